@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Index files (`model.safetensors.index.json`): which shard holds which tensor.
+ */
+#ifndef FSTFS_FORMAT_INDEX_H
+#define FSTFS_FORMAT_INDEX_H
+
+#include "base/buffer.h"
+#include "base/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ST_MAX_INDEX 200000000u /* bytes of an index file; above it is refused */
+
+struct st_index_entry {
+    uint32_t name, name_length; /* the tensor's, in index->text */
+    uint32_t shard; /* index into shards */
+};
+
+/* A checked index. Immutable, freed with st_index_free(). */
+struct st_index {
+    uint32_t count;
+    uint32_t shard_count;
+    const struct st_index_entry *entries; /* sorted by name (memcmp, then length) */
+    const char *const *shards; /* file names, terminated, sorted (strcmp), each once */
+    const char *text;
+    bool has_total_size;
+    uint64_t total_size; /* metadata.total_size, where it is a whole number */
+};
+
+/*
+ * Parses and checks an index. Refused with -EBADMSG and a reason (rule
+ * "InvalidIndex"): not JSON by the strict rules of the header (but a byte order
+ * mark, and metadata of any shape, are let pass); no object `weight_map` of
+ * string to string; a tensor twice; a file name that is not a plain base name
+ * ending in ".safetensors" (empty, absolute, with a '/' or '\\' or NUL, or
+ * starting with "."). -ENOMEM.
+ */
+errint_t st_index_parse(const char *json, size_t length, struct st_index **index,
+                        struct reason *reason);
+void st_index_free(struct st_index *index); /* NULL is allowed */
+
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine: reads extent lists, asynchronously.
+ *
+ * One engine serves one mount (or one libfstfs handle). It opens backing files
+ * when it needs them, keeps a limited number of descriptors, and checks after
+ * each read that the file is still the version its backing names. It knows
+ * extents and backings; it knows nothing of tensors or FUSE.
+ */
+#ifndef FSTFS_IO_IO_H
+#define FSTFS_IO_IO_H
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "base/extent.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+struct io;
+
+struct io_options {
+    unsigned threads; /* workers; 0: a right number for this machine */
+    unsigned descriptors; /* most backing files open at once; 0: from RLIMIT_NOFILE */
+};
+
+errint_t io_new(const struct io_options *options, struct io **io);
+
+/* Waits until every read submitted has been answered, then frees the engine.
+ * Nothing may be submitted any more. All backings it holds are let go. */
+void io_free(struct io *io); /* NULL is allowed */
+
+/*
+ * How a read ends: called exactly once for each io_read(), from any thread of
+ * the engine or from io_read() itself, with no lock of the engine held.
+ * `result` is 0 or a negative errno. On 0 the vectors hold all the bytes asked
+ * for, in order; they are valid until the call returns. On an error `count` is 0.
+ * Errors: -ESTALE: the file is no longer the version its backing names (changed,
+ * truncated, replaced, removed); -EIO and others: what the storage said.
+ */
+typedef void (*io_done)(void *arg, errint_t result, const struct iovec *vectors, int count);
+
+/*
+ * Reads bytes [offset, offset + length) of the list; the range must lie inside
+ * it and length must be over 0. The engine keeps its own reference to the list
+ * until `done` has returned. Any thread. Never blocks on storage.
+ */
+void io_read(struct io *io, struct extent_list *list, uint64_t offset, size_t length, io_done done,
+             void *arg);
+
+/* Counters since the start, for metrics. Any thread. */
+struct io_counters {
+    uint64_t reads; /* io_read() calls answered */
+    uint64_t bytes; /* bytes handed to them */
+    uint64_t storage_reads; /* system calls (or ring entries) to the backing */
+    uint64_t storage_bytes; /* bytes they brought */
+    uint64_t errors; /* reads answered with an error */
+    uint64_t stale; /* of these: -ESTALE */
+    uint64_t descriptors; /* open now */
+    uint64_t in_flight; /* reads not yet answered */
+};
+
+void io_counters(struct io *io, struct io_counters *counters);
+
+/* What is on, what is not, and why: appends one JSON object for status. */
+void io_status(struct io *io, struct buffer *out);
+
+#endif

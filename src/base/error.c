@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See error.h. */
+#include "base/error.h"
+
+#include "base/quote.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+/* Takes away the last character of a text that was cut, if the cut went through it. */
+static void
+drop_cut_character(char *text, size_t length)
+{
+    size_t start = length - 1;
+    uint32_t code;
+
+    while (start > 0 && ((unsigned char)text[start] & 0xC0) == 0x80)
+        start--;
+    if (!utf8_decode(text + start, length - start, &code))
+        text[start] = '\0';
+}
+
+errint_t
+reason_set(struct reason *reason, errint_t error, const char *rule, const char *format, ...)
+{
+    va_list arguments;
+
+    if (!reason)
+        return error;
+    reason->rule = rule;
+    va_start(arguments, format);
+    int length = vsnprintf(reason->text, sizeof(reason->text), format, arguments);
+    va_end(arguments);
+    if (length < 0)
+        reason->text[0] = '\0';
+    else if ((size_t)length >= sizeof(reason->text))
+        drop_cut_character(reason->text, sizeof(reason->text) - 1);
+    return error;
+}
+
+char *
+quoted(char out[QUOTED_SIZE], const char *text, size_t length)
+{
+    static const char cut[] = "...";
+    char piece[QUOTE_PIECE];
+    size_t piece_length, filled = 0, at = 0;
+
+    while (at < length) {
+        at += quote_next(text + at, length - at, piece, &piece_length);
+        /* What is left must hold this and, unless it is the last, the mark of a cut. */
+        size_t after = at < length ? sizeof(cut) : 1;
+        if (filled + piece_length + after > QUOTED_SIZE) {
+            memcpy(out + filled, cut, sizeof(cut) - 1);
+            filled += sizeof(cut) - 1;
+            break;
+        }
+        memcpy(out + filled, piece, piece_length);
+        filled += piece_length;
+    }
+    out[filled] = '\0';
+    return out;
+}

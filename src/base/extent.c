@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/extent.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void
+file_identity_from_stat(struct file_identity *identity, const struct stat *st)
+{
+    identity->device = st->st_dev;
+    identity->inode = st->st_ino;
+    identity->size = (uint64_t)st->st_size;
+    identity->modified = st->st_mtim;
+    identity->changed = st->st_ctim;
+    identity->mode = st->st_mode;
+    identity->owner = st->st_uid;
+    identity->group = st->st_gid;
+    identity->links = (uint32_t)st->st_nlink;
+}
+
+static bool
+same_time(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
+bool
+file_identity_same_content(const struct file_identity *then, const struct file_identity *now)
+{
+    if (then->device != now->device || then->inode != now->inode || then->size != now->size ||
+        ((then->mode ^ now->mode) & S_IFMT) || !same_time(&then->modified, &now->modified))
+        return false;
+    return same_time(&then->changed, &now->changed) || then->mode != now->mode ||
+           then->owner != now->owner || then->group != now->group || then->links != now->links;
+}
+
+struct backing *
+backing_new(int directory, const char *path, const struct file_identity *identity)
+{
+    size_t size = strlen(path) + 1;
+    struct backing *backing = malloc(sizeof(*backing) + size);
+
+    if (!backing)
+        return NULL;
+    atomic_init(&backing->references, 1);
+    atomic_init(&backing->stale, false);
+    backing->identity = *identity;
+    backing->io_state = NULL;
+    backing->io_detach = NULL;
+    backing->directory = directory;
+    memcpy(backing->path, path, size);
+    return backing;
+}
+
+/* Whoever takes a reference already has one, so relaxed is enough; the last
+ * one out must see all that the others did before they let go. */
+static bool
+last_reference(atomic_uint *references)
+{
+    return atomic_fetch_sub_explicit(references, 1, memory_order_acq_rel) == 1;
+}
+
+struct backing *
+backing_ref(struct backing *backing)
+{
+    atomic_fetch_add_explicit(&backing->references, 1, memory_order_relaxed);
+    return backing;
+}
+
+void
+backing_unref(struct backing *backing)
+{
+    if (!backing || !last_reference(&backing->references))
+        return;
+    if (backing->io_detach)
+        backing->io_detach(backing);
+    free(backing);
+}
+
+struct blob *
+blob_new(char *data, size_t length)
+{
+    struct blob *blob = malloc(sizeof(*blob));
+
+    if (!blob) {
+        free(data);
+        return NULL;
+    }
+    atomic_init(&blob->references, 1);
+    blob->length = length;
+    blob->data = data;
+    return blob;
+}
+
+struct blob *
+blob_ref(struct blob *blob)
+{
+    atomic_fetch_add_explicit(&blob->references, 1, memory_order_relaxed);
+    return blob;
+}
+
+void
+blob_unref(struct blob *blob)
+{
+    if (!blob || !last_reference(&blob->references))
+        return;
+    free(blob->data);
+    free(blob);
+}
+
+struct extent_list *
+extent_list_ref(struct extent_list *list)
+{
+    atomic_fetch_add_explicit(&list->references, 1, memory_order_relaxed);
+    return list;
+}
+
+static void
+list_free(struct extent_list *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        backing_unref(list->extents[i].backing);
+        blob_unref(list->extents[i].blob);
+    }
+    free(list);
+}
+
+void
+extent_list_unref(struct extent_list *list)
+{
+    if (list && last_reference(&list->references))
+        list_free(list);
+}
+
+uint32_t
+extent_list_find(const struct extent_list *list, uint64_t offset)
+{
+    uint32_t low = 0, high = list->count;
+
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (list->extents[middle].start <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool
+builder_reserve(struct extent_builder *builder)
+{
+    uint32_t count = builder->list ? builder->list->count : 0;
+    uint32_t capacity;
+    struct extent_list *list;
+
+    if (builder->list && count < builder->capacity)
+        return true;
+    if (builder->capacity > UINT32_MAX / 2)
+        return false;
+    capacity = builder->capacity ? builder->capacity * 2 : 2;
+    list = realloc(builder->list, sizeof(*list) + capacity * sizeof(list->extents[0]));
+    if (!list)
+        return false;
+    if (!builder->list) {
+        atomic_init(&list->references, 1);
+        list->count = 0;
+        list->size = 0;
+    }
+    builder->list = list;
+    builder->capacity = capacity;
+    return true;
+}
+
+static bool
+goes_on(const struct extent *last, const struct backing *backing, const struct blob *blob,
+        uint64_t offset)
+{
+    return last->backing == backing && last->blob == blob && last->offset + last->length == offset;
+}
+
+static void
+builder_add(struct extent_builder *builder, struct backing *backing, struct blob *blob,
+            uint64_t offset, uint64_t length)
+{
+    struct extent_list *list = builder->list;
+    uint64_t size = list ? list->size : 0;
+
+    if (builder->failed || length == 0)
+        return;
+    if (length > INT64_MAX - size || length > INT64_MAX || offset > INT64_MAX - length) {
+        builder->failed = true;
+        return;
+    }
+    if (list && list->count && goes_on(&list->extents[list->count - 1], backing, blob, offset)) {
+        list->extents[list->count - 1].length += length;
+        list->size += length;
+        return;
+    }
+    if (!builder_reserve(builder)) {
+        builder->failed = true;
+        return;
+    }
+    list = builder->list;
+    list->extents[list->count++] = (struct extent){
+        .start = size,
+        .length = length,
+        .offset = offset,
+        .backing = backing ? backing_ref(backing) : NULL,
+        .blob = blob ? blob_ref(blob) : NULL,
+    };
+    list->size += length;
+}
+
+void
+extent_builder_add_backing(struct extent_builder *builder, struct backing *backing, uint64_t offset,
+                           uint64_t length)
+{
+    builder_add(builder, backing, NULL, offset, length);
+}
+
+void
+extent_builder_add_blob(struct extent_builder *builder, struct blob *blob, uint64_t offset,
+                        uint64_t length)
+{
+    builder_add(builder, NULL, blob, offset, length);
+}
+
+struct extent_list *
+extent_builder_finish(struct extent_builder *builder)
+{
+    struct extent_list *list, *exact;
+
+    /* An empty file is a list too. */
+    if (!builder->failed && !builder->list && !builder_reserve(builder))
+        builder->failed = true;
+    list = builder->list;
+    if (builder->failed) {
+        if (list)
+            list_free(list);
+        list = NULL;
+    } else {
+        exact = realloc(list, sizeof(*list) + list->count * sizeof(list->extents[0]));
+        if (exact)
+            list = exact;
+    }
+    *builder = (struct extent_builder)EXTENT_BUILDER_INIT;
+    return list;
+}

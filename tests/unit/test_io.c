@@ -1,0 +1,625 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine: bytes against a model, changes of files, limits, many at once. */
+#include "io/io.h"
+
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILES 6
+#define FILE_SIZE 300007
+#define BLOBS 3
+#define BLOB_SIZE 20011
+
+static char place[] = "/tmp/fstfs-test-io-XXXXXX";
+static int directory;
+static char *contents[FILES];
+static struct backing *backings[FILES];
+static struct blob *blobs[BLOBS];
+static struct io *io;
+
+static uint64_t
+random_next(uint64_t *state, uint64_t limit)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (*state >> 33) % limit;
+}
+
+static char *
+random_bytes(uint64_t seed, size_t size)
+{
+    char *bytes = malloc(size);
+
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (char)random_next(&seed, 256);
+    return bytes;
+}
+
+static void
+write_file(const char *name, const char *bytes, size_t size)
+{
+    int fd = openat(directory, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, bytes, size), (ssize_t)size);
+    ck_assert_int_eq(close(fd), 0);
+}
+
+static struct backing *
+look_at(const char *name)
+{
+    struct file_identity identity;
+    struct stat st;
+
+    ck_assert_int_eq(fstatat(directory, name, &st, 0), 0);
+    file_identity_from_stat(&identity, &st);
+    return backing_new(directory, name, &identity);
+}
+
+static const char *
+name_of(int i)
+{
+    static const char *const names[FILES] = {"a", "b", "c", "d", "e", "f"};
+
+    return names[i];
+}
+
+static void
+start(unsigned threads, unsigned descriptors)
+{
+    struct io_options options = {.threads = threads, .descriptors = descriptors};
+
+    ck_assert_int_eq(io_new(&options, &io), 0);
+}
+
+static void
+setup(void)
+{
+    strcpy(place + sizeof(place) - 7, "XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(place));
+    directory = open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ck_assert_int_ge(directory, 0);
+    for (int i = 0; i < FILES; i++) {
+        contents[i] = random_bytes((uint64_t)i, FILE_SIZE);
+        write_file(name_of(i), contents[i], FILE_SIZE);
+        backings[i] = look_at(name_of(i));
+    }
+    for (int i = 0; i < BLOBS; i++)
+        blobs[i] = blob_new(random_bytes(100 + (uint64_t)i, BLOB_SIZE), BLOB_SIZE);
+    start(0, 0);
+}
+
+static void
+teardown(void)
+{
+    io_free(io);
+    for (int i = 0; i < FILES; i++) {
+        backing_unref(backings[i]);
+        free(contents[i]);
+        unlinkat(directory, name_of(i), 0);
+    }
+    for (int i = 0; i < BLOBS; i++)
+        blob_unref(blobs[i]);
+    close(directory);
+    ck_assert_int_eq(rmdir(place), 0);
+}
+
+/* One read and its end. */
+struct request {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    unsigned answers;
+    errint_t result;
+    char *bytes;
+    size_t length;
+};
+
+static void
+request_init(struct request *request, size_t length)
+{
+    pthread_mutex_init(&request->lock, NULL);
+    pthread_cond_init(&request->ended, NULL);
+    request->answers = 0;
+    request->bytes = malloc(length);
+    request->length = length;
+}
+
+static void
+request_free(struct request *request)
+{
+    pthread_mutex_destroy(&request->lock);
+    pthread_cond_destroy(&request->ended);
+    free(request->bytes);
+}
+
+static void
+keep(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    struct request *request = arg;
+    size_t got = 0;
+
+    for (int i = 0; i < count; i++) {
+        ck_assert_uint_le(got + vectors[i].iov_len, request->length);
+        memcpy(request->bytes + got, vectors[i].iov_base, vectors[i].iov_len);
+        got += vectors[i].iov_len;
+    }
+    ck_assert_uint_eq(got, result == 0 ? request->length : 0);
+    pthread_mutex_lock(&request->lock);
+    request->result = result;
+    request->answers++;
+    pthread_cond_signal(&request->ended);
+    pthread_mutex_unlock(&request->lock);
+}
+
+static errint_t
+wait_for(struct request *request)
+{
+    pthread_mutex_lock(&request->lock);
+    while (request->answers == 0)
+        pthread_cond_wait(&request->ended, &request->lock);
+    ck_assert_uint_eq(request->answers, 1);
+    pthread_mutex_unlock(&request->lock);
+    return request->result;
+}
+
+/* Reads and compares with `expected`, unless it is NULL; the result. */
+static errint_t
+read_list(struct extent_list *list, uint64_t offset, size_t length, const char *expected)
+{
+    struct request request;
+    errint_t result;
+
+    request_init(&request, length);
+    io_read(io, list, offset, length, keep, &request);
+    result = wait_for(&request);
+    if (result == 0 && expected)
+        ck_assert_int_eq(memcmp(request.bytes, expected, length), 0);
+    request_free(&request);
+    return result;
+}
+
+static struct extent_list *
+whole_file(struct backing *backing)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+
+    extent_builder_add_backing(&builder, backing, 0, backing->identity.size);
+    return extent_builder_finish(&builder);
+}
+
+static errint_t
+read_backing(struct backing *backing, uint64_t offset, size_t length, const char *expected)
+{
+    struct extent_list *list = whole_file(backing);
+    errint_t result = read_list(list, offset, length, expected);
+
+    extent_list_unref(list);
+    return result;
+}
+
+static struct extent_list *
+random_list(uint64_t *state, char **bytes)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    uint64_t runs = 1 + random_next(state, 60);
+    size_t size = 0;
+    struct extent_list *list;
+
+    *bytes = malloc(runs * FILE_SIZE);
+    for (uint64_t i = 0; i < runs; i++) {
+        uint64_t most = random_next(state, 3) ? 5000 : FILE_SIZE;
+        uint64_t which, offset, length;
+
+        if (random_next(state, 2)) {
+            which = random_next(state, FILES);
+            offset = random_next(state, FILE_SIZE);
+            length = 1 + random_next(state, FILE_SIZE - offset);
+            length = length < most ? length : most;
+            extent_builder_add_backing(&builder, backings[which], offset, length);
+            memcpy(*bytes + size, contents[which] + offset, length);
+        } else {
+            which = random_next(state, BLOBS);
+            offset = random_next(state, BLOB_SIZE);
+            length = 1 + random_next(state, BLOB_SIZE - offset);
+            extent_builder_add_blob(&builder, blobs[which], offset, length);
+            memcpy(*bytes + size, blobs[which]->data + offset, length);
+        }
+        size += length;
+    }
+    list = extent_builder_finish(&builder);
+    ck_assert_uint_eq(list->size, size);
+    return list;
+}
+
+static void
+random_range(uint64_t *state, const struct extent_list *list, uint64_t *offset, size_t *length)
+{
+    uint64_t most = random_next(state, 2) ? 10000 : list->size;
+
+    *offset = random_next(state, list->size);
+    if (most > list->size - *offset)
+        most = list->size - *offset;
+    *length = 1 + random_next(state, most);
+}
+
+START_TEST(random_reads)
+{
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        uint64_t state = seed;
+        char *bytes;
+        struct extent_list *list = random_list(&state, &bytes);
+
+        ck_assert_int_eq(read_list(list, 0, list->size, bytes), 0);
+        for (int i = 0; i < 40; i++) {
+            uint64_t offset;
+            size_t length;
+
+            random_range(&state, list, &offset, &length);
+            ck_assert_int_eq(read_list(list, offset, length, bytes + offset), 0);
+        }
+        extent_list_unref(list);
+        free(bytes);
+    }
+}
+END_TEST
+
+struct same_thread {
+    pthread_t thread;
+    bool same;
+    const void *base;
+};
+
+static void
+note_thread(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    struct same_thread *note = arg;
+
+    ck_assert_int_eq(result, 0);
+    note->same = pthread_equal(note->thread, pthread_self());
+    note->base = vectors[0].iov_base;
+}
+
+START_TEST(memory_at_once_without_copy)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct same_thread note = {pthread_self(), false, NULL};
+    struct extent_list *list;
+
+    extent_builder_add_blob(&builder, blobs[0], 10, 5000);
+    extent_builder_add_blob(&builder, blobs[1], 0, 100);
+    list = extent_builder_finish(&builder);
+    io_read(io, list, 7, 5050, note_thread, &note);
+    ck_assert(note.same);
+    ck_assert_ptr_eq(note.base, blobs[0]->data + 17);
+    extent_list_unref(list);
+}
+END_TEST
+
+START_TEST(many_tiny_pieces)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    char *bytes = malloc(20000);
+    struct extent_list *list;
+
+    for (int i = 0; i < 20000; i++) {
+        extent_builder_add_blob(&builder, blobs[i % 2], (uint64_t)i / 2, 1);
+        bytes[i] = blobs[i % 2]->data[i / 2];
+    }
+    list = extent_builder_finish(&builder);
+    ck_assert_uint_eq(list->count, 20000);
+    ck_assert_int_eq(read_list(list, 3, 19990, bytes + 3), 0);
+    extent_list_unref(list);
+    free(bytes);
+}
+END_TEST
+
+START_TEST(truncated)
+{
+    ck_assert_int_eq(read_backing(backings[0], 1000, 5000, contents[0] + 1000), 0);
+    write_file("a", contents[0], 500);
+    ck_assert_int_eq(read_backing(backings[0], 1000, 5000, NULL), -ESTALE);
+    ck_assert(atomic_load(&backings[0]->stale));
+    /* At once, from then on: also for bytes that are still there. */
+    ck_assert_int_eq(read_backing(backings[0], 0, 100, NULL), -ESTALE);
+    ck_assert_int_eq(read_backing(backings[1], 0, 100, contents[1]), 0);
+}
+END_TEST
+
+START_TEST(rewritten_in_place)
+{
+    ck_assert_int_eq(read_backing(backings[0], 0, 5000, contents[0]), 0);
+    usleep(20000); /* times may be as coarse as a clock tick */
+    write_file("a", contents[1], FILE_SIZE);
+    ck_assert_int_eq(read_backing(backings[0], 0, 5000, NULL), -ESTALE);
+    backing_unref(backings[0]);
+    backings[0] = look_at("a");
+    ck_assert_int_eq(read_backing(backings[0], 0, 5000, contents[1]), 0);
+}
+END_TEST
+
+START_TEST(replaced_by_rename)
+{
+    /* "a" is open by then and keeps its version; "b" was never opened. */
+    ck_assert_int_eq(read_backing(backings[0], 0, 5000, contents[0]), 0);
+    write_file("new", contents[2], FILE_SIZE);
+    ck_assert_int_eq(renameat(directory, "new", directory, "a"), 0);
+    write_file("new", contents[2], FILE_SIZE);
+    ck_assert_int_eq(renameat(directory, "new", directory, "b"), 0);
+    ck_assert_int_eq(read_backing(backings[0], 5000, 5000, contents[0] + 5000), 0);
+    ck_assert_int_eq(read_backing(backings[1], 0, 5000, NULL), -ESTALE);
+}
+END_TEST
+
+START_TEST(removed)
+{
+    ck_assert_int_eq(read_backing(backings[0], 0, 5000, contents[0]), 0);
+    ck_assert_int_eq(unlinkat(directory, "a", 0), 0);
+    ck_assert_int_eq(unlinkat(directory, "b", 0), 0);
+    ck_assert_int_eq(read_backing(backings[0], 5000, 5000, contents[0] + 5000), 0);
+    ck_assert_int_eq(read_backing(backings[1], 0, 5000, NULL), -ESTALE);
+}
+END_TEST
+
+START_TEST(became_something_else)
+{
+    ck_assert_int_eq(unlinkat(directory, "a", 0), 0);
+    ck_assert_int_eq(mkfifoat(directory, "a", 0644), 0);
+    ck_assert_int_eq(read_backing(backings[0], 0, 5000, NULL), -ESTALE);
+    ck_assert_int_eq(unlinkat(directory, "b", 0), 0);
+    ck_assert_int_eq(mkdirat(directory, "b", 0755), 0);
+    ck_assert_int_eq(read_backing(backings[1], 0, 5000, NULL), -ESTALE);
+    ck_assert_int_eq(unlinkat(directory, "b", AT_REMOVEDIR), 0);
+}
+END_TEST
+
+START_TEST(other_names_and_modes)
+{
+    ck_assert_int_eq(fchmodat(directory, "a", 0400, 0), 0);
+    ck_assert_int_eq(read_backing(backings[0], 0, 5000, contents[0]), 0);
+    ck_assert_int_eq(linkat(directory, "b", directory, "other", 0), 0);
+    ck_assert_int_eq(read_backing(backings[1], 0, 5000, contents[1]), 0);
+    ck_assert_int_eq(unlinkat(directory, "other", 0), 0);
+}
+END_TEST
+
+static unsigned
+open_here(void)
+{
+    DIR *list = opendir("/proc/self/fd");
+    unsigned count = 0;
+    struct dirent *entry;
+    char target[256];
+
+    while ((entry = readdir(list))) {
+        ssize_t length = readlinkat(dirfd(list), entry->d_name, target, sizeof(target) - 1);
+
+        target[length > 0 ? length : 0] = '\0';
+        count += strncmp(target, place, strlen(place)) == 0 && target[strlen(place)] == '/';
+    }
+    closedir(list);
+    return count;
+}
+
+/* All files at once, from many threads of readers. */
+struct crowd {
+    atomic_uint done, errors;
+    unsigned most_open;
+};
+
+static void
+count_end(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    struct crowd *crowd = arg;
+
+    if (result != 0)
+        atomic_fetch_add(&crowd->errors, 1);
+    atomic_fetch_add(&crowd->done, 1);
+}
+
+START_TEST(descriptor_limit)
+{
+    struct extent_list *lists[FILES];
+    struct crowd crowd = {0};
+    struct io_counters counters;
+
+    io_free(io);
+    start(8, 2);
+    for (int i = 0; i < FILES; i++)
+        lists[i] = whole_file(backings[i]);
+    for (unsigned i = 0; i < 500; i++) {
+        unsigned now;
+
+        io_read(io, lists[i % FILES], i * 100, 5000, count_end, &crowd);
+        now = open_here();
+        if (now > crowd.most_open)
+            crowd.most_open = now;
+    }
+    while (atomic_load(&crowd.done) < 500)
+        usleep(1000);
+    io_counters(io, &counters);
+    ck_assert_uint_eq(atomic_load(&crowd.errors), 0);
+    ck_assert_uint_le(crowd.most_open, 2);
+    ck_assert_uint_ge(crowd.most_open, 1);
+    ck_assert_uint_le(counters.descriptors, 2);
+    for (int i = 0; i < FILES; i++) {
+        ck_assert_int_eq(read_list(lists[i], 0, FILE_SIZE, contents[i]), 0);
+        extent_list_unref(lists[i]);
+    }
+}
+END_TEST
+
+START_TEST(last_unref_closes)
+{
+    struct io_counters counters;
+
+    ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
+    ck_assert_uint_eq(open_here(), 1);
+    backing_unref(backings[0]);
+    ck_assert_uint_eq(open_here(), 0);
+    io_counters(io, &counters);
+    ck_assert_uint_eq(counters.descriptors, 0);
+    backings[0] = look_at("a");
+    /* The other way round: the engine goes first. */
+    ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
+    io_free(io);
+    ck_assert_uint_eq(open_here(), 0);
+    start(0, 0);
+    ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
+}
+END_TEST
+
+static void *
+unref_and_look_again(void *arg)
+{
+    for (int i = 0; i < 300; i++) {
+        struct backing *backing = look_at("a");
+        struct extent_list *list = whole_file(backing);
+        struct request request;
+
+        backing_unref(backing);
+        request_init(&request, 1000);
+        io_read(io, list, 17, 1000, keep, &request);
+        extent_list_unref(list); /* the engine may have the last reference now */
+        ck_assert_int_eq(wait_for(&request), 0);
+        request_free(&request);
+    }
+    return NULL;
+}
+
+START_TEST(unref_against_eviction)
+{
+    pthread_t threads[4];
+
+    io_free(io);
+    start(4, 2);
+    for (int i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, unref_and_look_again, NULL);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    io_free(io);
+    io = NULL;
+    ck_assert_uint_eq(open_here(), 0);
+}
+END_TEST
+
+struct reader {
+    struct extent_list *list;
+    const char *bytes;
+    uint64_t seed;
+    pthread_t thread;
+};
+
+static void *
+read_randomly(void *arg)
+{
+    struct reader *reader = arg;
+
+    for (int i = 0; i < 200; i++) {
+        uint64_t offset;
+        size_t length;
+
+        random_range(&reader->seed, reader->list, &offset, &length);
+        ck_assert_int_eq(read_list(reader->list, offset, length, reader->bytes + offset), 0);
+    }
+    return NULL;
+}
+
+START_TEST(many_readers)
+{
+    struct reader readers[12];
+    struct io_counters counters;
+    uint64_t state = 99;
+    char *bytes;
+    struct extent_list *list = random_list(&state, &bytes);
+
+    for (unsigned i = 0; i < 12; i++) {
+        readers[i] = (struct reader){list, bytes, i, 0};
+        pthread_create(&readers[i].thread, NULL, read_randomly, &readers[i]);
+    }
+    for (unsigned i = 0; i < 12; i++)
+        pthread_join(readers[i].thread, NULL);
+    io_counters(io, &counters);
+    ck_assert_uint_eq(counters.reads, 12 * 200);
+    ck_assert_uint_eq(counters.errors, 0);
+    ck_assert_uint_gt(counters.storage_bytes, 0);
+    extent_list_unref(list);
+    free(bytes);
+}
+END_TEST
+
+START_TEST(free_waits_for_answers)
+{
+    struct extent_list *list = whole_file(backings[0]);
+    struct crowd crowd = {0};
+
+    for (int i = 0; i < 400; i++)
+        io_read(io, list, 0, FILE_SIZE, count_end, &crowd);
+    extent_list_unref(list);
+    io_free(io);
+    ck_assert_uint_eq(atomic_load(&crowd.done), 400);
+    ck_assert_uint_eq(atomic_load(&crowd.errors), 0);
+    ck_assert_uint_eq(atomic_load(&backings[0]->references), 1);
+    io = NULL;
+}
+END_TEST
+
+START_TEST(counts)
+{
+    struct io_counters counters;
+
+    ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
+    ck_assert_int_eq(unlinkat(directory, "b", 0), 0);
+    ck_assert_int_eq(read_backing(backings[1], 0, 100, NULL), -ESTALE);
+    io_counters(io, &counters);
+    ck_assert_uint_eq(counters.reads, 2);
+    ck_assert_uint_eq(counters.bytes, 100);
+    ck_assert_uint_eq(counters.storage_reads, 1);
+    ck_assert_uint_ge(counters.storage_bytes, 100);
+    ck_assert_uint_eq(counters.errors, 1);
+    ck_assert_uint_eq(counters.stale, 1);
+    ck_assert_uint_eq(counters.descriptors, 1);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *made = suite_create("io");
+    TCase *reads = tcase_create("reads");
+    TCase *changes = tcase_create("changes");
+    TCase *limits = tcase_create("limits");
+
+    tcase_add_checked_fixture(reads, setup, teardown);
+    tcase_add_test(reads, random_reads);
+    tcase_add_test(reads, memory_at_once_without_copy);
+    tcase_add_test(reads, many_tiny_pieces);
+    tcase_add_test(reads, many_readers);
+    tcase_add_test(reads, counts);
+    tcase_add_checked_fixture(changes, setup, teardown);
+    tcase_add_test(changes, truncated);
+    tcase_add_test(changes, rewritten_in_place);
+    tcase_add_test(changes, replaced_by_rename);
+    tcase_add_test(changes, removed);
+    tcase_add_test(changes, became_something_else);
+    tcase_add_test(changes, other_names_and_modes);
+    tcase_add_checked_fixture(limits, setup, teardown);
+    tcase_add_test(limits, descriptor_limit);
+    tcase_add_test(limits, last_unref_closes);
+    tcase_add_test(limits, unref_against_eviction);
+    tcase_add_test(limits, free_waits_for_answers);
+    tcase_set_timeout(reads, 100);
+    suite_add_tcase(made, reads);
+    suite_add_tcase(made, changes);
+    suite_add_tcase(made, limits);
+    return made;
+}
+
+#include "check_main.h"

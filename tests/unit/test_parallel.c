@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* parallel_for: every turn once, at the same time where threads allow. */
+#include "base/parallel.h"
+
+#include <check.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define MOST_TURNS 5000
+
+static atomic_int turns[MOST_TURNS];
+static atomic_int running, most_running;
+
+static void
+note(void *arg, size_t i)
+{
+    ck_assert_ptr_eq(arg, turns);
+    atomic_fetch_add(&turns[i], 1);
+}
+
+START_TEST(every_turn_once)
+{
+    static const size_t counts[] = {0, 1, 2, 7, 64, MOST_TURNS};
+    static const unsigned threads[] = {0, 1, 2, 16, 1000};
+
+    for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
+        for (size_t t = 0; t < sizeof(threads) / sizeof(threads[0]); t++) {
+            for (size_t i = 0; i < MOST_TURNS; i++)
+                atomic_store(&turns[i], 0);
+            parallel_for(counts[c], threads[t], note, turns);
+            for (size_t i = 0; i < MOST_TURNS; i++)
+                ck_assert_int_eq(atomic_load(&turns[i]), i < counts[c]);
+        }
+    }
+}
+END_TEST
+
+static void
+meet(void *arg, size_t i)
+{
+    struct timespec moment = {0, 20000000};
+    int now = atomic_fetch_add(&running, 1) + 1;
+    int most = atomic_load(&most_running);
+
+    while (now > most && !atomic_compare_exchange_weak(&most_running, &most, now))
+        continue;
+    nanosleep(&moment, NULL);
+    atomic_fetch_sub(&running, 1);
+}
+
+START_TEST(turns_overlap)
+{
+    atomic_store(&most_running, 0);
+    parallel_for(16, 4, meet, NULL);
+    ck_assert_int_gt(atomic_load(&most_running), 1);
+    ck_assert_int_le(atomic_load(&most_running), 4);
+    atomic_store(&most_running, 0);
+    parallel_for(4, 1, meet, NULL);
+    ck_assert_int_eq(atomic_load(&most_running), 1);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *made = suite_create("parallel");
+    TCase *loops = tcase_create("loops");
+
+    tcase_add_test(loops, every_turn_once);
+    tcase_add_test(loops, turns_overlap);
+    suite_add_tcase(made, loops);
+    return made;
+}
+
+#include "check_main.h"

@@ -1,0 +1,713 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Directories and their listings. Checkpoints are in checkpoint.c.
+ */
+#include "catalog/catalog.h"
+
+#include "base/log.h"
+#include "catalog/group.h"
+#include "catalog/private.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A file written within this time of being looked at may be written again
+ * without its time stamp moving: clocks of file systems tick this slowly. */
+enum { TICK_NS = 20000000 };
+
+struct listing_index {
+    const char *file;
+    struct file_identity identity;
+};
+
+struct listing_private {
+    struct catalog *catalog;
+    struct file_identity directory;
+    bool unsettled; /* the directory changed too lately to trust its time stamp */
+    uint64_t checked; /* guarded by the directory's lock */
+    char *names; /* all file names, one after another */
+    struct grouping grouping;
+    const char **directories;
+    struct listing_index *indexes;
+    size_t index_count;
+};
+
+/* ---- time ---- */
+
+uint64_t
+now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (uint64_t) now.tv_sec * 1000 + (uint64_t) now.tv_nsec / 1000000;
+}
+
+bool
+changed_just_now(const struct timespec *modified)
+{
+    struct timespec now;
+    int64_t age;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    age = (int64_t) (now.tv_sec - modified->tv_sec);
+    if (age < -1 || age > 1)
+        return false;
+    age = age * 1000000000 + (now.tv_nsec - modified->tv_nsec);
+    return age > -TICK_NS && age < TICK_NS;
+}
+
+bool
+file_identity_equal(const struct file_identity *a, const struct file_identity *b)
+{
+    return file_identity_same_content(a, b) && a->changed.tv_sec == b->changed.tv_sec &&
+           a->changed.tv_nsec == b->changed.tv_nsec && a->mode == b->mode && a->owner == b->owner &&
+           a->group == b->group;
+}
+
+/* ---- the catalog ---- */
+
+errint_t
+catalog_new(const struct catalog_options *options, struct catalog **out)
+{
+    struct catalog *catalog = calloc(1, sizeof(*catalog));
+    errint_t error = -ENOMEM;
+
+    if (!catalog)
+        return -ENOMEM;
+    catalog->root_fd = -1;
+    catalog->shared = options->shared;
+    catalog->derived_free = options->derived_free;
+    pthread_mutex_init(&catalog->lock, NULL);
+    catalog->problems = problems_new();
+    if (!catalog->problems)
+        goto fail;
+    catalog->source = realpath(options->source, NULL);
+    if (!catalog->source) {
+        error = -errno;
+        goto fail;
+    }
+    catalog->root_fd = open(catalog->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (catalog->root_fd < 0) {
+        error = -errno;
+        goto fail;
+    }
+    *out = catalog;
+    return 0;
+
+fail:
+    catalog_free(catalog);
+    return error;
+}
+
+void
+catalog_free(struct catalog *catalog)
+{
+    if (!catalog)
+        return;
+    if (catalog->root_fd >= 0)
+        close(catalog->root_fd);
+    problems_free(catalog->problems);
+    pthread_mutex_destroy(&catalog->lock);
+    free(catalog->source);
+    free(catalog);
+}
+
+const char *
+catalog_source(const struct catalog *catalog)
+{
+    return catalog->source;
+}
+
+struct problems *
+catalog_problems(struct catalog *catalog)
+{
+    return catalog->problems;
+}
+
+errint_t
+catalog_statvfs(struct catalog *catalog, struct statvfs *out)
+{
+    return fstatvfs(catalog->root_fd, out) < 0 ? -errno : 0;
+}
+
+void
+catalog_counters(struct catalog *catalog, struct catalog_counters *counters)
+{
+    counters->listings = atomic_load(&catalog->listings);
+    counters->headers = atomic_load(&catalog->headers);
+    counters->header_bytes = atomic_load(&catalog->header_bytes);
+    counters->tensors = atomic_load(&catalog->tensors);
+    counters->checkpoints = atomic_load(&catalog->checkpoints);
+    counters->table_bytes = atomic_load(&catalog->table_bytes);
+}
+
+/* ---- directories ---- */
+
+static uint32_t
+hash_path(const char *path)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+
+    for (; *path; path++)
+        hash = (hash ^ (unsigned char) *path) * 0x100000001b3u;
+    return (uint32_t) (hash ^ (hash >> 32)) % DIRECTORY_BUCKETS;
+}
+
+static struct source_dir *
+find_or_add_directory(struct catalog *catalog, const char *path)
+{
+    struct source_dir **bucket = &catalog->directories[hash_path(path)], *dir;
+
+    pthread_mutex_lock(&catalog->lock);
+    for (dir = *bucket; dir; dir = dir->next)
+        if (strcmp(dir->path, path) == 0)
+            break;
+    if (dir) {
+        dir->references++;
+    } else if ((dir = calloc(1, sizeof(*dir) + strlen(path) + 1))) {
+        dir->catalog = catalog;
+        dir->references = 1;
+        pthread_mutex_init(&dir->lock, NULL);
+        strcpy(dir->path, path);
+        dir->next = *bucket;
+        *bucket = dir;
+    }
+    pthread_mutex_unlock(&catalog->lock);
+    return dir;
+}
+
+struct source_dir *
+catalog_root(struct catalog *catalog)
+{
+    return find_or_add_directory(catalog, "");
+}
+
+/* "name" beside nothing, else "directory/name"; malloc'ed. */
+static char *
+join_path(const char *directory, const char *name)
+{
+    char *path;
+
+    if (!*directory)
+        return strdup(name);
+    return asprintf(&path, "%s/%s", directory, name) < 0 ? NULL : path;
+}
+
+struct source_dir *
+source_dir_child(struct source_dir *dir, const char *name)
+{
+    char *path = join_path(dir->path, name);
+    struct source_dir *child = path ? find_or_add_directory(dir->catalog, path) : NULL;
+
+    free(path);
+    return child;
+}
+
+struct source_dir *
+source_dir_ref(struct source_dir *dir)
+{
+    pthread_mutex_lock(&dir->catalog->lock);
+    dir->references++;
+    pthread_mutex_unlock(&dir->catalog->lock);
+    return dir;
+}
+
+void
+source_dir_unref(struct source_dir *dir)
+{
+    struct catalog *catalog;
+    struct source_dir **link;
+
+    if (!dir)
+        return;
+    catalog = dir->catalog;
+    pthread_mutex_lock(&catalog->lock);
+    if (--dir->references > 0) {
+        pthread_mutex_unlock(&catalog->lock);
+        return;
+    }
+    link = &catalog->directories[hash_path(dir->path)];
+    while (*link != dir)
+        link = &(*link)->next;
+    *link = dir->next;
+    pthread_mutex_unlock(&catalog->lock);
+    listing_unref(dir->listing);
+    pthread_mutex_destroy(&dir->lock);
+    free(dir);
+}
+
+const char *
+source_dir_path(const struct source_dir *dir)
+{
+    return dir->path;
+}
+
+static const char *
+path_at_root(const char *path)
+{
+    return *path ? path : ".";
+}
+
+/*
+ * Looks at `path` through links. `access` is narrowed where the path ends in a
+ * link and others than the mounting user may come.
+ */
+static errint_t
+look_at(struct catalog *catalog, const char *path, struct stat *st, struct access *access)
+{
+    struct stat link;
+    int fd;
+
+    if (fstatat(catalog->root_fd, path_at_root(path), st, 0) < 0)
+        return -errno;
+    *access = access_from_stat(st);
+    if (!catalog->shared || !*path)
+        return 0;
+    if (fstatat(catalog->root_fd, path, &link, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    if (!S_ISLNK(link.st_mode))
+        return 0;
+    fd = openat(catalog->root_fd, path, O_PATH | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, st) == 0)
+        *access = access_through_link(access_from_stat(st), fd, catalog->source);
+    else
+        access->mode = 0;
+    close(fd);
+    return 0;
+}
+
+errint_t
+source_dir_stat(struct source_dir *dir, struct stat *st, struct access *access)
+{
+    errint_t error = look_at(dir->catalog, dir->path, st, access);
+
+    if (!error && !S_ISDIR(st->st_mode))
+        return -ENOTDIR;
+    return error;
+}
+
+errint_t
+source_dir_file(struct source_dir *dir, const char *name, struct source_file *file)
+{
+    char *path = join_path(dir->path, name);
+    struct stat st;
+    errint_t error;
+
+    if (!path)
+        return -ENOMEM;
+    error = look_at(dir->catalog, path, &st, &file->access);
+    free(path);
+    if (error)
+        return error;
+    if (!S_ISREG(st.st_mode))
+        return S_ISDIR(st.st_mode) ? -EISDIR : -ENOENT;
+    file_identity_from_stat(&file->identity, &st);
+    return 0;
+}
+
+struct backing *
+source_dir_backing(struct source_dir *dir, const char *name, const struct source_file *file)
+{
+    char *path = join_path(dir->path, name);
+    struct backing *backing = NULL;
+
+    if (path)
+        backing = backing_new(dir->catalog->root_fd, path, &file->identity);
+    free(path);
+    return backing;
+}
+
+int
+source_dir_open(struct source_dir *dir, const char *name)
+{
+    char *path = join_path(dir->path, name);
+    int fd;
+
+    if (!path)
+        return -ENOMEM;
+    /* O_NONBLOCK: what was a file when it was looked at may be a FIFO by now. */
+    fd = openat(dir->catalog->root_fd, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0)
+        fd = -errno;
+    free(path);
+    return fd;
+}
+
+/* ---- listings ---- */
+
+void
+listing_unref(struct listing *listing)
+{
+    struct listing_private *private;
+
+    if (!listing || atomic_fetch_sub(&listing->references, 1) > 1)
+        return;
+    private = listing->private;
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        group_state_unref(listing->groups[i].state);
+    grouping_free(&private->grouping);
+    problem_set_free(listing->problems);
+    free(private->directories);
+    free(private->indexes);
+    free(private->names);
+    free(private);
+    free(listing);
+}
+
+/* One entry while a directory is read: its name's place among the names. */
+struct entry {
+    size_t name;
+    bool directory;
+};
+
+struct scan {
+    struct source_dir *dir;
+    struct problem_set *problems;
+    int fd;
+    struct buffer names;
+    struct entry *entries;
+    size_t count, capacity;
+    size_t directories;
+};
+
+/* Whether the directory `st` is the one at `path` or holds it. */
+static bool
+is_ancestor(struct catalog *catalog, const char *path, const struct stat *st)
+{
+    char *prefix = strdup(path);
+    bool found = false;
+    struct stat above;
+
+    if (!prefix)
+        return true; /* the safe answer: leave the link out */
+    for (;;) {
+        char *slash;
+
+        if (fstatat(catalog->root_fd, path_at_root(prefix), &above, 0) == 0 &&
+            above.st_dev == st->st_dev && above.st_ino == st->st_ino)
+            found = true;
+        if (found || !*prefix)
+            break;
+        slash = strrchr(prefix, '/');
+        *(slash ? slash : prefix) = '\0';
+    }
+    free(prefix);
+    return found;
+}
+
+enum what { IS_FILE, IS_DIRECTORY, IS_NOTHING };
+
+/* Finds out what an entry is that getdents does not say, or that is a link. */
+static enum what
+classify(struct scan *scan, const char *name, unsigned char type)
+{
+    const char *directory = scan->dir->path;
+    struct stat st;
+
+    if (type == DT_REG)
+        return IS_FILE;
+    if (type == DT_DIR)
+        return IS_DIRECTORY;
+    if (type == DT_LNK || type == DT_UNKNOWN) {
+        if (fstatat(scan->fd, name, &st, 0) < 0) {
+            if (errno == ENOENT && type == DT_UNKNOWN)
+                return IS_NOTHING; /* gone since */
+            problem_set_add(scan->problems, directory, name, "left out: a link that leads nowhere: %s",
+                            strerror(errno));
+            return IS_NOTHING;
+        }
+        if (S_ISREG(st.st_mode))
+            return IS_FILE;
+        if (S_ISDIR(st.st_mode)) {
+            if (type == DT_LNK && is_ancestor(scan->dir->catalog, directory, &st)) {
+                problem_set_add(scan->problems, directory, name,
+                                "left out: a link to a directory that holds it (a loop)");
+                return IS_NOTHING;
+            }
+            return IS_DIRECTORY;
+        }
+    }
+    problem_set_add(scan->problems, directory, name,
+                    "left out: neither a file nor a directory (a FIFO, socket or device)");
+    return IS_NOTHING;
+}
+
+static errint_t
+scan_entry(struct scan *scan, const struct dirent *entry)
+{
+    enum what what;
+
+    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+        return 0;
+    what = classify(scan, entry->d_name, entry->d_type);
+    if (what == IS_NOTHING)
+        return 0;
+    if (scan->count == scan->capacity) {
+        size_t capacity = scan->capacity ? 2 * scan->capacity : 64;
+        struct entry *entries = realloc(scan->entries, capacity * sizeof(*entries));
+
+        if (!entries)
+            return -ENOMEM;
+        scan->entries = entries;
+        scan->capacity = capacity;
+    }
+    scan->entries[scan->count++] = (struct entry){scan->names.length, what == IS_DIRECTORY};
+    scan->directories += what == IS_DIRECTORY;
+    buffer_add(&scan->names, entry->d_name, strlen(entry->d_name) + 1);
+    return buffer_failed(&scan->names) ? -ENOMEM : 0;
+}
+
+static errint_t
+scan_directory(struct scan *scan, struct stat *st)
+{
+    struct catalog *catalog = scan->dir->catalog;
+    struct dirent *entry;
+    errint_t error = 0;
+    DIR *stream;
+
+    scan->fd = openat(catalog->root_fd, path_at_root(scan->dir->path),
+                      O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (scan->fd < 0)
+        return -errno;
+    stream = fdopendir(scan->fd);
+    if (!stream) {
+        close(scan->fd);
+        return -ENOMEM;
+    }
+    if (fstat(scan->fd, st) < 0)
+        error = -errno;
+    while (!error) {
+        errno = 0;
+        entry = readdir(stream);
+        if (!entry) {
+            error = -errno;
+            break;
+        }
+        error = scan_entry(scan, entry);
+    }
+    closedir(stream);
+    return error;
+}
+
+static int
+compare_strings(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *) a, *(const char *const *) b);
+}
+
+/* Reads one index file; what is wrong with it is said, and it counts as refused. */
+static struct st_index *
+read_index(struct scan *scan, const char *name, struct file_identity *identity)
+{
+    struct st_index *index = NULL;
+    struct reason reason;
+    errint_t error = source_dir_index(scan->dir, name, &index, identity, &reason);
+
+    if (error)
+        problem_set_add(scan->problems, scan->dir->path, name, "refused: %s: %s", reason.rule,
+                        reason.text);
+    return index;
+}
+
+static errint_t
+group_listing(struct scan *scan, struct listing *listing, const char **files, size_t count)
+{
+    struct listing_private *private = listing->private;
+    struct group_index *indexes;
+    errint_t error;
+
+    for (size_t i = 0; i < count; i++)
+        private->index_count += group_index_name(files[i], NULL);
+    private->indexes = calloc(private->index_count + 1, sizeof(*private->indexes));
+    indexes = calloc(private->index_count + 1, sizeof(*indexes));
+    if (!private->indexes || !indexes) {
+        free(indexes);
+        return -ENOMEM;
+    }
+    for (size_t i = 0, n = 0; i < count; i++) {
+        if (!group_index_name(files[i], NULL))
+            continue;
+        private->indexes[n].file = indexes[n].file = files[i];
+        indexes[n].index = read_index(scan, files[i], &private->indexes[n].identity);
+        n++;
+    }
+    error = group_files(files, count, indexes, private->index_count, scan->dir->path,
+                        scan->problems, &private->grouping);
+    for (size_t i = 0; i < private->index_count; i++)
+        st_index_free(indexes[i].index);
+    free(indexes);
+    return error;
+}
+
+static int
+compare_group_stems(const void *a, const void *b)
+{
+    return strcmp(((const struct group *) a)->stem, ((const struct group *) b)->stem);
+}
+
+static bool
+same_members(const struct group *a, const struct group *b)
+{
+    if (a->kind != b->kind || a->shadowed != b->shadowed || a->member_count != b->member_count ||
+        a->missing_count != b->missing_count || !a->index != !b->index)
+        return false;
+    if (a->index && strcmp(a->index, b->index) != 0)
+        return false;
+    for (uint32_t i = 0; i < a->member_count; i++)
+        if (strcmp(a->members[i], b->members[i]) != 0)
+            return false;
+    return true;
+}
+
+/* What is known of the checkpoints of the listing before stays known. */
+static errint_t
+carry_states(struct group *groups, size_t count, const struct listing *before)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct group *group = &groups[i];
+        const struct group *old =
+            before ? bsearch(group, before->groups, before->group_count, sizeof(*group),
+                             compare_group_stems)
+                   : NULL;
+
+        if (old && !group->shadowed && same_members(group, old))
+            group->state = group_state_ref(old->state);
+        else
+            group->state = group_state_new();
+        if (!group->state)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+/* Moves what was scanned into a listing. */
+static errint_t
+fill_listing(struct scan *scan, struct listing *listing, const struct listing *before)
+{
+    struct listing_private *private = listing->private;
+    size_t file_count = scan->count - scan->directories, files = 0, directories = 0;
+    const char **names = malloc((file_count + 1) * sizeof(*names));
+    errint_t error;
+
+    private->directories = malloc((scan->directories + 1) * sizeof(*private->directories));
+    if (!names || !private->directories) {
+        free(names);
+        return -ENOMEM;
+    }
+    private->names = scan->names.data;
+    scan->names = (struct buffer) BUFFER_INIT;
+    for (size_t i = 0; i < scan->count; i++) {
+        const char *name = private->names + scan->entries[i].name;
+
+        if (scan->entries[i].directory)
+            private->directories[directories++] = name;
+        else
+            names[files++] = name;
+    }
+    qsort(private->directories, directories, sizeof(*names), compare_strings);
+    qsort(names, files, sizeof(*names), compare_strings);
+    error = group_listing(scan, listing, names, files);
+    free(names);
+    if (error)
+        return error;
+    listing->directories = private->directories;
+    listing->directory_count = (uint32_t) directories;
+    listing->files = private->grouping.files;
+    listing->file_count = (uint32_t) private->grouping.file_count;
+    listing->groups = private->grouping.groups;
+    listing->group_count = (uint32_t) private->grouping.group_count;
+    return carry_states(private->grouping.groups, private->grouping.group_count, before);
+}
+
+static errint_t
+make_listing(struct source_dir *dir, const struct listing *before, struct listing **out)
+{
+    struct scan scan = {.dir = dir, .names = BUFFER_INIT};
+    struct listing *listing = calloc(1, sizeof(*listing));
+    errint_t error = -ENOMEM;
+    struct stat st;
+
+    if (listing)
+        listing->private = calloc(1, sizeof(*listing->private));
+    if (!listing || !listing->private) {
+        free(listing);
+        return -ENOMEM;
+    }
+    atomic_init(&listing->references, 1);
+    listing->private->catalog = dir->catalog;
+    listing->problems = scan.problems = problem_set_new(dir->catalog->problems);
+    if (listing->problems)
+        error = scan_directory(&scan, &st);
+    if (!error)
+        error = fill_listing(&scan, listing, before);
+    free(scan.entries);
+    buffer_free(&scan.names);
+    if (error) {
+        listing_unref(listing);
+        return error;
+    }
+    file_identity_from_stat(&listing->private->directory, &st);
+    listing->private->unsettled = changed_just_now(&st.st_mtim);
+    listing->private->checked = now_ms();
+    atomic_fetch_add(&dir->catalog->listings, 1);
+    *out = listing;
+    return 0;
+}
+
+/* Whether the listing still tells the truth. */
+static bool
+listing_holds(struct source_dir *dir, const struct listing *listing)
+{
+    const struct listing_private *private = listing->private;
+    struct file_identity identity;
+    struct source_file file;
+    struct access access;
+    struct stat st;
+
+    if (private->unsettled || source_dir_stat(dir, &st, &access) != 0)
+        return false;
+    file_identity_from_stat(&identity, &st);
+    if (!file_identity_equal(&identity, &private->directory))
+        return false;
+    for (size_t i = 0; i < private->index_count; i++)
+        if (source_dir_file(dir, private->indexes[i].file, &file) != 0 ||
+            !file_identity_equal(&file.identity, &private->indexes[i].identity))
+            return false;
+    return true;
+}
+
+errint_t
+source_dir_listing(struct source_dir *dir, struct listing **out)
+{
+    struct listing *listing = NULL;
+    errint_t error = 0;
+
+    pthread_mutex_lock(&dir->lock);
+    if (dir->listing && now_ms() - dir->listing->private->checked >= CATALOG_CHECK_MS) {
+        if (listing_holds(dir, dir->listing))
+            dir->listing->private->checked = now_ms();
+        else
+            error = make_listing(dir, dir->listing, &listing);
+    } else if (!dir->listing) {
+        error = make_listing(dir, NULL, &listing);
+    }
+    if (listing || error) {
+        listing_unref(dir->listing);
+        dir->listing = listing;
+    }
+    if (!error) {
+        atomic_fetch_add(&dir->listing->references, 1);
+        *out = dir->listing;
+    }
+    pthread_mutex_unlock(&dir->lock);
+    return error;
+}

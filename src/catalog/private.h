@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of src/catalog share and nobody else sees.
+ */
+#ifndef FSTFS_CATALOG_PRIVATE_H
+#define FSTFS_CATALOG_PRIVATE_H
+
+#include "catalog/catalog.h"
+#include "format/index.h"
+
+#include <pthread.h>
+
+enum { DIRECTORY_BUCKETS = 4096 };
+
+struct catalog {
+    int root_fd; /* the source, open; every path is relative to it */
+    char *source;
+    bool shared;
+    void (*derived_free)(void *derived);
+    struct problems *problems;
+    pthread_mutex_t lock; /* guards the table of directories and their counts */
+    struct source_dir *directories[DIRECTORY_BUCKETS];
+    atomic_ullong serial; /* the last one given to a checkpoint */
+    atomic_ullong listings, headers, header_bytes, tensors, checkpoints, table_bytes;
+};
+
+struct source_dir {
+    struct catalog *catalog;
+    struct source_dir *next; /* in its bucket */
+    unsigned references; /* guarded by catalog->lock */
+    pthread_mutex_t lock; /* guards listing; held while it is made, which only those
+                           * wait for who want it */
+    struct listing *listing;
+    char path[];
+};
+
+/* The version of a checkpoint now known, shared by the listings that agree on
+ * its members. */
+struct group_state {
+    atomic_uint references;
+    pthread_mutex_t lock; /* guards the rest; held while headers are read, which only
+                           * those wait for who want them */
+    struct checkpoint *checkpoint;
+    uint64_t checked;
+};
+
+struct group_state *group_state_new(void); /* NULL: out of memory */
+struct group_state *group_state_ref(struct group_state *state);
+void group_state_unref(struct group_state *state); /* NULL is allowed */
+
+/* Milliseconds of a clock that only goes forward. */
+uint64_t now_ms(void);
+/* Whether a file with this time stamp may change again without changing it. */
+bool changed_just_now(const struct timespec *modified);
+bool file_identity_equal(const struct file_identity *a, const struct file_identity *b);
+
+/* Opens a file of the directory for reading; a descriptor or a negative errno. */
+int source_dir_open(struct source_dir *dir, const char *name);
+
+/* Reads and parses an index file. `identity` (all zero when it could not be
+ * looked at) and `reason` are filled in any case of failure too. */
+errint_t source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
+                          struct file_identity *identity, struct reason *reason);
+
+#endif

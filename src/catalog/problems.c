@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "catalog/problems.h"
+
+#include "base/log.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Lines that also go to the log; a tree with a million broken files must not
+ * fill the host's journal. */
+enum { MOST_LOGGED = 1000 };
+
+struct problems {
+    pthread_mutex_t lock; /* guards all below and every set's lines */
+    struct problem_set *first;
+    size_t count;
+    size_t logged;
+};
+
+struct problem_set {
+    struct problems *problems;
+    struct problem_set *next, *previous;
+    char **lines;
+    size_t count;
+};
+
+struct problems *
+problems_new(void)
+{
+    struct problems *problems = calloc(1, sizeof(*problems));
+
+    if (problems)
+        pthread_mutex_init(&problems->lock, NULL);
+    return problems;
+}
+
+void
+problems_free(struct problems *problems)
+{
+    if (!problems)
+        return;
+    pthread_mutex_destroy(&problems->lock);
+    free(problems);
+}
+
+struct problem_set *
+problem_set_new(struct problems *problems)
+{
+    struct problem_set *set = calloc(1, sizeof(*set));
+
+    if (!set)
+        return NULL;
+    set->problems = problems;
+    pthread_mutex_lock(&problems->lock);
+    set->next = problems->first;
+    if (set->next)
+        set->next->previous = set;
+    problems->first = set;
+    pthread_mutex_unlock(&problems->lock);
+    return set;
+}
+
+void
+problem_set_free(struct problem_set *set)
+{
+    if (!set)
+        return;
+    pthread_mutex_lock(&set->problems->lock);
+    if (set->next)
+        set->next->previous = set->previous;
+    if (set->previous)
+        set->previous->next = set->next;
+    else
+        set->problems->first = set->next;
+    set->problems->count -= set->count;
+    pthread_mutex_unlock(&set->problems->lock);
+    for (size_t i = 0; i < set->count; i++)
+        free(set->lines[i]);
+    free(set->lines);
+    free(set);
+}
+
+static char *
+format_line(const char *directory, const char *name, const char *format, va_list arguments)
+{
+    struct buffer line = BUFFER_INIT;
+    char text[1024];
+
+    vsnprintf(text, sizeof(text), format, arguments);
+    buffer_add_quoted(&line, directory, strlen(directory), SIZE_MAX);
+    if (name && *directory)
+        buffer_add_char(&line, '/');
+    if (name)
+        buffer_add_quoted(&line, name, strlen(name), SIZE_MAX);
+    else if (!*directory)
+        buffer_add_char(&line, '.');
+    buffer_add_text(&line, ": ");
+    buffer_add_text(&line, text);
+    if (buffer_failed(&line)) {
+        buffer_free(&line);
+        return NULL;
+    }
+    return line.data;
+}
+
+/* Takes `line` over, or not: then the caller frees it. */
+static bool
+set_append(struct problem_set *set, char *line)
+{
+    char **lines;
+
+    lines = realloc(set->lines, (set->count + 1) * sizeof(*lines));
+    if (!lines)
+        return false;
+    set->lines = lines;
+    set->lines[set->count++] = line;
+    set->problems->count++;
+    return true;
+}
+
+void
+problem_set_add(struct problem_set *set, const char *directory, const char *name,
+                const char *format, ...)
+{
+    va_list arguments;
+    bool added, log;
+    char *line;
+
+    if (!set)
+        return;
+    va_start(arguments, format);
+    line = format_line(directory, name, format, arguments);
+    va_end(arguments);
+    if (!line)
+        return;
+    pthread_mutex_lock(&set->problems->lock);
+    added = set_append(set, line);
+    log = added && set->problems->logged < MOST_LOGGED;
+    if (log)
+        set->problems->logged++;
+    pthread_mutex_unlock(&set->problems->lock);
+    if (log)
+        log_warning("%s", line);
+    if (!added)
+        free(line);
+}
+
+static int
+compare_lines(const void *a, const void *b)
+{
+    return strcmp(*(char *const *) a, *(char *const *) b);
+}
+
+void
+problems_write(struct problems *problems, struct buffer *out)
+{
+    char **all;
+    size_t count = 0;
+
+    pthread_mutex_lock(&problems->lock);
+    all = malloc((problems->count + 1) * sizeof(*all));
+    if (!all) {
+        out->failed = true;
+        pthread_mutex_unlock(&problems->lock);
+        return;
+    }
+    for (struct problem_set *set = problems->first; set; set = set->next)
+        for (size_t i = 0; i < set->count; i++)
+            all[count++] = set->lines[i];
+    qsort(all, count, sizeof(*all), compare_lines);
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0 && strcmp(all[i], all[i - 1]) == 0)
+            continue;
+        buffer_add_text(out, all[i]);
+        buffer_add_char(out, '\n');
+    }
+    pthread_mutex_unlock(&problems->lock);
+    free(all);
+}
+
+size_t
+problems_count(struct problems *problems)
+{
+    size_t count;
+
+    pthread_mutex_lock(&problems->lock);
+    count = problems->count;
+    pthread_mutex_unlock(&problems->lock);
+    return count;
+}

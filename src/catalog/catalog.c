@@ -4,7 +4,7 @@
  */
 #include "catalog/catalog.h"
 
-#include "base/log.h"
+#include "base/hash.h"
 #include "catalog/group.h"
 #include "catalog/private.h"
 
@@ -150,14 +150,10 @@ catalog_counters(struct catalog *catalog, struct catalog_counters *counters)
 
 /* ---- directories ---- */
 
-static uint32_t
+static size_t
 hash_path(const char *path)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
-
-    for (; *path; path++)
-        hash = (hash ^ (unsigned char) *path) * 0x100000001b3u;
-    return (uint32_t) (hash ^ (hash >> 32)) % DIRECTORY_BUCKETS;
+    return hash64(path, strlen(path), 0) % DIRECTORY_BUCKETS;
 }
 
 static struct source_dir *

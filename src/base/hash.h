@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A 64-bit hash of bytes that is the same on every host and in every version:
+ * inode numbers and cut file names are made of it. FNV-1a, then the finalizer
+ * of MurmurHash3, so that all bits depend on all bytes. Not cryptographic.
+ */
+#ifndef FSTFS_BASE_HASH_H
+#define FSTFS_BASE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+static inline uint64_t
+hash64(const void *bytes, size_t length, uint64_t seed)
+{
+    const unsigned char *at = bytes;
+    uint64_t hash = 0xcbf29ce484222325u ^ seed;
+
+    for (size_t i = 0; i < length; i++)
+        hash = (hash ^ at[i]) * 0x100000001b3u;
+    hash ^= hash >> 33;
+    hash *= 0xff51afd7ed558ccdu;
+    hash ^= hash >> 33;
+    hash *= 0xc4ceb9fe1a85ec53u;
+    return hash ^ (hash >> 33);
+}
+
+#endif

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "view/index.h"
+
+#include "view/names.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void
+index_part_name(const char *stem, size_t part, size_t count, char out[512])
+{
+    if (count == 1)
+        snprintf(out, 512, "%s.safetensors", stem);
+    else
+        snprintf(out, 512, "%s-%05zu-of-%05zu.safetensors", stem, part + 1, count);
+}
+
+static uint64_t
+total_size(const struct checkpoint *checkpoint)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
+        const struct st_tensor *tensor = checkpoint_tensor(checkpoint, checkpoint->tensors[i]);
+
+        sum += tensor->end - tensor->begin;
+    }
+    return sum;
+}
+
+static void
+add_json_text(struct buffer *out, const char *text)
+{
+    buffer_add_json_string(out, text, strlen(text));
+}
+
+/* `{"metadata": {...}, "weight_map": {`, laid out as json.dumps(indent=2) does. */
+static void
+begin_index(const struct checkpoint *checkpoint, struct buffer *out)
+{
+    buffer_add_text(out, "{\n  \"metadata\": {\n    \"total_size\": ");
+    buffer_add_u64(out, total_size(checkpoint));
+    buffer_add_text(out, "\n  },\n  \"weight_map\": {");
+}
+
+static void
+add_weight(const struct checkpoint *checkpoint, uint32_t i, const char *shard, struct buffer *out)
+{
+    struct tensor_ref ref = checkpoint->tensors[i];
+    const struct st_tensor *tensor = checkpoint_tensor(checkpoint, ref);
+
+    buffer_add_text(out, i ? ",\n    " : "\n    ");
+    buffer_add_json_string(out, checkpoint->shards[ref.shard]->table->text + tensor->name,
+                           tensor->name_length);
+    buffer_add_text(out, ": ");
+    add_json_text(out, shard);
+}
+
+static void
+end_weights(const struct checkpoint *checkpoint, struct buffer *out)
+{
+    buffer_add_text(out, checkpoint->tensor_count ? "\n  }" : "}");
+}
+
+static void
+add_shard_weights(const struct checkpoint *checkpoint, struct buffer *out)
+{
+    for (uint32_t i = 0; i < checkpoint->tensor_count; i++)
+        add_weight(checkpoint, i, checkpoint->shards[checkpoint->tensors[i].shard]->name, out);
+    end_weights(checkpoint, out);
+}
+
+void
+index_of_shards(const struct checkpoint *checkpoint, struct buffer *out)
+{
+    begin_index(checkpoint, out);
+    add_shard_weights(checkpoint, out);
+    buffer_add_text(out, "\n}\n");
+}
+
+static void
+add_tensor(const struct checkpoint *checkpoint, struct tensor_ref ref, const char *directory,
+           struct buffer *out)
+{
+    const struct shard *shard = checkpoint->shards[ref.shard];
+    const struct st_table *table = shard->table;
+    const struct st_tensor *tensor = &table->tensors[ref.tensor];
+    const char *name = table->text + tensor->name;
+    char file[FILE_NAME_SIZE], path[2 * FILE_NAME_SIZE];
+    size_t length;
+    const char *dtype = st_dtype_text(table, tensor, &length);
+
+    tensor_file_name(name, tensor->name_length, "", file);
+    snprintf(path, sizeof(path), "%s/%s", directory, file);
+    buffer_add_json_string(out, name, tensor->name_length);
+    buffer_add_text(out, ": {\"dtype\": ");
+    buffer_add_json_string(out, dtype, length);
+    buffer_add_text(out, ", \"shape\": [");
+    for (uint32_t d = 0; d < tensor->rank; d++) {
+        if (d)
+            buffer_add_text(out, ", ");
+        buffer_add_u64(out, table->dims[tensor->shape + d]);
+    }
+    buffer_add_text(out, "], \"bytes\": ");
+    buffer_add_u64(out, tensor->end - tensor->begin);
+    buffer_add_text(out, ", \"file\": ");
+    add_json_text(out, path);
+    buffer_add_text(out, ", \"shard\": ");
+    add_json_text(out, shard->name);
+    buffer_add_text(out, ", \"offset\": ");
+    buffer_add_u64(out, table->data_start + tensor->begin);
+    buffer_add_char(out, '}');
+}
+
+void
+index_of_tensors(const struct checkpoint *checkpoint, const char *directory, struct buffer *out)
+{
+    begin_index(checkpoint, out);
+    add_shard_weights(checkpoint, out);
+    buffer_add_text(out, ",\n  \"tensors\": {");
+    for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
+        buffer_add_text(out, i ? ",\n    " : "\n    ");
+        add_tensor(checkpoint, checkpoint->tensors[i], directory, out);
+    }
+    end_weights(checkpoint, out);
+    buffer_add_text(out, "\n}\n");
+}
+
+/* For each shard, how many tensors lie before its own in shard order. */
+static size_t *
+shard_starts(const struct checkpoint *checkpoint)
+{
+    size_t *starts = malloc((checkpoint->shard_count + 1) * sizeof(*starts)), sum = 0;
+
+    for (uint32_t s = 0; starts && s < checkpoint->shard_count; s++) {
+        starts[s] = sum;
+        sum += checkpoint->shards[s]->table ? checkpoint->shards[s]->table->count : 0;
+    }
+    return starts;
+}
+
+static size_t
+part_of(const struct layout_part *parts, size_t count, size_t position)
+{
+    size_t low = 0, high = count;
+
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+
+        if (parts[middle].first <= position)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+errint_t
+index_of_parts(const struct checkpoint *checkpoint, const struct layout_part *parts, size_t count,
+               struct buffer *out)
+{
+    size_t *starts = shard_starts(checkpoint);
+    char name[512];
+
+    if (!starts)
+        return -ENOMEM;
+    begin_index(checkpoint, out);
+    for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
+        struct tensor_ref ref = checkpoint->tensors[i];
+
+        index_part_name(checkpoint->stem, part_of(parts, count, starts[ref.shard] + ref.tensor),
+                        count, name);
+        add_weight(checkpoint, i, name, out);
+    }
+    end_weights(checkpoint, out);
+    buffer_add_text(out, "\n}\n");
+    free(starts);
+    return 0;
+}

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "view/layout.h"
+
+#include "base/buffer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PAGE = 4096 };
+
+static uint64_t
+tensor_size(const struct checkpoint *checkpoint, struct tensor_ref ref)
+{
+    const struct st_tensor *tensor = checkpoint_tensor(checkpoint, ref);
+
+    return tensor->end - tensor->begin;
+}
+
+struct tensor_ref *
+layout_shard_order(const struct checkpoint *checkpoint)
+{
+    struct tensor_ref *refs = malloc((checkpoint->tensor_count + 1) * sizeof(*refs));
+    size_t at = 0;
+
+    if (!refs)
+        return NULL;
+    for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
+        const struct st_table *table = checkpoint->shards[s]->table;
+
+        for (uint32_t i = 0; table && i < table->count && at < checkpoint->tensor_count; i++)
+            refs[at++] = (struct tensor_ref){s, i};
+    }
+    return refs;
+}
+
+/* ---- metadata ---- */
+
+static int
+compare_text(const char *a, size_t a_length, const char *b, size_t b_length)
+{
+    int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
+
+    return order ? order : (a_length > b_length) - (a_length < b_length);
+}
+
+static const struct st_metadata *
+find_metadata(const struct st_table *table, const char *key, uint32_t length)
+{
+    uint32_t low = 0, high = table->metadata_count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const struct st_metadata *pair = &table->metadata[middle];
+        int order = compare_text(table->text + pair->key, pair->key_length, key, length);
+
+        if (order == 0)
+            return pair;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+/* Whether no shard before `s` has the key, and those after it that have it agree. */
+static bool
+is_first(const struct checkpoint *checkpoint, uint32_t s, const struct st_metadata *pair,
+         bool *agreed)
+{
+    const struct st_table *table = checkpoint->shards[s]->table;
+    const char *key = table->text + pair->key, *value = table->text + pair->value;
+
+    *agreed = true;
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct st_table *other = checkpoint->shards[i]->table;
+        const struct st_metadata *found =
+            other && i != s ? find_metadata(other, key, pair->key_length) : NULL;
+
+        if (!found)
+            continue;
+        if (i < s)
+            return false;
+        if (compare_text(other->text + found->value, found->value_length, value,
+                         pair->value_length) != 0)
+            *agreed = false;
+    }
+    return true;
+}
+
+static void
+add_metadata(const struct checkpoint *checkpoint, struct buffer *header)
+{
+    bool agreed;
+
+    for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
+        const struct st_table *table = checkpoint->shards[s]->table;
+
+        for (uint32_t i = 0; table && i < table->metadata_count; i++) {
+            const struct st_metadata *pair = &table->metadata[i];
+
+            if (is_first(checkpoint, s, pair, &agreed) && agreed)
+                st_header_metadata(header, table->text + pair->key, pair->key_length,
+                                   table->text + pair->value, pair->value_length);
+        }
+    }
+}
+
+void
+layout_check_metadata(const struct checkpoint *checkpoint)
+{
+    char key[QUOTED_SIZE];
+    bool agreed;
+
+    for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
+        const struct st_table *table = checkpoint->shards[s]->table;
+
+        for (uint32_t i = 0; table && i < table->metadata_count; i++) {
+            const struct st_metadata *pair = &table->metadata[i];
+
+            if (is_first(checkpoint, s, pair, &agreed) && !agreed)
+                problem_set_add(checkpoint->problems, checkpoint->directory,
+                                checkpoint->shards[s]->name,
+                                "__metadata__ key %s differs from shard to shard: left out of the "
+                                "merged file and of re-cut shards",
+                                quoted(key, table->text + pair->key, pair->key_length));
+        }
+    }
+}
+
+/* ---- order ---- */
+
+enum { CLASSES = 5 };
+
+/* 0: whole pages; then by falling element size: 8, 4, 2, 1 bytes. */
+static int
+tensor_class(const struct checkpoint *checkpoint, struct tensor_ref ref)
+{
+    const struct st_tensor *tensor = checkpoint_tensor(checkpoint, ref);
+    uint64_t size = tensor->end - tensor->begin;
+    unsigned bits;
+
+    if (size && size % PAGE == 0)
+        return 0;
+    if (tensor->dtype == DTYPE_UNKNOWN)
+        return size % 8 == 0 ? 1 : 4; /* it may need what its size allows */
+    bits = dtype_bits((enum dtype) tensor->dtype);
+    return bits >= 64 ? 1 : bits >= 32 ? 2 : bits >= 16 ? 3 : 4;
+}
+
+/* A stable sort by class: the order of the tensors in the file. */
+static struct tensor_ref *
+file_order(const struct checkpoint *checkpoint, const struct tensor_ref *refs, size_t count)
+{
+    struct tensor_ref *order = malloc((count + 1) * sizeof(*order));
+    size_t next[CLASSES] = {0}, sum = 0;
+
+    if (!order)
+        return NULL;
+    for (size_t i = 0; i < count; i++)
+        next[tensor_class(checkpoint, refs[i])]++;
+    for (int class = 0; class < CLASSES; class ++) {
+        size_t members = next[class];
+
+        next[class] = sum;
+        sum += members;
+    }
+    for (size_t i = 0; i < count; i++)
+        order[next[tensor_class(checkpoint, refs[i])]++] = refs[i];
+    return order;
+}
+
+/* ---- the file ---- */
+
+static errint_t
+write_header(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
+             struct buffer *header, uint64_t *data_length)
+{
+    uint64_t begin = 0;
+
+    st_header_begin(header);
+    add_metadata(checkpoint, header);
+    for (size_t i = 0; i < count; i++) {
+        const struct st_table *table = checkpoint->shards[order[i].shard]->table;
+        const struct st_tensor *tensor = &table->tensors[order[i].tensor];
+        uint64_t end = begin + tensor_size(checkpoint, order[i]);
+        size_t dtype_length;
+        const char *dtype = st_dtype_text(table, tensor, &dtype_length);
+
+        st_header_tensor(header, table->text + tensor->name, tensor->name_length, dtype,
+                         dtype_length, table->dims + tensor->shape, tensor->rank, begin, end);
+        begin = end;
+    }
+    *data_length = begin;
+    return st_header_finish(header, PAGE);
+}
+
+static errint_t
+make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
+             struct buffer *header, struct extent_list **list)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct blob *blob = blob_new(header->data, header->length);
+
+    *header = (struct buffer) BUFFER_INIT;
+    if (!blob)
+        return -ENOMEM;
+    extent_builder_add_blob(&builder, blob, 0, blob->length);
+    blob_unref(blob);
+    for (size_t i = 0; i < count; i++) {
+        const struct shard *shard = checkpoint->shards[order[i].shard];
+        const struct st_tensor *tensor = &shard->table->tensors[order[i].tensor];
+
+        extent_builder_add_backing(&builder, shard->backing,
+                                   shard->table->data_start + tensor->begin,
+                                   tensor->end - tensor->begin);
+    }
+    *list = extent_builder_finish(&builder);
+    return *list ? 0 : -ENOMEM;
+}
+
+errint_t
+layout_file(const struct checkpoint *checkpoint, const struct tensor_ref *refs, size_t count,
+            uint64_t *size, struct extent_list **list)
+{
+    struct tensor_ref *order = file_order(checkpoint, refs, count);
+    struct buffer header = BUFFER_INIT;
+    uint64_t data_length;
+    errint_t error;
+
+    if (!order)
+        return -ENOMEM;
+    error = write_header(checkpoint, order, count, &header, &data_length);
+    if (!error) {
+        *size = header.length + data_length;
+        if (list)
+            error = make_extents(checkpoint, order, count, &header, list);
+    }
+    buffer_free(&header);
+    free(order);
+    return error;
+}
+
+/* ---- re-cutting ---- */
+
+struct cutter {
+    struct layout_part *parts;
+    size_t count, capacity;
+};
+
+static bool
+add_part(struct cutter *cutter, size_t first, size_t count)
+{
+    if (cutter->count == cutter->capacity) {
+        size_t capacity = cutter->capacity ? 2 * cutter->capacity : 16;
+        struct layout_part *parts = realloc(cutter->parts, capacity * sizeof(*parts));
+
+        if (!parts)
+            return false;
+        cutter->parts = parts;
+        cutter->capacity = capacity;
+    }
+    cutter->parts[cutter->count++] = (struct layout_part){first, count};
+    return true;
+}
+
+static bool
+cut_by_size(struct cutter *cutter, const struct checkpoint *checkpoint,
+            const struct tensor_ref *refs, size_t count, uint64_t most)
+{
+    uint64_t sum = 0;
+    size_t first = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        uint64_t size = tensor_size(checkpoint, refs[i]);
+
+        if (i > first && (sum > most || size > most - sum)) {
+            if (!add_part(cutter, first, i - first))
+                return false;
+            first = i;
+            sum = 0;
+        }
+        sum += size;
+    }
+    return add_part(cutter, first, count - first);
+}
+
+/* Each part takes tensors while that brings it nearer to its share of what is
+ * left, and leaves at least one for every part still to come. */
+static bool
+cut_by_number(struct cutter *cutter, const struct checkpoint *checkpoint,
+              const struct tensor_ref *refs, size_t count, size_t shards)
+{
+    uint64_t left = 0;
+    size_t at = 0;
+
+    for (size_t i = 0; i < count; i++)
+        left += tensor_size(checkpoint, refs[i]);
+    if (shards > count)
+        shards = count ? count : 1;
+    for (size_t part = 0; part < shards; part++) {
+        size_t parts_left = shards - part, first = at;
+        uint64_t share = left / parts_left, sum = 0;
+
+        while (at < count && count - at >= parts_left) {
+            uint64_t size = tensor_size(checkpoint, refs[at]);
+
+            if (parts_left > 1 && at > first && sum + size > share &&
+                (sum >= share || sum + size - share > share - sum))
+                break;
+            sum += size;
+            at++;
+        }
+        left -= sum;
+        if (!add_part(cutter, first, at - first))
+            return false;
+    }
+    return true;
+}
+
+errint_t
+layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs, uint32_t shards,
+           uint64_t shard_size, struct layout_part **parts, size_t *count)
+{
+    struct cutter cutter = {NULL, 0, 0};
+    size_t tensors = checkpoint->tensor_count;
+    bool made = shards ? cut_by_number(&cutter, checkpoint, refs, tensors, shards)
+                       : cut_by_size(&cutter, checkpoint, refs, tensors, shard_size);
+
+    if (!made) {
+        free(cutter.parts);
+        return -ENOMEM;
+    }
+    *parts = cutter.parts;
+    *count = cutter.count;
+    return 0;
+}

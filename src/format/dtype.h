@@ -43,7 +43,7 @@ unsigned dtype_bits(enum dtype dtype); /* per element; of a known dtype */
 /*
  * The `descr` that a .npy file of this dtype carries: the one NumPy writes
  * where NumPy has the dtype, else the one that numpy.save writes for an array
- * of ml_dtypes ("<V2" for bfloat16, "<V1" or "|V1" for the float8 family).
+ * of ml_dtypes ("<V2" for bfloat16, "<V1" for the float8 family; dtype.c).
  * NULL for the sub-byte dtypes and DTYPE_UNKNOWN. Static strings.
  */
 const char *dtype_npy_descr(enum dtype dtype);

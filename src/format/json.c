@@ -1,0 +1,556 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * See json.h.
+ *
+ * Why this is not cJSON: once a text has been checked by serde_json's rules,
+ * which cJSON does not have, taking it apart is the smaller half; and cJSON's
+ * tree cannot be used for what lies in a header. It holds numbers as doubles
+ * (offsets are exact to 2^64), ends strings at \u0000 ("U8\u0000" would be a
+ * known dtype), and takes about forty times the bytes of `[0,0,0,...]`, so that
+ * a 100 MB header would cost gigabytes. Where its tree does fit, a small piece
+ * of no fixed shape, it is used: the metadata of an index (index.c).
+ */
+#include "format/json.h"
+
+#include "base/utf8.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool
+json_check_utf8(const char *text, size_t length, size_t *at)
+{
+    const uint64_t high_bits = 0x8080808080808080u;
+    uint64_t eight;
+    uint32_t code;
+    size_t i = 0;
+
+    while (i < length) {
+        if (length - i >= sizeof(eight)) {
+            memcpy(&eight, text + i, sizeof(eight));
+            if (!(eight & high_bits)) {
+                i += sizeof(eight);
+                continue;
+            }
+        }
+        unsigned used = utf8_decode(text + i, length - i, &code);
+        if (!used) {
+            *at = i;
+            return false;
+        }
+        i += used;
+    }
+    return true;
+}
+
+static bool
+is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\r' || c == '\t';
+}
+
+static bool
+is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* --- The check --- */
+
+struct scan {
+    const char *at;
+    const char *end;
+    const char *what; /* the fault at `at`, once there is one */
+};
+
+static bool
+refuse(struct scan *s, const char *what)
+{
+    s->what = what;
+    return false;
+}
+
+static void
+skip_space(struct scan *s)
+{
+    while (s->at < s->end && is_space(*s->at))
+        s->at++;
+}
+
+/* The next byte, or NUL at the end: no place in JSON takes a bare NUL. */
+static char
+peek(const struct scan *s)
+{
+    return s->at < s->end ? *s->at : '\0';
+}
+
+static bool
+check_word(struct scan *s, const char *word)
+{
+    size_t length = strlen(word);
+
+    if ((size_t)(s->end - s->at) < length || memcmp(s->at, word, length) != 0)
+        return refuse(s, "no JSON value begins here");
+    s->at += length;
+    return true;
+}
+
+/* Whether the digits at `at` (a number by the grammar, without its sign) are
+ * within a double, as serde_json wants even of numbers nobody reads. */
+static bool
+number_fits(const char *at, const char *end)
+{
+    uint64_t digits = 0; /* the first ones, as many as fit */
+    int64_t scale = 0, exponent = 0;
+    bool fraction = false, full = false, negative = false;
+
+    for (; at < end && *at != 'e' && *at != 'E'; at++) {
+        if (*at == '.') {
+            fraction = true;
+            continue;
+        }
+        full = full || digits > (UINT64_MAX - 9) / 10;
+        if (!full)
+            digits = digits * 10 + (uint64_t)(*at - '0');
+        scale += (full ? 1 : 0) - (fraction ? 1 : 0);
+    }
+    if (at < end && (*++at == '-' || *at == '+'))
+        negative = *at++ == '-';
+    for (; at < end; at++) {
+        if (exponent < 1000000000)
+            exponent = exponent * 10 + (*at - '0');
+    }
+    scale += negative ? -exponent : exponent;
+    if (digits == 0 || scale <= 288) /* 2^64 is under 10^20 */
+        return true;
+    if (scale > 308)
+        return false;
+
+    /* Without a decimal point strtod does not depend on the locale. */
+    char text[48];
+    snprintf(text, sizeof(text), "%llue%lld", (unsigned long long)digits, (long long)scale);
+    return isfinite(strtod(text, NULL));
+}
+
+static bool
+check_digits(struct scan *s)
+{
+    if (!is_digit(peek(s)))
+        return refuse(s, "a digit is missing in a number");
+    while (is_digit(peek(s)))
+        s->at++;
+    return true;
+}
+
+static bool
+check_number(struct scan *s)
+{
+    if (peek(s) == '-')
+        s->at++;
+    const char *start = s->at;
+    bool exponent = false;
+
+    if (peek(s) == '0') {
+        s->at++;
+        if (is_digit(peek(s)))
+            return refuse(s, "a number begins with a zero too many");
+    } else if (!check_digits(s)) {
+        return false;
+    }
+    if (peek(s) == '.') {
+        s->at++;
+        if (!check_digits(s))
+            return false;
+    }
+    if (peek(s) == 'e' || peek(s) == 'E') {
+        exponent = true;
+        s->at++;
+        if (peek(s) == '+' || peek(s) == '-')
+            s->at++;
+        if (!check_digits(s))
+            return false;
+    }
+    if ((exponent || s->at - start > 300) && !number_fits(start, s->at)) {
+        s->at = start;
+        return refuse(s, "a number is too big");
+    }
+    return true;
+}
+
+/* The four digits after \u; -1 when they are not. */
+static int32_t
+hex4(const char *at, const char *end)
+{
+    int32_t value = 0;
+
+    if (end - at < 4)
+        return -1;
+    for (int i = 0; i < 4; i++) {
+        char c = at[i];
+        int32_t digit;
+        if (is_digit(c))
+            digit = c - '0';
+        else if (c >= 'a' && c <= 'f')
+            digit = c - 'a' + 10;
+        else if (c >= 'A' && c <= 'F')
+            digit = c - 'A' + 10;
+        else
+            return -1;
+        value = value << 4 | digit;
+    }
+    return value;
+}
+
+/* At the backslash of an escape. */
+static bool
+check_escape(struct scan *s)
+{
+    char c = s->end - s->at < 2 ? '\0' : s->at[1];
+
+    if (c != 'u') {
+        if (c == '\0' || !strchr("\"\\/bfnrt", c))
+            return refuse(s, "there is no such escape");
+        s->at += 2;
+        return true;
+    }
+
+    int32_t code = hex4(s->at + 2, s->end);
+    if (code < 0)
+        return refuse(s, "\\u is not followed by four hexadecimal digits");
+    if (code >= 0xD800 && code <= 0xDFFF) {
+        int32_t low = -1;
+        if (code < 0xDC00 && s->end - s->at >= 12 && s->at[6] == '\\' && s->at[7] == 'u')
+            low = hex4(s->at + 8, s->end);
+        if (low < 0xDC00 || low > 0xDFFF)
+            return refuse(s, "a surrogate stands alone");
+        s->at += 6;
+    }
+    s->at += 6;
+    return true;
+}
+
+/* At the opening quote. */
+static bool
+check_string(struct scan *s)
+{
+    s->at++;
+    while (s->at < s->end) {
+        unsigned char c = (unsigned char)*s->at;
+        if (c == '"') {
+            s->at++;
+            return true;
+        }
+        if (c < 0x20)
+            return refuse(s, "a control character stands in a string");
+        if (c != '\\')
+            s->at++;
+        else if (!check_escape(s))
+            return false;
+    }
+    return refuse(s, "a string does not end");
+}
+
+/* A key and its colon. */
+static bool
+check_key(struct scan *s)
+{
+    skip_space(s);
+    if (peek(s) != '"')
+        return refuse(s, "an object's key is missing");
+    if (!check_string(s))
+        return false;
+    skip_space(s);
+    if (peek(s) != ':')
+        return refuse(s, "the ':' after a key is missing");
+    s->at++;
+    return true;
+}
+
+static bool
+check_scalar(struct scan *s)
+{
+    switch (peek(s)) {
+    case '"':
+        return check_string(s);
+    case 't':
+        return check_word(s, "true");
+    case 'f':
+        return check_word(s, "false");
+    case 'n':
+        return check_word(s, "null");
+    default:
+        if (peek(s) == '-' || is_digit(peek(s)))
+            return check_number(s);
+        return refuse(s, s->at < s->end ? "no JSON value begins here" : "the text ends too early");
+    }
+}
+
+/* The whole text. `open[i]` is the bracket that closes level i. */
+static bool
+check_text(struct scan *s)
+{
+    char open[JSON_DEPTH];
+    unsigned depth = 0;
+
+    for (;;) {
+        /* A value. */
+        skip_space(s);
+        char c = peek(s);
+        if (c == '{' || c == '[') {
+            if (depth == JSON_DEPTH)
+                return refuse(s, "values are nested too deep");
+            open[depth++] = c == '{' ? '}' : ']';
+            s->at++;
+            skip_space(s);
+            if (peek(s) != open[depth - 1]) {
+                if (c == '{' && !check_key(s))
+                    return false;
+                continue;
+            }
+        } else if (!check_scalar(s)) {
+            return false;
+        }
+
+        /* What follows it: the ends of containers, then a comma or nothing. */
+        skip_space(s);
+        while (depth && peek(s) == open[depth - 1]) {
+            depth--;
+            s->at++;
+            skip_space(s);
+        }
+        if (!depth)
+            return s->at == s->end || refuse(s, "something follows the JSON value");
+        if (peek(s) != ',')
+            return refuse(s, s->at < s->end ? "',' or the closing bracket is missing"
+                                            : "the text ends too early");
+        s->at++;
+        if (open[depth - 1] == '}' && !check_key(s))
+            return false;
+    }
+}
+
+errint_t
+json_check(const char *text, size_t length, struct json_fault *fault)
+{
+    struct scan s = {text, text + length, NULL};
+
+    if (check_text(&s))
+        return 0;
+    fault->what = s.what;
+    fault->at = (size_t)(s.at - text);
+    return -EBADMSG;
+}
+
+/* --- Walking what was checked --- */
+
+/* Past the string that begins at `at`. */
+static const char *
+string_end(const char *at)
+{
+    for (at++; *at != '"'; at++) {
+        if (*at == '\\')
+            at++;
+    }
+    return at + 1;
+}
+
+/* Past the value that begins at `at`. */
+static const char *
+value_end(const char *at, const char *end)
+{
+    size_t depth = 0;
+
+    if (*at != '{' && *at != '[' && *at != '"') {
+        while (at < end && *at != ',' && *at != '}' && *at != ']' && !is_space(*at))
+            at++;
+        return at;
+    }
+    do {
+        if (*at == '"') {
+            at = string_end(at);
+            continue;
+        }
+        if (*at == '{' || *at == '[')
+            depth++;
+        else if (*at == '}' || *at == ']')
+            depth--;
+        at++;
+    } while (depth);
+    return at;
+}
+
+/* Takes the value that `rest` begins with, white space aside, and what
+ * separates it from the next one. */
+static struct json_span
+take_value(struct json_span *rest, char separator)
+{
+    const char *at = rest->text, *end = at + rest->length;
+
+    while (is_space(*at))
+        at++;
+    const char *past = value_end(at, end);
+    struct json_span value = {at, (size_t)(past - at)};
+    while (past < end && is_space(*past))
+        past++;
+    if (past < end && *past == separator)
+        past++;
+    rest->text = past;
+    rest->length = (size_t)(end - past);
+    return value;
+}
+
+struct json_span
+json_root(const char *text, size_t length)
+{
+    struct json_span rest = {text, length};
+
+    return take_value(&rest, ',');
+}
+
+enum json_type
+json_type(struct json_span value)
+{
+    switch (*value.text) {
+    case '{':
+        return JSON_OBJECT;
+    case '[':
+        return JSON_ARRAY;
+    case '"':
+        return JSON_STRING;
+    case 'n':
+        return JSON_NULL;
+    case 't':
+    case 'f':
+        return JSON_BOOL;
+    default:
+        return JSON_NUMBER;
+    }
+}
+
+struct json_span
+json_inside(struct json_span container)
+{
+    struct json_span inside = {container.text + 1, container.length - 2};
+
+    while (inside.length && is_space(*inside.text)) {
+        inside.text++;
+        inside.length--;
+    }
+    return inside;
+}
+
+bool
+json_next_member(struct json_span *rest, struct json_span *key, struct json_span *value)
+{
+    if (!rest->length)
+        return false;
+    *key = json_raw(take_value(rest, ':'));
+    *value = take_value(rest, ',');
+    return true;
+}
+
+bool
+json_next_element(struct json_span *rest, struct json_span *value)
+{
+    if (!rest->length)
+        return false;
+    *value = take_value(rest, ',');
+    return true;
+}
+
+bool
+json_u64(struct json_span value, uint64_t *number)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < value.length; i++) {
+        if (!is_digit(value.text[i]))
+            return false;
+        if (__builtin_mul_overflow(n, 10u, &n) ||
+            __builtin_add_overflow(n, (uint64_t)(value.text[i] - '0'), &n))
+            return false;
+    }
+    *number = n;
+    return true;
+}
+
+struct json_span
+json_raw(struct json_span string)
+{
+    return (struct json_span){string.text + 1, string.length - 2};
+}
+
+/* Writes what the escape at `at` (its backslash) means, and moves past it. */
+static unsigned
+unescape_one(const char **at, const char *end, char out[4])
+{
+    static const char letters[] = "\"\\/bfnrt", bytes[] = "\"\\/\b\f\n\r\t";
+    const char *s = *at;
+
+    if (s[1] != 'u') {
+        *at = s + 2;
+        out[0] = bytes[strchr(letters, s[1]) - letters];
+        return 1;
+    }
+    uint32_t code = (uint32_t)hex4(s + 2, end);
+    *at = s + 6;
+    if (code >= 0xD800 && code <= 0xDFFF) {
+        code = 0x10000 + ((code - 0xD800) << 10) + ((uint32_t)hex4(s + 8, end) - 0xDC00);
+        *at = s + 12;
+    }
+    return utf8_encode(code, out);
+}
+
+size_t
+json_unescaped_length(struct json_span raw)
+{
+    const char *at = raw.text, *end = at + raw.length;
+    size_t length = 0;
+    char one[4];
+
+    for (;;) {
+        const char *escape = memchr(at, '\\', (size_t)(end - at));
+        if (!escape)
+            return length + (size_t)(end - at);
+        length += (size_t)(escape - at);
+        at = escape;
+        length += unescape_one(&at, end, one);
+    }
+}
+
+size_t
+json_unescape(struct json_span raw, char *out)
+{
+    const char *at = raw.text, *end = at + raw.length;
+    size_t length = 0;
+    char one[4];
+
+    for (;;) {
+        const char *escape = memchr(at, '\\', (size_t)(end - at));
+        size_t plain = (size_t)((escape ? escape : end) - at);
+        memcpy(out + length, at, plain);
+        length += plain;
+        if (!escape)
+            return length;
+        at = escape;
+        unsigned used = unescape_one(&at, end, one);
+        memcpy(out + length, one, used);
+        length += used;
+    }
+}
+
+bool
+json_raw_is(struct json_span raw, const char *text)
+{
+    char plain[6 * 32]; /* the longest escape of a byte is \u00XX */
+    size_t length = strlen(text);
+
+    if (!memchr(raw.text, '\\', raw.length))
+        return raw.length == length && memcmp(raw.text, text, length) == 0;
+    if (raw.length > sizeof(plain))
+        return false;
+    return json_unescape(raw, plain) == length && memcmp(plain, text, length) == 0;
+}

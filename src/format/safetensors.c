@@ -1,0 +1,794 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * See safetensors.h.
+ *
+ * A header is walked twice: first every entry is checked and counted, then the
+ * table is allocated to fit and filled. So the table has no slack, and a header
+ * that is refused costs its own bytes and no more.
+ */
+#include "format/safetensors.h"
+
+#include "format/json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Most headers of one shard are shorter; one read then does for a whole file. */
+#define FIRST_READ 65536u
+
+static const char metadata_key[] = "__metadata__";
+
+static errint_t refuse_tensor(struct reason *reason, const char *rule, struct json_span name,
+                              const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+static errint_t
+refuse_tensor(struct reason *reason, const char *rule, struct json_span name, const char *format,
+              ...)
+{
+    char shown[QUOTED_SIZE], text[160];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    return reason_set(reason, -EBADMSG, rule, "tensor \"%s\": %s",
+                      quoted(shown, name.text, name.length), text);
+}
+
+/* A reason_set() for what serde would refuse to deserialize. */
+#define refuse_entry(reason, name, ...)                                                            \
+    refuse_tensor(reason, "InvalidHeaderDeserialization", name, __VA_ARGS__)
+
+static errint_t
+out_of_memory(struct reason *reason)
+{
+    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+}
+
+/* --- Rules 1 to 3: the first 8 bytes --- */
+
+errint_t
+st_header_length(const void *first, uint64_t file_size, uint64_t *n, struct reason *reason)
+{
+    const unsigned char *bytes = first;
+    uint64_t length = 0;
+
+    if (file_size < 8)
+        return reason_set(reason, -EBADMSG, "HeaderTooSmall",
+                          "the file has %" PRIu64 " bytes; a header takes at least 8", file_size);
+    for (unsigned i = 0; i < 8; i++)
+        length |= (uint64_t)bytes[i] << 8 * i;
+    if (length > ST_MAX_HEADER)
+        return reason_set(reason, -EBADMSG, "HeaderTooLarge",
+                          "the first 8 bytes say a header of %" PRIu64
+                          " bytes; at most %u are read",
+                          length, ST_MAX_HEADER);
+    if (length > file_size - 8)
+        return reason_set(reason, -EBADMSG, "InvalidHeaderLength",
+                          "the first 8 bytes say a header of %" PRIu64
+                          " bytes; the file has %" PRIu64 " after them",
+                          length, file_size - 8);
+    *n = length;
+    return 0;
+}
+
+/* --- Rules 4 and 5: text, JSON, entries --- */
+
+/* What an entry of the header says, in the header's text. */
+struct entry {
+    struct json_span dtype; /* a raw string */
+    struct json_span shape; /* an array of whole numbers */
+    uint64_t begin;
+    uint64_t end;
+    size_t rank;
+};
+
+/* What the table must hold. */
+struct counts {
+    size_t tensors;
+    size_t metadata;
+    size_t dims;
+    size_t text;
+    bool has_metadata;
+};
+
+static errint_t
+read_dtype(struct json_span name, struct json_span value, struct entry *entry,
+           struct reason *reason)
+{
+    struct json_span variant, nothing;
+
+    if (json_type(value) == JSON_STRING) {
+        entry->dtype = json_raw(value);
+    } else if (json_type(value) == JSON_OBJECT) {
+        /* {"F32":null}: serde's long form of a variant, which it reads too. */
+        struct json_span rest = json_inside(value);
+        if (!json_next_member(&rest, &variant, &nothing) || json_type(nothing) != JSON_NULL ||
+            rest.length)
+            return refuse_entry(reason, name, "dtype is an object, expected a string");
+        entry->dtype = variant;
+    } else {
+        return refuse_entry(reason, name, "dtype is no string");
+    }
+    if (json_unescaped_length(entry->dtype) > UINT16_MAX)
+        return refuse_entry(reason, name, "dtype is a string of over %d bytes", UINT16_MAX);
+    return 0;
+}
+
+static errint_t
+read_shape(struct json_span name, struct json_span value, struct entry *entry,
+           struct reason *reason)
+{
+    struct json_span rest, element;
+    uint64_t number;
+
+    if (json_type(value) != JSON_ARRAY)
+        return refuse_entry(reason, name, "shape is no array");
+    entry->shape = value;
+    entry->rank = 0;
+    rest = json_inside(value);
+    while (json_next_element(&rest, &element)) {
+        char shown[QUOTED_SIZE];
+        if (!json_u64(element, &number))
+            return refuse_entry(reason, name, "shape has %.60s, expected a whole number",
+                                quoted(shown, element.text, element.length));
+        entry->rank++;
+    }
+    return 0;
+}
+
+static errint_t
+read_offsets(struct json_span name, struct json_span value, struct entry *entry,
+             struct reason *reason)
+{
+    uint64_t *const offsets[2] = {&entry->begin, &entry->end};
+    struct json_span rest, element;
+    unsigned count = 0;
+
+    if (json_type(value) != JSON_ARRAY)
+        return refuse_entry(reason, name, "data_offsets is no array");
+    rest = json_inside(value);
+    while (json_next_element(&rest, &element)) {
+        char shown[QUOTED_SIZE];
+        if (count == 2)
+            return refuse_entry(reason, name, "data_offsets has more than 2 numbers");
+        if (!json_u64(element, offsets[count++]))
+            return refuse_entry(reason, name, "data_offsets has %.60s, expected a whole number",
+                                quoted(shown, element.text, element.length));
+    }
+    if (count < 2)
+        return refuse_entry(reason, name, "data_offsets has %u numbers, expected 2", count);
+    return 0;
+}
+
+static const struct {
+    const char *name;
+    errint_t (*read)(struct json_span name, struct json_span value, struct entry *entry,
+                     struct reason *reason);
+} fields[] = {
+    {"dtype", read_dtype},
+    {"shape", read_shape},
+    {"data_offsets", read_offsets},
+};
+#define FIELD_COUNT (sizeof(fields) / sizeof(fields[0]))
+
+/* {"dtype":"F32","shape":[2],"data_offsets":[0,8]}; other members are let pass. */
+static errint_t
+read_entry_object(struct json_span name, struct json_span value, struct entry *entry,
+                  struct reason *reason)
+{
+    struct json_span rest = json_inside(value), key, field;
+    bool seen[FIELD_COUNT] = {false};
+
+    while (json_next_member(&rest, &key, &field)) {
+        for (unsigned i = 0; i < FIELD_COUNT; i++) {
+            if (!json_raw_is(key, fields[i].name))
+                continue;
+            if (seen[i])
+                return refuse_entry(reason, name, "%s stands twice", fields[i].name);
+            seen[i] = true;
+            errint_t error = fields[i].read(name, field, entry, reason);
+            if (error)
+                return error;
+        }
+    }
+    for (unsigned i = 0; i < FIELD_COUNT; i++) {
+        if (!seen[i])
+            return refuse_entry(reason, name, "%s is missing", fields[i].name);
+    }
+    return 0;
+}
+
+/* ["F32",[2],[0,8]]: the fields by their order, which serde reads too. */
+static errint_t
+read_entry_array(struct json_span name, struct json_span value, struct entry *entry,
+                 struct reason *reason)
+{
+    struct json_span rest = json_inside(value), field;
+    size_t count = 0;
+
+    while (json_next_element(&rest, &field)) {
+        if (count < FIELD_COUNT) {
+            errint_t error = fields[count].read(name, field, entry, reason);
+            if (error)
+                return error;
+        }
+        count++;
+    }
+    if (count != FIELD_COUNT)
+        return refuse_entry(reason, name, "the entry is an array of %zu, expected an object",
+                            count);
+    return 0;
+}
+
+static errint_t
+read_entry(struct json_span name, struct json_span value, struct entry *entry,
+           struct reason *reason)
+{
+    switch (json_type(value)) {
+    case JSON_OBJECT:
+        return read_entry_object(name, value, entry, reason);
+    case JSON_ARRAY:
+        return read_entry_array(name, value, entry, reason);
+    default:
+        return refuse_entry(reason, name, "the entry is no object");
+    }
+}
+
+static enum dtype
+dtype_of_raw(struct json_span raw)
+{
+    char plain[6 * 16]; /* the longest name has 11 bytes */
+
+    if (raw.length > sizeof(plain))
+        return DTYPE_UNKNOWN;
+    return dtype_from_name(plain, json_unescape(raw, plain));
+}
+
+static errint_t
+count_tensor(struct json_span name, struct json_span value, struct counts *counts,
+             struct reason *reason)
+{
+    struct entry entry;
+    errint_t error = read_entry(name, value, &entry, reason);
+
+    if (error)
+        return error;
+    counts->tensors++;
+    counts->dims += entry.rank;
+    counts->text += json_unescaped_length(name);
+    if (dtype_of_raw(entry.dtype) == DTYPE_UNKNOWN)
+        counts->text += json_unescaped_length(entry.dtype);
+    return 0;
+}
+
+static errint_t
+count_metadata(struct json_span value, struct counts *counts, struct reason *reason)
+{
+    struct json_span rest, key, string;
+
+    if (json_type(value) == JSON_NULL)
+        return 0;
+    if (json_type(value) != JSON_OBJECT)
+        return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
+                          "__metadata__ is no object");
+    counts->has_metadata = true;
+    rest = json_inside(value);
+    while (json_next_member(&rest, &key, &string)) {
+        char shown[QUOTED_SIZE];
+        if (json_type(string) != JSON_STRING)
+            return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
+                              "__metadata__: the value of \"%s\" is no string",
+                              quoted(shown, key.text, key.length));
+        counts->metadata++;
+        counts->text += json_unescaped_length(key) + json_unescaped_length(json_raw(string));
+    }
+    return 0;
+}
+
+/* Checks every entry of the header's object. */
+static errint_t
+count_header(struct json_span root, struct counts *counts, struct reason *reason)
+{
+    struct json_span rest, key, value;
+    bool metadata_seen = false;
+
+    if (json_type(root) != JSON_OBJECT)
+        return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
+                          "the header is JSON but no object");
+    rest = json_inside(root);
+    while (json_next_member(&rest, &key, &value)) {
+        bool is_metadata = json_raw_is(key, metadata_key);
+        if (is_metadata && metadata_seen)
+            return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
+                              "__metadata__ stands twice");
+        metadata_seen |= is_metadata;
+        errint_t error = is_metadata ? count_metadata(value, counts, reason)
+                                     : count_tensor(key, value, counts, reason);
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
+/* --- The table --- */
+
+/* A table while it is made: the same arrays, to be written. */
+struct making {
+    struct st_table *table;
+    struct st_tensor *tensors;
+    struct st_metadata *metadata;
+    uint64_t *dims;
+    char *text;
+    uint32_t dim_count;
+    uint32_t text_length;
+};
+
+/* Counts are bounded by the header's length, so nothing here overflows. */
+static bool
+make_table(struct making *making, const struct counts *counts)
+{
+    size_t tensors = sizeof(struct st_table);
+    size_t metadata = tensors + counts->tensors * sizeof(struct st_tensor);
+    size_t dims = metadata + counts->metadata * sizeof(struct st_metadata);
+    size_t text = dims + counts->dims * sizeof(uint64_t);
+    char *memory = malloc(text + counts->text);
+
+    _Static_assert(sizeof(struct st_table) % 8 == 0 && sizeof(struct st_metadata) % 8 == 0,
+                   "the arrays of a table follow each other");
+    if (!memory)
+        return false;
+    *making = (struct making){
+        .table = (struct st_table *)memory,
+        .tensors = (struct st_tensor *)(memory + tensors),
+        .metadata = (struct st_metadata *)(memory + metadata),
+        .dims = (uint64_t *)(memory + dims),
+        .text = memory + text,
+    };
+    *making->table = (struct st_table){
+        .has_metadata = counts->has_metadata,
+        .tensors = making->tensors,
+        .metadata = making->metadata,
+        .dims = making->dims,
+        .text = making->text,
+        .bytes = text + counts->text,
+    };
+    return true;
+}
+
+/* Copies a raw string into the table's text; gives its length there. */
+static uint32_t
+put_text(struct making *making, struct json_span raw, uint32_t *where)
+{
+    uint32_t length = (uint32_t)json_unescape(raw, making->text + making->text_length);
+
+    *where = making->text_length;
+    making->text_length += length;
+    return length;
+}
+
+static void
+fill_tensor(struct making *making, struct json_span name, struct json_span value)
+{
+    struct st_tensor *tensor = &making->tensors[making->table->count++];
+    struct json_span rest, element;
+    struct entry entry;
+
+    read_entry(name, value, &entry, NULL); /* was read without error before */
+    *tensor = (struct st_tensor){
+        .begin = entry.begin,
+        .end = entry.end,
+        .shape = making->dim_count,
+        .rank = (uint32_t)entry.rank,
+        .dtype = (uint8_t)dtype_of_raw(entry.dtype),
+    };
+    tensor->name_length = put_text(making, name, &tensor->name);
+    if (tensor->dtype == DTYPE_UNKNOWN)
+        tensor->dtype_text_length = (uint16_t)put_text(making, entry.dtype, &tensor->dtype_text);
+    rest = json_inside(entry.shape);
+    while (json_next_element(&rest, &element))
+        json_u64(element, &making->dims[making->dim_count++]);
+}
+
+static void
+fill_metadata(struct making *making, struct json_span value)
+{
+    struct json_span rest, key, string;
+
+    if (json_type(value) == JSON_NULL)
+        return;
+    rest = json_inside(value);
+    while (json_next_member(&rest, &key, &string)) {
+        struct st_metadata *pair = &making->metadata[making->table->metadata_count++];
+        pair->key_length = put_text(making, key, &pair->key);
+        pair->value_length = put_text(making, json_raw(string), &pair->value);
+    }
+}
+
+static void
+fill_table(struct making *making, struct json_span root)
+{
+    struct json_span rest = json_inside(root), key, value;
+
+    while (json_next_member(&rest, &key, &value)) {
+        if (json_raw_is(key, metadata_key))
+            fill_metadata(making, value);
+        else
+            fill_tensor(making, key, value);
+    }
+}
+
+/* --- Order and duplicates --- */
+
+static int
+compare_u64(uint64_t a, uint64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+static int
+compare_bytes(const char *a, uint32_t a_length, const char *b, uint32_t b_length)
+{
+    int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
+
+    return order ? order : compare_u64(a_length, b_length);
+}
+
+static int
+compare_names(const struct st_tensor *a, const struct st_tensor *b, const char *text)
+{
+    return compare_bytes(text + a->name, a->name_length, text + b->name, b->name_length);
+}
+
+static int
+compare_places(const void *a, const void *b, void *text)
+{
+    const struct st_tensor *x = a, *y = b;
+
+    if (x->begin != y->begin)
+        return compare_u64(x->begin, y->begin);
+    if (x->end != y->end)
+        return compare_u64(x->end, y->end);
+    return compare_names(x, y, text);
+}
+
+static int
+compare_indexed_names(const void *a, const void *b, void *making)
+{
+    const struct making *m = making;
+
+    return compare_names(&m->tensors[*(const uint32_t *)a], &m->tensors[*(const uint32_t *)b],
+                         m->text);
+}
+
+/* By key; of equal keys, the one that stood first in the header first. */
+static int
+compare_pairs(const void *a, const void *b, void *text)
+{
+    const struct st_metadata *x = a, *y = b;
+    const char *t = text;
+    int order = compare_bytes(t + x->key, x->key_length, t + y->key, y->key_length);
+
+    if (order)
+        return order;
+    if (x->value != y->value)
+        return compare_u64(x->value, y->value);
+    return compare_u64(x->value_length, y->value_length); /* the first one is empty */
+}
+
+static struct json_span
+name_of(const struct making *making, const struct st_tensor *tensor)
+{
+    return (struct json_span){making->text + tensor->name, tensor->name_length};
+}
+
+/* Sorts the tensors where they do not stand in order yet, as most do. */
+static void
+sort_tensors(struct making *making)
+{
+    uint32_t i = 1, count = making->table->count;
+
+    while (i < count &&
+           compare_places(&making->tensors[i - 1], &making->tensors[i], making->text) <= 0)
+        i++;
+    if (i < count)
+        qsort_r(making->tensors, count, sizeof(making->tensors[0]), compare_places, making->text);
+}
+
+/* A key that stands twice has its last value, as in the reference. */
+static void
+sort_metadata(struct making *making)
+{
+    struct st_metadata *pairs = making->metadata;
+    uint32_t kept = 0, count = making->table->metadata_count;
+
+    qsort_r(pairs, count, sizeof(pairs[0]), compare_pairs, making->text);
+    for (uint32_t i = 0; i < count; i++) {
+        if (kept && compare_bytes(making->text + pairs[kept - 1].key, pairs[kept - 1].key_length,
+                                  making->text + pairs[i].key, pairs[i].key_length) == 0)
+            kept--;
+        pairs[kept++] = pairs[i];
+    }
+    making->table->metadata_count = kept;
+}
+
+/* Refuses a name that stands twice. Headers sorted by name, as most are within
+ * a dtype, need one look only. */
+static errint_t
+check_duplicates(const struct making *making, struct reason *reason)
+{
+    uint32_t count = making->table->count, i = 1;
+    const struct st_tensor *tensors = making->tensors;
+    errint_t error = 0;
+
+    while (i < count && compare_names(&tensors[i - 1], &tensors[i], making->text) < 0)
+        i++;
+    if (i >= count)
+        return 0;
+
+    uint32_t *order = malloc(count * sizeof(order[0]));
+    if (!order)
+        return out_of_memory(reason);
+    for (i = 0; i < count; i++)
+        order[i] = i;
+    qsort_r(order, count, sizeof(order[0]), compare_indexed_names, (void *)making);
+    for (i = 1; i < count && !error; i++) {
+        const struct st_tensor *tensor = &tensors[order[i]];
+        if (compare_names(&tensors[order[i - 1]], tensor, making->text) == 0)
+            error = refuse_tensor(reason, "DuplicateTensorName", name_of(making, tensor),
+                                  "the name stands more than once in the header");
+    }
+    free(order);
+    return error;
+}
+
+/* --- Rules 6 and 7: offsets and sizes --- */
+
+static errint_t
+check_size(const struct making *making, const struct st_tensor *tensor, struct reason *reason)
+{
+    const uint64_t *dims = making->dims + tensor->shape;
+    const char *dtype = dtype_name(tensor->dtype);
+    uint64_t bits = 1;
+    bool overflow = false;
+
+    for (uint32_t i = 0; i < tensor->rank && !overflow; i++)
+        overflow = __builtin_mul_overflow(bits, dims[i], &bits);
+    if (overflow || __builtin_mul_overflow(bits, (uint64_t)dtype_bits(tensor->dtype), &bits))
+        return refuse_tensor(reason, "ValidationOverflow", name_of(making, tensor),
+                             "the size by its shape and dtype %s is over 2^64 bits", dtype);
+    if (bits % 8)
+        return refuse_tensor(reason, "MisalignedSlice", name_of(making, tensor),
+                             "its shape and dtype %s give %" PRIu64 " bits, no whole bytes", dtype,
+                             bits);
+    if (tensor->end - tensor->begin != bits / 8)
+        return refuse_tensor(reason, "TensorInvalidInfo", name_of(making, tensor),
+                             "data_offsets [%" PRIu64 ", %" PRIu64 "] hold %" PRIu64
+                             " bytes, its shape and dtype %s make %" PRIu64,
+                             tensor->begin, tensor->end, tensor->end - tensor->begin, dtype,
+                             bits / 8);
+    return 0;
+}
+
+static errint_t
+check_places(const struct making *making, struct reason *reason)
+{
+    const struct st_table *table = making->table;
+    uint64_t expected = 0;
+
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &making->tensors[i];
+        if (tensor->begin != expected)
+            return refuse_tensor(reason, "InvalidOffset", name_of(making, tensor),
+                                 "data_offsets [%" PRIu64 ", %" PRIu64
+                                 "], expected to begin at %" PRIu64
+                                 ", where the tensor before ends",
+                                 tensor->begin, tensor->end, expected);
+        if (tensor->end < tensor->begin)
+            return refuse_tensor(reason, "InvalidOffset", name_of(making, tensor),
+                                 "data_offsets [%" PRIu64 ", %" PRIu64 "] end before they begin",
+                                 tensor->begin, tensor->end);
+        expected = tensor->end;
+        if (tensor->dtype == DTYPE_UNKNOWN)
+            continue;
+        errint_t error = check_size(making, tensor, reason);
+        if (error)
+            return error;
+    }
+    if (expected != table->data_length)
+        return reason_set(reason, -EBADMSG, "MetadataIncompleteBuffer",
+                          "the tensors end at byte %" PRIu64 " of the data, the file has %" PRIu64,
+                          expected, table->data_length);
+    return 0;
+}
+
+errint_t
+st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table **table,
+               struct reason *reason)
+{
+    struct counts counts = {0};
+    struct json_fault fault;
+    struct making making;
+    errint_t error;
+
+    if (!json_check_utf8(json, n, &fault.at))
+        return reason_set(reason, -EBADMSG, "InvalidHeader",
+                          "the header is not UTF-8: byte 0x%02x at byte %zu of it",
+                          (unsigned char)json[fault.at], fault.at);
+    if (json_check(json, n, &fault))
+        return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
+                          "the header is not JSON: %s, at byte %zu of it", fault.what, fault.at);
+    struct json_span root = json_root(json, n);
+    error = count_header(root, &counts, reason);
+    if (error)
+        return error;
+
+    if (!make_table(&making, &counts))
+        return out_of_memory(reason);
+    making.table->data_start = 8 + n;
+    making.table->data_length = file_size - 8 - n;
+    fill_table(&making, root);
+    sort_metadata(&making);
+    error = check_duplicates(&making, reason);
+    if (error)
+        goto refused;
+    sort_tensors(&making);
+    error = check_places(&making, reason);
+    if (error)
+        goto refused;
+    *table = making.table;
+    return 0;
+
+refused:
+    free(making.table);
+    return error;
+}
+
+/* --- Reading --- */
+
+/* Reads all of [offset, offset + length). */
+static errint_t
+read_exactly(int fd, char *to, size_t length, uint64_t offset, struct reason *reason)
+{
+    while (length) {
+        ssize_t got = pread(fd, to, length, (off_t)offset);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            errint_t error = -errno;
+            return reason_set(reason, error, "IoError", "reading the header: %s", strerror(-error));
+        }
+        if (got == 0)
+            return reason_set(reason, -ESTALE, "IoError",
+                              "the file became shorter while its header was read");
+        to += got;
+        offset += (uint64_t)got;
+        length -= (size_t)got;
+    }
+    return 0;
+}
+
+errint_t
+st_table_read(int fd, uint64_t file_size, struct st_table **table, struct reason *reason)
+{
+    size_t have = file_size < FIRST_READ ? (size_t)file_size : FIRST_READ;
+    char *bytes = malloc(have + 1); /* never of size 0 */
+    uint64_t n;
+    errint_t error;
+
+    if (!bytes)
+        return out_of_memory(reason);
+    error = read_exactly(fd, bytes, have, 0, reason);
+    if (error)
+        goto out;
+    error = st_header_length(bytes, file_size, &n, reason);
+    if (error)
+        goto out;
+
+    if (8 + n > have) {
+        char *more = realloc(bytes, 8 + n);
+        if (!more) {
+            error = out_of_memory(reason);
+            goto out;
+        }
+        bytes = more;
+        error = read_exactly(fd, bytes + have, 8 + n - have, have, reason);
+        if (error)
+            goto out;
+    }
+    error = st_table_parse(bytes + 8, n, file_size, table, reason);
+out:
+    free(bytes);
+    return error;
+}
+
+void
+st_table_free(struct st_table *table)
+{
+    free(table);
+}
+
+const char *
+st_dtype_text(const struct st_table *table, const struct st_tensor *tensor, size_t *length)
+{
+    if (tensor->dtype == DTYPE_UNKNOWN) {
+        *length = tensor->dtype_text_length;
+        return table->text + tensor->dtype_text;
+    }
+    const char *name = dtype_name(tensor->dtype);
+    *length = strlen(name);
+    return name;
+}
+
+/* --- Writing --- */
+
+/* What st_header_begin() leaves: the place of N and the opening brace. */
+#define EMPTY_HEADER 9
+
+void
+st_header_begin(struct buffer *out)
+{
+    buffer_add_u64le(out, 0);
+    buffer_add_char(out, '{');
+}
+
+void
+st_header_metadata(struct buffer *out, const char *key, size_t key_length, const char *value,
+                   size_t value_length)
+{
+    if (buffer_failed(out))
+        return;
+    if (out->length == EMPTY_HEADER) {
+        buffer_add_json_string(out, metadata_key, sizeof(metadata_key) - 1);
+        buffer_add_text(out, ":{");
+    } else {
+        out->data[out->length - 1] = ','; /* was the brace that closed the pairs before */
+    }
+    buffer_add_json_string(out, key, key_length);
+    buffer_add_char(out, ':');
+    buffer_add_json_string(out, value, value_length);
+    buffer_add_char(out, '}');
+}
+
+void
+st_header_tensor(struct buffer *out, const char *name, size_t name_length, const char *dtype,
+                 size_t dtype_length, const uint64_t *dims, uint32_t rank, uint64_t begin,
+                 uint64_t end)
+{
+    if (out->length > EMPTY_HEADER)
+        buffer_add_char(out, ',');
+    buffer_add_json_string(out, name, name_length);
+    buffer_add_text(out, ":{\"dtype\":");
+    buffer_add_json_string(out, dtype, dtype_length);
+    buffer_add_text(out, ",\"shape\":[");
+    for (uint32_t i = 0; i < rank; i++) {
+        if (i)
+            buffer_add_char(out, ',');
+        buffer_add_u64(out, dims[i]);
+    }
+    buffer_add_text(out, "],\"data_offsets\":[");
+    buffer_add_u64(out, begin);
+    buffer_add_char(out, ',');
+    buffer_add_u64(out, end);
+    buffer_add_text(out, "]}");
+}
+
+errint_t
+st_header_finish(struct buffer *out, uint32_t align)
+{
+    buffer_add_char(out, '}');
+    buffer_add_repeat(out, ' ', (align - out->length % align) % align);
+    if (buffer_failed(out))
+        return -ENOMEM;
+
+    uint64_t n = out->length - 8;
+    if (n > ST_MAX_HEADER)
+        return -EFBIG;
+    for (unsigned i = 0; i < 8; i++)
+        out->data[i] = (char)(n >> 8 * i);
+    return 0;
+}

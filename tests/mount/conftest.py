@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every mount test stands on: a place of its own, a mount that always goes away.
+
+FSTFS_BUILD         build folder (default: build/ beside tests/)
+FSTFS_TEST_SLOW     factor on every time limit (for sanitizer builds)
+PROMTOOL            promtool, where it is not in PATH
+FSTFS_TORCH_PYTHON  a Python that has torch and transformers
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import pwd
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE))
+
+SLOW = float(os.environ.get("FSTFS_TEST_SLOW", "1"))
+LIMIT = 60 * SLOW  # seconds a mount may live unless a test says otherwise
+BUILD = Path(os.environ.get("FSTFS_BUILD", ROOT / "build")).resolve()
+BINARY = BUILD / "fstfs"
+SANITIZER = ("ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "runtime error:",
+             "WARNING: ThreadSanitizer", "Assertion `", "double free", "corrupted ")
+
+
+def mounted_at(path):
+    """The mountinfo lines of mounts at or below a path."""
+    path = os.fspath(path)
+    escaped = path.replace("\\", "\\134").replace(" ", "\\040")
+    with open("/proc/self/mountinfo") as f:
+        return [line for line in f
+                if (p := line.split()[4]) == escaped or p.startswith(escaped + "/")]
+
+
+def eventually(check, seconds=5, pause=0.02):
+    """Calls check() until it gives something true, and gives that; its last answer at the end."""
+    end = time.monotonic() + seconds * SLOW
+    while True:
+        found = check()
+        if found or time.monotonic() > end:
+            return found
+        time.sleep(pause)
+
+
+def processes_of(session):
+    """Ids of living processes of a session (setsid)."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as f:
+                    fields = f.read().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session:
+                found.append(int(entry))
+    return found
+
+
+def as_user(user):
+    """The command prefix that runs a program as another user; nothing where we are that user."""
+    if user is None or pwd.getpwuid(os.geteuid()).pw_name == user:
+        return []
+    who = pwd.getpwnam(user)
+    return ["setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups",
+            "--inh-caps=-all", "env", "-u", "SUDO_USER", f"HOME={os.fspath('/tmp')}"]
+
+
+class Mount:
+    """One running fstfs in the foreground under a time limit; use the `mount` fixture."""
+
+    def __init__(self, place, source, *options, user=None, limit=None, binary=BINARY,
+                 mountpoint=None, environment=None, wrapper=()):
+        self.user = user
+        self.source = os.fspath(source)
+        self.place = Path(place)
+        self.path = os.fspath(mountpoint or tempfile.mkdtemp(prefix="mnt-", dir=place))
+        if user is not None and as_user(user):
+            who = pwd.getpwnam(user)
+            os.chown(self.path, who.pw_uid, who.pw_gid)
+        self.log = Path(tempfile.mkstemp(prefix="log-", dir=place)[1])
+        self.exit = None
+        # the limit stands outside of this process: a reader that hangs in the kernel comes free
+        # only when the daemon dies
+        self.command = ["timeout", "-s", "ABRT", "-k", "5", str(limit or LIMIT), *wrapper,
+                        *as_user(user), os.fspath(binary), "-f", *options, self.source, self.path]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=subprocess.STDOUT, start_new_session=True,
+                                            env={**os.environ, **(environment or {})})
+        end = time.monotonic() + 20 * SLOW
+        while not mounted_at(self.path):
+            if self.process.poll() is not None:
+                self.exit = self.process.returncode
+                raise AssertionError(f"fstfs exited with {self.exit} before it mounted:\n"
+                                     f"{self.log_text()}")
+            if time.monotonic() > end:
+                self.kill()
+                raise AssertionError(f"not mounted after 20 s:\n{self.log_text()}")
+            time.sleep(0.003)
+
+    def __truediv__(self, relative):
+        return os.path.join(self.path, relative)
+
+    def log_text(self):
+        return self.log.read_text(errors="backslashreplace")
+
+    @property
+    def pid(self):
+        """The daemon's own id (`timeout` stands between)."""
+        with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as f:
+            return int(f.read().split()[0])
+
+    def read(self, relative):
+        with open(self / relative, "rb") as f:
+            return f.read()
+
+    def problems(self):
+        return self.read(".fstfs/problems").decode().splitlines()
+
+    def status(self):
+        return json.loads(self.read(".fstfs/status"))
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def wait(self, seconds=10):
+        try:
+            self.exit = self.process.wait(seconds * SLOW)
+        except subprocess.TimeoutExpired:
+            pass
+        return self.exit
+
+    def unmount(self):
+        """Unmounts as a user does and gives the daemon's exit status."""
+        if self.exit is None:
+            subprocess.run([*as_user(self.user), "fusermount3", "-u", self.path], check=True,
+                           capture_output=True, text=True, timeout=20 * SLOW)
+            self.wait()
+        return self.exit
+
+    def kill(self):
+        """Makes sure that nothing is left, whatever state it is in."""
+        if self.process.poll() is None:
+            for how in ("-u", "-uz"):
+                subprocess.run(["fusermount3", how, self.path], capture_output=True)
+                if not mounted_at(self.path):
+                    break
+            try:
+                self.process.wait(3 * SLOW)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                for pid in processes_of(self.process.pid):
+                    os.kill(pid, signal.SIGKILL)
+                self.process.wait()
+        if mounted_at(self.path):
+            subprocess.run(["fusermount3", "-uz", self.path], capture_output=True)
+            if mounted_at(self.path):
+                subprocess.run(["umount", "-l", self.path], capture_output=True)
+
+    def finish(self, died=False):
+        """Teardown: unmounts and says everything that is not as it should be."""
+        faults = []
+        if self.exit is None and self.process.poll() is None:
+            try:
+                self.unmount()
+            except (subprocess.SubprocessError, OSError) as error:
+                faults.append(f"unmount: {error} {getattr(error, 'stderr', '')}")
+        else:
+            self.exit = self.process.poll()
+        if self.exit is None:
+            faults.append("the daemon did not exit after the unmount")
+        if mounted_at(self.path):
+            faults.append("the mount is still there")
+        self.kill()
+        if self.exit == 124:
+            faults.append("the daemon was aborted: time limit")
+        elif self.exit not in (0, None) and not died:
+            faults.append(f"the daemon exited with {self.exit}")
+        if left := processes_of(self.process.pid):
+            faults.append(f"processes left: {left}")
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        text = self.log_text()
+        for sign in SANITIZER:
+            if sign in text:
+                faults.append(f"in the log: {sign}")
+        return faults
+
+
+def make_place():
+    path = tempfile.mkdtemp(prefix="fstfs-test-")
+    os.chmod(path, 0o755)  # the tests that run as another user must get in
+    return Path(path)
+
+
+def remove_place(path):
+    assert not (left := mounted_at(path)), left
+    for directory, _, _ in os.walk(path):
+        try:
+            os.chmod(directory, 0o700)
+        except OSError:
+            pass
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def place():
+    """A directory of this test's own, gone after it."""
+    path = make_place()
+    yield path
+    remove_place(path)
+
+
+@pytest.fixture(scope="session")
+def shared_place():
+    """A directory for sources that many tests read and none changes."""
+    path = make_place()
+    yield path
+    remove_place(path)
+
+
+@pytest.fixture(scope="session")
+def fstfs():
+    """The program; fails where it is not built, skips where the machine cannot mount."""
+    if not BINARY.exists():
+        pytest.fail(f"{BINARY} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("no /dev/fuse")
+    for program in ("fusermount3", "timeout"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed")
+    if os.geteuid() != 0 and not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("/dev/fuse is not open to this user")
+    return BINARY
+
+
+@pytest.fixture
+def mount(fstfs, place, request):
+    """mount(source, *options, user=None, limit=None, died=False): a running Mount.
+
+    `died`: the test kills the daemon itself; its exit status is not looked at.
+    """
+    mounts = []
+    request.node.fstfs_mounts = mounts
+
+    def start(source, *options, died=False, **more):
+        made = Mount.__new__(Mount)
+        mounts.append((made, died))
+        made.__init__(place, source, *options, **more)
+        return made
+
+    yield start
+    faults = []
+    for made, died in reversed(mounts):
+        if hasattr(made, "process"):
+            faults += [f"{made.path}: {fault}" for fault in made.finish(died)]
+    request.node.fstfs_logs = [(" ".join(m.command), m.log_text()) for m, _ in mounts
+                               if hasattr(m, "log") and m.log.exists()]
+    if faults:
+        pytest.fail("\n".join(faults + [f"{c}\n{t}" for c, t in request.node.fstfs_logs]),
+                    pytrace=False)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed and call.when == "call":
+        for made, _ in getattr(item, "fstfs_mounts", []):
+            if hasattr(made, "log") and made.log.exists():
+                report.sections.append((f"fstfs {made.path}", " ".join(made.command) + "\n" +
+                                        made.log_text()[-20000:]))
+
+
+@pytest.fixture(autouse=True)
+def time_limit(request):
+    """A test that the mount's own limit did not end is ended here."""
+    marker = request.node.get_closest_marker("limit")
+    seconds = (marker.args[0] if marker else 60) * SLOW + 15
+
+    def late(*_):
+        raise TimeoutError(f"the test took over {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "limit(seconds): time limit of a slow test")
+
+
+class Died(Exception):
+    """A child() was ended by a signal: .args[0]."""
+
+
+def child(work, *args, user=None, seconds=40):
+    """Runs work(*args) in a forked process, as `user`, and gives what it returned or raises what
+    it raised; Died(signal) where a signal ended it. For whatever may hang or take SIGBUS."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(out)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGBUS, signal.SIG_DFL)  # not pytest's faulthandler
+            ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE off: no core
+            if user is not None and as_user(user):
+                who = pwd.getpwnam(user)
+                os.setgroups([])
+                os.setresgid(who.pw_gid, who.pw_gid, who.pw_gid)
+                os.setresuid(who.pw_uid, who.pw_uid, who.pw_uid)
+            try:
+                answer = pickle.dumps((True, work(*args)))
+            except BaseException as error:
+                try:
+                    answer = pickle.dumps((False, error))
+                    pickle.loads(answer)
+                except Exception:
+                    answer = pickle.dumps((False, AssertionError(traceback.format_exc())))
+            with open(into, "wb") as f:
+                f.write(answer)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(into)
+    end = time.monotonic() + seconds * SLOW
+    data = b""
+    with open(out, "rb", buffering=0) as f:
+        while True:
+            ready, _, _ = select.select([f], [], [], max(0, end - time.monotonic()))
+            if not ready:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise TimeoutError(f"{work.__name__} did not return in {seconds} s")
+            part = f.read(1 << 20)
+            if not part:
+                break
+            data += part
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        raise Died(os.WTERMSIG(status))
+    fine, answer = pickle.loads(data)
+    if not fine:
+        raise answer
+    return answer
+
+
+@pytest.fixture
+def test_user(place):
+    """The name of an ordinary user who may mount: ourselves, or "nobody" where we are root (then
+    /dev/fuse is opened to all for the test's time)."""
+    if os.geteuid() != 0:
+        yield pwd.getpwuid(os.geteuid()).pw_name
+        return
+    if not shutil.which("setpriv"):
+        pytest.skip("setpriv is not installed")
+    mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
+    try:
+        os.chmod("/dev/fuse", 0o666)
+    except OSError as error:
+        pytest.skip(f"/dev/fuse cannot be opened to a user: {error}")
+    try:
+        yield "nobody"
+    finally:
+        os.chmod("/dev/fuse", mode)
+
+
+@pytest.fixture
+def user_binary(fstfs, test_user, place):
+    """The program at a path that the test user can run."""
+    if subprocess.run([*as_user(test_user), "test", "-x", fstfs]).returncode == 0:
+        return fstfs
+    copy = place / "fstfs"
+    shutil.copy2(fstfs, copy)
+    copy.chmod(0o755)
+    return copy

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source changes under the mount: it shows, and no open file mixes versions.
+
+Every version's tensors are filled with one byte value of its own, so that a
+mixture is seen at once.
+"""
+
+import errno
+import mmap
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+
+import oracle
+import pytest
+from conftest import Died, child, eventually
+from corpus import trees
+
+GONE = (errno.ESTALE, errno.EIO)
+VIEWS = {"tensors": "tensors/m/model/w", "merged": "merged/m/model.safetensors",
+         "shards": "shards/m/model.safetensors", "npy": "npy/m/model/w.npy"}
+SIZE = 3 << 20
+
+
+def version(fill, size=SIZE, extra=()):
+    return trees.file_bytes([trees.tensor("w", "U8", (size,), fill=fill),
+                             trees.tensor("v", "U8", (5000,), fill=fill), *extra],
+                            {"format": "pt"})
+
+
+def write(root, data):
+    os.makedirs(root / "m", exist_ok=True)
+    (root / "m/model.safetensors").write_bytes(data)
+
+
+def replace(root, data):
+    (root / "m/new.tmp").write_bytes(data)
+    os.rename(root / "m/new.tmp", root / "m/model.safetensors")
+
+
+def rewrite(root, data):
+    """In place: the same inode. A clock tick must lie between two versions' times."""
+    time.sleep(0.05)
+    with open(root / "m/model.safetensors", "r+b") as f:
+        f.write(data)
+        f.truncate(len(data))
+
+
+def data_of(path):
+    """The bytes that are tensor data: behind the last header in the file."""
+    raw = oracle.read_all(path)
+    return raw[-(SIZE + 5000):] if len(raw) >= SIZE + 5000 else raw[-SIZE:]
+
+
+def shows(m, view, fill):
+    """Whether a new open of the view's file gives version `fill`, whole."""
+    try:
+        raw = data_of(m / VIEWS[view])
+    except OSError as error:
+        assert error.errno in GONE + (errno.ENOENT,), error
+        return False
+    assert len(set(raw)) == 1, f"mixed: {set(raw)}"
+    return raw[0] == fill
+
+
+@pytest.mark.parametrize("options", [(), ("--shards=1",)], ids=["as-source", "recut"])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("how", [replace, rewrite], ids=["renamed", "in-place"])
+def test_new_version_shows(mount, place, view, how, options):
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root, *options)
+    assert shows(m, view, 1)
+    for fill in (2, 3):
+        how(root, version(fill))
+        assert eventually(lambda: shows(m, view, fill)), f"version {fill} does not show"
+        assert shows(m, view, fill)
+    assert m.problems() == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("how", [replace, rewrite], ids=["renamed", "in-place"])
+def test_new_size_shows(mount, place, view, how):
+    root = place / "s"
+    write(root, version(1, 10_000))
+    m = mount(root)
+    for size in (900_000, 100, 0, 5_000_000, 4096):
+        how(root, version(7, size))
+        path = m / VIEWS[view]
+
+        def right():
+            try:
+                raw = oracle.read_all(path)
+                if os.stat(path).st_size != len(raw):
+                    return False
+            except OSError as error:
+                assert error.errno in GONE + (errno.ENOENT,), error
+                return False
+            if view == "tensors":
+                return raw == b"\7" * size
+            if view == "npy":
+                return raw == oracle.npy_bytes("U8", (size,), b"\7" * size)
+            try:
+                entries, _, _ = oracle.read_header(path)
+            except (AssertionError, FileNotFoundError):
+                return False
+            return {e.name: e.size for e in entries} == {"w": size, "v": 5000}
+
+        assert eventually(right), size
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "half-read"])
+@pytest.mark.parametrize("how", ["renamed", "in-place", "truncated", "removed"])
+def test_open_file_keeps_its_version_or_fails(mount, place, view, warm, how):
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root)
+    size = os.stat(m / VIEWS[view]).st_size
+    fd = os.open(m / VIEWS[view], os.O_RDONLY)
+    before = b""
+    while warm and len(before) < size // 2:
+        before += os.pread(fd, 100_000, len(before))
+    expected = oracle.read_all(m / VIEWS[view]) if warm and view in ("merged", "npy") else None
+    if how == "renamed":
+        replace(root, version(2))
+    elif how == "in-place":
+        rewrite(root, version(2))
+    elif how == "truncated":
+        os.truncate(root / "m/model.safetensors", 100_000)
+    else:
+        os.unlink(root / "m/model.safetensors")
+    rng = random.Random(1)
+    failures = 0
+    for offset in [rng.randrange(size) for _ in range(40)] + [size - 1, size - 5000]:
+        try:
+            got = os.pread(fd, 70_000, offset)
+        except OSError as error:
+            assert error.errno in GONE, error
+            failures += 1
+            continue
+        assert len(got) == min(70_000, size - offset), "a short reply"
+        if expected is not None:
+            assert got == expected[offset:offset + len(got)]
+        else:
+            # whatever is not of the header is of version 1
+            assert set(got[max(0, 4096 - offset):]) <= {1}
+    if how in ("in-place", "truncated") and not warm:
+        assert failures  # there is nothing it could have been read from
+    os.close(fd)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_mapped_file_keeps_its_version_or_faults(mount, place, view):
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root)
+
+    def work():
+        fd = os.open(m / VIEWS[view], os.O_RDONLY)
+        with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+            first = mapped[len(mapped) - 10:]
+            rewrite(root, version(2))
+            step = 65536
+            for at in range(4096, len(mapped), step):
+                assert set(mapped[at:at + 64]) <= {1}, at
+            return first
+
+    try:
+        assert set(child(work)) == {1}
+    except Died as died:
+        assert died.args[0] == signal.SIGBUS
+    assert eventually(lambda: shows(m, view, 2))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("how", [replace, rewrite], ids=["renamed", "in-place"])
+def test_readers_beside_a_writer_never_see_a_mixture(mount, place, view, how):
+    """Fresh opens and old descriptors while versions follow each other."""
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root)
+    stop = threading.Event()
+    faults, seen = [], set()
+    # in place a writer's own half-written file may be seen by anybody, in the source as well:
+    # then a version is what was there between two changes, and only old descriptors are asked
+    def reader(seed):
+        rng = random.Random(seed)
+        while not stop.is_set():
+            try:
+                fd = os.open(m / VIEWS[view], os.O_RDONLY)
+            except OSError as error:
+                if error.errno not in GONE + (errno.ENOENT,):
+                    faults.append(error)
+                continue
+            try:
+                size = os.fstat(fd).st_size
+                values = set()
+                for _ in range(rng.randrange(1, 12)):
+                    offset = rng.randrange(max(1, size - SIZE), size) if size > SIZE \
+                        else rng.randrange(size)
+                    values |= set(os.pread(fd, 50_000, offset)[4096:])
+                    time.sleep(rng.random() * 0.03)
+                if len(values) > 1:
+                    faults.append(f"mixed: {values}")
+                seen.update(values)
+            except OSError as error:
+                if error.errno not in GONE:
+                    faults.append(error)
+            finally:
+                os.close(fd)
+
+    threads = [threading.Thread(target=reader, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for fill in range(2, 8):
+        time.sleep(0.35)
+        how(root, version(fill))
+    stop.set()
+    for t in threads:
+        t.join()
+    assert not faults, faults[:3]
+    assert seen
+    assert eventually(lambda: shows(m, view, 7))
+
+
+def test_models_appear_and_disappear(mount, place):
+    source = trees.in_root(place / "s")
+    m = mount(source.root)
+    oracle.check_source(m.path, source)
+    added = source.add("later/deep", "model", trees.small_tensors("l.", count=6), shards=2)
+    source.add_side("later/deep/config.json")
+    names = {v: "later" for v in ("tensors", "merged", "shards", "npy")}
+    assert eventually(lambda: all("later" in os.listdir(m / v) for v in names))
+    oracle.check_source(m.path, source)
+    # a lookup alone, no listing, of what was looked for in vain before
+    for view in names:
+        assert not os.path.exists(m / f"{view}/second/model")
+    second = source.add("second", "model", trees.small_tensors("s.", count=3))
+    assert eventually(lambda: os.path.exists(m / "tensors/second/model/s.t0.weight"))
+    assert eventually(lambda: os.path.exists(m / "merged/second/model.safetensors"))
+    oracle.check_source(m.path, source)
+    shutil.rmtree(source.path("later"))
+    source.checkpoints.remove(added)
+    source.side.pop("later/deep/config.json")
+    source.directories -= {"later", "later/deep"}
+    assert eventually(lambda: not any("later" in os.listdir(m / v) for v in names))
+    assert not os.path.exists(m / "tensors/later/deep/model/l.t0.weight")
+    os.unlink(source.path("second/model.safetensors"))
+    source.checkpoints.remove(second)
+    assert eventually(lambda: not os.path.exists(m / "tensors/second/model"))
+    assert eventually(lambda: os.listdir(m / "merged/second") == [])
+    oracle.check_source(m.path, source)
+    assert m.problems() == []
+
+
+def test_model_grows_by_shards(mount, place):
+    """A download: shards come one after another, then the index; the bad become good."""
+    source = trees.Source(place / "s")
+    made = trees.Source(place / "made")
+    c = made.add("m", "model", trees.small_tensors(count=8), shards=3)
+    source.directory("m")
+    m = mount(source.root)
+    assert os.listdir(m / "tensors/m") == []
+    for i, (name, tensors) in enumerate(c.shards):
+        partial = made.path("m", name)
+        data = open(partial, "rb").read()
+        with open(source.path("m", name), "wb") as f:
+            f.write(data[:20])
+            f.flush()
+            assert eventually(lambda: any(name in p for p in look(m)))
+            f.write(data[20:])
+        there = trees.Checkpoint("m", "model", c.shards[:i + 1])
+        assert eventually(lambda: len(os.listdir(m / "tensors/m/model")) == len(there.tensors))
+        for t in there.tensors:
+            assert oracle.read_all(oracle.tensor_file(m / "tensors", there, t)) == t.data
+    shutil.copy(made.path("m", c.index), source.path("m", c.index))
+    source.checkpoints.append(c)
+    assert eventually(lambda: c.index in os.listdir(m / "shards/m"))
+    assert eventually(lambda: "model.safetensors" in os.listdir(m / "merged/m"))
+    oracle.check_source(m.path, source)
+    assert eventually(lambda: look(m) == []), m.problems()
+
+
+def look(m):
+    oracle.walk(m / "tensors")
+    return m.problems()
+
+
+def test_side_files_change(mount, place):
+    source = trees.in_root(place / "s")
+    m = mount(source.root)
+    for view in ("merged", "shards"):
+        assert m.read(f"{view}/config.json") == b"{}\n"
+    for data in (b'{"longer": "than before"}\n', b"", b"x" * 100_000):
+        (place / "s/config.json").write_bytes(data)
+        for view in ("merged", "shards"):
+
+            def right():
+                try:
+                    return m.read(f"{view}/config.json") == data
+                except OSError as error:
+                    assert error.errno in GONE, error
+
+            assert eventually(right), (view, data[:30])
+
+
+def test_index_changes(mount, place):
+    """The index is replaced: tensors/ and merged/ follow it to other shards."""
+    source = trees.Source(place / "s")
+    old = [trees.tensor("old", "U8", (100,), fill=1)]
+    new = [trees.tensor("new", "U8", (200,), fill=2)]
+    source.place("m/a.safetensors", trees.file_bytes(old))
+    source.place("m/b.safetensors", trees.file_bytes(new))
+    source.place("m/model.safetensors.index.json", trees.index_bytes({"old": "a.safetensors"}))
+    m = mount(source.root)
+    assert os.listdir(m / "tensors/m/model") == ["old"]
+    assert sorted(os.listdir(m / "merged/m")) == ["b.safetensors", "model.safetensors"]
+    source.place("m/model.safetensors.index.json", trees.index_bytes({"new": "b.safetensors"}))
+    assert eventually(lambda: os.listdir(m / "tensors/m/model") == ["new"])
+    assert eventually(lambda: sorted(os.listdir(m / "merged/m")) ==
+                      ["a.safetensors", "model.safetensors"])
+    entries, _, _ = oracle.read_header(m / "merged/m/model.safetensors")
+    assert [e.name for e in entries] == ["new"]
+
+
+def test_link_is_turned_to_another_revision(mount, place):
+    """A Hugging Face snapshot link that is pointed at another blob."""
+    root = place / "s"
+    (root / "snapshots").mkdir(parents=True)
+    (root / "blobs").mkdir()
+    for fill in (1, 2):
+        (root / f"blobs/{fill}").write_bytes(version(fill))
+    link = root / "snapshots/model.safetensors"
+    link.symlink_to("../blobs/1")
+    m = mount(root)
+    path = m / "tensors/snapshots/model/w"
+    assert set(oracle.read_all(path)) == {1}
+    os.symlink("../blobs/2", root / "snapshots/new")
+    os.rename(root / "snapshots/new", link)
+
+    def right():
+        try:
+            return set(oracle.read_all(path)) == {2}
+        except OSError as error:
+            assert error.errno in GONE, error
+
+    assert eventually(right)
+
+
+def test_touch_and_chmod_leave_readers_alone(mount, place):
+    """A new mode or link count is no new content: an open file reads on."""
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root)
+    fds = [os.open(m / p, os.O_RDONLY) for p in VIEWS.values()]
+    os.chmod(root / "m/model.safetensors", 0o640)
+    os.link(root / "m/model.safetensors", root / "m/second.bin")
+    time.sleep(1)
+    for fd in fds:
+        size = os.fstat(fd).st_size
+        assert set(os.pread(fd, 5000, size - 5000)) == {1}
+        os.close(fd)
+    assert eventually(lambda: os.stat(m / VIEWS["tensors"]).st_mode & 0o777 == 0o440)
+
+
+def test_directory_becomes_file_and_back(mount, place):
+    root = place / "s"
+    (root / "thing").mkdir(parents=True)
+    (root / "thing/inner.txt").write_bytes(b"inner")
+    m = mount(root)
+    assert m.read("merged/thing/inner.txt") == b"inner"
+    shutil.rmtree(root / "thing")
+    (root / "thing").write_bytes(b"a file")
+    assert eventually(lambda: os.path.isfile(m / "merged/thing"))
+    assert m.read("merged/thing") == b"a file"
+    os.unlink(root / "thing")
+    (root / "thing").mkdir()
+    (root / "thing/inner.txt").write_bytes(b"again")
+    assert eventually(lambda: os.path.isdir(m / "merged/thing"))
+    assert m.read("merged/thing/inner.txt") == b"again"
+
+
+def test_source_directory_is_replaced(mount, place):
+    """The source itself is renamed away; what happens then is told, not hung."""
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root)
+    assert shows(m, "tensors", 1)
+    os.rename(root, place / "gone")
+
+    def work():
+        try:
+            return set(data_of(m / VIEWS["tensors"]))
+        except OSError as error:
+            assert error.errno in GONE + (errno.ENOENT,)
+            return set()
+
+    time.sleep(0.6)
+    assert child(work) <= {1}

@@ -59,29 +59,35 @@ read_total_size(struct json_span metadata, struct st_index *index)
     cJSON_Delete(tree);
 }
 
-/* Finds weight_map and metadata in the index's object. */
-static errint_t
-find_parts(struct json_span root, struct json_span *map, struct json_span *metadata,
-           struct reason *reason)
-{
-    struct json_span rest, key, value;
+/* The members of an index that are read: at weight_map's object, and metadata. */
+struct parts {
+    struct json_reader map;
+    struct json_span metadata;
+};
 
-    map->text = metadata->text = NULL;
-    if (json_type(root) != JSON_OBJECT)
+static errint_t
+find_parts(struct json_reader in, struct parts *parts, struct reason *reason)
+{
+    struct json_span key;
+
+    *parts = (struct parts){{NULL, NULL}, {NULL, 0}};
+    if (json_type(&in) != JSON_OBJECT)
         return refuse(reason, "the index is JSON but no object");
-    rest = json_inside(root);
-    while (json_next_member(&rest, &key, &value)) {
-        bool is_map = json_raw_is(key, "weight_map");
-        if (is_map && map->text)
-            return refuse(reason, "weight_map stands twice");
-        if (is_map)
-            *map = value;
+    json_enter(&in);
+    while (json_next_key(&in, &key)) {
+        struct json_reader value = in;
+        struct json_span text = json_take(&in);
         if (json_raw_is(key, "metadata"))
-            *metadata = value;
+            parts->metadata = text;
+        if (!json_raw_is(key, "weight_map"))
+            continue;
+        if (parts->map.at)
+            return refuse(reason, "weight_map stands twice");
+        parts->map = value;
     }
-    if (!map->text)
+    if (!parts->map.at)
         return refuse(reason, "weight_map is missing");
-    if (json_type(*map) != JSON_OBJECT)
+    if (json_type(&parts->map) != JSON_OBJECT)
         return refuse(reason, "weight_map is no object");
     return 0;
 }
@@ -112,17 +118,18 @@ begins_run(struct json_span before, struct json_span raw)
 }
 
 static errint_t
-count_map(struct json_span map, struct counts *counts, struct reason *reason)
+count_map(struct json_reader in, struct counts *counts, struct reason *reason)
 {
-    struct json_span rest = json_inside(map), key, value, before = {NULL, 0};
+    struct json_span key, before = {NULL, 0};
 
-    while (json_next_member(&rest, &key, &value)) {
+    json_enter(&in);
+    while (json_next_key(&in, &key)) {
         char shown[QUOTED_SIZE];
-        if (json_type(value) != JSON_STRING)
+        if (json_type(&in) != JSON_STRING)
             return reason_set(reason, -EBADMSG, "InvalidIndex",
                               "weight_map: the value of \"%s\" is no string",
                               quoted(shown, key.text, key.length));
-        struct json_span raw = json_raw(value);
+        struct json_span raw = json_take_string(&in);
         counts->entries++;
         counts->names += json_unescaped_length(key);
         if (begins_run(before, raw)) {
@@ -136,13 +143,14 @@ count_map(struct json_span map, struct counts *counts, struct reason *reason)
 
 /* Lists the runs, their names in `scratch`, and checks the names. */
 static errint_t
-list_runs(struct json_span map, struct run *runs, char *scratch, struct reason *reason)
+list_runs(struct json_reader in, struct run *runs, char *scratch, struct reason *reason)
 {
-    struct json_span rest = json_inside(map), key, value, before = {NULL, 0};
+    struct json_span key, before = {NULL, 0};
 
-    while (json_next_member(&rest, &key, &value)) {
+    json_enter(&in);
+    while (json_next_key(&in, &key)) {
         char shown[QUOTED_SIZE];
-        struct json_span raw = json_raw(value);
+        struct json_span raw = json_take_string(&in);
         if (!begins_run(before, raw))
             continue;
         before = raw;
@@ -230,13 +238,14 @@ fill_shards(struct making *making, struct run *const *order, uint32_t runs)
 }
 
 static void
-fill_entries(struct making *making, struct json_span map, const struct run *run)
+fill_entries(struct making *making, struct json_reader in, const struct run *run)
 {
-    struct json_span rest = json_inside(map), key, value, before = {NULL, 0};
+    struct json_span key, before = {NULL, 0};
 
-    while (json_next_member(&rest, &key, &value)) {
+    json_enter(&in);
+    while (json_next_key(&in, &key)) {
         struct st_index_entry *entry = &making->entries[making->index->count++];
-        struct json_span raw = json_raw(value);
+        struct json_span raw = json_take_string(&in);
         if (before.text && begins_run(before, raw))
             run++;
         before = raw;
@@ -281,7 +290,7 @@ sort_entries(struct making *making, struct reason *reason)
 }
 
 static errint_t
-parse_map(struct json_span map, struct st_index **index, struct reason *reason)
+parse_map(struct json_reader map, struct st_index **index, struct reason *reason)
 {
     struct counts counts = {0};
     struct making making = {0};
@@ -325,7 +334,7 @@ errint_t
 st_index_parse(const char *json, size_t length, struct st_index **index, struct reason *reason)
 {
     struct json_fault fault;
-    struct json_span map, metadata;
+    struct parts parts;
 
     if (length > ST_MAX_INDEX)
         return reason_set(reason, -EBADMSG, "InvalidIndex",
@@ -342,11 +351,11 @@ st_index_parse(const char *json, size_t length, struct st_index **index, struct 
         return reason_set(reason, -EBADMSG, "InvalidIndex",
                           "the index is not JSON: %s, at byte %zu of it", fault.what, fault.at);
 
-    errint_t error = find_parts(json_root(json, length), &map, &metadata, reason);
+    errint_t error = find_parts(json_read(json, length), &parts, reason);
     if (!error)
-        error = parse_map(map, index, reason);
-    if (!error && metadata.text)
-        read_total_size(metadata, *index);
+        error = parse_map(parts.map, index, reason);
+    if (!error && parts.metadata.text)
+        read_total_size(parts.metadata, *index);
     return error;
 }
 

@@ -236,21 +236,24 @@ check_escape(struct scan *s)
 static bool
 check_string(struct scan *s)
 {
-    s->at++;
-    while (s->at < s->end) {
-        unsigned char c = (unsigned char)*s->at;
-        if (c == '"') {
+    const char *at = s->at + 1, *end = s->end;
+
+    for (;;) {
+        while (at < end && *at != '"' && *at != '\\' && (unsigned char)*at >= 0x20)
+            at++;
+        s->at = at;
+        if (at == end)
+            return refuse(s, "a string does not end");
+        if ((unsigned char)*at < 0x20)
+            return refuse(s, "a control character stands in a string");
+        if (*at == '"') {
             s->at++;
             return true;
         }
-        if (c < 0x20)
-            return refuse(s, "a control character stands in a string");
-        if (c != '\\')
-            s->at++;
-        else if (!check_escape(s))
+        if (!check_escape(s))
             return false;
+        at = s->at;
     }
-    return refuse(s, "a string does not end");
 }
 
 /* A key and its colon. */
@@ -344,76 +347,28 @@ json_check(const char *text, size_t length, struct json_fault *fault)
     return -EBADMSG;
 }
 
-/* --- Walking what was checked --- */
+/* --- Reading what was checked --- */
 
-/* Past the string that begins at `at`. */
-static const char *
-string_end(const char *at)
+static void
+pass_space(struct json_reader *reader)
 {
-    for (at++; *at != '"'; at++) {
-        if (*at == '\\')
-            at++;
-    }
-    return at + 1;
+    while (reader->at < reader->end && is_space(*reader->at))
+        reader->at++;
 }
 
-/* Past the value that begins at `at`. */
-static const char *
-value_end(const char *at, const char *end)
+struct json_reader
+json_read(const char *text, size_t length)
 {
-    size_t depth = 0;
+    struct json_reader reader = {text, text + length};
 
-    if (*at != '{' && *at != '[' && *at != '"') {
-        while (at < end && *at != ',' && *at != '}' && *at != ']' && !is_space(*at))
-            at++;
-        return at;
-    }
-    do {
-        if (*at == '"') {
-            at = string_end(at);
-            continue;
-        }
-        if (*at == '{' || *at == '[')
-            depth++;
-        else if (*at == '}' || *at == ']')
-            depth--;
-        at++;
-    } while (depth);
-    return at;
-}
-
-/* Takes the value that `rest` begins with, white space aside, and what
- * separates it from the next one. */
-static struct json_span
-take_value(struct json_span *rest, char separator)
-{
-    const char *at = rest->text, *end = at + rest->length;
-
-    while (is_space(*at))
-        at++;
-    const char *past = value_end(at, end);
-    struct json_span value = {at, (size_t)(past - at)};
-    while (past < end && is_space(*past))
-        past++;
-    if (past < end && *past == separator)
-        past++;
-    rest->text = past;
-    rest->length = (size_t)(end - past);
-    return value;
-}
-
-struct json_span
-json_root(const char *text, size_t length)
-{
-    struct json_span rest = {text, length};
-
-    return take_value(&rest, ',');
+    pass_space(&reader);
+    return reader;
 }
 
 enum json_type
-json_type(struct json_span value)
+json_type(const struct json_reader *reader)
 {
-    switch (*value.text) {
+    switch (*reader->at) {
     case '{':
         return JSON_OBJECT;
     case '[':
@@ -430,57 +385,111 @@ json_type(struct json_span value)
     }
 }
 
-struct json_span
-json_inside(struct json_span container)
+void
+json_enter(struct json_reader *reader)
 {
-    struct json_span inside = {container.text + 1, container.length - 2};
+    reader->at++;
+}
 
-    while (inside.length && is_space(*inside.text)) {
-        inside.text++;
-        inside.length--;
+bool
+json_next_element(struct json_reader *reader)
+{
+    pass_space(reader);
+    if (*reader->at == ',') {
+        reader->at++;
+        pass_space(reader);
+        return true;
     }
-    return inside;
+    if (*reader->at != ']' && *reader->at != '}')
+        return true; /* the first one */
+    reader->at++;
+    return false;
 }
 
 bool
-json_next_member(struct json_span *rest, struct json_span *key, struct json_span *value)
+json_next_key(struct json_reader *reader, struct json_span *key)
 {
-    if (!rest->length)
+    if (!json_next_element(reader))
         return false;
-    *key = json_raw(take_value(rest, ':'));
-    *value = take_value(rest, ',');
+    *key = json_take_string(reader);
+    pass_space(reader);
+    reader->at++; /* the colon */
+    pass_space(reader);
     return true;
 }
 
-bool
-json_next_element(struct json_span *rest, struct json_span *value)
+struct json_span
+json_take_string(struct json_reader *reader)
 {
-    if (!rest->length)
-        return false;
-    *value = take_value(rest, ',');
-    return true;
+    const char *start = reader->at + 1, *at = start;
+
+    for (; *at != '"'; at++) {
+        if (*at == '\\')
+            at++;
+    }
+    reader->at = at + 1;
+    return (struct json_span){start, (size_t)(at - start)};
+}
+
+/* A number or a word: they have no end of their own. */
+static void
+take_scalar(struct json_reader *reader)
+{
+    while (reader->at < reader->end && *reader->at != ',' && *reader->at != '}' &&
+           *reader->at != ']' && !is_space(*reader->at))
+        reader->at++;
+}
+
+struct json_span
+json_take(struct json_reader *reader)
+{
+    const char *start = reader->at;
+    unsigned depth = 0;
+
+    do {
+        switch (*reader->at) {
+        case '"':
+            json_take_string(reader);
+            break;
+        case '{':
+        case '[':
+            depth++;
+            reader->at++;
+            break;
+        case '}':
+        case ']':
+            depth--;
+            reader->at++;
+            break;
+        case ',':
+        case ':':
+            reader->at++;
+            break;
+        default:
+            take_scalar(reader);
+        }
+        if (depth)
+            pass_space(reader);
+    } while (depth);
+    return (struct json_span){start, (size_t)(reader->at - start)};
 }
 
 bool
-json_u64(struct json_span value, uint64_t *number)
+json_take_u64(struct json_reader *reader, uint64_t *number)
 {
+    const char *at = reader->at;
     uint64_t n = 0;
 
-    for (size_t i = 0; i < value.length; i++) {
-        if (!is_digit(value.text[i]))
-            return false;
+    for (; at < reader->end && is_digit(*at); at++) {
         if (__builtin_mul_overflow(n, 10u, &n) ||
-            __builtin_add_overflow(n, (uint64_t)(value.text[i] - '0'), &n))
+            __builtin_add_overflow(n, (uint64_t)(*at - '0'), &n))
             return false;
     }
+    if (at == reader->at || (at < reader->end && (*at == '.' || *at == 'e' || *at == 'E')))
+        return false;
+    reader->at = at;
     *number = n;
     return true;
-}
-
-struct json_span
-json_raw(struct json_span string)
-{
-    return (struct json_span){string.text + 1, string.length - 2};
 }
 
 /* Writes what the escape at `at` (its backslash) means, and moves past it. */

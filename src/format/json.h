@@ -3,12 +3,11 @@
  * JSON, as strictly as the safetensors library reads it (serde_json).
  *
  * Two steps. json_check() looks at a whole text once and says whether it is
- * JSON. What it has passed is then walked where it lies: a value is a span of
- * the text, objects and arrays are taken apart member by member. No tree is
- * made, nothing is allocated, and the work is linear in the text; all of it is
- * functions of the arguments.
+ * JSON. What it has passed is then read where it lies, value by value, in one
+ * go from front to back. No tree is made, nothing is allocated, and the work is
+ * linear in the text; all of it is functions of the arguments.
  *
- * Walking a text that was not checked is not safe.
+ * Reading a text that was not checked is not safe.
  */
 #ifndef FSTFS_FORMAT_JSON_H
 #define FSTFS_FORMAT_JSON_H
@@ -38,34 +37,42 @@ bool json_check_utf8(const char *text, size_t length, size_t *at);
  */
 errint_t json_check(const char *text, size_t length, struct json_fault *fault);
 
-/* A value (without the white space around it), or what is left of an object or
- * an array; a piece of a checked text. */
+/* Text inside a checked text. A raw string is what stands between the quotes of
+ * a string, with its escapes. */
 struct json_span {
     const char *text;
     size_t length;
 };
 
+/* A place in a checked text: at a value, or inside a container between values. */
+struct json_reader {
+    const char *at;
+    const char *end;
+};
+
 enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
-/* The one value of a checked text. */
-struct json_span json_root(const char *text, size_t length);
-enum json_type json_type(struct json_span value);
+/* At the one value of a checked text. */
+struct json_reader json_read(const char *text, size_t length);
+/* Of the value the reader is at. */
+enum json_type json_type(const struct json_reader *reader);
 
 /*
- * Takes an object or array apart. `*rest` is json_inside() of it at first; each
- * call moves it past one member and gives that, false when there is none left.
- * Keys are raw, as json_raw() gives them.
+ * Objects and arrays: json_enter() them, then ask for the next member until
+ * there is none, which leaves the container. Each member's value must be taken,
+ * or skipped, before the next is asked for. Keys are raw strings.
  */
-struct json_span json_inside(struct json_span container);
-bool json_next_member(struct json_span *rest, struct json_span *key, struct json_span *value);
-bool json_next_element(struct json_span *rest, struct json_span *value);
+void json_enter(struct json_reader *reader);
+bool json_next_key(struct json_reader *reader, struct json_span *key);
+bool json_next_element(struct json_reader *reader);
 
-/* The number exactly; false where it is no number, or has a sign, a fraction or
- * an exponent, or is over 2^64 - 1. */
-bool json_u64(struct json_span value, uint64_t *number);
-
-/* A string's text as it stands, without its quotes and with its escapes. */
-struct json_span json_raw(struct json_span string);
+/* Takes the value, whatever it is, and gives its text. */
+struct json_span json_take(struct json_reader *reader);
+/* Takes a string; gives it raw. */
+struct json_span json_take_string(struct json_reader *reader);
+/* Takes a number, exactly. False, and nothing is taken, where the value is no
+ * number, or has a sign, a fraction or an exponent, or is over 2^64 - 1. */
+bool json_take_u64(struct json_reader *reader, uint64_t *number);
 
 /* Bytes of a raw string without its escapes, and those bytes in UTF-8 written
  * to `out`; never more than raw.length. May hold NUL. */

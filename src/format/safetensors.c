@@ -81,7 +81,7 @@ st_header_length(const void *first, uint64_t file_size, uint64_t *n, struct reas
 /* What an entry of the header says, in the header's text. */
 struct entry {
     struct json_span dtype; /* a raw string */
-    struct json_span shape; /* an array of whole numbers */
+    struct json_reader shape; /* at an array of whole numbers */
     uint64_t begin;
     uint64_t end;
     size_t rank;
@@ -96,22 +96,32 @@ struct counts {
     bool has_metadata;
 };
 
+/* {"F32":null}: serde's long form of a variant, which the reference reads too. */
+static bool
+read_variant(struct json_reader *in, struct json_span *name)
+{
+    struct json_span more;
+
+    json_enter(in);
+    if (!json_next_key(in, name) || json_type(in) != JSON_NULL)
+        return false;
+    json_take(in);
+    return !json_next_key(in, &more);
+}
+
 static errint_t
-read_dtype(struct json_span name, struct json_span value, struct entry *entry,
+read_dtype(struct json_reader *in, struct json_span name, struct entry *entry,
            struct reason *reason)
 {
-    struct json_span variant, nothing;
-
-    if (json_type(value) == JSON_STRING) {
-        entry->dtype = json_raw(value);
-    } else if (json_type(value) == JSON_OBJECT) {
-        /* {"F32":null}: serde's long form of a variant, which it reads too. */
-        struct json_span rest = json_inside(value);
-        if (!json_next_member(&rest, &variant, &nothing) || json_type(nothing) != JSON_NULL ||
-            rest.length)
+    switch (json_type(in)) {
+    case JSON_STRING:
+        entry->dtype = json_take_string(in);
+        break;
+    case JSON_OBJECT:
+        if (!read_variant(in, &entry->dtype))
             return refuse_entry(reason, name, "dtype is an object, expected a string");
-        entry->dtype = variant;
-    } else {
+        break;
+    default:
         return refuse_entry(reason, name, "dtype is no string");
     }
     if (json_unescaped_length(entry->dtype) > UINT16_MAX)
@@ -119,55 +129,67 @@ read_dtype(struct json_span name, struct json_span value, struct entry *entry,
     return 0;
 }
 
+/* Takes the number of a list that `field` is; a reason where it is none. */
 static errint_t
-read_shape(struct json_span name, struct json_span value, struct entry *entry,
+read_number(struct json_reader *in, struct json_span name, const char *field, uint64_t *number,
+            struct reason *reason)
+{
+    char shown[QUOTED_SIZE];
+
+    if (json_take_u64(in, number))
+        return 0;
+    struct json_span value = json_take(in);
+    return refuse_entry(reason, name, "%s has %.60s, expected a whole number", field,
+                        quoted(shown, value.text, value.length));
+}
+
+static errint_t
+read_shape(struct json_reader *in, struct json_span name, struct entry *entry,
            struct reason *reason)
 {
-    struct json_span rest, element;
     uint64_t number;
 
-    if (json_type(value) != JSON_ARRAY)
+    if (json_type(in) != JSON_ARRAY)
         return refuse_entry(reason, name, "shape is no array");
-    entry->shape = value;
+    entry->shape = *in;
     entry->rank = 0;
-    rest = json_inside(value);
-    while (json_next_element(&rest, &element)) {
-        char shown[QUOTED_SIZE];
-        if (!json_u64(element, &number))
-            return refuse_entry(reason, name, "shape has %.60s, expected a whole number",
-                                quoted(shown, element.text, element.length));
+    json_enter(in);
+    while (json_next_element(in)) {
+        errint_t error = read_number(in, name, "shape", &number, reason);
+        if (error)
+            return error;
         entry->rank++;
     }
     return 0;
 }
 
 static errint_t
-read_offsets(struct json_span name, struct json_span value, struct entry *entry,
+read_offsets(struct json_reader *in, struct json_span name, struct entry *entry,
              struct reason *reason)
 {
-    uint64_t *const offsets[2] = {&entry->begin, &entry->end};
-    struct json_span rest, element;
+    uint64_t offsets[2];
     unsigned count = 0;
 
-    if (json_type(value) != JSON_ARRAY)
+    if (json_type(in) != JSON_ARRAY)
         return refuse_entry(reason, name, "data_offsets is no array");
-    rest = json_inside(value);
-    while (json_next_element(&rest, &element)) {
-        char shown[QUOTED_SIZE];
+    json_enter(in);
+    while (json_next_element(in)) {
         if (count == 2)
             return refuse_entry(reason, name, "data_offsets has more than 2 numbers");
-        if (!json_u64(element, offsets[count++]))
-            return refuse_entry(reason, name, "data_offsets has %.60s, expected a whole number",
-                                quoted(shown, element.text, element.length));
+        errint_t error = read_number(in, name, "data_offsets", &offsets[count++], reason);
+        if (error)
+            return error;
     }
     if (count < 2)
         return refuse_entry(reason, name, "data_offsets has %u numbers, expected 2", count);
+    entry->begin = offsets[0];
+    entry->end = offsets[1];
     return 0;
 }
 
 static const struct {
     const char *name;
-    errint_t (*read)(struct json_span name, struct json_span value, struct entry *entry,
+    errint_t (*read)(struct json_reader *in, struct json_span name, struct entry *entry,
                      struct reason *reason);
 } fields[] = {
     {"dtype", read_dtype},
@@ -176,25 +198,37 @@ static const struct {
 };
 #define FIELD_COUNT (sizeof(fields) / sizeof(fields[0]))
 
+static unsigned
+field_of_key(struct json_span key)
+{
+    unsigned i = 0;
+
+    while (i < FIELD_COUNT && !json_raw_is(key, fields[i].name))
+        i++;
+    return i;
+}
+
 /* {"dtype":"F32","shape":[2],"data_offsets":[0,8]}; other members are let pass. */
 static errint_t
-read_entry_object(struct json_span name, struct json_span value, struct entry *entry,
+read_entry_object(struct json_reader *in, struct json_span name, struct entry *entry,
                   struct reason *reason)
 {
-    struct json_span rest = json_inside(value), key, field;
     bool seen[FIELD_COUNT] = {false};
+    struct json_span key;
 
-    while (json_next_member(&rest, &key, &field)) {
-        for (unsigned i = 0; i < FIELD_COUNT; i++) {
-            if (!json_raw_is(key, fields[i].name))
-                continue;
-            if (seen[i])
-                return refuse_entry(reason, name, "%s stands twice", fields[i].name);
-            seen[i] = true;
-            errint_t error = fields[i].read(name, field, entry, reason);
-            if (error)
-                return error;
+    json_enter(in);
+    while (json_next_key(in, &key)) {
+        unsigned field = field_of_key(key);
+        if (field == FIELD_COUNT) {
+            json_take(in);
+            continue;
         }
+        if (seen[field])
+            return refuse_entry(reason, name, "%s stands twice", fields[field].name);
+        seen[field] = true;
+        errint_t error = fields[field].read(in, name, entry, reason);
+        if (error)
+            return error;
     }
     for (unsigned i = 0; i < FIELD_COUNT; i++) {
         if (!seen[i])
@@ -203,37 +237,35 @@ read_entry_object(struct json_span name, struct json_span value, struct entry *e
     return 0;
 }
 
-/* ["F32",[2],[0,8]]: the fields by their order, which serde reads too. */
+/* ["F32",[2],[0,8]]: the fields by their order, which the reference reads too. */
 static errint_t
-read_entry_array(struct json_span name, struct json_span value, struct entry *entry,
+read_entry_array(struct json_reader *in, struct json_span name, struct entry *entry,
                  struct reason *reason)
 {
-    struct json_span rest = json_inside(value), field;
-    size_t count = 0;
+    unsigned count = 0;
 
-    while (json_next_element(&rest, &field)) {
-        if (count < FIELD_COUNT) {
-            errint_t error = fields[count].read(name, field, entry, reason);
-            if (error)
-                return error;
-        }
-        count++;
+    json_enter(in);
+    while (json_next_element(in)) {
+        if (count == FIELD_COUNT)
+            return refuse_entry(reason, name, "the entry is an array of more than 3");
+        errint_t error = fields[count++].read(in, name, entry, reason);
+        if (error)
+            return error;
     }
-    if (count != FIELD_COUNT)
-        return refuse_entry(reason, name, "the entry is an array of %zu, expected an object",
-                            count);
+    if (count < FIELD_COUNT)
+        return refuse_entry(reason, name, "the entry is an array of %u, expected an object", count);
     return 0;
 }
 
 static errint_t
-read_entry(struct json_span name, struct json_span value, struct entry *entry,
+read_entry(struct json_reader *in, struct json_span name, struct entry *entry,
            struct reason *reason)
 {
-    switch (json_type(value)) {
+    switch (json_type(in)) {
     case JSON_OBJECT:
-        return read_entry_object(name, value, entry, reason);
+        return read_entry_object(in, name, entry, reason);
     case JSON_ARRAY:
-        return read_entry_array(name, value, entry, reason);
+        return read_entry_array(in, name, entry, reason);
     default:
         return refuse_entry(reason, name, "the entry is no object");
     }
@@ -250,11 +282,11 @@ dtype_of_raw(struct json_span raw)
 }
 
 static errint_t
-count_tensor(struct json_span name, struct json_span value, struct counts *counts,
+count_tensor(struct json_reader *in, struct json_span name, struct counts *counts,
              struct reason *reason)
 {
     struct entry entry;
-    errint_t error = read_entry(name, value, &entry, reason);
+    errint_t error = read_entry(in, name, &entry, reason);
 
     if (error)
         return error;
@@ -267,48 +299,50 @@ count_tensor(struct json_span name, struct json_span value, struct counts *count
 }
 
 static errint_t
-count_metadata(struct json_span value, struct counts *counts, struct reason *reason)
+count_metadata(struct json_reader *in, struct counts *counts, struct reason *reason)
 {
-    struct json_span rest, key, string;
+    struct json_span key;
 
-    if (json_type(value) == JSON_NULL)
+    if (json_type(in) == JSON_NULL) {
+        json_take(in);
         return 0;
-    if (json_type(value) != JSON_OBJECT)
+    }
+    if (json_type(in) != JSON_OBJECT)
         return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
                           "__metadata__ is no object");
     counts->has_metadata = true;
-    rest = json_inside(value);
-    while (json_next_member(&rest, &key, &string)) {
+    json_enter(in);
+    while (json_next_key(in, &key)) {
         char shown[QUOTED_SIZE];
-        if (json_type(string) != JSON_STRING)
+        if (json_type(in) != JSON_STRING)
             return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
                               "__metadata__: the value of \"%s\" is no string",
                               quoted(shown, key.text, key.length));
         counts->metadata++;
-        counts->text += json_unescaped_length(key) + json_unescaped_length(json_raw(string));
+        counts->text += json_unescaped_length(key) + json_unescaped_length(json_take_string(in));
     }
     return 0;
 }
 
 /* Checks every entry of the header's object. */
 static errint_t
-count_header(struct json_span root, struct counts *counts, struct reason *reason)
+count_header(struct json_reader in, struct counts *counts, struct reason *reason)
 {
-    struct json_span rest, key, value;
+    struct json_span key;
     bool metadata_seen = false;
 
-    if (json_type(root) != JSON_OBJECT)
+    if (json_type(&in) != JSON_OBJECT)
         return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
                           "the header is JSON but no object");
-    rest = json_inside(root);
-    while (json_next_member(&rest, &key, &value)) {
+    json_enter(&in);
+    while (json_next_key(&in, &key)) {
         bool is_metadata = json_raw_is(key, metadata_key);
         if (is_metadata && metadata_seen)
             return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
                               "__metadata__ stands twice");
         metadata_seen |= is_metadata;
-        errint_t error = is_metadata ? count_metadata(value, counts, reason)
-                                     : count_tensor(key, value, counts, reason);
+        errint_t error = is_metadata ? count_metadata(&in, counts, reason)
+                                     : count_tensor(&in, key, counts, reason);
         if (error)
             return error;
     }
@@ -372,13 +406,12 @@ put_text(struct making *making, struct json_span raw, uint32_t *where)
 }
 
 static void
-fill_tensor(struct making *making, struct json_span name, struct json_span value)
+fill_tensor(struct making *making, struct json_reader *in, struct json_span name)
 {
     struct st_tensor *tensor = &making->tensors[making->table->count++];
-    struct json_span rest, element;
     struct entry entry;
 
-    read_entry(name, value, &entry, NULL); /* was read without error before */
+    read_entry(in, name, &entry, NULL); /* was read without error before */
     *tensor = (struct st_tensor){
         .begin = entry.begin,
         .end = entry.end,
@@ -389,36 +422,39 @@ fill_tensor(struct making *making, struct json_span name, struct json_span value
     tensor->name_length = put_text(making, name, &tensor->name);
     if (tensor->dtype == DTYPE_UNKNOWN)
         tensor->dtype_text_length = (uint16_t)put_text(making, entry.dtype, &tensor->dtype_text);
-    rest = json_inside(entry.shape);
-    while (json_next_element(&rest, &element))
-        json_u64(element, &making->dims[making->dim_count++]);
+    json_enter(&entry.shape);
+    while (json_next_element(&entry.shape))
+        json_take_u64(&entry.shape, &making->dims[making->dim_count++]);
 }
 
 static void
-fill_metadata(struct making *making, struct json_span value)
+fill_metadata(struct making *making, struct json_reader *in)
 {
-    struct json_span rest, key, string;
+    struct json_span key;
 
-    if (json_type(value) == JSON_NULL)
+    if (json_type(in) == JSON_NULL) {
+        json_take(in);
         return;
-    rest = json_inside(value);
-    while (json_next_member(&rest, &key, &string)) {
+    }
+    json_enter(in);
+    while (json_next_key(in, &key)) {
         struct st_metadata *pair = &making->metadata[making->table->metadata_count++];
         pair->key_length = put_text(making, key, &pair->key);
-        pair->value_length = put_text(making, json_raw(string), &pair->value);
+        pair->value_length = put_text(making, json_take_string(in), &pair->value);
     }
 }
 
 static void
-fill_table(struct making *making, struct json_span root)
+fill_table(struct making *making, struct json_reader in)
 {
-    struct json_span rest = json_inside(root), key, value;
+    struct json_span key;
 
-    while (json_next_member(&rest, &key, &value)) {
+    json_enter(&in);
+    while (json_next_key(&in, &key)) {
         if (json_raw_is(key, metadata_key))
-            fill_metadata(making, value);
+            fill_metadata(making, &in);
         else
-            fill_tensor(making, key, value);
+            fill_tensor(making, &in, key);
     }
 }
 
@@ -622,7 +658,7 @@ st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table
     if (json_check(json, n, &fault))
         return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
                           "the header is not JSON: %s, at byte %zu of it", fault.what, fault.at);
-    struct json_span root = json_root(json, n);
+    struct json_reader root = json_read(json, n);
     error = count_header(root, &counts, reason);
     if (error)
         return error;

@@ -418,14 +418,26 @@ json_next_key(struct json_reader *reader, struct json_span *key)
     return true;
 }
 
+/* Whether the quote at `at` is escaped, in a string that begins at `start`. */
+static bool
+is_escaped(const char *start, const char *at)
+{
+    const char *before = at;
+
+    while (before > start && before[-1] == '\\')
+        before--;
+    return (at - before) % 2 != 0;
+}
+
 struct json_span
 json_take_string(struct json_reader *reader)
 {
     const char *start = reader->at + 1, *at = start;
 
-    for (; *at != '"'; at++) {
-        if (*at == '\\')
-            at++;
+    for (;; at++) {
+        at = memchr(at, '"', (size_t)(reader->end - at));
+        if (!is_escaped(start, at))
+            break;
     }
     reader->at = at + 1;
     return (struct json_span){start, (size_t)(at - start)};

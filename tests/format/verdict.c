@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What src/format says of files, for tests in Python.
+ *
+ *   verdict check             each line of standard input is a path of a safetensors file;
+ *                             answers "ok COUNT" or "RULE text"
+ *   verdict dump FILE         the header of FILE, written anew with st_header_*, aligned to 8
+ *   verdict npy DTYPE BYTES [DIM...]   the npy header
+ *   verdict index FILE        "ok", then a line of total_size or -, then "shard<TAB>name" lines
+ *   verdict time FILE N       parses FILE's header N times; milliseconds and bytes of the table
+ */
+#include "format/dtype.h"
+#include "format/index.h"
+#include "format/npy.h"
+#include "format/safetensors.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static errint_t
+read_table(const char *path, struct st_table **table, struct reason *reason)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        perror(path);
+        exit(2);
+    }
+    errint_t error = st_table_read(fd, (uint64_t)st.st_size, table, reason);
+    close(fd);
+    return error;
+}
+
+static int
+check(void)
+{
+    char *path = NULL;
+    size_t size = 0;
+    ssize_t length;
+
+    while ((length = getline(&path, &size, stdin)) > 0) {
+        struct st_table *table;
+        struct reason reason;
+        path[strcspn(path, "\n")] = '\0';
+        if (read_table(path, &table, &reason)) {
+            printf("%s %s\n", reason.rule, reason.text);
+        } else {
+            printf("ok %" PRIu32 "\n", table->count);
+            st_table_free(table);
+        }
+        fflush(stdout);
+    }
+    free(path);
+    return 0;
+}
+
+static int
+dump(const char *path)
+{
+    struct buffer out = BUFFER_INIT;
+    struct st_table *table;
+    struct reason reason;
+
+    if (read_table(path, &table, &reason)) {
+        fprintf(stderr, "%s %s\n", reason.rule, reason.text);
+        return 1;
+    }
+    st_header_begin(&out);
+    for (uint32_t i = 0; i < table->metadata_count; i++) {
+        const struct st_metadata *pair = &table->metadata[i];
+        st_header_metadata(&out, table->text + pair->key, pair->key_length,
+                           table->text + pair->value, pair->value_length);
+    }
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+        size_t length;
+        const char *dtype = st_dtype_text(table, tensor, &length);
+        st_header_tensor(&out, table->text + tensor->name, tensor->name_length, dtype, length,
+                         table->dims + tensor->shape, tensor->rank, tensor->begin, tensor->end);
+    }
+    if (st_header_finish(&out, 8))
+        return 1;
+    fwrite(out.data, 1, out.length, stdout);
+    buffer_free(&out);
+    st_table_free(table);
+    return 0;
+}
+
+static int
+npy(const char *name, const char *bytes, char **dims_text, int rank)
+{
+    struct buffer out = BUFFER_INIT;
+    uint64_t *dims = malloc(sizeof(dims[0]) * (size_t)rank + 1);
+
+    if (!dims)
+        return 1;
+    for (int i = 0; i < rank; i++)
+        dims[i] = strtoull(dims_text[i], NULL, 10);
+    errint_t error = npy_header(&out, dtype_from_name(name, strlen(name)), dims, (uint32_t)rank,
+                                strtoull(bytes, NULL, 10));
+    if (!error)
+        fwrite(out.data, 1, out.length, stdout);
+    buffer_free(&out);
+    free(dims);
+    return error ? 1 : 0;
+}
+
+static int
+index_of(const char *path)
+{
+    struct buffer text = BUFFER_INIT;
+    struct st_index *index;
+    struct reason reason;
+    char piece[65536];
+    size_t got;
+    FILE *file = fopen(path, "rb");
+
+    if (!file)
+        return 2;
+    while ((got = fread(piece, 1, sizeof(piece), file)) > 0)
+        buffer_add(&text, piece, got);
+    fclose(file);
+    buffer_reserve(&text, 1); /* data is not NULL even when the file is empty */
+    errint_t error = st_index_parse(text.data, text.length, &index, &reason);
+    buffer_free(&text);
+    if (error) {
+        printf("%s %s\n", reason.rule, reason.text);
+        return 0;
+    }
+    printf("ok\n");
+    if (index->has_total_size)
+        printf("%" PRIu64 "\n", index->total_size);
+    else
+        printf("-\n");
+    for (uint32_t i = 0; i < index->count; i++) {
+        const struct st_index_entry *entry = &index->entries[i];
+        printf("%s\t%.*s\n", index->shards[entry->shard], (int)entry->name_length,
+               index->text + entry->name);
+    }
+    st_index_free(index);
+    return 0;
+}
+
+static int
+measure(const char *path, int times)
+{
+    struct timespec start, end;
+    struct st_table *table;
+    struct reason reason;
+
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int i = 0; i < times; i++) {
+        if (read_table(path, &table, &reason))
+            return 1;
+        if (i == times - 1)
+            printf("%" PRIu32 " tensors, %zu bytes, ", table->count, table->bytes);
+        st_table_free(table);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    double milliseconds =
+        (double)(end.tv_sec - start.tv_sec) * 1e3 + (double)(end.tv_nsec - start.tv_nsec) / 1e6;
+    printf("%.1f ms\n", milliseconds / times);
+    return 0;
+}
+
+int
+main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "check") == 0)
+        return check();
+    if (argc == 3 && strcmp(argv[1], "dump") == 0)
+        return dump(argv[2]);
+    if (argc >= 4 && strcmp(argv[1], "npy") == 0)
+        return npy(argv[2], argv[3], argv + 4, argc - 4);
+    if (argc == 3 && strcmp(argv[1], "index") == 0)
+        return index_of(argv[2]);
+    if (argc == 4 && strcmp(argv[1], "time") == 0)
+        return measure(argv[2], atoi(argv[3]));
+    fprintf(stderr, "verdict: see the first comment of tests/format/verdict.c\n");
+    return 2;
+}

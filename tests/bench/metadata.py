@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers for docs/performance.md on names and attributes: listing, memory, latency.
+
+    tests/bench/metadata.py [--build DIR] [--place DIR] [--rounds N] [--only PART ...]
+
+Makes its sources below --place (sparse, some 700 MiB on disk with 100,000 files),
+mounts fstfs, measures, prints text. Comparisons with the bare directory are
+interleaved A B A B; medians are given, with the range.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent))
+
+from corpus import trees  # noqa: E402
+
+DESCRIPTION = ROOT.parent / "shared/data/qwen3.5-25b-a3b.json"
+
+
+class Mounted:
+    def __init__(self, binary, source, *options):
+        self.path = tempfile.mkdtemp(prefix="fstfs-bench-")
+        started = time.monotonic()
+        self.process = subprocess.Popen([binary, "-f", *options, os.fspath(source), self.path])
+        while True:
+            with open("/proc/self/mountinfo") as f:
+                if any(line.split()[4] == self.path for line in f):
+                    break
+            if self.process.poll() is not None:
+                raise SystemExit("fstfs did not mount")
+            time.sleep(0.0005)
+        self.mounted = time.monotonic() - started
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["fusermount3", "-uz", self.path], check=True)
+        self.process.wait()
+        os.rmdir(self.path)
+
+    def memory(self):
+        """The daemon's own memory in bytes: anonymous and resident."""
+        with open(f"/proc/{self.process.pid}/smaps_rollup") as f:
+            for line in f:
+                if line.startswith("Anonymous:"):
+                    return int(line.split()[1]) << 10
+        raise SystemExit("no Anonymous in smaps_rollup")
+
+
+def spread(values, unit=1.0, digits=3):
+    return (f"{statistics.median(values) * unit:.{digits}f} "
+            f"({min(values) * unit:.{digits}f}-{max(values) * unit:.{digits}f})")
+
+
+def list_with_stat(path):
+    count = 0
+    with os.scandir(path) as entries:
+        for e in entries:
+            e.stat(follow_symlinks=False)
+            count += 1
+    return count
+
+
+def first_listing(binary, source, directory, count, rounds, label, target):
+    """Mount, then the first listing of all tensors with a stat of each; headers in the cache."""
+    times, mounts = [], []
+    per_tensor = []
+    for _ in range(rounds):
+        started = time.monotonic()
+        with Mounted(binary, source) as m:
+            at_rest = m.memory()
+            found = list_with_stat(f"{m.path}/tensors/{directory}/model")
+            times.append(time.monotonic() - started)
+            mounts.append(m.mounted)
+            assert found == count, found
+            time.sleep(0.3)
+            per_tensor.append((m.memory() - at_rest) / count)
+    print(f"{label}: mount and first full listing with stat "
+          f"{spread(times)} s (of it the mount {spread(mounts)} s); target {target} s")
+    print(f"{label}: daemon memory per tensor after it {spread(per_tensor, 1, 0)} bytes "
+          f"(anonymous, over that of the empty mount); target 200")
+
+
+def find(path):
+    started = time.monotonic()
+    found = subprocess.run(["find", path, "-type", "f", "-size", "-2G"], check=True,
+                           stdout=subprocess.PIPE).stdout.count(b"\n")
+    return time.monotonic() - started, found
+
+
+def many_files(binary, place, rounds):
+    count = 100_000
+    source = trees.many_small(place / "latents", count)
+    bare = []
+    views = {v: ([], []) for v in ("tensors", "merged", "shards", "npy")}
+    for _ in range(rounds):
+        bare.append(find(source.root)[0])
+        with Mounted(binary, source.root) as m:
+            for view, (first, second) in views.items():
+                seconds, found = find(f"{m.path}/{view}")
+                assert found == (2 * count if view == "tensors" else count), (view, found)
+                first.append(seconds)
+                second.append(find(f"{m.path}/{view}")[0])
+            memory = m.memory()
+    print(f"find -type f -size -2G over {count} one-file checkpoints: "
+          f"the bare directory {spread(bare)} s")
+    for view, (first, second) in views.items():
+        print(f"  {view}/: first {spread(first)} s, second {spread(second)} s")
+    print(f"  daemon memory after all of it {memory / 1e6:.0f} MB")
+
+
+def each(paths, work):
+    """Mean seconds of work(path) over the paths."""
+    started = time.perf_counter()
+    for path in paths:
+        work(path)
+    return (time.perf_counter() - started) / len(paths)
+
+
+def open_read_close(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.pread(fd, 4096, 0)
+    os.close(fd)
+
+
+def latency(binary, place, rounds):
+    """stat and open+read+close of 1,000 tensors of 4 KiB, against 1,000 bare files of 4 KiB."""
+    bare = place / "bare"
+    bare.mkdir()
+    tensors = [trees.tensor(f"t{i:04}", "U8", (4096,), seed=i) for i in range(1000)]
+    for t in tensors:
+        (bare / t.name).write_bytes(t.data)
+    source = trees.Source(place / "latency")
+    source.add("", "model", tensors)
+    names = [t.name for t in tensors]
+    with Mounted(binary, source.root) as m:
+        here = [f"{bare}/{n}" for n in names]
+        there = [f"{m.path}/tensors/model/{n}" for n in names]
+        cold = each(there, os.stat), each(there, open_read_close)
+        print(f"first stat of a tensor {cold[0] * 1e6:.1f} us, "
+              f"first open+read+close {cold[1] * 1e6:.1f} us")
+        for label, work in (("stat", os.stat), ("open+read 4 KiB+close", open_read_close)):
+            a, b = [], []
+            for _ in range(max(5, rounds)):
+                a.append(each(here, work))
+                b.append(each(there, work))
+            ratio = statistics.median(y / x for x, y in zip(a, b))
+            print(f"{label}, warm: bare {spread(a, 1e6, 2)} us, mount {spread(b, 1e6, 2)} us, "
+                  f"{ratio:.1f} times")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=os.environ.get("FSTFS_BUILD", ROOT / "build"))
+    parser.add_argument("--place", help="where to make the sources (default: a new directory)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=["published", "experts", "files", "latency"])
+    arguments = parser.parse_args()
+    binary = Path(arguments.build).resolve() / "fstfs"
+    if not binary.exists():
+        raise SystemExit(f"{binary} is not there: build first")
+    place = Path(tempfile.mkdtemp(prefix="fstfs-bench-", dir=arguments.place))
+    try:
+        if "published" in arguments.only:
+            if DESCRIPTION.exists():
+                table = trees.published(DESCRIPTION, place / "published/m")
+                first_listing(binary, place / "published", "m", len(table), arguments.rounds,
+                              "22,213 tensors, 10 shards", "0.15")
+            else:
+                print("../shared/data/qwen3.5-25b-a3b.json is not there: left out")
+        if "experts" in arguments.only:
+            table = trees.experts(place / "experts/m")
+            first_listing(binary, place / "experts", "m", len(table), arguments.rounds,
+                          "230,000 tensors, 160 shards", "1.5")
+        if "latency" in arguments.only:
+            latency(binary, place, arguments.rounds)
+        if "files" in arguments.only:
+            many_files(binary, place, min(3, arguments.rounds))
+    finally:
+        shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main()

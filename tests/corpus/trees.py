@@ -100,13 +100,6 @@ class Checkpoint:
         return len(self.shards) > 1 or self.index is not None
 
     @property
-    def merged_tensors(self):
-        """In the merged file's order."""
-        pages = [t for t in self.tensors if t.size and t.size % 4096 == 0]
-        rest = [t for t in self.tensors if not (t.size and t.size % 4096 == 0)]
-        return pages + rest
-
-    @property
     def merged_metadata(self):
         """What the shards agree on; None when no shard has any."""
         known = [m for m in self.metadata if m is not None]

@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
+from corpus.trees import DTYPE_BITS
 
 try:
     import ml_dtypes
@@ -184,7 +185,7 @@ class Expected:
                 for name, _ in c.shards:
                     found[os.path.join(base, os.fsencode(name))] = "f"
                 if c.sharded:
-                    index = c.index or f"{c.stem}.safetensors.index.json"
+                    index = c.index or index_name(c.stem)
                     found[os.path.join(base, os.fsencode(index))] = "f"
         return found
 
@@ -269,6 +270,19 @@ def check_file(path, tensors, metadata, page_aligned):
     assert at == len(got)
 
 
+def file_order(tensors):
+    """The order of tensors (given in shard order) in a file that the mount makes: whole pages
+    first, then by falling element size, so that each begins where its dtype needs it."""
+
+    def rank(t):
+        if t.size and t.size % 4096 == 0:
+            return 0
+        bits = DTYPE_BITS.get(t.dtype, 64 if t.size % 8 == 0 else 8)
+        return 1 if bits >= 64 else 2 if bits >= 32 else 3 if bits >= 16 else 4
+
+    return by_zero_size(sorted(tensors, key=rank))
+
+
 def by_zero_size(tensors):
     """Tensors of one place in a file (empty ones) come by name: the order of a reader's table."""
     placed, at = [], 0
@@ -280,7 +294,7 @@ def by_zero_size(tensors):
 
 def check_merged(view_root, checkpoint):
     path = view_path(view_root, checkpoint, f"{checkpoint.stem}.safetensors")
-    check_file(path, by_zero_size(checkpoint.merged_tensors), checkpoint.merged_metadata, True)
+    check_file(path, file_order(checkpoint.tensors), checkpoint.merged_metadata, True)
 
 
 def check_shards_as_source(view_root, source, checkpoint):
@@ -291,7 +305,7 @@ def check_shards_as_source(view_root, source, checkpoint):
         relative = os.path.join(checkpoint.directory, checkpoint.index)
         assert read_all(os.path.join(view_root, relative)) == read_all(source.path(relative))
     elif checkpoint.sharded:
-        check_shard_index(view_root, checkpoint, f"{checkpoint.stem}.safetensors.index.json",
+        check_shard_index(view_root, checkpoint, index_name(checkpoint.stem),
                           {t.name: n for n, tensors in checkpoint.shards for t in tensors})
 
 
@@ -321,10 +335,14 @@ def check_recut(view_root, checkpoint):
     files = recut_files(view_root, checkpoint)
     known = {t.name: t for t in checkpoint.tensors}
     assert len(known) == len(checkpoint.tensors)
-    weight_map, shards = {}, []
+    weight_map, shards, at = {}, [], 0
     for name in files:
         path = view_path(view_root, checkpoint, name)
         entries, metadata, start = read_header(path)
+        assert start % 4096 == 0
+        assert [e.name for e in entries] == \
+            [t.name for t in file_order(checkpoint.tensors[at:at + len(entries)])], path
+        at += len(entries)
         got = read_all(path)
         assert len(got) == os.stat(path).st_size
         for e in entries:
@@ -336,15 +354,21 @@ def check_recut(view_root, checkpoint):
         assert (metadata or None) == (checkpoint.merged_metadata or None)
         shards.append((name, len(got) - start, len(entries)))
     assert weight_map.keys() == known.keys()
-    index = [n for n in os.listdir(os.path.join(view_root, checkpoint.directory))
-             if n.startswith(checkpoint.stem.split(".")[0]) and ".safetensors.index." in n]
-    usual = f"{checkpoint.stem}.safetensors.index.json"
+    name = index_name(checkpoint.stem)
     if len(files) > 1:
-        name = checkpoint.index if checkpoint.index in index else usual
         check_shard_index(view_root, checkpoint, name, weight_map)
     else:
-        assert usual not in index and checkpoint.index not in index
+        assert not os.path.lexists(view_path(view_root, checkpoint, name))
     return shards
+
+
+def index_name(stem):
+    """How the libraries spell the index of a stem that the mount makes one for."""
+    for known in ("model", "diffusion_pytorch_model", "pytorch_model"):
+        variant = stem.removeprefix(known + ".")
+        if variant != stem and variant and "." not in variant:
+            return f"{known}.safetensors.index.{variant}.json"
+    return f"{stem}.safetensors.index.json"
 
 
 def check_side(view_root, source):

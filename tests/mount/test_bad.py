@@ -7,6 +7,7 @@ import os
 
 import oracle
 import pytest
+import safetensors
 from conftest import child
 from corpus import indexes, trees
 
@@ -131,9 +132,113 @@ def test_tree(mount, place, case, recut):
     assert len(problems) < 60
 
 
-def header_cases():
-    return [] if headers is None else headers.CASES
+BROKEN = [c for c in headers.CASES if c[2] is not None] if headers else []
+SOUND = [c for c in headers.CASES if c[2] is None] if headers else []
 
 
-def case_name(case):
-    return getattr(case, "name", None) or (case[0] if isinstance(case, tuple) else str(case))
+def write_case(content, path):
+    if callable(content):
+        content(path)
+    else:
+        with open(path, "wb") as f:
+            f.write(content)
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda c: c[0])
+def test_broken_header(mount, place, case):
+    """The file by itself, and as one shard of two."""
+    name, content, rule, _ = case
+    source = neighbours(place / "s")
+    write_case(content, source.path("bad/broken.safetensors"))
+    write_case(content, source.path("bad/set-00002-of-00002.safetensors"))
+    first = trees.small_tensors("set.", count=5)
+    source.place("bad/set-00001-of-00002.safetensors", trees.file_bytes(first))
+    m = mount(source.root)
+    check_neighbours(m.path, source, False)
+    assert os.listdir(m / "tensors/bad/broken") == os.listdir(m / "npy/bad/broken") == []
+    index = oracle.json.loads(m.read("tensors/bad/broken.index.json"))
+    assert index["weight_map"] == {} and index["metadata"]["total_size"] == 0
+    there = trees.Checkpoint("bad", "set", [("set-00001-of-00002.safetensors", first)])
+    oracle.check_tensors(m / "tensors", there)
+    oracle.check_npy(m / "npy", there)
+    assert sorted(os.listdir(m / "merged/bad")) == ["neighbour.safetensors"]
+    listed = os.listdir(m / "shards/bad")
+    for shard in ("broken.safetensors", "set-00002-of-00002.safetensors"):
+        assert shard in listed
+        assert os.stat(m / f"shards/bad/{shard}").st_size == \
+            os.stat(source.path("bad", shard)).st_size
+        with pytest.raises(OSError) as raised:
+            os.open(m / f"shards/bad/{shard}", os.O_RDONLY)
+        assert raised.value.errno == errno.EIO
+    problems = m.problems()
+    check_problems_form(problems)
+    for shard in ("broken.safetensors", "set-00002-of-00002.safetensors"):
+        assert said(problems, f"bad/{shard}: ", (rule,)), problems
+    assert all(p.startswith("bad/broken") or p.startswith("bad/set") for p in problems), problems
+
+
+@pytest.mark.parametrize("recut", [False, True], ids=["as-source", "recut"])
+def test_broken_headers_all_together(mount, place, recut):
+    source = neighbours(place / "s")
+    for name, content, _, _ in BROKEN:
+        if not callable(content):
+            write_case(content, source.path(f"bad/{name}.safetensors"))
+    m = mount(source.root, *(["--shards=3"] if recut else []))
+    failed = child(read_everything, m.path)
+    assert len(failed) == sum(not callable(c[1]) for c in BROKEN)
+    assert set(failed.values()) == {errno.EIO}
+    check_neighbours(m.path, source, recut)
+    problems = m.problems()
+    for name, content, rule, _ in BROKEN:
+        if not callable(content):
+            assert said(problems, f"bad/{name}.safetensors: ", (rule,)), (name, problems)
+
+
+@pytest.mark.parametrize("recut", [False, True], ids=["as-source", "recut"])
+def test_sound_headers(mount, place, recut):
+    """What looks odd and is right reads right, in every view."""
+    source = neighbours(place / "s")
+    small = [c for c in SOUND if not callable(c[1])]
+    for name, content, _, _ in small:
+        write_case(content, source.path(f"bad/{name}.safetensors"))
+    m = mount(source.root, *(["--shards=2"] if recut else []))
+    assert child(read_everything, m.path) == {}
+    check_neighbours(m.path, source, recut)
+    for name, content, _, _ in small:
+        try:
+            with safetensors.safe_open(source.path(f"bad/{name}.safetensors"), "numpy") as f:
+                names = list(f.keys())
+                metadata = f.metadata()
+        except safetensors.SafetensorError:
+            continue  # a dtype it does not know
+        with open(source.path(f"bad/{name}.safetensors"), "rb") as f:
+            data = dict(safetensors.deserialize(f.read()))
+        tensors = [trees.Tensor(n, data[n]["dtype"], data[n]["shape"], bytes(data[n]["data"]))
+                   for n in names]
+        c = trees.Checkpoint("bad", name, [(f"{name}.safetensors", tensors)], None, [metadata])
+        oracle.check_tensors(m / "tensors", c)
+        oracle.check_npy(m / "npy", c)
+        with open(m / f"merged/bad/{name}.safetensors", "rb") as f:
+            raw = f.read()
+        merged = {n: (t["dtype"], t["shape"], bytes(t["data"]))
+                  for n, t in safetensors.deserialize(raw)}
+        assert merged == {t.name: (t.dtype, t.shape, t.data) for t in tensors}
+        with safetensors.safe_open(m / f"merged/bad/{name}.safetensors", "numpy") as f:
+            assert (f.metadata() or None) == (metadata or None)
+    assert not [p for p in m.problems() if "dtype" not in p], m.problems()
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("case", [c for c in SOUND if callable(c[1])], ids=lambda c: c[0])
+def test_big_sound_header(mount, place, case):
+    """Headers at their limit."""
+    name, content, _, _ = case
+    source = neighbours(place / "s")
+    write_case(content, source.path("bad/big.safetensors"))
+    m = mount(source.root)
+    os.listdir(m / "tensors/bad/big")
+    check_neighbours(m.path, source, False)
+    with safetensors.safe_open(m / "shards/bad/big.safetensors", "numpy") as f:
+        names = set(f.keys())
+    assert set(oracle.json.loads(m.read("tensors/bad/big.index.json"))["weight_map"]) == names
+    assert not any("bad/big" in p and "dtype" not in p for p in m.problems())

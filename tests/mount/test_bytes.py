@@ -356,7 +356,9 @@ def test_merged_order_and_padding(mount, rich):
     assert pages == sorted(pages, reverse=True) and any(pages) and not all(pages)
     for e in entries[:sum(pages)]:
         assert e.offset % 4096 == 0
-    assert [e.name for e in entries] == [t.name for t in oracle.by_zero_size(c.merged_tensors)]
+    for e in entries:  # torch refuses a tensor that does not begin at a multiple of its element
+        assert e.offset % max(1, trees.DTYPE_BITS[e.dtype] // 8) == 0, e
+    assert [e.name for e in entries] == [t.name for t in oracle.file_order(c.tensors)]
 
 
 def test_disagreeing_metadata_is_said(mount, rich):

@@ -93,10 +93,10 @@ def check_whole(path, table, names, marks):
 
 
 def merged_order(table):
-    """Names in the merged file's order: by shard and offset, whole pages first."""
+    """Names in the merged file's order."""
     placed = sorted(table, key=lambda n: (table[n][0], table[n][3]))
-    return ([n for n in placed if table[n][4] and table[n][4] % 4096 == 0] +
-            [n for n in placed if not (table[n][4] and table[n][4] % 4096 == 0)])
+    entries = [oracle.Entry(n, table[n][1], table[n][2], "", 0, table[n][4]) for n in placed]
+    return [e.name for e in oracle.file_order(entries)]
 
 
 def check_listing(view_root, table, npy=False):

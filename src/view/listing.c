@@ -307,3 +307,24 @@ dir_listing_find(const struct dir_listing *listing, const char *name)
     }
     return NULL;
 }
+
+const struct dir_entry *
+dir_listing_find_recut(const struct dir_listing *listing, const char *stem)
+{
+    const struct dir_entry *entries = listing->entries + listing->count;
+    uint32_t low = 0, high = listing->recut_count;
+
+    /* Groups are sorted by stem, and so are these. */
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int order = strcmp(listing->listing->groups[entries[middle].group].stem, stem);
+
+        if (order == 0)
+            return &entries[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}

@@ -45,4 +45,8 @@ void dir_listing_unref(struct dir_listing *listing); /* NULL is allowed */
 /* NULL: no such name. */
 const struct dir_entry *dir_listing_find(const struct dir_listing *listing, const char *name);
 
+/* The re-cut checkpoint of this stem, or NULL. */
+const struct dir_entry *dir_listing_find_recut(const struct dir_listing *listing,
+                                               const char *stem);
+
 #endif

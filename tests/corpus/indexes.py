@@ -154,13 +154,15 @@ def index_is_a_fifo(source, outside):
 @case
 def index_disagrees_which_shard(source, outside):
     pair(source, trees.index_bytes(weight_map(a1=TWO)))
-    return Expect(said=[("bad/", ("a1",))], tensors={"model": FIRST + SECOND})
+    return Expect(said=[("bad/", ("a1",))], tensors={"model": FIRST + SECOND},
+                  merged={"model.safetensors": True})
 
 
 @case
 def index_names_missing_tensor(source, outside):
     pair(source, trees.index_bytes(weight_map(nowhere=ONE)))
-    return Expect(said=[("bad/", ("nowhere",))], tensors={"model": FIRST + SECOND})
+    return Expect(said=[("bad/", ("nowhere",))], tensors={"model": FIRST + SECOND},
+                  merged={"model.safetensors": False})
 
 
 @case
@@ -168,7 +170,8 @@ def index_leaves_a_tensor_out(source, outside):
     leaving = weight_map()
     del leaving["b1"]
     pair(source, trees.index_bytes(leaving))
-    return Expect(said=[("bad/", ("b1",))], tensors={"model": FIRST + SECOND})
+    return Expect(said=[("bad/", ("b1",))], tensors={"model": FIRST + SECOND},
+                  merged={"model.safetensors": True})
 
 
 @case

@@ -41,18 +41,18 @@ reason_set(struct reason *reason, errint_t error, const char *rule, const char *
 char *
 quoted(char out[QUOTED_SIZE], const char *text, size_t length)
 {
-    static const char cut[] = "...";
+    static const char mark[] = "...";
     char piece[QUOTE_PIECE];
     size_t piece_length, filled = 0, at = 0;
+    size_t cut = 0; /* the last place between characters that leaves room for the mark */
 
     while (at < length) {
         at += quote_next(text + at, length - at, piece, &piece_length);
-        /* What is left must hold this and, unless it is the last, the mark of a cut. */
-        size_t after = at < length ? sizeof(cut) : 1;
-        if (filled + piece_length + after > QUOTED_SIZE) {
-            memcpy(out + filled, cut, sizeof(cut) - 1);
-            filled += sizeof(cut) - 1;
-            break;
+        if (filled + sizeof(mark) <= QUOTED_SIZE)
+            cut = filled;
+        if (filled + piece_length >= QUOTED_SIZE) {
+            memcpy(out + cut, mark, sizeof(mark));
+            return out;
         }
         memcpy(out + filled, piece, piece_length);
         filled += piece_length;

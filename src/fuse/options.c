@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fuse/options.h"
+
+#include "view/view.h"
+
+#include <fuse_opt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static const char usage[] =
+    "usage: fstfs [options] SOURCE MOUNTPOINT\n"
+    "\n"
+    "Mounts the directory SOURCE of safetensors checkpoints on MOUNTPOINT as a tree in\n"
+    "which every tensor is a file (tensors/, npy/), every checkpoint is one merged file\n"
+    "(merged/) and also shards (shards/). Nothing is converted and nothing is written.\n"
+    "\n"
+    "    --view=NAME        make one view the root: tensors, merged, shards or npy\n"
+    "    --shards=N         cut every checkpoint of shards/ into N shards\n"
+    "    --shard-size=SIZE  cut into shards of at most SIZE: 512M, 5G, 5GB, ...\n"
+    "    -f                 stay in the foreground, log to standard error\n"
+    "    -d                 debug: -f, and every request is logged\n"
+    "    -o OPT[,OPT...]    mount options: allow_other, auto_unmount, noexec, ...;\n"
+    "                       the options above may stand here too, without the dashes\n"
+    "    -h, --help         print this and exit\n"
+    "    -V, --version      print the version and exit\n"
+    "\n"
+    "To unmount: fusermount3 -u MOUNTPOINT, or send SIGTERM.\n";
+
+enum { KEY_HELP, KEY_VERSION, KEY_SHARED, KEY_IGNORED };
+
+struct parsed {
+    struct options *options;
+    char *view, *shards, *shard_size;
+    int foreground, debug;
+    bool help, version, wrong;
+};
+
+#define OPTION(text, member) {text, offsetof(struct parsed, member), 1}
+
+static const struct fuse_opt templates[] = {
+    OPTION("-f", foreground),
+    OPTION("-d", debug),
+    OPTION("debug", debug),
+    OPTION("--view=%s", view),
+    OPTION("view=%s", view),
+    OPTION("--shards=%s", shards),
+    OPTION("shards=%s", shards),
+    OPTION("--shard-size=%s", shard_size),
+    OPTION("shard-size=%s", shard_size),
+    OPTION("shard_size=%s", shard_size),
+    FUSE_OPT_KEY("-h", KEY_HELP),
+    FUSE_OPT_KEY("--help", KEY_HELP),
+    FUSE_OPT_KEY("-V", KEY_VERSION),
+    FUSE_OPT_KEY("--version", KEY_VERSION),
+    FUSE_OPT_KEY("allow_other", KEY_SHARED),
+    FUSE_OPT_KEY("allow_root", KEY_SHARED),
+    /* What mount(8) and fstab say to themselves, or what is so anyway. */
+    FUSE_OPT_KEY("defaults", KEY_IGNORED),
+    FUSE_OPT_KEY("auto", KEY_IGNORED),
+    FUSE_OPT_KEY("noauto", KEY_IGNORED),
+    FUSE_OPT_KEY("user", KEY_IGNORED),
+    FUSE_OPT_KEY("user=", KEY_IGNORED),
+    FUSE_OPT_KEY("nouser", KEY_IGNORED),
+    FUSE_OPT_KEY("users", KEY_IGNORED),
+    FUSE_OPT_KEY("_netdev", KEY_IGNORED),
+    FUSE_OPT_KEY("nofail", KEY_IGNORED),
+    FUSE_OPT_KEY("comment=", KEY_IGNORED),
+    FUSE_OPT_KEY("x-", KEY_IGNORED),
+    FUSE_OPT_KEY("ro", KEY_IGNORED),
+    FUSE_OPT_KEY("rw", KEY_IGNORED),
+    FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
+    /* What libfuse and the kernel take. */
+    FUSE_OPT_KEY("auto_unmount", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("fsname=", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("subtype=", KEY_IGNORED),
+    FUSE_OPT_KEY("max_read=", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("dev", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("nodev", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("suid", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("nosuid", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("exec", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("noexec", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("async", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("sync", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("dirsync", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("atime", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("noatime", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("nodiratime", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_KEY("nostrictatime", FUSE_OPT_KEY_KEEP),
+    FUSE_OPT_END,
+};
+
+static void
+complain(struct parsed *parsed, const char *what, const char *value)
+{
+    fprintf(stderr, "fstfs: %s%s%s\n", what, value ? ": " : "", value ? value : "");
+    parsed->wrong = true;
+}
+
+static int
+take_argument(struct parsed *parsed, const char *argument)
+{
+    struct options *options = parsed->options;
+    char **place = !options->source ? &options->source : &options->mountpoint;
+
+    if (*place) {
+        complain(parsed, "one SOURCE and one MOUNTPOINT are wanted, this is too much", argument);
+        return 0;
+    }
+    *place = strdup(argument);
+    return *place ? 0 : -1;
+}
+
+static int
+take_option(void *data, const char *argument, int key, struct fuse_args *rest)
+{
+    struct parsed *parsed = data;
+
+    (void) rest;
+    switch (key) {
+    case FUSE_OPT_KEY_NONOPT:
+        return take_argument(parsed, argument);
+    case KEY_HELP:
+        parsed->help = true;
+        return 0;
+    case KEY_VERSION:
+        parsed->version = true;
+        return 0;
+    case KEY_SHARED:
+        parsed->options->shared = true;
+        return 1;
+    case KEY_IGNORED:
+        return 0;
+    default:
+        complain(parsed, "unknown option (fstfs -h lists them)", argument);
+        return 0;
+    }
+}
+
+bool
+options_read_size(const char *text, uint64_t *size)
+{
+    static const char units[] = "KMGT";
+    uint64_t value = 0, unit = 1;
+    const char *at = text, *letter;
+
+    for (; *at >= '0' && *at <= '9'; at++)
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, (uint64_t) (*at - '0'), &value))
+            return false;
+    if (at == text)
+        return false;
+    letter = *at ? strchr(units, *at & ~0x20) : NULL;
+    if (letter) {
+        uint64_t base = strcasecmp(at + 1, "B") == 0 ? 1000 : 1024;
+
+        if (at[1] && base == 1024 && strcasecmp(at + 1, "iB") != 0)
+            return false;
+        for (const char *step = units; step <= letter; step++)
+            unit *= base;
+    } else if (*at && strcasecmp(at, "B") != 0) {
+        return false;
+    }
+    return !__builtin_mul_overflow(value, unit, size) && *size > 0 && *size <= INT64_MAX;
+}
+
+static void
+read_view(struct parsed *parsed)
+{
+    parsed->options->view = -1;
+    if (!parsed->view)
+        return;
+    for (int kind = 0; kind < VIEW_KINDS; kind++)
+        if (strcmp(parsed->view, view_names[kind]) == 0)
+            parsed->options->view = kind;
+    if (parsed->options->view < 0)
+        complain(parsed, "--view is tensors, merged, shards or npy, not", parsed->view);
+}
+
+static void
+read_cut(struct parsed *parsed)
+{
+    struct options *options = parsed->options;
+    uint64_t shards;
+    char *end;
+
+    if (parsed->shards && parsed->shard_size)
+        complain(parsed, "--shards and --shard-size exclude each other", NULL);
+    if (parsed->shard_size && !options_read_size(parsed->shard_size, &options->shard_size))
+        complain(parsed, "--shard-size wants a size as 512M, 5G or 5GB, not", parsed->shard_size);
+    if (!parsed->shards)
+        return;
+    shards = strtoull(parsed->shards, &end, 10);
+    if (*end || parsed->shards[0] < '1' || parsed->shards[0] > '9' || shards > 99999)
+        complain(parsed, "--shards wants a number from 1 to 99999, not", parsed->shards);
+    else
+        options->shards = (uint32_t) shards;
+}
+
+/* What libfuse_opt kept: "-o", "allow_other,...", as one string without "-o". */
+static bool
+join_kept(struct options *options, const struct fuse_args *args)
+{
+    for (int i = 1; i < args->argc; i++) {
+        if (strcmp(args->argv[i], "-o") == 0)
+            continue;
+        if (fuse_opt_add_opt(&options->mount_options,
+                             strncmp(args->argv[i], "-o", 2) == 0 ? args->argv[i] + 2
+                                                                  : args->argv[i]) < 0)
+            return false;
+    }
+    return true;
+}
+
+enum options_result
+options_parse(int argc, char **argv, struct options *options)
+{
+    struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
+    struct parsed parsed = {.options = options};
+    enum options_result result = OPTIONS_RUN;
+
+    memset(options, 0, sizeof(*options));
+    if (fuse_opt_parse(&args, &parsed, templates, take_option) < 0 || !join_kept(options, &args))
+        parsed.wrong = true;
+    options->debug = parsed.debug;
+    options->foreground = parsed.foreground || parsed.debug;
+    read_view(&parsed);
+    read_cut(&parsed);
+    if (parsed.help) {
+        fputs(usage, stdout);
+        result = OPTIONS_DONE;
+    } else if (parsed.version) {
+        printf("fstfs %s\n", FSTFS_VERSION);
+        result = OPTIONS_DONE;
+    } else if (!parsed.wrong && !options->mountpoint) {
+        complain(&parsed, "a SOURCE and a MOUNTPOINT are wanted; fstfs -h says more", NULL);
+    }
+    if (parsed.wrong)
+        result = OPTIONS_WRONG;
+    fuse_opt_free_args(&args);
+    free(parsed.view);
+    free(parsed.shards);
+    free(parsed.shard_size);
+    return result;
+}
+
+void
+options_free(struct options *options)
+{
+    free(options->source);
+    free(options->mountpoint);
+    free(options->mount_options);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command line of fstfs.
+ */
+#ifndef FSTFS_FUSE_OPTIONS_H
+#define FSTFS_FUSE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct options {
+    char *source;
+    char *mountpoint;
+    char *mount_options; /* for libfuse and the kernel, joined by commas; or NULL */
+    bool foreground; /* -f, and -d */
+    bool debug; /* -d */
+    bool shared; /* allow_other or allow_root */
+    int view; /* an enum view_kind, or -1: all */
+    uint32_t shards; /* or 0 */
+    uint64_t shard_size; /* bytes, or 0 */
+};
+
+enum options_result { OPTIONS_RUN, OPTIONS_DONE, OPTIONS_WRONG };
+
+/*
+ * Reads the command line. OPTIONS_DONE: help or version was asked for and
+ * printed. OPTIONS_WRONG: what is wrong was printed to standard error. To be
+ * freed with options_free() in any case.
+ */
+enum options_result options_parse(int argc, char **argv, struct options *options);
+void options_free(struct options *options);
+
+/*
+ * Reads a size: a whole number and nothing, K, M, G or T (powers of 1024, also
+ * as KiB, MiB, ...), or KB, MB, GB, TB (powers of 1000, as the Hugging Face
+ * libraries count them). False: not a size, zero, or over 2^63 - 1.
+ */
+bool options_read_size(const char *text, uint64_t *size);
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pages of .fstfs: metrics, problems, status.
+ */
+#ifndef FSTFS_FUSE_PAGES_H
+#define FSTFS_FUSE_PAGES_H
+
+#include "catalog/catalog.h"
+#include "fuse/options.h"
+#include "io/io.h"
+#include "view/view.h"
+
+#include <time.h>
+
+enum { PAGES = 3 };
+
+/* What the pages tell of. Filled by main; `view` once there is one. */
+struct pages {
+    const struct options *options;
+    const char *mountpoint;
+    struct catalog *catalog;
+    struct io *io;
+    struct view *view;
+    time_t started;
+};
+
+/* Fills what view_options.pages needs; `pages` must outlive the view. */
+void pages_list(struct pages *pages, struct view_page list[PAGES]);
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The session: requests of the kernel in, replies out.
+ *
+ * Requests come on libfuse's threads. Those about names and attributes are
+ * answered there, and may wait for the source; reads are handed to the engine
+ * and answered from its threads when they are complete.
+ */
+#ifndef FSTFS_FUSE_SESSION_H
+#define FSTFS_FUSE_SESSION_H
+
+#include "catalog/catalog.h"
+#include "fuse/options.h"
+#include "io/io.h"
+#include "view/view.h"
+
+struct session;
+
+struct session_options {
+    const struct options *options;
+    struct catalog *catalog;
+    struct view *view;
+    struct io *io;
+    const char *mountpoint; /* absolute */
+    /* Called once, on a request thread, when the kernel has said hello: from
+     * then on the mount answers. */
+    void (*ready)(void *arg);
+    void *ready_arg;
+};
+
+/* Mounts. What went wrong was printed to standard error. */
+errint_t session_new(const struct session_options *options, struct session **session);
+
+/* Serves until the mount is unmounted or SIGTERM, SIGINT or SIGHUP comes. */
+errint_t session_run(struct session *session);
+
+/* Unmounts and frees. The engine must have answered every read before. */
+void session_free(struct session *session);
+
+#endif

@@ -136,8 +136,13 @@ buffer_add_json_string(struct buffer *buffer, const char *text, size_t length)
     buffer_add_char(buffer, '"');
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)text[i];
-        if (c >= 0x20 && c != '"' && c != '\\')
+        uint32_t code;
+        unsigned used = c < 0x80 ? 1 : utf8_decode(text + i, length - i, &code);
+
+        if (used && c >= 0x20 && c != '"' && c != '\\') {
+            i += used - 1;
             continue;
+        }
         buffer_add(buffer, text + plain, i - plain);
         plain = i + 1;
         switch (c) {
@@ -162,7 +167,7 @@ buffer_add_json_string(struct buffer *buffer, const char *text, size_t length)
             buffer_add_text(buffer, "\\r");
             break;
         default:
-            buffer_addf(buffer, "\\u%04x", c);
+            buffer_addf(buffer, "\\u%04x", used ? c : 0xdc00u + c);
         }
     }
     buffer_add(buffer, text + plain, length - plain);

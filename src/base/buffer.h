@@ -41,8 +41,10 @@ void buffer_add_u64le(struct buffer *buffer, uint64_t value); /* 8 bytes, little
 void buffer_addf(struct buffer *buffer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Adds `length` bytes of UTF-8 as a JSON string with its quotes: '"', '\\' and
- * everything below 0x20 escaped, DEL and all else as it is. */
+/* Adds `length` bytes as a JSON string with its quotes: '"', '\\' and everything
+ * below 0x20 escaped, DEL and all else as it is. A byte that is not UTF-8 (a file
+ * name may hold one) comes as \udcXX, from which Python's os.fsencode() makes it
+ * again. */
 void buffer_add_json_string(struct buffer *buffer, const char *text, size_t length);
 
 /*

@@ -83,7 +83,7 @@ problem_set_free(struct problem_set *set)
     free(set);
 }
 
-static char *
+static char *__attribute__((format(printf, 3, 0)))
 format_line(const char *directory, const char *name, const char *format, va_list arguments)
 {
     struct buffer line = BUFFER_INIT;

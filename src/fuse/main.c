@@ -16,7 +16,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <malloc.h>
-#include <signal.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

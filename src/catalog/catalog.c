@@ -46,7 +46,7 @@ now_ms(void)
     struct timespec now;
 
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint64_t) now.tv_sec * 1000 + (uint64_t) now.tv_nsec / 1000000;
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 bool
@@ -56,7 +56,7 @@ changed_just_now(const struct timespec *modified)
     int64_t age;
 
     clock_gettime(CLOCK_REALTIME, &now);
-    age = (int64_t) (now.tv_sec - modified->tv_sec);
+    age = (int64_t)(now.tv_sec - modified->tv_sec);
     if (age < -1 || age > 1)
         return false;
     age = age * 1000000000 + (now.tv_nsec - modified->tv_nsec);
@@ -417,8 +417,8 @@ classify(struct scan *scan, const char *name, unsigned char type)
         if (fstatat(scan->fd, name, &st, 0) < 0) {
             if (errno == ENOENT && type == DT_UNKNOWN)
                 return IS_NOTHING; /* gone since */
-            problem_set_add(scan->problems, directory, name, "left out: a link that leads nowhere: %s",
-                            strerror(errno));
+            problem_set_add(scan->problems, directory, name,
+                            "left out: a link that leads nowhere: %s", strerror(errno));
             return IS_NOTHING;
         }
         if (S_ISREG(st.st_mode))
@@ -470,8 +470,8 @@ scan_directory(struct scan *scan, struct stat *st)
     errint_t error = 0;
     DIR *stream;
 
-    scan->fd = openat(catalog->root_fd, path_at_root(scan->dir->path),
-                      O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    scan->fd =
+        openat(catalog->root_fd, path_at_root(scan->dir->path), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (scan->fd < 0)
         return -errno;
     stream = fdopendir(scan->fd);
@@ -497,7 +497,7 @@ scan_directory(struct scan *scan, struct stat *st)
 static int
 compare_strings(const void *a, const void *b)
 {
-    return strcmp(*(const char *const *) a, *(const char *const *) b);
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 /* Reads one index file; what is wrong with it is said, and it counts as refused. */
@@ -522,7 +522,7 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
     errint_t error;
 
     for (size_t i = 0; i < count; i++)
-        private->index_count += group_index_name(files[i], NULL);
+    private->index_count += group_index_name(files[i], NULL);
     private->indexes = calloc(private->index_count + 1, sizeof(*private->indexes));
     indexes = calloc(private->index_count + 1, sizeof(*indexes));
     if (!private->indexes || !indexes) {
@@ -547,7 +547,7 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
 static int
 compare_group_stems(const void *a, const void *b)
 {
-    return strcmp(((const struct group *) a)->stem, ((const struct group *) b)->stem);
+    return strcmp(((const struct group *)a)->stem, ((const struct group *)b)->stem);
 }
 
 static bool
@@ -570,10 +570,9 @@ carry_states(struct group *groups, size_t count, const struct listing *before)
 {
     for (size_t i = 0; i < count; i++) {
         struct group *group = &groups[i];
-        const struct group *old =
-            before ? bsearch(group, before->groups, before->group_count, sizeof(*group),
-                             compare_group_stems)
-                   : NULL;
+        const struct group *old = before ? bsearch(group, before->groups, before->group_count,
+                                                   sizeof(*group), compare_group_stems)
+                                         : NULL;
 
         if (old && !group->shadowed && same_members(group, old))
             group->state = group_state_ref(old->state);
@@ -600,14 +599,13 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
         return -ENOMEM;
     }
     private->names = scan->names.data;
-    scan->names = (struct buffer) BUFFER_INIT;
+    scan->names = (struct buffer)BUFFER_INIT;
     for (size_t i = 0; i < scan->count; i++) {
         const char *name = private->names + scan->entries[i].name;
 
         if (scan->entries[i].directory)
-            private->directories[directories++] = name;
-        else
-            names[files++] = name;
+        private->directories[directories++] = name;
+        else names[files++] = name;
     }
     qsort(private->directories, directories, sizeof(*names), compare_strings);
     qsort(names, files, sizeof(*names), compare_strings);
@@ -616,7 +614,7 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
     if (error)
         return error;
     listing->directories = private->directories;
-    listing->directory_count = (uint32_t) directories;
+    listing->directory_count = (uint32_t)directories;
     listing->files = private->grouping.files;
     listing->file_count = (uint32_t) private->grouping.file_count;
     listing->groups = private->grouping.groups;

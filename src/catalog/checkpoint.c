@@ -37,7 +37,7 @@ shard_new(const char *name)
     if (!shard)
         return NULL;
     atomic_init(&shard->references, 1);
-    shard->name = strcpy((char *) (shard + 1), name);
+    shard->name = strcpy((char *)(shard + 1), name);
     return shard;
 }
 
@@ -281,9 +281,8 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
         const char *text = entry ? index->text + entry->name : NULL;
         int order = 1;
 
-        while (t < count &&
-               (!entry || (order = compare_name(text, entry->name_length, all[t].name,
-                                                all[t].length)) > 0)) {
+        while (t < count && (!entry || (order = compare_name(text, entry->name_length, all[t].name,
+                                                             all[t].length)) > 0)) {
             if (unlisted++ < NAMED)
                 problem_set_add(set, dir, file, "tensor %s of %s is not in the index",
                                 quoted(name, all[t].name, all[t].length),
@@ -353,9 +352,8 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
         const struct st_table *table = checkpoint->shards[s]->table;
 
         for (uint32_t i = 0; table && i < table->count; i++)
-            all[at++] = (struct named_tensor){table->text + table->tensors[i].name,
-                                              table->tensors[i].name_length,
-                                              {s, i}};
+            all[at++] = (struct named_tensor){
+                table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
     }
     qsort(all, count, sizeof(*all), compare_tensors);
     if (index)
@@ -367,7 +365,7 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
             refs[i] = all[i].ref;
     free(all);
     checkpoint->tensors = refs;
-    checkpoint->tensor_count = (uint32_t) count;
+    checkpoint->tensor_count = (uint32_t)count;
     return refs ? 0 : -ENOMEM;
 }
 
@@ -388,8 +386,8 @@ sum_up_shards(struct checkpoint *checkpoint)
         const struct shard *shard = checkpoint->shards[i];
 
         if (shard->refusal) {
-            problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
-                            "refused: %s", shard->refusal);
+            problem_set_add(checkpoint->problems, checkpoint->directory, shard->name, "refused: %s",
+                            shard->refusal);
             say_unsound(checkpoint, "a shard is refused");
             continue;
         }
@@ -447,7 +445,7 @@ checkpoint_free(struct checkpoint *checkpoint)
     }
     problem_set_free(checkpoint->problems);
     free(checkpoint->private);
-    free((void *) checkpoint->tensors);
+    free((void *)checkpoint->tensors);
     free(checkpoint->shards);
     free(checkpoint);
 }
@@ -480,7 +478,7 @@ checkpoint_new(struct source_dir *dir, const struct group *group)
     private->directory = strdup(dir->path);
     private->stem = strdup(group->stem);
     if (group->index)
-        private->index_name = strdup(group->index);
+    private->index_name = strdup(group->index);
     if (!private->directory || !private->stem || (group->index && !private->index_name))
         goto fail;
     checkpoint->directory = private->directory;
@@ -610,7 +608,7 @@ static errint_t
 read_whole(int fd, char *text, size_t length)
 {
     for (size_t done = 0; done < length;) {
-        ssize_t got = pread(fd, text + done, length - done, (off_t) done);
+        ssize_t got = pread(fd, text + done, length - done, (off_t)done);
 
         if (got < 0 && errno == EINTR)
             continue;
@@ -618,7 +616,7 @@ read_whole(int fd, char *text, size_t length)
             return -errno;
         if (got == 0)
             return -EIO;
-        done += (size_t) got;
+        done += (size_t)got;
     }
     return 0;
 }
@@ -644,15 +642,15 @@ source_dir_index(struct source_dir *dir, const char *name, struct st_index **ind
     if (st.st_size > ST_MAX_INDEX) {
         close(fd);
         return reason_set(reason, -EBADMSG, "InvalidIndex", "%lld bytes, at most %u are read",
-                          (long long) st.st_size, ST_MAX_INDEX);
+                          (long long)st.st_size, ST_MAX_INDEX);
     }
-    text = malloc((size_t) st.st_size + 1);
-    error = text ? read_whole(fd, text, (size_t) st.st_size) : -ENOMEM;
+    text = malloc((size_t)st.st_size + 1);
+    error = text ? read_whole(fd, text, (size_t)st.st_size) : -ENOMEM;
     close(fd);
     if (error)
         reason_set(reason, error, "IoError", "%s", strerror(-error));
     else
-        error = st_index_parse(text, (size_t) st.st_size, index, reason);
+        error = st_index_parse(text, (size_t)st.st_size, index, reason);
     free(text);
     return error;
 }

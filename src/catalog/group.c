@@ -45,20 +45,20 @@ group_index_name(const char *file, char stem[256])
         return false;
     rest = mark + SUFFIX;
     if (strcmp(rest, ".index.json") == 0)
-        return make_stem(stem, file, (size_t) (mark - file), NULL, 0);
+        return make_stem(stem, file, (size_t)(mark - file), NULL, 0);
     if (!ends_with(rest, strlen(rest), ".json"))
         return false;
     end = rest + strlen(rest) - strlen(".json");
     if (strncmp(rest, ".index.", 7) == 0)
         rest += 7;
-    else if (*rest == '.' && ends_with(rest, (size_t) (end - rest), ".index")) {
+    else if (*rest == '.' && ends_with(rest, (size_t)(end - rest), ".index")) {
         rest += 1;
         end -= strlen(".index");
     } else
         return false;
-    if (end <= rest || memchr(rest, '.', (size_t) (end - rest)))
+    if (end <= rest || memchr(rest, '.', (size_t)(end - rest)))
         return false;
-    return make_stem(stem, file, (size_t) (mark - file), rest, (size_t) (end - rest));
+    return make_stem(stem, file, (size_t)(mark - file), rest, (size_t)(end - rest));
 }
 
 void
@@ -70,7 +70,7 @@ group_name_index(const char *stem, char file[300])
         size_t length = strlen(known[i]);
 
         if (strncmp(stem, known[i], length) == 0 && stem[length] && !strchr(stem + length, '.')) {
-            snprintf(file, 300, "%.*s.safetensors.index.%s.json", (int) length - 1, stem,
+            snprintf(file, 300, "%.*s.safetensors.index.%s.json", (int)length - 1, stem,
                      stem + length);
             return;
         }
@@ -86,10 +86,10 @@ digits_before(const char *start, const char *end, uint32_t *value)
     uint64_t sum = 0, unit = 1;
 
     while (at > start && at[-1] >= '0' && at[-1] <= '9' && end - at < 9) {
-        sum += (uint64_t) (*--at - '0') * unit;
+        sum += (uint64_t)(*--at - '0') * unit;
         unit *= 10;
     }
-    *value = (uint32_t) sum;
+    *value = (uint32_t)sum;
     return end - at >= 5 ? at : NULL;
 }
 
@@ -117,13 +117,13 @@ group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t
         return false;
     stem_end = numbered_stem_end(file, end, number, of);
     if (stem_end)
-        return make_stem(stem, file, (size_t) (stem_end - file), NULL, 0);
-    dot = memrchr(file, '.', (size_t) (end - file));
+        return make_stem(stem, file, (size_t)(stem_end - file), NULL, 0);
+    dot = memrchr(file, '.', (size_t)(end - file));
     if (!dot || dot + 1 == end)
         return false;
     stem_end = numbered_stem_end(file, dot, number, of);
-    return stem_end && make_stem(stem, file, (size_t) (stem_end - file), dot + 1,
-                                 (size_t) (end - dot - 1));
+    return stem_end &&
+           make_stem(stem, file, (size_t)(stem_end - file), dot + 1, (size_t)(end - dot - 1));
 }
 
 bool
@@ -164,7 +164,7 @@ struct work {
 static int
 compare_names(const void *a, const void *b)
 {
-    return strcmp(*(const char *const *) a, *(const char *const *) b);
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 static size_t
@@ -173,7 +173,7 @@ find_file(const struct work *work, const char *name)
     const char *const *found =
         bsearch(&name, work->files, work->count, sizeof(*work->files), compare_names);
 
-    return found ? (size_t) (found - work->files) : SIZE_MAX;
+    return found ? (size_t)(found - work->files) : SIZE_MAX;
 }
 
 static size_t
@@ -222,10 +222,10 @@ add_group(struct work *work, enum group_kind kind, size_t stem, const char *inde
     }
     group = &work->groups[work->group_count++];
     *group = (struct group){
-        .stem = (const char *) stem,
+        .stem = (const char *)stem,
         .index = index,
-        .members = (const char *const *) first,
-        .member_count = (uint32_t) (work->member_count - first),
+        .members = (const char *const *)first,
+        .member_count = (uint32_t)(work->member_count - first),
         .missing_count = missing,
         .kind = kind,
     };
@@ -271,7 +271,7 @@ static int
 compare_numbered(const void *a, const void *b, void *stems)
 {
     const struct numbered *x = a, *y = b;
-    int order = strcmp((char *) stems + x->stem, (char *) stems + y->stem);
+    int order = strcmp((char *)stems + x->stem, (char *)stems + y->stem);
 
     if (order)
         return order;
@@ -306,7 +306,7 @@ group_numbered_set(struct work *work, const struct numbered *set, size_t count)
     for (; expected <= set[0].of && said < 3; expected++, said++)
         problem_set_add(work->problems, work->directory, set[0].file,
                         "shard %u of %u of %s is not there", expected, set[0].of, stem);
-    missing = count < set[0].of ? set[0].of - (uint32_t) count : 0;
+    missing = count < set[0].of ? set[0].of - (uint32_t)count : 0;
     if (missing > said)
         problem_set_add(work->problems, work->directory, set[0].file,
                         "%u of the %u shards of %s are not there", missing, set[0].of, stem);
@@ -338,9 +338,9 @@ group_numbered(struct work *work)
     if (count && !buffer_failed(&work->stems)) {
         qsort_r(all, count, sizeof(*all), compare_numbered, work->stems.data);
         for (size_t i = 0, end; i < count; i = end) {
-            for (end = i + 1; end < count && all[end].of == all[i].of &&
-                              strcmp(work->stems.data + all[end].stem,
-                                     work->stems.data + all[i].stem) == 0;
+            for (end = i + 1;
+                 end < count && all[end].of == all[i].of &&
+                 strcmp(work->stems.data + all[end].stem, work->stems.data + all[i].stem) == 0;
                  end++)
                 ;
             group_numbered_set(work, all + i, end - i);
@@ -390,9 +390,9 @@ settle(struct work *work)
     for (size_t i = 0; i < work->group_count; i++) {
         struct group *group = &work->groups[i];
 
-        group->stem = work->stems.data + (size_t) group->stem;
-        group->members = work->members + (size_t) group->members;
-        qsort(work->members + (group->members - (const char *const *) work->members),
+        group->stem = work->stems.data + (size_t)group->stem;
+        group->members = work->members + (size_t)group->members;
+        qsort(work->members + (group->members - (const char *const *)work->members),
               group->member_count, sizeof(*work->members), compare_names);
     }
     if (work->group_count)

@@ -41,7 +41,7 @@ search_access(const struct stat *st)
 
     for (int shift = 0; shift <= 6; shift += 3)
         if (class_bits(st->st_mode, shift) & 1)
-            access.mode |= (mode_t) 7 << shift;
+            access.mode |= (mode_t)7 << shift;
     return access;
 }
 
@@ -63,7 +63,7 @@ access_through_link(struct access access, int fd, const char *root_path)
     if (strncmp(path, root_path, root_length) == 0 &&
         (path[root_length] == '/' || path[root_length] == '\0'))
         start = root_length;
-    for (size_t i = start + 1; i < (size_t) length; i++) {
+    for (size_t i = start + 1; i < (size_t)length; i++) {
         if (path[i] != '/')
             continue;
         path[i] = '\0';

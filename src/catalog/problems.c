@@ -151,7 +151,7 @@ problem_set_add(struct problem_set *set, const char *directory, const char *name
 static int
 compare_lines(const void *a, const void *b)
 {
-    return strcmp(*(char *const *) a, *(char *const *) b);
+    return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
 void

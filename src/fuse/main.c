@@ -29,8 +29,7 @@
 
 enum { FUSE_MAGIC = 0x65735546 };
 
-static void __attribute__((format(printf, 1, 2)))
-complain(const char *format, ...)
+static void __attribute__((format(printf, 1, 2))) complain(const char *format, ...)
 {
     va_list arguments;
 
@@ -154,8 +153,8 @@ notify_systemd(const char *state)
     fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return;
-    if (sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *) &address,
-               (socklen_t) (offsetof(struct sockaddr_un, sun_path) + length)) < 0)
+    if (sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)&address,
+               (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) < 0)
         log_warning("cannot notify systemd: %s", strerror(errno));
     close(fd);
 }
@@ -221,8 +220,8 @@ make_parts(struct mount *mount, const struct options *options, const char *mount
     }
     error = io_new(&io_options, &mount->io);
     if (!error) {
-        mount->pages = (struct pages){options, mountpoint, mount->catalog, mount->io, NULL,
-                                      time(NULL)};
+        mount->pages =
+            (struct pages){options, mountpoint, mount->catalog, mount->io, NULL, time(NULL)};
         pages_list(&mount->pages, mount->page_list);
         error = view_new(mount->catalog, &view_options, &mount->view);
         mount->pages.view = mount->view;

@@ -37,7 +37,10 @@ struct parsed {
     bool help, version, wrong;
 };
 
-#define OPTION(text, member) {text, offsetof(struct parsed, member), 1}
+#define OPTION(text, member)                                                                       \
+    {                                                                                              \
+        text, offsetof(struct parsed, member), 1                                                   \
+    }
 
 static const struct fuse_opt templates[] = {
     OPTION("-f", foreground),
@@ -118,7 +121,7 @@ take_option(void *data, const char *argument, int key, struct fuse_args *rest)
 {
     struct parsed *parsed = data;
 
-    (void) rest;
+    (void)rest;
     switch (key) {
     case FUSE_OPT_KEY_NONOPT:
         return take_argument(parsed, argument);
@@ -148,7 +151,7 @@ options_read_size(const char *text, uint64_t *size)
 
     for (; *at >= '0' && *at <= '9'; at++)
         if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, (uint64_t) (*at - '0'), &value))
+            __builtin_add_overflow(value, (uint64_t)(*at - '0'), &value))
             return false;
     if (at == text)
         return false;
@@ -196,7 +199,7 @@ read_cut(struct parsed *parsed)
     if (*end || parsed->shards[0] < '1' || parsed->shards[0] > '9' || shards > 99999)
         complain(parsed, "--shards wants a number from 1 to 99999, not", parsed->shards);
     else
-        options->shards = (uint32_t) shards;
+        options->shards = (uint32_t)shards;
 }
 
 /* What libfuse_opt kept: "-o", "allow_other,...", as one string without "-o". */
@@ -206,9 +209,9 @@ join_kept(struct options *options, const struct fuse_args *args)
     for (int i = 1; i < args->argc; i++) {
         if (strcmp(args->argv[i], "-o") == 0)
             continue;
-        if (fuse_opt_add_opt(&options->mount_options,
-                             strncmp(args->argv[i], "-o", 2) == 0 ? args->argv[i] + 2
-                                                                  : args->argv[i]) < 0)
+        if (fuse_opt_add_opt(&options->mount_options, strncmp(args->argv[i], "-o", 2) == 0
+                                                          ? args->argv[i] + 2
+                                                          : args->argv[i]) < 0)
             return false;
     }
     return true;

@@ -36,8 +36,8 @@ write_status(void *arg, struct buffer *out)
 
     catalog_counters(pages->catalog, &catalog);
     buffer_add_text(out, "{\n  \"version\": \"" FSTFS_VERSION "\"");
-    add_number(out, "pid", (uint64_t) getpid());
-    add_number(out, "uptime_seconds", (uint64_t) (time(NULL) - pages->started));
+    add_number(out, "pid", (uint64_t)getpid());
+    add_number(out, "uptime_seconds", (uint64_t)(time(NULL) - pages->started));
     add_text(out, "source", catalog_source(pages->catalog));
     add_text(out, "mountpoint", pages->mountpoint);
     add_text(out, "view", options->view < 0 ? "all" : view_names[options->view]);
@@ -105,7 +105,7 @@ write_metrics(void *arg, struct buffer *out)
                          "# TYPE fstfs_build_info gauge\n"
                          "fstfs_build_info{version=\"" FSTFS_VERSION "\"} 1\n");
     add_gauge(out, "start_time_seconds", "When it was mounted, in seconds since 1970.",
-              (uint64_t) pages->started);
+              (uint64_t)pages->started);
     add_io_metrics(pages->io, out);
     add_counter(out, "listings_total", "Directories of the source listed.", catalog.listings);
     add_counter(out, "headers_total", "Safetensors headers read.", catalog.headers);

@@ -67,13 +67,12 @@ op_init(void *userdata, struct fuse_conn_info *conn)
 
     /* A file's id is one version of its content, so a new time stamp or size
      * never means that cached pages are wrong. */
-    conn->want &= ~(unsigned) FUSE_CAP_AUTO_INVAL_DATA;
-    conn->want |= conn->capable & (FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_ASYNC_READ |
-                                   FUSE_CAP_ASYNC_DIO | FUSE_CAP_PARALLEL_DIROPS |
-                                   FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
+    conn->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA;
+    conn->want |= conn->capable &
+                  (FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO |
+                   FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
     /* Replies come from memory; moving pages measured slower than copying. */
-    conn->want &=
-        ~(unsigned) (FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+    conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
     conn->max_background = MOST_BACKGROUND;
     conn->congestion_threshold = CONGESTED;
     session->options.ready(session->options.ready_arg);
@@ -157,7 +156,7 @@ op_statfs(fuse_req_t req, fuse_ino_t id)
 static struct view_directory *
 directory_of(const struct fuse_file_info *fi)
 {
-    return (struct view_directory *) (uintptr_t) fi->fh;
+    return (struct view_directory *)(uintptr_t)fi->fh;
 }
 
 static void
@@ -173,7 +172,7 @@ op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
         fuse_reply_err(req, -error);
         return;
     }
-    fi->fh = (uint64_t) (uintptr_t) directory;
+    fi->fh = (uint64_t)(uintptr_t)directory;
     if (fuse_reply_open(req, fi) == -ENOENT)
         view_closedir(view_of(req), directory);
 }
@@ -200,7 +199,7 @@ add_plus(fuse_req_t req, struct view_directory *directory, uint64_t position, co
      * when somebody does. */
     if (position >= 2 && view_readdir_lookup(view, directory, position, &id, &full) == 0)
         entry = entry_of(id, &full);
-    size = fuse_add_direntry_plus(req, at, room, name, &entry, (off_t) position + 1);
+    size = fuse_add_direntry_plus(req, at, room, name, &entry, (off_t)position + 1);
     if (size <= room)
         return size;
     if (entry.ino)
@@ -221,14 +220,14 @@ reply_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    for (uint64_t position = (uint64_t) offset;; position++) {
+    for (uint64_t position = (uint64_t)offset;; position++) {
         if (view_readdir(view_of(req), directory, position, &name, &st) != 0)
             break;
         if (plus) {
             added = add_plus(req, directory, position, name, &st, buffer + used, size - used);
         } else {
-            added = fuse_add_direntry(req, buffer + used, size - used, name, &st,
-                                      (off_t) position + 1);
+            added =
+                fuse_add_direntry(req, buffer + used, size - used, name, &st, (off_t)position + 1);
             if (added > size - used)
                 added = 0;
         }
@@ -257,7 +256,7 @@ op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct 
 static struct extent_list *
 list_of(const struct fuse_file_info *fi)
 {
-    return (struct extent_list *) (uintptr_t) fi->fh;
+    return (struct extent_list *)(uintptr_t)fi->fh;
 }
 
 static void
@@ -278,7 +277,7 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
         fuse_reply_err(req, -error);
         return;
     }
-    fi->fh = (uint64_t) (uintptr_t) list;
+    fi->fh = (uint64_t)(uintptr_t)list;
     fi->keep_cache = !live;
     fi->direct_io = live;
     fi->noflush = 1;
@@ -308,14 +307,14 @@ static void
 op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
     struct extent_list *list = list_of(fi);
-    uint64_t at = (uint64_t) offset;
+    uint64_t at = (uint64_t)offset;
 
     if (at >= list->size || size == 0) {
         fuse_reply_buf(req, NULL, 0);
         return;
     }
     if (size > list->size - at)
-        size = (size_t) (list->size - at);
+        size = (size_t)(list->size - at);
     io_read(session_of(req)->options.io, list, at, size, reply_read, req);
 }
 

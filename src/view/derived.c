@@ -92,7 +92,7 @@ list_of_text(struct buffer *text, struct extent_list **list)
         return -ENOMEM;
     }
     blob = blob_new(text->data, text->length);
-    *text = (struct buffer) BUFFER_INIT;
+    *text = (struct buffer)BUFFER_INIT;
     if (!blob)
         return -ENOMEM;
     extent_builder_add_blob(&builder, blob, 0, blob->length);
@@ -138,9 +138,8 @@ parts_locked(struct checkpoint *checkpoint, struct derived *derived,
              const struct view_options *options)
 {
     if (!derived->parts_known) {
-        derived->parts_error = is_whole(checkpoint)
-                                   ? work_out_parts(checkpoint, derived, options)
-                                   : -ENOENT;
+        derived->parts_error =
+            is_whole(checkpoint) ? work_out_parts(checkpoint, derived, options) : -ENOENT;
         if (derived->parts_error == -EFBIG)
             say_too_large(checkpoint, "re-cut shards");
         if (derived->parts_error)
@@ -160,7 +159,7 @@ derived_parts(struct checkpoint *checkpoint, const struct view_options *options,
         return -ENOMEM;
     pthread_mutex_lock(&derived->lock);
     error = parts_locked(checkpoint, derived, options);
-    *parts = (uint32_t) derived->part_count;
+    *parts = (uint32_t)derived->part_count;
     pthread_mutex_unlock(&derived->lock);
     return error;
 }
@@ -171,9 +170,8 @@ static errint_t
 merged_locked(struct checkpoint *checkpoint, struct derived *derived, uint64_t *size)
 {
     if (!derived->merged_known) {
-        derived->merged_error = is_whole(checkpoint)
-                                    ? make_merged(checkpoint, &derived->merged_size, NULL)
-                                    : -ENOENT;
+        derived->merged_error =
+            is_whole(checkpoint) ? make_merged(checkpoint, &derived->merged_size, NULL) : -ENOENT;
         if (derived->merged_error == -EFBIG) {
             say_too_large(checkpoint, "merged file");
             derived->merged_error = -ENOENT;
@@ -203,8 +201,8 @@ part_locked(struct checkpoint *checkpoint, struct derived *derived,
 }
 
 static errint_t
-index_locked(struct checkpoint *checkpoint, const struct made *made, bool *known, uint64_t *known_size,
-             uint64_t *size)
+index_locked(struct checkpoint *checkpoint, const struct made *made, bool *known,
+             uint64_t *known_size, uint64_t *size)
 {
     struct buffer text = BUFFER_INIT;
 

@@ -145,7 +145,7 @@ tensor_class(const struct checkpoint *checkpoint, struct tensor_ref ref)
         return 0;
     if (tensor->dtype == DTYPE_UNKNOWN)
         return size % 8 == 0 ? 1 : 4; /* it may need what its size allows */
-    bits = dtype_bits((enum dtype) tensor->dtype);
+    bits = dtype_bits((enum dtype)tensor->dtype);
     return bits >= 64 ? 1 : bits >= 32 ? 2 : bits >= 16 ? 3 : 4;
 }
 
@@ -203,7 +203,7 @@ make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order
     struct extent_builder builder = EXTENT_BUILDER_INIT;
     struct blob *blob = blob_new(header->data, header->length);
 
-    *header = (struct buffer) BUFFER_INIT;
+    *header = (struct buffer)BUFFER_INIT;
     if (!blob)
         return -ENOMEM;
     extent_builder_add_blob(&builder, blob, 0, blob->length);

@@ -150,16 +150,16 @@ compare_drafts(const void *a, const void *b)
     int order;
 
     if (x_last || y_last)
-        return x_last != y_last ? x_last - y_last
-                                : (x->entry.group > y->entry.group) -
-                                      (x->entry.group < y->entry.group);
+        return x_last != y_last
+                   ? x_last - y_last
+                   : (x->entry.group > y->entry.group) - (x->entry.group < y->entry.group);
     order = strcmp(x->entry.name, y->entry.name);
     if (order)
         return order;
     if (x->second_choice != y->second_choice)
         return x->second_choice - y->second_choice;
     if (x->entry.kind != y->entry.kind)
-        return (int) x->entry.kind - (int) y->entry.kind;
+        return (int)x->entry.kind - (int)y->entry.kind;
     return (x->entry.group > y->entry.group) - (x->entry.group < y->entry.group);
 }
 
@@ -242,7 +242,7 @@ finish(struct gather *gather, struct listing *listing)
     }
     out->entries = entries;
     out->names = gather->names.data;
-    gather->names = (struct buffer) BUFFER_INIT;
+    gather->names = (struct buffer)BUFFER_INIT;
     out->listing = listing;
     return out;
 }
@@ -284,7 +284,7 @@ dir_listing_unref(struct dir_listing *listing)
     if (!listing || atomic_fetch_sub(&listing->references, 1) > 1)
         return;
     listing_unref(listing->listing);
-    free((void *) listing->entries);
+    free((void *)listing->entries);
     free(listing->names);
     free(listing);
 }

@@ -9,15 +9,15 @@
 #include "view/view.h"
 
 enum dir_entry_kind { /* strongest claim to a name first */
-    ENTRY_DIRECTORY,
-    ENTRY_SIDE_FILE, /* as in the source */
-    ENTRY_SHARD, /* a shard as in the source */
-    ENTRY_INDEX, /* an index as in the source */
-    ENTRY_TENSORS, /* a checkpoint's directory */
-    ENTRY_TENSOR_INDEX,
-    ENTRY_MERGED,
-    ENTRY_SHARD_INDEX,
-    ENTRY_RECUT, /* no name: stands for the files a checkpoint is re-cut into */
+                      ENTRY_DIRECTORY,
+                      ENTRY_SIDE_FILE, /* as in the source */
+                      ENTRY_SHARD, /* a shard as in the source */
+                      ENTRY_INDEX, /* an index as in the source */
+                      ENTRY_TENSORS, /* a checkpoint's directory */
+                      ENTRY_TENSOR_INDEX,
+                      ENTRY_MERGED,
+                      ENTRY_SHARD_INDEX,
+                      ENTRY_RECUT, /* no name: stands for the files a checkpoint is re-cut into */
 };
 
 struct dir_entry {
@@ -46,7 +46,6 @@ void dir_listing_unref(struct dir_listing *listing); /* NULL is allowed */
 const struct dir_entry *dir_listing_find(const struct dir_listing *listing, const char *name);
 
 /* The re-cut checkpoint of this stem, or NULL. */
-const struct dir_entry *dir_listing_find_recut(const struct dir_listing *listing,
-                                               const char *stem);
+const struct dir_entry *dir_listing_find_recut(const struct dir_listing *listing, const char *stem);
 
 #endif

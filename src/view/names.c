@@ -28,11 +28,10 @@ ends_as_cut(const char *name, size_t length)
 bool
 tensor_name_is_plain(const char *name, size_t length, size_t suffix_length)
 {
-    if (length == 0 || length > MOST - suffix_length || name[0] == '.' ||
-        ends_as_cut(name, length))
+    if (length == 0 || length > MOST - suffix_length || name[0] == '.' || ends_as_cut(name, length))
         return false;
     for (size_t i = 0; i < length; i++)
-        if (must_escape((unsigned char) name[i]))
+        if (must_escape((unsigned char)name[i]))
             return false;
     return true;
 }
@@ -50,7 +49,7 @@ escape(const char *name, size_t length, size_t room, size_t cut_room, char *out,
     *cut = 0;
     *whole = true;
     for (size_t i = 0; i < length; i++) {
-        unsigned char c = (unsigned char) name[i];
+        unsigned char c = (unsigned char)name[i];
         bool escaped = must_escape(c) || (i == 0 && c == '.');
 
         if ((c & 0xc0) != 0x80 && at <= cut_room)
@@ -60,9 +59,9 @@ escape(const char *name, size_t length, size_t room, size_t cut_room, char *out,
             return at;
         }
         if (escaped)
-            at += (size_t) snprintf(out + at, 4, "%%%02X", c);
+            at += (size_t)snprintf(out + at, 4, "%%%02X", c);
         else
-            out[at++] = (char) c;
+            out[at++] = (char)c;
     }
     if (at <= cut_room)
         *cut = at;
@@ -81,8 +80,8 @@ tensor_file_name(const char *name, size_t length, const char *suffix, char out[F
     } else {
         at = escape(name, length, room, room - HASH, out, &cut, &whole);
         if (!whole || ends_as_cut(out, at))
-            at = cut + (size_t) snprintf(out + cut, HASH + 1, "~%016llx",
-                                         (unsigned long long) hash64(name, length, 0));
+            at = cut + (size_t)snprintf(out + cut, HASH + 1, "~%016llx",
+                                        (unsigned long long)hash64(name, length, 0));
     }
     strcpy(out + at, suffix);
     return at + strlen(suffix);

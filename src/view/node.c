@@ -10,7 +10,7 @@
 
 /* ---- ids ---- */
 
-#define TENSOR_ID ((node_id) 1 << 63)
+#define TENSOR_ID ((node_id)1 << 63)
 
 bool
 node_is_tensor(node_id id)
@@ -21,28 +21,28 @@ node_is_tensor(node_id id)
 node_id
 node_id_of(const struct view *view, const struct node *node)
 {
-    return node == view->root ? VIEW_ROOT_ID : (node_id) (uintptr_t) node;
+    return node == view->root ? VIEW_ROOT_ID : (node_id)(uintptr_t)node;
 }
 
 node_id
 node_tensor_id(const struct tensor_set *set, uint32_t position)
 {
-    return TENSOR_ID | (node_id) set->slot << 32 | position;
+    return TENSOR_ID | (node_id)set->slot << 32 | position;
 }
 
 struct node *
 node_of(struct view *view, node_id id)
 {
-    return id == VIEW_ROOT_ID ? view->root : (struct node *) (uintptr_t) id;
+    return id == VIEW_ROOT_ID ? view->root : (struct node *)(uintptr_t)id;
 }
 
 struct tensor_set *
 node_set_of(struct view *view, node_id id, uint32_t *position)
 {
-    uint32_t slot = (uint32_t) (id >> 32) & 0x7fffffff;
+    uint32_t slot = (uint32_t)(id >> 32) & 0x7fffffff;
     struct tensor_set *set;
 
-    *position = (uint32_t) id;
+    *position = (uint32_t)id;
     pthread_mutex_lock(&view->lock);
     set = view->sets[slot];
     pthread_mutex_unlock(&view->lock);
@@ -270,10 +270,9 @@ keep_first(const struct checkpoint *checkpoint, const struct named_position *all
             const struct shard *shard = checkpoint->shards[ref.shard];
             const struct st_tensor *tensor = &shard->table->tensors[ref.tensor];
 
-            problem_set_add(
-                checkpoint->problems, checkpoint->directory, shard->name,
-                "tensor %s has no file: its file name meets another's",
-                quoted(name, shard->table->text + tensor->name, tensor->name_length));
+            problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+                            "tensor %s has no file: its file name meets another's",
+                            quoted(name, shard->table->text + tensor->name, tensor->name_length));
             continue;
         }
         order[kept++] = all[i].position;
@@ -297,7 +296,7 @@ make_order(const struct checkpoint *checkpoint, enum view_kind view, uint32_t **
 
         if (view == VIEW_NPY && checkpoint_tensor(checkpoint, ref)->dtype == DTYPE_UNKNOWN)
             continue;
-        all[count].name = (char *) names.length;
+        all[count].name = (char *)names.length;
         all[count++].position = i;
         buffer_add(&names, file, file_name_of(checkpoint, ref, view, file) + 1);
     }
@@ -308,7 +307,7 @@ make_order(const struct checkpoint *checkpoint, enum view_kind view, uint32_t **
         return -ENOMEM;
     }
     for (size_t i = 0; i < count; i++)
-        all[i].name = names.data + (size_t) all[i].name;
+        all[i].name = names.data + (size_t)all[i].name;
     qsort(all, count, sizeof(*all), compare_named);
     *kept = keep_first(checkpoint, all, count, *order);
     free(all);

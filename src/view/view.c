@@ -26,7 +26,7 @@ make_root(struct view *view)
 
     if (view->options.root >= 0) {
         root.kind = NODE_DIRECTORY;
-        root.view = (enum view_kind) view->options.root;
+        root.view = (enum view_kind)view->options.root;
         root.dir = catalog_root(view->catalog);
         if (!root.dir)
             return NULL;
@@ -113,9 +113,9 @@ fill_stat(struct stat *st, uint64_t inode, mode_t type, struct access access, ui
     st->st_nlink = 1; /* of directories too: it says nothing of how many are inside */
     st->st_uid = access.owner;
     st->st_gid = access.group;
-    st->st_size = (off_t) size;
+    st->st_size = (off_t)size;
     st->st_blksize = 4096;
-    st->st_blocks = (blkcnt_t) ((size + 511) / 512);
+    st->st_blocks = (blkcnt_t)((size + 511) / 512);
     st->st_atim = st->st_mtim = st->st_ctim = *modified;
 }
 
@@ -190,7 +190,7 @@ stat_page(struct view *view, const struct node *node, struct stat *st)
     if (error)
         return error;
     fill_own_stat(view, st, node->inode, S_IFREG | node->page->mode);
-    st->st_size = (off_t) text.length;
+    st->st_size = (off_t)text.length;
     clock_gettime(CLOCK_REALTIME, &st->st_mtim);
     buffer_free(&text);
     return 0;
@@ -201,7 +201,7 @@ stat_page(struct view *view, const struct node *node, struct stat *st)
 static errint_t
 npy_text(const struct st_table *table, const struct st_tensor *tensor, struct buffer *header)
 {
-    errint_t error = npy_header(header, (enum dtype) tensor->dtype, table->dims + tensor->shape,
+    errint_t error = npy_header(header, (enum dtype)tensor->dtype, table->dims + tensor->shape,
                                 tensor->rank, tensor->end - tensor->begin);
 
     if (error)
@@ -323,8 +323,7 @@ static errint_t
 current_tensors(struct view *view, struct node *node, struct tensor_set **set)
 {
     struct checkpoint *checkpoint;
-    errint_t error =
-        named_checkpoint(view, node->parent, node->name, ENTRY_TENSORS, &checkpoint);
+    errint_t error = named_checkpoint(view, node->parent, node->name, ENTRY_TENSORS, &checkpoint);
 
     if (error)
         return error;
@@ -363,7 +362,7 @@ lookup_top(struct view *view, struct node *parent, const char *name, struct node
     if (strcmp(name, pages_name) == 0)
         return lookup_pages(view, parent, node, st);
     for (int kind = 0; kind < VIEW_KINDS; kind++) {
-        struct node wanted = {.kind = NODE_DIRECTORY, .view = (enum view_kind) kind};
+        struct node wanted = {.kind = NODE_DIRECTORY, .view = (enum view_kind)kind};
         errint_t error;
 
         if (strcmp(name, view_names[kind]) != 0)
@@ -444,8 +443,8 @@ lookup_whole(struct view *view, struct node *parent, const char *name, bool is_s
 
 static errint_t
 lookup_tensors(struct view *view, struct node *parent, const char *name,
-               const struct dir_listing *listing, const struct dir_entry *entry,
-               struct node **node, struct stat *st)
+               const struct dir_listing *listing, const struct dir_entry *entry, struct node **node,
+               struct stat *st)
 {
     struct node wanted = {.kind = NODE_TENSORS, .view = parent->view};
     struct checkpoint *checkpoint;
@@ -464,7 +463,7 @@ lookup_tensors(struct view *view, struct node *parent, const char *name,
 static void
 index_directory(const char *name, char directory[FILE_NAME_SIZE])
 {
-    snprintf(directory, FILE_NAME_SIZE, "%.*s", (int) (strlen(name) - strlen(".index.json")), name);
+    snprintf(directory, FILE_NAME_SIZE, "%.*s", (int)(strlen(name) - strlen(".index.json")), name);
 }
 
 static errint_t
@@ -495,8 +494,8 @@ lookup_made(struct view *view, struct node *parent, const char *name,
 /* A name that may be of a re-cut: whose, and which of its files. */
 static errint_t
 find_recut(struct view *view, struct node *parent, const char *name,
-           const struct dir_listing *listing, const struct dir_entry **entry,
-           enum made_kind *kind, uint32_t *part)
+           const struct dir_listing *listing, const struct dir_entry **entry, enum made_kind *kind,
+           uint32_t *part)
 {
     char stem[256], expected[512];
     uint32_t number = 1, of, parts;
@@ -789,10 +788,9 @@ list_entries(struct view_directory *directory, const struct conditions *conditio
             error = list_recut(directory, listing->listing->groups[entry->group].stem,
                                conditions->parts[i]);
         else
-            error = list_name(directory, entry->name,
-                              entry->kind == ENTRY_DIRECTORY || entry->kind == ENTRY_TENSORS
-                                  ? S_IFDIR
-                                  : S_IFREG);
+            error = list_name(
+                directory, entry->name,
+                entry->kind == ENTRY_DIRECTORY || entry->kind == ENTRY_TENSORS ? S_IFDIR : S_IFREG);
     }
     return error;
 }
@@ -802,7 +800,7 @@ compare_entries(const void *a, const void *b, void *names)
 {
     const struct view_entry *x = a, *y = b;
 
-    return strcmp((char *) names + x->name, (char *) names + y->name);
+    return strcmp((char *)names + x->name, (char *)names + y->name);
 }
 
 static errint_t
@@ -907,8 +905,7 @@ static bool
 entry_at(const struct view_directory *directory, uint64_t position, uint64_t *index)
 {
     *index = position - 2;
-    return position >= 2 &&
-           *index < (directory->set ? directory->set->count : directory->count);
+    return position >= 2 && *index < (directory->set ? directory->set->count : directory->count);
 }
 
 errint_t
@@ -933,7 +930,7 @@ view_readdir(struct view *view, struct view_directory *directory, uint64_t posit
     if (!entry_at(directory, position, &index))
         return -ENOENT;
     if (directory->set) {
-        set_file_name(directory->set, (uint32_t) index, directory->file_name);
+        set_file_name(directory->set, (uint32_t)index, directory->file_name);
         *name = directory->file_name;
         st->st_mode = S_IFREG;
     } else {
@@ -957,12 +954,12 @@ view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_
     if (!set)
         return view_lookup(view, node_id_of(view, directory->node),
                            directory->names.data + directory->entries[index].name, id, st);
-    error = stat_tensor(set, (uint32_t) index, directory->file_name,
-                        set_file_name(set, (uint32_t) index, directory->file_name), st);
+    error = stat_tensor(set, (uint32_t)index, directory->file_name,
+                        set_file_name(set, (uint32_t)index, directory->file_name), st);
     if (error)
         return error;
     node_set_ref(view, set, 1);
-    *id = node_tensor_id(set, (uint32_t) index);
+    *id = node_tensor_id(set, (uint32_t)index);
     return 0;
 }
 

@@ -73,8 +73,8 @@ void view_closedir(struct view *view, struct view_directory *directory);
 errint_t view_readdir(struct view *view, struct view_directory *directory, uint64_t position,
                       const char **name, struct stat *st);
 /* As view_lookup() of that entry, and cheaper; st has all attributes. */
-errint_t view_readdir_lookup(struct view *view, struct view_directory *directory,
-                             uint64_t position, node_id *id, struct stat *st);
+errint_t view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
+                             node_id *id, struct stat *st);
 
 /* Opens a file: its extents. `live` says the file is a page: the list holds it as
  * it is now, and nothing of it may be cached. -EIO where a shard is refused. */

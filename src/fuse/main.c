@@ -341,6 +341,10 @@ main(int argc, char **argv)
     /* Headers are parsed on many threads: a heap for each would keep many
      * times the memory that the tables need. */
     mallopt(M_ARENA_MAX, 2);
+    /* What is large and short-lived (a header, an index) goes back at once;
+     * left to itself the threshold grows with the first large block freed. */
+    mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    mallopt(M_TRIM_THRESHOLD, 256 << 10);
 #endif
     switch (options_parse(argc, argv, &options)) {
     case OPTIONS_RUN:

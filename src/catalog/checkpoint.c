@@ -178,6 +178,15 @@ load_one(void *arg, size_t i)
 
 /* ---- putting together ---- */
 
+/* A shard's name for a message. */
+static char *
+quoted_shard(char out[QUOTED_SIZE], const struct checkpoint *checkpoint, struct tensor_ref ref)
+{
+    const char *name = checkpoint->shards[ref.shard]->name;
+
+    return quoted(out, name, strlen(name));
+}
+
 struct named_tensor {
     const char *name;
     uint32_t length;
@@ -241,7 +250,7 @@ static size_t
 drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t count)
 {
     size_t kept = 0, dropped = 0, end;
-    char name[QUOTED_SIZE];
+    char name[QUOTED_SIZE], shard[QUOTED_SIZE];
 
     for (size_t i = 0; i < count; i = end) {
         for (end = i + 1; end < count && compare_name(all[i].name, all[i].length, all[end].name,
@@ -258,11 +267,11 @@ drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t 
                             checkpoint->shards[all[i + 1].ref.shard]->name,
                             "DuplicateTensorName: tensor %s stands in %s too: shown from neither",
                             quoted(name, all[i].name, all[i].length),
-                            checkpoint->shards[all[i].ref.shard]->name);
+                            quoted_shard(shard, checkpoint, all[i].ref));
     }
     if (dropped > NAMED)
-        problem_set_add(checkpoint->problems, checkpoint->directory, NULL,
-                        "%s: %zu tensors stand in more than one shard", checkpoint->stem, dropped);
+        problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
+                        "%zu tensors of this checkpoint stand in more than one shard", dropped);
     return kept;
 }
 
@@ -274,7 +283,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
     size_t absent = 0, unlisted = 0, elsewhere = 0, t = 0;
     struct problem_set *set = checkpoint->problems;
     const char *dir = checkpoint->directory;
-    char name[QUOTED_SIZE], shard[QUOTED_SIZE];
+    char name[QUOTED_SIZE], shard[QUOTED_SIZE], actual[QUOTED_SIZE];
 
     for (uint32_t i = 0; i <= index->count; i++) {
         const struct st_index_entry *entry = i < index->count ? &index->entries[i] : NULL;
@@ -286,7 +295,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
             if (unlisted++ < NAMED)
                 problem_set_add(set, dir, file, "tensor %s of %s is not in the index",
                                 quoted(name, all[t].name, all[t].length),
-                                checkpoint->shards[all[t].ref.shard]->name);
+                                quoted_shard(shard, checkpoint, all[t].ref));
             t++;
         }
         if (!entry)
@@ -299,7 +308,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
                 problem_set_add(set, dir, file, "the index says tensor %s is in %s; it is in %s",
                                 quoted(name, text, entry->name_length),
                                 quoted(shard, named, strlen(named)),
-                                checkpoint->shards[all[t].ref.shard]->name);
+                                quoted_shard(actual, checkpoint, all[t].ref));
             t++;
         } else if (absent++ < NAMED) {
             problem_set_add(set, dir, file, "the index names tensor %s, which no sound shard holds",

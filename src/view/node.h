@@ -82,6 +82,7 @@ struct view {
     uint32_t set_capacity, set_next;
     uint64_t node_count, set_count;
     struct opened *opened; /* lists made of late, see derived.h */
+    struct timespec started; /* the time of what is not in the source */
 };
 
 /* ids */

@@ -44,6 +44,7 @@ view_new(struct catalog *catalog, const struct view_options *options, struct vie
     view->catalog = catalog;
     view->options = *options;
     pthread_mutex_init(&view->lock, NULL);
+    clock_gettime(CLOCK_REALTIME, &view->started);
     view->opened = opened_new();
     view->root = view->opened ? make_root(view) : NULL;
     if (!view->root) {
@@ -131,9 +132,8 @@ static void
 fill_own_stat(const struct view *view, struct stat *st, uint64_t inode, mode_t mode)
 {
     struct access access = {view->options.owner, view->options.group, mode & 0777};
-    struct timespec zero = {0, 0};
 
-    fill_stat(st, inode, mode & S_IFMT, access, 0, &zero);
+    fill_stat(st, inode, mode & S_IFMT, access, 0, &view->started);
 }
 
 static errint_t

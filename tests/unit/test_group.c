@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The checkpoint rules: which files of a directory belong together. */
+#include "catalog/group.h"
+
+#include <check.h>
+#include <string.h>
+
+START_TEST(index_names)
+{
+    static const struct {
+        const char *file, *stem;
+    } cases[] = {
+        {"model.safetensors.index.json", "model"},
+        {"model.safetensors.index.fp16.json", "model.fp16"},
+        {"diffusion_pytorch_model.safetensors.fp16.index.json", "diffusion_pytorch_model.fp16"},
+        {"model.fp16.safetensors.index.json", "model.fp16"},
+        {"a.safetensors.b.safetensors.index.json", "a.safetensors.b"},
+        {"model.safetensors", NULL},
+        {"model.bin.index.json", NULL},
+        {".safetensors.index.json", NULL},
+        {"model.safetensors.index.json.bak", NULL},
+        {"model.safetensors.index..json", NULL},
+        {"model.safetensors.json", NULL},
+        {"model.safetensors.index.a.b.json", NULL},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char stem[256];
+        bool is = group_index_name(cases[i].file, stem);
+
+        ck_assert_msg(is == (cases[i].stem != NULL), "%s", cases[i].file);
+        if (is)
+            ck_assert_str_eq(stem, cases[i].stem);
+    }
+}
+END_TEST
+
+START_TEST(an_index_is_named_as_its_readers_look_for_it)
+{
+    char file[300];
+
+    group_name_index("model", file);
+    ck_assert_str_eq(file, "model.safetensors.index.json");
+    group_name_index("model.fp16", file);
+    ck_assert_str_eq(file, "model.safetensors.index.fp16.json");
+    group_name_index("diffusion_pytorch_model.bf16", file);
+    ck_assert_str_eq(file, "diffusion_pytorch_model.safetensors.index.bf16.json");
+    group_name_index("my.stem", file);
+    ck_assert_str_eq(file, "my.stem.safetensors.index.json");
+}
+END_TEST
+
+START_TEST(numbered_names)
+{
+    static const struct {
+        const char *file, *stem;
+        uint32_t number, of;
+    } cases[] = {
+        {"model-00001-of-00002.safetensors", "model", 1, 2},
+        {"model-00002-of-00002.safetensors", "model", 2, 2},
+        {"a-b-000123-of-100000.safetensors", "a-b", 123, 100000},
+        {"model-00001-of-00002.fp16.safetensors", "model.fp16", 1, 2},
+        {"model.fp16-00001-of-00002.safetensors", "model.fp16", 1, 2},
+        {"model-00003-of-00002.safetensors", NULL, 0, 0},
+        {"model-00000-of-00002.safetensors", NULL, 0, 0},
+        {"model-1-of-2.safetensors", NULL, 0, 0},
+        {"-00001-of-00002.safetensors", NULL, 0, 0},
+        {"model-00001-of-00002.bin", NULL, 0, 0},
+        {"model-00001-of-00002.safetensors.tmp", NULL, 0, 0},
+        {".safetensors", NULL, 0, 0},
+        {"model-99999999999-of-99999999999.safetensors", NULL, 0, 0},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint32_t number, of;
+        char stem[256];
+        bool is = group_numbered_name(cases[i].file, stem, &number, &of);
+
+        ck_assert_msg(is == (cases[i].stem != NULL), "%s", cases[i].file);
+        if (!is)
+            continue;
+        ck_assert_str_eq(stem, cases[i].stem);
+        ck_assert_uint_eq(number, cases[i].number);
+        ck_assert_uint_eq(of, cases[i].of);
+    }
+}
+END_TEST
+
+/* Groups `files` (sorted) with the given indexes and gives their lines of
+ * problems in `problems`. */
+static struct grouping
+group_all(const char *const *files, size_t count, struct group_index *indexes, size_t index_count,
+          size_t *problem_count)
+{
+    struct problems *problems = problems_new();
+    struct problem_set *set = problem_set_new(problems);
+    struct grouping grouping;
+
+    ck_assert_int_eq(group_files(files, count, indexes, index_count, "dir", set, &grouping), 0);
+    *problem_count = problems_count(problems);
+    problem_set_free(set);
+    problems_free(problems);
+    return grouping;
+}
+
+static struct st_index *
+index_of(const char *json)
+{
+    struct st_index *index;
+    struct reason reason;
+
+    ck_assert_int_eq(st_index_parse(json, strlen(json), &index, &reason), 0);
+    return index;
+}
+
+START_TEST(an_index_comes_first)
+{
+    static const char *const files[] = {
+        "config.json",        "extra.safetensors",        "part-a.safetensors",
+        "part-b.safetensors", "w.safetensors.index.json",
+    };
+    struct st_index *index = index_of("{\"weight_map\": {\"x\": \"part-a.safetensors\","
+                                      "\"y\": \"part-b.safetensors\"}}");
+    struct group_index indexes[] = {{"w.safetensors.index.json", index}};
+    size_t problems;
+    struct grouping grouping = group_all(files, 5, indexes, 1, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 2);
+    ck_assert_str_eq(grouping.groups[0].stem, "extra");
+    ck_assert_int_eq(grouping.groups[0].kind, GROUP_SINGLE);
+    ck_assert_str_eq(grouping.groups[1].stem, "w");
+    ck_assert_int_eq(grouping.groups[1].kind, GROUP_INDEX);
+    ck_assert_uint_eq(grouping.groups[1].member_count, 2);
+    ck_assert_uint_eq(grouping.groups[1].missing_count, 0);
+    ck_assert_uint_eq(grouping.file_count, 1);
+    ck_assert_str_eq(grouping.files[0], "config.json");
+    ck_assert_uint_eq(problems, 0);
+    grouping_free(&grouping);
+    st_index_free(index);
+}
+END_TEST
+
+START_TEST(what_an_index_names_and_is_not_there_is_missing)
+{
+    static const char *const files[] = {"a.safetensors", "m.safetensors.index.json"};
+    struct st_index *index = index_of("{\"weight_map\": {\"x\": \"a.safetensors\","
+                                      "\"y\": \"b.safetensors\"}}");
+    struct group_index indexes[] = {{"m.safetensors.index.json", index}};
+    size_t problems;
+    struct grouping grouping = group_all(files, 2, indexes, 1, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 1);
+    ck_assert_uint_eq(grouping.groups[0].member_count, 1);
+    ck_assert_uint_eq(grouping.groups[0].missing_count, 1);
+    ck_assert_uint_eq(problems, 1);
+    grouping_free(&grouping);
+    st_index_free(index);
+}
+END_TEST
+
+START_TEST(numbered_sets_and_their_holes)
+{
+    static const char *const files[] = {
+        "a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors",
+        "b-00001-of-00003.safetensors", "b-00003-of-00003.safetensors",
+        "c-00001-of-00001.safetensors",
+    };
+    size_t problems;
+    struct grouping grouping = group_all(files, 5, NULL, 0, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 3);
+    ck_assert_str_eq(grouping.groups[0].stem, "a");
+    ck_assert_uint_eq(grouping.groups[0].missing_count, 0);
+    ck_assert_str_eq(grouping.groups[1].stem, "b");
+    ck_assert_uint_eq(grouping.groups[1].missing_count, 1);
+    ck_assert_str_eq(grouping.groups[2].stem, "c");
+    ck_assert_int_eq(grouping.groups[2].kind, GROUP_NUMBERED);
+    ck_assert_uint_eq(problems, 1);
+    grouping_free(&grouping);
+}
+END_TEST
+
+START_TEST(of_one_stem_the_stronger_has_the_name)
+{
+    static const char *const files[] = {
+        "model-00001-of-00002.safetensors",
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors",
+    };
+    size_t problems;
+    struct grouping grouping = group_all(files, 4, NULL, 0, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 3);
+    ck_assert_uint_eq(grouping.groups[0].missing_count, 0);
+    ck_assert(!grouping.groups[0].shadowed);
+    ck_assert_uint_eq(grouping.groups[1].missing_count, 2);
+    ck_assert(grouping.groups[1].shadowed);
+    ck_assert_int_eq(grouping.groups[2].kind, GROUP_SINGLE);
+    ck_assert(grouping.groups[2].shadowed);
+    grouping_free(&grouping);
+}
+END_TEST
+
+START_TEST(nothing_at_all)
+{
+    size_t problems;
+    struct grouping grouping = group_all(NULL, 0, NULL, 0, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 0);
+    ck_assert_uint_eq(grouping.file_count, 0);
+    grouping_free(&grouping);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *group = suite_create("group");
+    TCase *all = tcase_create("group");
+
+    tcase_add_test(all, index_names);
+    tcase_add_test(all, an_index_is_named_as_its_readers_look_for_it);
+    tcase_add_test(all, numbered_names);
+    tcase_add_test(all, an_index_comes_first);
+    tcase_add_test(all, what_an_index_names_and_is_not_there_is_missing);
+    tcase_add_test(all, numbered_sets_and_their_holes);
+    tcase_add_test(all, of_one_stem_the_stronger_has_the_name);
+    tcase_add_test(all, nothing_at_all);
+    suite_add_tcase(group, all);
+    return group;
+}
+
+#include "check_main.h"

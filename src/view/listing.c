@@ -93,11 +93,21 @@ add_tensor_views(struct gather *gather, enum view_kind view, uint32_t g)
         add_made(gather, ENTRY_TENSOR_INDEX, g, name, ".index.json");
 }
 
-/* peft reads an adapter from one file only. */
+/* Whether this checkpoint is to be cut anew. */
 static bool
-is_never_cut(const struct group *group)
+is_cut(struct gather *gather, const struct view_options *options, const struct group *group)
 {
-    return strncmp(group->stem, "adapter_model", strlen("adapter_model")) == 0;
+    if (!options->shards && !options->shard_size)
+        return false;
+    /* peft reads an adapter from one file only. */
+    if (strncmp(group->stem, "adapter_model", strlen("adapter_model")) == 0)
+        return false;
+    if (strlen(group->stem) + strlen("-000001-of-000001.safetensors") > 255) {
+        problem_set_add(gather->listing->problems, gather->directory, other_name(group),
+                        "not cut anew: the names of the shards would be over 255 bytes");
+        return false;
+    }
+    return true;
 }
 
 static void
@@ -108,7 +118,7 @@ add_shards(struct gather *gather, const struct view_options *options, uint32_t g
 
     if (group->shadowed)
         return;
-    if ((options->shards || options->shard_size) && !is_never_cut(group)) {
+    if (is_cut(gather, options, group)) {
         add(gather, ENTRY_RECUT, g);
         return;
     }

@@ -106,7 +106,10 @@ def check_cut(name, file_name, limit=255):
 
 
 def npy_bytes(dtype, shape, data):
-    """What numpy.save writes for the tensor; sub-byte dtypes as their packed bytes."""
+    """What numpy.save writes for the tensor; sub-byte dtypes as their packed bytes. None where
+    there is nothing to ask: NumPy has arrays of at most 64 dimensions of less than 2^63."""
+    if len(shape) > 64 or any(dim >= 1 << 63 for dim in shape):
+        return None
     if dtype in NUMPY:
         array = np.frombuffer(data, NUMPY[dtype]).reshape(shape)
     elif dtype in ML_DTYPES:

@@ -185,8 +185,11 @@ def test_broken_headers_all_together(mount, place, recut):
             write_case(content, source.path(f"bad/{name}.safetensors"))
     m = mount(source.root, *(["--shards=3"] if recut else []))
     failed = child(read_everything, m.path)
-    assert len(failed) == sum(not callable(c[1]) for c in BROKEN)
-    assert set(failed.values()) == {errno.EIO}
+    if recut:
+        assert failed == {}  # nothing can be re-cut of them
+    else:
+        assert len(failed) == sum(not callable(c[1]) for c in BROKEN)
+        assert set(failed.values()) == {errno.EIO}
     check_neighbours(m.path, source, recut)
     problems = m.problems()
     for name, content, rule, _ in BROKEN:

@@ -142,7 +142,11 @@ def test_open_file_keeps_its_version_or_fails(mount, place, view, warm, how):
             assert error.errno in GONE, error
             failures += 1
             continue
-        assert len(got) == min(70_000, size - offset), "a short reply"
+        if len(got) < min(70_000, size - offset):
+            # what the page cache still had; the rest is an error and not the end
+            with pytest.raises(OSError) as raised:
+                os.pread(fd, 1, offset + len(got))
+            assert raised.value.errno in GONE
         if expected is not None:
             assert got == expected[offset:offset + len(got)]
         else:
@@ -247,7 +251,7 @@ def test_models_appear_and_disappear(mount, place):
     source.side.pop("later/deep/config.json")
     source.directories -= {"later", "later/deep"}
     assert eventually(lambda: not any("later" in os.listdir(m / v) for v in names))
-    assert not os.path.exists(m / "tensors/later/deep/model/l.t0.weight")
+    assert eventually(lambda: not os.path.exists(m / "tensors/later/deep/model/l.t0.weight"))
     os.unlink(source.path("second/model.safetensors"))
     source.checkpoints.remove(second)
     assert eventually(lambda: not os.path.exists(m / "tensors/second/model"))

@@ -68,7 +68,7 @@ def test_every_writing_call_answers_erofs(mount, source):
                              f"shards/{base}/model.safetensors", "shards/README.md",
                              f"npy/{base}/model/m0.t0.weight.npy", ".fstfs/status",
                              ".fstfs/metrics", ".fstfs/problems")]
-    directories = [m / p for p in (".", "tensors", "merged", "shards", "npy", ".fstfs",
+    directories = [m.path] + [m / p for p in ("tensors", "merged", "shards", "npy", ".fstfs",
                                    f"tensors/{base}", f"tensors/{base}/model",
                                    f"npy/{base}/model", f"merged/{base}")]
     writing_calls([os.fsencode(p) for p in files], [os.fsencode(p) for p in directories])

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * slowfs: shows a directory read-only through FUSE, slowly.
+ *
+ *   slowfs [-f] [-o OPT,...] SOURCE MOUNTPOINT
+ *
+ *   -o delay=US     every request waits so many microseconds before it is served,
+ *                   as many at once as there are: a distant storage of any bandwidth
+ *   -o threads=N    requests at once (256)
+ *
+ * With no delay it is a plain FUSE passthrough, a peer to measure against. It
+ * does nothing cleverly: requests of 128 KiB by the kernel's readahead, a buffered
+ * pread for each. Each request is served by a thread of its own, start to end.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse_lowlevel.h>
+#include <pthread.h>
+#include <search.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define READ_MOST (1u << 20)
+#define VALID_SECONDS 1.0 /* names and attributes, as a network file system's */
+
+struct options {
+    unsigned delay; /* microseconds */
+    unsigned threads;
+};
+
+static struct options options = {.threads = 256};
+
+static const struct fuse_opt option_table[] = {
+    {"delay=%u", offsetof(struct options, delay), 0},
+    {"threads=%u", offsetof(struct options, threads), 0},
+    FUSE_OPT_END,
+};
+
+/* A path of the source that the kernel has asked for. Kept until the end: what
+ * is replaced in the source is the same node with other attributes. */
+struct node {
+    char path[]; /* below the source; "." is the root */
+};
+
+static int source; /* descriptor of the directory */
+static void *nodes; /* tsearch() tree by path; under nodes_lock */
+static pthread_mutex_t nodes_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct node *root;
+
+static int
+compare_nodes(const void *a, const void *b)
+{
+    return strcmp(((const struct node *)a)->path, ((const struct node *)b)->path);
+}
+
+/* The node of `name` in a directory; NULL: no memory. */
+static struct node *
+node_of(const char *directory, const char *name)
+{
+    size_t space = strlen(directory) + strlen(name) + 2;
+    struct node *node = malloc(sizeof(*node) + space), **found;
+
+    if (!node)
+        return NULL;
+    if (strcmp(directory, ".") == 0)
+        snprintf(node->path, space, "%s", name);
+    else
+        snprintf(node->path, space, "%s/%s", directory, name);
+    pthread_mutex_lock(&nodes_lock);
+    found = tsearch(node, &nodes, compare_nodes);
+    pthread_mutex_unlock(&nodes_lock);
+    if (!found || *found != node)
+        free(node);
+    return found ? *found : NULL;
+}
+
+static const char *
+path_of(fuse_ino_t ino)
+{
+    return ino == FUSE_ROOT_ID ? root->path : ((struct node *)(uintptr_t)ino)->path;
+}
+
+static void
+wait_delay(void)
+{
+    struct timespec t = {options.delay / 1000000, options.delay % 1000000 * 1000L};
+
+    while (options.delay && nanosleep(&t, &t) < 0 && errno == EINTR)
+        continue;
+}
+
+static void
+on_init(void *arg, struct fuse_conn_info *conn)
+{
+    conn->max_background = options.threads;
+    conn->congestion_threshold = options.threads;
+    conn->want |= conn->capable & (FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_ASYNC_DIO);
+    conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+}
+
+static void
+on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    struct fuse_entry_param e = {.attr_timeout = VALID_SECONDS, .entry_timeout = VALID_SECONDS};
+    struct node *node = node_of(path_of(parent), name);
+
+    wait_delay();
+    if (!node) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    if (fstatat(source, node->path, &e.attr, AT_SYMLINK_NOFOLLOW) < 0) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    e.ino = (fuse_ino_t)(uintptr_t)node;
+    fuse_reply_entry(req, &e);
+}
+
+static void
+on_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct stat st;
+
+    wait_delay();
+    if (fstatat(source, path_of(ino), &st, AT_SYMLINK_NOFOLLOW) < 0)
+        fuse_reply_err(req, errno);
+    else
+        fuse_reply_attr(req, &st, VALID_SECONDS);
+}
+
+static void
+on_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+    char target[4096];
+    ssize_t length;
+
+    wait_delay();
+    length = readlinkat(source, path_of(ino), target, sizeof(target) - 1);
+    if (length < 0) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    target[length] = '\0';
+    fuse_reply_readlink(req, target);
+}
+
+static void
+on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    int fd;
+
+    wait_delay();
+    if ((fi->flags & O_ACCMODE) != O_RDONLY) {
+        fuse_reply_err(req, EROFS);
+        return;
+    }
+    fd = openat(source, path_of(ino), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    fi->fh = (uint64_t)fd;
+    fi->keep_cache = 1; /* AUTO_INVAL_DATA drops it when the file changes */
+    if (fuse_reply_open(req, fi) < 0)
+        close(fd);
+}
+
+static void
+on_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    close((int)fi->fh);
+    fuse_reply_err(req, 0);
+}
+
+static void
+on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    static _Thread_local char *buffer;
+    size_t done = 0;
+
+    wait_delay();
+    if (!buffer)
+        buffer = aligned_alloc(4096, READ_MOST);
+    if (!buffer || size > READ_MOST) {
+        fuse_reply_err(req, buffer ? EINVAL : ENOMEM);
+        return;
+    }
+    while (done < size) {
+        ssize_t got = pread((int)fi->fh, buffer + done, size - done, offset + (off_t)done);
+
+        if (got < 0) {
+            fuse_reply_err(req, errno);
+            return;
+        }
+        if (got == 0)
+            break;
+        done += (size_t)got;
+    }
+    fuse_reply_buf(req, buffer, done);
+}
+
+static void
+on_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    int fd;
+    DIR *directory;
+
+    wait_delay();
+    fd = openat(source, path_of(ino), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    directory = fd < 0 ? NULL : fdopendir(fd);
+    if (!directory) {
+        fuse_reply_err(req, errno);
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    fi->fh = (uint64_t)(uintptr_t)directory;
+    if (fuse_reply_open(req, fi) < 0)
+        closedir(directory);
+}
+
+static void
+on_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    DIR *directory = (DIR *)(uintptr_t)fi->fh;
+    char *buffer = malloc(size);
+    size_t used = 0;
+    struct dirent *entry;
+
+    wait_delay();
+    if (!buffer) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    if (offset == 0)
+        rewinddir(directory);
+    else
+        seekdir(directory, offset);
+    while ((entry = readdir(directory))) {
+        struct stat st = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12};
+        size_t needed =
+            fuse_add_direntry(req, buffer + used, size - used, entry->d_name, &st, entry->d_off);
+
+        if (needed > size - used)
+            break;
+        used += needed;
+    }
+    fuse_reply_buf(req, buffer, used);
+    free(buffer);
+}
+
+static void
+on_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    closedir((DIR *)(uintptr_t)fi->fh);
+    fuse_reply_err(req, 0);
+}
+
+static void
+on_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+    struct statvfs st;
+
+    wait_delay();
+    if (fstatvfs(source, &st) < 0)
+        fuse_reply_err(req, errno);
+    else
+        fuse_reply_statfs(req, &st);
+}
+
+static const struct fuse_lowlevel_ops operations = {
+    .init = on_init,
+    .lookup = on_lookup,
+    .getattr = on_getattr,
+    .readlink = on_readlink,
+    .open = on_open,
+    .read = on_read,
+    .release = on_release,
+    .opendir = on_opendir,
+    .readdir = on_readdir,
+    .releasedir = on_releasedir,
+    .statfs = on_statfs,
+};
+
+/* The first argument that is no option is SOURCE; the rest is libfuse's. */
+static int
+take_source(void *data, const char *arg, int key, struct fuse_args *args)
+{
+    if (key != FUSE_OPT_KEY_NONOPT || source >= 0)
+        return 1;
+    source = open(arg, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (source >= 0)
+        return 0;
+    fprintf(stderr, "slowfs: %s: %s\n", arg, strerror(errno));
+    return -1;
+}
+
+static int
+serve(struct fuse_session *session)
+{
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+    int result;
+
+    if (!config)
+        return 1;
+    fuse_loop_cfg_set_max_threads(config, options.threads);
+    fuse_loop_cfg_set_idle_threads(config, options.threads);
+    result = fuse_session_loop_mt(session, config);
+    fuse_loop_cfg_destroy(config);
+    return result;
+}
+
+int
+main(int argc, char **argv)
+{
+    struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
+    struct fuse_cmdline_opts command = {0};
+    struct fuse_session *session;
+    struct rlimit files;
+    int result = 1;
+
+    source = -1;
+    if (fuse_opt_parse(&args, &options, option_table, take_source) < 0 ||
+        fuse_parse_cmdline(&args, &command) < 0)
+        return 2;
+    if (source < 0 || !command.mountpoint) {
+        fprintf(stderr, "usage: slowfs [-f] [-o delay=US,threads=N,...] SOURCE MOUNTPOINT\n");
+        return 2;
+    }
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds; threads inherit it */
+    root = node_of(".", ".");
+    session = root ? fuse_session_new(&args, &operations, sizeof(operations), NULL) : NULL;
+    if (!session)
+        return 1;
+    if (fuse_set_signal_handlers(session) == 0 &&
+        fuse_session_mount(session, command.mountpoint) == 0) {
+        if (fuse_daemonize(command.foreground) == 0)
+            result = serve(session);
+        fuse_session_unmount(session);
+    }
+    fuse_remove_signal_handlers(session);
+    fuse_session_destroy(session);
+    free(command.mountpoint);
+    fuse_opt_free_args(&args);
+    return result != 0;
+}

@@ -131,6 +131,12 @@ catalog_problems(struct catalog *catalog)
     return catalog->problems;
 }
 
+void
+catalog_leave_out(struct catalog *catalog, dev_t device)
+{
+    atomic_store(&catalog->left_out, device);
+}
+
 errint_t
 catalog_statvfs(struct catalog *catalog, struct statvfs *out)
 {
@@ -419,6 +425,11 @@ classify(struct scan *scan, const char *name, unsigned char type)
                 return IS_NOTHING; /* gone since */
             problem_set_add(scan->problems, directory, name,
                             "left out: a link that leads nowhere: %s", strerror(errno));
+            return IS_NOTHING;
+        }
+        if (st.st_dev == atomic_load(&scan->dir->catalog->left_out)) {
+            problem_set_add(scan->problems, directory, name,
+                            "left out: a link that leads into the mount itself");
             return IS_NOTHING;
         }
         if (S_ISREG(st.st_mode))

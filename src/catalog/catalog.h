@@ -126,6 +126,8 @@ void catalog_free(struct catalog *catalog);
 
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
 struct problems *catalog_problems(struct catalog *catalog);
+/* Entries that lie on this device, the mount itself, are left out from now on. */
+void catalog_leave_out(struct catalog *catalog, dev_t device);
 errint_t catalog_statvfs(struct catalog *catalog, struct statvfs *out);
 
 /* What the catalog did since its start, for metrics. */

@@ -18,6 +18,7 @@ struct catalog {
     bool shared;
     void (*derived_free)(void *derived);
     struct problems *problems;
+    _Atomic(dev_t) left_out; /* 0: none */
     pthread_mutex_t lock; /* guards the table of directories and their counts */
     struct source_dir *directories[DIRECTORY_BUCKETS];
     atomic_ullong serial; /* the last one given to a checkpoint */

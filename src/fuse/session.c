@@ -2,6 +2,7 @@
 #include "fuse/session.h"
 
 #include "base/log.h"
+#include "fuse/device.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -486,6 +487,7 @@ session_new(const struct session_options *options, struct session **out)
     struct session *session = calloc(1, sizeof(*session));
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
     errint_t error = -ENOMEM;
+    dev_t device;
 
     if (!session)
         return -ENOMEM;
@@ -502,6 +504,8 @@ session_new(const struct session_options *options, struct session **out)
         goto fail_destroy;
     if (fuse_session_mount(session->fuse, options->mountpoint) < 0)
         goto fail_signals;
+    if (mount_device(options->mountpoint, &device) == 0)
+        catalog_leave_out(options->catalog, device);
     *out = session;
     return 0;
 

@@ -46,48 +46,38 @@ static const struct fuse_opt option_table[] = {
     FUSE_OPT_END,
 };
 
-/* A path of the source that the kernel has asked for. Kept until the end: what
- * is replaced in the source is the same node with other attributes. */
-struct node {
-    char path[]; /* below the source; "." is the root */
-};
-
-static int source; /* descriptor of the directory */
-static void *nodes; /* tsearch() tree by path; under nodes_lock */
-static pthread_mutex_t nodes_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct node *root;
+/* Every path below the source that the kernel has asked for; its address is the
+ * inode. Kept until the end: what is replaced in the source keeps its inode. */
+static void *paths; /* tsearch() tree; under paths_lock */
+static pthread_mutex_t paths_lock = PTHREAD_MUTEX_INITIALIZER;
+static int source = -1; /* descriptor of the directory */
 
 static int
-compare_nodes(const void *a, const void *b)
+compare_paths(const void *a, const void *b)
 {
-    return strcmp(((const struct node *)a)->path, ((const struct node *)b)->path);
-}
-
-/* The node of `name` in a directory; NULL: no memory. */
-static struct node *
-node_of(const char *directory, const char *name)
-{
-    size_t space = strlen(directory) + strlen(name) + 2;
-    struct node *node = malloc(sizeof(*node) + space), **found;
-
-    if (!node)
-        return NULL;
-    if (strcmp(directory, ".") == 0)
-        snprintf(node->path, space, "%s", name);
-    else
-        snprintf(node->path, space, "%s/%s", directory, name);
-    pthread_mutex_lock(&nodes_lock);
-    found = tsearch(node, &nodes, compare_nodes);
-    pthread_mutex_unlock(&nodes_lock);
-    if (!found || *found != node)
-        free(node);
-    return found ? *found : NULL;
+    return strcmp(a, b);
 }
 
 static const char *
 path_of(fuse_ino_t ino)
 {
-    return ino == FUSE_ROOT_ID ? root->path : ((struct node *)(uintptr_t)ino)->path;
+    return ino == FUSE_ROOT_ID ? "." : (const char *)(uintptr_t)ino;
+}
+
+/* The path of `name` in a directory; NULL: no memory. */
+static const char *
+path_below(fuse_ino_t directory, const char *name)
+{
+    char *path, **found;
+
+    if (asprintf(&path, "%s/%s", path_of(directory), name) < 0)
+        return NULL;
+    pthread_mutex_lock(&paths_lock);
+    found = tsearch(path, &paths, compare_paths);
+    pthread_mutex_unlock(&paths_lock);
+    if (!found || *found != path)
+        free(path);
+    return found ? *found : NULL;
 }
 
 static void
@@ -112,18 +102,18 @@ static void
 on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct fuse_entry_param e = {.attr_timeout = VALID_SECONDS, .entry_timeout = VALID_SECONDS};
-    struct node *node = node_of(path_of(parent), name);
+    const char *path = path_below(parent, name);
 
     wait_delay();
-    if (!node) {
+    if (!path) {
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    if (fstatat(source, node->path, &e.attr, AT_SYMLINK_NOFOLLOW) < 0) {
+    if (fstatat(source, path, &e.attr, AT_SYMLINK_NOFOLLOW) < 0) {
         fuse_reply_err(req, errno);
         return;
     }
-    e.ino = (fuse_ino_t)(uintptr_t)node;
+    e.ino = (fuse_ino_t)(uintptr_t)path;
     fuse_reply_entry(req, &e);
 }
 
@@ -330,7 +320,6 @@ main(int argc, char **argv)
     struct rlimit files;
     int result = 1;
 
-    source = -1;
     if (fuse_opt_parse(&args, &options, option_table, take_source) < 0 ||
         fuse_parse_cmdline(&args, &command) < 0)
         return 2;
@@ -343,8 +332,7 @@ main(int argc, char **argv)
         setrlimit(RLIMIT_NOFILE, &files);
     }
     prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds; threads inherit it */
-    root = node_of(".", ".");
-    session = root ? fuse_session_new(&args, &operations, sizeof(operations), NULL) : NULL;
+    session = fuse_session_new(&args, &operations, sizeof(operations), NULL);
     if (!session)
         return 1;
     if (fuse_set_signal_handlers(session) == 0 &&

@@ -301,8 +301,8 @@ parse_map(struct json_reader map, struct st_index **index, struct reason *reason
 
     if (error)
         return error;
-    runs = malloc(counts.runs * sizeof(runs[0]) + 1); /* never of size 0 */
-    order = malloc(counts.runs * sizeof(order[0]) + 1);
+    runs = calloc((size_t)counts.runs + 1, sizeof(runs[0])); /* never of size 0 */
+    order = calloc((size_t)counts.runs + 1, sizeof(order[0]));
     scratch = malloc(counts.run_names + 1);
     if (!runs || !order || !scratch) {
         error = out_of_memory(reason);

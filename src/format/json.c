@@ -204,6 +204,16 @@ hex4(const char *at, const char *end)
     return value;
 }
 
+/* Whether the escape of the second half of a surrogate pair stands at `at`. */
+static bool
+is_low_surrogate(const char *at, const char *end)
+{
+    if (end - at < 6 || at[0] != '\\' || at[1] != 'u')
+        return false;
+    int32_t code = hex4(at + 2, end);
+    return code >= 0xDC00 && code <= 0xDFFF;
+}
+
 /* At the backslash of an escape. */
 static bool
 check_escape(struct scan *s)
@@ -221,10 +231,7 @@ check_escape(struct scan *s)
     if (code < 0)
         return refuse(s, "\\u is not followed by four hexadecimal digits");
     if (code >= 0xD800 && code <= 0xDFFF) {
-        int32_t low = -1;
-        if (code < 0xDC00 && s->end - s->at >= 12 && s->at[6] == '\\' && s->at[7] == 'u')
-            low = hex4(s->at + 8, s->end);
-        if (low < 0xDC00 || low > 0xDFFF)
+        if (code >= 0xDC00 || !is_low_surrogate(s->at + 6, s->end))
             return refuse(s, "a surrogate stands alone");
         s->at += 6;
     }

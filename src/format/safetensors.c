@@ -167,7 +167,7 @@ static errint_t
 read_offsets(struct json_reader *in, struct json_span name, struct entry *entry,
              struct reason *reason)
 {
-    uint64_t offsets[2];
+    uint64_t offsets[2] = {0, 0};
     unsigned count = 0;
 
     if (json_type(in) != JSON_ARRAY)
@@ -285,7 +285,7 @@ static errint_t
 count_tensor(struct json_reader *in, struct json_span name, struct counts *counts,
              struct reason *reason)
 {
-    struct entry entry;
+    struct entry entry = {0};
     errint_t error = read_entry(in, name, &entry, reason);
 
     if (error)
@@ -409,7 +409,7 @@ static void
 fill_tensor(struct making *making, struct json_reader *in, struct json_span name)
 {
     struct st_tensor *tensor = &making->tensors[making->table->count++];
-    struct entry entry;
+    struct entry entry = {0};
 
     read_entry(in, name, &entry, NULL); /* was read without error before */
     *tensor = (struct st_tensor){
@@ -713,7 +713,7 @@ st_table_read(int fd, uint64_t file_size, struct st_table **table, struct reason
 {
     size_t have = file_size < FIRST_READ ? (size_t)file_size : FIRST_READ;
     char *bytes = malloc(have + 1); /* never of size 0 */
-    uint64_t n;
+    uint64_t n = 0;
     errint_t error;
 
     if (!bytes)

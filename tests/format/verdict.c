@@ -43,9 +43,8 @@ check(void)
 {
     char *path = NULL;
     size_t size = 0;
-    ssize_t length;
 
-    while ((length = getline(&path, &size, stdin)) > 0) {
+    while (getline(&path, &size, stdin) > 0) {
         struct st_table *table;
         struct reason reason;
         path[strcspn(path, "\n")] = '\0';
@@ -182,7 +181,7 @@ main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "index") == 0)
         return index_of(argv[2]);
     if (argc == 4 && strcmp(argv[1], "time") == 0)
-        return measure(argv[2], atoi(argv[3]));
+        return measure(argv[2], (int)strtol(argv[3], NULL, 10));
     fprintf(stderr, "verdict: see the first comment of tests/format/verdict.c\n");
     return 2;
 }

@@ -356,6 +356,7 @@ static uint64_t state;
 static uint32_t
 roll(uint32_t sides)
 {
+    ck_assert_uint_gt(sides, 0);
     state = state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(state >> 33) % sides;
 }
@@ -370,9 +371,9 @@ random_name(char *out, size_t most)
         const char *piece = pieces[roll(sizeof(pieces) / sizeof(pieces[0]))];
         if (roll(20) == 0)
             piece = ""; /* a NUL */
-        size_t size = *piece ? strlen(piece) : 1;
-        memcpy(out + length, piece, size);
-        length += size;
+        do
+            out[length++] = *piece;
+        while (*piece && *++piece);
     }
     return length;
 }
@@ -393,7 +394,7 @@ write_random(struct buffer *out, uint64_t *data)
         st_header_metadata(out, "b\0", 2, "", 0);
     for (uint32_t i = 0; i < count; i++) {
         char name[64];
-        uint64_t dims[3] = {roll(4), roll(4), roll(4)};
+        uint64_t dims[4] = {roll(4), roll(4), roll(4), roll(4)};
         uint32_t rank = roll(4);
         uint64_t size = 2;
         size_t length = random_name(name + 1, sizeof(name) - 1) + 1;

@@ -88,29 +88,34 @@ START_TEST(json_strings)
 }
 END_TEST
 
+/* What no name may do to a person's terminal or to a file of lines. */
+struct quote {
+    const char *text;
+    size_t length;
+    const char *shown;
+};
+
 #define QUOTE(text, shown)                                                                         \
     {                                                                                              \
         text, sizeof(text) - 1, shown                                                              \
     }
 
-/* What no name may do to a person's terminal or to a file of lines. */
-static const struct {
-    const char *text;
-    size_t length;
-    const char *shown;
-} quotes[] = {} QUOTE("", ""),
-  QUOTE("plain é 中 \xF0\x9F\x98\x80 \" '", "plain é 中 \xF0\x9F\x98\x80 \" '"),
-  QUOTE("a\nb\rc\td\0e", "a\\x0ab\\x0dc\\x09d\\x00e"), QUOTE("\x1b[2J\x7f", "\\x1b[2J\\x7f"),
-  QUOTE("a\\x0a", "a\\\\x0a"), QUOTE("\xC2\x9B", "\\xc2\\x9b"), /* C1: CSI */
+static const struct quote quotes[] = {
+    QUOTE("", ""),
+    QUOTE("plain é 中 \xF0\x9F\x98\x80 \" '", "plain é 中 \xF0\x9F\x98\x80 \" '"),
+    QUOTE("a\nb\rc\td\0e", "a\\x0ab\\x0dc\\x09d\\x00e"),
+    QUOTE("\x1b[2J\x7f", "\\x1b[2J\\x7f"),
+    QUOTE("a\\x0a", "a\\\\x0a"),
+    QUOTE("\xC2\x9B", "\\xc2\\x9b"), /* C1: CSI */
     QUOTE("\xC2\xA0", "\xC2\xA0"),
-  QUOTE("\xE2\x80\xAE", "\\xe2\\x80\\xae"), /* right-to-left override */
+    QUOTE("\xE2\x80\xAE", "\\xe2\\x80\\xae"), /* right-to-left override */
     QUOTE("\xE2\x80\xA8\xE2\x80\xA9", "\\xe2\\x80\\xa8\\xe2\\x80\\xa9"), /* line separators */
     QUOTE("\xE2\x81\xA6\xE2\x80\x8F\xD8\x9C", "\\xe2\\x81\\xa6\\xe2\\x80\\x8f\\xd8\\x9c"),
-  QUOTE("\xE2\x80\x90", "\xE2\x80\x90"), /* a hyphen, near them */
-    QUOTE("\xff\xc3", "\\xff\\xc3"), QUOTE("\xed\xa0\x80", "\\xed\\xa0\\x80"), /* a surrogate */
+    QUOTE("\xE2\x80\x90", "\xE2\x80\x90"), /* a hyphen, near them */
+    QUOTE("\xff\xc3", "\\xff\\xc3"),
+    QUOTE("\xed\xa0\x80", "\\xed\\xa0\\x80"), /* a surrogate */
     QUOTE("\xc0\xaf", "\\xc0\\xaf"), /* overlong */
-}
-;
+};
 
 START_TEST(quoting)
 {

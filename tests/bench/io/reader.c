@@ -7,6 +7,7 @@
  *
  * KIND  read    every file opened once; pread of BLOCK bytes
  *       mmap    every file mapped once; a byte of each page touched
+ *       copy    every file mapped once; BLOCK bytes copied at a time
  *       file    each segment's file opened, read of BLOCK bytes, closed
  *       direct  as read, with O_DIRECT and DEPTH reads in flight (io_uring)
  * PLAN  a file of lines "OFFSET LENGTH PATH", one for each segment
@@ -53,7 +54,7 @@ struct segment {
     size_t file;
 };
 
-enum kind { KIND_READ, KIND_MMAP, KIND_FILE, KIND_DIRECT };
+enum kind { KIND_READ, KIND_MMAP, KIND_COPY, KIND_FILE, KIND_DIRECT };
 
 /* What processes share. */
 struct shared {
@@ -166,7 +167,7 @@ open_files(void)
         if (f->fd < 0 || fstat(f->fd, &st) < 0)
             die("%s: %s", f->path, strerror(errno));
         f->size = (size_t)st.st_size;
-        if (kind != KIND_MMAP)
+        if (kind != KIND_MMAP && kind != KIND_COPY)
             continue;
         f->map = mmap(NULL, f->size, PROT_READ, MAP_SHARED, f->fd, 0);
         if (f->map == MAP_FAILED)
@@ -234,6 +235,24 @@ touch(const struct segment *s)
     if (s->offset + s->length > f->size)
         die("%s is too short", f->path);
     return sum_of(f->map + s->offset, 0, s->length, s->length);
+}
+
+static uint64_t
+copy(const struct segment *s, unsigned char *buffer)
+{
+    const struct file *f = &files[s->file];
+    uint64_t sum = 0, at = 0;
+
+    if (s->offset + s->length > f->size)
+        die("%s is too short", f->path);
+    while (at < s->length) {
+        size_t piece = s->length - at < block ? (size_t)(s->length - at) : block;
+
+        memcpy(buffer, f->map + s->offset + at, piece);
+        sum += sum_of(buffer, at, piece, s->length);
+        at += piece;
+    }
+    return sum;
 }
 
 /* One O_DIRECT read: the aligned superset of a piece of a segment. */
@@ -344,9 +363,14 @@ read_claimed(size_t process, unsigned char *buffer)
     for (size_t i; (i = claim(process)) < segment_count;) {
         const struct segment *s = &segments[i];
 
-        sum += kind == KIND_MMAP   ? touch(s)
-               : kind == KIND_FILE ? read_file(s, buffer)
-                                   : read_segment(s, buffer);
+        if (kind == KIND_MMAP)
+            sum += touch(s);
+        else if (kind == KIND_COPY)
+            sum += copy(s, buffer);
+        else if (kind == KIND_FILE)
+            sum += read_file(s, buffer);
+        else
+            sum += read_segment(s, buffer);
     }
     return sum;
 }
@@ -413,7 +437,7 @@ number(const char *text)
 static enum kind
 kind_of(const char *name)
 {
-    static const char *const names[] = {"read", "mmap", "file", "direct"};
+    static const char *const names[] = {"read", "mmap", "copy", "file", "direct"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         if (strcmp(name, names[i]) == 0)

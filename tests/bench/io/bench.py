@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a checkpoint is read through the mount, side by side with its peers.
+
+Run by tools/bench-io, which builds what this needs; see there for the options.
+
+A *storage* holds a checkpoint and has peers; an *arm* is one way to read it, once,
+cold: a target (the mount, the raw shards, a plain FUSE, fio) and a reader; a *row*
+is a handful of arms run one after another, --pairs times, and ratios of them, each
+with the bound of the design where it has one. Ratios are taken round by round, so
+that a machine that is slow for a while is slow for both sides; their median counts.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shlex
+import signal
+import statistics
+import sys
+from contextlib import ExitStack
+
+from checkpoint import Checkpoint
+from machine import Machine, mib
+from rows import ROWS
+from storage import STORAGES, Unavailable
+
+
+class Result:
+    """A ratio (or share) over the rounds, and what it is held against."""
+
+    def __init__(self, storage, row, name, values, bound, better, note):
+        self.storage, self.row, self.name = storage, row, name
+        self.values, self.bound, self.better, self.note = values, bound, better, note
+
+    def median(self):
+        return statistics.median(self.values)
+
+    def verdict(self):
+        """near: missed, but within the middle half of the rounds it is met."""
+        if self.bound is None:
+            return ""
+        met = (lambda v: v >= self.bound) if self.better == "more" else (lambda v: v <= self.bound)
+        if met(self.median()):
+            return "pass"
+        return "near" if any(met(v) for v in quartiles(self.values)) else "MISS"
+
+    def text(self):
+        sign = {"more": ">=", "less": "<="}[self.better]
+        bound = "" if self.bound is None else f"{sign} {self.bound:g}"
+        spread = f"{min(self.values):.3f}..{max(self.values):.3f}"
+        return (
+            f"{self.storage:5} {self.row:9} {self.name:52} {self.median():7.3f} {spread:16}"
+            f" {bound:8} {self.verdict():5} {self.note}"
+        )
+
+    def json(self):
+        return {
+            "storage": self.storage,
+            "row": self.row,
+            "name": self.name,
+            "median": self.median(),
+            "values": self.values,
+            "bound": self.bound,
+            "better": self.better,
+            "verdict": self.verdict(),
+            "note": self.note,
+        }
+
+
+def quartiles(values):
+    if len(values) < 2:
+        return values
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+class Report:
+    def __init__(self, as_json):
+        self.as_json = as_json
+        self.results, self.arms, self.skipped = [], [], []
+
+    def say(self, text):
+        print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def skip(self, what, why):
+        self.skipped.append({"what": what, "why": str(why)})
+        self.say(f"{what}: skipped: {why}")
+
+    def arm(self, storage, row, name, rates, details):
+        self.arms.append(
+            {"storage": storage, "row": row, "arm": name, "bytes_per_second": rates} | details
+        )
+        rate = statistics.median(rates) / 1e6
+        extra = "".join(f"  {k} {v:.2f}" for k, v in details.items())
+        self.say(
+            f"{storage:5} {row:9} {name:52} {rate:7.0f} MB/s"
+            f"  {min(rates) / 1e6:.0f}..{max(rates) / 1e6:.0f}{extra}"
+        )
+
+    def result(self, *args):
+        result = Result(*args)
+        self.results.append(result)
+        self.say(result.text())
+
+    def end(self, head):
+        if self.as_json:
+            print(json.dumps(head | {
+                "results": [r.json() for r in self.results],
+                "arms": self.arms,
+                "skipped": self.skipped,
+            }, indent=1))
+            return
+        print()
+        print(" ".join(f"{k}={v}" for k, v in head.items()))
+        print(f"{'':5} {'row':9} {'what':52} {'median':>7} {'spread':16} bound")
+        for result in self.results:
+            print(result.text())
+        verdicts = [r.verdict() for r in self.results if r.bound is not None]
+        print(
+            f"{verdicts.count('pass')} pass, {verdicts.count('near')} near, "
+            f"{verdicts.count('MISS')} miss"
+        )
+
+
+def run_row(report, storage, name, row, pairs):
+    """Runs a row's arms in turn, pairs times; every second round backwards."""
+    plan = row(storage)
+    runs = {arm.name: [] for arm in plan.arms}
+    for turn in range(pairs):
+        for arm in plan.arms if turn % 2 == 0 else reversed(plan.arms):
+            runs[arm.name].append(arm.run())
+    for arm in plan.arms:
+        mine = runs[arm.name]
+        cpu = [r.cpu for r in mine if r.cpu is not None]
+        details = {"daemon_cpu_s": statistics.median(cpu)} if cpu else {}
+        report.arm(storage.name, name, arm.name, [r.bytes / r.seconds for r in mine], details)
+    for ratio in plan.ratios:
+        values = [ratio.of({k: v[i] for k, v in runs.items()}) for i in range(pairs)]
+        report.result(storage.name, name, ratio.name, values, ratio.bound, ratio.better, ratio.note)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="bench-io", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--build", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--fstfs", action="append", metavar="COMMAND",
+                        help="the program, with options if need be; given twice, the second is "
+                             "read beside the first and compared with it")
+    parser.add_argument("--row", action="append", choices=ROWS, help="only this row (repeatable)")
+    parser.add_argument("--storage", action="append", choices=STORAGES, help="only this storage")
+    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="rounds of each row (5)")
+    parser.add_argument("--size", type=int, default=1024, metavar="MIB",
+                        help="of the checkpoint, in MiB (1024)")
+    parser.add_argument("--user", metavar="NAME", help="mount and read as this user")
+    parser.add_argument("--place", default="/var/tmp", help="folder on the disk to measure")
+    parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    report = Report(args.json)
+
+    def stop(signum, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
+    head = {
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "user": args.user or ("root" if os.geteuid() == 0 else "self"),
+        "size_mib": args.size,
+        "pairs": args.pairs,
+        "fstfs": " | ".join(args.fstfs or ["build"]),
+    }
+    commands = [shlex.split(c) for c in args.fstfs or [f"{args.build}/fstfs"]]
+    try:
+        for name in args.storage or STORAGES:
+            with ExitStack() as stack:
+                machine = stack.enter_context(Machine(args.build, args.place, args.user))
+                checkpoint = Checkpoint(mib(args.size) >> (name == "slow"), random.Random(1))
+                try:
+                    storage = stack.enter_context(STORAGES[name](machine, checkpoint, commands))
+                except Unavailable as e:
+                    report.skip(name, e)
+                    continue
+                for row in args.row or ROWS:
+                    try:
+                        run_row(report, storage, row, ROWS[row], args.pairs)
+                    except Unavailable as e:
+                        report.skip(f"{name} {row}", e)
+    except KeyboardInterrupt:
+        report.skip("the rest", "interrupted")
+    report.end(head)
+    return any(r.verdict() == "MISS" for r in report.results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The storages: each writes the checkpoint somewhere, and takes it away again."""
+
+import json
+import os
+import shutil
+import subprocess
+from contextlib import ExitStack, contextmanager
+
+from checkpoint import Segment, segments
+from machine import Daemon, Run, cached, drop
+
+
+class Unavailable(Exception):
+    """This machine or user cannot have it; the text says why."""
+
+
+class Storage:
+    """Where the shards lie, and all that reads them. Used in a `with`."""
+
+    distant = False  # whether each request takes its time
+
+    def __init__(self, machine, checkpoint, commands):
+        self.machine, self.checkpoint, self.commands = machine, checkpoint, commands
+        self.plans = {}
+
+    def __enter__(self):
+        with ExitStack() as stack:
+            self.source = self.build(stack)
+            self.stack = stack.pop_all()
+        self.files = sorted(
+            os.path.join(self.source, n) for n in os.listdir(self.source) if n.endswith(".safetensors")
+        )
+        self.mountpoint = self.machine.make_mountpoint("mount")
+        return self
+
+    def __exit__(self, *exception):
+        return self.stack.__exit__(*exception)
+
+    def build(self, stack):
+        """Makes it; returns the directory with the checkpoint."""
+        raise NotImplementedError
+
+    def write(self, directory):
+        source = os.path.join(directory, "source")
+        os.mkdir(source)
+        self.checkpoint.write(source)
+        return source
+
+    def drop(self):
+        drop(self.files)
+
+    def cached(self):
+        return sum(cached(f) for f in self.files)
+
+    def backing_device(self):
+        """(major, minor) of what holds the shards."""
+        device = os.stat(self.files[0]).st_dev
+        return os.major(device), os.minor(device)
+
+    def readahead(self):
+        """The file that sets the readahead of the device under the shards."""
+        major, minor = self.backing_device()
+        return f"/sys/class/bdi/{major}:{minor}/read_ahead_kb"
+
+    @contextmanager
+    def default_readahead(self):
+        """The kernel's default of 128 KiB for a while."""
+        with open(self.readahead(), "r+") as f:
+            own = f.read()
+            f.seek(0)
+            f.write("128")
+            f.flush()
+            try:
+                yield
+            finally:
+                f.seek(0)
+                f.write(own)
+
+    def has_own_readahead(self):
+        with open(self.readahead()) as f:
+            return int(f.read()) != 128
+
+    def tensors(self):
+        """The tensors in the shards by name, in file order."""
+        found = {}
+        for path in self.files:
+            found |= segments(path, self.start(path))
+        return found
+
+    def start(self, path):
+        """Enough of a file to have its header, read as the user."""
+        return self.machine.output("head", "-c", str(4 << 20), path)
+
+    def whole(self, paths):
+        sizes = [int(n) for n in self.machine.output("stat", "-L", "-c", "%s", *paths).split()]
+        return [Segment(p, 0, n) for p, n in zip(paths, sizes)]
+
+    def fio(self):
+        """fio's best on the raw shards."""
+        if not shutil.which("fio"):
+            raise Unavailable("fio is not installed")
+        said = json.loads(self.machine.output(
+            "fio", "--name=best", "--filename=" + ":".join(self.files), "--readonly", "--rw=read",
+            "--ioengine=io_uring", "--direct=1", "--iodepth=32", "--bs=1M",
+            "--file_service_type=sequential", "--output-format=json",
+        ))["jobs"][0]["read"]
+        return Run(said["runtime"] / 1e3, said["io_bytes"])
+
+    def mount(self, which=0):
+        return Mount(self, self.commands[which])
+
+    def planned(self, which, plan):
+        """What a plan of a row reads through the mount. Worked out in a mount of its
+        own, so that the timed one is cold; the paths are the same in all."""
+        key = (which, plan)
+        if key not in self.plans:
+            with self.mount(which) as mount:
+                self.plans[key] = plan(mount)
+        return self.plans[key]
+
+    def plain(self):
+        """The shards through a FUSE file system that does nothing but pass them on."""
+        return Daemon(self.machine, self.machine.identity, self.mountpoint, self.slowfs(), "-f", self.source)
+
+    def slowfs(self):
+        path = os.path.join(self.machine.build, "tests/slowfs/slowfs")
+        if not os.path.exists(path):
+            raise Unavailable("slowfs is not built")
+        return path
+
+
+class Mount(Daemon):
+    """The storage through fstfs."""
+
+    def __init__(self, storage, command):
+        super().__init__(storage.machine, storage.machine.identity, storage.mountpoint,
+                         *command, "-f", storage.source)
+        self.storage = storage
+        self.merged = os.path.join(self.path, "merged/model.safetensors")
+
+    def __enter__(self):
+        """Mounted, the tensors known, and the shards cold."""
+        super().__enter__()
+        try:
+            self.machine.output("stat", self.merged)
+            self.storage.drop()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def tensors(self):
+        """The tensors in the merged file by name, in file order."""
+        return segments(self.merged, self.storage.start(self.merged))
+
+    def shards(self):
+        return self.storage.whole([os.path.join(self.path, "shards", os.path.basename(f))
+                                   for f in self.storage.files])
+
+    def tensor_files(self):
+        """Each tensor's own file, in shard order."""
+        return [Segment(os.path.join(self.path, "tensors/model", name), 0, length)
+                for name, length in self.storage.checkpoint.tensors.items()]
+
+    def storage_bytes(self):
+        """What was read of the storage so far: by the device's own count, or where the
+        storage is no device, by fstfs's."""
+        if self.storage.distant:
+            return self.metrics()["fstfs_storage_read_bytes_total"]
+        return self.device_bytes()
+
+    def budget(self):
+        """What --memory allows; nothing in a program that has no budget."""
+        return self.metrics().get("fstfs_memory_budget_bytes", 0)
+
+    def metrics(self):
+        text = self.machine.output("cat", os.path.join(self.path, ".fstfs/metrics")).decode()
+        return {line.split()[0]: float(line.split()[1])
+                for line in text.splitlines() if not line.startswith("#")}
+
+
+class Disk(Storage):
+    """Files on a disk (--place)."""
+
+    name = "disk"
+    fio_bound = 0.95
+
+    def build(self, stack):
+        return self.write(self.machine.folder)
+
+
+class Loop(Storage):
+    """ext4 on a loop device over tmpfs: a storage as fast as memory."""
+
+    name = "loop"
+    fio_bound = 0.85
+
+    def build(self, stack):
+        if not self.machine.root:
+            raise Unavailable("a loop device needs root")
+        folder = stack.enter_context(memory_folder(self.machine))
+        image = os.path.join(folder, "image")
+        with open(image, "wb") as f:
+            f.truncate((self.checkpoint.size * 11 // 10 + (64 << 20)) // 4096 * 4096)
+        # nodiscard and no lazy work: nothing is to go on while it is measured.
+        run("mkfs.ext4", "-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", image)
+        device = run("losetup", "--find", "--show", image).strip()
+        stack.callback(run, "losetup", "--detach", device)
+        place = os.path.join(self.machine.folder, "loop")
+        os.mkdir(place)
+        run("mount", device, place)
+        stack.callback(run, "umount", place)
+        return self.write(place)
+
+
+class Slow(Storage):
+    """slowfs over tmpfs: every request takes 2 ms."""
+
+    name = "slow"
+    fio_bound = None
+    distant = True
+
+    def build(self, stack):
+        source = self.write(stack.enter_context(memory_folder(self.machine)))
+        place = os.path.join(self.machine.folder, "slow")
+        os.mkdir(place)
+        options = "delay=2000" + (",allow_other" if self.machine.root else "")
+        daemon = Daemon(self.machine, {}, place, self.slowfs(), "-f", "-o", options, source)
+        stack.enter_context(daemon)
+        return place
+
+
+@contextmanager
+def memory_folder(machine):
+    """A folder on tmpfs."""
+    folder = machine.make_folder("/dev/shm")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def run(*command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+STORAGES = {s.name: s for s in (Disk, Loop, Slow)}

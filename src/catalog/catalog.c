@@ -581,10 +581,11 @@ carry_states(struct group *groups, size_t count, const struct listing *before)
 {
     for (size_t i = 0; i < count; i++) {
         struct group *group = &groups[i];
-        const struct group *old = before ? bsearch(group, before->groups, before->group_count,
-                                                   sizeof(*group), compare_group_stems)
-                                         : NULL;
+        const struct group *old = NULL;
 
+        if (before && before->group_count)
+            old = bsearch(group, before->groups, before->group_count, sizeof(*group),
+                          compare_group_stems);
         if (old && !group->shadowed && same_members(group, old))
             group->state = group_state_ref(old->state);
         else

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,9 +23,18 @@ static const double believe = 0.5;
  * names may wait for slow storage, and must not keep others waiting. */
 enum { MOST_BACKGROUND = 128, CONGESTED = 96, MOST_THREADS = 32, IDLE_THREADS = 8 };
 
+/* An open file or directory. The kernel may go without closing it. */
+struct handle {
+    struct handle *next, *previous;
+    struct extent_list *list; /* of a file */
+    struct view_directory *directory;
+};
+
 struct session {
     struct session_options options;
     struct fuse_session *fuse;
+    pthread_mutex_t lock; /* guards handles */
+    struct handle *handles;
 };
 
 static struct session *
@@ -59,6 +69,62 @@ entry_of(node_id id, const struct stat *st)
 {
     return (struct fuse_entry_param){
         .ino = id, .attr = *st, .attr_timeout = believe, .entry_timeout = believe};
+}
+
+static struct handle *
+handle_new(struct session *session)
+{
+    struct handle *handle = calloc(1, sizeof(*handle));
+
+    if (!handle)
+        return NULL;
+    pthread_mutex_lock(&session->lock);
+    handle->next = session->handles;
+    if (handle->next)
+        handle->next->previous = handle;
+    session->handles = handle;
+    pthread_mutex_unlock(&session->lock);
+    return handle;
+}
+
+static void
+handle_free(struct session *session, struct handle *handle)
+{
+    pthread_mutex_lock(&session->lock);
+    if (handle->next)
+        handle->next->previous = handle->previous;
+    if (handle->previous)
+        handle->previous->next = handle->next;
+    else
+        session->handles = handle->next;
+    pthread_mutex_unlock(&session->lock);
+    if (handle->list)
+        view_close(session->options.view, handle->list);
+    if (handle->directory)
+        view_closedir(session->options.view, handle->directory);
+    free(handle);
+}
+
+static struct handle *
+handle_of(const struct fuse_file_info *fi)
+{
+    return (struct handle *)(uintptr_t)fi->fh;
+}
+
+/* Answers an open; what nobody waits for any more is closed again. */
+static void
+reply_open(fuse_req_t req, struct handle *handle, errint_t error, struct fuse_file_info *fi)
+{
+    struct session *session = session_of(req);
+
+    if (error) {
+        handle_free(session, handle);
+        fuse_reply_err(req, -error);
+        return;
+    }
+    fi->fh = (uint64_t)(uintptr_t)handle;
+    if (fuse_reply_open(req, fi) == -ENOENT)
+        handle_free(session, handle);
 }
 
 static void
@@ -154,34 +220,24 @@ op_statfs(fuse_req_t req, fuse_ino_t id)
 
 /* ---- directories ---- */
 
-static struct view_directory *
-directory_of(const struct fuse_file_info *fi)
-{
-    return (struct view_directory *)(uintptr_t)fi->fh;
-}
-
 static void
 op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-    struct view_directory *directory;
-    errint_t error;
+    struct handle *handle;
 
     if (refuse_self(req))
         return;
-    error = view_opendir(view_of(req), id, &directory);
-    if (error) {
-        fuse_reply_err(req, -error);
-        return;
-    }
-    fi->fh = (uint64_t)(uintptr_t)directory;
-    if (fuse_reply_open(req, fi) == -ENOENT)
-        view_closedir(view_of(req), directory);
+    handle = handle_new(session_of(req));
+    if (!handle)
+        fuse_reply_err(req, ENOMEM);
+    else
+        reply_open(req, handle, view_opendir(view_of(req), id, &handle->directory), fi);
 }
 
 static void
-op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-    view_closedir(view_of(req), directory_of(fi));
+    handle_free(session_of(req), handle_of(fi));
     fuse_reply_err(req, 0);
 }
 
@@ -211,7 +267,7 @@ add_plus(fuse_req_t req, struct view_directory *directory, uint64_t position, co
 static void
 reply_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi, bool plus)
 {
-    struct view_directory *directory = directory_of(fi);
+    struct view_directory *directory = handle_of(fi)->directory;
     char *buffer = malloc(size);
     size_t used = 0, added;
     const char *name;
@@ -254,16 +310,10 @@ op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct 
 
 /* ---- files ---- */
 
-static struct extent_list *
-list_of(const struct fuse_file_info *fi)
-{
-    return (struct extent_list *)(uintptr_t)fi->fh;
-}
-
 static void
 op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-    struct extent_list *list;
+    struct handle *handle;
     errint_t error;
     bool live;
 
@@ -273,24 +323,16 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
         fuse_reply_err(req, EROFS);
         return;
     }
-    error = view_open(view_of(req), id, &list, &live);
-    if (error) {
-        fuse_reply_err(req, -error);
+    handle = handle_new(session_of(req));
+    if (!handle) {
+        fuse_reply_err(req, ENOMEM);
         return;
     }
-    fi->fh = (uint64_t)(uintptr_t)list;
+    error = view_open(view_of(req), id, &handle->list, &live);
     fi->keep_cache = !live;
     fi->direct_io = live;
     fi->noflush = 1;
-    if (fuse_reply_open(req, fi) == -ENOENT)
-        view_close(view_of(req), list);
-}
-
-static void
-op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
-{
-    view_close(view_of(req), list_of(fi));
-    fuse_reply_err(req, 0);
+    reply_open(req, handle, error, fi);
 }
 
 static void
@@ -307,7 +349,7 @@ reply_read(void *arg, errint_t result, const struct iovec *vectors, int count)
 static void
 op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-    struct extent_list *list = list_of(fi);
+    struct extent_list *list = handle_of(fi)->list;
     uint64_t at = (uint64_t)offset;
 
     if (at >= list->size || size == 0) {
@@ -437,7 +479,7 @@ static const struct fuse_lowlevel_ops operations = {
     .opendir = op_opendir,
     .readdir = op_readdir,
     .readdirplus = op_readdirplus,
-    .releasedir = op_releasedir,
+    .releasedir = op_release,
     .open = op_open,
     .read = op_read,
     .release = op_release,
@@ -492,6 +534,7 @@ session_new(const struct session_options *options, struct session **out)
     if (!session)
         return -ENOMEM;
     session->options = *options;
+    pthread_mutex_init(&session->lock, NULL);
     if (fuse_arguments(options, &args) == 0) {
         error = -EINVAL; /* libfuse prints what it does not like */
         session->fuse = fuse_session_new(&args, &operations, sizeof(operations), session);
@@ -514,6 +557,7 @@ fail_signals:
 fail_destroy:
     fuse_session_destroy(session->fuse);
 fail:
+    pthread_mutex_destroy(&session->lock);
     free(session);
     return error;
 }
@@ -542,5 +586,8 @@ session_free(struct session *session)
     fuse_session_unmount(session->fuse);
     fuse_remove_signal_handlers(session->fuse);
     fuse_session_destroy(session->fuse);
+    while (session->handles)
+        handle_free(session, session->handles);
+    pthread_mutex_destroy(&session->lock);
     free(session);
 }

@@ -823,7 +823,7 @@ list_directory(struct view *view, struct node *node, struct view_directory *dire
     if (node->view == VIEW_MERGED || node->view == VIEW_SHARDS)
         parallel_for(count, 8, work_out_condition, &conditions);
     error = list_entries(directory, &conditions);
-    if (!error && listing->recut_count)
+    if (!error && listing->recut_count && directory->count)
         qsort_r(directory->entries, directory->count, sizeof(*directory->entries), compare_entries,
                 directory->names.data);
     free(conditions.parts);

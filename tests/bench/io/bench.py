@@ -23,7 +23,7 @@ import sys
 from contextlib import ExitStack
 
 from checkpoint import Checkpoint
-from machine import Machine, mib
+from machine import Failed, Machine, mib
 from rows import ROWS
 from storage import STORAGES, Unavailable
 
@@ -52,7 +52,7 @@ class Result:
         bound = "" if self.bound is None else f"{sign} {self.bound:g}"
         spread = f"{min(self.values):.3f}..{max(self.values):.3f}"
         return (
-            f"{self.storage:5} {self.row:9} {self.name:52} {self.median():7.3f} {spread:16}"
+            f"{self.storage:5} {self.row:9} {self.name:60} {self.median():7.3f} {spread:16}"
             f" {bound:8} {self.verdict():5} {self.note}"
         )
 
@@ -80,7 +80,7 @@ def quartiles(values):
 class Report:
     def __init__(self, as_json):
         self.as_json = as_json
-        self.results, self.arms, self.skipped = [], [], []
+        self.results, self.arms, self.skipped, self.failures = [], [], [], []
 
     def say(self, text):
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
@@ -89,6 +89,10 @@ class Report:
         self.skipped.append({"what": what, "why": str(why)})
         self.say(f"{what}: skipped: {why}")
 
+    def fail(self, what, why):
+        self.failures.append({"what": what, "why": str(why)})
+        self.say(f"{what}: FAILED: {why}")
+
     def arm(self, storage, row, name, rates, details):
         self.arms.append(
             {"storage": storage, "row": row, "arm": name, "bytes_per_second": rates} | details
@@ -96,7 +100,7 @@ class Report:
         rate = statistics.median(rates) / 1e6
         extra = "".join(f"  {k} {v:.2f}" for k, v in details.items())
         self.say(
-            f"{storage:5} {row:9} {name:52} {rate:7.0f} MB/s"
+            f"{storage:5} {row:9} {name:60} {rate:7.0f} MB/s"
             f"  {min(rates) / 1e6:.0f}..{max(rates) / 1e6:.0f}{extra}"
         )
 
@@ -111,17 +115,18 @@ class Report:
                 "results": [r.json() for r in self.results],
                 "arms": self.arms,
                 "skipped": self.skipped,
+                "failures": self.failures,
             }, indent=1))
             return
         print()
         print(" ".join(f"{k}={v}" for k, v in head.items()))
-        print(f"{'':5} {'row':9} {'what':52} {'median':>7} {'spread':16} bound")
+        print(f"{'':5} {'row':9} {'what':60} {'median':>7} {'spread':16} bound")
         for result in self.results:
             print(result.text())
         verdicts = [r.verdict() for r in self.results if r.bound is not None]
         print(
             f"{verdicts.count('pass')} pass, {verdicts.count('near')} near, "
-            f"{verdicts.count('MISS')} miss"
+            f"{verdicts.count('MISS')} miss, {len(self.failures)} failed"
         )
 
 
@@ -166,8 +171,8 @@ def main():
     def stop(signum, frame):
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGHUP, stop)
+    for signum in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(signum, stop)
     head = {
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
@@ -179,23 +184,30 @@ def main():
     commands = [shlex.split(c) for c in args.fstfs or [f"{args.build}/fstfs"]]
     try:
         for name in args.storage or STORAGES:
-            with ExitStack() as stack:
-                machine = stack.enter_context(Machine(args.build, args.place, args.user))
-                checkpoint = Checkpoint(mib(args.size) >> (name == "slow"), random.Random(1))
-                try:
-                    storage = stack.enter_context(STORAGES[name](machine, checkpoint, commands))
-                except Unavailable as e:
-                    report.skip(name, e)
-                    continue
-                for row in args.row or ROWS:
-                    try:
-                        run_row(report, storage, row, ROWS[row], args.pairs)
-                    except Unavailable as e:
-                        report.skip(f"{name} {row}", e)
+            run_storage(report, name, args, commands)
     except KeyboardInterrupt:
-        report.skip("the rest", "interrupted")
+        report.fail("the rest", "interrupted")
     report.end(head)
-    return any(r.verdict() == "MISS" for r in report.results)
+    return bool(report.failures) or any(r.verdict() == "MISS" for r in report.results)
+
+
+def run_storage(report, name, args, commands):
+    with ExitStack() as stack:
+        machine = stack.enter_context(Machine(args.build, args.place, args.user))
+        # Half of it where the raw reader takes seconds for each 100 MiB.
+        checkpoint = Checkpoint(mib(args.size) >> (name == "slow"), random.Random(1))
+        try:
+            storage = stack.enter_context(STORAGES[name](machine, checkpoint, commands))
+        except Unavailable as e:
+            report.skip(name, e)
+            return
+        for row in args.row or ROWS:
+            try:
+                run_row(report, storage, row, ROWS[row], args.pairs)
+            except Unavailable as e:
+                report.skip(f"{name} {row}", e)
+            except Failed as e:
+                report.fail(f"{name} {row}", e)
 
 
 if __name__ == "__main__":

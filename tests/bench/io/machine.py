@@ -17,6 +17,10 @@ def mib(n):
     return n << 20
 
 
+class Failed(Exception):
+    """A program of the bench did not do what it should; the text says what."""
+
+
 class Run:
     """What one arm measured."""
 
@@ -36,6 +40,8 @@ class Machine:
         self.identity = {}
         if user:
             entry = pwd.getpwnam(user)
+            if os.stat("/dev/fuse").st_mode & 0o6 != 0o6:
+                raise SystemExit("only root may open /dev/fuse here: chmod 666 /dev/fuse")
             self.identity = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
         self.place = place
 
@@ -62,7 +68,7 @@ class Machine:
         """Runs a program as the user; returns its standard output as bytes."""
         done = subprocess.run(command, stdout=subprocess.PIPE, **self.identity, **options)
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}")
+            raise Failed(f"{' '.join(map(str, command))}: exit status {done.returncode}")
         return done.stdout
 
     def reader(self, reader, segments):
@@ -88,7 +94,7 @@ class Daemon:
         try:
             while not is_mounted(self.path):
                 if self.process.poll() is not None:
-                    raise RuntimeError(f"{' '.join(self.command)} did not mount")
+                    raise Failed(f"{' '.join(self.command)} did not mount")
                 time.sleep(0.001)
             self.machine.output("stat", self.path)
         except BaseException:
@@ -107,7 +113,7 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise RuntimeError(f"{self.command[0]} did not end after its unmount") from None
+            raise Failed(f"{self.command[0]} did not end after its unmount") from None
 
     def cpu(self):
         """Seconds of processor time so far."""
@@ -184,4 +190,4 @@ def drop(paths):
             time.sleep(0.01)  # a page may be held for a moment
         else:
             if cached(path) > os.stat(path).st_size // 100:
-                raise RuntimeError(f"{path} stays in the page cache")
+                raise Failed(f"{path} stays in the page cache")

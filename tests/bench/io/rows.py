@@ -135,7 +135,7 @@ def against_raw(reader_name, reader, readahead=True):
         raw = row.raw(f"raw {reader_name}", reader, whole)
         row.ratio(mine, raw, bound)
         row.ratio(shards, raw, bound)
-        if readahead and storage.has_own_readahead() and storage.machine.root:
+        if readahead and storage.can_change_readahead():
             plain = row.raw(f"raw {reader_name} 128K readahead", reader, whole, default_readahead=True)
             row.ratio(mine, plain, bound)
         row.ratio(mine, row.plain(f"plain FUSE {reader_name}", reader))

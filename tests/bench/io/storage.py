@@ -77,7 +77,10 @@ class Storage:
                 f.seek(0)
                 f.write(own)
 
-    def has_own_readahead(self):
+    def can_change_readahead(self):
+        """Whether the kernel's default is another than the device's own, and can be had."""
+        if not os.access(self.readahead(), os.W_OK):
+            return False
         with open(self.readahead()) as f:
             return int(f.read()) != 128
 

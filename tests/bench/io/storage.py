@@ -217,6 +217,24 @@ class Loop(Storage):
         return self.write(place)
 
 
+class Throttled(Loop):
+    """The same, held to 1000 requests a second by a cgroup: a cloud disk's limit."""
+
+    name = "iops"
+    fio_bound = 0.95
+    requests = 1000
+
+    def build(self, stack):
+        source = super().build(stack)
+        device = os.stat(source).st_dev
+        limit = f"{os.major(device)}:{os.minor(device)}"
+        try:
+            stack.enter_context(limited(f"{limit} {self.requests}", f"{limit} riops={self.requests}"))
+        except OSError as e:
+            raise Unavailable(f"no cgroup that limits requests: {e}") from e
+        return source
+
+
 class Slow(Storage):
     """slowfs over tmpfs: every request takes 2 ms."""
 
@@ -235,6 +253,36 @@ class Slow(Storage):
 
 
 @contextmanager
+def limited(limit_v1, limit_v2):
+    """This process, and what it starts, under a limit on its requests to a device."""
+    first = os.path.isdir("/sys/fs/cgroup/blkio")
+    parent = "/sys/fs/cgroup/blkio" if first else "/sys/fs/cgroup"
+    with open("/proc/self/cgroup") as f:
+        groups = dict(line.strip().split(":", 2)[1:] for line in f)
+    home = parent + groups["blkio" if first else ""]
+    group = f"{parent}/fstfs-bench-io.{os.getpid()}"
+    os.mkdir(group)
+    try:
+        if first:
+            write(f"{group}/blkio.throttle.read_iops_device", limit_v1)
+        else:
+            write(f"{parent}/cgroup.subtree_control", "+io")
+            write(f"{group}/io.max", limit_v2)
+        write(f"{group}/cgroup.procs", str(os.getpid()))
+        try:
+            yield
+        finally:
+            write(f"{home}/cgroup.procs", str(os.getpid()))
+    finally:
+        os.rmdir(group)
+
+
+def write(path, text):
+    with open(path, "w") as f:
+        f.write(text)
+
+
+@contextmanager
 def memory_folder(machine):
     """A folder on tmpfs."""
     folder = machine.make_folder("/dev/shm")
@@ -248,4 +296,4 @@ def run(*command):
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-STORAGES = {s.name: s for s in (Disk, Loop, Slow)}
+STORAGES = {s.name: s for s in (Disk, Loop, Throttled, Slow)}

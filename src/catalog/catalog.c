@@ -532,8 +532,9 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
     struct group_index *indexes;
     errint_t error;
 
-    for (size_t i = 0; i < count; i++)
-    private->index_count += group_index_name(files[i], NULL);
+    for (size_t i = 0; i < count; i++) {
+        private->index_count += group_index_name(files[i], NULL);
+    }
     private->indexes = calloc(private->index_count + 1, sizeof(*private->indexes));
     indexes = calloc(private->index_count + 1, sizeof(*indexes));
     if (!private->indexes || !indexes) {
@@ -640,7 +641,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
     struct scan scan = {.dir = dir, .names = BUFFER_INIT};
     struct listing *listing = calloc(1, sizeof(*listing));
     errint_t error = -ENOMEM;
-    struct stat st;
+    struct stat st = {0};
 
     if (listing)
         listing->private = calloc(1, sizeof(*listing->private));

@@ -337,6 +337,7 @@ check_index(struct checkpoint *checkpoint, struct source_dir *dir, const char *f
                         reason.rule, reason.text);
         return;
     }
+    /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): 0 means that index is set */
     compare_with_index(checkpoint, file, index, all, count);
     st_index_free(index);
 }
@@ -486,8 +487,7 @@ checkpoint_new(struct source_dir *dir, const struct group *group)
         goto fail;
     private->directory = strdup(dir->path);
     private->stem = strdup(group->stem);
-    if (group->index)
-    private->index_name = strdup(group->index);
+    private->index_name = group->index ? strdup(group->index) : NULL;
     if (!private->directory || !private->stem || (group->index && !private->index_name))
         goto fail;
     checkpoint->directory = private->directory;

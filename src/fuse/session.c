@@ -201,7 +201,7 @@ op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 static void
 op_access(fuse_req_t req, fuse_ino_t id, int mask)
 {
-    fuse_reply_err(req, mask & W_OK ? EROFS : 0);
+    fuse_reply_err(req, (mask & W_OK) ? EROFS : 0);
 }
 
 static void

@@ -127,7 +127,7 @@ let_go(struct state *list)
     while (list->next != list) {
         struct state *state = list->next;
 
-        list_remove(state);
+        list_remove(state); /* NOLINT(clang-analyzer-unix.Malloc): it does leave */
         if (state->fd >= 0)
             close(state->fd);
         /* io_detach stays: it finds nothing, and may be about to be called. */
@@ -265,7 +265,6 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing)
         if (surplus >= 0)
             close(surplus);
         fd = open_backing(backing);
-        surplus = -1;
         pthread_mutex_lock(&attach_lock);
         if (fd >= 0 && state->fd < 0) {
             state->fd = fd;

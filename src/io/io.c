@@ -245,6 +245,7 @@ gather(struct worker *worker, const struct task *task, int *count)
             append(worker->vectors, count, extent->blob->data + run.offset, run.length);
         } else {
             if (extent->blob)
+                /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): reserved before */
                 memcpy(to, extent->blob->data + run.offset, run.length);
             else if ((result = read_run(worker->io, &run, to)) < 0)
                 return result;

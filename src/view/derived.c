@@ -109,7 +109,7 @@ work_out_parts(struct checkpoint *checkpoint, struct derived *derived,
 {
     struct tensor_ref *refs = layout_shard_order(checkpoint);
     struct buffer index = BUFFER_INIT;
-    errint_t error = -ENOMEM;
+    errint_t error;
 
     if (!refs)
         return -ENOMEM;

@@ -824,6 +824,7 @@ list_directory(struct view *view, struct node *node, struct view_directory *dire
         parallel_for(count, 8, work_out_condition, &conditions);
     error = list_entries(directory, &conditions);
     if (!error && listing->recut_count && directory->count)
+        /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): count is not 0 */
         qsort_r(directory->entries, directory->count, sizeof(*directory->entries), compare_entries,
                 directory->names.data);
     free(conditions.parts);

@@ -73,6 +73,7 @@ model_add(struct model *model, struct extent_builder *builder)
         for (which = 0; which < SOURCES; which++)
             if (last->source == model->backings[which] || last->source == model->blobs[which])
                 break;
+        /* cppcheck-suppress arrayIndexOutOfBounds ; the last run came from one of them */
         in_memory = last->source == model->blobs[which];
         offset = last->offset + 1;
     }

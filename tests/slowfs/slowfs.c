@@ -7,11 +7,14 @@
  *   -o delay=US     every request waits so many microseconds before it is served,
  *                   as many at once as there are: a distant storage of any bandwidth
  *   -o threads=N    requests at once (256)
+ *   -o faults=FILE  what else befalls requests: see faults.h
  *
  * With no delay it is a plain FUSE passthrough, a peer to measure against. It
  * does nothing cleverly: requests of 128 KiB by the kernel's readahead, a buffered
  * pread for each. Each request is served by a thread of its own, start to end.
  */
+#include "faults.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -36,6 +39,7 @@
 struct options {
     unsigned delay; /* microseconds */
     unsigned threads;
+    char *faults; /* file */
 };
 
 static struct options options = {.threads = 256};
@@ -43,6 +47,7 @@ static struct options options = {.threads = 256};
 static const struct fuse_opt option_table[] = {
     {"delay=%u", offsetof(struct options, delay), 0},
     {"threads=%u", offsetof(struct options, threads), 0},
+    {"faults=%s", offsetof(struct options, faults), 0},
     FUSE_OPT_END,
 };
 
@@ -80,6 +85,8 @@ path_below(fuse_ino_t directory, const char *name)
     return found ? *found : NULL;
 }
 
+static struct faults *faults; /* NULL: none are wanted */
+
 static void
 wait_delay(void)
 {
@@ -87,6 +94,17 @@ wait_delay(void)
 
     while (options.delay && nanosleep(&t, &t) < 0 && errno == EINTR)
         continue;
+}
+
+/* What a request is to suffer, after its delay. */
+static struct fault
+suffer(const char *operation, const char *path, off_t offset, size_t length)
+{
+    wait_delay();
+    if (!faults)
+        return (struct fault){0};
+    return faults_meet(faults, operation, strncmp(path, "./", 2) == 0 ? path + 2 : path, offset,
+                       length);
 }
 
 static void
@@ -103,10 +121,15 @@ on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct fuse_entry_param e = {.attr_timeout = VALID_SECONDS, .entry_timeout = VALID_SECONDS};
     const char *path = path_below(parent, name);
+    struct fault fault;
 
-    wait_delay();
     if (!path) {
         fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    fault = suffer("lookup", path, 0, 0);
+    if (fault.error) {
+        fuse_reply_err(req, fault.error);
         return;
     }
     if (fstatat(source, path, &e.attr, AT_SYMLINK_NOFOLLOW) < 0) {
@@ -120,10 +143,12 @@ on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 static void
 on_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct fault fault = suffer("getattr", path_of(ino), 0, 0);
     struct stat st;
 
-    wait_delay();
-    if (fstatat(source, path_of(ino), &st, AT_SYMLINK_NOFOLLOW) < 0)
+    if (fault.error)
+        fuse_reply_err(req, fault.error);
+    else if (fstatat(source, path_of(ino), &st, AT_SYMLINK_NOFOLLOW) < 0)
         fuse_reply_err(req, errno);
     else
         fuse_reply_attr(req, &st, VALID_SECONDS);
@@ -148,9 +173,13 @@ on_readlink(fuse_req_t req, fuse_ino_t ino)
 static void
 on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct fault fault = suffer(fi->flags & O_DIRECT ? "direct" : "open", path_of(ino), 0, 0);
     int fd;
 
-    wait_delay();
+    if (fault.error) {
+        fuse_reply_err(req, fault.error);
+        return;
+    }
     if ((fi->flags & O_ACCMODE) != O_RDONLY) {
         fuse_reply_err(req, EROFS);
         return;
@@ -177,9 +206,15 @@ static void
 on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
 {
     static _Thread_local char *buffer;
+    struct fault fault = suffer("read", path_of(ino), offset, size);
     size_t done = 0;
 
-    wait_delay();
+    if (fault.error) {
+        fuse_reply_err(req, fault.error);
+        return;
+    }
+    if (fault.is_short && fault.most < size)
+        size = fault.most;
     if (!buffer)
         buffer = aligned_alloc(4096, READ_MOST);
     if (!buffer || size > READ_MOST) {
@@ -197,6 +232,8 @@ on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_f
             break;
         done += (size_t)got;
     }
+    if (fault.flips && fault.flip_at < offset + (off_t)done)
+        buffer[fault.flip_at - offset] ^= (char)0xff;
     fuse_reply_buf(req, buffer, done);
 }
 
@@ -323,8 +360,14 @@ main(int argc, char **argv)
     if (fuse_opt_parse(&args, &options, option_table, take_source) < 0 ||
         fuse_parse_cmdline(&args, &command) < 0)
         return 2;
+    if (options.faults) {
+        faults = faults_new(options.faults);
+        if (!faults)
+            return 1;
+    }
     if (source < 0 || !command.mountpoint) {
-        fprintf(stderr, "usage: slowfs [-f] [-o delay=US,threads=N,...] SOURCE MOUNTPOINT\n");
+        fprintf(stderr,
+                "usage: slowfs [-f] [-o delay=US,threads=N,faults=FILE,...] SOURCE MOUNTPOINT\n");
         return 2;
     }
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {

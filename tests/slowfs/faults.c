@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "faults.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define RULES_MOST 64
+#define HANG_LOOKS_AGAIN 10000 /* microseconds */
+
+enum action { ACTION_ERROR, ACTION_SHORT, ACTION_FLIP, ACTION_DELAY, ACTION_HANG };
+
+struct rule {
+    char operation[16];
+    char pattern[256];
+    off_t from, to; /* [from, to) of the file */
+    enum action action;
+    long value;
+    long left; /* times; negative: no end */
+};
+
+struct faults {
+    pthread_mutex_t lock; /* guards all below */
+    char *file;
+    struct stat seen; /* the file when it was read */
+    struct rule rules[RULES_MOST];
+    size_t count;
+    unsigned changes; /* times the file was read */
+};
+
+static const struct {
+    const char *name;
+    int number;
+} errors[] = {
+    {"EIO", EIO},       {"ESTALE", ESTALE}, {"EAGAIN", EAGAIN}, {"EINTR", EINTR},
+    {"EINVAL", EINVAL}, {"ENOENT", ENOENT}, {"EACCES", EACCES}, {"ENOMEM", ENOMEM},
+};
+
+struct faults *
+faults_new(const char *file)
+{
+    struct faults *faults = calloc(1, sizeof(*faults));
+
+    if (!faults)
+        return NULL;
+    pthread_mutex_init(&faults->lock, NULL);
+    faults->file = realpath(file, NULL); /* the daemon changes its directory */
+    if (!faults->file)
+        faults->file = strdup(file);
+    if (faults->file)
+        return faults;
+    free(faults);
+    return NULL;
+}
+
+static int
+error_number(const char *name)
+{
+    for (size_t i = 0; i < sizeof(errors) / sizeof(*errors); i++) {
+        if (strcmp(name, errors[i].name) == 0)
+            return errors[i].number;
+    }
+    return 0;
+}
+
+static bool
+parse_action(struct rule *rule, char *text)
+{
+    static const char *const names[] = {"error", "short", "flip", "delay", "hang"};
+    char *value = strchr(text, '=');
+
+    if (value)
+        *value++ = '\0';
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        if (strcmp(text, names[i]) != 0)
+            continue;
+        rule->action = (enum action)i;
+        if (rule->action == ACTION_FLIP || rule->action == ACTION_HANG)
+            return !value;
+        if (!value)
+            return false;
+        rule->value = i == ACTION_ERROR ? error_number(value) : strtol(value, NULL, 10);
+        return rule->action != ACTION_ERROR || rule->value != 0;
+    }
+    return false;
+}
+
+static bool
+parse_rule(struct rule *rule, char *line)
+{
+    long long from, length;
+    char *word, *rest = NULL;
+    bool has_action = false;
+
+    *rule = (struct rule){.to = INT64_MAX, .left = -1};
+    word = strtok_r(line, " \t\n", &rest);
+    if (!word || strlen(word) >= sizeof(rule->operation))
+        return false;
+    strcpy(rule->operation, word);
+    word = strtok_r(NULL, " \t\n", &rest);
+    if (!word || strlen(word) >= sizeof(rule->pattern))
+        return false;
+    strcpy(rule->pattern, word);
+    while ((word = strtok_r(NULL, " \t\n", &rest))) {
+        if (sscanf(word, "%lld+%lld", &from, &length) == 2) {
+            rule->from = from;
+            rule->to = from + length;
+        } else if (sscanf(word, "x%ld", &rule->left) != 1) {
+            has_action = parse_action(rule, word);
+            if (!has_action)
+                return false;
+        }
+    }
+    return has_action;
+}
+
+/* With the lock held. A file that is not there has no rules. */
+static void
+load(struct faults *faults)
+{
+    struct stat now = {0};
+    char line[512];
+    FILE *f;
+
+    if (stat(faults->file, &now) == 0 && now.st_ino == faults->seen.st_ino &&
+        now.st_size == faults->seen.st_size && now.st_mtim.tv_sec == faults->seen.st_mtim.tv_sec &&
+        now.st_mtim.tv_nsec == faults->seen.st_mtim.tv_nsec)
+        return;
+    faults->seen = now;
+    faults->count = 0;
+    faults->changes++;
+    f = fopen(faults->file, "re");
+    if (!f)
+        return;
+    while (faults->count < RULES_MOST && fgets(line, sizeof(line), f)) {
+        if (line[0] == '#' || line[0] == '\n')
+            continue;
+        if (parse_rule(&faults->rules[faults->count], line))
+            faults->count++;
+        else
+            fprintf(stderr, "slowfs: %s: not a rule: %s\n", faults->file, line);
+    }
+    fclose(f);
+}
+
+static bool
+fits(const struct rule *rule, const char *operation, const char *path, off_t offset, size_t length)
+{
+    if (rule->left == 0)
+        return false;
+    if (strcmp(rule->operation, "*") != 0 && strcmp(rule->operation, operation) != 0)
+        return false;
+    if (strcmp(operation, "read") == 0 &&
+        (offset >= rule->to || offset + (off_t)length <= rule->from))
+        return false;
+    return fnmatch(rule->pattern, path, 0) == 0;
+}
+
+/* The rule that fits, used once; false: none. */
+static bool
+find(struct faults *faults, const char *operation, const char *path, off_t offset, size_t length,
+     struct rule *found, unsigned *changes)
+{
+    bool any = false;
+
+    pthread_mutex_lock(&faults->lock);
+    load(faults);
+    for (size_t i = 0; i < faults->count && !any; i++) {
+        struct rule *rule = &faults->rules[i];
+
+        any = fits(rule, operation, path, offset, length);
+        if (!any)
+            continue;
+        if (rule->left > 0)
+            rule->left--;
+        *found = *rule;
+    }
+    *changes = faults->changes;
+    pthread_mutex_unlock(&faults->lock);
+    return any;
+}
+
+static void
+wait_us(long us)
+{
+    struct timespec t = {us / 1000000, us % 1000000 * 1000};
+
+    while (nanosleep(&t, &t) < 0 && errno == EINTR)
+        continue;
+}
+
+/* Returns when the file is no longer as it was after so many changes. */
+static void
+hang(struct faults *faults, unsigned changes)
+{
+    bool same = true;
+
+    while (same) {
+        wait_us(HANG_LOOKS_AGAIN);
+        pthread_mutex_lock(&faults->lock);
+        load(faults);
+        same = faults->changes == changes;
+        pthread_mutex_unlock(&faults->lock);
+    }
+}
+
+struct fault
+faults_meet(struct faults *faults, const char *operation, const char *path, off_t offset,
+            size_t length)
+{
+    struct fault fault = {0};
+    struct rule rule;
+    unsigned changes;
+
+    while (find(faults, operation, path, offset, length, &rule, &changes)) {
+        switch (rule.action) {
+        case ACTION_HANG:
+            hang(faults, changes);
+            continue;
+        case ACTION_DELAY:
+            wait_us(rule.value);
+            break;
+        case ACTION_ERROR:
+            fault.error = (int)rule.value;
+            break;
+        case ACTION_SHORT:
+            fault.is_short = true;
+            fault.most = (size_t)rule.value;
+            break;
+        case ACTION_FLIP:
+            fault.flips = true;
+            fault.flip_at = offset > rule.from ? offset : rule.from;
+            break;
+        }
+        break;
+    }
+    return fault;
+}

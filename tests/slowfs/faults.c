@@ -192,8 +192,8 @@ wait_us(long us)
 {
     struct timespec t = {us / 1000000, us % 1000000 * 1000};
 
-    while (nanosleep(&t, &t) < 0 && errno == EINTR)
-        continue;
+    while (nanosleep(&t, &t) < 0 && errno == EINTR) {
+    }
 }
 
 /* Returns when the file is no longer as it was after so many changes. */

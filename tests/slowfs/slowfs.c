@@ -92,8 +92,8 @@ wait_delay(void)
 {
     struct timespec t = {options.delay / 1000000, options.delay % 1000000 * 1000L};
 
-    while (options.delay && nanosleep(&t, &t) < 0 && errno == EINTR)
-        continue;
+    while (options.delay && nanosleep(&t, &t) < 0 && errno == EINTR) {
+    }
 }
 
 /* What a request is to suffer, after its delay. */

@@ -31,9 +31,9 @@ from storage import STORAGES, Unavailable
 class Result:
     """A ratio (or share) over the rounds, and what it is held against."""
 
-    def __init__(self, storage, row, name, values, bound, better, note):
+    def __init__(self, storage, row, name, values, bound, better):
         self.storage, self.row, self.name = storage, row, name
-        self.values, self.bound, self.better, self.note = values, bound, better, note
+        self.values, self.bound, self.better = values, bound, better
 
     def median(self):
         return statistics.median(self.values)
@@ -53,7 +53,7 @@ class Result:
         spread = f"{min(self.values):.3f}..{max(self.values):.3f}"
         return (
             f"{self.storage:5} {self.row:9} {self.name:60} {self.median():7.3f} {spread:16}"
-            f" {bound:8} {self.verdict():5} {self.note}"
+            f" {bound:8} {self.verdict()}"
         )
 
     def json(self):
@@ -66,7 +66,6 @@ class Result:
             "bound": self.bound,
             "better": self.better,
             "verdict": self.verdict(),
-            "note": self.note,
         }
 
 
@@ -137,6 +136,8 @@ def run_row(report, storage, name, row, pairs):
     for turn in range(pairs):
         for arm in plan.arms if turn % 2 == 0 else reversed(plan.arms):
             runs[arm.name].append(arm.run())
+    if plan.same_bytes and len({r.checksum for mine in runs.values() for r in mine}) > 1:
+        raise Failed("the arms did not read the same bytes")
     for arm in plan.arms:
         mine = runs[arm.name]
         cpu = [r.cpu for r in mine if r.cpu is not None]
@@ -144,7 +145,7 @@ def run_row(report, storage, name, row, pairs):
         report.arm(storage.name, name, arm.name, [r.bytes / r.seconds for r in mine], details)
     for ratio in plan.ratios:
         values = [ratio.of({k: v[i] for k, v in runs.items()}) for i in range(pairs)]
-        report.result(storage.name, name, ratio.name, values, ratio.bound, ratio.better, ratio.note)
+        report.result(storage.name, name, ratio.name, values, ratio.bound, ratio.better)
 
 
 def arguments():

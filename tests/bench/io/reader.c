@@ -390,8 +390,8 @@ run_thread(void *arg)
     sum = kind == KIND_DIRECT ? read_direct(process, buffer) : read_claimed(process, buffer);
     time = now();
     seen = atomic_load(&shared->ended);
-    while (seen < time && !atomic_compare_exchange_weak(&shared->ended, &seen, time))
-        continue;
+    while (seen < time && !atomic_compare_exchange_weak(&shared->ended, &seen, time)) {
+    }
     atomic_fetch_add(&shared->sum, sum);
     free(buffer);
     return NULL;

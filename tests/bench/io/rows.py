@@ -25,14 +25,15 @@ class Arm:
 class Ratio:
     """of: what one round gives, from its runs by arm."""
 
-    def __init__(self, name, of, bound, better, note):
-        self.name, self.of, self.bound, self.better, self.note = name, of, bound, better, note
+    def __init__(self, name, of, bound, better):
+        self.name, self.of, self.bound, self.better = name, of, bound, better
 
 
 class Row:
     def __init__(self, storage):
         self.storage, self.machine = storage, storage.machine
         self.arms, self.ratios = [], []
+        self.same_bytes = False  # whether all arms read the same tensors, whole
 
     def arm(self, name, run):
         self.arms.append(Arm(name, run))
@@ -88,14 +89,14 @@ class Row:
 
         return self.arm("fio", run)
 
-    def ratio(self, arm, to, bound=None, note=""):
+    def ratio(self, arm, to, bound=None):
         def of(runs):
             return runs[to].seconds / runs[arm].seconds * runs[arm].bytes / runs[to].bytes
 
-        self.ratios.append(Ratio(f"{arm} / {to}", of, bound, "more", note))
+        self.ratios.append(Ratio(f"{arm} / {to}", of, bound, "more"))
 
-    def most(self, name, arm, fact, bound, note=""):
-        self.ratios.append(Ratio(name, lambda runs: runs[arm].facts[fact], bound, "less", note))
+    def most(self, name, arm, fact, bound):
+        self.ratios.append(Ratio(name, lambda runs: runs[arm].facts[fact], bound, "less"))
 
 
 def merged(mount):
@@ -146,6 +147,7 @@ def against_raw(reader_name, reader, readahead=True):
 
 def order(storage):
     row = Row(storage)
+    row.same_bytes = True
     mine = row.mount("mmap in file order", MMAP, merged_tensors)
     by_name = row.mount("mmap in name order", MMAP, merged_by_name)
     at_random = row.mount("mmap in random order", MMAP, lambda m: shuffled(merged_tensors(m)))
@@ -176,6 +178,7 @@ def sparse(storage):
         run.facts["read"] = (mount.storage_bytes() - mount.read_before) / run.bytes
 
     row = Row(storage)
+    row.same_bytes = True
     for name, reader, plan in (
         ("mmap of 10 %", MMAP, in_merged),
         ("read of 10 %", READ, in_merged),
@@ -216,6 +219,7 @@ def together(reader, plan, option, what, more=()):
 
     def make(storage):
         row = Row(storage)
+        row.same_bytes = not more
         one = row.mount(f"1 {what}", [option, "1", *more, *reader], plan)
         for n in TOGETHER:
             many = row.mount(f"{n} {what}", [option, str(n), *more, *reader], plan)

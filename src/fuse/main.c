@@ -204,7 +204,7 @@ static errint_t
 make_parts(struct mount *mount, const struct options *options, const char *mountpoint)
 {
     struct catalog_options catalog_options = {options->source, options->shared, view_derived_free};
-    struct io_options io_options = {0, 0};
+    struct io_options io_options = {0};
     struct view_options view_options = {.root = options->view,
                                         .shards = options->shards,
                                         .shard_size = options->shard_size,
@@ -220,8 +220,11 @@ make_parts(struct mount *mount, const struct options *options, const char *mount
     }
     error = io_new(&io_options, &mount->io);
     if (!error) {
-        mount->pages =
-            (struct pages){options, mountpoint, mount->catalog, mount->io, NULL, time(NULL)};
+        mount->pages = (struct pages){.options = options,
+                                      .mountpoint = mountpoint,
+                                      .catalog = mount->catalog,
+                                      .io = mount->io,
+                                      .started = time(NULL)};
         pages_list(&mount->pages, mount->page_list);
         error = view_new(mount->catalog, &view_options, &mount->view);
         mount->pages.view = mount->view;
@@ -252,6 +255,7 @@ serve(const struct options *options, const char *mountpoint, struct readiness *r
                                           mountpoint, mount_ready,   readiness};
 
         error = session_new(&session, &mount.session);
+        mount.pages.session = mount.session;
         if (error)
             complain("cannot mount on %s", mountpoint);
     }

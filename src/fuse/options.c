@@ -19,6 +19,7 @@ static const char usage[] =
     "    --view=NAME        make one view the root: tensors, merged, shards or npy\n"
     "    --shards=N         cut every checkpoint of shards/ into N shards\n"
     "    --shard-size=SIZE  cut into shards of at most SIZE: 512M, 5G, 5GB, ...\n"
+    "    --readahead=SIZE   what the kernel reads ahead on this mount (root only); or keep\n"
     "    -f                 stay in the foreground, log to standard error\n"
     "    -d                 debug: -f, and every request is logged\n"
     "    -o OPT[,OPT...]    mount options: allow_other, auto_unmount, noexec, ...;\n"
@@ -32,7 +33,7 @@ enum { KEY_HELP, KEY_VERSION, KEY_SHARED, KEY_IGNORED };
 
 struct parsed {
     struct options *options;
-    char *view, *shards, *shard_size;
+    char *view, *shards, *shard_size, *readahead;
     int foreground, debug;
     bool help, version, wrong;
 };
@@ -53,6 +54,8 @@ static const struct fuse_opt templates[] = {
     OPTION("--shard-size=%s", shard_size),
     OPTION("shard-size=%s", shard_size),
     OPTION("shard_size=%s", shard_size),
+    OPTION("--readahead=%s", readahead),
+    OPTION("readahead=%s", readahead),
     FUSE_OPT_KEY("-h", KEY_HELP),
     FUSE_OPT_KEY("--help", KEY_HELP),
     FUSE_OPT_KEY("-V", KEY_VERSION),
@@ -202,6 +205,18 @@ read_cut(struct parsed *parsed)
         options->shards = (uint32_t)shards;
 }
 
+static void
+read_readahead(struct parsed *parsed)
+{
+    struct options *options = parsed->options;
+
+    if (!parsed->readahead || strcmp(parsed->readahead, "keep") == 0)
+        return;
+    if (!options_read_size(parsed->readahead, &options->readahead) || options->readahead < 4096 ||
+        options->readahead > (1u << 30))
+        complain(parsed, "--readahead wants keep or a size from 4K to 1G, not", parsed->readahead);
+}
+
 /* What libfuse_opt kept: "-o", "allow_other,...", as one string without "-o". */
 static bool
 join_kept(struct options *options, const struct fuse_args *args)
@@ -231,6 +246,7 @@ options_parse(int argc, char **argv, struct options *options)
     options->foreground = parsed.foreground || parsed.debug;
     read_view(&parsed);
     read_cut(&parsed);
+    read_readahead(&parsed);
     if (parsed.help) {
         fputs(usage, stdout);
         result = OPTIONS_DONE;
@@ -246,6 +262,7 @@ options_parse(int argc, char **argv, struct options *options)
     free(parsed.view);
     free(parsed.shards);
     free(parsed.shard_size);
+    free(parsed.readahead);
     return result;
 }
 

@@ -19,6 +19,7 @@ struct options {
     int view; /* an enum view_kind, or -1: all */
     uint32_t shards; /* or 0 */
     uint64_t shard_size; /* bytes, or 0 */
+    uint64_t readahead; /* of the kernel on this mount, in bytes; 0: as it comes */
 };
 
 enum options_result { OPTIONS_RUN, OPTIONS_DONE, OPTIONS_WRONG };

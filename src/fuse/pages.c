@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/pages.h"
 
+#include "fuse/session.h"
+
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -50,6 +52,8 @@ write_status(void *arg, struct buffer *out)
     add_number(out, "problems", problems_count(catalog_problems(pages->catalog)));
     add_key(out, "io");
     io_status(pages->io, out);
+    add_key(out, "kernel");
+    session_status(pages->session, out);
     buffer_add_text(out, "\n}\n");
 }
 

@@ -12,15 +12,18 @@
 
 #include <time.h>
 
+struct session;
+
 enum { PAGES = 3 };
 
-/* What the pages tell of. Filled by main; `view` once there is one. */
+/* What the pages tell of. Filled by main; `view` and `session` once they are there. */
 struct pages {
     const struct options *options;
     const char *mountpoint;
     struct catalog *catalog;
     struct io *io;
     struct view *view;
+    struct session *session;
     time_t started;
 };
 

@@ -3,10 +3,12 @@
 
 #include "base/log.h"
 #include "fuse/device.h"
+#include "fuse/readahead.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -33,6 +35,8 @@ struct handle {
 struct session {
     struct session_options options;
     struct fuse_session *fuse;
+    uint64_t readahead; /* what the mount's was set to, in bytes; 0: as it came */
+    errint_t readahead_error; /* why it was not */
     pthread_mutex_t lock; /* guards handles */
     struct handle *handles;
 };
@@ -140,6 +144,8 @@ op_init(void *userdata, struct fuse_conn_info *conn)
                    FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
     /* Replies come from memory; moving pages measured slower than copying. */
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+    if (session->readahead)
+        conn->max_readahead = (unsigned)session->readahead;
     conn->max_background = MOST_BACKGROUND;
     conn->congestion_threshold = CONGESTED;
     session->options.ready(session->options.ready_arg);
@@ -523,13 +529,29 @@ fuse_arguments(const struct session_options *options, struct fuse_args *args)
     return error;
 }
 
+/* What is to be done between the mount and the kernel's INIT. */
+static void
+prepare_mount(struct session *session)
+{
+    const struct options *options = session->options.options;
+    dev_t device;
+    errint_t error = mount_device(session->options.mountpoint, &device);
+
+    if (!error)
+        catalog_leave_out(session->options.catalog, device);
+    if (!error && options->readahead)
+        error = readahead_set(device, options->readahead);
+    if (!error && options->readahead)
+        session->readahead = options->readahead;
+    session->readahead_error = error;
+}
+
 errint_t
 session_new(const struct session_options *options, struct session **out)
 {
     struct session *session = calloc(1, sizeof(*session));
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
     errint_t error = -ENOMEM;
-    dev_t device;
 
     if (!session)
         return -ENOMEM;
@@ -547,8 +569,7 @@ session_new(const struct session_options *options, struct session **out)
         goto fail_destroy;
     if (fuse_session_mount(session->fuse, options->mountpoint) < 0)
         goto fail_signals;
-    if (mount_device(options->mountpoint, &device) == 0)
-        catalog_leave_out(options->catalog, device);
+    prepare_mount(session);
     *out = session;
     return 0;
 
@@ -578,6 +599,17 @@ session_run(struct session *session)
     if (result > 0)
         log_info("unmounting: %s", strsignal(result));
     return result < 0 ? result : 0;
+}
+
+void
+session_status(const struct session *session, struct buffer *out)
+{
+    bool asked = session->options.options->readahead > 0;
+
+    buffer_addf(out, "{\"readahead\":{\"bytes\":%" PRIu64, session->readahead);
+    if (asked && session->readahead_error)
+        buffer_addf(out, ",\"refused\":\"%s\"", strerror(-session->readahead_error));
+    buffer_add_text(out, "}}");
 }
 
 void

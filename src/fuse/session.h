@@ -34,6 +34,10 @@ errint_t session_new(const struct session_options *options, struct session **ses
 /* Serves until the mount is unmounted or SIGTERM, SIGINT or SIGHUP comes. */
 errint_t session_run(struct session *session);
 
+/* What was tried to make the mount fast, what is on, and why the rest is not: appends
+ * one JSON object for status. Any thread. */
+void session_status(const struct session *session, struct buffer *out);
+
 /* Unmounts and frees. The engine must have answered every read before. */
 void session_free(struct session *session);
 

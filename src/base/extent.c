@@ -45,6 +45,7 @@ backing_new(int directory, const char *path, const struct file_identity *identit
     atomic_init(&backing->references, 1);
     atomic_init(&backing->stale, false);
     backing->identity = *identity;
+    backing->layout = NULL;
     backing->io_state = NULL;
     backing->io_detach = NULL;
     backing->directory = directory;
@@ -74,6 +75,7 @@ backing_unref(struct backing *backing)
         return;
     if (backing->io_detach)
         backing->io_detach(backing);
+    free(backing->layout);
     free(backing);
 }
 

@@ -42,6 +42,21 @@ void file_identity_from_stat(struct file_identity *identity, const struct stat *
 bool file_identity_same_content(const struct file_identity *then, const struct file_identity *now);
 
 /*
+ * Where the pieces of a file lie that a reader takes one by one (tensors in a
+ * shard), so that reading ahead can stop where the reader would, and go on where
+ * it will. Immutable. Bytes between pieces belong to none.
+ */
+struct piece {
+    uint64_t start, end; /* in the backing; sorted, no overlaps, none empty */
+    uint32_t next; /* which piece follows in the order of names; count: none */
+};
+
+struct layout {
+    uint32_t count;
+    struct piece pieces[];
+};
+
+/*
  * One version of one file of the source. Counted; immutable but for the marked
  * fields. Made by src/catalog (or by a test), read by src/io.
  */
@@ -51,6 +66,9 @@ struct backing {
      * longer this version: from then on every read of it fails with ESTALE. */
     atomic_bool stale;
     struct file_identity identity;
+    /* Its pieces; NULL: not known. malloc'ed, owned; whoever makes the backing
+     * sets it before the first read, or never. */
+    struct layout *layout;
     /* src/io's own state for this file (a cached descriptor); NULL until it
      * needs one. src/io guards it; `io_detach` is called on the last unref if
      * it is set, and must free the state. */

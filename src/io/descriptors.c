@@ -13,15 +13,26 @@
 
 #define FEWEST_DESCRIPTORS 2
 #define MOST_DESCRIPTORS 4096
+#define DIRECT_ALIGNMENT 4096
 
-/* What hangs on a backing. Guarded by `attach_lock`, but for error_logged. */
+/* One descriptor of a backing. Guarded by `attach_lock`. */
+struct slot {
+    struct state *state;
+    int fd; /* -1: not open */
+    unsigned holders; /* of fd */
+    struct slot *previous, *next; /* in the owner's idle list; NULL: not there */
+};
+
+/* What hangs on a backing. Guarded by `attach_lock`, but for the atomics and
+ * what the attachment points to. */
 struct state {
     struct descriptors *owner;
     struct backing *backing;
-    int fd; /* -1: not open */
-    unsigned holders; /* of fd */
+    struct slot slots[ACCESS_COUNT];
+    struct attachment attachment;
+    atomic_bool direct_refused;
     atomic_bool error_logged;
-    struct state *previous, *next; /* in one of the owner's two lists */
+    struct state *previous, *next; /* all that the owner has */
 };
 
 /* Guarded by `attach_lock`. */
@@ -29,42 +40,40 @@ struct descriptors {
     pthread_cond_t released; /* a descriptor became idle or was closed */
     unsigned most;
     unsigned open; /* descriptors open or about to be */
-    struct state idle; /* open and not held; the one used longest ago first */
-    struct state others; /* held, or not open */
+    bool direct; /* whether to try at all */
+    const char *direct_refused; /* static text */
+    struct slot idle; /* open and not held; the one used longest ago first */
+    struct state states;
 };
 
 /*
  * One lock for the process and not one for each engine: the last unref of a
  * backing may race with the end of the engine whose state it has, and only a
  * lock that outlives both can say who was first. Held for a few pointers, never
- * over a system call that can wait.
+ * over a system call that can wait. The engine's own lock may be taken inside it
+ * (by `forget`), so the other way round is forbidden.
  */
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void
-list_init(struct state *list)
+idle_add(struct slot *slot)
 {
-    list->previous = list->next = list;
+    struct slot *list = &slot->state->owner->idle;
+
+    slot->next = list;
+    slot->previous = list->previous;
+    list->previous->next = slot;
+    list->previous = slot;
 }
 
 static void
-list_move(struct state *state, struct state *list)
+idle_remove(struct slot *slot)
 {
-    if (state->next) {
-        state->previous->next = state->next;
-        state->next->previous = state->previous;
-    }
-    state->next = list;
-    state->previous = list->previous;
-    list->previous->next = state;
-    list->previous = state;
-}
-
-static void
-list_remove(struct state *state)
-{
-    state->previous->next = state->next;
-    state->next->previous = state->previous;
+    if (!slot->next)
+        return;
+    slot->previous->next = slot->next;
+    slot->next->previous = slot->previous;
+    slot->previous = slot->next = NULL;
 }
 
 static unsigned
@@ -83,7 +92,7 @@ default_most(void)
 }
 
 errint_t
-descriptors_new(unsigned most, struct descriptors **descriptors)
+descriptors_new(unsigned most, bool direct, struct descriptors **descriptors)
 {
     struct descriptors *made = calloc(1, sizeof(*made));
 
@@ -91,49 +100,53 @@ descriptors_new(unsigned most, struct descriptors **descriptors)
         return -ENOMEM;
     pthread_cond_init(&made->released, NULL);
     made->most = most ? most : default_most();
-    list_init(&made->idle);
-    list_init(&made->others);
+    made->direct = direct;
+    made->idle.next = made->idle.previous = &made->idle;
+    made->states.next = made->states.previous = &made->states;
     *descriptors = made;
     return 0;
 }
 
-/* On the last unref of a backing. Its descriptor is not held: a read holds a
- * reference to the list, and the list to the backing. */
+/* With the lock held: unties the state; its descriptors are then the caller's
+ * to close. They are not held: a read holds a reference to the backing. */
+static void
+untie(struct state *state)
+{
+    state->previous->next = state->next;
+    state->next->previous = state->previous;
+    for (int i = 0; i < ACCESS_COUNT; i++) {
+        idle_remove(&state->slots[i]);
+        state->owner->open -= state->slots[i].fd >= 0;
+    }
+    pthread_cond_broadcast(&state->owner->released);
+    if (state->attachment.forget)
+        state->attachment.forget(state->attachment.data);
+    /* io_detach stays: it finds nothing, and may be about to be called. */
+    __atomic_store_n(&state->backing->io_state, NULL, __ATOMIC_RELEASE);
+}
+
+static void
+dispose(struct state *state)
+{
+    for (int i = 0; i < ACCESS_COUNT; i++)
+        if (state->slots[i].fd >= 0)
+            close(state->slots[i].fd);
+    free(state);
+}
+
+/* On the last unref of a backing. */
 static void
 detach(struct backing *backing)
 {
     struct state *state;
-    int fd = -1;
 
     pthread_mutex_lock(&attach_lock);
     state = backing->io_state;
-    if (state) {
-        list_remove(state);
-        fd = state->fd;
-        if (fd >= 0) {
-            state->owner->open--;
-            pthread_cond_broadcast(&state->owner->released);
-        }
-    }
+    if (state)
+        untie(state);
     pthread_mutex_unlock(&attach_lock);
-    if (fd >= 0)
-        close(fd);
-    free(state);
-}
-
-static void
-let_go(struct state *list)
-{
-    while (list->next != list) {
-        struct state *state = list->next;
-
-        list_remove(state); /* NOLINT(clang-analyzer-unix.Malloc): it does leave */
-        if (state->fd >= 0)
-            close(state->fd);
-        /* io_detach stays: it finds nothing, and may be about to be called. */
-        state->backing->io_state = NULL;
-        free(state);
-    }
+    if (state)
+        dispose(state);
 }
 
 void
@@ -142,8 +155,12 @@ descriptors_free(struct descriptors *descriptors)
     if (!descriptors)
         return;
     pthread_mutex_lock(&attach_lock);
-    let_go(&descriptors->idle);
-    let_go(&descriptors->others);
+    while (descriptors->states.next != &descriptors->states) {
+        struct state *state = descriptors->states.next;
+
+        untie(state);
+        dispose(state);
+    }
     pthread_mutex_unlock(&attach_lock);
     pthread_cond_destroy(&descriptors->released);
     free(descriptors);
@@ -162,30 +179,67 @@ attach(struct descriptors *descriptors, struct backing *backing)
         return NULL;
     state->owner = descriptors;
     state->backing = backing;
-    state->fd = -1;
-    list_move(state, &descriptors->others);
-    backing->io_state = state;
+    for (int i = 0; i < ACCESS_COUNT; i++) {
+        state->slots[i].state = state;
+        state->slots[i].fd = -1;
+    }
+    atomic_init(&state->direct_refused, !descriptors->direct);
+    state->next = &descriptors->states;
+    state->previous = descriptors->states.previous;
+    state->previous->next = state;
+    descriptors->states.previous = state;
     backing->io_detach = detach;
+    __atomic_store_n(&backing->io_state, state, __ATOMIC_RELEASE);
     return state;
 }
 
-static int
-hold(struct descriptors *descriptors, struct state *state)
+/* Without the lock: once it is there it stays for whoever has a reference. */
+static struct state *
+state_of(struct descriptors *descriptors, struct backing *backing)
 {
-    if (state->holders++ == 0)
-        list_move(state, &descriptors->others);
-    return state->fd;
+    struct state *state = __atomic_load_n(&backing->io_state, __ATOMIC_ACQUIRE);
+
+    if (state)
+        return state;
+    pthread_mutex_lock(&attach_lock);
+    state = attach(descriptors, backing);
+    pthread_mutex_unlock(&attach_lock);
+    return state;
 }
 
-/* With the lock held: takes the descriptor off an idle state, for the caller to
- * close when the lock is let go. */
-static int
-close_later(struct state *state)
+struct attachment *
+descriptors_attachment(struct descriptors *descriptors, struct backing *backing)
 {
-    int fd = state->fd;
+    struct state *state = state_of(descriptors, backing);
 
-    state->fd = -1;
-    list_move(state, &state->owner->others);
+    return state ? &state->attachment : NULL;
+}
+
+enum access
+descriptors_access(struct descriptors *descriptors, struct backing *backing)
+{
+    struct state *state = state_of(descriptors, backing);
+
+    return state && atomic_load(&state->direct_refused) ? ACCESS_BUFFERED : ACCESS_DIRECT;
+}
+
+static int
+hold(struct slot *slot)
+{
+    if (slot->holders++ == 0)
+        idle_remove(slot);
+    return slot->fd;
+}
+
+/* With the lock held: takes the descriptor off a slot that nobody holds, for
+ * the caller to close when the lock is let go. */
+static int
+close_later(struct slot *slot)
+{
+    int fd = slot->fd;
+
+    slot->fd = -1;
+    idle_remove(slot);
     return fd;
 }
 
@@ -196,9 +250,10 @@ make_room(struct descriptors *descriptors)
 {
     while (descriptors->open >= descriptors->most && descriptors->idle.next == &descriptors->idle)
         pthread_cond_wait(&descriptors->released, &attach_lock);
-    if (descriptors->open++ < descriptors->most)
+    if (descriptors->open < descriptors->most) {
+        descriptors->open++;
         return -1;
-    descriptors->open--;
+    }
     return close_later(descriptors->idle.next);
 }
 
@@ -209,12 +264,53 @@ means_another_file(errint_t error)
            error == -ESTALE;
 }
 
+/* Why a direct read of this file cannot work with blocks and buffers aligned to
+ * a page; NULL: it can, or the kernel does not say. */
+static const char *
+why_not_direct(int fd)
+{
+#ifdef STATX_DIOALIGN
+    struct statx stx;
+
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &stx) < 0 || !(stx.stx_mask & STATX_DIOALIGN))
+        return NULL;
+    if (stx.stx_dio_offset_align == 0)
+        return "the file system has no direct reads for the file";
+    if (stx.stx_dio_offset_align > DIRECT_ALIGNMENT || stx.stx_dio_mem_align > DIRECT_ALIGNMENT)
+        return "direct reads need an alignment of more than 4096 bytes";
+#endif
+    return NULL;
+}
+
+static errint_t
+make_direct(struct descriptors *descriptors, struct backing *backing, int fd)
+{
+    const char *why = why_not_direct(fd);
+
+    if (!why && fcntl(fd, F_SETFL, O_DIRECT) < 0)
+        why = "the file system refuses O_DIRECT";
+    if (!why)
+        return 0;
+    descriptors_refuse_direct(descriptors, backing, why);
+    return -EOPNOTSUPP;
+}
+
+static errint_t
+make_buffered(int fd)
+{
+    /* The engine plans; the kernel's own readahead would fetch beside it. A
+     * ring takes O_NONBLOCK for a wish not to wait, even on a plain file. */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    return fcntl(fd, F_SETFL, 0) < 0 ? -errno : 0;
+}
+
 static int
-open_backing(struct backing *backing)
+open_backing(struct descriptors *descriptors, struct backing *backing, enum access access)
 {
     errint_t error;
     int fd;
 
+    /* O_NONBLOCK and O_DIRECT later: it may have become a FIFO by now. */
     do
         fd =
             openat(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -222,7 +318,9 @@ open_backing(struct backing *backing)
     if (fd < 0)
         return means_another_file(-errno) ? descriptors_stale(backing) : -errno;
     error = descriptors_verify(backing, fd);
-    if (error) {
+    if (error == 0)
+        error = access == ACCESS_DIRECT ? make_direct(descriptors, backing, fd) : make_buffered(fd);
+    if (error < 0) {
         close(fd);
         return error;
     }
@@ -240,65 +338,76 @@ lower_limit(struct descriptors *descriptors)
     return true;
 }
 
-int
-descriptors_acquire(struct descriptors *descriptors, struct backing *backing)
+/* With the lock held: what can be said without opening; -EAGAIN: nothing. */
+static int
+at_once(struct state *state, enum access access)
 {
-    struct state *state;
+    if (atomic_load(&state->backing->stale))
+        return -ESTALE;
+    if (access == ACCESS_DIRECT && atomic_load(&state->direct_refused))
+        return -EOPNOTSUPP;
+    return state->slots[access].fd >= 0 ? hold(&state->slots[access]) : -EAGAIN;
+}
+
+int
+descriptors_try(struct descriptors *descriptors, struct backing *backing, enum access access)
+{
+    struct state *state = state_of(descriptors, backing);
+    int fd;
+
+    if (!state)
+        return -ENOMEM;
+    pthread_mutex_lock(&attach_lock);
+    fd = at_once(state, access);
+    pthread_mutex_unlock(&attach_lock);
+    return fd;
+}
+
+int
+descriptors_acquire(struct descriptors *descriptors, struct backing *backing, enum access access)
+{
+    struct state *state = state_of(descriptors, backing);
     int fd, surplus;
 
+    if (!state)
+        return -ENOMEM;
     pthread_mutex_lock(&attach_lock);
-    for (;;) {
-        if (atomic_load(&backing->stale)) {
-            fd = -ESTALE;
-            break;
-        }
-        state = attach(descriptors, backing);
-        fd = state ? state->fd : -ENOMEM;
-        if (!state)
-            break;
-        if (fd >= 0) {
-            hold(descriptors, state);
-            break;
-        }
+    while ((fd = at_once(state, access)) == -EAGAIN) {
         surplus = make_room(descriptors);
         pthread_mutex_unlock(&attach_lock);
         if (surplus >= 0)
             close(surplus);
-        fd = open_backing(backing);
+        fd = open_backing(descriptors, backing, access);
         pthread_mutex_lock(&attach_lock);
-        if (fd >= 0 && state->fd < 0) {
-            state->fd = fd;
-            hold(descriptors, state);
+        if (fd >= 0 && state->slots[access].fd < 0) {
+            state->slots[access].fd = fd;
+            fd = hold(&state->slots[access]);
             break;
         }
         descriptors->open--;
         pthread_cond_broadcast(&descriptors->released);
-        if (fd >= 0) {
-            /* Another thread was first; take its descriptor. */
-            close(fd);
-            continue;
-        }
-        if ((fd == -EMFILE || fd == -ENFILE) && lower_limit(descriptors))
-            continue;
-        break;
+        if (fd >= 0)
+            close(fd); /* another thread was first; take its descriptor */
+        else if ((fd != -EMFILE && fd != -ENFILE) || !lower_limit(descriptors))
+            break;
     }
     pthread_mutex_unlock(&attach_lock);
     return fd;
 }
 
 void
-descriptors_release(struct descriptors *descriptors, struct backing *backing)
+descriptors_release(struct descriptors *descriptors, struct backing *backing, enum access access)
 {
-    struct state *state;
+    struct state *state = state_of(descriptors, backing);
+    struct slot *slot = &state->slots[access];
     int fd = -1;
 
     pthread_mutex_lock(&attach_lock);
-    state = backing->io_state;
-    if (--state->holders == 0) {
-        list_move(state, &descriptors->idle);
+    if (--slot->holders == 0) {
+        idle_add(slot);
         /* Nobody will read it again, and it may keep a removed file alive. */
         if (atomic_load(&backing->stale)) {
-            fd = close_later(state);
+            fd = close_later(slot);
             descriptors->open--;
         }
         pthread_cond_signal(&descriptors->released);
@@ -306,6 +415,18 @@ descriptors_release(struct descriptors *descriptors, struct backing *backing)
     pthread_mutex_unlock(&attach_lock);
     if (fd >= 0)
         close(fd);
+}
+
+void
+descriptors_refuse_direct(struct descriptors *descriptors, struct backing *backing, const char *why)
+{
+    struct state *state = state_of(descriptors, backing);
+
+    atomic_store(&state->direct_refused, true);
+    pthread_mutex_lock(&attach_lock);
+    if (!descriptors->direct_refused)
+        descriptors->direct_refused = why;
+    pthread_mutex_unlock(&attach_lock);
 }
 
 errint_t
@@ -334,21 +455,27 @@ descriptors_stale(struct backing *backing)
 }
 
 errint_t
-descriptors_failed(struct backing *backing, uint64_t offset, errint_t error)
+descriptors_failed(struct descriptors *descriptors, struct backing *backing, uint64_t offset,
+                   errint_t error)
 {
-    struct state *state;
-    bool logged = false;
+    struct state *state = state_of(descriptors, backing);
     char name[QUOTED_SIZE];
 
-    pthread_mutex_lock(&attach_lock);
-    state = backing->io_state;
-    if (state)
-        logged = atomic_exchange(&state->error_logged, true);
-    pthread_mutex_unlock(&attach_lock);
-    if (!logged)
+    if (!state || !atomic_exchange(&state->error_logged, true))
         log_error("%s: read at %llu: %s", quoted(name, backing->path, strlen(backing->path)),
                   (unsigned long long)offset, strerror(-error));
     return error;
+}
+
+const char *
+descriptors_direct_refused(struct descriptors *descriptors)
+{
+    const char *why;
+
+    pthread_mutex_lock(&attach_lock);
+    why = descriptors->direct_refused;
+    pthread_mutex_unlock(&attach_lock);
+    return why;
 }
 
 unsigned

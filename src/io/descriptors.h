@@ -3,9 +3,10 @@
  * Descriptors of backing files: opened when a read needs one, kept for the
  * next, limited in number.
  *
- * Owned by the engine, called from its threads. What is known of a backing
- * (its descriptor, what was logged of it) hangs on backing->io_state from its
- * first read to its last unref or to descriptors_free(), whichever is first.
+ * Owned by the engine, called from any thread. What is known of a backing (its
+ * descriptors, whether it can be read directly, what was logged of it, what the
+ * engine has of it in memory) hangs on backing->io_state from its first read to
+ * its last unref or to descriptors_free(), whichever is first.
  */
 #ifndef FSTFS_IO_DESCRIPTORS_H
 #define FSTFS_IO_DESCRIPTORS_H
@@ -15,21 +16,53 @@
 
 struct descriptors;
 
-/* `most` files open at once; 0: a share of RLIMIT_NOFILE. */
-errint_t descriptors_new(unsigned most, struct descriptors **descriptors);
+/* A file is read past the page cache (O_DIRECT) where it can be, and through it
+ * where it cannot or where it already lies there: two descriptors. */
+enum access { ACCESS_DIRECT, ACCESS_BUFFERED, ACCESS_COUNT };
+
+/* What else hangs on a backing; guarded by its user's lock. `forget` is called
+ * once, when the backing or the engine goes, whichever is first, with a lock of
+ * this module held: it must call nothing here, and nothing here may be called
+ * with a lock that it takes (descriptors_attachment() may, of a backing that has
+ * one already). */
+struct attachment {
+    void *data;
+    void (*forget)(void *data);
+};
+
+/* `most` descriptors open at once; 0: a share of RLIMIT_NOFILE. */
+errint_t descriptors_new(unsigned most, bool direct, struct descriptors **descriptors);
 
 /* Closes every descriptor and lets go of every backing. None may be held. */
 void descriptors_free(struct descriptors *descriptors); /* NULL is allowed */
 
+/* The attachment of a backing, zeroed when it is new; NULL: out of memory. It
+ * stays where it is as long as the caller has a reference to the backing. */
+struct attachment *descriptors_attachment(struct descriptors *descriptors, struct backing *backing);
+
+/* How the file can be read, as far as is known. */
+enum access descriptors_access(struct descriptors *descriptors, struct backing *backing);
+
 /*
  * An open descriptor of this version of the file, held until
  * descriptors_release(); or a negative errno: -ESTALE when the path has come to
- * mean something else (the backing is then marked stale) or was marked before.
- * Waits while as many as allowed are held by others, so a thread holds at most
- * one. May block on storage.
+ * mean something else (the backing is then marked stale) or was marked before;
+ * -EOPNOTSUPP when ACCESS_DIRECT is refused for this file, which
+ * descriptors_access() then knows.
+ *
+ * descriptors_try() never blocks and answers -EAGAIN when it would have to.
+ * descriptors_acquire() may block on storage, and waits while as many as are
+ * allowed are held: what it waits for must be able to end without its caller.
  */
-int descriptors_acquire(struct descriptors *descriptors, struct backing *backing);
-void descriptors_release(struct descriptors *descriptors, struct backing *backing);
+int descriptors_try(struct descriptors *descriptors, struct backing *backing, enum access access);
+int descriptors_acquire(struct descriptors *descriptors, struct backing *backing,
+                        enum access access);
+void descriptors_release(struct descriptors *descriptors, struct backing *backing,
+                         enum access access);
+
+/* A direct read was refused: this file is read through the page cache from now on. */
+void descriptors_refuse_direct(struct descriptors *descriptors, struct backing *backing,
+                               const char *why);
 
 /*
  * After a read through `fd`: 0 when the file is still the version `backing`
@@ -41,9 +74,12 @@ errint_t descriptors_verify(struct backing *backing, int fd);
 errint_t descriptors_stale(struct backing *backing);
 
 /* Logs a failed read of this backing, the first time only; returns `error`. */
-errint_t descriptors_failed(struct backing *backing, uint64_t offset, errint_t error);
+errint_t descriptors_failed(struct descriptors *descriptors, struct backing *backing,
+                            uint64_t offset, errint_t error);
 
 unsigned descriptors_open(struct descriptors *descriptors); /* how many now */
 unsigned descriptors_most(struct descriptors *descriptors);
+/* Why the first file that could not be read directly could not; NULL: none yet. */
+const char *descriptors_direct_refused(struct descriptors *descriptors);
 
 #endif

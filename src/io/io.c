@@ -1,15 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine as a pool of threads: a read that lies in memory is answered at
- * once; one that touches backing files waits in a queue for a worker, which
- * reads it with pread into its own buffer and answers it.
+ * The engine. A read that lies in memory is answered at once. One that touches
+ * backing files becomes a request, which pins the chunks it needs - those that
+ * are there or on their way, and new ones for the rest - and is answered, from
+ * their buffers, when the last of them is ready. Several requests may wait for
+ * one chunk, so what is being read is never read twice.
  *
- * The queue is guarded by `lock`; counters are atomics of their own; no lock is
- * held over a system call that reads or over `done`.
+ * After a read the prefetcher says how far to go on from there; those chunks are
+ * fetched without a request and wait, idle, for one.
+ *
+ * Memory: chunks hold buffers of one budget. A request gets all the buffers it
+ * needs or none and then waits its turn, so two can never block each other; one
+ * that is alone gets them even over the budget. What was read ahead never takes
+ * the last quarter.
+ *
+ * `lock` guards requests, chunks, shards, memory and prefetchers. It is held for
+ * bookkeeping only: never over a system call that reads, or over `done`.
  */
 #include "io/io.h"
 
-#include "io/descriptors.h"
+#include "io/chunks.h"
+#include "io/memory.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -19,50 +30,25 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FEWEST_THREADS 8
-#define MOST_THREADS 64
-#define BUFFER_ALIGNMENT 4096
-/* Runs of memory shorter than this are copied beside what was read: it costs
- * less than a vector, and bounds the vectors of one answer. */
-#define COPY_BELOW 4096
+#define BLOCK 4096
+#define KIB 1024ull
+#define MIB (1024 * KIB)
+/* The unit of reading ahead; larger reads bring no more from any storage. */
+#define CHUNK MIB
 /* A read of up to so many runs, all in memory, is answered from the stack. */
 #define MOST_VECTORS_AT_ONCE 16
-/* How often a read is tried again, a millisecond apart, that the storage
- * cannot do at the moment. */
-#define MOST_RETRIES 1000
+/* More vectors than this are copied into one: writev() takes 1024. */
+#define MOST_VECTORS 1000
+/* What has been handed out is kept this far, for its neighbour's first block. */
+#define MOST_SERVED_BYTES (8 * MIB)
+#define MOST_RANGES_AHEAD 64
 
-struct task {
-    struct task *next;
-    struct extent_list *list;
-    uint64_t offset;
-    size_t length;
-    io_done done;
-    void *arg;
-};
-
-struct counters {
-    atomic_uint_fast64_t reads, bytes, storage_reads, storage_bytes, errors, stale, in_flight;
-};
-
-struct io {
-    struct descriptors *descriptors;
-    struct counters counters;
-    pthread_mutex_t lock;
-    pthread_cond_t work; /* the queue has a task, or stopping */
-    struct task *first, **last; /* the queue; by lock */
-    bool stopping; /* by lock */
-    unsigned threads;
-    pthread_t workers[MOST_THREADS];
-};
-
-/* What a worker has for itself. */
-struct worker {
-    struct io *io;
-    char *buffer;
-    size_t buffer_size;
-    struct iovec *vectors;
-    size_t vectors_size;
-};
+#define DEFAULT_MEMORY (256 * MIB)
+#define LEAST_MEMORY (4 * MIB)
+#define LARGEST_WINDOW (64 * MIB)
+#define DEFAULT_READAHEAD (128 * KIB)
+#define TICK_SECONDS 1
+#define IDLE_TICKS 5 /* then a chunk that nobody asks for is let go */
 
 /* One run of a read: where it lies and how much of it is asked for. */
 struct run {
@@ -71,15 +57,51 @@ struct run {
     size_t length;
 };
 
-/* The run at byte `offset` of the list, at most `length` bytes of it. */
-static struct run
-run_at(const struct extent *extent, uint64_t offset, size_t length)
-{
-    uint64_t skipped = offset - extent->start;
-    uint64_t rest = extent->length - skipped;
+struct pin {
+    struct chunk *chunk;
+    struct request *request;
+    struct pin *next; /* of those that wait for the chunk */
+    uint64_t length; /* bytes that were handed out of it */
+};
 
-    return (struct run){extent, extent->offset + skipped, rest < length ? (size_t)rest : length};
-}
+struct request {
+    struct request *next; /* of those that wait for memory, or have ended */
+    struct extent_list *list;
+    uint64_t offset;
+    size_t length;
+    io_done done;
+    void *arg;
+    unsigned pending; /* chunks that are not there yet */
+    errint_t result;
+    struct pin *pins; /* in the order of the bytes */
+    unsigned count, capacity;
+};
+
+struct counters {
+    atomic_uint_fast64_t reads, bytes, errors, stale, in_flight, stalls;
+    atomic_uint_fast64_t prefetched, used, wasted;
+};
+
+struct io {
+    struct storage *storage;
+    struct counters counters;
+    struct prefetch_limits limits;
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t ended; /* a request or the read of a chunk; for io_free */
+    pthread_cond_t house; /* for the housekeeper: stopping, or it sleeps and need not */
+    struct memory memory;
+    struct request *waiting, **last_waiting; /* for memory, in order */
+    bool admitting; /* a thread is at it */
+    unsigned active; /* requests that have pins */
+    unsigned reading; /* chunks the storage has */
+    struct idle_list served; /* idle chunks that were handed out whole */
+    struct idle_list unserved; /* those that were not */
+    uint64_t ticks;
+    bool stopping;
+    bool house_sleeps; /* the housekeeper has nothing to look after */
+    bool has_housekeeper;
+    pthread_t housekeeper;
+};
 
 static void
 add(atomic_uint_fast64_t *counter, uint64_t value)
@@ -93,133 +115,349 @@ get(atomic_uint_fast64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
+static uint64_t
+round_down(uint64_t offset)
+{
+    return offset / BLOCK * BLOCK;
+}
+
+static uint64_t
+round_up(uint64_t offset)
+{
+    return round_down(offset + BLOCK - 1);
+}
+
+/* The run at byte `offset` of the list, at most `length` bytes of it. */
+static struct run
+run_at(const struct extent *extent, uint64_t offset, size_t length)
+{
+    uint64_t skipped = offset - extent->start;
+    uint64_t rest = extent->length - skipped;
+
+    return (struct run){extent, extent->offset + skipped, rest < length ? (size_t)rest : length};
+}
+
 static void
-answer(struct io *io, const struct task *task, errint_t result, const struct iovec *vectors,
+answer(struct io *io, const struct request *request, errint_t result, const struct iovec *vectors,
        int count)
 {
     struct counters *counters = &io->counters;
 
     add(&counters->reads, 1);
     if (result == 0)
-        add(&counters->bytes, task->length);
+        add(&counters->bytes, request->length);
     else
         add(&counters->errors, 1);
     if (result == -ESTALE)
         add(&counters->stale, 1);
-    task->done(task->arg, result, vectors, result == 0 ? count : 0);
+    request->done(request->arg, result, vectors, result == 0 ? count : 0);
     atomic_fetch_sub(&counters->in_flight, 1);
 }
 
-static void
-pause_a_little(void)
-{
-    struct timespec millisecond = {0, 1000000};
+/* ---- Chunks. All with the lock held. ---- */
 
-    nanosleep(&millisecond, NULL);
+static struct idle_list *
+idle_list_of(struct io *io, const struct chunk *chunk)
+{
+    /* But for a block at each end, which the neighbours may want. */
+    return chunk->served + 2 * BLOCK > chunk->read.valid ? &io->served : &io->unserved;
 }
 
-/* Reads all of the run; a short read at the end of the file means that the file
- * is no longer the one it was. */
-static errint_t
-read_fully(struct io *io, int fd, const struct run *run, char *to)
+static void
+chunk_dispose(struct io *io, struct chunk *chunk)
 {
-    size_t got = 0;
-    unsigned retries = 0;
+    if (chunk->read.buffer)
+        memory_put(&io->memory, chunk->read.buffer, chunk->read.length);
+    free(chunk);
+}
 
-    while (got < run->length) {
-        ssize_t result = pread(fd, to + got, run->length - got, (off_t)(run->offset + got));
+/* Lets an idle chunk go. */
+static void
+chunk_drop(struct io *io, struct chunk *chunk)
+{
+    idle_remove(idle_list_of(io, chunk), chunk);
+    shard_remove(chunk->shard, chunk);
+    if (chunk->is_ahead && chunk->served == 0) {
+        add(&io->counters.wasted, chunk->read.valid);
+        prefetch_unused(&chunk->shard->prefetch, chunk->read.offset);
+    }
+    chunk_dispose(io, chunk);
+}
 
-        add(&io->counters.storage_reads, 1);
-        if (result > 0) {
-            add(&io->counters.storage_bytes, (uint64_t)result);
-            got += (size_t)result;
-        } else if (result == 0) {
-            return descriptors_stale(run->extent->backing);
-        } else if (errno == EAGAIN && retries++ < MOST_RETRIES) {
-            pause_a_little();
-        } else if (errno == ESTALE) {
-            return descriptors_stale(run->extent->backing);
-        } else if (errno != EINTR) {
-            return -errno;
+static void
+chunk_becomes_idle(struct io *io, struct chunk *chunk)
+{
+    struct idle_list *list = idle_list_of(io, chunk);
+
+    chunk->touched = io->ticks;
+    idle_add(list, chunk);
+    while (io->served.bytes > MOST_SERVED_BYTES)
+        chunk_drop(io, io->served.first);
+}
+
+static void
+chunk_pin(struct io *io, struct chunk *chunk)
+{
+    if (chunk->pins++ == 0 && chunk->state == CHUNK_READY)
+        idle_remove(idle_list_of(io, chunk), chunk);
+}
+
+static void
+chunk_unpin(struct io *io, struct chunk *chunk, uint64_t served)
+{
+    if (served > 0 && chunk->is_ahead && chunk->served == 0)
+        add(&io->counters.used, chunk->read.valid);
+    chunk->served += served;
+    if (--chunk->pins > 0)
+        return;
+    if (chunk->state == CHUNK_READY)
+        chunk_becomes_idle(io, chunk);
+    else if (chunk->state == CHUNK_FAILED)
+        chunk_dispose(io, chunk);
+}
+
+static void chunk_ended(struct storage_read *read, errint_t result);
+
+/* A new chunk in the index, without a buffer yet. */
+static struct chunk *
+chunk_new(struct shard *shard, uint64_t start, uint64_t end, bool urgent)
+{
+    struct chunk *chunk = calloc(1, sizeof(*chunk));
+    uint64_t size = shard->backing->identity.size;
+
+    if (!chunk)
+        return NULL;
+    chunk->shard = shard;
+    chunk->state = CHUNK_READING;
+    chunk->read.backing = shard->backing;
+    chunk->read.offset = start;
+    chunk->read.length = end - start;
+    chunk->read.valid = (size_t)((end < size ? end : size) - start);
+    chunk->read.urgent = urgent;
+    chunk->read.complete = chunk_ended;
+    if (!shard_insert(shard, chunk)) {
+        free(chunk);
+        return NULL;
+    }
+    return chunk;
+}
+
+/* Lets idle chunks go until `cost` more bytes fit into `budget`; first those
+ * that have been handed out, then, if `all`, what was read ahead. */
+static bool
+make_room(struct io *io, uint64_t cost, uint64_t budget, bool all)
+{
+    while (io->memory.used + cost > budget && io->served.first)
+        chunk_drop(io, io->served.first);
+    while (all && io->memory.used + cost > budget && io->unserved.first)
+        chunk_drop(io, io->unserved.first);
+    return io->memory.used + cost <= budget;
+}
+
+/* ---- Requests: what they need. With the lock held. ---- */
+
+static struct pin *
+request_pin(struct io *io, struct request *request, struct chunk *chunk)
+{
+    if (request->count == request->capacity) {
+        unsigned capacity = request->capacity ? request->capacity * 2 : 4;
+        struct pin *pins = realloc(request->pins, capacity * sizeof(*pins));
+
+        if (!pins)
+            return NULL;
+        request->pins = pins;
+        request->capacity = capacity;
+    }
+    chunk_pin(io, chunk);
+    request->pins[request->count] = (struct pin){.chunk = chunk, .request = request};
+    return &request->pins[request->count++];
+}
+
+/* Pins what lies under bytes [offset, end) of the shard; `cost` grows by what
+ * the new chunks will take. */
+static errint_t
+pin_range(struct io *io, struct request *request, struct shard *shard, uint64_t offset,
+          uint64_t end, uint64_t *cost)
+{
+    uint64_t position = round_down(offset);
+    uint64_t stop = round_up(end);
+    uint32_t i = shard_find(shard, position);
+
+    while (position < stop) {
+        struct chunk *chunk = i < shard->count ? shard->chunks[i] : NULL;
+
+        if (!chunk || chunk->read.offset > position) {
+            uint64_t gap = chunk && chunk->read.offset < stop ? chunk->read.offset : stop;
+
+            if (gap - position > MEMORY_LARGEST)
+                gap = position + CHUNK;
+            chunk = chunk_new(shard, position, gap, true);
+            if (!chunk)
+                return -ENOMEM;
+            if (!request_pin(io, request, chunk)) {
+                shard_remove(shard, chunk);
+                free(chunk);
+                return -ENOMEM;
+            }
+            *cost += memory_cost(chunk->read.length);
+        } else if (!request_pin(io, request, chunk)) {
+            return -ENOMEM;
         }
+        position = chunk_end(chunk);
+        i++;
     }
     return 0;
 }
 
-static errint_t
-read_run(struct io *io, const struct run *run, char *to)
-{
-    struct backing *backing = run->extent->backing;
-    int fd = descriptors_acquire(io->descriptors, backing);
-    errint_t result;
-
-    if (fd >= 0) {
-        result = read_fully(io, fd, run, to);
-        /* Only now is it known which version these bytes are of. */
-        if (result == 0)
-            result = descriptors_verify(backing, fd);
-        descriptors_release(io->descriptors, backing);
-    } else {
-        result = fd;
-    }
-    if (result < 0 && result != -ESTALE)
-        descriptors_failed(backing, run->offset, result);
-    return result;
-}
-
-static bool
-is_vector_of_its_own(const struct run *run)
-{
-    return run->extent->blob && run->length >= COPY_BELOW;
-}
-
-/* What of the buffer and how many vectors the task needs, at most. */
+/* Undoes what pin_range did. */
 static void
-measure(const struct task *task, size_t *bytes, size_t *vectors)
+unpin_all(struct io *io, struct request *request)
 {
-    const struct extent *extent = &task->list->extents[extent_list_find(task->list, task->offset)];
-    uint64_t offset = task->offset;
-    size_t left = task->length;
+    for (unsigned i = 0; i < request->count; i++) {
+        struct chunk *chunk = request->pins[i].chunk;
 
-    *bytes = 0;
-    *vectors = 1;
-    for (; left > 0; extent++) {
+        if (chunk->state == CHUNK_READING && !chunk->read.buffer && chunk->pins == 1) {
+            shard_remove(chunk->shard, chunk);
+            free(chunk);
+        } else {
+            chunk_unpin(io, chunk, 0);
+        }
+    }
+    request->count = 0;
+}
+
+static struct shard *
+shard_of(struct io *io, struct backing *backing)
+{
+    return descriptors_attachment(storage_descriptors(io->storage), backing)->data;
+}
+
+static errint_t
+pin_runs(struct io *io, struct request *request, uint64_t *cost)
+{
+    const struct extent_list *list = request->list;
+    const struct extent *extent = &list->extents[extent_list_find(list, request->offset)];
+    uint64_t offset = request->offset;
+    size_t left = request->length;
+    errint_t result = 0;
+
+    for (; left > 0 && result == 0; extent++) {
         struct run run = run_at(extent, offset, left);
 
-        if (is_vector_of_its_own(&run))
-            *vectors += 2;
-        else
-            *bytes += run.length;
+        if (extent->backing && atomic_load(&extent->backing->stale))
+            result = -ESTALE;
+        else if (extent->backing)
+            result = pin_range(io, request, shard_of(io, extent->backing), run.offset,
+                               run.offset + run.length, cost);
         offset += run.length;
         left -= run.length;
     }
+    return result;
 }
 
+/* Gives the new chunks of a request their buffers; the budget has been seen to. */
 static errint_t
-reserve(struct worker *worker, size_t bytes, size_t vectors)
+furnish(struct io *io, struct request *request, struct chunk **fresh)
 {
-    if (worker->buffer_size < bytes) {
-        free(worker->buffer);
-        worker->buffer_size = 0;
-        worker->buffer = aligned_alloc(BUFFER_ALIGNMENT, (bytes + BUFFER_ALIGNMENT - 1) /
-                                                             BUFFER_ALIGNMENT * BUFFER_ALIGNMENT);
-        if (!worker->buffer)
+    for (unsigned i = 0; i < request->count; i++) {
+        struct chunk *chunk = request->pins[i].chunk;
+
+        if (chunk->state != CHUNK_READING || chunk->read.buffer)
+            continue;
+        chunk->read.buffer = memory_get(&io->memory, chunk->read.length);
+        if (!chunk->read.buffer)
             return -ENOMEM;
-        worker->buffer_size = bytes;
-    }
-    if (worker->vectors_size < vectors) {
-        free(worker->vectors);
-        worker->vectors_size = 0;
-        worker->vectors = malloc(vectors * sizeof(worker->vectors[0]));
-        if (!worker->vectors)
-            return -ENOMEM;
-        worker->vectors_size = vectors;
+        chunk->fresh = *fresh;
+        *fresh = chunk;
+        io->reading++;
+        backing_ref(chunk->read.backing);
     }
     return 0;
 }
 
 static void
-append(struct iovec *vectors, int *count, void *base, size_t length)
+unfurnish(struct io *io, struct chunk **fresh)
+{
+    while (*fresh) {
+        struct chunk *chunk = *fresh;
+
+        *fresh = chunk->fresh;
+        memory_put(&io->memory, chunk->read.buffer, chunk->read.length);
+        chunk->read.buffer = NULL;
+        io->reading--;
+        /* Not the last: the list of the request has it, too. */
+        backing_unref(chunk->read.backing);
+    }
+}
+
+static void
+wait_for_chunks(struct request *request)
+{
+    for (unsigned i = 0; i < request->count; i++) {
+        struct pin *pin = &request->pins[i];
+
+        if (pin->chunk->state != CHUNK_READING)
+            continue;
+        pin->next = pin->chunk->waiters;
+        pin->chunk->waiters = pin;
+        pin->chunk->read.urgent = true;
+        request->pending++;
+    }
+}
+
+/*
+ * Pins all that the request needs; chunks in `fresh` must then be given to the
+ * storage. -EAGAIN: there is no memory for it now, and nothing was done.
+ */
+static errint_t
+plan(struct io *io, struct request *request, bool may_allocate, struct chunk **fresh)
+{
+    uint64_t cost = 0;
+    errint_t result = pin_runs(io, request, &cost);
+
+    if (result == 0 && cost > 0 && !may_allocate)
+        result = -EAGAIN;
+    if (result == 0 && cost > 0 && !make_room(io, cost, io->memory.budget, true) && io->active > 0)
+        result = -EAGAIN;
+    if (result == 0) {
+        result = furnish(io, request, fresh);
+        if (result < 0)
+            unfurnish(io, fresh);
+    }
+    if (result < 0) {
+        unpin_all(io, request);
+        return result;
+    }
+    wait_for_chunks(request);
+    io->active++;
+    return 0;
+}
+
+static void
+give_to_storage(struct io *io, struct chunk *fresh)
+{
+    /* The first to be made is the last in the list, and the first to be wanted. */
+    struct chunk *ordered = NULL;
+
+    while (fresh) {
+        struct chunk *next = fresh->fresh;
+
+        fresh->fresh = ordered;
+        ordered = fresh;
+        fresh = next;
+    }
+    while (ordered) {
+        struct chunk *next = ordered->fresh;
+
+        storage_read(io->storage, &ordered->read);
+        ordered = next;
+    }
+}
+
+/* ---- Requests: how they end. ---- */
+
+static void
+append(struct iovec *vectors, int *count, char *base, size_t length)
 {
     struct iovec *last = *count ? &vectors[*count - 1] : NULL;
 
@@ -229,151 +467,497 @@ append(struct iovec *vectors, int *count, void *base, size_t length)
         vectors[(*count)++] = (struct iovec){base, length};
 }
 
-static errint_t
-gather(struct worker *worker, const struct task *task, int *count)
+/* The vectors of a request whose chunks are all there; at most one for each
+ * extent and one for each pin. */
+static int
+gather(const struct request *request, struct iovec *vectors)
 {
-    const struct extent *extent = &task->list->extents[extent_list_find(task->list, task->offset)];
-    uint64_t offset = task->offset;
-    size_t left = task->length;
-    char *to = worker->buffer;
-    errint_t result;
+    const struct extent_list *list = request->list;
+    const struct extent *extent = &list->extents[extent_list_find(list, request->offset)];
+    uint64_t offset = request->offset;
+    size_t left = request->length;
+    struct pin *pin = request->pins;
+    int count = 0;
 
     for (; left > 0; extent++) {
         struct run run = run_at(extent, offset, left);
+        uint64_t position = run.offset;
+        uint64_t end = run.offset + run.length;
 
-        if (is_vector_of_its_own(&run)) {
-            append(worker->vectors, count, extent->blob->data + run.offset, run.length);
-        } else {
-            if (extent->blob)
-                /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): reserved before */
-                memcpy(to, extent->blob->data + run.offset, run.length);
-            else if ((result = read_run(worker->io, &run, to)) < 0)
-                return result;
-            append(worker->vectors, count, to, run.length);
-            to += run.length;
+        if (extent->blob)
+            append(vectors, &count, extent->blob->data + run.offset, run.length);
+        for (; extent->backing && position < end; pin++) {
+            struct chunk *chunk = pin->chunk;
+            uint64_t upto = chunk_end(chunk) < end ? chunk_end(chunk) : end;
+
+            pin->length = upto - position;
+            append(vectors, &count, chunk->read.buffer + (position - chunk->read.offset),
+                   upto - position);
+            position = upto;
         }
         offset += run.length;
         left -= run.length;
     }
-    return 0;
+    return count;
+}
+
+static char *
+flatten(const struct iovec *vectors, int count, size_t length)
+{
+    char *bytes = malloc(length);
+    char *to = bytes;
+
+    for (int i = 0; bytes && i < count; i++) {
+        memcpy(to, vectors[i].iov_base, vectors[i].iov_len);
+        to += vectors[i].iov_len;
+    }
+    return bytes;
+}
+
+static size_t
+most_vectors(const struct request *request)
+{
+    uint32_t first = extent_list_find(request->list, request->offset);
+    uint32_t last = extent_list_find(request->list, request->offset + request->length - 1);
+
+    return last - first + 1 + request->count;
 }
 
 static void
-run_task(struct worker *worker, struct task *task)
+answer_from_chunks(struct io *io, struct request *request)
 {
-    size_t bytes, vectors;
-    errint_t result;
-    int count = 0;
+    struct iovec few[MOST_VECTORS_AT_ONCE];
+    size_t most = most_vectors(request);
+    struct iovec *vectors = most <= MOST_VECTORS_AT_ONCE ? few : malloc(most * sizeof(*vectors));
+    char *copy = NULL;
+    int count;
 
-    measure(task, &bytes, &vectors);
-    result = reserve(worker, bytes, vectors);
-    if (result == 0)
-        result = gather(worker, task, &count);
-    answer(worker->io, task, result, worker->vectors, count);
-    extent_list_unref(task->list);
-    free(task);
+    if (!vectors) {
+        answer(io, request, -ENOMEM, NULL, 0);
+        return;
+    }
+    count = gather(request, vectors);
+    if (count > MOST_VECTORS) {
+        copy = flatten(vectors, count, request->length);
+        vectors[0] = (struct iovec){copy, request->length};
+        count = 1;
+    }
+    if (count == 1 && !vectors[0].iov_base)
+        answer(io, request, -ENOMEM, NULL, 0);
+    else
+        answer(io, request, 0, vectors, count);
+    free(copy);
+    if (vectors != few)
+        free(vectors);
 }
 
-/* The next task, or NULL when the queue is empty for good. */
-static struct task *
-take(struct io *io)
+static void
+request_free(struct request *request)
 {
-    struct task *task;
+    extent_list_unref(request->list);
+    free(request->pins);
+    free(request);
+}
+
+static void admit(struct io *io);
+
+/* All chunks are there, or one has failed and none is still read. */
+static void
+finish(struct io *io, struct request *request)
+{
+    if (request->result == 0)
+        answer_from_chunks(io, request);
+    else
+        answer(io, request, request->result, NULL, 0);
+    pthread_mutex_lock(&io->lock);
+    for (unsigned i = 0; i < request->count; i++)
+        chunk_unpin(io, request->pins[i].chunk, request->pins[i].length);
+    io->active--;
+    pthread_cond_signal(&io->ended);
+    pthread_mutex_unlock(&io->lock);
+    request_free(request);
+    admit(io);
+}
+
+/* A request was planned (or could not be): starts what it needs, and answers it
+ * if it needs nothing. */
+static void
+proceed(struct io *io, struct request *request, errint_t result, bool ready, struct chunk *fresh)
+{
+    if (result < 0) {
+        answer(io, request, result, NULL, 0);
+        request_free(request);
+        return;
+    }
+    /* Unless it is ready, it may be gone from here on. */
+    give_to_storage(io, fresh);
+    if (ready)
+        finish(io, request);
+}
+
+/*
+ * Gives memory to those who wait for it, in their order. One thread at a time:
+ * what it starts may end at once and come here again, and would go ever deeper.
+ */
+static void
+admit(struct io *io)
+{
+    pthread_mutex_lock(&io->lock);
+    if (io->admitting) {
+        pthread_mutex_unlock(&io->lock);
+        return;
+    }
+    io->admitting = true;
+    while (io->waiting) {
+        struct request *request = io->waiting;
+        struct chunk *fresh = NULL;
+        errint_t result = plan(io, request, true, &fresh);
+        bool ready = request->pending == 0;
+
+        if (result == -EAGAIN)
+            break;
+        io->waiting = request->next;
+        if (!io->waiting)
+            io->last_waiting = &io->waiting;
+        pthread_mutex_unlock(&io->lock);
+        proceed(io, request, result, ready, fresh);
+        pthread_mutex_lock(&io->lock);
+    }
+    io->admitting = false;
+    pthread_mutex_unlock(&io->lock);
+}
+
+/* With the lock held: tells those who wait for the chunk, and returns those for
+ * whom it was the last. */
+static struct request *
+end_waiting(struct chunk *chunk, errint_t result)
+{
+    struct request *ended = NULL;
+    struct pin *pin;
+
+    while ((pin = chunk->waiters)) {
+        struct request *request = pin->request;
+
+        chunk->waiters = pin->next;
+        if (result < 0 && request->result == 0)
+            request->result = result;
+        if (--request->pending == 0) {
+            request->next = ended;
+            ended = request;
+        }
+    }
+    return ended;
+}
+
+/* From the storage: the chunk has been read, or has not. */
+static void
+chunk_ended(struct storage_read *read, errint_t result)
+{
+    struct chunk *chunk = (struct chunk *)((char *)read - offsetof(struct chunk, read));
+    struct io *io = chunk->shard->io;
+    struct backing *backing = read->backing;
+    uint64_t offset = read->offset;
+    bool wanted = false;
+    struct request *ended;
 
     pthread_mutex_lock(&io->lock);
-    while (!io->first && !io->stopping)
-        pthread_cond_wait(&io->work, &io->lock);
-    task = io->first;
-    if (task) {
-        io->first = task->next;
-        if (!io->first)
-            io->last = &io->first;
+    if (result == -ECANCELED && chunk->waiters) {
+        /* Somebody came to wait for what was only to be fetched ahead. */
+        pthread_mutex_unlock(&io->lock);
+        storage_read(io->storage, read);
+        return;
     }
-    pthread_mutex_unlock(&io->lock);
-    return task;
-}
-
-static void *
-work(void *arg)
-{
-    struct worker worker = {.io = arg};
-    struct task *task;
-
-    pthread_setname_np(pthread_self(), "fstfs-io");
-    while ((task = take(worker.io)))
-        run_task(&worker, task);
-    free(worker.buffer);
-    free(worker.vectors);
-    return NULL;
-}
-
-static unsigned
-default_threads(void)
-{
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned threads = processors > 0 ? (unsigned)processors * 2 : 0;
-
-    return threads < FEWEST_THREADS ? FEWEST_THREADS : threads;
-}
-
-static unsigned
-start_workers(struct io *io, unsigned wanted)
-{
-    sigset_t all, before;
-    unsigned made = 0;
-
-    if (wanted > MOST_THREADS)
-        wanted = MOST_THREADS;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (made < wanted && pthread_create(&io->workers[made], NULL, work, io) == 0)
-        made++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return made;
-}
-
-errint_t
-io_new(const struct io_options *options, struct io **io)
-{
-    struct io *made = calloc(1, sizeof(*made));
-    errint_t result;
-
-    if (!made)
-        return -ENOMEM;
-    pthread_mutex_init(&made->lock, NULL);
-    pthread_cond_init(&made->work, NULL);
-    made->last = &made->first;
-    result = descriptors_new(options->descriptors, &made->descriptors);
+    wanted = chunk->waiters != NULL;
+    ended = end_waiting(chunk, result);
+    chunk->result = result;
+    chunk->state = result < 0 ? CHUNK_FAILED : CHUNK_READY;
     if (result < 0)
-        goto fail;
-    made->threads = start_workers(made, options->threads ? options->threads : default_threads());
-    if (made->threads == 0) {
-        result = -EAGAIN;
-        goto fail;
+        shard_remove(chunk->shard, chunk);
+    else if (chunk->is_ahead)
+        add(&io->counters.prefetched, read->valid);
+    if (result < 0 && chunk->pins == 0)
+        chunk_dispose(io, chunk);
+    else if (chunk->pins == 0)
+        chunk_becomes_idle(io, chunk);
+    pthread_mutex_unlock(&io->lock);
+
+    if (result < 0 && result != -ESTALE && wanted)
+        descriptors_failed(storage_descriptors(io->storage), backing, offset, result);
+    while (ended) {
+        struct request *next = ended->next;
+
+        finish(io, ended);
+        ended = next;
     }
-    *io = made;
-    return 0;
-fail:
-    io_free(made);
-    return result;
+    admit(io);
+    /* Perhaps the last reference, and with it goes the shard. */
+    backing_unref(backing);
+    pthread_mutex_lock(&io->lock);
+    io->reading--;
+    pthread_cond_signal(&io->ended);
+    pthread_mutex_unlock(&io->lock);
 }
 
-void
-io_free(struct io *io)
+/* ---- Reading ahead. ---- */
+
+/* A range to be fetched of one backing. */
+struct range {
+    struct shard *shard;
+    uint64_t start, end;
+    bool cut; /* it ends where the window does, and would go on */
+};
+
+struct ranges {
+    struct range ranges[MOST_RANGES_AHEAD];
+    unsigned count;
+    uint64_t left; /* bytes of the window */
+};
+
+/* With the lock held: tells the prefetchers of what was asked for. What they say
+ * of the last run is what counts: false when there is nothing to fetch. */
+static bool
+observe(struct io *io, const struct request *request, struct ahead *ahead)
 {
-    if (!io)
+    const struct extent_list *list = request->list;
+    const struct extent *extent = &list->extents[extent_list_find(list, request->offset)];
+    uint64_t offset = request->offset;
+    size_t left = request->length;
+    const struct pin *pin = request->pins;
+
+    ahead->window = 0;
+    for (; left > 0; extent++) {
+        struct run run = run_at(extent, offset, left);
+        uint64_t end = run.offset + run.length;
+        const struct chunk *first = extent->backing ? pin->chunk : NULL;
+
+        if (first) {
+            prefetch_note(&first->shard->prefetch, &io->limits, extent->backing->layout, list,
+                          run.offset, end, request->pending > 0,
+                          first->is_ahead && first->served == 0 ? &first->ahead : NULL, ahead);
+            while (chunk_end(pin->chunk) < end)
+                pin++;
+            pin++;
+        }
+        offset += run.length;
+        left -= run.length;
+    }
+    return ahead->window > 0;
+}
+
+/* Without the lock. False when there is no more to be had. */
+static bool
+add_range(struct io *io, struct ranges *ranges, struct backing *backing, uint64_t start,
+          uint64_t end)
+{
+    struct attachment *attachment;
+    bool cut = false;
+
+    if (end > backing->identity.size)
+        end = backing->identity.size;
+    if (start >= end)
+        return true;
+    if (end - start > ranges->left) {
+        end = start + ranges->left;
+        cut = true;
+    }
+    attachment = descriptors_attachment(storage_descriptors(io->storage), backing);
+    if (!attachment || !attachment->data || ranges->count == MOST_RANGES_AHEAD)
+        return false;
+    ranges->ranges[ranges->count++] = (struct range){attachment->data, start, end, cut};
+    ranges->left -= end - start;
+    return ranges->left > 0;
+}
+
+static void
+add_by_name(struct io *io, struct ranges *ranges, struct backing *backing, uint32_t piece)
+{
+    const struct layout *layout = backing->layout;
+    const struct piece *next;
+
+    do {
+        piece = layout->pieces[piece].next;
+        if (piece >= layout->count)
+            return;
+        next = &layout->pieces[piece];
+    } while (add_range(io, ranges, backing, next->start, next->end));
+}
+
+static bool attach_shard(struct io *io, struct backing *backing);
+
+/* Without the lock: the ranges that `ahead` means, from byte `offset` of the
+ * list, which lies behind the last one asked for. */
+static void
+find_ranges(struct io *io, const struct extent_list *list, uint64_t offset,
+            const struct ahead *ahead, struct ranges *ranges)
+{
+    const struct extent *extent = &list->extents[extent_list_find(list, offset - 1)];
+    const struct extent *end = &list->extents[list->count];
+    struct backing *backing = extent->backing;
+    struct run run = run_at(extent, offset - 1, 1);
+    uint64_t position = run.offset + 1;
+    uint64_t rest = extent->start + extent->length - offset;
+
+    ranges->count = 0;
+    ranges->left = ahead->window;
+    if (!backing)
+        return;
+    if (!ahead->onward) {
+        uint64_t stop = position + rest < ahead->stop ? position + rest : ahead->stop;
+
+        if (add_range(io, ranges, backing, position, stop) && ahead->by_name)
+            add_by_name(io, ranges, backing, ahead->piece);
+        return;
+    }
+    if (!add_range(io, ranges, backing, position, position + rest))
+        return;
+    position += rest;
+    for (extent++; extent < end; extent++) {
+        if (!extent->backing)
+            continue;
+        if (!attach_shard(io, extent->backing))
+            return;
+        backing = extent->backing;
+        position = extent->offset + extent->length;
+        if (!add_range(io, ranges, backing, extent->offset, position))
+            return;
+    }
+    /* The file of the mount ends here; its backing may go on with what the next
+     * file is. */
+    add_range(io, ranges, backing, position, UINT64_MAX);
+}
+
+/* With the lock held: a chunk fetched ahead; false when there is no memory. */
+static bool
+fetch_chunk(struct io *io, struct shard *shard, uint64_t start, uint64_t end,
+            const struct ahead *ahead, struct chunk **fresh)
+{
+    size_t cost = memory_cost(end - start);
+    struct chunk *chunk;
+
+    if (io->waiting || !make_room(io, cost, io->memory.budget / 4 * 3, false))
+        return false;
+    chunk = chunk_new(shard, start, end, false);
+    if (!chunk)
+        return false;
+    chunk->read.buffer = memory_get(&io->memory, chunk->read.length);
+    if (!chunk->read.buffer) {
+        shard_remove(shard, chunk);
+        free(chunk);
+        return false;
+    }
+    chunk->is_ahead = true;
+    chunk->ahead = *ahead;
+    chunk->fresh = *fresh;
+    *fresh = chunk;
+    io->reading++;
+    backing_ref(shard->backing);
+    return true;
+}
+
+/* With the lock held: fetches what is not there of the range. What the window
+ * cuts waits until it is worth a read. */
+static bool
+fetch_range(struct io *io, const struct range *range, const struct ahead *ahead,
+            struct chunk **fresh)
+{
+    uint64_t least = ahead->window / 2 < CHUNK ? ahead->window / 2 : CHUNK;
+    uint64_t position = round_down(range->start);
+    uint64_t stop = round_up(range->end);
+
+    while (position < stop) {
+        uint32_t i = shard_find(range->shard, position);
+        struct chunk *chunk = i < range->shard->count ? range->shard->chunks[i] : NULL;
+        uint64_t gap = chunk && chunk->read.offset < stop ? chunk->read.offset : stop;
+
+        if (gap <= position) {
+            position = chunk_end(chunk);
+            continue;
+        }
+        if (gap == stop && range->cut && gap - position < least)
+            return true;
+        if (gap - position > CHUNK)
+            gap = position + CHUNK;
+        if (!fetch_chunk(io, range->shard, position, gap, ahead, fresh))
+            return false;
+        position = gap;
+    }
+    return true;
+}
+
+static void
+read_ahead(struct io *io, const struct extent_list *list, uint64_t offset,
+           const struct ahead *ahead)
+{
+    struct ranges ranges;
+    struct chunk *fresh = NULL;
+
+    find_ranges(io, list, offset, ahead, &ranges);
+    if (ranges.count == 0)
         return;
     pthread_mutex_lock(&io->lock);
-    io->stopping = true;
-    pthread_cond_broadcast(&io->work);
+    for (unsigned i = 0; i < ranges.count; i++) {
+        if (!fetch_range(io, &ranges.ranges[i], ahead, &fresh)) {
+            prefetch_short(&ranges.ranges[0].shard->prefetch, ranges.ranges[0].start);
+            break;
+        }
+    }
     pthread_mutex_unlock(&io->lock);
-    /* Workers leave when the queue is empty, so all is answered after this. */
-    for (unsigned i = 0; i < io->threads; i++)
-        pthread_join(io->workers[i], NULL);
-    descriptors_free(io->descriptors);
-    pthread_cond_destroy(&io->work);
-    pthread_mutex_destroy(&io->lock);
-    free(io);
+    give_to_storage(io, fresh);
+}
+
+/* ---- The interface. ---- */
+
+/* The backing or the engine goes: so does what is here of it. Nobody has it
+ * pinned, for a request has the list, and the list the backing. */
+static void
+forget_shard(void *data)
+{
+    struct shard *shard = data;
+    struct io *io = shard->io;
+
+    pthread_mutex_lock(&io->lock);
+    while (shard->count > 0)
+        chunk_drop(io, shard->chunks[shard->count - 1]);
+    pthread_mutex_unlock(&io->lock);
+    free(shard->chunks);
+    free(shard);
+}
+
+/* Without the lock: makes the backing known to the engine. */
+static bool
+attach_shard(struct io *io, struct backing *backing)
+{
+    struct attachment *attachment =
+        descriptors_attachment(storage_descriptors(io->storage), backing);
+    struct shard *shard;
+
+    if (!attachment)
+        return false;
+    pthread_mutex_lock(&io->lock);
+    if (!attachment->data) {
+        shard = calloc(1, sizeof(*shard));
+        if (shard) {
+            shard->io = io;
+            shard->backing = backing;
+            prefetch_init(&shard->prefetch);
+            attachment->forget = forget_shard;
+            attachment->data = shard;
+        }
+    }
+    shard = attachment->data;
+    pthread_mutex_unlock(&io->lock);
+    return shard != NULL;
+}
+
+static bool
+attach_shards(struct io *io, const struct extent_list *list, uint64_t offset, size_t length)
+{
+    uint32_t last = extent_list_find(list, offset + length - 1);
+
+    for (uint32_t i = extent_list_find(list, offset); i <= last; i++)
+        if (list->extents[i].backing && !attach_shard(io, list->extents[i].backing))
+            return false;
+    return true;
 }
 
 /* Vectors for a range that is all in memory; 0 when it is not, or in too many
@@ -398,61 +982,268 @@ vectors_in_memory(const struct extent_list *list, uint64_t offset, size_t length
 }
 
 static void
-submit(struct io *io, struct task *task)
+enqueue(struct io *io, struct request *request)
 {
-    task->next = NULL;
+    request->next = NULL;
+    *io->last_waiting = request;
+    io->last_waiting = &request->next;
+}
+
+static void
+read_backings(struct io *io, struct request *request)
+{
+    struct extent_list *list = request->list;
+    uint64_t end = request->offset + request->length;
+    struct chunk *fresh = NULL;
+    struct ahead ahead = {0};
+    bool go_on = false;
+    errint_t result;
+    bool ready;
+
     pthread_mutex_lock(&io->lock);
-    *io->last = task;
-    io->last = &task->next;
-    pthread_cond_signal(&io->work);
+    result = plan(io, request, io->waiting == NULL, &fresh);
+    if (result == -EAGAIN)
+        enqueue(io, request);
+    if (result == 0 && request->pending > 0)
+        add(&io->counters.stalls, 1);
+    if (result == 0 && io->limits.most > 0)
+        go_on = observe(io, request, &ahead);
+    ready = request->pending == 0;
+    if (io->house_sleeps)
+        pthread_cond_signal(&io->house);
     pthread_mutex_unlock(&io->lock);
+    if (result == -EAGAIN)
+        return;
+    if (go_on)
+        extent_list_ref(list);
+    /* First what is waited for, then what is not; an answer last of all. */
+    if (result == 0 && !ready)
+        give_to_storage(io, fresh);
+    if (go_on)
+        read_ahead(io, list, end, &ahead);
+    if (result < 0 || ready)
+        proceed(io, request, result, ready, fresh);
+    if (go_on)
+        extent_list_unref(list);
 }
 
 void
 io_read(struct io *io, struct extent_list *list, uint64_t offset, size_t length, io_done done,
         void *arg)
 {
-    struct task read = {NULL, list, offset, length, done, arg};
+    struct request read = {
+        .list = list, .offset = offset, .length = length, .done = done, .arg = arg};
     struct iovec vectors[MOST_VECTORS_AT_ONCE];
-    struct task *task;
+    struct request *request = NULL;
     int count;
 
     atomic_fetch_add(&io->counters.in_flight, 1);
+    extent_list_ref(list);
     count = vectors_in_memory(list, offset, length, vectors, MOST_VECTORS_AT_ONCE);
     if (count > 0) {
-        extent_list_ref(list);
         answer(io, &read, 0, vectors, count);
         extent_list_unref(list);
         return;
     }
-    task = malloc(sizeof(*task));
-    if (!task) {
+    if (attach_shards(io, list, offset, length))
+        request = malloc(sizeof(*request));
+    if (!request) {
         answer(io, &read, -ENOMEM, NULL, 0);
+        extent_list_unref(list);
         return;
     }
-    *task = read;
-    extent_list_ref(list);
-    submit(io, task);
+    *request = read;
+    read_backings(io, request);
+}
+
+/* ---- Its life. ---- */
+
+/* With the lock held: lets go what nobody has asked for in a while. */
+static void
+drop_old(struct io *io, struct idle_list *list)
+{
+    while (list->first && list->first->touched + IDLE_TICKS < io->ticks)
+        chunk_drop(io, list->first);
+}
+
+/* Keeps no more spare memory than was used since the last time. */
+static void
+trim(struct io *io)
+{
+    memory_trim(&io->memory, io->memory.most_used - io->memory.used);
+    io->memory.most_used = io->memory.used;
+}
+
+/* Gives back memory that nobody uses. Sleeps as long as there is none. */
+static void *
+keep_house(void *arg)
+{
+    struct io *io = arg;
+    struct timespec until;
+
+    pthread_setname_np(pthread_self(), "fstfs-house");
+    pthread_mutex_lock(&io->lock);
+    while (!io->stopping) {
+        io->house_sleeps = io->memory.used == 0 && io->memory.spare == 0;
+        if (io->house_sleeps) {
+            pthread_cond_wait(&io->house, &io->lock);
+            continue;
+        }
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += TICK_SECONDS;
+        while (!io->stopping && pthread_cond_timedwait(&io->house, &io->lock, &until) != ETIMEDOUT)
+            continue;
+        io->ticks++;
+        drop_old(io, &io->served);
+        drop_old(io, &io->unserved);
+        if (io->ticks % IDLE_TICKS == 0)
+            trim(io);
+    }
+    pthread_mutex_unlock(&io->lock);
+    return NULL;
+}
+
+static uint64_t
+default_memory(void)
+{
+    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+
+    return all / 8 < DEFAULT_MEMORY ? all / 8 : DEFAULT_MEMORY;
+}
+
+static void
+init_limits(struct io *io, const struct io_options *options)
+{
+    uint64_t budget = options->memory ? options->memory : default_memory();
+
+    if (budget < LEAST_MEMORY)
+        budget = LEAST_MEMORY;
+    memory_init(&io->memory, budget);
+    io->limits.overshoot = options->readahead ? options->readahead : DEFAULT_READAHEAD;
+    if (!options->no_prefetch)
+        io->limits.most = budget / 4 < LARGEST_WINDOW ? budget / 4 : LARGEST_WINDOW;
+}
+
+static void
+init_locks(struct io *io)
+{
+    pthread_condattr_t monotonic;
+
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&io->lock, NULL);
+    pthread_cond_init(&io->ended, NULL);
+    pthread_cond_init(&io->house, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static errint_t
+start_housekeeper(struct io *io)
+{
+    sigset_t all, before;
+    int error;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&io->housekeeper, NULL, keep_house, io);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    io->has_housekeeper = error == 0;
+    return -error;
+}
+
+errint_t
+io_new(const struct io_options *options, struct io **io)
+{
+    struct storage_options storage = {
+        .ring = !options->no_ring,
+        .direct = !options->no_direct,
+        .rings = options->rings,
+        .depth = options->queue_depth,
+        .threads = options->threads,
+        .descriptors = options->descriptors,
+    };
+    struct io *made = calloc(1, sizeof(*made));
+    errint_t result;
+
+    if (!made)
+        return -ENOMEM;
+    init_locks(made);
+    init_limits(made, options);
+    made->last_waiting = &made->waiting;
+    result = storage_new(&storage, &made->storage);
+    if (result == 0)
+        result = start_housekeeper(made);
+    if (result < 0) {
+        io_free(made);
+        return result;
+    }
+    *io = made;
+    return 0;
+}
+
+static void
+stop_housekeeper(struct io *io)
+{
+    pthread_mutex_lock(&io->lock);
+    io->stopping = true;
+    pthread_cond_signal(&io->house);
+    pthread_mutex_unlock(&io->lock);
+    pthread_join(io->housekeeper, NULL);
+}
+
+void
+io_free(struct io *io)
+{
+    if (!io)
+        return;
+    pthread_mutex_lock(&io->lock);
+    while (io->waiting || io->active > 0 || io->reading > 0)
+        pthread_cond_wait(&io->ended, &io->lock);
+    pthread_mutex_unlock(&io->lock);
+    if (io->has_housekeeper)
+        stop_housekeeper(io);
+    if (io->storage) {
+        /* Its threads may still be on their way back from the last answer. */
+        storage_stop(io->storage);
+        storage_free(io->storage);
+    }
+    memory_trim(&io->memory, 0);
+    pthread_cond_destroy(&io->house);
+    pthread_cond_destroy(&io->ended);
+    pthread_mutex_destroy(&io->lock);
+    free(io);
 }
 
 void
 io_counters(struct io *io, struct io_counters *counters)
 {
+    struct storage_counters *storage = storage_counters(io->storage);
+
     counters->reads = get(&io->counters.reads);
     counters->bytes = get(&io->counters.bytes);
-    counters->storage_reads = get(&io->counters.storage_reads);
-    counters->storage_bytes = get(&io->counters.storage_bytes);
+    counters->storage_reads = get(&storage->reads);
+    counters->storage_bytes = get(&storage->bytes);
+    counters->page_cache_bytes = get(&storage->cached_bytes);
+    counters->retries = get(&storage->retries);
     counters->errors = get(&io->counters.errors);
     counters->stale = get(&io->counters.stale);
-    counters->descriptors = descriptors_open(io->descriptors);
+    counters->descriptors = descriptors_open(storage_descriptors(io->storage));
     counters->in_flight = get(&io->counters.in_flight);
+    counters->stalls = get(&io->counters.stalls);
+    counters->prefetched_bytes = get(&io->counters.prefetched);
+    counters->prefetched_used = get(&io->counters.used);
+    counters->prefetched_wasted = get(&io->counters.wasted);
+    pthread_mutex_lock(&io->lock);
+    counters->memory = io->memory.used;
+    counters->memory_budget = io->memory.budget;
+    pthread_mutex_unlock(&io->lock);
 }
 
 void
 io_status(struct io *io, struct buffer *out)
 {
-    buffer_addf(out,
-                "{\"engine\":\"pread\",\"threads\":%u,\"descriptors\":%u,"
-                "\"descriptors_most\":%u}",
-                io->threads, descriptors_open(io->descriptors), descriptors_most(io->descriptors));
+    buffer_add_char(out, '{');
+    storage_status(io->storage, out);
+    buffer_addf(out, ",\"prefetch\":{\"on\":%s},\"memory\":%llu}",
+                io->limits.most > 0 ? "true" : "false", (unsigned long long)io->memory.budget);
 }

@@ -20,9 +20,19 @@
 
 struct io;
 
+/* All zero is right for most. */
 struct io_options {
     unsigned threads; /* workers; 0: a right number for this machine */
     unsigned descriptors; /* most backing files open at once; 0: from RLIMIT_NOFILE */
+    bool no_ring; /* no io_uring: workers only */
+    bool no_direct; /* no O_DIRECT: through the page cache only */
+    bool no_prefetch; /* only what is asked for */
+    unsigned rings; /* io_urings, each with a thread; 0: a right number */
+    unsigned queue_depth; /* reads each ring has under way at most; 0: 64 */
+    uint64_t memory; /* bytes for all buffers; 0: a right number */
+    /* Bytes that the kernel reads ahead of a program by itself on this mount,
+     * which are no sign of what the program wants; 0: 128 KiB. */
+    uint64_t readahead;
 };
 
 errint_t io_new(const struct io_options *options, struct io **io);
@@ -59,6 +69,14 @@ struct io_counters {
     uint64_t stale; /* of these: -ESTALE */
     uint64_t descriptors; /* open now */
     uint64_t in_flight; /* reads not yet answered */
+    uint64_t stalls; /* reads that had to wait for the storage */
+    uint64_t page_cache_bytes; /* of storage_bytes: from the page cache of the backing */
+    uint64_t prefetched_bytes; /* read before anybody asked */
+    uint64_t prefetched_used; /* of these: asked for since */
+    uint64_t prefetched_wasted; /* of these: let go unasked */
+    uint64_t retries; /* reads of the storage done over */
+    uint64_t memory; /* bytes of buffers in use now */
+    uint64_t memory_budget;
 };
 
 void io_counters(struct io *io, struct io_counters *counters);

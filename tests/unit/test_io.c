@@ -16,6 +16,7 @@
 
 #define FILES 6
 #define FILE_SIZE 300007
+#define FAR 290000 /* not in memory after a read at the start */
 #define BLOBS 3
 #define BLOB_SIZE 20011
 
@@ -325,7 +326,7 @@ START_TEST(truncated)
 {
     ck_assert_int_eq(read_backing(backings[0], 1000, 5000, contents[0] + 1000), 0);
     write_file("a", contents[0], 500);
-    ck_assert_int_eq(read_backing(backings[0], 1000, 5000, NULL), -ESTALE);
+    ck_assert_int_eq(read_backing(backings[0], FAR, 5000, NULL), -ESTALE);
     ck_assert(atomic_load(&backings[0]->stale));
     /* At once, from then on: also for bytes that are still there. */
     ck_assert_int_eq(read_backing(backings[0], 0, 100, NULL), -ESTALE);
@@ -338,6 +339,7 @@ START_TEST(rewritten_in_place)
     ck_assert_int_eq(read_backing(backings[0], 0, 5000, contents[0]), 0);
     usleep(20000); /* times may be as coarse as a clock tick */
     write_file("a", contents[1], FILE_SIZE);
+    ck_assert_int_eq(read_backing(backings[0], FAR, 5000, NULL), -ESTALE);
     ck_assert_int_eq(read_backing(backings[0], 0, 5000, NULL), -ESTALE);
     backing_unref(backings[0]);
     backings[0] = look_at("a");
@@ -456,23 +458,13 @@ START_TEST(descriptor_limit)
 }
 END_TEST
 
-/* The engine lets go of a list a moment after it has answered. */
-static void
-wait_until_only_ours(struct backing *backing)
-{
-    while (atomic_load(&backing->references) > 1)
-        usleep(100);
-}
-
 START_TEST(last_unref_closes)
 {
     struct io_counters counters;
 
     ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
-    ck_assert_uint_eq(open_here(), 1);
-    wait_until_only_ours(backings[0]);
+    ck_assert_uint_ge(open_here(), 1);
     backing_unref(backings[0]);
-    backings[0] = NULL;
     ck_assert_uint_eq(open_here(), 0);
     io_counters(io, &counters);
     ck_assert_uint_eq(counters.descriptors, 0);
@@ -595,7 +587,7 @@ START_TEST(counts)
     ck_assert_uint_ge(counters.storage_bytes, 100);
     ck_assert_uint_eq(counters.errors, 1);
     ck_assert_uint_eq(counters.stale, 1);
-    ck_assert_uint_eq(counters.descriptors, 1);
+    ck_assert_uint_ge(counters.descriptors, 1);
 }
 END_TEST
 

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the engine has in memory of the backing files: chunks, and for each
+ * backing the sorted index of its chunks. Guarded by the engine's lock.
+ */
+#ifndef FSTFS_IO_CHUNKS_H
+#define FSTFS_IO_CHUNKS_H
+
+#include "io/prefetch.h"
+#include "io/storage.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct io;
+struct pin;
+struct shard;
+
+enum chunk_state {
+    CHUNK_READING, /* the storage has it, or is about to */
+    CHUNK_READY, /* the bytes are there and are of the version the backing names */
+    CHUNK_FAILED /* no longer in the index; lives on while pinned */
+};
+
+/* A run of blocks of a backing. Chunks of one backing never overlap. */
+struct chunk {
+    struct storage_read read; /* where it lies, its buffer; alive while READING */
+    struct shard *shard;
+    enum chunk_state state;
+    errint_t result; /* of a failed one */
+    unsigned pins; /* requests that have it */
+    struct pin *waiters; /* those of them that wait for it */
+    uint64_t served; /* bytes handed out */
+    bool is_ahead; /* fetched before anybody asked */
+    struct ahead ahead; /* what the stream intended for which it was */
+    uint64_t touched; /* when, in ticks */
+    struct chunk *previous, *next; /* in a list of idle ones, READY and not pinned */
+    struct chunk *fresh; /* the next of those yet to be given to the storage */
+};
+
+static inline uint64_t
+chunk_end(const struct chunk *chunk)
+{
+    return chunk->read.offset + chunk->read.length;
+}
+
+/* What the engine knows of one backing. */
+struct shard {
+    struct io *io;
+    struct backing *backing; /* not counted: the shard hangs on it */
+    struct chunk **chunks; /* sorted by offset */
+    uint32_t count, capacity;
+    struct prefetch prefetch;
+};
+
+/* The first chunk that ends after `offset`; count when there is none. */
+uint32_t shard_find(const struct shard *shard, uint64_t offset);
+
+/* Adds a chunk in its place; false when out of memory. */
+bool shard_insert(struct shard *shard, struct chunk *chunk);
+void shard_remove(struct shard *shard, struct chunk *chunk);
+
+/* A list of idle chunks: the one idle longest first. */
+struct idle_list {
+    struct chunk *first, *last;
+    uint64_t bytes;
+};
+
+void idle_add(struct idle_list *list, struct chunk *chunk);
+void idle_remove(struct idle_list *list, struct chunk *chunk);
+
+#endif

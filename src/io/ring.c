@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/ring.h"
+
+#include "base/log.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+struct queue {
+    struct ring_read *first, **last;
+};
+
+struct ring {
+    /* By any thread, guarded by `lock`. */
+    pthread_mutex_t lock;
+    struct queue urgent, others;
+    bool awake; /* the thread will look at the queues before it sleeps */
+    bool stopping;
+    /* By the ring's thread alone. */
+    struct io_uring uring;
+    unsigned depth;
+    unsigned in_flight;
+    uint64_t woken; /* what is read from wake_fd */
+    /* Constant. */
+    int wake_fd; /* an eventfd, always being read by the ring */
+    pthread_t thread;
+    /* How ring_new learns whether the thread got its ring. */
+    pthread_cond_t started;
+    bool start_ended;
+    errint_t start_result;
+};
+
+static void
+queue_init(struct queue *queue)
+{
+    queue->first = NULL;
+    queue->last = &queue->first;
+}
+
+static void
+queue_add(struct queue *queue, struct ring_read *read)
+{
+    read->next = NULL;
+    *queue->last = read;
+    queue->last = &read->next;
+}
+
+static struct ring_read *
+queue_take(struct queue *queue)
+{
+    struct ring_read *read = queue->first;
+
+    if (read) {
+        queue->first = read->next;
+        if (!queue->first)
+            queue->last = &queue->first;
+    }
+    return read;
+}
+
+static errint_t
+make_uring(struct ring *ring)
+{
+    static const unsigned flags[] = {
+#if defined(IORING_SETUP_DEFER_TASKRUN)
+        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+            IORING_SETUP_TASKRUN_FLAG, /* 6.1 */
+#endif
+#if defined(IORING_SETUP_COOP_TASKRUN)
+        IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, /* 5.19 */
+#endif
+        0,
+    };
+    int result = -EINVAL;
+
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]) && result == -EINVAL; i++) {
+        struct io_uring_params params = {.flags = flags[i] | IORING_SETUP_CLAMP};
+
+        /* One more, for the eventfd. */
+        result = io_uring_queue_init_params(ring->depth + 1, &ring->uring, &params);
+    }
+    if (result < 0)
+        return result;
+    if (!(ring->uring.features & IORING_FEAT_NODROP)) {
+        io_uring_queue_exit(&ring->uring);
+        return -ENOSYS;
+    }
+    /* Saves the look-up of the ring at each call; works without. */
+    io_uring_register_ring_fd(&ring->uring);
+    return 0;
+}
+
+/* There is always an entry: the queue is as long as all that may be under way. */
+static void
+listen_for_wake(struct ring *ring)
+{
+    struct io_uring_sqe *entry = io_uring_get_sqe(&ring->uring);
+
+    io_uring_prep_read(entry, ring->wake_fd, &ring->woken, sizeof(ring->woken), 0);
+    io_uring_sqe_set_data(entry, NULL);
+}
+
+static void
+prepare(struct ring *ring, struct ring_read *read)
+{
+    struct io_uring_sqe *entry = io_uring_get_sqe(&ring->uring);
+
+    io_uring_prep_read(entry, read->fd, read->buffer, read->length, read->offset);
+    entry->rw_flags = read->flags;
+    io_uring_sqe_set_data(entry, read);
+    ring->in_flight++;
+}
+
+/* Takes from the queues what the kernel may be given; false when the thread may
+ * end. Nothing taken: from now on the next one to come must wake the thread. */
+static bool
+fill(struct ring *ring)
+{
+    bool stopping;
+
+    pthread_mutex_lock(&ring->lock);
+    while (ring->in_flight < ring->depth) {
+        struct ring_read *read = queue_take(&ring->urgent);
+
+        if (!read)
+            read = queue_take(&ring->others);
+        if (!read)
+            break;
+        prepare(ring, read);
+    }
+    ring->awake = io_uring_sq_ready(&ring->uring) > 0;
+    stopping = ring->stopping;
+    pthread_mutex_unlock(&ring->lock);
+    return !stopping || ring->in_flight > 0;
+}
+
+static void
+take_completion(struct ring *ring, struct io_uring_cqe *cqe)
+{
+    struct ring_read *read = io_uring_cqe_get_data(cqe);
+    int result = cqe->res;
+
+    io_uring_cqe_seen(&ring->uring, cqe);
+    if (!read) {
+        listen_for_wake(ring);
+        return;
+    }
+    ring->in_flight--;
+    read->complete(read, result);
+}
+
+static void
+run(struct ring *ring)
+{
+    struct io_uring_cqe *cqe;
+    int result;
+
+    listen_for_wake(ring);
+    while (fill(ring)) {
+        /* Nothing to hand in, nothing to take: sleep. */
+        if (io_uring_sq_ready(&ring->uring) > 0)
+            result = io_uring_submit(&ring->uring);
+        else if (io_uring_peek_cqe(&ring->uring, &cqe) == 0)
+            result = 0;
+        else
+            result = io_uring_submit_and_wait(&ring->uring, 1);
+        if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY)
+            log_error("io_uring: %s", strerror(-result));
+        /* One at a time: a callback takes as long as a copy of what was read,
+         * and what it frees the kernel should be given at once. */
+        if (io_uring_peek_cqe(&ring->uring, &cqe) == 0)
+            take_completion(ring, cqe);
+    }
+}
+
+static void *
+ring_main(void *arg)
+{
+    struct ring *ring = arg;
+    errint_t result;
+
+    pthread_setname_np(pthread_self(), "fstfs-ring");
+    /* Made here because such a ring is for one thread only. */
+    result = make_uring(ring);
+    pthread_mutex_lock(&ring->lock);
+    ring->start_result = result;
+    ring->start_ended = true;
+    pthread_cond_signal(&ring->started);
+    pthread_mutex_unlock(&ring->lock);
+    if (result < 0)
+        return NULL;
+    run(ring);
+    io_uring_queue_exit(&ring->uring);
+    return NULL;
+}
+
+static errint_t
+start(struct ring *ring)
+{
+    sigset_t all, before;
+    int error;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&ring->thread, NULL, ring_main, ring);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return -error;
+    pthread_mutex_lock(&ring->lock);
+    while (!ring->start_ended)
+        pthread_cond_wait(&ring->started, &ring->lock);
+    pthread_mutex_unlock(&ring->lock);
+    if (ring->start_result < 0)
+        pthread_join(ring->thread, NULL);
+    return ring->start_result;
+}
+
+static void
+release(struct ring *ring)
+{
+    if (ring->wake_fd >= 0)
+        close(ring->wake_fd);
+    pthread_cond_destroy(&ring->started);
+    pthread_mutex_destroy(&ring->lock);
+    free(ring);
+}
+
+errint_t
+ring_new(unsigned depth, struct ring **ring, struct reason *reason)
+{
+    struct ring *made = calloc(1, sizeof(*made));
+    errint_t result;
+
+    if (!made)
+        return reason_set(reason, -ENOMEM, "Memory", "no memory for a ring");
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_cond_init(&made->started, NULL);
+    queue_init(&made->urgent);
+    queue_init(&made->others);
+    made->depth = depth;
+    made->wake_fd = eventfd(0, EFD_CLOEXEC);
+    result = made->wake_fd < 0 ? -errno : start(made);
+    if (result < 0) {
+        release(made);
+        return reason_set(reason, result, "IoUring", "io_uring is refused: %s", strerror(-result));
+    }
+    *ring = made;
+    return 0;
+}
+
+static void
+wake(struct ring *ring)
+{
+    uint64_t one = 1;
+
+    /* The counter cannot overflow: it is read at each wake. */
+    while (write(ring->wake_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+        continue;
+}
+
+void
+ring_free(struct ring *ring)
+{
+    if (!ring)
+        return;
+    pthread_mutex_lock(&ring->lock);
+    ring->stopping = true;
+    pthread_mutex_unlock(&ring->lock);
+    wake(ring);
+    pthread_join(ring->thread, NULL);
+    release(ring);
+}
+
+void
+ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
+{
+    bool asleep;
+
+    pthread_mutex_lock(&ring->lock);
+    queue_add(urgent ? &ring->urgent : &ring->others, read);
+    asleep = !ring->awake;
+    ring->awake = true;
+    pthread_mutex_unlock(&ring->lock);
+    if (asleep)
+        wake(ring);
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An io_uring with the thread that owns it: reads come in from any thread, the
+ * ring's own thread submits them, takes their completions and calls back.
+ */
+#ifndef FSTFS_IO_RING_H
+#define FSTFS_IO_RING_H
+
+#include "base/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ring;
+
+struct ring_read {
+    struct ring_read *next;
+    int fd;
+    int flags; /* RWF_... */
+    void *buffer;
+    uint32_t length;
+    uint64_t offset;
+    /* From the ring's thread; `result` is what pread would give, errors negative. */
+    void (*complete)(struct ring_read *read, int result);
+};
+
+/* At most `depth` reads given to the kernel at once. Fails where the kernel or
+ * a sandbox refuses, and says in `reason` why. */
+errint_t ring_new(unsigned depth, struct ring **ring, struct reason *reason);
+
+/* Nothing may be under way. */
+void ring_free(struct ring *ring); /* NULL is allowed */
+
+/* Urgent reads go before others that the kernel has not been given yet. */
+void ring_submit(struct ring *ring, struct ring_read *read, bool urgent);
+
+#endif

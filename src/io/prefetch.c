@@ -16,7 +16,11 @@
 /* Requests of one reader come out of order by so much: the kernel asks for
  * several at a time, from several threads. */
 #define DISORDER (2 * MIB)
-#define HANDOVERS_FOR_ONWARD 2
+/* The kernel asks for whole pages, so a piece may begin so far into a range. */
+#define PAGE 4096
+/* No window is larger: how far behind a fetched range its stream may be. */
+#define FAR_AHEAD (256 * MIB)
+#define HANDOVERS_FOR_ONWARD 3
 #define NAMED_FOR_ORDER 2
 
 void
@@ -65,22 +69,28 @@ reach(const struct prefetch_limits *limits)
     return limits->overshoot > DISORDER ? limits->overshoot : DISORDER;
 }
 
-/* The stream that asked for what lies just before, or NULL. */
+/* Whether the stream has come so near the offset that it may be its next. */
+static bool
+is_near(const struct stream *stream, uint64_t offset, uint64_t far)
+{
+    return stream->used > 0 && offset + DISORDER >= stream->start &&
+           offset <= stream->position + far && stream->position <= offset + far;
+}
+
+/* The stream that asked for what lies just before, or NULL: the one that ends
+ * right there, else the one of those near that was used last. */
 static struct stream *
 find(struct prefetch *prefetch, uint64_t offset, uint64_t far)
 {
     struct stream *best = NULL;
-    uint64_t best_distance = far + 1;
 
     for (int i = 0; i < PREFETCH_STREAMS; i++) {
         struct stream *stream = &prefetch->streams[i];
-        uint64_t distance =
-            offset > stream->position ? offset - stream->position : stream->position - offset;
 
-        if (stream->used == 0 || distance >= best_distance || offset < stream->start)
-            continue;
-        best = stream;
-        best_distance = distance;
+        if (stream->used > 0 && stream->position == offset)
+            return stream;
+        if (is_near(stream, offset, far) && (!best || stream->used > best->used))
+            best = stream;
     }
     return best;
 }
@@ -111,6 +121,19 @@ note_landing(struct prefetch *prefetch, const struct layout *layout, uint32_t pi
     prefetch->last_landed = piece;
 }
 
+/* The first piece that starts in [offset, end); UINT32_MAX: none does. */
+static uint32_t
+piece_begun(const struct layout *layout, uint64_t offset, uint64_t end)
+{
+    uint32_t piece = piece_at(layout, offset);
+
+    if (piece == UINT32_MAX || layout->pieces[piece].start < offset)
+        piece = piece == UINT32_MAX ? 0 : piece + 1;
+    if (!layout || piece >= layout->count || layout->pieces[piece].start >= end)
+        return UINT32_MAX;
+    return piece;
+}
+
 static uint64_t
 first_window(const struct layout *layout, uint32_t piece, uint64_t offset, uint64_t end)
 {
@@ -124,17 +147,24 @@ first_window(const struct layout *layout, uint32_t piece, uint64_t offset, uint6
     return end - offset >= EARNEST_READ ? PIECE_WINDOW : FIRST_WINDOW;
 }
 
+/* A stream begins; `before` is the one that came near this place, or NULL. */
 static struct stream *
 begin(struct prefetch *prefetch, const struct layout *layout, const void *file, uint64_t offset,
-      uint64_t end, const struct ahead *fetched)
+      uint64_t end, const struct stream *before, const struct ahead *fetched)
 {
     struct stream *stream = oldest(prefetch);
-    uint32_t piece = piece_at(layout, end - 1);
+    uint32_t piece = piece_begun(layout, offset, end);
+    uint64_t window;
 
-    *stream = (struct stream){.start = offset, .position = end, .landed = piece, .file = file};
-    if (piece_start(layout, piece) >= offset)
+    if (piece != UINT32_MAX)
         note_landing(prefetch, layout, piece);
-    stream->window = first_window(layout, piece, offset, end);
+    else
+        piece = piece_at(layout, end - 1);
+    window = first_window(layout, piece, offset, end);
+    if (before && window > 0 && before->window > window)
+        window = before->window;
+    *stream = (struct stream){
+        .start = offset, .position = end, .window = window, .landed = piece, .file = file};
     if (fetched) {
         /* Foreseen: it is the reader for whom these bytes were fetched. */
         stream->onward = fetched->onward;
@@ -142,6 +172,17 @@ begin(struct prefetch *prefetch, const struct layout *layout, const void *file, 
             stream->window = fetched->window;
     }
     return stream;
+}
+
+/* Whether the range begins a piece, and does not just go on where the stream is
+ * that asked last. */
+static bool
+lands(const struct prefetch *prefetch, const struct stream *stream, const struct layout *layout,
+      uint64_t offset)
+{
+    if (offset == stream->position && stream->used == prefetch->clock)
+        return false;
+    return !stream->onward && piece_begun(layout, offset, offset + PAGE) != UINT32_MAX;
 }
 
 /* Counts what was passed over, and takes off what came late. */
@@ -154,6 +195,8 @@ advance(struct stream *stream, uint64_t offset, uint64_t end)
         stream->holes -= stream->holes < end - offset ? stream->holes : end - offset;
     if (end > stream->position)
         stream->position = end;
+    if (offset < stream->start)
+        stream->start = offset;
 }
 
 static void
@@ -198,7 +241,10 @@ follow(struct prefetch *prefetch, struct stream *stream, const struct prefetch_l
     learn_onward(stream, limits, layout, file, offset, before);
     if (handed_over)
         note_landing(prefetch, layout, stream->landed);
-    if (stalled && end > before)
+    /* Not for what came late, nor for one that picks here and there. */
+    if (end <= before || (offset > before && stream->holes > (end - stream->start) / 4))
+        return;
+    if (stalled)
         stream->window *= 2;
     if (stream->window < FIRST_WINDOW)
         stream->window = FIRST_WINDOW;
@@ -222,10 +268,10 @@ prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
     struct stream *stream = find(prefetch, offset, reach(limits));
     uint32_t piece;
 
-    if (stream)
+    if (stream && !lands(prefetch, stream, layout, offset))
         follow(prefetch, stream, limits, layout, file, offset, end, stalled);
     else
-        stream = begin(prefetch, layout, file, offset, end, fetched);
+        stream = begin(prefetch, layout, file, offset, end, stream, fetched);
     stream->used = ++prefetch->clock;
     if (stream->window > limits->most)
         stream->window = limits->most;
@@ -244,7 +290,7 @@ prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
 void
 prefetch_unused(struct prefetch *prefetch, uint64_t offset)
 {
-    struct stream *stream = find(prefetch, offset, UINT64_MAX - 1);
+    struct stream *stream = find(prefetch, offset, FAR_AHEAD);
 
     prefetch->named = 0;
     if (!stream)

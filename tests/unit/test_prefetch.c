@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The prefetcher against simulated readers of a simulated file: what they find
+ * fetched when they come, and what was fetched that nobody came for.
+ */
+#include "io/prefetch.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCK 4096
+#define KIB 1024ull
+#define MIB (1024 * KIB)
+#define PIECES 64
+#define REQUEST (128 * KIB)
+
+static const struct prefetch_limits limits = {.most = 16 * MIB, .overshoot = 128 * KIB};
+
+enum block { NOTHING, FETCHED, ASKED };
+
+struct world {
+    struct layout *layout;
+    uint64_t size;
+    uint8_t *blocks; /* of the file */
+    struct prefetch prefetch;
+    uint64_t stalls, requests;
+    uint64_t largest_window;
+};
+
+static uint64_t random_state;
+
+static uint64_t
+random_below(uint64_t limit)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (random_state >> 33) % limit;
+}
+
+/* PIECES pieces of 8 KiB to 8 MiB after a header, one after the other, most
+ * not at a block; next by name is a random cycle. */
+static void
+world_init(struct world *world, uint64_t seed)
+{
+    uint64_t offset = 12345;
+    uint32_t order[PIECES];
+
+    memset(world, 0, sizeof(*world));
+    random_state = seed;
+    world->layout = malloc(sizeof(struct layout) + PIECES * sizeof(struct piece));
+    world->layout->count = PIECES;
+    for (uint32_t i = 0; i < PIECES; i++) {
+        uint64_t length = random_below(4) ? 2 * MIB + random_below(6 * MIB) : 8 * KIB;
+
+        world->layout->pieces[i] = (struct piece){offset, offset + length, PIECES};
+        offset += length;
+        order[i] = i;
+    }
+    for (uint32_t i = PIECES - 1; i > 0; i--) {
+        uint32_t other = (uint32_t)random_below(i + 1), kept = order[i];
+
+        order[i] = order[other];
+        order[other] = kept;
+    }
+    for (uint32_t i = 0; i + 1 < PIECES; i++)
+        world->layout->pieces[order[i]].next = order[i + 1];
+    world->size = offset;
+    world->blocks = calloc(1, offset / BLOCK + 1);
+    prefetch_init(&world->prefetch);
+}
+
+static void
+world_free(struct world *world)
+{
+    free(world->layout);
+    free(world->blocks);
+}
+
+static void
+fetch(struct world *world, uint64_t start, uint64_t end)
+{
+    if (end > world->size)
+        end = world->size;
+    for (uint64_t block = start / BLOCK; start < end && block <= (end - 1) / BLOCK; block++)
+        if (world->blocks[block] == NOTHING)
+            world->blocks[block] = FETCHED;
+}
+
+static void
+fetch_ahead(struct world *world, uint64_t end, const struct ahead *ahead)
+{
+    const struct piece *pieces = world->layout->pieces;
+    uint64_t left = ahead->window;
+    uint32_t piece = ahead->piece;
+    uint64_t stop = ahead->onward || ahead->stop > end + left ? end + left : ahead->stop;
+
+    ck_assert_uint_le(ahead->window, limits.most);
+    if (ahead->window > world->largest_window)
+        world->largest_window = ahead->window;
+    if (stop > end) {
+        fetch(world, end, stop);
+        left -= stop - end;
+    }
+    while (ahead->by_name && left > 0 && (piece = pieces[piece].next) < PIECES) {
+        uint64_t length = pieces[piece].end - pieces[piece].start;
+
+        length = length < left ? length : left;
+        fetch(world, pieces[piece].start, pieces[piece].start + length);
+        left -= length;
+    }
+}
+
+/* One request of the kernel; whether the reader had to wait. */
+static bool
+ask(struct world *world, const void *file, uint64_t offset, uint64_t end)
+{
+    struct ahead ahead;
+    bool stalled = false;
+
+    for (uint64_t block = offset / BLOCK; block <= (end - 1) / BLOCK; block++) {
+        stalled |= world->blocks[block] == NOTHING;
+        world->blocks[block] = ASKED;
+    }
+    world->requests++;
+    world->stalls += stalled;
+    prefetch_note(&world->prefetch, &limits, world->layout, file, offset, end, stalled, NULL,
+                  &ahead);
+    fetch_ahead(world, end, &ahead);
+    return stalled;
+}
+
+/* Reads a range from start to end; the number of stalls. */
+static uint64_t
+read_range(struct world *world, const void *file, uint64_t offset, uint64_t end)
+{
+    uint64_t stalls = 0;
+
+    while (offset < end) {
+        uint64_t next = end - offset < REQUEST ? end : offset + REQUEST;
+
+        stalls += ask(world, file, offset, next);
+        offset = next;
+    }
+    return stalls;
+}
+
+static uint64_t
+count(const struct world *world, enum block state)
+{
+    uint64_t found = 0;
+
+    for (uint64_t i = 0; i <= (world->size - 1) / BLOCK; i++)
+        found += world->blocks[i] == state;
+    return found * BLOCK;
+}
+
+START_TEST(whole_file_in_order)
+{
+    struct world world;
+
+    world_init(&world, (uint64_t)_i);
+    read_range(&world, &world, 0, world.size);
+    ck_assert_uint_le(world.stalls, 12);
+    ck_assert_uint_eq(count(&world, FETCHED), 0);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(piece_by_piece_in_order)
+{
+    /* Each a file of its own, as `cat tensors/x/y/...` in the order of the shard. */
+    struct world world;
+    uint64_t late_stalls = 0;
+
+    world_init(&world, (uint64_t)_i);
+    for (uint32_t i = 0; i < PIECES; i++) {
+        const struct piece *piece = &world.layout->pieces[i];
+        uint64_t stalls = read_range(&world, piece, piece->start, piece->end);
+
+        late_stalls += i >= 8 ? stalls : 0;
+    }
+    ck_assert_uint_le(late_stalls, 4);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(some_pieces_as_files)
+{
+    /* A tenth of the pieces, anywhere: not a block more than they have. */
+    struct world world;
+
+    world_init(&world, (uint64_t)_i);
+    for (uint32_t i = 0; i < PIECES / 10; i++) {
+        const struct piece *piece = &world.layout->pieces[random_below(PIECES)];
+
+        ck_assert_uint_le(read_range(&world, piece, piece->start, piece->end), 4);
+    }
+    ck_assert_uint_le(count(&world, FETCHED), PIECES / 10 * BLOCK);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(some_pieces_of_a_large_file)
+{
+    /* The kernel reads on a little over the end of each, and the prefetcher must
+     * not take that for a wish. */
+    struct world world;
+    uint64_t asked;
+
+    world_init(&world, (uint64_t)_i);
+    for (uint32_t i = 0; i < PIECES; i += 5) {
+        const struct piece *piece = &world.layout->pieces[i];
+        uint64_t end = piece->end + limits.overshoot;
+
+        read_range(&world, &world, piece->start / BLOCK * BLOCK,
+                   end < world.size ? end : world.size);
+    }
+    asked = count(&world, ASKED);
+    ck_assert_uint_le(count(&world, FETCHED), asked / 50);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(order_of_names)
+{
+    struct world world;
+    uint32_t piece, turn = 0;
+    uint64_t stalls = 0;
+    bool follows[PIECES] = {false};
+
+    world_init(&world, (uint64_t)_i);
+    for (uint32_t i = 0; i < PIECES; i++)
+        if (world.layout->pieces[i].next < PIECES)
+            follows[world.layout->pieces[i].next] = true;
+    for (piece = 0; follows[piece]; piece++)
+        continue;
+    for (; piece < PIECES; piece = world.layout->pieces[piece].next, turn++) {
+        const struct piece *now = &world.layout->pieces[piece];
+        uint64_t waited = read_range(&world, &world, now->start, now->end);
+
+        if (turn >= 8)
+            stalls += waited;
+    }
+    ck_assert_uint_eq(turn, PIECES);
+    ck_assert_uint_le(stalls, PIECES / 6);
+    ck_assert_uint_eq(count(&world, FETCHED), 0);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(requests_out_of_order)
+{
+    struct world world;
+    uint64_t offsets[8];
+
+    world_init(&world, (uint64_t)_i);
+    for (uint64_t base = 0; base + 8 * REQUEST <= world.size; base += 8 * REQUEST) {
+        for (uint64_t i = 0; i < 8; i++)
+            offsets[i] = base + i * REQUEST;
+        for (uint64_t i = 7; i > 0; i--) {
+            uint64_t other = random_below(i + 1), kept = offsets[i];
+
+            offsets[i] = offsets[other];
+            offsets[other] = kept;
+        }
+        for (uint64_t i = 0; i < 8; i++)
+            ask(&world, &world, offsets[i], offsets[i] + REQUEST);
+    }
+    ck_assert_uint_le(world.stalls, world.requests / 20 + 12);
+    ck_assert_uint_le(count(&world, FETCHED), 16 * MIB + 8 * REQUEST);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(readers_side_by_side)
+{
+    struct world world;
+    uint64_t positions[8];
+    bool going = true;
+
+    world_init(&world, (uint64_t)_i);
+    for (uint64_t i = 0; i < 8; i++)
+        positions[i] = world.size / 8 * i;
+    while (going) {
+        going = false;
+        for (uint64_t i = 0; i < 8; i++) {
+            uint64_t end = i == 7 ? world.size : world.size / 8 * (i + 1);
+            uint64_t next = end - positions[i] < REQUEST ? end : positions[i] + REQUEST;
+
+            if (positions[i] == end)
+                continue;
+            ask(&world, &world, positions[i], next);
+            positions[i] = next;
+            going = true;
+        }
+    }
+    ck_assert_uint_le(world.stalls, 8 * 14);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(touches_here_and_there)
+{
+    /* Single pages anywhere: nothing is read ahead but small pieces. */
+    struct world world;
+    uint64_t touched = 0;
+
+    world_init(&world, (uint64_t)_i);
+    for (int i = 0; i < 100; i++) {
+        uint64_t offset = random_below(world.size / BLOCK) * BLOCK;
+
+        touched += ask(&world, &world, offset, offset + BLOCK);
+    }
+    ck_assert_uint_le(count(&world, FETCHED), 3 * MIB);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(shrinks_when_unused)
+{
+    struct world world;
+    struct ahead ahead;
+    uint64_t window, position;
+
+    world_init(&world, (uint64_t)_i);
+    position = world.size / 2;
+    read_range(&world, &world, 0, position);
+    prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
+                  true, NULL, &ahead);
+    window = ahead.window;
+    ck_assert(ahead.onward);
+    ck_assert_uint_ge(window, MIB);
+    prefetch_unused(&world.prefetch, position + window);
+    prefetch_unused(&world.prefetch, position + window / 2);
+    position += REQUEST;
+    prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
+                  false, NULL, &ahead);
+    ck_assert(!ahead.onward);
+    ck_assert_uint_le(ahead.window, window / 4);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(off)
+{
+    struct prefetch_limits none = {.most = 0, .overshoot = 0};
+    struct prefetch prefetch;
+    struct ahead ahead;
+
+    prefetch_init(&prefetch);
+    for (uint64_t i = 0; i < 100; i++) {
+        prefetch_note(&prefetch, &none, NULL, NULL, i * MIB, (i + 1) * MIB, true, NULL, &ahead);
+        ck_assert_uint_eq(ahead.window, 0);
+    }
+}
+END_TEST
+
+START_TEST(anything_at_all)
+{
+    struct world world;
+
+    world_init(&world, (uint64_t)_i);
+    for (int i = 0; i < 3000; i++) {
+        uint64_t offset = random_below(world.size);
+        uint64_t end = offset + 1 + random_below(2 * MIB);
+        struct ahead fetched = {.window = random_below(64 * MIB), .onward = random_below(2)};
+        struct ahead ahead;
+
+        if (end > world.size)
+            end = world.size;
+        prefetch_note(&world.prefetch, &limits, random_below(8) ? world.layout : NULL,
+                      &world.blocks[random_below(3)], offset, end, random_below(2),
+                      random_below(2) ? &fetched : NULL, &ahead);
+        ck_assert_uint_le(ahead.window, limits.most);
+        ck_assert(!ahead.by_name || ahead.piece < PIECES);
+        if (random_below(4) == 0)
+            prefetch_unused(&world.prefetch, random_below(world.size));
+        if (random_below(4) == 0)
+            prefetch_short(&world.prefetch, random_below(world.size));
+    }
+    world_free(&world);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *made = suite_create("prefetch");
+    TCase *readers = tcase_create("readers");
+
+    tcase_add_loop_test(readers, whole_file_in_order, 1, 20);
+    tcase_add_loop_test(readers, piece_by_piece_in_order, 1, 20);
+    tcase_add_loop_test(readers, some_pieces_as_files, 1, 50);
+    tcase_add_loop_test(readers, some_pieces_of_a_large_file, 1, 50);
+    tcase_add_loop_test(readers, order_of_names, 1, 20);
+    tcase_add_loop_test(readers, requests_out_of_order, 1, 20);
+    tcase_add_loop_test(readers, readers_side_by_side, 1, 20);
+    tcase_add_loop_test(readers, touches_here_and_there, 1, 20);
+    tcase_add_loop_test(readers, shrinks_when_unused, 1, 5);
+    tcase_add_test(readers, off);
+    tcase_add_loop_test(readers, anything_at_all, 1, 30);
+    suite_add_tcase(made, readers);
+    return made;
+}
+
+#include "check_main.h"

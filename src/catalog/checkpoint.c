@@ -5,6 +5,7 @@
  */
 #include "base/parallel.h"
 #include "catalog/catalog.h"
+#include "catalog/pieces.h"
 #include "catalog/private.h"
 
 #include <errno.h>
@@ -126,6 +127,7 @@ load_shard(struct source_dir *dir, const char *name)
         shard->backing = source_dir_backing(dir, name, &shard->file);
         if (!shard->backing)
             goto fail;
+        shard->backing->layout = pieces_of_table(shard->table);
         atomic_fetch_add(&dir->catalog->headers, 1);
         atomic_fetch_add(&dir->catalog->header_bytes, shard->table->data_start);
     }

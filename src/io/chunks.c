@@ -5,14 +5,14 @@
 #include <string.h>
 
 uint32_t
-shard_find(const struct shard *shard, uint64_t offset)
+cached_file_find(const struct cached_file *file, uint64_t offset)
 {
-    uint32_t low = 0, high = shard->count;
+    uint32_t low = 0, high = file->count;
 
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
 
-        if (chunk_end(shard->chunks[middle]) > offset)
+        if (chunk_end(file->chunks[middle]) > offset)
             high = middle;
         else
             low = middle + 1;
@@ -21,34 +21,34 @@ shard_find(const struct shard *shard, uint64_t offset)
 }
 
 bool
-shard_insert(struct shard *shard, struct chunk *chunk)
+cached_file_insert(struct cached_file *file, struct chunk *chunk)
 {
-    uint32_t place = shard_find(shard, chunk->read.offset);
+    uint32_t place = cached_file_find(file, chunk->read.offset);
 
-    if (shard->count == shard->capacity) {
-        uint32_t capacity = shard->capacity ? shard->capacity * 2 : 8;
-        struct chunk **chunks = realloc(shard->chunks, capacity * sizeof(struct chunk *));
+    if (file->count == file->capacity) {
+        uint32_t capacity = file->capacity ? file->capacity * 2 : 8;
+        struct chunk **chunks = realloc(file->chunks, capacity * sizeof(struct chunk *));
 
         if (!chunks)
             return false;
-        shard->chunks = chunks;
-        shard->capacity = capacity;
+        file->chunks = chunks;
+        file->capacity = capacity;
     }
-    memmove(&shard->chunks[place + 1], &shard->chunks[place],
-            (shard->count - place) * sizeof(struct chunk *));
-    shard->chunks[place] = chunk;
-    shard->count++;
+    memmove(&file->chunks[place + 1], &file->chunks[place],
+            (file->count - place) * sizeof(struct chunk *));
+    file->chunks[place] = chunk;
+    file->count++;
     return true;
 }
 
 void
-shard_remove(struct shard *shard, struct chunk *chunk)
+cached_file_remove(struct cached_file *file, struct chunk *chunk)
 {
-    uint32_t place = shard_find(shard, chunk->read.offset);
+    uint32_t place = cached_file_find(file, chunk->read.offset);
 
-    shard->count--;
-    memmove(&shard->chunks[place], &shard->chunks[place + 1],
-            (shard->count - place) * sizeof(struct chunk *));
+    file->count--;
+    memmove(&file->chunks[place], &file->chunks[place + 1],
+            (file->count - place) * sizeof(struct chunk *));
 }
 
 void

@@ -14,7 +14,7 @@
 
 struct io;
 struct pin;
-struct shard;
+struct cached_file;
 
 enum chunk_state {
     CHUNK_READING, /* the storage has it, or is about to */
@@ -25,7 +25,7 @@ enum chunk_state {
 /* A run of blocks of a backing. Chunks of one backing never overlap. */
 struct chunk {
     struct storage_read read; /* where it lies, its buffer; alive while READING */
-    struct shard *shard;
+    struct cached_file *file;
     enum chunk_state state;
     errint_t result; /* of a failed one */
     unsigned pins; /* requests that have it */
@@ -45,20 +45,20 @@ chunk_end(const struct chunk *chunk)
 }
 
 /* What the engine knows of one backing. */
-struct shard {
+struct cached_file {
     struct io *io;
-    struct backing *backing; /* not counted: the shard hangs on it */
+    struct backing *backing; /* not counted: the file hangs on it */
     struct chunk **chunks; /* sorted by offset */
     uint32_t count, capacity;
     struct prefetch prefetch;
 };
 
 /* The first chunk that ends after `offset`; count when there is none. */
-uint32_t shard_find(const struct shard *shard, uint64_t offset);
+uint32_t cached_file_find(const struct cached_file *file, uint64_t offset);
 
 /* Adds a chunk in its place; false when out of memory. */
-bool shard_insert(struct shard *shard, struct chunk *chunk);
-void shard_remove(struct shard *shard, struct chunk *chunk);
+bool cached_file_insert(struct cached_file *file, struct chunk *chunk);
+void cached_file_remove(struct cached_file *file, struct chunk *chunk);
 
 /* A list of idle chunks: the one idle longest first. */
 struct idle_list {

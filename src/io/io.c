@@ -14,7 +14,7 @@
  * that is alone gets them even over the budget. What was read ahead never takes
  * the last quarter.
  *
- * `lock` guards requests, chunks, shards, memory and prefetchers. It is held for
+ * `lock` guards requests, chunks, cached files, memory and prefetchers. It is held for
  * bookkeeping only: never over a system call that reads, or over `done`.
  */
 #include "io/io.h"
@@ -176,10 +176,10 @@ static void
 chunk_drop(struct io *io, struct chunk *chunk)
 {
     idle_remove(idle_list_of(io, chunk), chunk);
-    shard_remove(chunk->shard, chunk);
+    cached_file_remove(chunk->file, chunk);
     if (chunk->is_ahead && chunk->served == 0) {
         add(&io->counters.wasted, chunk->read.valid);
-        prefetch_unused(&chunk->shard->prefetch, chunk->read.offset);
+        prefetch_unused(&chunk->file->prefetch, chunk->read.offset);
     }
     chunk_dispose(io, chunk);
 }
@@ -220,22 +220,22 @@ static void chunk_ended(struct storage_read *read, errint_t result);
 
 /* A new chunk in the index, without a buffer yet. */
 static struct chunk *
-chunk_new(struct shard *shard, uint64_t start, uint64_t end, bool urgent)
+chunk_new(struct cached_file *file, uint64_t start, uint64_t end, bool urgent)
 {
     struct chunk *chunk = calloc(1, sizeof(*chunk));
-    uint64_t size = shard->backing->identity.size;
+    uint64_t size = file->backing->identity.size;
 
     if (!chunk)
         return NULL;
-    chunk->shard = shard;
+    chunk->file = file;
     chunk->state = CHUNK_READING;
-    chunk->read.backing = shard->backing;
+    chunk->read.backing = file->backing;
     chunk->read.offset = start;
     chunk->read.length = end - start;
     chunk->read.valid = (size_t)((end < size ? end : size) - start);
     chunk->read.urgent = urgent;
     chunk->read.complete = chunk_ended;
-    if (!shard_insert(shard, chunk)) {
+    if (!cached_file_insert(file, chunk)) {
         free(chunk);
         return NULL;
     }
@@ -273,29 +273,29 @@ request_pin(struct io *io, struct request *request, struct chunk *chunk)
     return &request->pins[request->count++];
 }
 
-/* Pins what lies under bytes [offset, end) of the shard; `cost` grows by what
+/* Pins what lies under bytes [offset, end) of the file; `cost` grows by what
  * the new chunks will take. */
 static errint_t
-pin_range(struct io *io, struct request *request, struct shard *shard, uint64_t offset,
+pin_range(struct io *io, struct request *request, struct cached_file *file, uint64_t offset,
           uint64_t end, uint64_t *cost)
 {
     uint64_t position = round_down(offset);
     uint64_t stop = round_up(end);
-    uint32_t i = shard_find(shard, position);
+    uint32_t i = cached_file_find(file, position);
 
     while (position < stop) {
-        struct chunk *chunk = i < shard->count ? shard->chunks[i] : NULL;
+        struct chunk *chunk = i < file->count ? file->chunks[i] : NULL;
 
         if (!chunk || chunk->read.offset > position) {
             uint64_t gap = chunk && chunk->read.offset < stop ? chunk->read.offset : stop;
 
             if (gap - position > MEMORY_LARGEST)
                 gap = position + CHUNK;
-            chunk = chunk_new(shard, position, gap, true);
+            chunk = chunk_new(file, position, gap, true);
             if (!chunk)
                 return -ENOMEM;
             if (!request_pin(io, request, chunk)) {
-                shard_remove(shard, chunk);
+                cached_file_remove(file, chunk);
                 free(chunk);
                 return -ENOMEM;
             }
@@ -317,7 +317,7 @@ unpin_all(struct io *io, struct request *request)
         struct chunk *chunk = request->pins[i].chunk;
 
         if (chunk->state == CHUNK_READING && !chunk->read.buffer && chunk->pins == 1) {
-            shard_remove(chunk->shard, chunk);
+            cached_file_remove(chunk->file, chunk);
             free(chunk);
         } else {
             chunk_unpin(io, chunk, 0);
@@ -326,8 +326,8 @@ unpin_all(struct io *io, struct request *request)
     request->count = 0;
 }
 
-static struct shard *
-shard_of(struct io *io, struct backing *backing)
+static struct cached_file *
+file_of(struct io *io, struct backing *backing)
 {
     return descriptors_attachment(storage_descriptors(io->storage), backing)->data;
 }
@@ -347,7 +347,7 @@ pin_runs(struct io *io, struct request *request, uint64_t *cost)
         if (extent->backing && atomic_load(&extent->backing->stale))
             result = -ESTALE;
         else if (extent->backing)
-            result = pin_range(io, request, shard_of(io, extent->backing), run.offset,
+            result = pin_range(io, request, file_of(io, extent->backing), run.offset,
                                run.offset + run.length, cost);
         offset += run.length;
         left -= run.length;
@@ -654,7 +654,7 @@ static void
 chunk_ended(struct storage_read *read, errint_t result)
 {
     struct chunk *chunk = (struct chunk *)((char *)read - offsetof(struct chunk, read));
-    struct io *io = chunk->shard->io;
+    struct io *io = chunk->file->io;
     struct backing *backing = read->backing;
     uint64_t offset = read->offset;
     bool wanted = false;
@@ -672,7 +672,7 @@ chunk_ended(struct storage_read *read, errint_t result)
     chunk->result = result;
     chunk->state = result < 0 ? CHUNK_FAILED : CHUNK_READY;
     if (result < 0)
-        shard_remove(chunk->shard, chunk);
+        cached_file_remove(chunk->file, chunk);
     else if (chunk->is_ahead)
         add(&io->counters.prefetched, read->valid);
     if (result < 0 && chunk->pins == 0)
@@ -690,7 +690,7 @@ chunk_ended(struct storage_read *read, errint_t result)
         ended = next;
     }
     admit(io);
-    /* Perhaps the last reference, and with it goes the shard. */
+    /* Perhaps the last reference, and with it goes the file. */
     backing_unref(backing);
     pthread_mutex_lock(&io->lock);
     io->reading--;
@@ -702,7 +702,7 @@ chunk_ended(struct storage_read *read, errint_t result)
 
 /* A range to be fetched of one backing. */
 struct range {
-    struct shard *shard;
+    struct cached_file *file;
     uint64_t start, end;
     bool cut; /* it ends where the window does, and would go on */
 };
@@ -731,7 +731,7 @@ observe(struct io *io, const struct request *request, struct ahead *ahead)
         const struct chunk *first = extent->backing ? pin->chunk : NULL;
 
         if (first) {
-            prefetch_note(&first->shard->prefetch, &io->limits, extent->backing->layout, list,
+            prefetch_note(&first->file->prefetch, &io->limits, extent->backing->layout, list,
                           run.offset, end, request->pending > 0,
                           first->is_ahead && first->served == 0 ? &first->ahead : NULL, ahead);
             while (chunk_end(pin->chunk) < end)
@@ -782,7 +782,7 @@ add_by_name(struct io *io, struct ranges *ranges, struct backing *backing, uint3
     } while (add_range(io, ranges, backing, next->start, next->end));
 }
 
-static bool attach_shard(struct io *io, struct backing *backing);
+static bool attach_file(struct io *io, struct backing *backing);
 
 /* Without the lock: the ranges that `ahead` means, from byte `offset` of the
  * list, which lies behind the last one asked for. */
@@ -814,7 +814,7 @@ find_ranges(struct io *io, const struct extent_list *list, uint64_t offset,
     for (extent++; extent < end; extent++) {
         if (!extent->backing)
             continue;
-        if (!attach_shard(io, extent->backing))
+        if (!attach_file(io, extent->backing))
             return;
         backing = extent->backing;
         position = extent->offset + extent->length;
@@ -828,7 +828,7 @@ find_ranges(struct io *io, const struct extent_list *list, uint64_t offset,
 
 /* With the lock held: a chunk fetched ahead; false when there is no memory. */
 static bool
-fetch_chunk(struct io *io, struct shard *shard, uint64_t start, uint64_t end,
+fetch_chunk(struct io *io, struct cached_file *file, uint64_t start, uint64_t end,
             const struct ahead *ahead, struct chunk **fresh)
 {
     size_t cost = memory_cost(end - start);
@@ -836,12 +836,12 @@ fetch_chunk(struct io *io, struct shard *shard, uint64_t start, uint64_t end,
 
     if (io->waiting || !make_room(io, cost, io->memory.budget / 4 * 3, false))
         return false;
-    chunk = chunk_new(shard, start, end, false);
+    chunk = chunk_new(file, start, end, false);
     if (!chunk)
         return false;
     chunk->read.buffer = memory_get(&io->memory, chunk->read.length);
     if (!chunk->read.buffer) {
-        shard_remove(shard, chunk);
+        cached_file_remove(file, chunk);
         free(chunk);
         return false;
     }
@@ -850,7 +850,7 @@ fetch_chunk(struct io *io, struct shard *shard, uint64_t start, uint64_t end,
     chunk->fresh = *fresh;
     *fresh = chunk;
     io->reading++;
-    backing_ref(shard->backing);
+    backing_ref(file->backing);
     return true;
 }
 
@@ -865,8 +865,8 @@ fetch_range(struct io *io, const struct range *range, const struct ahead *ahead,
     uint64_t stop = round_up(range->end);
 
     while (position < stop) {
-        uint32_t i = shard_find(range->shard, position);
-        struct chunk *chunk = i < range->shard->count ? range->shard->chunks[i] : NULL;
+        uint32_t i = cached_file_find(range->file, position);
+        struct chunk *chunk = i < range->file->count ? range->file->chunks[i] : NULL;
         uint64_t gap = chunk && chunk->read.offset < stop ? chunk->read.offset : stop;
 
         if (gap <= position) {
@@ -877,7 +877,7 @@ fetch_range(struct io *io, const struct range *range, const struct ahead *ahead,
             return true;
         if (gap - position > CHUNK)
             gap = position + CHUNK;
-        if (!fetch_chunk(io, range->shard, position, gap, ahead, fresh))
+        if (!fetch_chunk(io, range->file, position, gap, ahead, fresh))
             return false;
         position = gap;
     }
@@ -897,7 +897,7 @@ read_ahead(struct io *io, const struct extent_list *list, uint64_t offset,
     pthread_mutex_lock(&io->lock);
     for (unsigned i = 0; i < ranges.count; i++) {
         if (!fetch_range(io, &ranges.ranges[i], ahead, &fresh)) {
-            prefetch_short(&ranges.ranges[0].shard->prefetch, ranges.ranges[0].start);
+            prefetch_short(&ranges.ranges[0].file->prefetch, ranges.ranges[0].start);
             break;
         }
     }
@@ -910,52 +910,52 @@ read_ahead(struct io *io, const struct extent_list *list, uint64_t offset,
 /* The backing or the engine goes: so does what is here of it. Nobody has it
  * pinned, for a request has the list, and the list the backing. */
 static void
-forget_shard(void *data)
+forget_file(void *data)
 {
-    struct shard *shard = data;
-    struct io *io = shard->io;
+    struct cached_file *file = data;
+    struct io *io = file->io;
 
     pthread_mutex_lock(&io->lock);
-    while (shard->count > 0)
-        chunk_drop(io, shard->chunks[shard->count - 1]);
+    while (file->count > 0)
+        chunk_drop(io, file->chunks[file->count - 1]);
     pthread_mutex_unlock(&io->lock);
-    free(shard->chunks);
-    free(shard);
+    free(file->chunks);
+    free(file);
 }
 
 /* Without the lock: makes the backing known to the engine. */
 static bool
-attach_shard(struct io *io, struct backing *backing)
+attach_file(struct io *io, struct backing *backing)
 {
     struct attachment *attachment =
         descriptors_attachment(storage_descriptors(io->storage), backing);
-    struct shard *shard;
+    struct cached_file *file;
 
     if (!attachment)
         return false;
     pthread_mutex_lock(&io->lock);
     if (!attachment->data) {
-        shard = calloc(1, sizeof(*shard));
-        if (shard) {
-            shard->io = io;
-            shard->backing = backing;
-            prefetch_init(&shard->prefetch);
-            attachment->forget = forget_shard;
-            attachment->data = shard;
+        file = calloc(1, sizeof(*file));
+        if (file) {
+            file->io = io;
+            file->backing = backing;
+            prefetch_init(&file->prefetch);
+            attachment->forget = forget_file;
+            attachment->data = file;
         }
     }
-    shard = attachment->data;
+    file = attachment->data;
     pthread_mutex_unlock(&io->lock);
-    return shard != NULL;
+    return file != NULL;
 }
 
 static bool
-attach_shards(struct io *io, const struct extent_list *list, uint64_t offset, size_t length)
+attach_files(struct io *io, const struct extent_list *list, uint64_t offset, size_t length)
 {
     uint32_t last = extent_list_find(list, offset + length - 1);
 
     for (uint32_t i = extent_list_find(list, offset); i <= last; i++)
-        if (list->extents[i].backing && !attach_shard(io, list->extents[i].backing))
+        if (list->extents[i].backing && !attach_file(io, list->extents[i].backing))
             return false;
     return true;
 }
@@ -1045,7 +1045,7 @@ io_read(struct io *io, struct extent_list *list, uint64_t offset, size_t length,
         extent_list_unref(list);
         return;
     }
-    if (attach_shards(io, list, offset, length))
+    if (attach_files(io, list, offset, length))
         request = malloc(sizeof(*request));
     if (!request) {
         answer(io, &read, -ENOMEM, NULL, 0);

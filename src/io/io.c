@@ -179,7 +179,7 @@ chunk_drop(struct io *io, struct chunk *chunk)
     cached_file_remove(chunk->file, chunk);
     if (chunk->is_ahead && chunk->served == 0) {
         add(&io->counters.wasted, chunk->read.valid);
-        prefetch_unused(&chunk->file->prefetch, chunk->read.offset);
+        prefetch_unused(&chunk->file->prefetch, &chunk->ahead);
     }
     chunk_dispose(io, chunk);
 }
@@ -732,7 +732,7 @@ observe(struct io *io, const struct request *request, struct ahead *ahead)
 
         if (first) {
             prefetch_note(&first->file->prefetch, &io->limits, extent->backing->layout, list,
-                          run.offset, end, request->pending > 0,
+                          run.offset, end, offset > request->offset, request->pending > 0,
                           first->is_ahead && first->served == 0 ? &first->ahead : NULL, ahead);
             while (chunk_end(pin->chunk) < end)
                 pin++;

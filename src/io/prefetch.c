@@ -18,8 +18,6 @@
 #define DISORDER (2 * MIB)
 /* The kernel asks for whole pages, so a piece may begin so far into a range. */
 #define PAGE 4096
-/* No window is larger: how far behind a fetched range its stream may be. */
-#define FAR_AHEAD (256 * MIB)
 #define HANDOVERS_FOR_ONWARD 3
 #define NAMED_FOR_ORDER 2
 
@@ -150,7 +148,7 @@ first_window(const struct layout *layout, uint32_t piece, uint64_t offset, uint6
 /* A stream begins; `before` is the one that came near this place, or NULL. */
 static struct stream *
 begin(struct prefetch *prefetch, const struct layout *layout, const void *file, uint64_t offset,
-      uint64_t end, const struct stream *before, const struct ahead *fetched)
+      uint64_t end, bool carried, const struct stream *before, const struct ahead *fetched)
 {
     struct stream *stream = oldest(prefetch);
     uint32_t piece = piece_begun(layout, offset, end);
@@ -160,11 +158,17 @@ begin(struct prefetch *prefetch, const struct layout *layout, const void *file, 
         note_landing(prefetch, layout, piece);
     else
         piece = piece_at(layout, end - 1);
-    window = first_window(layout, piece, offset, end);
+    window = carried ? 0 : first_window(layout, piece, offset, end);
     if (before && window > 0 && before->window > window)
         window = before->window;
     *stream = (struct stream){
-        .start = offset, .position = end, .window = window, .landed = piece, .file = file};
+        .id = prefetch->clock,
+        .start = offset,
+        .position = end,
+        .window = window,
+        .landed = piece,
+        .file = file,
+    };
     if (fetched) {
         /* Foreseen: it is the reader for whom these bytes were fetched. */
         stream->onward = fetched->onward;
@@ -223,8 +227,16 @@ learn_onward(struct stream *stream, const struct prefetch_limits *limits,
         if (++stream->handovers >= HANDOVERS_FOR_ONWARD)
             stream->onward = true;
     }
-    if (stream->boundary == 0 && piece != stream->landed)
-        stream->boundary = piece_start(layout, piece);
+    if (stream->boundary == 0 && piece != stream->landed) {
+        /* Only a reader that came a good way to the end of a piece says anything
+         * by going over it: the kernel asks for what lies before and behind. */
+        uint64_t start = piece_start(layout, piece);
+
+        if (start - stream->start > 2 * limits->overshoot)
+            stream->boundary = start;
+        else if (stream->position - start > 2 * limits->overshoot)
+            stream->landed = piece;
+    }
     /* Further over the end of a piece than the kernel would go by itself. */
     if (stream->boundary && stream->position >= stream->boundary + 2 * limits->overshoot + MIB)
         stream->onward = true;
@@ -263,7 +275,7 @@ may_be_overshoot(const struct stream *stream, const struct prefetch_limits *limi
 void
 prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
               const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
-              bool stalled, const struct ahead *fetched, struct ahead *ahead)
+              bool carried, bool stalled, const struct ahead *fetched, struct ahead *ahead)
 {
     struct stream *stream = find(prefetch, offset, reach(limits));
     uint32_t piece;
@@ -271,7 +283,7 @@ prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
     if (stream && !lands(prefetch, stream, layout, offset))
         follow(prefetch, stream, limits, layout, file, offset, end, stalled);
     else
-        stream = begin(prefetch, layout, file, offset, end, stream, fetched);
+        stream = begin(prefetch, layout, file, offset, end, carried, stream, fetched);
     stream->used = ++prefetch->clock;
     if (stream->window > limits->most)
         stream->window = limits->most;
@@ -280,6 +292,7 @@ prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
     ahead->window = may_be_overshoot(stream, limits, layout, piece) ? 0 : stream->window;
     ahead->stop = piece_end(layout, piece);
     ahead->onward = stream->onward;
+    ahead->stream = stream->id;
     ahead->piece = piece;
     ahead->by_name = !stream->onward && prefetch->named >= NAMED_FOR_ORDER && piece != UINT32_MAX;
     /* A range that came late: its stream is already ahead of it. */
@@ -288,17 +301,23 @@ prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
 }
 
 void
-prefetch_unused(struct prefetch *prefetch, uint64_t offset)
+prefetch_unused(struct prefetch *prefetch, const struct ahead *ahead)
 {
-    struct stream *stream = find(prefetch, offset, FAR_AHEAD);
+    for (int i = 0; i < PREFETCH_STREAMS; i++) {
+        struct stream *stream = &prefetch->streams[i];
 
-    prefetch->named = 0;
-    if (!stream)
-        return;
-    stream->window /= 2;
-    stream->onward = false;
-    stream->handovers = 0;
-    stream->boundary = stream->position;
+        /* Once for each place where it was: a window is many chunks. */
+        if (stream->used == 0 || stream->id != ahead->stream ||
+            stream->shrunk_at == stream->position)
+            continue;
+        stream->shrunk_at = stream->position;
+        stream->window /= 2;
+        stream->onward = false;
+        stream->handovers = 0;
+        stream->boundary = stream->position;
+        if (ahead->by_name)
+            prefetch->named = 0;
+    }
 }
 
 void

@@ -24,11 +24,13 @@
 
 struct stream {
     uint64_t used; /* when, by the prefetch's clock; 0: free */
+    uint64_t id; /* never used twice */
     uint64_t start; /* where it began */
     uint64_t position; /* end of the furthest range asked for */
     uint64_t holes; /* bytes before position that were passed over */
     uint64_t window; /* bytes to be ahead of position */
     uint64_t boundary; /* that end; 0: it has not yet */
+    uint64_t shrunk_at; /* position when the window was last shrunk for want of use */
     uint32_t landed; /* the piece that it began with */
     uint32_t handovers; /* times it went on with the next file of the mount */
     const void *file; /* which one it reads now: only compared */
@@ -55,21 +57,22 @@ struct ahead {
     bool onward; /* on to what follows the piece */
     bool by_name; /* at `stop`, on to the next piece by name... */
     uint32_t piece; /* ...which follows this one */
+    uint64_t stream; /* whose intention it is */
 };
 
 void prefetch_init(struct prefetch *prefetch);
 
 /*
- * Bytes [offset, end) were asked for by way of `file`; `stalled`: they were not
- * there yet. `fetched`: what a stream of another backing intended when it had
- * these bytes fetched, or NULL.
+ * Bytes [offset, end) were asked for by way of `file`; `carried`: by a range that
+ * began before, elsewhere; `stalled`: they were not there yet. `fetched`: what a stream of another
+ * backing intended when it had these bytes fetched, or NULL.
  */
 void prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
                    const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
-                   bool stalled, const struct ahead *fetched, struct ahead *ahead);
+                   bool carried, bool stalled, const struct ahead *fetched, struct ahead *ahead);
 
-/* Bytes at `offset` were fetched and let go, and nobody had asked for them. */
-void prefetch_unused(struct prefetch *prefetch, uint64_t offset);
+/* What was fetched because of `ahead` was let go, and nobody had asked for it. */
+void prefetch_unused(struct prefetch *prefetch, const struct ahead *ahead);
 
 /* There was no memory for the window of the stream that is at `position`. */
 void prefetch_short(struct prefetch *prefetch, uint64_t position);

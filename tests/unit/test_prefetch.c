@@ -123,7 +123,7 @@ ask(struct world *world, const void *file, uint64_t offset, uint64_t end)
     }
     world->requests++;
     world->stalls += stalled;
-    prefetch_note(&world->prefetch, &limits, world->layout, file, offset, end, stalled, NULL,
+    prefetch_note(&world->prefetch, &limits, world->layout, file, offset, end, false, stalled, NULL,
                   &ahead);
     fetch_ahead(world, end, &ahead);
     return stalled;
@@ -217,6 +217,28 @@ START_TEST(some_pieces_of_a_large_file)
     }
     asked = count(&world, ASKED);
     ck_assert_uint_le(count(&world, FETCHED), asked / 50);
+    world_free(&world);
+}
+END_TEST
+
+START_TEST(some_pieces_by_page_faults)
+{
+    /* The kernel asks for what lies around a fault. */
+    struct world world;
+    uint64_t asked;
+
+    world_init(&world, (uint64_t)_i);
+    for (uint32_t i = 1; i < PIECES; i += 5) {
+        const struct piece *piece = &world.layout->pieces[i];
+        uint64_t start = (piece->start - 64 * KIB) / BLOCK * BLOCK;
+        uint64_t end = piece->end + 64 * KIB;
+
+        if (piece->end - piece->start > MIB)
+            read_range(&world, &world, start, end < world.size ? end : world.size);
+    }
+    asked = count(&world, ASKED);
+    /* Two that lie near each other may be taken for one way, once. */
+    ck_assert_uint_le(count(&world, FETCHED), asked / 50 + limits.most);
     world_free(&world);
 }
 END_TEST
@@ -326,16 +348,21 @@ START_TEST(shrinks_when_unused)
     position = world.size / 2;
     read_range(&world, &world, 0, position);
     prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
-                  true, NULL, &ahead);
+                  false, true, NULL, &ahead);
     window = ahead.window;
     ck_assert(ahead.onward);
     ck_assert_uint_ge(window, MIB);
-    prefetch_unused(&world.prefetch, position + window);
-    prefetch_unused(&world.prefetch, position + window / 2);
+    prefetch_unused(&world.prefetch, &ahead);
+    prefetch_unused(&world.prefetch, &ahead);
     position += REQUEST;
     prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
-                  false, NULL, &ahead);
+                  false, false, NULL, &ahead);
     ck_assert(!ahead.onward);
+    ck_assert_uint_le(ahead.window, window / 2);
+    prefetch_unused(&world.prefetch, &ahead);
+    position += REQUEST;
+    prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
+                  false, false, NULL, &ahead);
     ck_assert_uint_le(ahead.window, window / 4);
     world_free(&world);
 }
@@ -349,7 +376,8 @@ START_TEST(off)
 
     prefetch_init(&prefetch);
     for (uint64_t i = 0; i < 100; i++) {
-        prefetch_note(&prefetch, &none, NULL, NULL, i * MIB, (i + 1) * MIB, true, NULL, &ahead);
+        prefetch_note(&prefetch, &none, NULL, NULL, i * MIB, (i + 1) * MIB, false, true, NULL,
+                      &ahead);
         ck_assert_uint_eq(ahead.window, 0);
     }
 }
@@ -369,12 +397,12 @@ START_TEST(anything_at_all)
         if (end > world.size)
             end = world.size;
         prefetch_note(&world.prefetch, &limits, random_below(8) ? world.layout : NULL,
-                      &world.blocks[random_below(3)], offset, end, random_below(2),
+                      &world.blocks[random_below(3)], offset, end, random_below(2), random_below(2),
                       random_below(2) ? &fetched : NULL, &ahead);
         ck_assert_uint_le(ahead.window, limits.most);
         ck_assert(!ahead.by_name || ahead.piece < PIECES);
         if (random_below(4) == 0)
-            prefetch_unused(&world.prefetch, random_below(world.size));
+            prefetch_unused(&world.prefetch, &ahead);
         if (random_below(4) == 0)
             prefetch_short(&world.prefetch, random_below(world.size));
     }
@@ -392,6 +420,7 @@ suite(void)
     tcase_add_loop_test(readers, piece_by_piece_in_order, 1, 20);
     tcase_add_loop_test(readers, some_pieces_as_files, 1, 50);
     tcase_add_loop_test(readers, some_pieces_of_a_large_file, 1, 50);
+    tcase_add_loop_test(readers, some_pieces_by_page_faults, 1, 50);
     tcase_add_loop_test(readers, order_of_names, 1, 20);
     tcase_add_loop_test(readers, requests_out_of_order, 1, 20);
     tcase_add_loop_test(readers, readers_side_by_side, 1, 20);

@@ -325,13 +325,12 @@ START_TEST(touches_here_and_there)
 {
     /* Single pages anywhere: nothing is read ahead but small pieces. */
     struct world world;
-    uint64_t touched = 0;
 
     world_init(&world, (uint64_t)_i);
     for (int i = 0; i < 100; i++) {
         uint64_t offset = random_below(world.size / BLOCK) * BLOCK;
 
-        touched += ask(&world, &world, offset, offset + BLOCK);
+        ask(&world, &world, offset, offset + BLOCK);
     }
     ck_assert_uint_le(count(&world, FETCHED), 3 * MIB);
     world_free(&world);

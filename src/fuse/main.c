@@ -204,7 +204,13 @@ static errint_t
 make_parts(struct mount *mount, const struct options *options, const char *mountpoint)
 {
     struct catalog_options catalog_options = {options->source, options->shared, view_derived_free};
-    struct io_options io_options = {0};
+    struct io_options io_options = {.threads = options->threads,
+                                    .no_ring = options->no_ring,
+                                    .no_direct = options->no_direct,
+                                    .no_prefetch = options->no_prefetch,
+                                    .queue_depth = options->queue_depth,
+                                    .memory = options->memory,
+                                    .readahead = options->readahead};
     struct view_options view_options = {.root = options->view,
                                         .shards = options->shards,
                                         .shard_size = options->shard_size,

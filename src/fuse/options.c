@@ -19,6 +19,12 @@ static const char usage[] =
     "    --view=NAME        make one view the root: tensors, merged, shards or npy\n"
     "    --shards=N         cut every checkpoint of shards/ into N shards\n"
     "    --shard-size=SIZE  cut into shards of at most SIZE: 512M, 5G, 5GB, ...\n"
+    "    --memory=SIZE      most memory for buffers of the mount (256M)\n"
+    "    --io=auto|threads  io_uring where it is allowed, or threads only\n"
+    "    --direct=auto|off  read past the page cache where the source allows, or not\n"
+    "    --prefetch=on|off  read ahead of the readers, or not\n"
+    "    --queue-depth=N    reads of the source under way at most (64)\n"
+    "    --threads=N        threads that read where io_uring may not\n"
     "    --readahead=SIZE   what the kernel reads ahead on this mount (root only); or keep\n"
     "    -f                 stay in the foreground, log to standard error\n"
     "    -d                 debug: -f, and every request is logged\n"
@@ -29,11 +35,15 @@ static const char usage[] =
     "\n"
     "To unmount: fusermount3 -u MOUNTPOINT, or send SIGTERM.\n";
 
+#define LEAST_MEMORY ((uint64_t)4 << 20)
+#define MOST_MEMORY ((uint64_t)1 << 40)
+
 enum { KEY_HELP, KEY_VERSION, KEY_SHARED, KEY_IGNORED };
 
 struct parsed {
     struct options *options;
     char *view, *shards, *shard_size, *readahead;
+    char *io, *direct, *prefetch, *queue_depth, *threads, *memory;
     int foreground, debug;
     bool help, version, wrong;
 };
@@ -56,6 +66,18 @@ static const struct fuse_opt templates[] = {
     OPTION("shard_size=%s", shard_size),
     OPTION("--readahead=%s", readahead),
     OPTION("readahead=%s", readahead),
+    OPTION("--io=%s", io),
+    OPTION("io=%s", io),
+    OPTION("--direct=%s", direct),
+    OPTION("direct=%s", direct),
+    OPTION("--prefetch=%s", prefetch),
+    OPTION("prefetch=%s", prefetch),
+    OPTION("--queue-depth=%s", queue_depth),
+    OPTION("queue-depth=%s", queue_depth),
+    OPTION("--threads=%s", threads),
+    OPTION("threads=%s", threads),
+    OPTION("--memory=%s", memory),
+    OPTION("memory=%s", memory),
     FUSE_OPT_KEY("-h", KEY_HELP),
     FUSE_OPT_KEY("--help", KEY_HELP),
     FUSE_OPT_KEY("-V", KEY_VERSION),
@@ -185,24 +207,65 @@ read_view(struct parsed *parsed)
         complain(parsed, "--view is tensors, merged, shards or npy, not", parsed->view);
 }
 
+/* A whole number from 1 to `most`; `what` says so where it is none. */
+static uint32_t
+read_number(struct parsed *parsed, const char *text, uint32_t most, const char *what)
+{
+    unsigned long long number;
+    char *end;
+
+    if (!text)
+        return 0;
+    number = strtoull(text, &end, 10);
+    if (!*end && text[0] >= '1' && text[0] <= '9' && number <= most)
+        return (uint32_t)number;
+    complain(parsed, what, text);
+    return 0;
+}
+
+/* Whether a switch was set to `off` and not left at `on`. */
+static bool
+read_switch(struct parsed *parsed, const char *text, const char *on, const char *off,
+            const char *what)
+{
+    if (!text || strcmp(text, on) == 0)
+        return false;
+    if (strcmp(text, off) != 0)
+        complain(parsed, what, text);
+    return true;
+}
+
+static void
+read_io(struct parsed *parsed)
+{
+    struct options *options = parsed->options;
+
+    options->no_ring = read_switch(parsed, parsed->io, "auto", "threads",
+                                   "--io is auto (io_uring where it is allowed) or threads, not");
+    options->no_direct = read_switch(parsed, parsed->direct, "auto", "off",
+                                     "--direct is auto (O_DIRECT where it can be) or off, not");
+    options->no_prefetch =
+        read_switch(parsed, parsed->prefetch, "on", "off", "--prefetch is on or off, not");
+    options->queue_depth = read_number(parsed, parsed->queue_depth, 4096,
+                                       "--queue-depth wants a number from 1 to 4096, not");
+    options->threads =
+        read_number(parsed, parsed->threads, 64, "--threads wants a number from 1 to 64, not");
+    if (parsed->memory && (!options_read_size(parsed->memory, &options->memory) ||
+                           options->memory < LEAST_MEMORY || options->memory > MOST_MEMORY))
+        complain(parsed, "--memory wants a size from 4M to 1T, not", parsed->memory);
+}
+
 static void
 read_cut(struct parsed *parsed)
 {
     struct options *options = parsed->options;
-    uint64_t shards;
-    char *end;
 
     if (parsed->shards && parsed->shard_size)
         complain(parsed, "--shards and --shard-size exclude each other", NULL);
     if (parsed->shard_size && !options_read_size(parsed->shard_size, &options->shard_size))
         complain(parsed, "--shard-size wants a size as 512M, 5G or 5GB, not", parsed->shard_size);
-    if (!parsed->shards)
-        return;
-    shards = strtoull(parsed->shards, &end, 10);
-    if (*end || parsed->shards[0] < '1' || parsed->shards[0] > '9' || shards > 99999)
-        complain(parsed, "--shards wants a number from 1 to 99999, not", parsed->shards);
-    else
-        options->shards = (uint32_t)shards;
+    options->shards =
+        read_number(parsed, parsed->shards, 99999, "--shards wants a number from 1 to 99999, not");
 }
 
 static void
@@ -247,6 +310,7 @@ options_parse(int argc, char **argv, struct options *options)
     read_view(&parsed);
     read_cut(&parsed);
     read_readahead(&parsed);
+    read_io(&parsed);
     if (parsed.help) {
         fputs(usage, stdout);
         result = OPTIONS_DONE;
@@ -263,6 +327,12 @@ options_parse(int argc, char **argv, struct options *options)
     free(parsed.shards);
     free(parsed.shard_size);
     free(parsed.readahead);
+    free(parsed.io);
+    free(parsed.direct);
+    free(parsed.prefetch);
+    free(parsed.queue_depth);
+    free(parsed.threads);
+    free(parsed.memory);
     return result;
 }
 

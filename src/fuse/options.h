@@ -19,6 +19,12 @@ struct options {
     int view; /* an enum view_kind, or -1: all */
     uint32_t shards; /* or 0 */
     uint64_t shard_size; /* bytes, or 0 */
+    bool no_ring; /* --io=threads */
+    bool no_direct; /* --direct=off */
+    bool no_prefetch; /* --prefetch=off */
+    uint32_t queue_depth; /* or 0: a right number */
+    uint32_t threads; /* likewise */
+    uint64_t memory; /* bytes; likewise */
     uint64_t readahead; /* of the kernel on this mount, in bytes; 0: as it comes */
 };
 

@@ -92,6 +92,19 @@ add_io_metrics(struct io *io, struct buffer *out)
     add_counter(out, "storage_reads_total", "Reads of the source.", counters.storage_reads);
     add_counter(out, "storage_read_bytes_total", "Bytes read from the source.",
                 counters.storage_bytes);
+    add_counter(out, "stalls_total", "Reads that had to wait for the source.", counters.stalls);
+    add_counter(out, "page_cache_read_bytes_total",
+                "Of the bytes read from the source: from its page cache.",
+                counters.page_cache_bytes);
+    add_counter(out, "prefetched_bytes_total", "Bytes read before anybody asked for them.",
+                counters.prefetched_bytes);
+    add_counter(out, "prefetched_used_bytes_total", "Of these: asked for since.",
+                counters.prefetched_used);
+    add_counter(out, "prefetched_wasted_bytes_total", "Of these: let go unasked.",
+                counters.prefetched_wasted);
+    add_counter(out, "storage_retries_total", "Reads of the source done over.", counters.retries);
+    add_gauge(out, "buffer_bytes", "Memory of buffers in use.", counters.memory);
+    add_gauge(out, "buffer_budget_bytes", "Most memory that buffers take.", counters.memory_budget);
     add_gauge(out, "open_descriptors", "Files of the source open now.", counters.descriptors);
     add_gauge(out, "reads_in_flight", "Reads not yet answered.", counters.in_flight);
     add_counter(out, "stalls_total", "Reads that had to wait for the source.", counters.stalls);

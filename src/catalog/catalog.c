@@ -114,6 +114,7 @@ catalog_free(struct catalog *catalog)
     if (catalog->root_fd >= 0)
         close(catalog->root_fd);
     problems_free(catalog->problems);
+    st_index_free(catalog->kept_index);
     pthread_mutex_destroy(&catalog->lock);
     free(catalog->source);
     free(catalog);
@@ -551,7 +552,8 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
     error = group_files(files, count, indexes, private->index_count, scan->dir->path,
                         scan->problems, &private->grouping);
     for (size_t i = 0; i < private->index_count; i++)
-        st_index_free(indexes[i].index);
+        if (indexes[i].index)
+            catalog_keep_index(scan->dir->catalog, indexes[i].index, &private->indexes[i].identity);
     free(indexes);
     return error;
 }

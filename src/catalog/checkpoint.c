@@ -632,6 +632,35 @@ read_whole(int fd, char *text, size_t length)
     return 0;
 }
 
+void
+catalog_keep_index(struct catalog *catalog, struct st_index *index,
+                   const struct file_identity *identity)
+{
+    struct st_index *before;
+
+    pthread_mutex_lock(&catalog->lock);
+    before = catalog->kept_index;
+    catalog->kept_index = index;
+    catalog->kept_identity = *identity;
+    pthread_mutex_unlock(&catalog->lock);
+    st_index_free(before);
+}
+
+/* The kept index, if it is of this file; the caller's then. */
+static struct st_index *
+take_index(struct catalog *catalog, const struct file_identity *identity)
+{
+    struct st_index *index = NULL;
+
+    pthread_mutex_lock(&catalog->lock);
+    if (catalog->kept_index && file_identity_equal(&catalog->kept_identity, identity)) {
+        index = catalog->kept_index;
+        catalog->kept_index = NULL;
+    }
+    pthread_mutex_unlock(&catalog->lock);
+    return index;
+}
+
 errint_t
 source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
                  struct file_identity *identity, struct reason *reason)
@@ -649,6 +678,11 @@ source_dir_index(struct source_dir *dir, const char *name, struct st_index **ind
         return reason_set(reason, -EIO, "IoError", "not a regular file any more");
     }
     file_identity_from_stat(identity, &st);
+    *index = take_index(dir->catalog, identity);
+    if (*index) {
+        close(fd);
+        return 0;
+    }
     wait_for_tick(&st.st_mtim);
     if (st.st_size > ST_MAX_INDEX) {
         close(fd);

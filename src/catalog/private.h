@@ -19,7 +19,9 @@ struct catalog {
     void (*derived_free)(void *derived);
     struct problems *problems;
     _Atomic(dev_t) left_out; /* 0: none */
-    pthread_mutex_t lock; /* guards the table of directories and their counts */
+    pthread_mutex_t lock; /* guards the table of directories and their counts, and: */
+    struct st_index *kept_index; /* the index parsed last, if nobody took it; or NULL */
+    struct file_identity kept_identity; /* the file it was read of */
     struct source_dir *directories[DIRECTORY_BUCKETS];
     atomic_ullong serial; /* the last one given to a checkpoint */
     atomic_ullong listings, headers, header_bytes, tensors, checkpoints, table_bytes;
@@ -57,6 +59,12 @@ bool file_identity_equal(const struct file_identity *a, const struct file_identi
 
 /* Opens a file of the directory for reading; a descriptor or a negative errno. */
 int source_dir_open(struct source_dir *dir, const char *name);
+
+/* Keeps a parsed index (taken over) for the next source_dir_index() of the same
+ * file: a listing parses it for the names of the shards, and who listed a
+ * directory mostly wants the checkpoint next. One is kept, the last. */
+void catalog_keep_index(struct catalog *catalog, struct st_index *index,
+                        const struct file_identity *identity);
 
 /* Reads and parses an index file. `identity` (all zero when it could not be
  * looked at) and `reason` are filled in any case of failure too. */

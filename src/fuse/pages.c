@@ -107,18 +107,6 @@ add_io_metrics(struct io *io, struct buffer *out)
     add_gauge(out, "buffer_budget_bytes", "Most memory that buffers take.", counters.memory_budget);
     add_gauge(out, "open_descriptors", "Files of the source open now.", counters.descriptors);
     add_gauge(out, "reads_in_flight", "Reads not yet answered.", counters.in_flight);
-    add_counter(out, "stalls_total", "Reads that had to wait for the source.", counters.stalls);
-    add_counter(out, "storage_page_cache_bytes_total",
-                "Bytes of the source that lay in its page cache.", counters.page_cache_bytes);
-    add_counter(out, "storage_retries_total", "Reads of the source done over.", counters.retries);
-    add_counter(out, "prefetched_bytes_total", "Bytes read before anybody asked.",
-                counters.prefetched_bytes);
-    add_counter(out, "prefetched_used_bytes_total", "Bytes of these that were asked for since.",
-                counters.prefetched_used);
-    add_counter(out, "prefetched_wasted_bytes_total", "Bytes of these that were let go unasked.",
-                counters.prefetched_wasted);
-    add_gauge(out, "memory_bytes", "Memory of buffers in use.", counters.memory);
-    add_gauge(out, "memory_budget_bytes", "Most memory for buffers.", counters.memory_budget);
 }
 
 static void

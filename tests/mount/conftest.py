@@ -8,6 +8,7 @@ FSTFS_TORCH_PYTHON  a Python that has torch and transformers
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import pickle
@@ -58,7 +59,8 @@ def eventually(check, seconds=5, pause=0.02):
 
 
 def processes_of(session):
-    """Ids of living processes of a session (setsid)."""
+    """Ids of living processes of a session (setsid); who is dead and not yet reaped by init is
+    not one."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -67,7 +69,7 @@ def processes_of(session):
                     fields = f.read().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            if int(fields[3]) == session:
+            if int(fields[3]) == session and not (fields[0] == "Z" and fields[1] == "1"):
                 found.append(int(entry))
     return found
 
@@ -211,11 +213,11 @@ def make_place():
 
 def remove_place(path):
     assert not (left := mounted_at(path)), left
-    for directory, _, _ in os.walk(path):
-        try:
-            os.chmod(directory, 0o700)
-        except OSError:
-            pass
+    for directory, names, _ in os.walk(path):
+        for name in names:  # before the walk goes in: a test may have shut it
+            below = os.path.join(directory, name)
+            if not os.path.islink(below):
+                os.chmod(below, 0o700)
     shutil.rmtree(path)
 
 
@@ -368,21 +370,35 @@ def child(work, *args, user=None, seconds=40):
 @pytest.fixture
 def test_user(place):
     """The name of an ordinary user who may mount: ourselves, or "nobody" where we are root (then
-    /dev/fuse is opened to all for the test's time)."""
+    /dev/fuse is opened to all for the test's time).
+
+    Suites may run beside each other: each holds a shared lock on the device while it needs it
+    open, the sticky bit says that it was opened for tests, and the last one shuts it again.
+    """
     if os.geteuid() != 0:
         yield pwd.getpwuid(os.geteuid()).pw_name
         return
     if not shutil.which("setpriv"):
         pytest.skip("setpriv is not installed")
-    mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.chmod("/dev/fuse", 0o666)
-    except OSError as error:
-        pytest.skip(f"/dev/fuse cannot be opened to a user: {error}")
-    try:
+        fcntl.flock(device, fcntl.LOCK_SH)
+        mode = stat.S_IMODE(os.fstat(device).st_mode)
+        if mode & 0o006 != 0o006:
+            try:
+                os.fchmod(device, mode | 0o1006)
+            except OSError as error:
+                pytest.skip(f"/dev/fuse cannot be opened to a user: {error}")
         yield "nobody"
+        try:
+            fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        mode = stat.S_IMODE(os.fstat(device).st_mode)
+        if mode & 0o1000:
+            os.fchmod(device, mode & ~0o1006)
     finally:
-        os.chmod("/dev/fuse", mode)
+        os.close(device)
 
 
 @pytest.fixture

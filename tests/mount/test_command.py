@@ -262,7 +262,7 @@ class TestRefusedPaths:
         probe = run("unshare", "-m", "true")
         if probe.returncode:
             pytest.skip(f"no mount namespace here: {probe.stderr.strip()}")
-        done = run("unshare", "-m", "sh", "-c",
+        done = run("unshare", "-m", "--propagation", "slave", "sh", "-c",
                    'mount -t tmpfs none /dev && exec "$@"', "sh", fstfs, *flags, source.root, mnt)
         refused(done, "/dev/fuse")
         nothing_left(mnt)
@@ -401,7 +401,7 @@ def with_mount_helper(fstfs, work):
     def inside():
         if ctypes.CDLL(None, use_errno=True).unshare(0x20000):  # CLONE_NEWNS
             return "skip"
-        for command in (["mount", "--make-rprivate", "/"],
+        for command in (["mount", "--make-rslave", "/"],
                         ["mount", "--bind", fstfs.parent, "/usr/local/bin"]):
             done = run(*command)
             assert done.returncode == 0, done

@@ -158,7 +158,7 @@ descriptors_free(struct descriptors *descriptors)
     while (descriptors->states.next != &descriptors->states) {
         struct state *state = descriptors->states.next;
 
-        untie(state);
+        untie(state); /* NOLINT(clang-analyzer-unix.Malloc): each leaves the list */
         dispose(state);
     }
     pthread_mutex_unlock(&attach_lock);

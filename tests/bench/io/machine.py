@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -77,7 +78,8 @@ class Machine:
             plan.writelines(f"{s}\n" for s in segments)
             plan.flush()
             os.chmod(plan.name, 0o644)
-            said = json.loads(self.output(f"{self.build}/tests/bench/io/reader", *reader, plan.name))
+            program = f"{self.build}/tests/bench/io/reader"
+            said = json.loads(self.output(program, *reader, plan.name))
         return Run(said["seconds"], said["bytes"], said["sum"])
 
 
@@ -108,12 +110,17 @@ class Daemon:
     def close(self):
         if is_mounted(self.path):
             subprocess.run(["fusermount3", "-u", "-z", self.path])
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise Failed(f"{self.command[0]} did not end after its unmount") from None
+        # A copy of the mount in another namespace keeps it alive: then by a signal.
+        for signum, seconds in (None, 5), (signal.SIGTERM, 15), (signal.SIGKILL, None):
+            try:
+                if signum:
+                    self.process.send_signal(signum)
+                self.process.wait(seconds)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        if self.process.returncode == -signal.SIGKILL:
+            raise Failed(f"{self.command[0]} had to be killed after its unmount")
 
     def cpu(self):
         """Seconds of processor time so far."""

@@ -124,21 +124,25 @@ def against_fio(storage):
     return row
 
 
-def against_raw(reader_name, reader, readahead=True):
-    """The merged file and the shards in the mount, by the same reader as the bare shards."""
+def against_raw(reader_name, reader, by_kernel=True):
+    """The merged file and the shards in the mount, by the same reader as the bare shards.
+    by_kernel: whether it is the kernel's readahead that this reader waits for."""
 
     def make(storage):
         row = Row(storage)
-        bound = DISTANT_BOUND if storage.distant else 1.0
+        bound = 1.0
+        if storage.distant:
+            bound = DISTANT_BOUND if by_kernel else None
         mine = row.mount(f"merged {reader_name}", reader, merged)
         shards = row.mount(f"shards {reader_name}", reader, lambda mount: mount.shards())
         whole = storage.whole(storage.files)
         raw = row.raw(f"raw {reader_name}", reader, whole)
         row.ratio(mine, raw, bound)
         row.ratio(shards, raw, bound)
-        if readahead and storage.can_change_readahead():
-            plain = row.raw(f"raw {reader_name} 128K readahead", reader, whole, default_readahead=True)
-            row.ratio(mine, plain, bound)
+        if by_kernel and storage.can_change_readahead():
+            default = row.raw(f"raw {reader_name} 128K readahead", reader, whole,
+                              default_readahead=True)
+            row.ratio(mine, default, bound)
         row.ratio(mine, row.plain(f"plain FUSE {reader_name}", reader))
         return row
 
@@ -254,7 +258,7 @@ ROWS = {
     "read": against_raw("read 1M", READ),
     "read128": against_raw("read 128K", READ_SMALL),
     "mmap": against_raw("mmap", MMAP),
-    "direct": against_raw("O_DIRECT 8M x 4", DIRECT, readahead=False),
+    "direct": against_raw("O_DIRECT 8M x 4", DIRECT, by_kernel=False),
     "order": order,
     "sparse": sparse,
     "warm": warm,

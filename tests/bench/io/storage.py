@@ -28,9 +28,8 @@ class Storage:
         with ExitStack() as stack:
             self.source = self.build(stack)
             self.stack = stack.pop_all()
-        self.files = sorted(
-            os.path.join(self.source, n) for n in os.listdir(self.source) if n.endswith(".safetensors")
-        )
+        self.files = sorted(os.path.join(self.source, name) for name in os.listdir(self.source)
+                            if name.endswith(".safetensors"))
         self.mountpoint = self.machine.make_mountpoint("mount")
         return self
 
@@ -124,7 +123,8 @@ class Storage:
 
     def plain(self):
         """The shards through a FUSE file system that does nothing but pass them on."""
-        return Daemon(self.machine, self.machine.identity, self.mountpoint, self.slowfs(), "-f", self.source)
+        return Daemon(self.machine, self.machine.identity, self.mountpoint,
+                      self.slowfs(), "-f", self.source)
 
     def slowfs(self):
         path = os.path.join(self.machine.build, "tests/slowfs/slowfs")
@@ -175,7 +175,7 @@ class Mount(Daemon):
 
     def budget(self):
         """What --memory allows; nothing in a program that has no budget."""
-        return self.metrics().get("fstfs_memory_budget_bytes", 0)
+        return self.metrics().get("fstfs_buffer_budget_bytes", 0)
 
     def metrics(self):
         text = self.machine.output("cat", os.path.join(self.path, ".fstfs/metrics")).decode()
@@ -227,9 +227,8 @@ class Throttled(Loop):
     def build(self, stack):
         source = super().build(stack)
         device = os.stat(source).st_dev
-        limit = f"{os.major(device)}:{os.minor(device)}"
         try:
-            stack.enter_context(limited(f"{limit} {self.requests}", f"{limit} riops={self.requests}"))
+            stack.enter_context(limited(os.major(device), os.minor(device), self.requests))
         except OSError as e:
             raise Unavailable(f"no cgroup that limits requests: {e}") from e
         return source
@@ -253,7 +252,7 @@ class Slow(Storage):
 
 
 @contextmanager
-def limited(limit_v1, limit_v2):
+def limited(major, minor, requests):
     """This process, and what it starts, under a limit on its requests to a device."""
     first = os.path.isdir("/sys/fs/cgroup/blkio")
     parent = "/sys/fs/cgroup/blkio" if first else "/sys/fs/cgroup"
@@ -264,10 +263,10 @@ def limited(limit_v1, limit_v2):
     os.mkdir(group)
     try:
         if first:
-            write(f"{group}/blkio.throttle.read_iops_device", limit_v1)
+            write(f"{group}/blkio.throttle.read_iops_device", f"{major}:{minor} {requests}")
         else:
             write(f"{parent}/cgroup.subtree_control", "+io")
-            write(f"{group}/io.max", limit_v2)
+            write(f"{group}/io.max", f"{major}:{minor} riops={requests}")
         write(f"{group}/cgroup.procs", str(os.getpid()))
         try:
             yield

@@ -121,6 +121,8 @@ def against_fio(storage):
     fio = row.fio()
     for name, reader in ("read 1M", READ), ("mmap", MMAP):
         row.ratio(row.mount(f"merged {name}", reader, merged), fio, storage.fio_bound)
+    if storage.distant:  # what the machine leaves room for, of what `read` and `mmap` promise
+        row.ratio(fio, row.raw("raw read 1M", READ, storage.whole(storage.files)))
     return row
 
 

@@ -81,7 +81,7 @@ make_merged(const struct checkpoint *checkpoint, uint64_t *size, struct extent_l
     return error;
 }
 
-static errint_t
+errint_t
 list_of_text(struct buffer *text, struct extent_list **list)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;

@@ -6,6 +6,7 @@
 #ifndef FSTFS_VIEW_DERIVED_H
 #define FSTFS_VIEW_DERIVED_H
 
+#include "base/buffer.h"
 #include "catalog/catalog.h"
 #include "view/layout.h"
 #include "view/view.h"
@@ -28,6 +29,9 @@ struct made {
 /* The file's size. -ENOENT: there is no such file of this checkpoint. */
 errint_t derived_size(struct checkpoint *checkpoint, const struct view_options *options,
                       const struct made *made, uint64_t *size);
+
+/* A file that is this text; the buffer is emptied, whatever comes of it. */
+errint_t list_of_text(struct buffer *text, struct extent_list **list);
 
 /* How many shards the re-cut has. -ENOENT: there is no re-cut. */
 errint_t derived_parts(struct checkpoint *checkpoint, const struct view_options *options,

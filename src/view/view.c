@@ -344,6 +344,21 @@ give_out(struct view *view, struct node *parent, const char *name, struct node *
     return *node ? 0 : -ENOMEM;
 }
 
+/* As give_out(), of a directory of the source that must be there. */
+static errint_t
+give_out_directory(struct view *view, struct node *parent, const char *name, struct node *wanted,
+                   struct node **node, struct stat *st)
+{
+    errint_t error = give_out(view, parent, name, wanted, node);
+
+    if (error)
+        return error;
+    error = stat_directory(*node, st);
+    if (error)
+        node_unref(view, *node, 1);
+    return error;
+}
+
 static errint_t
 lookup_pages(struct view *view, struct node *parent, struct node **node, struct stat *st)
 {
@@ -363,20 +378,13 @@ lookup_top(struct view *view, struct node *parent, const char *name, struct node
         return lookup_pages(view, parent, node, st);
     for (int kind = 0; kind < VIEW_KINDS; kind++) {
         struct node wanted = {.kind = NODE_DIRECTORY, .view = (enum view_kind)kind};
-        errint_t error;
 
         if (strcmp(name, view_names[kind]) != 0)
             continue;
         wanted.dir = catalog_root(view->catalog);
         if (!wanted.dir)
             return -ENOMEM;
-        error = give_out(view, parent, name, &wanted, node);
-        if (error)
-            return error;
-        error = stat_directory(*node, st);
-        if (error)
-            node_unref(view, *node, 1);
-        return error;
+        return give_out_directory(view, parent, name, &wanted, node, st);
     }
     return -ENOENT;
 }
@@ -407,18 +415,11 @@ lookup_subdirectory(struct view *view, struct node *parent, const char *name, st
                     struct stat *st)
 {
     struct node wanted = {.kind = NODE_DIRECTORY, .view = parent->view};
-    errint_t error;
 
     wanted.dir = source_dir_child(parent->dir, name);
     if (!wanted.dir)
         return -ENOMEM;
-    error = give_out(view, parent, name, &wanted, node);
-    if (error)
-        return error;
-    error = stat_directory(*node, st);
-    if (error)
-        node_unref(view, *node, 1);
-    return error;
+    return give_out_directory(view, parent, name, &wanted, node, st);
 }
 
 static errint_t
@@ -1017,20 +1018,10 @@ open_made(struct view *view, const struct node *node, struct extent_list **list)
 static errint_t
 open_page(const struct node *node, struct extent_list **list)
 {
-    struct extent_builder builder = EXTENT_BUILDER_INIT;
     struct buffer text = BUFFER_INIT;
     errint_t error = page_text(node->page, &text);
-    struct blob *blob;
 
-    if (error)
-        return error;
-    blob = blob_new(text.data, text.length);
-    if (!blob)
-        return -ENOMEM;
-    extent_builder_add_blob(&builder, blob, 0, blob->length);
-    blob_unref(blob);
-    *list = extent_builder_finish(&builder);
-    return *list ? 0 : -ENOMEM;
+    return error ? error : list_of_text(&text, list);
 }
 
 errint_t

@@ -128,17 +128,26 @@ buffer_addf(struct buffer *buffer, const char *format, ...)
     va_end(again);
 }
 
-void
-buffer_add_json_string(struct buffer *buffer, const char *text, size_t length)
+/* `shown`: to a person too, so that what quote_hides() finds is escaped as well. All
+ * of that lies below U+10000, where an escape is one. */
+static void
+add_json_string(struct buffer *buffer, const char *text, size_t length, bool shown)
 {
     size_t plain = 0; /* start of the run that needs no escape */
 
     buffer_add_char(buffer, '"');
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)text[i];
-        uint32_t code;
+        uint32_t code = c;
         unsigned used = c < 0x80 ? 1 : utf8_decode(text + i, length - i, &code);
 
+        if (used && shown && code >= 0x7F && quote_hides(code)) {
+            buffer_add(buffer, text + plain, i - plain);
+            buffer_addf(buffer, "\\u%04x", code);
+            i += used - 1;
+            plain = i + 1;
+            continue;
+        }
         if (used && c >= 0x20 && c != '"' && c != '\\') {
             i += used - 1;
             continue;
@@ -172,6 +181,18 @@ buffer_add_json_string(struct buffer *buffer, const char *text, size_t length)
     }
     buffer_add(buffer, text + plain, length - plain);
     buffer_add_char(buffer, '"');
+}
+
+void
+buffer_add_json_string(struct buffer *buffer, const char *text, size_t length)
+{
+    add_json_string(buffer, text, length, false);
+}
+
+void
+buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length)
+{
+    add_json_string(buffer, text, length, true);
 }
 
 void

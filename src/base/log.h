@@ -7,9 +7,15 @@
 #ifndef FSTFS_BASE_LOG_H
 #define FSTFS_BASE_LOG_H
 
-enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
+enum log_level {
+    LOG_LEVEL_NONE = -1,
+    LOG_LEVEL_ERROR,
+    LOG_LEVEL_WARNING,
+    LOG_LEVEL_INFO,
+    LOG_LEVEL_DEBUG
+};
 
-/* Lines above `level` are dropped; LOG_LEVEL_INFO until set. */
+/* Lines above `level` are dropped, all of them at LOG_LEVEL_NONE; LOG_LEVEL_INFO until set. */
 void log_set_level(enum log_level level);
 /* From now on to syslog, as `name`. */
 void log_to_syslog(const char *name);

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#define QUOTE_PIECE 12 /* the longest: three bytes as \xNN */
+#define QUOTE_PIECE 16 /* room for any character as \xNN; no longer one is ever shown so */
 
 /* Characters that end a line, steer a terminal or turn the direction of text. */
 static inline bool

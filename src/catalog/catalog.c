@@ -5,6 +5,8 @@
 #include "catalog/catalog.h"
 
 #include "base/hash.h"
+#include "base/log.h"
+#include "base/open.h"
 #include "catalog/group.h"
 #include "catalog/private.h"
 
@@ -85,7 +87,7 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
     catalog->shared = options->shared;
     catalog->derived_free = options->derived_free;
     pthread_mutex_init(&catalog->lock, NULL);
-    catalog->problems = problems_new();
+    catalog->problems = problems_new(&options->problems);
     if (!catalog->problems)
         goto fail;
     catalog->source = realpath(options->source, NULL);
@@ -98,6 +100,7 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
         error = -errno;
         goto fail;
     }
+    atomic_store(&catalog->root_checked, now_ms());
     *out = catalog;
     return 0;
 
@@ -126,16 +129,16 @@ catalog_source(const struct catalog *catalog)
     return catalog->source;
 }
 
+int
+catalog_source_fd(const struct catalog *catalog)
+{
+    return catalog->root_fd;
+}
+
 struct problems *
 catalog_problems(struct catalog *catalog)
 {
     return catalog->problems;
-}
-
-void
-catalog_leave_out(struct catalog *catalog, dev_t device)
-{
-    atomic_store(&catalog->left_out, device);
 }
 
 errint_t
@@ -259,33 +262,49 @@ path_at_root(const char *path)
 }
 
 /*
- * Looks at `path` through links. `access` is narrowed where the path ends in a
- * link and others than the mounting user may come.
+ * The source's descriptor. Where another directory is at its path by now, and no path
+ * leads to the one that was there, goes on with that one. One thread looks: should that
+ * take long, the others need not wait.
+ */
+static int
+root_of(struct catalog *catalog)
+{
+    char name[QUOTED_SIZE];
+
+    if (now_ms() - atomic_load(&catalog->root_checked) < CATALOG_CHECK_MS ||
+        atomic_exchange(&catalog->root_checking, true))
+        return catalog->root_fd;
+    if (open_renew(catalog->root_fd, catalog->source))
+        log_warning("%s: another directory is there now, and is shown",
+                    quoted(name, catalog->source, strlen(catalog->source)));
+    atomic_store(&catalog->root_checked, now_ms());
+    atomic_store(&catalog->root_checking, false);
+    return catalog->root_fd;
+}
+
+/*
+ * Looks at `path` through links. Where others than the mounting user may come,
+ * `access` is narrowed by its list of access and, where links are on the path, by
+ * the way to where they lead.
  */
 static errint_t
 look_at(struct catalog *catalog, const char *path, struct stat *st, struct access *access)
 {
-    struct stat link;
+    errint_t error = 0;
     int fd;
 
-    if (fstatat(catalog->root_fd, path_at_root(path), st, 0) < 0)
-        return -errno;
-    *access = access_from_stat(st);
-    if (!catalog->shared || !*path)
-        return 0;
-    if (fstatat(catalog->root_fd, path, &link, AT_SYMLINK_NOFOLLOW) < 0)
-        return -errno;
-    if (!S_ISLNK(link.st_mode))
-        return 0;
-    fd = openat(catalog->root_fd, path, O_PATH | O_CLOEXEC);
+    memset(st, 0, sizeof(*st)); /* where errno has no reason to give */
+    fd = open_at(root_of(catalog), path_at_root(path), O_PATH | O_CLOEXEC);
     if (fd < 0)
-        return -errno;
-    if (fstat(fd, st) == 0)
-        *access = access_through_link(access_from_stat(st), fd, catalog->source);
+        return fd;
+    if (fstat(fd, st) < 0)
+        error = -errno;
+    else if (catalog->shared)
+        *access = access_by_way(access_of_open(st, fd), fd, catalog->root_fd, path);
     else
-        access->mode = 0;
+        *access = access_from_stat(st);
     close(fd);
-    return 0;
+    return error;
 }
 
 errint_t
@@ -338,9 +357,11 @@ source_dir_open(struct source_dir *dir, const char *name)
     if (!path)
         return -ENOMEM;
     /* O_NONBLOCK: what was a file when it was looked at may be a FIFO by now. */
-    fd = openat(dir->catalog->root_fd, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0)
-        fd = -errno;
+    fd = open_at(dir->catalog->root_fd, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd >= 0)
+        /* Only what is asked for: what the kernel reads ahead of a header stays in
+         * the page cache, and marks where it goes on when the engine comes there. */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     free(path);
     return fd;
 }
@@ -395,7 +416,7 @@ is_ancestor(struct catalog *catalog, const char *path, const struct stat *st)
     for (;;) {
         char *slash;
 
-        if (fstatat(catalog->root_fd, path_at_root(prefix), &above, 0) == 0 &&
+        if (open_stat(catalog->root_fd, path_at_root(prefix), &above) == 0 &&
             above.st_dev == st->st_dev && above.st_ino == st->st_ino)
             found = true;
         if (found || !*prefix)
@@ -415,22 +436,21 @@ classify(struct scan *scan, const char *name, unsigned char type)
 {
     const char *directory = scan->dir->path;
     struct stat st;
+    errint_t error;
 
     if (type == DT_REG)
         return IS_FILE;
     if (type == DT_DIR)
         return IS_DIRECTORY;
     if (type == DT_LNK || type == DT_UNKNOWN) {
-        if (fstatat(scan->fd, name, &st, 0) < 0) {
-            if (errno == ENOENT && type == DT_UNKNOWN)
-                return IS_NOTHING; /* gone since */
+        error = open_stat(scan->fd, name, &st);
+        if (error == -ENOENT && type == DT_UNKNOWN)
+            return IS_NOTHING; /* gone since */
+        if (error) {
             problem_set_add(scan->problems, directory, name,
-                            "left out: a link that leads nowhere: %s", strerror(errno));
-            return IS_NOTHING;
-        }
-        if (st.st_dev == atomic_load(&scan->dir->catalog->left_out)) {
-            problem_set_add(scan->problems, directory, name,
-                            "left out: a link that leads into the mount itself");
+                            error == -EXDEV ? "left out: a link that leads into the mount itself"
+                                            : "left out: a link that leads nowhere: %s",
+                            strerror(-error));
             return IS_NOTHING;
         }
         if (S_ISREG(st.st_mode))
@@ -482,10 +502,10 @@ scan_directory(struct scan *scan, struct stat *st)
     errint_t error = 0;
     DIR *stream;
 
-    scan->fd =
-        openat(catalog->root_fd, path_at_root(scan->dir->path), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    scan->fd = open_at(root_of(catalog), path_at_root(scan->dir->path),
+                       O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (scan->fd < 0)
-        return -errno;
+        return scan->fd;
     stream = fdopendir(scan->fd);
     if (!stream) {
         close(scan->fd);
@@ -512,18 +532,23 @@ compare_strings(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Reads one index file; what is wrong with it is said, and it counts as refused. */
-static struct st_index *
-read_index(struct scan *scan, const char *name, struct file_identity *identity)
+/* Reads one index file; what is wrong with it is said, and it counts as refused:
+ * *index is NULL. Fails only for want of memory. */
+static errint_t
+read_index(struct scan *scan, const char *name, struct st_index **index,
+           struct file_identity *identity)
 {
-    struct st_index *index = NULL;
+    struct st_index *read = NULL;
     struct reason reason;
-    errint_t error = source_dir_index(scan->dir, name, &index, identity, &reason);
+    errint_t error = source_dir_index(scan->dir, name, &read, identity, &reason);
 
+    if (error == -ENOMEM)
+        return error;
     if (error)
         problem_set_add(scan->problems, scan->dir->path, name, "refused: %s: %s", reason.rule,
                         reason.text);
-    return index;
+    *index = read;
+    return 0;
 }
 
 static errint_t
@@ -531,7 +556,7 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
 {
     struct listing_private *private = listing->private;
     struct group_index *indexes;
-    errint_t error;
+    errint_t error = 0;
 
     for (size_t i = 0; i < count; i++) {
         private->index_count += group_index_name(files[i], NULL);
@@ -542,15 +567,16 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
         free(indexes);
         return -ENOMEM;
     }
-    for (size_t i = 0, n = 0; i < count; i++) {
+    for (size_t i = 0, n = 0; !error && i < count; i++) {
         if (!group_index_name(files[i], NULL))
             continue;
         private->indexes[n].file = indexes[n].file = files[i];
-        indexes[n].index = read_index(scan, files[i], &private->indexes[n].identity);
+        error = read_index(scan, files[i], &indexes[n].index, &private->indexes[n].identity);
         n++;
     }
-    error = group_files(files, count, indexes, private->index_count, scan->dir->path,
-                        scan->problems, &private->grouping);
+    if (!error)
+        error = group_files(files, count, indexes, private->index_count, scan->dir->path,
+                            scan->problems, &private->grouping);
     for (size_t i = 0; i < private->index_count; i++)
         if (indexes[i].index)
             catalog_keep_index(scan->dir->catalog, indexes[i].index, &private->indexes[i].identity);

@@ -98,6 +98,8 @@ struct checkpoint {
     const struct tensor_ref *tensors; /* by name; those that stand in one shard only */
     struct access access; /* that of all its shards together */
     struct timespec modified; /* the newest shard's */
+    bool has_total_size; /* its index says a metadata.total_size */
+    uint64_t total_size;
     /* Why no whole can be made of it (merged/, re-cut); NULL when one can. */
     const char *unsound;
     struct problem_set *problems; /* the view may add to it */
@@ -118,6 +120,7 @@ struct catalog_options {
     const char *source; /* path of an existing directory */
     bool shared; /* others than the mounting user may enter: links narrow modes */
     void (*derived_free)(void *derived);
+    struct problem_watch problems; /* all zero: the log is told */
 };
 
 errint_t catalog_new(const struct catalog_options *options, struct catalog **catalog);
@@ -125,9 +128,8 @@ errint_t catalog_new(const struct catalog_options *options, struct catalog **cat
 void catalog_free(struct catalog *catalog);
 
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
+int catalog_source_fd(const struct catalog *catalog); /* it, open; the catalog's own */
 struct problems *catalog_problems(struct catalog *catalog);
-/* Entries that lie on this device, the mount itself, are left out from now on. */
-void catalog_leave_out(struct catalog *catalog, dev_t device);
 errint_t catalog_statvfs(struct catalog *catalog, struct statvfs *out);
 
 /* What the catalog did since its start, for metrics. */
@@ -162,6 +164,8 @@ struct backing *source_dir_backing(struct source_dir *dir, const char *name,
  * want of memory: whatever is wrong with the shards is in the checkpoint. */
 errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
                           struct checkpoint **checkpoint);
+/* A number for the versions of all its shards, see file_identity_hash(). */
+uint64_t checkpoint_version(const struct checkpoint *checkpoint);
 struct checkpoint *checkpoint_ref(struct checkpoint *checkpoint);
 void checkpoint_unref(struct checkpoint *checkpoint);
 

@@ -8,6 +8,7 @@
 #include "catalog/pieces.h"
 #include "catalog/private.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -19,13 +20,11 @@
 /* Headers read at the same time: enough to hide the latency of network storage. */
 enum { READERS = 16 };
 
-/* Of problems of one kind in one checkpoint, this many are named one by one. */
-enum { NAMED = 3 };
-
 struct checkpoint_private {
     char *directory, *stem;
     struct file_identity index; /* all zero: none */
     char *index_name;
+    struct family *family; /* of its shards, and of those of the next version */
 };
 
 /* ---- shards ---- */
@@ -62,29 +61,70 @@ wait_for_tick(const struct timespec *modified)
         nanosleep(&(struct timespec){0, 25000000}, NULL);
 }
 
+/* -EAGAIN: the open file is another than the shard's, or another version. */
+static errint_t
+check_unchanged(int fd, const struct shard *shard, struct reason *reason)
+{
+    struct file_identity now;
+    errint_t error = file_identity_from_fd(&now, fd);
+
+    if (error)
+        return reason_set(reason, error, "IoError", "stat: %s", strerror(-error));
+    return file_identity_equal(&now, &shard->file.identity) ? 0 : -EAGAIN;
+}
+
+/*
+ * Headers of this size and more are read one after another, in the whole process, so
+ * that a source full of the largest (100 MB, and more when parsed) does not take the
+ * memory of all that could be read at once. Whoever has the turn may be waiting for
+ * storage that hangs: after a while the others do without one.
+ */
+static const uint64_t large_header = 8 << 20;
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+enum { TURN_SECONDS = 5 };
+
+static bool
+is_large(int fd, uint64_t file_size)
+{
+    uint64_t length;
+
+    return file_size > large_header && pread(fd, &length, sizeof(length), 0) == sizeof(length) &&
+           le64toh(length) >= large_header;
+}
+
+static errint_t
+read_in_turn(int fd, struct shard *shard, struct reason *reason)
+{
+    bool mine = false;
+    struct timespec end;
+    errint_t error;
+
+    if (is_large(fd, shard->file.identity.size)) {
+        clock_gettime(CLOCK_REALTIME, &end);
+        end.tv_sec += TURN_SECONDS;
+        mine = pthread_mutex_timedlock(&turn, &end) == 0;
+    }
+    error = st_table_read(fd, shard->file.identity.size, &shard->table, reason);
+    if (mine)
+        pthread_mutex_unlock(&turn);
+    return error;
+}
+
 /* Reads the header of an open shard. -EAGAIN: it changed meanwhile. */
 static errint_t
 read_table(int fd, struct shard *shard, struct reason *reason)
 {
-    struct file_identity now;
-    struct stat st;
-    errint_t error;
+    errint_t error = check_unchanged(fd, shard, reason), changed;
 
-    if (fstat(fd, &st) < 0)
-        return reason_set(reason, -errno, "IoError", "stat: %s", strerror(errno));
-    file_identity_from_stat(&now, &st);
-    if (!file_identity_equal(&now, &shard->file.identity))
-        return -EAGAIN;
-    error = st_table_read(fd, now.size, &shard->table, reason);
-    if (fstat(fd, &st) < 0)
-        return reason_set(reason, -errno, "IoError", "stat: %s", strerror(errno));
-    file_identity_from_stat(&now, &st);
-    if (!file_identity_equal(&now, &shard->file.identity)) {
-        st_table_free(shard->table);
-        shard->table = NULL;
-        return -EAGAIN;
-    }
-    return error;
+    if (error)
+        return error;
+    error = read_in_turn(fd, shard, reason);
+    changed = check_unchanged(fd, shard, reason);
+    if (!changed)
+        return error;
+    st_table_free(shard->table);
+    shard->table = NULL;
+    return changed;
 }
 
 /* One look at the file: stat, open, header. -EAGAIN: it changed meanwhile. */
@@ -107,7 +147,7 @@ load_shard_once(struct source_dir *dir, struct shard *shard, struct reason *reas
 
 /* NULL only for want of memory: what is wrong with the file is its refusal. */
 static struct shard *
-load_shard(struct source_dir *dir, const char *name)
+load_shard(struct source_dir *dir, const char *name, struct family *family)
 {
     struct shard *shard = shard_new(name);
     struct reason reason = {"IoError", "it changes faster than it can be read"};
@@ -128,6 +168,7 @@ load_shard(struct source_dir *dir, const char *name)
         if (!shard->backing)
             goto fail;
         shard->backing->layout = pieces_of_table(shard->table);
+        shard->backing->family = family_ref(family);
         atomic_fetch_add(&dir->catalog->headers, 1);
         atomic_fetch_add(&dir->catalog->header_bytes, shard->table->data_start);
     }
@@ -138,12 +179,28 @@ fail:
     return NULL;
 }
 
+/* Whether the file is what it was when the shard was loaded, and for the same readers,
+ * which the way that a link leads may change, too; and readers of it have not been told
+ * otherwise: a backing that went stale stays so, and whoever comes when the file is well
+ * again needs another. */
+static bool
+shard_holds(struct source_dir *dir, const struct shard *shard)
+{
+    struct source_file now;
+
+    return source_dir_file(dir, shard->name, &now) == 0 &&
+           file_identity_equal(&now.identity, &shard->file.identity) &&
+           access_equal(now.access, shard->file.access) &&
+           !(shard->backing && atomic_load(&shard->backing->stale));
+}
+
 /* ---- loading all shards ---- */
 
 struct load {
     struct source_dir *dir;
     const struct group *group;
     const struct checkpoint *before;
+    struct family *family; /* of the shards */
     struct shard **shards;
 };
 
@@ -151,15 +208,12 @@ struct load {
 static struct shard *
 reuse_shard(const struct load *load, const char *name)
 {
-    struct source_file now;
-
     for (uint32_t i = 0; load->before && i < load->before->shard_count; i++) {
         struct shard *shard = load->before->shards[i];
 
         if (strcmp(shard->name, name) != 0 || shard->refusal)
             continue;
-        if (source_dir_file(load->dir, name, &now) != 0 ||
-            !file_identity_equal(&now.identity, &shard->file.identity))
+        if (!shard_holds(load->dir, shard))
             return NULL;
         atomic_fetch_add(&shard->references, 1);
         return shard;
@@ -175,7 +229,7 @@ load_one(void *arg, size_t i)
 
     load->shards[i] = reuse_shard(load, name);
     if (!load->shards[i])
-        load->shards[i] = load_shard(load->dir, name);
+        load->shards[i] = load_shard(load->dir, name, load->family);
 }
 
 /* ---- putting together ---- */
@@ -251,7 +305,7 @@ count_dtypes(struct checkpoint *checkpoint, const struct shard *shard)
 static size_t
 drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t count)
 {
-    size_t kept = 0, dropped = 0, end;
+    size_t kept = 0, dropped = 0, end, named = problem_set_named(checkpoint->problems);
     char name[QUOTED_SIZE], shard[QUOTED_SIZE];
 
     for (size_t i = 0; i < count; i = end) {
@@ -264,14 +318,14 @@ drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t 
             continue;
         }
         say_unsound(checkpoint, "a tensor stands in two shards");
-        if (dropped++ < NAMED)
+        if (dropped++ < named)
             problem_set_add(checkpoint->problems, checkpoint->directory,
                             checkpoint->shards[all[i + 1].ref.shard]->name,
                             "DuplicateTensorName: tensor %s stands in %s too: shown from neither",
                             quoted(name, all[i].name, all[i].length),
                             quoted_shard(shard, checkpoint, all[i].ref));
     }
-    if (dropped > NAMED)
+    if (dropped > named)
         problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
                         "%zu tensors of this checkpoint stand in more than one shard", dropped);
     return kept;
@@ -284,6 +338,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
 {
     size_t absent = 0, unlisted = 0, elsewhere = 0, t = 0;
     struct problem_set *set = checkpoint->problems;
+    const size_t named = problem_set_named(set);
     const char *dir = checkpoint->directory;
     char name[QUOTED_SIZE], shard[QUOTED_SIZE], actual[QUOTED_SIZE];
 
@@ -294,7 +349,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
 
         while (t < count && (!entry || (order = compare_name(text, entry->name_length, all[t].name,
                                                              all[t].length)) > 0)) {
-            if (unlisted++ < NAMED)
+            if (unlisted++ < named)
                 problem_set_add(set, dir, file, "tensor %s of %s is not in the index",
                                 quoted(name, all[t].name, all[t].length),
                                 quoted_shard(shard, checkpoint, all[t].ref));
@@ -303,45 +358,52 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
         if (!entry)
             break;
         if (t < count && order == 0) {
-            const char *named = index->shards[entry->shard];
+            const char *said = index->shards[entry->shard];
 
-            if (strcmp(named, checkpoint->shards[all[t].ref.shard]->name) != 0 &&
-                elsewhere++ < NAMED)
+            if (strcmp(said, checkpoint->shards[all[t].ref.shard]->name) != 0 &&
+                elsewhere++ < named)
                 problem_set_add(set, dir, file, "the index says tensor %s is in %s; it is in %s",
                                 quoted(name, text, entry->name_length),
-                                quoted(shard, named, strlen(named)),
+                                quoted(shard, said, strlen(said)),
                                 quoted_shard(actual, checkpoint, all[t].ref));
             t++;
-        } else if (absent++ < NAMED) {
+        } else if (absent++ < named) {
             problem_set_add(set, dir, file, "the index names tensor %s, which no sound shard holds",
                             quoted(name, text, entry->name_length));
         }
     }
     if (absent)
         say_unsound(checkpoint, "the index names tensors that no sound shard holds");
-    if (absent > NAMED || unlisted > NAMED || elsewhere > NAMED)
+    if (absent > named || unlisted > named || elsewhere > named)
         problem_set_add(set, dir, file,
                         "index and shards disagree: %zu tensors named and not there, %zu there and "
                         "not named, %zu in another shard",
                         absent, unlisted, elsewhere);
 }
 
-static void
+/* Fails only for want of memory. */
+static errint_t
 check_index(struct checkpoint *checkpoint, struct source_dir *dir, const char *file,
             const struct named_tensor *all, size_t count)
 {
     struct checkpoint_private *private = checkpoint->private;
     struct st_index *index;
     struct reason reason;
+    errint_t error = source_dir_index(dir, file, &index, &private->index, &reason);
 
-    if (source_dir_index(dir, file, &index, &private->index, &reason) != 0) {
+    if (error == -ENOMEM)
+        return error;
+    if (error) {
         problem_set_add(checkpoint->problems, checkpoint->directory, file, "refused: %s: %s",
                         reason.rule, reason.text);
-        return;
+        return 0;
     }
     /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): 0 means that index is set */
     compare_with_index(checkpoint, file, index, all, count);
+    checkpoint->has_total_size = index->has_total_size;
+    checkpoint->total_size = index->total_size;
     st_index_free(index);
+    return 0;
 }
 
 /* Sorts the tensors of all sound shards by name. */
@@ -368,8 +430,10 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
                 table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
     }
     qsort(all, count, sizeof(*all), compare_tensors);
-    if (index)
-        check_index(checkpoint, dir, index, all, count);
+    if (index && check_index(checkpoint, dir, index, all, count) < 0) {
+        free(all);
+        return -ENOMEM;
+    }
     count = drop_duplicates(checkpoint, all, count);
     refs = malloc((count + 1) * sizeof(*refs));
     if (refs)
@@ -434,6 +498,16 @@ count_held(struct checkpoint *checkpoint, bool add)
     }
 }
 
+uint64_t
+checkpoint_version(const struct checkpoint *checkpoint)
+{
+    uint64_t version = 0;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        version = file_identity_hash(&checkpoint->shards[i]->file.identity, version);
+    return version;
+}
+
 struct checkpoint *
 checkpoint_ref(struct checkpoint *checkpoint)
 {
@@ -454,6 +528,7 @@ checkpoint_free(struct checkpoint *checkpoint)
         free(checkpoint->private->directory);
         free(checkpoint->private->stem);
         free(checkpoint->private->index_name);
+        family_unref(checkpoint->private->family);
     }
     problem_set_free(checkpoint->problems);
     free(checkpoint->private);
@@ -472,7 +547,7 @@ checkpoint_unref(struct checkpoint *checkpoint)
 }
 
 static struct checkpoint *
-checkpoint_new(struct source_dir *dir, const struct group *group)
+checkpoint_new(struct source_dir *dir, const struct group *group, const struct checkpoint *before)
 {
     struct checkpoint *checkpoint = calloc(1, sizeof(*checkpoint));
     struct checkpoint_private *private;
@@ -490,7 +565,9 @@ checkpoint_new(struct source_dir *dir, const struct group *group)
     private->directory = strdup(dir->path);
     private->stem = strdup(group->stem);
     private->index_name = group->index ? strdup(group->index) : NULL;
-    if (!private->directory || !private->stem || (group->index && !private->index_name))
+    private->family = before ? family_ref(before->private->family) : family_new();
+    if (!private->directory || !private->stem || !private->family ||
+        (group->index && !private->index_name))
         goto fail;
     checkpoint->directory = private->directory;
     checkpoint->stem = private->stem;
@@ -505,13 +582,14 @@ static errint_t
 load_checkpoint(struct source_dir *dir, const struct group *group, const struct checkpoint *before,
                 struct checkpoint **out)
 {
-    struct checkpoint *checkpoint = checkpoint_new(dir, group);
-    struct load load = {dir, group, before, NULL};
+    struct checkpoint *checkpoint = checkpoint_new(dir, group, before);
+    struct load load = {.dir = dir, .group = group, .before = before};
     errint_t error = 0;
 
     if (!checkpoint)
         return -ENOMEM;
     load.shards = checkpoint->shards;
+    load.family = checkpoint->private->family;
     checkpoint->shard_count = group->member_count;
     parallel_for(group->member_count, READERS, load_one, &load);
     for (uint32_t i = 0; i < group->member_count; i++)
@@ -547,8 +625,7 @@ checkpoint_holds(struct source_dir *dir, const struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        if (source_dir_file(dir, shard->name, &now) != 0 ||
-            !file_identity_equal(&now.identity, &shard->file.identity))
+        if (!shard_holds(dir, shard))
             return false;
         /* A shard that could not be opened may be allowed by now. */
         if (shard->refusal && !shard->table && strncmp(shard->refusal, "IoError", 7) == 0)
@@ -661,16 +738,15 @@ take_index(struct catalog *catalog, const struct file_identity *identity)
     return index;
 }
 
-errint_t
-source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
-                 struct file_identity *identity, struct reason *reason)
+static errint_t
+index_load(struct source_dir *dir, const char *name, struct st_index **index,
+           struct file_identity *identity, struct reason *reason)
 {
     int fd = source_dir_open(dir, name);
     struct stat st;
     char *text;
     errint_t error;
 
-    memset(identity, 0, sizeof(*identity));
     if (fd < 0)
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
@@ -697,5 +773,19 @@ source_dir_index(struct source_dir *dir, const char *name, struct st_index **ind
     else
         error = st_index_parse(text, (size_t)st.st_size, index, reason);
     free(text);
+    return error;
+}
+
+errint_t
+source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
+                 struct file_identity *identity, struct reason *reason)
+{
+    errint_t error;
+
+    memset(identity, 0, sizeof(*identity));
+    error = index_load(dir, name, index, identity, reason);
+    /* What the storage said of it may be another thing the next time. */
+    if (error && error != -EBADMSG)
+        memset(identity, 0, sizeof(*identity));
     return error;
 }

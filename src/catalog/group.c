@@ -234,7 +234,7 @@ add_group(struct work *work, enum group_kind kind, size_t stem, const char *inde
 static void
 group_by_index(struct work *work, const struct group_index *named)
 {
-    size_t first = work->member_count;
+    size_t first = work->member_count, most = problem_set_named(work->problems);
     uint32_t missing = 0;
     char stem[256];
 
@@ -251,7 +251,7 @@ group_by_index(struct work *work, const struct group_index *named)
         if (at == SIZE_MAX) {
             char name[QUOTED_SIZE];
 
-            if (missing++ < 3)
+            if (missing++ < most)
                 problem_set_add(work->problems, work->directory, named->file,
                                 "the index names %s, which is not there",
                                 quoted(name, shard, strlen(shard)));
@@ -260,7 +260,7 @@ group_by_index(struct work *work, const struct group_index *named)
         work->use[at] = SHARD;
         add_member(work, work->files[at]);
     }
-    if (missing > 3)
+    if (missing > most)
         problem_set_add(work->problems, work->directory, named->file,
                         "%u of the %u shards the index names are not there", missing,
                         named->index->shard_count);
@@ -286,27 +286,29 @@ compare_numbered(const void *a, const void *b, void *stems)
 static void
 group_numbered_set(struct work *work, const struct numbered *set, size_t count)
 {
-    size_t first = work->member_count;
-    uint32_t expected = 1, missing, said = 0;
+    size_t first = work->member_count, most = problem_set_named(work->problems);
+    uint32_t expected = 1, there = 0, missing, said = 0;
     const char *name = work->stems.data + set[0].stem;
     char stem[QUOTED_SIZE];
 
     quoted(stem, name, strlen(name));
     for (size_t i = 0; i < count; i++) {
-        for (; expected < set[i].number && said < 3; expected++, said++)
+        for (; expected < set[i].number && said < most; expected++, said++)
             problem_set_add(work->problems, work->directory, set[0].file,
                             "shard %u of %u of %s is not there", expected, set[0].of, stem);
         if (i > 0 && set[i].number == set[i - 1].number)
             problem_set_add(work->problems, work->directory, set[i].file,
                             "a second file for shard %u of %u", set[i].number, set[i].of);
+        else
+            there++;
         expected = set[i].number + 1;
         work->use[set[i].position] = SHARD;
         add_member(work, set[i].file);
     }
-    for (; expected <= set[0].of && said < 3; expected++, said++)
+    for (; expected <= set[0].of && said < most; expected++, said++)
         problem_set_add(work->problems, work->directory, set[0].file,
                         "shard %u of %u of %s is not there", expected, set[0].of, stem);
-    missing = count < set[0].of ? set[0].of - (uint32_t)count : 0;
+    missing = set[0].of - there;
     if (missing > said)
         problem_set_add(work->problems, work->directory, set[0].file,
                         "%u of the %u shards of %s are not there", missing, set[0].of, stem);
@@ -391,6 +393,10 @@ settle(struct work *work)
         struct group *group = &work->groups[i];
 
         group->stem = work->stems.data + (size_t)group->stem;
+        if (group->member_count == 0) {
+            group->members = NULL; /* and there may be no members at all to point into */
+            continue;
+        }
         group->members = work->members + (size_t)group->members;
         qsort(work->members + (group->members - (const char *const *)work->members),
               group->member_count, sizeof(*work->members), compare_names);

@@ -13,12 +13,13 @@
 enum { DIRECTORY_BUCKETS = 4096 };
 
 struct catalog {
-    int root_fd; /* the source, open; every path is relative to it */
+    int root_fd; /* the source, open; every path is relative to it. Always this number */
+    atomic_bool root_checking; /* a thread looks whether it is still the source */
+    atomic_ullong root_checked; /* when one did last */
     char *source;
     bool shared;
     void (*derived_free)(void *derived);
     struct problems *problems;
-    _Atomic(dev_t) left_out; /* 0: none */
     pthread_mutex_t lock; /* guards the table of directories and their counts, and: */
     struct st_index *kept_index; /* the index parsed last, if nobody took it; or NULL */
     struct file_identity kept_identity; /* the file it was read of */
@@ -67,7 +68,8 @@ void catalog_keep_index(struct catalog *catalog, struct st_index *index,
                         const struct file_identity *identity);
 
 /* Reads and parses an index file. `identity` (all zero when it could not be
- * looked at) and `reason` are filled in any case of failure too. */
+ * read, so that it is read again at the next look) and `reason` are filled in any case of failure
+ * too. */
 errint_t source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
                           struct file_identity *identity, struct reason *reason);
 

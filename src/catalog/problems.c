@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "catalog/problems.h"
 
+#include "base/hash.h"
 #include "base/log.h"
 
 #include <pthread.h>
@@ -11,13 +12,15 @@
 
 /* Lines that also go to the log; a tree with a million broken files must not
  * fill the host's journal. */
-enum { MOST_LOGGED = 1000 };
+enum { MOST_LOGGED = 1000, NAMED = 3 };
 
 struct problems {
     pthread_mutex_t lock; /* guards all below and every set's lines */
     struct problem_set *first;
     size_t count;
     size_t logged;
+    uint64_t logged_lines[MOST_LOGGED]; /* hashes: what stays wrong is logged once */
+    struct problem_watch watch; /* constant */
 };
 
 struct problem_set {
@@ -28,12 +31,14 @@ struct problem_set {
 };
 
 struct problems *
-problems_new(void)
+problems_new(const struct problem_watch *watch)
 {
     struct problems *problems = calloc(1, sizeof(*problems));
 
-    if (problems)
+    if (problems) {
         pthread_mutex_init(&problems->lock, NULL);
+        problems->watch = *watch;
+    }
     return problems;
 }
 
@@ -83,13 +88,17 @@ problem_set_free(struct problem_set *set)
     free(set);
 }
 
-static char *__attribute__((format(printf, 3, 0)))
-format_line(const char *directory, const char *name, const char *format, va_list arguments)
+size_t
+problem_set_named(const struct problem_set *set)
+{
+    return set && set->problems->watch.named ? set->problems->watch.named : NAMED;
+}
+
+static char *
+make_line(const char *directory, const char *name, const char *text)
 {
     struct buffer line = BUFFER_INIT;
-    char text[1024];
 
-    vsnprintf(text, sizeof(text), format, arguments);
     buffer_add_quoted(&line, directory, strlen(directory), SIZE_MAX);
     if (name && *directory)
         buffer_add_char(&line, '/');
@@ -104,6 +113,21 @@ format_line(const char *directory, const char *name, const char *format, va_list
         return NULL;
     }
     return line.data;
+}
+
+/* Whether the line is to be logged; with the lock held, and asked once. */
+static bool
+is_to_be_logged(struct problems *problems, const char *line)
+{
+    uint64_t hash = hash64(line, strlen(line), 0);
+
+    if (problems->logged == MOST_LOGGED)
+        return false;
+    for (size_t i = 0; i < problems->logged; i++)
+        if (problems->logged_lines[i] == hash)
+            return false;
+    problems->logged_lines[problems->logged++] = hash;
+    return true;
 }
 
 /* Takes `line` over, or not: then the caller frees it. */
@@ -125,22 +149,25 @@ void
 problem_set_add(struct problem_set *set, const char *directory, const char *name,
                 const char *format, ...)
 {
+    const struct problem_watch *watch;
     va_list arguments;
     bool added, log;
-    char *line;
+    char text[1024], *line;
 
     if (!set)
         return;
     va_start(arguments, format);
-    line = format_line(directory, name, format, arguments);
+    vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
+    watch = &set->problems->watch;
+    if (watch->tell)
+        watch->tell(watch->arg, directory, name, text);
+    line = make_line(directory, name, text);
     if (!line)
         return;
     pthread_mutex_lock(&set->problems->lock);
     added = set_append(set, line);
-    log = added && set->problems->logged < MOST_LOGGED;
-    if (log)
-        set->problems->logged++;
+    log = added && !watch->tell && is_to_be_logged(set->problems, line);
     pthread_mutex_unlock(&set->problems->lock);
     if (log)
         log_warning("%s", line);

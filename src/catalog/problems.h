@@ -17,7 +17,18 @@
 struct problems;
 struct problem_set;
 
-struct problems *problems_new(void); /* NULL: out of memory */
+/* Who is told of problems as they are found, in place of the log. */
+struct problem_watch {
+    /* From the thread that found it. As problem_set_add() got them: not quoted, but
+     * for `text`. NULL: nobody, and the log is. */
+    void (*tell)(void *arg, const char *directory, const char *name, const char *text);
+    void *arg;
+    /* Of problems of one kind in one checkpoint so many are told one by one, and then
+     * how many there are; 0: 3. */
+    size_t named;
+};
+
+struct problems *problems_new(const struct problem_watch *watch); /* NULL: out of memory */
 void problems_free(struct problems *problems);
 
 struct problem_set *problem_set_new(struct problems *problems); /* NULL: out of memory */
@@ -31,6 +42,9 @@ void problem_set_free(struct problem_set *set); /* NULL is allowed */
  */
 void problem_set_add(struct problem_set *set, const char *directory, const char *name,
                      const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+/* How many problems of one kind are to be added one by one. */
+size_t problem_set_named(const struct problem_set *set);
 
 /* All lines, sorted, each once. */
 void problems_write(struct problems *problems, struct buffer *out);

@@ -637,8 +637,12 @@ check_places(const struct making *making, struct reason *reason)
     }
     if (expected != table->data_length)
         return reason_set(reason, -EBADMSG, "MetadataIncompleteBuffer",
-                          "the tensors end at byte %" PRIu64 " of the data, the file has %" PRIu64,
-                          expected, table->data_length);
+                          "the tensors end at byte %" PRIu64 " of the data, the file has %" PRIu64
+                          ": %" PRIu64 " bytes %s",
+                          expected, table->data_length,
+                          expected > table->data_length ? expected - table->data_length
+                                                        : table->data_length - expected,
+                          expected > table->data_length ? "are missing" : "too many");
     return 0;
 }
 
@@ -738,6 +742,8 @@ st_table_read(int fd, uint64_t file_size, struct st_table **table, struct reason
     }
     error = st_table_parse(bytes + 8, n, file_size, table, reason);
 out:
+    /* What came with a short header is weights, and a core shall have none. */
+    explicit_bzero(bytes, have);
     free(bytes);
     return error;
 }

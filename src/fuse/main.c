@@ -6,9 +6,13 @@
  * background a child serves it; the child tells its parent through a pipe that
  * the kernel has said hello, and until then its errors go to the terminal.
  */
+#include "base/buffer.h"
 #include "base/log.h"
+#include "base/open.h"
+#include "fuse/helpers.h"
 #include "fuse/options.h"
 #include "fuse/pages.h"
+#include "fuse/sandbox.h"
 #include "fuse/session.h"
 
 #include <dirent.h>
@@ -29,15 +33,19 @@
 
 enum { FUSE_MAGIC = 0x65735546 };
 
+/* One line: paths come from the command line, and that from scripts. */
 static void __attribute__((format(printf, 1, 2))) complain(const char *format, ...)
 {
+    struct buffer line = BUFFER_INIT;
+    char text[2 * PATH_MAX + 256];
     va_list arguments;
 
-    fputs("fstfs: ", stderr);
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
+    vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
-    fputc('\n', stderr);
+    buffer_add_quoted(&line, text, strlen(text), sizeof(text));
+    fprintf(stderr, "fstfs: %s\n", buffer_failed(&line) ? "no memory" : line.data);
+    buffer_free(&line);
 }
 
 /* ---- looking before mounting ---- */
@@ -134,6 +142,7 @@ check_mountpoint(const char *source, const char *mountpoint)
 
 struct readiness {
     int pipe; /* to the parent; -1 in the foreground */
+    int null; /* what takes the terminal's place then: a sandbox could not open it */
 };
 
 /* Tells systemd, when it asked to be told (sd_notify(3), the protocol). */
@@ -160,10 +169,8 @@ notify_systemd(const char *state)
 }
 
 static void
-leave_terminal(void)
+leave_terminal(int null)
 {
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-
     log_to_syslog("fstfs");
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
         dup2(null, fd);
@@ -182,7 +189,7 @@ mount_ready(void *arg)
         notify_systemd("READY=1");
         return;
     }
-    leave_terminal();
+    leave_terminal(readiness->null);
     if (write(readiness->pipe, "R", 1) != 1)
         log_warning("cannot tell the parent process: %s", strerror(errno));
     close(readiness->pipe);
@@ -192,25 +199,70 @@ mount_ready(void *arg)
 
 /* Everything of one mount, in the order it is made. */
 struct mount {
+    const struct options *options;
     struct catalog *catalog;
+    struct session *session;
+    struct helper unmounter, opener;
+    struct sandbox sandbox;
     struct io *io;
     struct view *view;
-    struct session *session;
     struct pages pages;
     struct view_page page_list[PAGES];
 };
 
-static errint_t
-make_parts(struct mount *mount, const struct options *options, const char *mountpoint)
+static void
+unmount(void *arg)
 {
-    struct catalog_options catalog_options = {options->source, options->shared, view_derived_free};
+    session_unmount(arg);
+}
+
+/* The opener reads whatever the source leads to, and is as poor in all else. */
+static void
+shut_opener(void *arg)
+{
+    struct sandbox sandbox = *(struct sandbox *)arg;
+
+    sandbox.passthrough = false;
+    sandbox_enter(&sandbox, -1);
+    sandbox_seal(&sandbox);
+}
+
+/* Gives up what serving does not need, while there is one thread. */
+static void
+shut(struct mount *mount)
+{
+    struct sandbox *sandbox = &mount->sandbox;
+    bool quiet = !mount->options->foreground;
+    int source = catalog_source_fd(mount->catalog);
+    errint_t error;
+
+    sandbox_init(sandbox, !mount->options->no_sandbox, mount->options->passthrough);
+    if (!sandbox->wanted)
+        return;
+    error = unmounter_start(unmount, mount->session, quiet, &mount->unmounter);
+    if (error) {
+        sandbox_refuse(sandbox, "no process to unmount", error);
+        return;
+    }
+    if (sandbox_shuts_files(sandbox) &&
+        opener_start(source, catalog_source(mount->catalog), shut_opener, sandbox, quiet,
+                     &mount->opener) == 0)
+        open_set_other(opener_open);
+    else
+        source = -1; /* nobody would open what links lead to */
+    sandbox_enter(sandbox, source);
+}
+
+static errint_t
+make_parts(struct mount *mount, const char *mountpoint)
+{
+    const struct options *options = mount->options;
     struct io_options io_options = {.threads = options->threads,
                                     .no_ring = options->no_ring,
                                     .no_direct = options->no_direct,
                                     .no_prefetch = options->no_prefetch,
                                     .queue_depth = options->queue_depth,
-                                    .memory = options->memory,
-                                    .readahead = options->readahead};
+                                    .memory = options->memory};
     struct view_options view_options = {.root = options->view,
                                         .shards = options->shards,
                                         .shard_size = options->shard_size,
@@ -218,18 +270,15 @@ make_parts(struct mount *mount, const struct options *options, const char *mount
                                         .group = getegid(),
                                         .pages = mount->page_list,
                                         .page_count = PAGES};
-    errint_t error = catalog_new(&catalog_options, &mount->catalog);
+    errint_t error = io_new(&io_options, &mount->io);
 
-    if (error) {
-        complain("source %s: %s", options->source, strerror(-error));
-        return error;
-    }
-    error = io_new(&io_options, &mount->io);
     if (!error) {
         mount->pages = (struct pages){.options = options,
                                       .mountpoint = mountpoint,
                                       .catalog = mount->catalog,
                                       .io = mount->io,
+                                      .session = mount->session,
+                                      .sandbox = &mount->sandbox,
                                       .started = time(NULL)};
         pages_list(&mount->pages, mount->page_list);
         error = view_new(mount->catalog, &view_options, &mount->view);
@@ -240,33 +289,54 @@ make_parts(struct mount *mount, const struct options *options, const char *mount
     return error;
 }
 
+static errint_t
+make_session(struct mount *mount, const char *mountpoint, struct readiness *readiness)
+{
+    const struct options *options = mount->options;
+    struct catalog_options catalog_options = {
+        .source = options->source, .shared = options->shared, .derived_free = view_derived_free};
+    struct session_options session_options = {
+        .options = options, .mountpoint = mountpoint, .ready = mount_ready, .ready_arg = readiness};
+    errint_t error = catalog_new(&catalog_options, &mount->catalog);
+
+    if (error) {
+        complain("source %s: %s", options->source, strerror(-error));
+        return error;
+    }
+    session_options.catalog = mount->catalog;
+    error = session_new(&session_options, &mount->session);
+    if (error)
+        complain("cannot mount on %s", mountpoint);
+    return error;
+}
+
 static void
 free_parts(struct mount *mount)
 {
     io_free(mount->io);
+    if (mount->unmounter.socket >= 0)
+        unmounter_end(&mount->unmounter, session_cut(mount->session));
     if (mount->session)
         session_free(mount->session);
     view_free(mount->view);
+    open_set_other(NULL);
+    opener_end(&mount->opener);
     catalog_free(mount->catalog);
 }
 
 static int
 serve(const struct options *options, const char *mountpoint, struct readiness *readiness)
 {
-    struct mount mount = {0};
-    errint_t error = make_parts(&mount, options, mountpoint);
+    struct mount mount = {.options = options, .unmounter = HELPER_NONE, .opener = HELPER_NONE};
+    errint_t error = make_session(&mount, mountpoint, readiness);
 
     if (!error) {
-        struct session_options session = {options,    mount.catalog, mount.view, mount.io,
-                                          mountpoint, mount_ready,   readiness};
-
-        error = session_new(&session, &mount.session);
-        mount.pages.session = mount.session;
-        if (error)
-            complain("cannot mount on %s", mountpoint);
+        shut(&mount);
+        error = make_parts(&mount, mountpoint);
     }
     if (!error) {
-        error = session_run(mount.session);
+        sandbox_seal(&mount.sandbox);
+        error = session_run(mount.session, mount.view, mount.io);
         if (error)
             log_error("serving ended: %s", strerror(-error));
     }
@@ -314,7 +384,7 @@ serve_in_background(const struct options *options, const char *mountpoint)
     }
     close(ends[0]);
     setsid();
-    readiness.pipe = ends[1];
+    readiness = (struct readiness){ends[1], open("/dev/null", O_RDWR | O_CLOEXEC)};
     return serve(options, mountpoint, &readiness);
 }
 
@@ -329,7 +399,7 @@ run(struct options *options)
     mountpoint = real_directory("mount point", options->mountpoint);
     if (mountpoint && check_mountpoint(source, mountpoint)) {
         if (options->foreground) {
-            struct readiness readiness = {-1};
+            struct readiness readiness = {-1, -1};
 
             status = serve(options, mountpoint, &readiness);
         } else {

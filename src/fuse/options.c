@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/options.h"
 
+#include "base/error.h"
+#include "base/size.h"
 #include "view/view.h"
 
 #include <fuse_opt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 static const char usage[] =
     "usage: fstfs [options] SOURCE MOUNTPOINT\n"
@@ -25,7 +26,10 @@ static const char usage[] =
     "    --prefetch=on|off  read ahead of the readers, or not\n"
     "    --queue-depth=N    reads of the source under way at most (64)\n"
     "    --threads=N        threads that read where io_uring may not\n"
-    "    --readahead=SIZE   what the kernel reads ahead on this mount (root only); or keep\n"
+    "    --readahead=SIZE   what the kernel reads ahead here (over 128K: root only), or keep\n"
+    "    --passthrough=on   the kernel reads unchanged files itself, without fstfs (root only);\n"
+    "                       a file rewritten in place is then not noticed by its readers (off)\n"
+    "    --sandbox=auto|off give up what serving does not need once mounted, or not\n"
     "    -f                 stay in the foreground, log to standard error\n"
     "    -d                 debug: -f, and every request is logged\n"
     "    -o OPT[,OPT...]    mount options: allow_other, auto_unmount, noexec, ...;\n"
@@ -42,7 +46,7 @@ enum { KEY_HELP, KEY_VERSION, KEY_SHARED, KEY_IGNORED };
 
 struct parsed {
     struct options *options;
-    char *view, *shards, *shard_size, *readahead;
+    char *view, *shards, *shard_size, *readahead, *passthrough, *sandbox;
     char *io, *direct, *prefetch, *queue_depth, *threads, *memory;
     int foreground, debug;
     bool help, version, wrong;
@@ -66,6 +70,10 @@ static const struct fuse_opt templates[] = {
     OPTION("shard_size=%s", shard_size),
     OPTION("--readahead=%s", readahead),
     OPTION("readahead=%s", readahead),
+    OPTION("--passthrough=%s", passthrough),
+    OPTION("passthrough=%s", passthrough),
+    OPTION("--sandbox=%s", sandbox),
+    OPTION("sandbox=%s", sandbox),
     OPTION("--io=%s", io),
     OPTION("io=%s", io),
     OPTION("--direct=%s", direct),
@@ -92,10 +100,16 @@ static const struct fuse_opt templates[] = {
     FUSE_OPT_KEY("user=", KEY_IGNORED),
     FUSE_OPT_KEY("nouser", KEY_IGNORED),
     FUSE_OPT_KEY("users", KEY_IGNORED),
+    FUSE_OPT_KEY("group", KEY_IGNORED),
+    FUSE_OPT_KEY("owner", KEY_IGNORED),
     FUSE_OPT_KEY("_netdev", KEY_IGNORED),
     FUSE_OPT_KEY("nofail", KEY_IGNORED),
     FUSE_OPT_KEY("comment=", KEY_IGNORED),
-    FUSE_OPT_KEY("x-", KEY_IGNORED),
+    FUSE_OPT_KEY("relatime", KEY_IGNORED),
+    FUSE_OPT_KEY("strictatime", KEY_IGNORED),
+    FUSE_OPT_KEY("lazytime", KEY_IGNORED),
+    FUSE_OPT_KEY("silent", KEY_IGNORED),
+    FUSE_OPT_KEY("loud", KEY_IGNORED),
     FUSE_OPT_KEY("ro", KEY_IGNORED),
     FUSE_OPT_KEY("rw", KEY_IGNORED),
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
@@ -123,7 +137,10 @@ static const struct fuse_opt templates[] = {
 static void
 complain(struct parsed *parsed, const char *what, const char *value)
 {
-    fprintf(stderr, "fstfs: %s%s%s\n", what, value ? ": " : "", value ? value : "");
+    char name[QUOTED_SIZE];
+
+    fprintf(stderr, "fstfs: %s%s%s\n", what, value ? ": " : "",
+            value ? quoted(name, value, strlen(value)) : "");
     parsed->wrong = true;
 }
 
@@ -139,6 +156,13 @@ take_argument(struct parsed *parsed, const char *argument)
     }
     *place = strdup(argument);
     return *place ? 0 : -1;
+}
+
+/* Whether it is for the init system and the like: libfuse's keys know no such prefix. */
+static bool
+is_for_others(const char *option)
+{
+    return strncmp(option, "x-", 2) == 0 || strncmp(option, "X-", 2) == 0;
 }
 
 static int
@@ -162,36 +186,11 @@ take_option(void *data, const char *argument, int key, struct fuse_args *rest)
     case KEY_IGNORED:
         return 0;
     default:
+        if (is_for_others(argument))
+            return 0;
         complain(parsed, "unknown option (fstfs -h lists them)", argument);
         return 0;
     }
-}
-
-bool
-options_read_size(const char *text, uint64_t *size)
-{
-    static const char units[] = "KMGT";
-    uint64_t value = 0, unit = 1;
-    const char *at = text, *letter;
-
-    for (; *at >= '0' && *at <= '9'; at++)
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, (uint64_t)(*at - '0'), &value))
-            return false;
-    if (at == text)
-        return false;
-    letter = *at ? strchr(units, *at & ~0x20) : NULL;
-    if (letter) {
-        uint64_t base = strcasecmp(at + 1, "B") == 0 ? 1000 : 1024;
-
-        if (at[1] && base == 1024 && strcasecmp(at + 1, "iB") != 0)
-            return false;
-        for (const char *step = units; step <= letter; step++)
-            unit *= base;
-    } else if (*at && strcasecmp(at, "B") != 0) {
-        return false;
-    }
-    return !__builtin_mul_overflow(value, unit, size) && *size > 0 && *size <= INT64_MAX;
 }
 
 static void
@@ -250,7 +249,7 @@ read_io(struct parsed *parsed)
                                        "--queue-depth wants a number from 1 to 4096, not");
     options->threads =
         read_number(parsed, parsed->threads, 64, "--threads wants a number from 1 to 64, not");
-    if (parsed->memory && (!options_read_size(parsed->memory, &options->memory) ||
+    if (parsed->memory && (!size_read(parsed->memory, &options->memory) ||
                            options->memory < LEAST_MEMORY || options->memory > MOST_MEMORY))
         complain(parsed, "--memory wants a size from 4M to 1T, not", parsed->memory);
 }
@@ -262,7 +261,7 @@ read_cut(struct parsed *parsed)
 
     if (parsed->shards && parsed->shard_size)
         complain(parsed, "--shards and --shard-size exclude each other", NULL);
-    if (parsed->shard_size && !options_read_size(parsed->shard_size, &options->shard_size))
+    if (parsed->shard_size && !size_read(parsed->shard_size, &options->shard_size))
         complain(parsed, "--shard-size wants a size as 512M, 5G or 5GB, not", parsed->shard_size);
     options->shards =
         read_number(parsed, parsed->shards, 99999, "--shards wants a number from 1 to 99999, not");
@@ -275,17 +274,18 @@ read_readahead(struct parsed *parsed)
 
     if (!parsed->readahead || strcmp(parsed->readahead, "keep") == 0)
         return;
-    if (!options_read_size(parsed->readahead, &options->readahead) || options->readahead < 4096 ||
+    if (!size_read(parsed->readahead, &options->readahead) || options->readahead < 4096 ||
         options->readahead > (1u << 30))
         complain(parsed, "--readahead wants keep or a size from 4K to 1G, not", parsed->readahead);
 }
 
-/* What libfuse_opt kept: "-o", "allow_other,...", as one string without "-o". */
+/* What libfuse_opt kept: "-o", "allow_other,...", as one string without "-o"; and the "--" before
+ * SOURCE, which it takes away itself where it kept nothing else. */
 static bool
 join_kept(struct options *options, const struct fuse_args *args)
 {
     for (int i = 1; i < args->argc; i++) {
-        if (strcmp(args->argv[i], "-o") == 0)
+        if (strcmp(args->argv[i], "-o") == 0 || strcmp(args->argv[i], "--") == 0)
             continue;
         if (fuse_opt_add_opt(&options->mount_options, strncmp(args->argv[i], "-o", 2) == 0
                                                           ? args->argv[i] + 2
@@ -310,6 +310,11 @@ options_parse(int argc, char **argv, struct options *options)
     read_view(&parsed);
     read_cut(&parsed);
     read_readahead(&parsed);
+    options->passthrough =
+        read_switch(&parsed, parsed.passthrough, "off", "on", "--passthrough is on or off, not");
+    options->no_sandbox =
+        read_switch(&parsed, parsed.sandbox, "auto", "off",
+                    "--sandbox is auto (give up what the kernel lets it) or off, not");
     read_io(&parsed);
     if (parsed.help) {
         fputs(usage, stdout);
@@ -327,6 +332,8 @@ options_parse(int argc, char **argv, struct options *options)
     free(parsed.shards);
     free(parsed.shard_size);
     free(parsed.readahead);
+    free(parsed.passthrough);
+    free(parsed.sandbox);
     free(parsed.io);
     free(parsed.direct);
     free(parsed.prefetch);

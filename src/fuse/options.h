@@ -25,6 +25,8 @@ struct options {
     uint32_t queue_depth; /* or 0: a right number */
     uint32_t threads; /* likewise */
     uint64_t memory; /* bytes; likewise */
+    bool passthrough; /* --passthrough=on */
+    bool no_sandbox; /* --sandbox=off */
     uint64_t readahead; /* of the kernel on this mount, in bytes; 0: as it comes */
 };
 
@@ -37,12 +39,5 @@ enum options_result { OPTIONS_RUN, OPTIONS_DONE, OPTIONS_WRONG };
  */
 enum options_result options_parse(int argc, char **argv, struct options *options);
 void options_free(struct options *options);
-
-/*
- * Reads a size: a whole number and nothing, K, M, G or T (powers of 1024, also
- * as KiB, MiB, ...), or KB, MB, GB, TB (powers of 1000, as the Hugging Face
- * libraries count them). False: not a size, zero, or over 2^63 - 1.
- */
-bool options_read_size(const char *text, uint64_t *size);
 
 #endif

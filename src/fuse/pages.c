@@ -1,11 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/pages.h"
 
+#include "fuse/sandbox.h"
 #include "fuse/session.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 #include <unistd.h>
+
+/* ---- what the engine counts ---- */
+
+/* One number of struct io_counters, as metrics and status name it. */
+struct number {
+    const char *name, *type, *help;
+    size_t offset;
+};
+
+#define COUNTER(name, field, help)                                                                 \
+    {                                                                                              \
+        name, "counter", help, offsetof(struct io_counters, field)                                 \
+    }
+#define GAUGE(name, field, help)                                                                   \
+    {                                                                                              \
+        name, "gauge", help, offsetof(struct io_counters, field)                                   \
+    }
+
+/* docs/metrics.md says what they mean. */
+static const struct number io_numbers[] = {
+    COUNTER("requested_bytes_total", bytes_asked, "Bytes the kernel asked for."),
+    COUNTER("reads_total", reads, "Reads of the kernel answered."),
+    COUNTER("read_bytes_total", bytes, "Bytes handed to the kernel."),
+    COUNTER("cached_bytes_total", cached_bytes,
+            "Of these: bytes that their read had not to fetch from the source."),
+    COUNTER("read_errors_total", errors, "Reads answered with an error."),
+    COUNTER("stale_reads_total", stale, "Reads of files that changed after they were opened."),
+    COUNTER("storage_reads_total", storage_reads, "Reads of the source."),
+    COUNTER("storage_read_bytes_total", storage_bytes, "Bytes read from the source."),
+    COUNTER("stalls_total", stalls, "Reads that had to wait for the source."),
+    COUNTER("page_cache_read_bytes_total", page_cache_bytes,
+            "Of the bytes read from the source: from its page cache."),
+    COUNTER("prefetched_bytes_total", prefetched_bytes,
+            "Bytes read before anybody asked for them."),
+    COUNTER("prefetched_used_bytes_total", prefetched_used, "Of these: asked for since."),
+    COUNTER("prefetched_wasted_bytes_total", prefetched_wasted, "Of these: let go unasked."),
+    COUNTER("storage_retries_total", retries, "Reads of the source done over."),
+    GAUGE("storage_reads_in_flight", storage_in_flight, "Reads of the source under way."),
+    GAUGE("storage_reads_waiting", storage_waiting, "Reads of the source yet to be started."),
+    GAUGE("buffer_bytes", memory, "Memory of buffers in use."),
+    GAUGE("buffer_budget_bytes", memory_budget, "Most memory that buffers take."),
+    GAUGE("open_descriptors", descriptors, "Files of the source open now."),
+    GAUGE("reads_in_flight", in_flight, "Reads not yet answered."),
+};
+
+#define IO_NUMBERS (sizeof(io_numbers) / sizeof(io_numbers[0]))
+
+static uint64_t
+number_of(const struct io_counters *counters, const struct number *number)
+{
+    return *(const uint64_t *)((const char *)counters + number->offset);
+}
 
 /* ---- status: one JSON object ---- */
 
@@ -19,7 +73,7 @@ static void
 add_text(struct buffer *out, const char *key, const char *text)
 {
     add_key(out, key);
-    buffer_add_json_string(out, text, strlen(text));
+    buffer_add_json_shown(out, text, strlen(text));
 }
 
 static void
@@ -27,6 +81,24 @@ add_number(struct buffer *out, const char *key, uint64_t number)
 {
     add_key(out, key);
     buffer_add_u64(out, number);
+}
+
+static void
+add_io_counters(struct buffer *out, struct io *io)
+{
+    struct io_counters counters;
+
+    io_counters(io, &counters);
+    add_key(out, "counters");
+    buffer_add_char(out, '{');
+    for (unsigned i = 0; i < IO_NUMBERS; i++)
+        buffer_addf(out, "\n    \"%s\": %" PRIu64 ",", io_numbers[i].name,
+                    number_of(&counters, &io_numbers[i]));
+    buffer_add_text(out, "\n    \"read_duration_seconds\": ");
+    histogram_write_json(&counters.duration, out);
+    buffer_add_text(out, ",\n    \"storage_read_duration_seconds\": ");
+    histogram_write_json(&counters.storage_duration, out);
+    buffer_add_char(out, '}');
 }
 
 static void
@@ -52,18 +124,27 @@ write_status(void *arg, struct buffer *out)
     add_number(out, "problems", problems_count(catalog_problems(pages->catalog)));
     add_key(out, "io");
     io_status(pages->io, out);
+    add_io_counters(out, pages->io);
     add_key(out, "kernel");
     session_status(pages->session, out);
+    add_key(out, "sandbox");
+    sandbox_status(pages->sandbox, out);
     buffer_add_text(out, "\n}\n");
 }
 
 /* ---- metrics: the Prometheus text format, version 0.0.4 ---- */
 
 static void
+add_help(struct buffer *out, const char *name, const char *type, const char *help)
+{
+    buffer_addf(out, "# HELP fstfs_%s %s\n# TYPE fstfs_%s %s\n", name, help, name, type);
+}
+
+static void
 add_metric(struct buffer *out, const char *name, const char *type, const char *help, uint64_t value)
 {
-    buffer_addf(out, "# HELP fstfs_%s %s\n# TYPE fstfs_%s %s\nfstfs_%s %" PRIu64 "\n", name, help,
-                name, type, name, value);
+    add_help(out, name, type, help);
+    buffer_addf(out, "fstfs_%s %" PRIu64 "\n", name, value);
 }
 
 static void
@@ -79,34 +160,43 @@ add_gauge(struct buffer *out, const char *name, const char *help, uint64_t value
 }
 
 static void
+add_fallbacks(struct buffer *out, const enum io_fallback fallbacks[IO_WAYS])
+{
+    static const struct {
+        const char *way;
+        bool has_option;
+    } ways[IO_WAYS] = {
+        [IO_WAY_URING] = {"io_uring", true},
+        [IO_WAY_DIRECT] = {"direct", true},
+        [IO_WAY_DONTCACHE] = {"dontcache", false},
+        [IO_WAY_CACHESTAT] = {"cachestat", false},
+    };
+
+    add_help(out, "fallback", "gauge", "1 for a way to read the source that is done without.");
+    for (unsigned i = 0; i < IO_WAYS; i++) {
+        buffer_addf(out, "fstfs_fallback{way=\"%s\",reason=\"refused\"} %d\n", ways[i].way,
+                    fallbacks[i] == IO_FALLBACK_REFUSED);
+        if (ways[i].has_option)
+            buffer_addf(out, "fstfs_fallback{way=\"%s\",reason=\"not_wanted\"} %d\n", ways[i].way,
+                        fallbacks[i] == IO_FALLBACK_NOT_WANTED);
+    }
+}
+
+static void
 add_io_metrics(struct io *io, struct buffer *out)
 {
     struct io_counters counters;
 
     io_counters(io, &counters);
-    add_counter(out, "reads_total", "Reads of the kernel answered.", counters.reads);
-    add_counter(out, "read_bytes_total", "Bytes handed to the kernel.", counters.bytes);
-    add_counter(out, "read_errors_total", "Reads answered with an error.", counters.errors);
-    add_counter(out, "stale_reads_total", "Reads of files that changed after they were opened.",
-                counters.stale);
-    add_counter(out, "storage_reads_total", "Reads of the source.", counters.storage_reads);
-    add_counter(out, "storage_read_bytes_total", "Bytes read from the source.",
-                counters.storage_bytes);
-    add_counter(out, "stalls_total", "Reads that had to wait for the source.", counters.stalls);
-    add_counter(out, "page_cache_read_bytes_total",
-                "Of the bytes read from the source: from its page cache.",
-                counters.page_cache_bytes);
-    add_counter(out, "prefetched_bytes_total", "Bytes read before anybody asked for them.",
-                counters.prefetched_bytes);
-    add_counter(out, "prefetched_used_bytes_total", "Of these: asked for since.",
-                counters.prefetched_used);
-    add_counter(out, "prefetched_wasted_bytes_total", "Of these: let go unasked.",
-                counters.prefetched_wasted);
-    add_counter(out, "storage_retries_total", "Reads of the source done over.", counters.retries);
-    add_gauge(out, "buffer_bytes", "Memory of buffers in use.", counters.memory);
-    add_gauge(out, "buffer_budget_bytes", "Most memory that buffers take.", counters.memory_budget);
-    add_gauge(out, "open_descriptors", "Files of the source open now.", counters.descriptors);
-    add_gauge(out, "reads_in_flight", "Reads not yet answered.", counters.in_flight);
+    for (unsigned i = 0; i < IO_NUMBERS; i++)
+        add_metric(out, io_numbers[i].name, io_numbers[i].type, io_numbers[i].help,
+                   number_of(&counters, &io_numbers[i]));
+    add_help(out, "read_duration_seconds", "histogram", "From a read of the kernel to the answer.");
+    histogram_write_metric(&counters.duration, "fstfs_read_duration_seconds", out);
+    add_help(out, "storage_read_duration_seconds", "histogram",
+             "Reads of the source, but for those from its page cache.");
+    histogram_write_metric(&counters.storage_duration, "fstfs_storage_read_duration_seconds", out);
+    add_fallbacks(out, counters.fallbacks);
 }
 
 static void

@@ -12,6 +12,7 @@
 
 #include <time.h>
 
+struct sandbox;
 struct session;
 
 enum { PAGES = 3 };
@@ -24,6 +25,7 @@ struct pages {
     struct io *io;
     struct view *view;
     struct session *session;
+    const struct sandbox *sandbox;
     time_t started;
 };
 

@@ -2,13 +2,16 @@
 #include "fuse/session.h"
 
 #include "base/log.h"
+#include "base/open.h"
 #include "fuse/device.h"
+#include "fuse/passthrough.h"
 #include "fuse/readahead.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -30,13 +33,17 @@ struct handle {
     struct handle *next, *previous;
     struct extent_list *list; /* of a file */
     struct view_directory *directory;
+    struct passthrough_file *passthrough; /* or NULL: see passthrough_open() */
 };
 
 struct session {
     struct session_options options;
+    struct view *view;
+    struct io *io;
     struct fuse_session *fuse;
-    uint64_t readahead; /* what the mount's was set to, in bytes; 0: as it came */
-    errint_t readahead_error; /* why it was not */
+    uint64_t readahead; /* the mount's, in bytes */
+    errint_t readahead_error; /* why it could not be raised */
+    struct passthrough *passthrough;
     pthread_mutex_t lock; /* guards handles */
     struct handle *handles;
 };
@@ -50,7 +57,7 @@ session_of(fuse_req_t req)
 static struct view *
 view_of(fuse_req_t req)
 {
-    return session_of(req)->options.view;
+    return session_of(req)->view;
 }
 
 /*
@@ -102,10 +109,12 @@ handle_free(struct session *session, struct handle *handle)
     else
         session->handles = handle->next;
     pthread_mutex_unlock(&session->lock);
+    if (handle->passthrough)
+        passthrough_close(session->passthrough, handle->passthrough);
     if (handle->list)
-        view_close(session->options.view, handle->list);
+        view_close(session->view, handle->list);
     if (handle->directory)
-        view_closedir(session->options.view, handle->directory);
+        view_closedir(session->view, handle->directory);
     free(handle);
 }
 
@@ -113,6 +122,14 @@ static struct handle *
 handle_of(const struct fuse_file_info *fi)
 {
     return (struct handle *)(uintptr_t)fi->fh;
+}
+
+/* ENOTCONN of a storage below, whose server has died, would say that this mount's
+ * own has: whoever looks after mounts would take away one that is well. */
+static void
+reply_error(fuse_req_t req, errint_t error)
+{
+    fuse_reply_err(req, error == -ENOTCONN ? EIO : -error);
 }
 
 /* Answers an open; what nobody waits for any more is closed again. */
@@ -123,12 +140,24 @@ reply_open(fuse_req_t req, struct handle *handle, errint_t error, struct fuse_fi
 
     if (error) {
         handle_free(session, handle);
-        fuse_reply_err(req, -error);
+        reply_error(req, error);
         return;
     }
     fi->fh = (uint64_t)(uintptr_t)handle;
     if (fuse_reply_open(req, fi) == -ENOENT)
         handle_free(session, handle);
+}
+
+/* Between mount and INIT it may have been raised; INIT can lower it, whoever asks. */
+static void
+set_readahead(struct session *session, struct fuse_conn_info *conn)
+{
+    uint64_t wanted = session->options.options->readahead;
+
+    if (wanted && (!session->readahead_error || wanted < conn->max_readahead))
+        conn->max_readahead = (unsigned)wanted;
+    session->readahead = conn->max_readahead;
+    io_set_readahead(session->io, session->readahead);
 }
 
 static void
@@ -144,8 +173,8 @@ op_init(void *userdata, struct fuse_conn_info *conn)
                    FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
     /* Replies come from memory; moving pages measured slower than copying. */
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
-    if (session->readahead)
-        conn->max_readahead = (unsigned)session->readahead;
+    set_readahead(session, conn);
+    passthrough_init(session->passthrough, session->fuse, conn);
     conn->max_background = MOST_BACKGROUND;
     conn->congestion_threshold = CONGESTED;
     session->options.ready(session->options.ready_arg);
@@ -166,7 +195,7 @@ op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         entry = (struct fuse_entry_param){.entry_timeout = believe};
         fuse_reply_entry(req, &entry);
     } else if (error) {
-        fuse_reply_err(req, -error);
+        reply_error(req, error);
     } else {
         entry = entry_of(id, &st);
         if (fuse_reply_entry(req, &entry) == -ENOENT)
@@ -199,7 +228,7 @@ op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
         return;
     error = view_getattr(view_of(req), id, &st);
     if (error)
-        fuse_reply_err(req, -error);
+        reply_error(req, error);
     else
         fuse_reply_attr(req, &st, believe);
 }
@@ -217,7 +246,7 @@ op_statfs(fuse_req_t req, fuse_ino_t id)
     errint_t error = catalog_statvfs(session_of(req)->options.catalog, &st);
 
     if (error) {
-        fuse_reply_err(req, -error);
+        reply_error(req, error);
         return;
     }
     st.f_namemax = 255;
@@ -319,6 +348,7 @@ op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct 
 static void
 op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
+    struct session *session = session_of(req);
     struct handle *handle;
     errint_t error;
     bool live;
@@ -329,7 +359,7 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
         fuse_reply_err(req, EROFS);
         return;
     }
-    handle = handle_new(session_of(req));
+    handle = handle_new(session);
     if (!handle) {
         fuse_reply_err(req, ENOMEM);
         return;
@@ -338,6 +368,8 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
     fi->keep_cache = !live;
     fi->direct_io = live;
     fi->noflush = 1;
+    if (!error)
+        error = passthrough_open(session->passthrough, id, handle->list, fi, &handle->passthrough);
     reply_open(req, handle, error, fi);
 }
 
@@ -347,7 +379,7 @@ reply_read(void *arg, errint_t result, const struct iovec *vectors, int count)
     fuse_req_t req = arg;
 
     if (result)
-        fuse_reply_err(req, -result);
+        reply_error(req, result);
     else
         fuse_reply_iov(req, vectors, count);
 }
@@ -364,7 +396,7 @@ op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_fi
     }
     if (size > list->size - at)
         size = (size_t)(list->size - at);
-    io_read(session_of(req)->options.io, list, at, size, reply_read, req);
+    io_read(session_of(req)->io, list, at, size, reply_read, req);
 }
 
 /* ---- xattrs ---- */
@@ -373,7 +405,7 @@ static void
 reply_xattr(fuse_req_t req, errint_t error, struct buffer *value, size_t size)
 {
     if (error)
-        fuse_reply_err(req, -error);
+        reply_error(req, error);
     else if (size == 0)
         fuse_reply_xattr(req, value->length);
     else if (size < value->length)
@@ -538,11 +570,9 @@ prepare_mount(struct session *session)
     errint_t error = mount_device(session->options.mountpoint, &device);
 
     if (!error)
-        catalog_leave_out(session->options.catalog, device);
+        open_leave_out(device);
     if (!error && options->readahead)
         error = readahead_set(device, options->readahead);
-    if (!error && options->readahead)
-        session->readahead = options->readahead;
     session->readahead_error = error;
 }
 
@@ -557,7 +587,8 @@ session_new(const struct session_options *options, struct session **out)
         return -ENOMEM;
     session->options = *options;
     pthread_mutex_init(&session->lock, NULL);
-    if (fuse_arguments(options, &args) == 0) {
+    session->passthrough = passthrough_new(options->options->passthrough);
+    if (session->passthrough && fuse_arguments(options, &args) == 0) {
         error = -EINVAL; /* libfuse prints what it does not like */
         session->fuse = fuse_session_new(&args, &operations, sizeof(operations), session);
     }
@@ -578,19 +609,22 @@ fail_signals:
 fail_destroy:
     fuse_session_destroy(session->fuse);
 fail:
+    passthrough_free(session->passthrough);
     pthread_mutex_destroy(&session->lock);
     free(session);
     return error;
 }
 
 errint_t
-session_run(struct session *session)
+session_run(struct session *session, struct view *view, struct io *io)
 {
     struct fuse_loop_config *config = fuse_loop_cfg_create();
     int result;
 
     if (!config)
         return -ENOMEM;
+    session->view = view;
+    session->io = io;
     fuse_loop_cfg_set_clone_fd(config, 0);
     fuse_loop_cfg_set_idle_threads(config, IDLE_THREADS);
     fuse_loop_cfg_set_max_threads(config, MOST_THREADS);
@@ -598,18 +632,51 @@ session_run(struct session *session)
     fuse_loop_cfg_destroy(config);
     if (result > 0)
         log_info("unmounting: %s", strsignal(result));
-    return result < 0 ? result : 0;
+    /*
+     * A read of the device into which the unmount falls ends with ECONNABORTED
+     * on some kernels (seen on 6.18); libfuse takes only ENODEV for the end.
+     */
+    return result < 0 && result != -ECONNABORTED ? result : 0;
 }
 
 void
 session_status(const struct session *session, struct buffer *out)
 {
-    bool asked = session->options.options->readahead > 0;
+    bool refused = session->readahead < session->options.options->readahead;
 
     buffer_addf(out, "{\"readahead\":{\"bytes\":%" PRIu64, session->readahead);
-    if (asked && session->readahead_error)
+    if (refused && session->readahead_error)
         buffer_addf(out, ",\"refused\":\"%s\"", strerror(-session->readahead_error));
-    buffer_add_text(out, "}}");
+    buffer_add_text(out, "},\"passthrough\":");
+    passthrough_status(session->passthrough, out);
+    buffer_add_char(out, '}');
+}
+
+void
+session_unmount(struct session *session)
+{
+    fuse_session_unmount(session->fuse);
+}
+
+/*
+ * libfuse unmounts only what has not been unmounted, and learns that from the
+ * connection: POLLERR. A pipe that nobody reads says the same, and takes its place,
+ * which closes the connection.
+ */
+bool
+session_cut(struct session *session)
+{
+    struct pollfd connection = {.fd = fuse_session_fd(session->fuse)};
+    int ends[2];
+
+    if (poll(&connection, 1, 0) == 1 && (connection.revents & POLLERR))
+        return false;
+    if (pipe2(ends, O_CLOEXEC) == 0) {
+        close(ends[0]);
+        dup3(ends[1], connection.fd, O_CLOEXEC);
+        close(ends[1]);
+    }
+    return true;
 }
 
 void
@@ -617,9 +684,10 @@ session_free(struct session *session)
 {
     fuse_session_unmount(session->fuse);
     fuse_remove_signal_handlers(session->fuse);
-    fuse_session_destroy(session->fuse);
     while (session->handles)
         handle_free(session, session->handles);
+    passthrough_free(session->passthrough);
+    fuse_session_destroy(session->fuse);
     pthread_mutex_destroy(&session->lock);
     free(session);
 }

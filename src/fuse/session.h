@@ -19,8 +19,6 @@ struct session;
 struct session_options {
     const struct options *options;
     struct catalog *catalog;
-    struct view *view;
-    struct io *io;
     const char *mountpoint; /* absolute */
     /* Called once, on a request thread, when the kernel has said hello: from
      * then on the mount answers. */
@@ -28,15 +26,23 @@ struct session_options {
     void *ready_arg;
 };
 
-/* Mounts. What went wrong was printed to standard error. */
+/* Mounts; makes no thread. What went wrong was printed to standard error. */
 errint_t session_new(const struct session_options *options, struct session **session);
 
 /* Serves until the mount is unmounted or SIGTERM, SIGINT or SIGHUP comes. */
-errint_t session_run(struct session *session);
+errint_t session_run(struct session *session, struct view *view, struct io *io);
 
 /* What was tried to make the mount fast, what is on, and why the rest is not: appends
  * one JSON object for status. Any thread. */
 void session_status(const struct session *session, struct buffer *out);
+
+/* Unmounts, in a process that may: also in one that was forked after session_new(),
+ * where nothing else of the session works any more. */
+void session_unmount(struct session *session);
+
+/* Ends the connection where another process is to unmount: nothing is served any
+ * more, and session_free() will only free. False: it has been unmounted already. */
+bool session_cut(struct session *session);
 
 /* Unmounts and frees. The engine must have answered every read before. */
 void session_free(struct session *session);

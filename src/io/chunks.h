@@ -41,8 +41,16 @@ struct chunk {
 static inline uint64_t
 chunk_end(const struct chunk *chunk)
 {
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): pins have their chunks */
     return chunk->read.offset + chunk->read.length;
 }
+
+/* So many runs of a backing are remembered as handed out. */
+#define MOST_TAKEN 32
+
+struct span {
+    uint64_t start, end;
+};
 
 /* What the engine knows of one backing. */
 struct cached_file {
@@ -51,6 +59,14 @@ struct cached_file {
     struct chunk **chunks; /* sorted by offset */
     uint32_t count, capacity;
     struct prefetch prefetch;
+    /* What was found in the page cache of the file when it was to be read ahead. */
+    uint64_t resident_start, resident_end;
+    uint64_t resident_at; /* the tick when that was so */
+    /* What was handed out and let go. It is not read ahead again: threads that share a
+     * file come to where another began. */
+    struct span taken[MOST_TAKEN];
+    unsigned taken_count, oldest_taken;
+    uint64_t taken_again; /* bytes of it that were asked for once more */
 };
 
 /* The first chunk that ends after `offset`; count when there is none. */
@@ -59,6 +75,18 @@ uint32_t cached_file_find(const struct cached_file *file, uint64_t offset);
 /* Adds a chunk in its place; false when out of memory. */
 bool cached_file_insert(struct cached_file *file, struct chunk *chunk);
 void cached_file_remove(struct cached_file *file, struct chunk *chunk);
+
+/* Remembers that the run was handed out. */
+void cached_file_took(struct cached_file *file, uint64_t start, uint64_t end);
+
+/* Bytes [start, end) are to be read for a request. Forgets what was handed out when
+ * a good part of it is asked for again: somebody reads it all once more. */
+void cached_file_asked(struct cached_file *file, uint64_t start, uint64_t end);
+
+/* The end of what was handed out around `offset`, or `offset`; `end` becomes the
+ * start of the next that was, where that comes first. But for the blocks at the
+ * ends, which the neighbours may want. */
+uint64_t cached_file_taken(const struct cached_file *file, uint64_t offset, uint64_t *end);
 
 /* A list of idle chunks: the one idle longest first. */
 struct idle_list {

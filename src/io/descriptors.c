@@ -2,10 +2,12 @@
 #include "io/descriptors.h"
 
 #include "base/log.h"
+#include "base/open.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -14,12 +16,16 @@
 #define FEWEST_DESCRIPTORS 2
 #define MOST_DESCRIPTORS 4096
 #define DIRECT_ALIGNMENT 4096
+#define CLOSED_AT_ONCE 64
 
 /* One descriptor of a backing. Guarded by `attach_lock`. */
 struct slot {
     struct state *state;
     int fd; /* -1: not open */
     unsigned holders; /* of fd */
+    bool opening; /* somebody is at it... */
+    struct job *kept, **last_kept; /* ...and these wait for that */
+    unsigned round; /* the owner's when it became idle */
     struct slot *previous, *next; /* in the owner's idle list; NULL: not there */
 };
 
@@ -31,7 +37,7 @@ struct state {
     struct slot slots[ACCESS_COUNT];
     struct attachment attachment;
     atomic_bool direct_refused;
-    atomic_bool error_logged;
+    atomic_bool said; /* the log has a line of it; one is enough */
     struct state *previous, *next; /* all that the owner has */
 };
 
@@ -40,6 +46,7 @@ struct descriptors {
     pthread_cond_t released; /* a descriptor became idle or was closed */
     unsigned most;
     unsigned open; /* descriptors open or about to be */
+    unsigned round; /* calls of descriptors_tidy() */
     bool direct; /* whether to try at all */
     const char *direct_refused; /* static text */
     struct slot idle; /* open and not held; the one used longest ago first */
@@ -60,6 +67,7 @@ idle_add(struct slot *slot)
 {
     struct slot *list = &slot->state->owner->idle;
 
+    slot->round = slot->state->owner->round;
     slot->next = list;
     slot->previous = list->previous;
     list->previous->next = slot;
@@ -182,6 +190,7 @@ attach(struct descriptors *descriptors, struct backing *backing)
     for (int i = 0; i < ACCESS_COUNT; i++) {
         state->slots[i].state = state;
         state->slots[i].fd = -1;
+        state->slots[i].last_kept = &state->slots[i].kept;
     }
     atomic_init(&state->direct_refused, !descriptors->direct);
     state->next = &descriptors->states;
@@ -304,22 +313,59 @@ make_buffered(int fd)
     return fcntl(fd, F_SETFL, 0) < 0 ? -errno : 0;
 }
 
+/* Another descriptor of the file that `fd` is of, though the path may mean
+ * another by now, or none; a negative errno where there is no /proc. */
 static int
-open_backing(struct descriptors *descriptors, struct backing *backing, enum access access)
+reopen(struct backing *backing, int fd)
+{
+    char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
+    errint_t error;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    do
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    while (fd < 0 && errno == EINTR);
+    if (fd < 0)
+        return -errno;
+    error = descriptors_verify(backing, fd);
+    if (error < 0) {
+        close(fd);
+        return error;
+    }
+    return fd;
+}
+
+int
+descriptors_fresh(struct backing *backing)
 {
     errint_t error;
     int fd;
 
     /* O_NONBLOCK and O_DIRECT later: it may have become a FIFO by now. */
-    do
-        fd =
-            openat(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    while (fd < 0 && errno == EINTR);
+    fd = open_at(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return means_another_file(-errno) ? descriptors_stale(backing) : -errno;
+        return means_another_file(fd) ? descriptors_stale(backing) : fd;
     error = descriptors_verify(backing, fd);
-    if (error == 0)
-        error = access == ACCESS_DIRECT ? make_direct(descriptors, backing, fd) : make_buffered(fd);
+    if (error < 0) {
+        close(fd);
+        return error;
+    }
+    return fd;
+}
+
+/* `other` is a descriptor for the other access, held meanwhile, or -1. */
+static int
+open_backing(struct descriptors *descriptors, struct backing *backing, enum access access,
+             int other)
+{
+    int fd = other >= 0 ? reopen(backing, other) : -EBADF;
+    errint_t error;
+
+    if (fd < 0)
+        fd = descriptors_fresh(backing);
+    if (fd < 0)
+        return fd;
+    error = access == ACCESS_DIRECT ? make_direct(descriptors, backing, fd) : make_buffered(fd);
     if (error < 0) {
         close(fd);
         return error;
@@ -363,22 +409,35 @@ descriptors_try(struct descriptors *descriptors, struct backing *backing, enum a
     return fd;
 }
 
+/* With the lock held. */
+static void
+drop(struct slot *slot)
+{
+    if (--slot->holders > 0)
+        return;
+    idle_add(slot);
+    pthread_cond_signal(&slot->state->owner->released);
+}
+
 int
 descriptors_acquire(struct descriptors *descriptors, struct backing *backing, enum access access)
 {
     struct state *state = state_of(descriptors, backing);
-    int fd, surplus;
+    int fd, surplus, other;
 
     if (!state)
         return -ENOMEM;
     pthread_mutex_lock(&attach_lock);
     while ((fd = at_once(state, access)) == -EAGAIN) {
         surplus = make_room(descriptors);
+        other = state->slots[!access].fd >= 0 ? hold(&state->slots[!access]) : -1;
         pthread_mutex_unlock(&attach_lock);
         if (surplus >= 0)
             close(surplus);
-        fd = open_backing(descriptors, backing, access);
+        fd = open_backing(descriptors, backing, access, other);
         pthread_mutex_lock(&attach_lock);
+        if (other >= 0)
+            drop(&state->slots[!access]);
         if (fd >= 0 && state->slots[access].fd < 0) {
             state->slots[access].fd = fd;
             fd = hold(&state->slots[access]);
@@ -399,22 +458,88 @@ void
 descriptors_release(struct descriptors *descriptors, struct backing *backing, enum access access)
 {
     struct state *state = state_of(descriptors, backing);
-    struct slot *slot = &state->slots[access];
-    int fd = -1;
 
     pthread_mutex_lock(&attach_lock);
-    if (--slot->holders == 0) {
-        idle_add(slot);
-        /* Nobody will read it again, and it may keep a removed file alive. */
-        if (atomic_load(&backing->stale)) {
-            fd = close_later(slot);
-            descriptors->open--;
-        }
-        pthread_cond_signal(&descriptors->released);
-    }
+    drop(&state->slots[access]);
     pthread_mutex_unlock(&attach_lock);
-    if (fd >= 0)
-        close(fd);
+}
+
+bool
+descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
+                        enum access access, struct job *job)
+{
+    struct state *state = state_of(descriptors, backing);
+    struct slot *slot;
+    bool keep;
+
+    if (!state)
+        return true; /* and will be told -ENOMEM */
+    slot = &state->slots[access];
+    pthread_mutex_lock(&attach_lock);
+    keep = slot->opening && slot->fd < 0;
+    if (keep) {
+        job->next = NULL;
+        *slot->last_kept = job;
+        slot->last_kept = &job->next;
+    }
+    slot->opening = true;
+    pthread_mutex_unlock(&attach_lock);
+    return !keep;
+}
+
+struct job *
+descriptors_acquired(struct descriptors *descriptors, struct backing *backing, enum access access)
+{
+    struct state *state = state_of(descriptors, backing);
+    struct slot *slot;
+    struct job *kept;
+
+    if (!state)
+        return NULL;
+    slot = &state->slots[access];
+    pthread_mutex_lock(&attach_lock);
+    kept = slot->kept;
+    slot->kept = NULL;
+    slot->last_kept = &slot->kept;
+    slot->opening = false;
+    pthread_mutex_unlock(&attach_lock);
+    return kept;
+}
+
+static bool
+is_needless(const struct slot *slot)
+{
+    struct backing *backing = slot->state->backing;
+
+    return atomic_load(&backing->stale) ||
+           (atomic_load(&backing->readers) == 0 && slot->round != slot->state->owner->round);
+}
+
+unsigned
+descriptors_tidy(struct descriptors *descriptors)
+{
+    int closing[CLOSED_AT_ONCE];
+    unsigned count, open;
+
+    do {
+        count = 0;
+        pthread_mutex_lock(&attach_lock);
+        for (struct slot *slot = descriptors->idle.next, *next;
+             slot != &descriptors->idle && count < CLOSED_AT_ONCE; slot = next) {
+            next = slot->next;
+            if (is_needless(slot))
+                closing[count++] = close_later(slot);
+        }
+        descriptors->open -= count;
+        open = descriptors->open;
+        if (count < CLOSED_AT_ONCE)
+            descriptors->round++;
+        pthread_cond_broadcast(&descriptors->released);
+        pthread_mutex_unlock(&attach_lock);
+        for (unsigned i = 0; i < count; i++)
+            close(closing[i]);
+    } while (count == CLOSED_AT_ONCE);
+    return open;
 }
 
 void
@@ -433,12 +558,11 @@ errint_t
 descriptors_verify(struct backing *backing, int fd)
 {
     struct file_identity now;
-    struct stat st;
+    errint_t result = file_identity_from_fd(&now, fd);
 
-    if (fstat(fd, &st) < 0)
-        return errno == ESTALE ? descriptors_stale(backing) : -errno;
-    file_identity_from_stat(&now, &st);
-    if (!S_ISREG(st.st_mode) || !file_identity_same_content(&backing->identity, &now))
+    if (result < 0)
+        return means_another_file(result) ? descriptors_stale(backing) : result;
+    if (!S_ISREG(now.mode) || !file_identity_same_content(&backing->identity, &now))
         return descriptors_stale(backing);
     return 0;
 }
@@ -446,9 +570,10 @@ descriptors_verify(struct backing *backing, int fd)
 errint_t
 descriptors_stale(struct backing *backing)
 {
+    struct state *state = __atomic_load_n(&backing->io_state, __ATOMIC_ACQUIRE);
     char name[QUOTED_SIZE];
 
-    if (!atomic_exchange(&backing->stale, true))
+    if (!atomic_exchange(&backing->stale, true) && (!state || !atomic_exchange(&state->said, true)))
         log_warning("%s: changed, replaced or removed; readers of the old file get an error",
                     quoted(name, backing->path, strlen(backing->path)));
     return -ESTALE;
@@ -461,7 +586,7 @@ descriptors_failed(struct descriptors *descriptors, struct backing *backing, uin
     struct state *state = state_of(descriptors, backing);
     char name[QUOTED_SIZE];
 
-    if (!state || !atomic_exchange(&state->error_logged, true))
+    if (!state || !atomic_exchange(&state->said, true))
         log_error("%s: read at %llu: %s", quoted(name, backing->path, strlen(backing->path)),
                   (unsigned long long)offset, strerror(-error));
     return error;

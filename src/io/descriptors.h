@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/extent.h"
+#include "io/workers.h"
 
 struct descriptors;
 
@@ -60,9 +61,23 @@ int descriptors_acquire(struct descriptors *descriptors, struct backing *backing
 void descriptors_release(struct descriptors *descriptors, struct backing *backing,
                          enum access access);
 
+/*
+ * So that a file whose open() hangs takes one thread, not all: whether the caller may
+ * acquire now. False while another, who was told that he may, is opening the same; the
+ * job is then kept for him. Who acquired, or failed to, takes what was kept so.
+ */
+bool descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
+                             enum access access, struct job *job);
+struct job *descriptors_acquired(struct descriptors *descriptors, struct backing *backing,
+                                 enum access access);
+
 /* A direct read was refused: this file is read through the page cache from now on. */
 void descriptors_refuse_direct(struct descriptors *descriptors, struct backing *backing,
                                const char *why);
+
+/* A new descriptor of this version of the file, the caller's own to close; errors
+ * as above. O_NONBLOCK is set. May block on storage. */
+int descriptors_fresh(struct backing *backing);
 
 /*
  * After a read through `fd`: 0 when the file is still the version `backing`
@@ -70,10 +85,18 @@ void descriptors_refuse_direct(struct descriptors *descriptors, struct backing *
  */
 errint_t descriptors_verify(struct backing *backing, int fd);
 
-/* Marks the backing stale, saying so in the log the first time; -ESTALE. */
+/*
+ * Closes what keeps removed files alive, or file systems in use, for nothing: the
+ * descriptors that nobody holds of backings that are stale, and of those that
+ * nobody has open and nobody has read since the call before. To be called now and
+ * then; the number of descriptors left.
+ */
+unsigned descriptors_tidy(struct descriptors *descriptors);
+
+/* Marks the backing stale, saying so in the log unless it has a line of it; -ESTALE. */
 errint_t descriptors_stale(struct backing *backing);
 
-/* Logs a failed read of this backing, the first time only; returns `error`. */
+/* Logs a failed read, unless the log has a line of this backing; returns `error`. */
 errint_t descriptors_failed(struct descriptors *descriptors, struct backing *backing,
                             uint64_t offset, errint_t error);
 

@@ -19,6 +19,7 @@
  */
 #include "io/io.h"
 
+#include "io/block.h"
 #include "io/chunks.h"
 #include "io/memory.h"
 
@@ -30,7 +31,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BLOCK 4096
 #define KIB 1024ull
 #define MIB (1024 * KIB)
 /* The unit of reading ahead; larger reads bring no more from any storage. */
@@ -41,11 +41,14 @@
 #define MOST_VECTORS 1000
 /* What has been handed out is kept this far, for its neighbour's first block. */
 #define MOST_SERVED_BYTES (8 * MIB)
-#define MOST_RANGES_AHEAD 64
+#define MOST_RANGES_AHEAD 128
+#define CRUMBS (64 * KIB)
+/* Of a request in the face of errors in chunks that others wanted. */
+#define MOST_ATTEMPTS 4
 
 #define DEFAULT_MEMORY (256 * MIB)
 #define LEAST_MEMORY (4 * MIB)
-#define LARGEST_WINDOW (64 * MIB)
+#define LARGEST_WINDOW (32 * MIB)
 #define DEFAULT_READAHEAD (128 * KIB)
 #define TICK_SECONDS 1
 #define IDLE_TICKS 5 /* then a chunk that nobody asks for is let go */
@@ -61,6 +64,8 @@ struct pin {
     struct chunk *chunk;
     struct request *request;
     struct pin *next; /* of those that wait for the chunk */
+    bool first; /* the chunk was made for the request */
+    bool waited; /* it was not there yet */
     uint64_t length; /* bytes that were handed out of it */
 };
 
@@ -71,15 +76,18 @@ struct request {
     size_t length;
     io_done done;
     void *arg;
+    uint64_t started; /* when, by monotonic_ns() */
     unsigned pending; /* chunks that are not there yet */
+    unsigned attempts; /* that failed for what others wanted */
     errint_t result;
     struct pin *pins; /* in the order of the bytes */
     unsigned count, capacity;
 };
 
 struct counters {
-    atomic_uint_fast64_t reads, bytes, errors, stale, in_flight, stalls;
+    atomic_uint_fast64_t asked, reads, bytes, cached, errors, stale, in_flight, stalls;
     atomic_uint_fast64_t prefetched, used, wasted;
+    struct histogram duration;
 };
 
 struct io {
@@ -115,18 +123,6 @@ get(atomic_uint_fast64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-static uint64_t
-round_down(uint64_t offset)
-{
-    return offset / BLOCK * BLOCK;
-}
-
-static uint64_t
-round_up(uint64_t offset)
-{
-    return round_down(offset + BLOCK - 1);
-}
-
 /* The run at byte `offset` of the list, at most `length` bytes of it. */
 static struct run
 run_at(const struct extent *extent, uint64_t offset, size_t length)
@@ -143,6 +139,8 @@ answer(struct io *io, const struct request *request, errint_t result, const stru
 {
     struct counters *counters = &io->counters;
 
+    /* Before the reader can know: what it has read it finds counted. */
+    histogram_add_since(&counters->duration, request->started);
     add(&counters->reads, 1);
     if (result == 0)
         add(&counters->bytes, request->length);
@@ -160,7 +158,9 @@ static struct idle_list *
 idle_list_of(struct io *io, const struct chunk *chunk)
 {
     /* But for a block at each end, which the neighbours may want. */
-    return chunk->served + 2 * BLOCK > chunk->read.valid ? &io->served : &io->unserved;
+    bool whole = chunk->served > 0 && chunk->served + 2 * BLOCK_SIZE > chunk->read.valid;
+
+    return whole ? &io->served : &io->unserved;
 }
 
 static void
@@ -175,11 +175,15 @@ chunk_dispose(struct io *io, struct chunk *chunk)
 static void
 chunk_drop(struct io *io, struct chunk *chunk)
 {
+    if (idle_list_of(io, chunk) == &io->served)
+        cached_file_took(chunk->file, chunk->read.offset, chunk_end(chunk));
     idle_remove(idle_list_of(io, chunk), chunk);
     cached_file_remove(chunk->file, chunk);
     if (chunk->is_ahead && chunk->served == 0) {
         add(&io->counters.wasted, chunk->read.valid);
-        prefetch_unused(&chunk->file->prefetch, &chunk->ahead);
+        /* Crumbs between what is asked for say nothing of the reader. */
+        if (chunk->read.valid >= CRUMBS)
+            prefetch_unused(&chunk->file->prefetch, &chunk->ahead);
     }
     chunk_dispose(io, chunk);
 }
@@ -191,6 +195,9 @@ chunk_becomes_idle(struct io *io, struct chunk *chunk)
 
     chunk->touched = io->ticks;
     idle_add(list, chunk);
+    /* The page cache of its file keeps it already; the buffer is warm for the next. */
+    if (chunk->read.was_cached && chunk->served > 0)
+        chunk_drop(io, chunk);
     while (io->served.bytes > MOST_SERVED_BYTES)
         chunk_drop(io, io->served.first);
 }
@@ -257,7 +264,7 @@ make_room(struct io *io, uint64_t cost, uint64_t budget, bool all)
 /* ---- Requests: what they need. With the lock held. ---- */
 
 static struct pin *
-request_pin(struct io *io, struct request *request, struct chunk *chunk)
+request_pin(struct io *io, struct request *request, struct chunk *chunk, bool first)
 {
     if (request->count == request->capacity) {
         unsigned capacity = request->capacity ? request->capacity * 2 : 4;
@@ -269,7 +276,8 @@ request_pin(struct io *io, struct request *request, struct chunk *chunk)
         request->capacity = capacity;
     }
     chunk_pin(io, chunk);
-    request->pins[request->count] = (struct pin){.chunk = chunk, .request = request};
+    request->pins[request->count] =
+        (struct pin){.chunk = chunk, .request = request, .first = first};
     return &request->pins[request->count++];
 }
 
@@ -279,8 +287,8 @@ static errint_t
 pin_range(struct io *io, struct request *request, struct cached_file *file, uint64_t offset,
           uint64_t end, uint64_t *cost)
 {
-    uint64_t position = round_down(offset);
-    uint64_t stop = round_up(end);
+    uint64_t position = block_down(offset);
+    uint64_t stop = block_up(end);
     uint32_t i = cached_file_find(file, position);
 
     while (position < stop) {
@@ -294,13 +302,14 @@ pin_range(struct io *io, struct request *request, struct cached_file *file, uint
             chunk = chunk_new(file, position, gap, true);
             if (!chunk)
                 return -ENOMEM;
-            if (!request_pin(io, request, chunk)) {
+            if (!request_pin(io, request, chunk, true)) {
                 cached_file_remove(file, chunk);
                 free(chunk);
                 return -ENOMEM;
             }
             *cost += memory_cost(chunk->read.length);
-        } else if (!request_pin(io, request, chunk)) {
+            cached_file_asked(file, position, gap);
+        } else if (!request_pin(io, request, chunk, false)) {
             return -ENOMEM;
         }
         position = chunk_end(chunk);
@@ -400,6 +409,7 @@ wait_for_chunks(struct request *request)
             continue;
         pin->next = pin->chunk->waiters;
         pin->chunk->waiters = pin;
+        pin->waited = true;
         pin->chunk->read.urgent = true;
         request->pending++;
     }
@@ -468,38 +478,90 @@ append(struct iovec *vectors, int *count, char *base, size_t length)
         vectors[(*count)++] = (struct iovec){base, length};
 }
 
+/* A way over the runs of a request, each with its pins. */
+struct walk {
+    const struct request *request;
+    const struct extent *extent; /* of the run */
+    uint64_t offset; /* of the run in the list */
+    struct run run;
+    struct pin *pins; /* those of the run */
+    unsigned count;
+};
+
+/* On to the next run, at first to the first; false past the last. */
+static bool
+walk_on(struct walk *walk)
+{
+    const struct request *request = walk->request;
+    uint64_t end = request->offset + request->length;
+
+    if (!walk->extent) {
+        walk->offset = request->offset;
+        walk->extent = &request->list->extents[extent_list_find(request->list, walk->offset)];
+        walk->pins = request->pins;
+    } else {
+        walk->offset += walk->run.length;
+        walk->extent++;
+        walk->pins += walk->count;
+    }
+    walk->count = 0;
+    if (walk->offset == end)
+        return false;
+    walk->run = run_at(walk->extent, walk->offset, (size_t)(end - walk->offset));
+    end = walk->run.offset + walk->run.length;
+    for (bool more = walk->extent->backing != NULL; more; walk->count++)
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a run of a backing has pins */
+        more = chunk_end(walk->pins[walk->count].chunk) < end;
+    return true;
+}
+
 /* The vectors of a request whose chunks are all there; at most one for each
  * extent and one for each pin. */
 static int
 gather(const struct request *request, struct iovec *vectors)
 {
-    const struct extent_list *list = request->list;
-    const struct extent *extent = &list->extents[extent_list_find(list, request->offset)];
-    uint64_t offset = request->offset;
-    size_t left = request->length;
-    struct pin *pin = request->pins;
+    struct walk walk = {.request = request};
     int count = 0;
 
-    for (; left > 0; extent++) {
-        struct run run = run_at(extent, offset, left);
-        uint64_t position = run.offset;
-        uint64_t end = run.offset + run.length;
+    while (walk_on(&walk)) {
+        uint64_t position = walk.run.offset;
+        uint64_t end = walk.run.offset + walk.run.length;
 
-        if (extent->blob)
-            append(vectors, &count, extent->blob->data + run.offset, run.length);
-        for (; extent->backing && position < end; pin++) {
-            struct chunk *chunk = pin->chunk;
+        if (walk.extent->blob)
+            append(vectors, &count, walk.extent->blob->data + position, walk.run.length);
+        for (unsigned i = 0; i < walk.count; i++) {
+            struct chunk *chunk = walk.pins[i].chunk;
             uint64_t upto = chunk_end(chunk) < end ? chunk_end(chunk) : end;
 
-            pin->length = upto - position;
+            walk.pins[i].length = upto - position;
             append(vectors, &count, chunk->read.buffer + (position - chunk->read.offset),
                    upto - position);
             position = upto;
         }
-        offset += run.length;
-        left -= run.length;
     }
     return count;
+}
+
+/* Counts where the bytes came from; after gather(). What lay in the page cache of
+ * its file was neither fetched nor waited for. */
+static void
+count_sources(struct io *io, const struct request *request)
+{
+    uint64_t cached = request->length;
+    bool stalled = false;
+
+    for (unsigned i = 0; i < request->count; i++) {
+        const struct pin *pin = &request->pins[i];
+
+        if (pin->chunk->read.copied)
+            continue;
+        if (pin->first)
+            cached -= pin->length;
+        stalled |= pin->waited;
+    }
+    add(&io->counters.cached, cached);
+    if (stalled)
+        add(&io->counters.stalls, 1);
 }
 
 static char *
@@ -543,10 +605,12 @@ answer_from_chunks(struct io *io, struct request *request)
         vectors[0] = (struct iovec){copy, request->length};
         count = 1;
     }
-    if (count == 1 && !vectors[0].iov_base)
+    if (count == 1 && !vectors[0].iov_base) {
         answer(io, request, -ENOMEM, NULL, 0);
-    else
+    } else {
+        count_sources(io, request);
         answer(io, request, 0, vectors, count);
+    }
     free(copy);
     if (vectors != few)
         free(vectors);
@@ -562,10 +626,84 @@ request_free(struct request *request)
 
 static void admit(struct io *io);
 
+static void
+enqueue(struct io *io, struct request *request)
+{
+    request->next = NULL;
+    *io->last_waiting = request;
+    io->last_waiting = &request->next;
+}
+
+/* With the lock held: whether a chunk failed that is more than the request asked
+ * for, so that the bad bytes may not be its own. */
+static bool
+failed_for_others(const struct request *request)
+{
+    struct walk walk = {.request = request};
+
+    while (walk_on(&walk)) {
+        uint64_t start = block_down(walk.run.offset);
+        uint64_t end = block_up(walk.run.offset + walk.run.length);
+
+        for (unsigned i = 0; i < walk.count; i++) {
+            const struct chunk *chunk = walk.pins[i].chunk;
+
+            if (chunk->state == CHUNK_FAILED &&
+                (chunk->read.offset < start || chunk_end(chunk) > end))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Has a request that failed read for itself alone what failed; false when that
+ * has been done, or cannot help. */
+static bool
+try_again(struct io *io, struct request *request)
+{
+    bool again;
+
+    if (request->result == -ESTALE || request->attempts == MOST_ATTEMPTS)
+        return false;
+    pthread_mutex_lock(&io->lock);
+    again = failed_for_others(request);
+    if (again) {
+        unpin_all(io, request);
+        request->attempts++;
+        request->result = 0;
+        io->active--;
+        enqueue(io, request);
+    }
+    pthread_mutex_unlock(&io->lock);
+    if (again)
+        admit(io);
+    return again;
+}
+
+/* Logs what a reader is about to see. */
+static void
+say_failed(struct io *io, const struct request *request)
+{
+    for (unsigned i = 0; i < request->count && request->result != -ESTALE; i++) {
+        const struct chunk *chunk = request->pins[i].chunk;
+
+        if (chunk->state == CHUNK_FAILED) {
+            descriptors_failed(storage_descriptors(io->storage), chunk->file->backing,
+                               chunk->read.offset, chunk->result);
+            return;
+        }
+    }
+}
+
 /* All chunks are there, or one has failed and none is still read. */
 static void
 finish(struct io *io, struct request *request)
 {
+    if (request->result < 0) {
+        if (try_again(io, request))
+            return;
+        say_failed(io, request);
+    }
     if (request->result == 0)
         answer_from_chunks(io, request);
     else
@@ -650,6 +788,33 @@ end_waiting(struct chunk *chunk, errint_t result)
     return ended;
 }
 
+/* With the lock held: the chunk need not be read ahead, for its file's page cache
+ * has it. Believed for a tick: to ask anew at each request costs as much as a read. */
+static void
+note_resident(struct io *io, const struct chunk *chunk)
+{
+    struct cached_file *file = chunk->file;
+    uint64_t start = chunk->read.offset, end = chunk_end(chunk);
+
+    if (file->resident_at == io->ticks && start <= file->resident_end &&
+        end >= file->resident_start) {
+        if (start > file->resident_start)
+            start = file->resident_start;
+        if (end < file->resident_end)
+            end = file->resident_end;
+    }
+    file->resident_start = start;
+    file->resident_end = end;
+    file->resident_at = io->ticks;
+}
+
+static bool
+is_resident(const struct io *io, const struct cached_file *file, uint64_t offset)
+{
+    return file->resident_at == io->ticks && offset >= file->resident_start &&
+           offset < file->resident_end;
+}
+
 /* From the storage: the chunk has been read, or has not. */
 static void
 chunk_ended(struct storage_read *read, errint_t result)
@@ -657,8 +822,6 @@ chunk_ended(struct storage_read *read, errint_t result)
     struct chunk *chunk = (struct chunk *)((char *)read - offsetof(struct chunk, read));
     struct io *io = chunk->file->io;
     struct backing *backing = read->backing;
-    uint64_t offset = read->offset;
-    bool wanted = false;
     struct request *ended;
 
     pthread_mutex_lock(&io->lock);
@@ -668,7 +831,8 @@ chunk_ended(struct storage_read *read, errint_t result)
         storage_read(io->storage, read);
         return;
     }
-    wanted = chunk->waiters != NULL;
+    if (result == -ECANCELED)
+        note_resident(io, chunk);
     ended = end_waiting(chunk, result);
     chunk->result = result;
     chunk->state = result < 0 ? CHUNK_FAILED : CHUNK_READY;
@@ -682,8 +846,6 @@ chunk_ended(struct storage_read *read, errint_t result)
         chunk_becomes_idle(io, chunk);
     pthread_mutex_unlock(&io->lock);
 
-    if (result < 0 && result != -ESTALE && wanted)
-        descriptors_failed(storage_descriptors(io->storage), backing, offset, result);
     while (ended) {
         struct request *next = ended->next;
 
@@ -714,34 +876,44 @@ struct ranges {
     uint64_t left; /* bytes of the window */
 };
 
+static enum prefetch_from
+range_from(const struct extent_list *list, const struct extent *extent, const struct run *run,
+           bool carried)
+{
+    bool first = extent == list->extents || (extent == list->extents + 1 && list->extents[0].blob);
+
+    if (carried)
+        return PREFETCH_BEFORE;
+    return first && run->offset == extent->offset ? PREFETCH_TOP : PREFETCH_HERE;
+}
+
 /* With the lock held: tells the prefetchers of what was asked for. What they say
  * of the last run is what counts: false when there is nothing to fetch. */
 static bool
 observe(struct io *io, const struct request *request, struct ahead *ahead)
 {
-    const struct extent_list *list = request->list;
-    const struct extent *extent = &list->extents[extent_list_find(list, request->offset)];
-    uint64_t offset = request->offset;
-    size_t left = request->length;
-    const struct pin *pin = request->pins;
+    struct walk walk = {.request = request};
+    /* A page fault gets what lies around it: then it is not the first run that is
+     * wanted, but the one that begins in the middle. */
+    uint64_t fault =
+        prefetch_fault(&io->limits, request->offset, request->offset + request->length);
+    bool carried = false;
 
-    ahead->window = 0;
-    for (; left > 0; extent++) {
-        struct run run = run_at(extent, offset, left);
-        uint64_t end = run.offset + run.length;
-        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a run of a backing has its pins */
-        const struct chunk *first = extent->backing ? pin->chunk : NULL;
+    *ahead = (struct ahead){0};
+    while (walk_on(&walk)) {
+        const struct chunk *first = walk.count > 0 ? walk.pins[0].chunk : NULL;
+        enum prefetch_from from;
 
-        if (first) {
-            prefetch_note(&first->file->prefetch, &io->limits, extent->backing->layout, list,
-                          run.offset, end, offset > request->offset, request->pending > 0,
-                          first->is_ahead && first->served == 0 ? &first->ahead : NULL, ahead);
-            while (chunk_end(pin->chunk) < end)
-                pin++;
-            pin++;
-        }
-        offset += run.length;
-        left -= run.length;
+        if (!first)
+            continue;
+        from = range_from(request->list, walk.extent, &walk.run,
+                          carried &&
+                              (ahead->follows || walk.offset / BLOCK_SIZE != fault / BLOCK_SIZE));
+        prefetch_note(&first->file->prefetch, &io->limits, walk.extent->backing->layout,
+                      request->list, walk.run.offset, walk.run.offset + walk.run.length, from,
+                      request->pending > 0,
+                      first->is_ahead && first->served == 0 ? &first->ahead : NULL, ahead);
+        carried = true;
     }
     return ahead->window > 0;
 }
@@ -770,21 +942,73 @@ add_range(struct io *io, struct ranges *ranges, struct backing *backing, uint64_
     return ranges->left > 0;
 }
 
-static void
-add_by_name(struct io *io, struct ranges *ranges, struct backing *backing, uint32_t piece)
-{
-    const struct layout *layout = backing->layout;
-    const struct piece *next;
+static bool attach_file(struct io *io, struct backing *backing);
 
-    do {
-        piece = layout->pieces[piece].next;
-        if (piece >= layout->count)
-            return;
-        next = &layout->pieces[piece];
-    } while (add_range(io, ranges, backing, next->start, next->end));
+/* The same for a range of the list, wherever it lies. */
+static bool
+add_list_range(struct io *io, struct ranges *ranges, const struct extent_list *list, uint64_t start,
+               uint64_t end)
+{
+    const struct extent *extent = &list->extents[extent_list_find(list, start)];
+
+    for (; start < end; extent++) {
+        struct run run = run_at(extent, start, end - start);
+
+        if (extent->backing &&
+            (!attach_file(io, extent->backing) ||
+             !add_range(io, ranges, extent->backing, run.offset, run.offset + run.length)))
+            return false;
+        start += run.length;
+    }
+    return true;
 }
 
-static bool attach_file(struct io *io, struct backing *backing);
+static uint64_t
+start_before(const struct piece *piece, const struct ahead *ahead)
+{
+    return piece->start > ahead->before ? piece->start - ahead->before : 0;
+}
+
+/* What follows by name the piece that ends before byte `offset` of the list: in the
+ * whole list where its order is known, else in the backing. */
+static void
+add_by_name(struct io *io, struct ranges *ranges, const struct extent_list *list, uint64_t offset,
+            struct backing *backing, const struct ahead *ahead)
+{
+    const struct layout *layout = list->layout ? list->layout : backing->layout;
+    uint32_t piece = list->layout ? layout_find(layout, offset - 1) : ahead->piece;
+    bool more = true;
+
+    while (more && piece < layout->count && (piece = layout->pieces[piece].next) < layout->count) {
+        const struct piece *next = &layout->pieces[piece];
+        uint64_t start = start_before(next, ahead);
+        uint64_t end = ahead->glance ? start + ahead->glance : next->end;
+
+        if (list->layout && end > list->size)
+            end = list->size;
+        more = list->layout ? add_list_range(io, ranges, list, start, end)
+                            : add_range(io, ranges, backing, start, end);
+    }
+}
+
+/* The starts of the pieces of the backing that follow. */
+static void
+add_glances(struct io *io, struct ranges *ranges, struct backing *backing,
+            const struct ahead *ahead)
+{
+    const struct layout *layout = backing->layout;
+    uint64_t end = 0;
+    bool more = true;
+
+    for (uint32_t i = ahead->piece + 1; more && i < layout->count; i++) {
+        uint64_t start = start_before(&layout->pieces[i], ahead);
+
+        if (start < end)
+            continue;
+        end = start + ahead->glance;
+        more = add_range(io, ranges, backing, start, end);
+    }
+}
 
 /* Without the lock: the ranges that `ahead` means, from byte `offset` of the
  * list, which lies behind the last one asked for. */
@@ -803,11 +1027,18 @@ find_ranges(struct io *io, const struct extent_list *list, uint64_t offset,
     ranges->left = ahead->window;
     if (!backing)
         return;
+    if (ahead->glance) {
+        if (ahead->by_name)
+            add_by_name(io, ranges, list, offset, backing, ahead);
+        else
+            add_glances(io, ranges, backing, ahead);
+        return;
+    }
     if (!ahead->onward) {
         uint64_t stop = position + rest < ahead->stop ? position + rest : ahead->stop;
 
         if (add_range(io, ranges, backing, position, stop) && ahead->by_name)
-            add_by_name(io, ranges, backing, ahead->piece);
+            add_by_name(io, ranges, list, offset, backing, ahead);
         return;
     }
     if (!add_range(io, ranges, backing, position, position + rest))
@@ -863,16 +1094,27 @@ fetch_range(struct io *io, const struct range *range, const struct ahead *ahead,
             struct chunk **fresh)
 {
     uint64_t least = ahead->window / 2 < CHUNK ? ahead->window / 2 : CHUNK;
-    uint64_t position = round_down(range->start);
-    uint64_t stop = round_up(range->end);
+    uint64_t position = block_down(range->start);
+    uint64_t stop = block_up(range->end);
+    /* What is smaller may be what was left out between what was handed out. */
+    bool may_be_taken = stop - position >= CRUMBS;
 
     while (position < stop) {
         uint32_t i = cached_file_find(range->file, position);
         struct chunk *chunk = i < range->file->count ? range->file->chunks[i] : NULL;
         uint64_t gap = chunk && chunk->read.offset < stop ? chunk->read.offset : stop;
+        uint64_t taken = may_be_taken ? cached_file_taken(range->file, position, &gap) : position;
 
         if (gap <= position) {
             position = chunk_end(chunk);
+            continue;
+        }
+        if (taken > position) {
+            position = taken;
+            continue;
+        }
+        if (is_resident(io, range->file, position)) {
+            position = range->file->resident_end;
             continue;
         }
         if (gap == stop && range->cut && position + least > gap)
@@ -925,6 +1167,15 @@ forget_file(void *data)
     free(file);
 }
 
+/* With the lock held: NULL when the backing has no family, or for want of memory. */
+static struct habits *
+habits_of(const struct backing *backing)
+{
+    if (backing->family && !backing->family->habits)
+        backing->family->habits = calloc(1, sizeof(struct habits));
+    return backing->family ? backing->family->habits : NULL;
+}
+
 /* Without the lock: makes the backing known to the engine. */
 static bool
 attach_file(struct io *io, struct backing *backing)
@@ -941,7 +1192,7 @@ attach_file(struct io *io, struct backing *backing)
         if (file) {
             file->io = io;
             file->backing = backing;
-            prefetch_init(&file->prefetch);
+            prefetch_init(&file->prefetch, habits_of(backing));
             attachment->forget = forget_file;
             attachment->data = file;
         }
@@ -984,14 +1235,6 @@ vectors_in_memory(const struct extent_list *list, uint64_t offset, size_t length
 }
 
 static void
-enqueue(struct io *io, struct request *request)
-{
-    request->next = NULL;
-    *io->last_waiting = request;
-    io->last_waiting = &request->next;
-}
-
-static void
 read_backings(struct io *io, struct request *request)
 {
     struct extent_list *list = request->list;
@@ -1006,18 +1249,17 @@ read_backings(struct io *io, struct request *request)
     result = plan(io, request, io->waiting == NULL, &fresh);
     if (result == -EAGAIN)
         enqueue(io, request);
-    if (result == 0 && request->pending > 0)
-        add(&io->counters.stalls, 1);
     if (result == 0 && io->limits.most > 0)
         go_on = observe(io, request, &ahead);
     ready = request->pending == 0;
+    /* Once the lock is free it may be answered, and the file be closed. */
+    if (go_on)
+        extent_list_ref(list);
     if (io->house_sleeps)
         pthread_cond_signal(&io->house);
     pthread_mutex_unlock(&io->lock);
     if (result == -EAGAIN)
         return;
-    if (go_on)
-        extent_list_ref(list);
     /* First what is waited for, then what is not; an answer last of all. */
     if (result == 0 && !ready)
         give_to_storage(io, fresh);
@@ -1033,16 +1275,22 @@ void
 io_read(struct io *io, struct extent_list *list, uint64_t offset, size_t length, io_done done,
         void *arg)
 {
-    struct request read = {
-        .list = list, .offset = offset, .length = length, .done = done, .arg = arg};
+    struct request read = {.list = list,
+                           .offset = offset,
+                           .length = length,
+                           .done = done,
+                           .arg = arg,
+                           .started = monotonic_ns()};
     struct iovec vectors[MOST_VECTORS_AT_ONCE];
     struct request *request = NULL;
     int count;
 
     atomic_fetch_add(&io->counters.in_flight, 1);
+    add(&io->counters.asked, length);
     extent_list_ref(list);
     count = vectors_in_memory(list, offset, length, vectors, MOST_VECTORS_AT_ONCE);
     if (count > 0) {
+        add(&io->counters.cached, length);
         answer(io, &read, 0, vectors, count);
         extent_list_unref(list);
         return;
@@ -1076,17 +1324,19 @@ trim(struct io *io)
     io->memory.most_used = io->memory.used;
 }
 
-/* Gives back memory that nobody uses. Sleeps as long as there is none. */
+/* Gives back memory and descriptors that nobody uses. Sleeps as long as there are
+ * none; no descriptor is opened but for a read, which uses memory. */
 static void *
 keep_house(void *arg)
 {
     struct io *io = arg;
+    unsigned descriptors = 0;
     struct timespec until;
 
     pthread_setname_np(pthread_self(), "fstfs-house");
     pthread_mutex_lock(&io->lock);
     while (!io->stopping) {
-        io->house_sleeps = io->memory.used == 0 && io->memory.spare == 0;
+        io->house_sleeps = io->memory.used == 0 && io->memory.spare == 0 && descriptors == 0;
         if (io->house_sleeps) {
             pthread_cond_wait(&io->house, &io->lock);
             continue;
@@ -1100,6 +1350,9 @@ keep_house(void *arg)
         drop_old(io, &io->unserved);
         if (io->ticks % IDLE_TICKS == 0)
             trim(io);
+        pthread_mutex_unlock(&io->lock);
+        descriptors = descriptors_tidy(storage_descriptors(io->storage));
+        pthread_mutex_lock(&io->lock);
     }
     pthread_mutex_unlock(&io->lock);
     return NULL;
@@ -1121,7 +1374,7 @@ init_limits(struct io *io, const struct io_options *options)
     if (budget < LEAST_MEMORY)
         budget = LEAST_MEMORY;
     memory_init(&io->memory, budget);
-    io->limits.overshoot = options->readahead ? options->readahead : DEFAULT_READAHEAD;
+    io->limits.overshoot = DEFAULT_READAHEAD;
     if (!options->no_prefetch)
         io->limits.most = budget / 4 < LARGEST_WINDOW ? budget / 4 : LARGEST_WINDOW;
 }
@@ -1183,6 +1436,14 @@ io_new(const struct io_options *options, struct io **io)
     return 0;
 }
 
+void
+io_set_readahead(struct io *io, uint64_t bytes)
+{
+    pthread_mutex_lock(&io->lock);
+    io->limits.overshoot = bytes;
+    pthread_mutex_unlock(&io->lock);
+}
+
 static void
 stop_housekeeper(struct io *io)
 {
@@ -1216,13 +1477,21 @@ io_free(struct io *io)
     free(io);
 }
 
+struct storage *
+io_storage(struct io *io)
+{
+    return io->storage;
+}
+
 void
 io_counters(struct io *io, struct io_counters *counters)
 {
     struct storage_counters *storage = storage_counters(io->storage);
 
+    counters->bytes_asked = get(&io->counters.asked);
     counters->reads = get(&io->counters.reads);
     counters->bytes = get(&io->counters.bytes);
+    counters->cached_bytes = get(&io->counters.cached);
     counters->storage_reads = get(&storage->reads);
     counters->storage_bytes = get(&storage->bytes);
     counters->page_cache_bytes = get(&storage->cached_bytes);
@@ -1235,6 +1504,10 @@ io_counters(struct io *io, struct io_counters *counters)
     counters->prefetched_bytes = get(&io->counters.prefetched);
     counters->prefetched_used = get(&io->counters.used);
     counters->prefetched_wasted = get(&io->counters.wasted);
+    storage_queue(io->storage, &counters->storage_in_flight, &counters->storage_waiting);
+    storage_fallbacks(io->storage, counters->fallbacks);
+    histogram_read(&io->counters.duration, &counters->duration);
+    histogram_read(&storage->duration, &counters->storage_duration);
     pthread_mutex_lock(&io->lock);
     counters->memory = io->memory.used;
     counters->memory_budget = io->memory.budget;

@@ -18,33 +18,38 @@
 #define DISORDER (2 * MIB)
 /* The kernel asks for whole pages, so a piece may begin so far into a range. */
 #define PAGE 4096
-#define HANDOVERS_FOR_ONWARD 3
-#define NAMED_FOR_ORDER 2
+/* A reader that went over so many ends of pieces goes on; of those who pick a
+ * tenth of the pieces one in a thousand looks like that. Who came from the top of
+ * the file need go over one: that a few pieces are read so happens once a file. */
+#define CROSSINGS_FOR_ONWARD 3
+#define LANDINGS_FOR_ORDER 3 /* likewise */
+/* A byte passed over is forgotten for so many in a row that were not. */
+#define HOLES_FORGIVEN 4
+#define GLANCES 3 /* likewise */
+#define GLANCES_AHEAD 16 /* pieces whose starts are fetched then */
+/* So many pieces that were not asked for may come between two that were; of this size
+ * at most, but for those whose start came with another's. */
+#define MOST_UNSEEN 8
+#define UNSEEN (256 * KIB)
 
-void
-prefetch_init(struct prefetch *prefetch)
+static uint64_t
+lesser(uint64_t a, uint64_t b)
 {
-    memset(prefetch, 0, sizeof(*prefetch));
-    prefetch->last_landed = UINT32_MAX;
+    return a < b ? a : b;
 }
 
-/* The last piece that starts at or before `offset`; UINT32_MAX: none does. */
-static uint32_t
-piece_at(const struct layout *layout, uint64_t offset)
+static uint64_t
+greater(uint64_t a, uint64_t b)
 {
-    uint32_t low = 0, high = layout ? layout->count : 0;
+    return a > b ? a : b;
+}
 
-    if (high == 0 || layout->pieces[0].start > offset)
-        return UINT32_MAX;
-    while (high - low > 1) {
-        uint32_t middle = low + (high - low) / 2;
-
-        if (layout->pieces[middle].start <= offset)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+void
+prefetch_init(struct prefetch *prefetch, struct habits *habits)
+{
+    memset(prefetch, 0, sizeof(*prefetch));
+    prefetch->habits = habits ? habits : &prefetch->own;
+    prefetch->last_landed = UINT32_MAX;
 }
 
 static uint64_t
@@ -59,6 +64,22 @@ piece_end(const struct layout *layout, uint32_t piece)
     if (!layout || layout->count == 0)
         return UINT64_MAX;
     return piece == UINT32_MAX ? layout->pieces[0].start : layout->pieces[piece].end;
+}
+
+static bool
+is_onward(const struct stream *stream)
+{
+    return stream->crossings >= CROSSINGS_FOR_ONWARD;
+}
+
+/* Whether a range of the stream that begins at `offset`, behind the piece that
+ * it is in, can be the kernel's doing alone: when a program comes to one run of
+ * the readahead the kernel asks for the next, and that may begin behind the end. */
+static bool
+may_be_the_kernels(const struct prefetch_limits *limits, const struct layout *layout,
+                   const struct stream *stream, uint64_t offset)
+{
+    return offset < piece_end(layout, stream->landed) + limits->overshoot;
 }
 
 static uint64_t
@@ -76,20 +97,23 @@ is_near(const struct stream *stream, uint64_t offset, uint64_t far)
 }
 
 /* The stream that asked for what lies just before, or NULL: the one that ends
- * right there, else the one of those near that was used last. */
+ * right there, else the one of those near that was used last. A range from which
+ * nobody went on is not to catch who passes by, and had only to jump over it. */
 static struct stream *
 find(struct prefetch *prefetch, uint64_t offset, uint64_t far)
 {
-    struct stream *best = NULL;
+    struct stream *best = NULL, *ends_here = NULL;
 
     for (int i = 0; i < PREFETCH_STREAMS; i++) {
         struct stream *stream = &prefetch->streams[i];
 
-        if (stream->used > 0 && stream->position == offset)
-            return stream;
-        if (is_near(stream, offset, far) && (!best || stream->used > best->used))
+        if (stream->used > 0 && stream->position == offset && (!ends_here || ends_here->is_lone))
+            ends_here = stream;
+        else if (is_near(stream, offset, far) && (!best || stream->used > best->used))
             best = stream;
     }
+    if (ends_here && !(ends_here->is_lone && best && is_onward(best)))
+        return ends_here;
     return best;
 }
 
@@ -104,32 +128,137 @@ oldest(struct prefetch *prefetch)
     return found;
 }
 
-/* A piece was begun: is it the one that comes next by name? */
-static void
-note_landing(struct prefetch *prefetch, const struct layout *layout, uint32_t piece)
+/* Whether the piece may have been wanted without a request of its own: small ones
+ * come with their neighbours, and of others the start may lie in the page cache. */
+static bool
+may_be_unseen(const struct prefetch *prefetch, const struct piece *piece)
+{
+    return piece->end - piece->start <= UNSEEN ||
+           (piece->start >= prefetch->landed_start && piece->start < prefetch->landed_end);
+}
+
+/* Whether `piece` comes by name after that begun last. */
+static bool
+is_next_by_name(const struct prefetch *prefetch, const struct layout *layout, uint32_t piece)
 {
     uint32_t last = prefetch->last_landed;
 
-    if (piece == last || piece == UINT32_MAX)
+    for (int i = 0; i < MOST_UNSEEN && last < layout->count; i++) {
+        last = layout->pieces[last].next;
+        if (last == piece)
+            return true;
+        if (last < layout->count && !may_be_unseen(prefetch, &layout->pieces[last]))
+            return false;
+    }
+    return false;
+}
+
+/* The same for the order of the file. */
+static bool
+is_next_in_file(const struct prefetch *prefetch, const struct layout *layout, uint32_t piece)
+{
+    uint32_t last = prefetch->last_landed;
+
+    if (last >= piece || piece - last > MOST_UNSEEN)
+        return false;
+    while (++last < piece)
+        if (!may_be_unseen(prefetch, &layout->pieces[last]))
+            return false;
+    return true;
+}
+
+static void
+note_order(struct order *order, bool kept, const struct piece *piece)
+{
+    if (kept) {
+        order->count++;
+        order->bytes += piece->end - piece->start;
+    } else {
+        /* Requests that overtook others look like that, too. */
+        order->count /= 2;
+        order->bytes /= 2;
+    }
+}
+
+/* A reader went to a piece: is it the one that comes next? */
+static void
+note_landing(struct prefetch *prefetch, const struct layout *layout, uint32_t piece,
+             uint64_t offset, uint64_t end)
+{
+    struct habits *habits = prefetch->habits;
+
+    if (piece == prefetch->last_landed || piece == UINT32_MAX)
         return;
-    if (last < layout->count && layout->pieces[last].next == piece)
-        prefetch->named++;
-    else
-        prefetch->named = 0;
+    /* The first follows nothing. */
+    if (prefetch->last_landed != UINT32_MAX) {
+        note_order(&habits->by_name, is_next_by_name(prefetch, layout, piece),
+                   &layout->pieces[piece]);
+        note_order(&habits->by_file, is_next_in_file(prefetch, layout, piece),
+                   &layout->pieces[piece]);
+    }
     prefetch->last_landed = piece;
+    prefetch->landed_start = offset;
+    prefetch->landed_end = end;
 }
 
 /* The first piece that starts in [offset, end); UINT32_MAX: none does. */
 static uint32_t
 piece_begun(const struct layout *layout, uint64_t offset, uint64_t end)
 {
-    uint32_t piece = piece_at(layout, offset);
+    uint32_t piece = layout_find(layout, offset);
 
     if (piece == UINT32_MAX || layout->pieces[piece].start < offset)
         piece = piece == UINT32_MAX ? 0 : piece + 1;
     if (!layout || piece >= layout->count || layout->pieces[piece].start >= end)
         return UINT32_MAX;
     return piece;
+}
+
+uint64_t
+prefetch_fault(const struct prefetch_limits *limits, uint64_t offset, uint64_t end)
+{
+    uint64_t length = end - offset;
+
+    /* Twice as much after POSIX_FADV_SEQUENTIAL, which safetensors gives. */
+    if (length != limits->overshoot && length != 2 * limits->overshoot)
+        return UINT64_MAX;
+    return offset + length / 2;
+}
+
+/* The piece that a range from a new place is after. */
+static uint32_t
+piece_wanted(const struct prefetch_limits *limits, const struct layout *layout, uint64_t offset,
+             uint64_t end)
+{
+    uint64_t fault = prefetch_fault(limits, offset, end);
+    uint32_t piece = UINT32_MAX;
+
+    if (fault != UINT64_MAX)
+        piece = piece_begun(layout, fault, fault + PAGE);
+    return piece != UINT32_MAX ? piece : piece_begun(layout, offset, end);
+}
+
+static bool
+is_glancing(const struct prefetch *prefetch)
+{
+    return prefetch->glances >= GLANCES;
+}
+
+/* Is more wanted of pieces than their starts? Of large ones, others do not tell. */
+static void
+note_glance(struct prefetch *prefetch, const struct prefetch_limits *limits,
+            const struct layout *layout, uint64_t offset, uint64_t end)
+{
+    uint32_t piece = piece_wanted(limits, layout, offset, end);
+    uint32_t around = layout_find(layout, offset);
+    uint64_t touch = 2 * limits->overshoot;
+
+    if (end - offset > touch ||
+        (piece == UINT32_MAX && offset >= piece_start(layout, around) + touch))
+        prefetch->glances = 0;
+    else if (piece != UINT32_MAX && piece != prefetch->last_landed &&
+             piece_end(layout, piece) - piece_start(layout, piece) > 2 * touch)
+        prefetch->glances++;
 }
 
 static uint64_t
@@ -145,33 +274,57 @@ first_window(const struct layout *layout, uint32_t piece, uint64_t offset, uint6
     return end - offset >= EARNEST_READ ? PIECE_WINDOW : FIRST_WINDOW;
 }
 
-/* A stream begins; `before` is the one that came near this place, or NULL. */
+/* For a new one: that used least of late, or, if it is a glance, the glance before. */
 static struct stream *
-begin(struct prefetch *prefetch, const struct layout *layout, const void *file, uint64_t offset,
-      uint64_t end, bool carried, const struct stream *before, const struct ahead *fetched)
+spare(struct prefetch *prefetch)
 {
-    struct stream *stream = oldest(prefetch);
-    uint32_t piece = piece_begun(layout, offset, end);
+    for (int i = 0; i < PREFETCH_STREAMS && is_glancing(prefetch); i++) {
+        struct stream *stream = &prefetch->streams[i];
+
+        if (stream->used == prefetch->clock && stream->is_lone)
+            return stream;
+    }
+    return oldest(prefetch);
+}
+
+/* A stream begins. */
+static struct stream *
+begin(struct prefetch *prefetch, const struct prefetch_limits *limits, const struct layout *layout,
+      const void *file, uint64_t offset, uint64_t end, enum prefetch_from from,
+      const struct ahead *fetched)
+{
+    struct stream *stream = spare(prefetch);
+    uint32_t piece = piece_wanted(limits, layout, offset, end);
     uint64_t window;
 
-    if (piece != UINT32_MAX)
-        note_landing(prefetch, layout, piece);
-    else
-        piece = piece_at(layout, end - 1);
-    window = carried ? 0 : first_window(layout, piece, offset, end);
-    if (before && window > 0 && before->window > window)
-        window = before->window;
+    if (piece != UINT32_MAX) {
+        note_landing(prefetch, layout, piece, offset, end);
+        prefetch->habits->before = 0;
+        if (offset + PAGE <= piece_start(layout, piece))
+            prefetch->habits->before =
+                (piece_start(layout, piece) - offset + PAGE - 1) / PAGE * PAGE;
+    } else {
+        piece = layout_find(layout, end - 1);
+    }
+    window = from == PREFETCH_BEFORE ? 0 : first_window(layout, piece, offset, end);
+    if (window > 0 && prefetch->habits->proven > window)
+        window = prefetch->habits->proven;
     *stream = (struct stream){
-        .id = prefetch->clock,
+        .id = ++prefetch->habits->streams,
         .start = offset,
         .position = end,
         .window = window,
         .landed = piece,
+        .from_top = from == PREFETCH_TOP,
+        .is_lone = true,
         .file = file,
     };
-    if (fetched) {
+    if (prefetch->habits->by_file.count >= LANDINGS_FOR_ORDER && !is_glancing(prefetch))
+        stream->crossings = CROSSINGS_FOR_ONWARD;
+    if (fetched && !fetched->glance) {
         /* Foreseen: it is the reader for whom these bytes were fetched. */
-        stream->onward = fetched->onward;
+        if (fetched->onward)
+            stream->crossings = CROSSINGS_FOR_ONWARD;
         if (fetched->window > stream->window)
             stream->window = fetched->window;
     }
@@ -181,65 +334,67 @@ begin(struct prefetch *prefetch, const struct layout *layout, const void *file, 
 /* Whether the range begins a piece, and does not just go on where the stream is
  * that asked last. */
 static bool
-lands(const struct prefetch *prefetch, const struct stream *stream, const struct layout *layout,
-      uint64_t offset)
+lands(const struct prefetch *prefetch, const struct prefetch_limits *limits,
+      const struct stream *stream, const struct layout *layout, uint64_t offset, uint64_t end)
 {
+    uint64_t fault = prefetch_fault(limits, offset, end);
+
     if (offset == stream->position && stream->used == prefetch->clock)
         return false;
-    return !stream->onward && piece_begun(layout, offset, offset + PAGE) != UINT32_MAX;
+    if (is_glancing(prefetch))
+        return piece_wanted(limits, layout, offset, end) != UINT32_MAX;
+    if (is_onward(stream))
+        return false;
+    if (offset != stream->position && fault != UINT64_MAX &&
+        piece_begun(layout, fault, fault + PAGE) != UINT32_MAX)
+        return true;
+    return piece_begun(layout, offset, offset + PAGE) != UINT32_MAX;
 }
 
-/* Counts what was passed over, and takes off what came late. */
+/* Counts what was passed over, and takes off what came late, and some for each time
+ * that the reader just goes on: it may have been here before, and pass over what
+ * the page cache has. */
 static void
 advance(struct stream *stream, uint64_t offset, uint64_t end)
 {
     if (offset > stream->position)
         stream->holes += offset - stream->position;
+    else if (offset == stream->position)
+        stream->holes -= lesser(stream->holes, (end - offset) / HOLES_FORGIVEN);
     else if (end <= stream->position)
-        stream->holes -= stream->holes < end - offset ? stream->holes : end - offset;
+        stream->holes -= lesser(stream->holes, end - offset);
     if (end > stream->position)
         stream->position = end;
     if (offset < stream->start)
         stream->start = offset;
 }
 
+/* What a range that begins at `offset` says of where the stream's reader goes. */
 static void
-learn_onward(struct stream *stream, const struct prefetch_limits *limits,
-             const struct layout *layout, const void *file, uint64_t offset, uint64_t before)
+learn_onward(struct prefetch *prefetch, struct stream *stream, const struct prefetch_limits *limits,
+             const struct layout *layout, const void *file, uint64_t offset, bool handed_over)
 {
-    uint32_t piece = piece_at(layout, stream->position - 1);
-    bool handed_over = file != stream->file && offset == before;
+    uint32_t piece = layout_find(layout, stream->position - 1);
 
+    stream->from_top &= file == stream->file;
     stream->file = file;
     if (stream->holes > reach(limits)) {
         /* It picks here and there. */
-        stream->onward = false;
-        stream->handovers = 0;
+        stream->from_top = false;
+        stream->crossings = 0;
         stream->holes = 0;
-        stream->boundary = stream->position;
+        stream->start = stream->position;
         stream->landed = piece;
-        return;
-    }
-    if (handed_over) {
-        /* A new file of the mount that begins where the last one ended: the
-         * kernel's own readahead does not do that, so the reader did. */
+    } else if (handed_over ||
+               (piece != stream->landed && !may_be_the_kernels(limits, layout, stream, offset))) {
+        /* The kernel does not go so far by itself, nor on to a new file of the
+         * mount that begins where the last one ended. But only a reader that came
+         * a good way to the end of a piece says anything by going over it. */
+        if (handed_over || piece_end(layout, stream->landed) > stream->start + limits->overshoot)
+            stream->crossings += stream->from_top ? CROSSINGS_FOR_ONWARD : 1;
         stream->landed = piece;
-        if (++stream->handovers >= HANDOVERS_FOR_ONWARD)
-            stream->onward = true;
+        note_landing(prefetch, layout, piece, offset, stream->position);
     }
-    if (stream->boundary == 0 && piece != stream->landed) {
-        /* Only a reader that came a good way to the end of a piece says anything
-         * by going over it: the kernel asks for what lies before and behind. */
-        uint64_t start = piece_start(layout, piece);
-
-        if (start - stream->start > 2 * limits->overshoot)
-            stream->boundary = start;
-        else if (stream->position - start > 2 * limits->overshoot)
-            stream->landed = piece;
-    }
-    /* Further over the end of a piece than the kernel would go by itself. */
-    if (stream->boundary && stream->position >= stream->boundary + 2 * limits->overshoot + MIB)
-        stream->onward = true;
 }
 
 static void
@@ -249,52 +404,90 @@ follow(struct prefetch *prefetch, struct stream *stream, const struct prefetch_l
     uint64_t before = stream->position;
     bool handed_over = file != stream->file && offset == before;
 
+    stream->is_lone = false;
     advance(stream, offset, end);
-    learn_onward(stream, limits, layout, file, offset, before);
-    if (handed_over)
-        note_landing(prefetch, layout, stream->landed);
+    learn_onward(prefetch, stream, limits, layout, file, offset, handed_over);
     /* Not for what came late, nor for one that picks here and there. */
     if (end <= before || (offset > before && stream->holes > (end - stream->start) / 4))
         return;
-    if (stalled)
+    /* It was to be there, or would have been with a larger window. */
+    if (stalled && (stream->cut || offset < stream->granted))
         stream->window *= 2;
+    if (end >= piece_end(layout, stream->landed) && before < piece_end(layout, stream->landed))
+        prefetch->habits->proven = stream->window;
     if (stream->window < FIRST_WINDOW)
         stream->window = FIRST_WINDOW;
 }
 
-/* Whether the stream may only have been carried over the start of this piece
- * by the kernel's readahead. */
-static bool
-may_be_overshoot(const struct stream *stream, const struct prefetch_limits *limits,
-                 const struct layout *layout, uint32_t piece)
+/* How far to be ahead of the stream, which is in this piece. Over ends of pieces
+ * no further than it came. */
+static void
+grant(const struct prefetch *prefetch, struct stream *stream, const struct layout *layout,
+      uint32_t piece, struct ahead *ahead)
 {
-    return layout && piece != stream->landed && !stream->onward &&
-           stream->position - piece_start(layout, piece) <= 2 * limits->overshoot;
+    uint64_t rest = piece_end(layout, piece) - stream->position;
+
+    ahead->stream = stream->id;
+    ahead->piece = piece;
+    ahead->stop = piece_end(layout, piece);
+    ahead->onward = is_onward(stream);
+    ahead->by_name = !ahead->onward && prefetch->habits->by_name.count >= LANDINGS_FOR_ORDER &&
+                     piece != UINT32_MAX;
+    ahead->before = prefetch->habits->before;
+    ahead->glance = 0;
+    ahead->window = stream->window;
+    if (ahead->onward)
+        ahead->window = lesser(ahead->window, greater(stream->position - stream->start,
+                                                      prefetch->habits->by_file.bytes));
+    else if (ahead->by_name)
+        ahead->window = lesser(ahead->window, rest + prefetch->habits->by_name.bytes);
+    else if (piece != stream->landed)
+        /* It may only have been carried over the start of this piece by the kernel. */
+        ahead->window = 0;
+    stream->cut = ahead->onward || ahead->by_name || ahead->window < rest;
+    stream->granted = stream->position + (stream->cut ? ahead->window : rest);
+}
+
+/* The same for one that only looks at the starts of pieces, in a known order. */
+static void
+grant_glances(const struct prefetch *prefetch, uint64_t length, struct ahead *ahead)
+{
+    const struct habits *habits = prefetch->habits;
+
+    if (habits->by_name.count < LANDINGS_FOR_ORDER && habits->by_file.count < LANDINGS_FOR_ORDER)
+        return;
+    ahead->onward = false;
+    ahead->by_name = habits->by_name.count > habits->by_file.count;
+    ahead->glance = length + PAGE;
+    ahead->window = GLANCES_AHEAD * ahead->glance;
 }
 
 void
 prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
               const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
-              bool carried, bool stalled, const struct ahead *fetched, struct ahead *ahead)
+              enum prefetch_from from, bool stalled, const struct ahead *fetched,
+              struct ahead *ahead)
 {
     struct stream *stream = find(prefetch, offset, reach(limits));
+    bool begins = false;
     uint32_t piece;
 
-    if (stream && !lands(prefetch, stream, layout, offset))
+    note_glance(prefetch, limits, layout, offset, end);
+    ahead->follows = stream && stream->position == offset;
+    if (stream && !lands(prefetch, limits, stream, layout, offset, end))
         follow(prefetch, stream, limits, layout, file, offset, end, stalled);
-    else
-        stream = begin(prefetch, layout, file, offset, end, carried, stream, fetched);
+    else {
+        stream = begin(prefetch, limits, layout, file, offset, end, from, fetched);
+        begins = true;
+    }
     stream->used = ++prefetch->clock;
     if (stream->window > limits->most)
         stream->window = limits->most;
 
-    piece = piece_at(layout, stream->position - 1);
-    ahead->window = may_be_overshoot(stream, limits, layout, piece) ? 0 : stream->window;
-    ahead->stop = piece_end(layout, piece);
-    ahead->onward = stream->onward;
-    ahead->stream = stream->id;
-    ahead->piece = piece;
-    ahead->by_name = !stream->onward && prefetch->named >= NAMED_FOR_ORDER && piece != UINT32_MAX;
+    piece = layout_find(layout, stream->position - 1);
+    grant(prefetch, stream, layout, piece, ahead);
+    if (begins && is_glancing(prefetch))
+        grant_glances(prefetch, end - offset, ahead);
     /* A range that came late: its stream is already ahead of it. */
     if (end < stream->position)
         ahead->window = 0;
@@ -312,11 +505,12 @@ prefetch_unused(struct prefetch *prefetch, const struct ahead *ahead)
             continue;
         stream->shrunk_at = stream->position;
         stream->window /= 2;
-        stream->onward = false;
-        stream->handovers = 0;
-        stream->boundary = stream->position;
+        prefetch->habits->proven /= 2;
+        stream->crossings = 0;
+        prefetch->habits->by_file = (struct order){0};
+        prefetch->glances = 0;
         if (ahead->by_name)
-            prefetch->named = 0;
+            prefetch->habits->by_name = (struct order){0};
     }
 }
 

@@ -21,18 +21,25 @@ struct ring_read {
     void *buffer;
     uint32_t length;
     uint64_t offset;
+    bool urgent; /* set by ring_submit() */
+    uint64_t started; /* by the ring: when the kernel was given it, by monotonic_ns() */
     /* From the ring's thread; `result` is what pread would give, errors negative. */
     void (*complete)(struct ring_read *read, int result);
 };
 
-/* At most `depth` reads given to the kernel at once. Fails where the kernel or
+/* At most `depth` reads given to the kernel at once, of which only some that are not
+ * urgent. Fails where the kernel or
  * a sandbox refuses, and says in `reason` why. */
 errint_t ring_new(unsigned depth, struct ring **ring, struct reason *reason);
 
 /* Nothing may be under way. */
 void ring_free(struct ring *ring); /* NULL is allowed */
 
-/* Urgent reads go before others that the kernel has not been given yet. */
+/* Urgent reads go before others that the kernel has not been given yet, and have few of
+ * them beside them. */
 void ring_submit(struct ring *ring, struct ring_read *read, bool urgent);
+
+/* Reads that the kernel has been given and not yet ended. Any thread. */
+unsigned ring_in_flight(struct ring *ring);
 
 #endif

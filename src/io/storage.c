@@ -12,6 +12,8 @@
  */
 #include "io/storage.h"
 
+#include "io/block.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -28,7 +30,6 @@
 #define MOST_RETRIES 1000 /* of EAGAIN, a millisecond apart */
 #define MOST_ATTEMPTS 4 /* in the face of EIO */
 #define FIRST_PAUSE_MS 5 /* doubled before each further attempt */
-#define BLOCK 4096
 
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
@@ -46,9 +47,12 @@ struct storage {
     unsigned depth;
     unsigned threads;
     bool direct;
+    bool ring; /* wanted */
     struct reason no_ring; /* why not; text "" when there is one */
     atomic_bool no_dontcache; /* the kernel or a file system does not know it */
     atomic_bool no_cachestat;
+    atomic_uint pending; /* reads not yet completed */
+    atomic_uint reading; /* threads that wait for the kernel to read */
     struct storage_counters counters;
 };
 
@@ -115,6 +119,14 @@ give_to_worker(struct storage *storage, struct storage_read *read)
     workers_add(storage->workers, &read->job, read->urgent);
 }
 
+/* No descriptor is held any more. */
+static void
+complete(struct storage *storage, struct storage_read *read, errint_t result)
+{
+    atomic_fetch_sub_explicit(&storage->pending, 1, memory_order_relaxed);
+    read->complete(read, result);
+}
+
 /* The read has ended one way or the other; `fd` is held. */
 static void
 finish(struct storage *storage, struct storage_read *read, int fd, errint_t result)
@@ -130,7 +142,7 @@ finish(struct storage *storage, struct storage_read *read, int fd, errint_t resu
         descriptors_stale(backing);
     }
     descriptors_release(storage->descriptors, backing, read->access);
-    read->complete(read, result);
+    complete(storage, read, result);
 }
 
 /* Copies from the page cache; false when some of it has gone meanwhile. */
@@ -138,19 +150,26 @@ static bool
 copy_cached(struct storage *storage, struct storage_read *read, int fd)
 {
     size_t got = 0;
+    int flags = RWF_NOWAIT;
 
     while (got < read->valid) {
         struct iovec vector = {read->buffer + got, read->valid - got};
-        ssize_t result = preadv2(fd, &vector, 1, (off_t)(read->offset + got), RWF_NOWAIT);
+        ssize_t result = preadv2(fd, &vector, 1, (off_t)(read->offset + got), flags);
 
         if (result < 0 && errno == EINTR)
             continue;
+        if (result < 0 && errno == EOPNOTSUPP && flags) {
+            /* As tmpfs: but it is there, so it will not wait. */
+            flags = 0;
+            continue;
+        }
         if (result <= 0)
             return false;
         got += (size_t)result;
     }
     count_bytes(storage, got);
     add(&storage->counters.cached_bytes, got);
+    read->copied = true;
     return true;
 }
 
@@ -179,6 +198,7 @@ ring_ended(struct ring_read *ring_read, int result)
     struct storage *storage = read->storage;
     bool again = result >= 0 || result == -EINTR || result == -EAGAIN || result == -EIO;
 
+    histogram_add_since(&storage->counters.duration, ring_read->started);
     if (result > 0)
         count_bytes(storage, (size_t)result);
     if (result > 0 && (size_t)result >= read->valid) {
@@ -200,7 +220,24 @@ ring_ended(struct ring_read *ring_read, int result)
 static size_t
 resume_at(const struct storage_read *read, size_t got)
 {
-    return read->access == ACCESS_DIRECT && got < read->valid ? got / BLOCK * BLOCK : got;
+    return read->access == ACCESS_DIRECT && got < read->valid ? (size_t)block_down(got) : got;
+}
+
+/* One call, from a worker; `got` bytes are there already. */
+static ssize_t
+read_once(struct storage *storage, struct storage_read *read, int fd, size_t got)
+{
+    struct iovec vector = {read->buffer + got, read->length - got};
+    uint64_t started = monotonic_ns();
+    ssize_t result;
+
+    atomic_fetch_add_explicit(&storage->reading, 1, memory_order_relaxed);
+    result = preadv2(fd, &vector, 1, (off_t)(read->offset + got), read->flags);
+    if (result < 0)
+        result = -errno;
+    atomic_fetch_sub_explicit(&storage->reading, 1, memory_order_relaxed);
+    histogram_add_since(&storage->counters.duration, started);
+    return result;
 }
 
 /* Reads it all from a worker, with as many calls as it takes. */
@@ -211,8 +248,7 @@ read_alone(struct storage *storage, struct storage_read *read, int fd)
     unsigned retries = 0, attempts = 1;
 
     while (got < read->valid) {
-        struct iovec vector = {read->buffer + got, read->length - got};
-        ssize_t result = preadv2(fd, &vector, 1, (off_t)(read->offset + got), read->flags);
+        ssize_t result = read_once(storage, read, fd, got);
 
         if (result > 0) {
             size_t next = resume_at(read, got + (size_t)result);
@@ -226,12 +262,12 @@ read_alone(struct storage *storage, struct storage_read *read, int fd)
         }
         if (result == 0)
             return -ESTALE; /* it ends before it should */
-        if (errno == EAGAIN && retries++ < MOST_RETRIES)
+        if (result == -EAGAIN && retries++ < MOST_RETRIES)
             pause_ms(1);
-        else if (errno == EIO && attempts < MOST_ATTEMPTS)
+        else if (result == -EIO && attempts < MOST_ATTEMPTS)
             pause_ms(FIRST_PAUSE_MS << attempts++);
-        else if (errno != EINTR)
-            return -errno;
+        else if (result != -EINTR)
+            return (errint_t)result;
         add(&storage->counters.retries, 1);
     }
     return 0;
@@ -261,7 +297,7 @@ use_page_cache(struct storage *storage, struct storage_read *read, int *fd)
     if (!read->urgent) {
         /* Nobody waits for it yet, and it is near enough where it is. */
         descriptors_release(storage->descriptors, read->backing, read->access);
-        read->complete(read, -ECANCELED);
+        complete(storage, read, -ECANCELED);
         return true;
     }
     if (read->access == ACCESS_DIRECT) {
@@ -309,23 +345,57 @@ start(struct storage *storage, struct storage_read *read, int fd, bool worker)
     }
 }
 
+/* From a worker: a descriptor, with as many attempts as a read has. */
+static int
+acquire(struct storage *storage, const struct storage_read *read)
+{
+    unsigned attempts = 1;
+    int fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
+
+    while (fd == -EIO && attempts < MOST_ATTEMPTS) {
+        pause_ms(FIRST_PAUSE_MS << attempts++);
+        add(&storage->counters.retries, 1);
+        fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
+    }
+    return fd;
+}
+
+/* Those that waited for the same open: it gave them a descriptor too, or a reason. */
+static void
+pass_on(struct storage *storage, struct job *kept, int fd)
+{
+    while (kept) {
+        struct storage_read *read = read_of_job(kept);
+
+        kept = kept->next;
+        if (fd >= 0 || fd == -EOPNOTSUPP)
+            give_to_worker(storage, read);
+        else
+            complete(storage, read, fd);
+    }
+}
+
 static void
 run_job(struct job *job)
 {
     struct storage_read *read = read_of_job(job);
     struct storage *storage = read->storage;
-    int fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
+    int fd;
 
+    if (!descriptors_may_acquire(storage->descriptors, read->backing, read->access, job))
+        return;
+    fd = acquire(storage, read);
+    pass_on(storage, descriptors_acquired(storage->descriptors, read->backing, read->access), fd);
     if (fd == -EOPNOTSUPP) {
         read->access = ACCESS_BUFFERED;
-        fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
-    }
-    if (fd < 0)
-        read->complete(read, fd);
-    else if (read->alone)
+        give_to_worker(storage, read);
+    } else if (fd < 0) {
+        complete(storage, read, fd);
+    } else if (read->alone) {
         run_alone(storage, read, fd);
-    else
+    } else {
         start(storage, read, fd, true);
+    }
 }
 
 void
@@ -333,10 +403,12 @@ storage_read(struct storage *storage, struct storage_read *read)
 {
     int fd;
 
+    atomic_fetch_add_explicit(&storage->pending, 1, memory_order_relaxed);
     read->storage = storage;
     read->job.run = run_job;
     read->alone = false;
     read->was_cached = false;
+    read->copied = false;
     read->flags = 0;
     read->access = descriptors_access(storage->descriptors, read->backing);
     fd = descriptors_try(storage->descriptors, read->backing, read->access);
@@ -345,7 +417,7 @@ storage_read(struct storage *storage, struct storage_read *read)
     else if (fd == -EAGAIN || fd == -EOPNOTSUPP)
         give_to_worker(storage, read);
     else
-        read->complete(read, fd);
+        complete(storage, read, fd);
 }
 
 static unsigned
@@ -378,6 +450,7 @@ storage_new(const struct storage_options *options, struct storage **storage)
     if (!made)
         return -ENOMEM;
     made->direct = options->direct;
+    made->ring = options->ring;
     made->depth = options->depth ? options->depth : DEFAULT_DEPTH;
     if (options->ring)
         make_rings(made, rings > MOST_RINGS ? MOST_RINGS : rings);
@@ -424,6 +497,37 @@ struct storage_counters *
 storage_counters(struct storage *storage)
 {
     return &storage->counters;
+}
+
+void
+storage_queue(struct storage *storage, uint64_t *in_flight, uint64_t *waiting)
+{
+    uint64_t pending = atomic_load(&storage->pending);
+
+    *in_flight = atomic_load(&storage->reading);
+    for (unsigned i = 0; i < storage->ring_count; i++)
+        *in_flight += ring_in_flight(storage->rings[i]);
+    /* They are not of the same moment. */
+    *waiting = pending > *in_flight ? pending - *in_flight : 0;
+}
+
+static enum io_fallback
+fallback_of(bool wanted, bool refused)
+{
+    if (!wanted)
+        return IO_FALLBACK_NOT_WANTED;
+    return refused ? IO_FALLBACK_REFUSED : IO_FALLBACK_NONE;
+}
+
+void
+storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_WAYS])
+{
+    bool direct_refused = descriptors_direct_refused(storage->descriptors) != NULL;
+
+    fallbacks[IO_WAY_URING] = fallback_of(storage->ring, storage->ring_count == 0);
+    fallbacks[IO_WAY_DIRECT] = fallback_of(storage->direct, direct_refused);
+    fallbacks[IO_WAY_DONTCACHE] = fallback_of(true, atomic_load(&storage->no_dontcache));
+    fallbacks[IO_WAY_CACHESTAT] = fallback_of(true, atomic_load(&storage->no_cachestat));
 }
 
 static void

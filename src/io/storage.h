@@ -13,7 +13,9 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/extent.h"
+#include "base/histogram.h"
 #include "io/descriptors.h"
+#include "io/fallbacks.h"
 #include "io/ring.h"
 #include "io/workers.h"
 
@@ -56,6 +58,7 @@ struct storage_read {
     int flags; /* RWF_... */
     bool alone; /* a worker is to do it, step by step */
     bool was_cached; /* all of it lay in the page cache before */
+    bool copied; /* all of it came from there */
 };
 
 errint_t storage_new(const struct storage_options *options, struct storage **storage);
@@ -75,9 +78,15 @@ struct storage_counters {
     atomic_uint_fast64_t bytes;
     atomic_uint_fast64_t cached_bytes; /* of these, from the page cache */
     atomic_uint_fast64_t retries; /* after EIO, EAGAIN, or a short read */
+    struct histogram duration; /* of what the kernel was given to read, whatever came of it */
 };
 
 struct storage_counters *storage_counters(struct storage *storage);
+
+/* Reads that the kernel has now, and those that are yet to be given to it. */
+void storage_queue(struct storage *storage, uint64_t *in_flight, uint64_t *waiting);
+
+void storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_WAYS]);
 
 /* Appends members of a JSON object, without its braces. */
 void storage_status(struct storage *storage, struct buffer *out);

@@ -15,7 +15,8 @@ struct workers {
     pthread_cond_t work;
     struct queue urgent, others;
     bool stopping;
-    unsigned idle; /* threads that wait */
+    unsigned waiting; /* jobs in the queues */
+    unsigned idle; /* threads that wait, or are about to wake */
     unsigned count; /* threads made */
     unsigned most;
     pthread_t threads[];
@@ -60,6 +61,7 @@ take(struct workers *workers)
         job = queue_take(&workers->urgent);
         if (!job)
             job = queue_take(&workers->others);
+        workers->waiting -= job != NULL;
         if (job || workers->stopping)
             break;
         workers->idle++;
@@ -144,7 +146,9 @@ workers_add(struct workers *workers, struct job *job, bool urgent)
 {
     pthread_mutex_lock(&workers->lock);
     queue_add(urgent ? &workers->urgent : &workers->others, job);
-    if (workers->idle == 0 && workers->count < workers->most && !workers->stopping)
+    workers->waiting++;
+    /* No job may have to wait for another, which may be long. */
+    if (workers->waiting > workers->idle && workers->count < workers->most && !workers->stopping)
         add_thread(workers);
     pthread_cond_signal(&workers->work);
     pthread_mutex_unlock(&workers->lock);

@@ -196,11 +196,64 @@ write_header(const struct checkpoint *checkpoint, const struct tensor_ref *order
     return st_header_finish(header, PAGE);
 }
 
+/* Where the tensors of the file lie that have any bytes, and which follows which by name.
+ * NULL: there are none, or no memory: the file is right without, only slower to read. */
+static struct layout *
+find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
+            uint64_t data_start)
+{
+    struct layout *layout = malloc(sizeof(*layout) + (count + 1) * sizeof(layout->pieces[0]));
+    size_t *first = calloc(checkpoint->shard_count + 1, sizeof(*first));
+    uint32_t *piece_of = NULL, *last = NULL;
+    uint64_t position = data_start;
+    size_t tensors = 0;
+
+    for (uint32_t i = 0; first && i < checkpoint->shard_count; i++) {
+        first[i] = tensors;
+        tensors += checkpoint->shards[i]->table ? checkpoint->shards[i]->table->count : 0;
+    }
+    piece_of = malloc((tensors + 1) * sizeof(*piece_of));
+    if (!layout || !first || !piece_of) {
+        free(layout);
+        layout = NULL;
+        goto out;
+    }
+    memset(piece_of, 0xff, tensors * sizeof(*piece_of));
+    layout->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t size = tensor_size(checkpoint, order[i]);
+
+        if (size == 0)
+            continue;
+        piece_of[first[order[i].shard] + order[i].tensor] = layout->count;
+        layout->pieces[layout->count++] = (struct piece){position, position + size, 0};
+        position += size;
+    }
+    /* All tensors of the checkpoint, by name: those in this file follow one another. */
+    for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
+        struct tensor_ref ref = checkpoint->tensors[i];
+        uint32_t piece = piece_of[first[ref.shard] + ref.tensor];
+
+        if (piece == UINT32_MAX)
+            continue;
+        if (last)
+            *last = piece;
+        last = &layout->pieces[piece].next;
+    }
+    if (last)
+        *last = layout->count;
+out:
+    free(first);
+    free(piece_of);
+    return layout;
+}
+
 static errint_t
 make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
              struct buffer *header, struct extent_list **list)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
+    uint64_t data_start = header->length;
     struct blob *blob = blob_new(header->data, header->length);
 
     *header = (struct buffer)BUFFER_INIT;
@@ -217,7 +270,10 @@ make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order
                                    tensor->end - tensor->begin);
     }
     *list = extent_builder_finish(&builder);
-    return *list ? 0 : -ENOMEM;
+    if (!*list)
+        return -ENOMEM;
+    (*list)->layout = find_pieces(checkpoint, order, count, data_start);
+    return 0;
 }
 
 errint_t

@@ -64,7 +64,8 @@ same_version(const struct node *a, const struct node *b)
 {
     switch (a->kind) {
     case NODE_WHOLE:
-        return a->is_shard == b->is_shard &&
+        /* What went stale stays so, even if the file is well again. */
+        return a->is_shard == b->is_shard && !atomic_load(&a->backing->stale) &&
                file_identity_same_content(&a->backing->identity, &b->backing->identity);
     case NODE_MADE:
         return a->checkpoint->serial == b->checkpoint->serial && a->made == b->made &&

@@ -44,7 +44,8 @@ struct node {
     /* NODE_WHOLE */
     struct backing *backing;
     struct access access; /* guarded by view->lock: chmod keeps the node */
-    bool is_shard; /* its header must be sound before it is opened */
+    bool is_shard; /* its header must be sound before it is opened, and what is read is
+                    * the backing of its checkpoint */
 
     /* NODE_MADE */
     struct checkpoint *checkpoint;

@@ -3,6 +3,7 @@
 
 #include "base/parallel.h"
 #include "catalog/group.h"
+#include "format/json.h"
 #include "format/npy.h"
 #include "view/index.h"
 #include "view/names.h"
@@ -492,24 +493,17 @@ lookup_made(struct view *view, struct node *parent, const char *name,
     return error;
 }
 
-/* A name that may be of a re-cut: whose, and which of its files. */
+/* Whether the re-cut checkpoint of this stem has a file of this name, its part `part`. */
 static errint_t
-find_recut(struct view *view, struct node *parent, const char *name,
-           const struct dir_listing *listing, const struct dir_entry **entry, enum made_kind *kind,
-           uint32_t *part)
+find_recut_of(struct view *view, struct node *parent, const char *name, const char *stem,
+              const struct dir_listing *listing, const struct dir_entry **entry,
+              enum made_kind kind, uint32_t part)
 {
-    char stem[256], expected[512];
-    uint32_t number = 1, of, parts;
     struct checkpoint *checkpoint;
+    char expected[512];
+    uint32_t parts;
     errint_t error;
 
-    if (listing->recut_count == 0)
-        return -ENOENT;
-    *kind = MADE_PART;
-    if (group_index_name(name, stem))
-        *kind = MADE_PART_INDEX;
-    else if (!group_numbered_name(name, stem, &number, &of) && !group_single_name(name, stem))
-        return -ENOENT;
     *entry = dir_listing_find_recut(listing, stem);
     if (!*entry)
         return -ENOENT;
@@ -520,12 +514,42 @@ find_recut(struct view *view, struct node *parent, const char *name,
     checkpoint_unref(checkpoint);
     if (error)
         return error;
-    *part = number - 1;
-    if (*kind == MADE_PART)
-        index_part_name(stem, *part, parts, expected);
+    if (kind == MADE_PART)
+        index_part_name(stem, part, parts, expected);
     else
         group_name_index(stem, expected);
     return strcmp(name, expected) == 0 ? 0 : -ENOENT;
+}
+
+/* A name that may be of a re-cut: whose, and which of its files. One that looks like
+ * a numbered shard may be the only file of a stem that looks so. */
+static errint_t
+find_recut(struct view *view, struct node *parent, const char *name,
+           const struct dir_listing *listing, const struct dir_entry **entry, enum made_kind *kind,
+           uint32_t *part)
+{
+    uint32_t number, of;
+    char stem[256];
+    errint_t error;
+
+    if (listing->recut_count == 0)
+        return -ENOENT;
+    *part = 0;
+    if (group_index_name(name, stem)) {
+        *kind = MADE_PART_INDEX;
+        return find_recut_of(view, parent, name, stem, listing, entry, *kind, 0);
+    }
+    *kind = MADE_PART;
+    if (group_numbered_name(name, stem, &number, &of)) {
+        *part = number - 1;
+        error = find_recut_of(view, parent, name, stem, listing, entry, *kind, *part);
+        if (error != -ENOENT)
+            return error;
+        *part = 0;
+    }
+    if (!group_single_name(name, stem))
+        return -ENOENT;
+    return find_recut_of(view, parent, name, stem, listing, entry, *kind, 0);
 }
 
 static errint_t
@@ -967,9 +991,10 @@ view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_
 
 /* ---- opening files ---- */
 
-/* Whether the shard behind a whole file is sound, and still that file. */
+/* The backing of the shard that a whole file is, as the other views read it, if
+ * it is sound and still that file; a reference. */
 static errint_t
-check_shard(struct view *view, const struct node *node)
+shard_backing(struct view *view, const struct node *node, struct backing **backing)
 {
     struct checkpoint *checkpoint;
     errint_t error = named_checkpoint(view, node->parent, node->name, ENTRY_SHARD, &checkpoint);
@@ -982,10 +1007,12 @@ check_shard(struct view *view, const struct node *node)
 
         if (strcmp(shard->name, node->name) != 0)
             continue;
-        if (shard->refusal)
+        if (shard->refusal) {
             error = -EIO;
-        else if (file_identity_same_content(&node->backing->identity, &shard->file.identity))
+        } else if (file_identity_same_content(&node->backing->identity, &shard->file.identity)) {
+            *backing = backing_ref(shard->backing);
             error = 0;
+        }
     }
     checkpoint_unref(checkpoint);
     return error;
@@ -995,11 +1022,17 @@ static errint_t
 open_whole(struct view *view, const struct node *node, struct extent_list **list)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
-    errint_t error = node->is_shard ? check_shard(view, node) : 0;
+    struct backing *backing;
+    errint_t error = 0;
 
+    if (node->is_shard)
+        error = shard_backing(view, node, &backing);
+    else
+        backing = backing_ref(node->backing);
     if (error)
         return error;
-    extent_builder_add_backing(&builder, node->backing, 0, node->backing->identity.size);
+    extent_builder_add_backing(&builder, backing, 0, backing->identity.size);
+    backing_unref(backing);
     *list = extent_builder_finish(&builder);
     return *list ? 0 : -ENOMEM;
 }
@@ -1024,13 +1057,12 @@ open_page(const struct node *node, struct extent_list **list)
     return error ? error : list_of_text(&text, list);
 }
 
-errint_t
-view_open(struct view *view, node_id id, struct extent_list **list, bool *live)
+static errint_t
+open_file(struct view *view, node_id id, struct extent_list **list, bool *live)
 {
     struct node *node;
     uint32_t position;
 
-    *live = false;
     if (node_is_tensor(id)) {
         struct tensor_set *set = node_set_of(view, id, &position);
 
@@ -1054,9 +1086,22 @@ view_open(struct view *view, node_id id, struct extent_list **list, bool *live)
     return -EISDIR;
 }
 
+errint_t
+view_open(struct view *view, node_id id, struct extent_list **list, bool *live)
+{
+    errint_t error;
+
+    *live = false;
+    error = open_file(view, id, list, live);
+    if (!error)
+        extent_list_opened(*list);
+    return error;
+}
+
 void
 view_close(struct view *view, struct extent_list *list)
 {
+    extent_list_closed(list);
     extent_list_unref(list);
     opened_trim(view->opened);
 }
@@ -1069,6 +1114,7 @@ static const char *const xattr_names[] = {
     "user.safetensors.shape",
     "user.fstfs.extents",
 };
+static const char xattr_source[] = "user.fstfs.source";
 
 static void
 add_shape(const struct st_table *table, const struct st_tensor *tensor, struct buffer *value)
@@ -1082,29 +1128,69 @@ add_shape(const struct st_table *table, const struct st_tensor *tensor, struct b
     buffer_add_char(value, ']');
 }
 
+/* A name from the file system: as text where it is UTF-8; else, since JSON has no string
+ * for it, in hexadecimal, and its key says so. */
 static void
-add_extents(struct view *view, const struct shard *shard, const struct st_tensor *tensor,
-            struct buffer *value)
+add_file_name(const char *key, const char *name, size_t length, struct buffer *value)
 {
-    struct buffer path = BUFFER_INIT;
+    size_t at;
 
-    buffer_add_text(&path, catalog_source(view->catalog));
-    buffer_add_char(&path, '/');
-    buffer_add_text(&path, shard->backing->path);
-    buffer_add_text(value, "[{\"path\": ");
-    buffer_add_json_string(value, path.data, path.length);
-    buffer_add_text(value, ", \"offset\": ");
-    buffer_add_u64(value, shard->table->data_start + tensor->begin);
-    buffer_add_text(value, ", \"length\": ");
-    buffer_add_u64(value, tensor->end - tensor->begin);
-    buffer_add_text(value, "}]");
-    if (buffer_failed(&path))
-        value->failed = true;
-    buffer_free(&path);
+    if (json_check_utf8(name, length, &at)) {
+        buffer_addf(value, "\"%s\": ", key);
+        buffer_add_json_string(value, name, length);
+        return;
+    }
+    buffer_addf(value, "\"%s_hex\": \"", key);
+    for (size_t i = 0; i < length; i++)
+        buffer_addf(value, "%02x", (unsigned char)name[i]);
+    buffer_add_char(value, '"');
 }
 
-errint_t
-view_getxattr(struct view *view, node_id id, const char *name, struct buffer *value)
+/* Of what is in the source, the real path. */
+static void
+add_source_path(const struct view *view, const char *key, const char *path, struct buffer *value)
+{
+    struct buffer whole = BUFFER_INIT;
+
+    buffer_add_text(&whole, catalog_source(view->catalog));
+    if (*path) {
+        buffer_add_char(&whole, '/');
+        buffer_add_text(&whole, path);
+    }
+    if (buffer_failed(&whole))
+        value->failed = true;
+    else
+        add_file_name(key, whole.data, whole.length, value);
+    buffer_free(&whole);
+}
+
+static void
+add_extents(const struct view *view, const struct backing *backing, uint64_t offset,
+            uint64_t length, struct buffer *value)
+{
+    buffer_add_text(value, "[{");
+    add_source_path(view, "path", backing->path, value);
+    buffer_add_text(value, ", \"offset\": ");
+    buffer_add_u64(value, offset);
+    buffer_add_text(value, ", \"length\": ");
+    buffer_add_u64(value, length);
+    buffer_addf(value, ", \"version\": \"%016llx\"}]",
+                (unsigned long long)file_identity_hash(&backing->identity, 0));
+}
+
+static void
+add_source(const struct view *view, const struct checkpoint *checkpoint, struct buffer *value)
+{
+    buffer_add_char(value, '{');
+    add_source_path(view, "directory", checkpoint->directory, value);
+    buffer_add_text(value, ", ");
+    add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
+    buffer_addf(value, ", \"version\": \"%016llx\"}",
+                (unsigned long long)checkpoint_version(checkpoint));
+}
+
+static errint_t
+tensor_xattr(struct view *view, node_id id, const char *name, struct buffer *value)
 {
     const struct st_tensor *tensor;
     const struct shard *shard;
@@ -1114,8 +1200,6 @@ view_getxattr(struct view *view, node_id id, const char *name, struct buffer *va
     uint32_t position;
     size_t length;
 
-    if (!node_is_tensor(id))
-        return -ENODATA;
     set = node_set_of(view, id, &position);
     ref = set_tensor(set, position);
     shard = set->checkpoint->shards[ref.shard];
@@ -1128,19 +1212,75 @@ view_getxattr(struct view *view, node_id id, const char *name, struct buffer *va
     } else if (strcmp(name, xattr_names[2]) == 0) {
         add_shape(shard->table, tensor, value);
     } else if (strcmp(name, xattr_names[3]) == 0) {
-        add_extents(view, shard, tensor, value);
+        add_extents(view, shard->backing, shard->table->data_start + tensor->begin,
+                    tensor->end - tensor->begin, value);
     } else {
         return -ENODATA;
     }
-    return buffer_failed(value) ? -ENOMEM : 0;
+    return 0;
+}
+
+/* Which of the xattrs a node has that is not a tensor's; NULL: none. */
+static const char *
+node_xattr(const struct node *node)
+{
+    if (node->kind == NODE_WHOLE)
+        return xattr_names[3];
+    if (node->kind == NODE_TENSORS ||
+        (node->kind == NODE_MADE && (node->made == MADE_MERGED || node->made == MADE_PART)))
+        return xattr_source;
+    return NULL;
+}
+
+static errint_t
+add_node_xattr(struct view *view, struct node *node, struct buffer *value)
+{
+    struct tensor_set *set;
+    errint_t error;
+
+    if (node->kind == NODE_WHOLE) {
+        add_extents(view, node->backing, 0, node->backing->identity.size, value);
+    } else if (node->kind == NODE_MADE) {
+        add_source(view, node->checkpoint, value);
+    } else {
+        error = current_tensors(view, node, &set);
+        if (error)
+            return error;
+        add_source(view, set->checkpoint, value);
+        node_set_unref(view, set, 1);
+    }
+    return 0;
+}
+
+errint_t
+view_getxattr(struct view *view, node_id id, const char *name, struct buffer *value)
+{
+    const char *has;
+    errint_t error;
+
+    if (node_is_tensor(id)) {
+        error = tensor_xattr(view, id, name, value);
+    } else {
+        has = node_xattr(node_of(view, id));
+        if (!has || strcmp(name, has) != 0)
+            return -ENODATA;
+        error = add_node_xattr(view, node_of(view, id), value);
+    }
+    return !error && buffer_failed(value) ? -ENOMEM : error;
 }
 
 errint_t
 view_listxattr(struct view *view, node_id id, struct buffer *names)
 {
-    if (!node_is_tensor(id))
-        return 0;
-    for (size_t i = 0; i < sizeof(xattr_names) / sizeof(xattr_names[0]); i++)
-        buffer_add(names, xattr_names[i], strlen(xattr_names[i]) + 1);
+    const char *has;
+
+    if (node_is_tensor(id)) {
+        for (size_t i = 0; i < sizeof(xattr_names) / sizeof(xattr_names[0]); i++)
+            buffer_add(names, xattr_names[i], strlen(xattr_names[i]) + 1);
+    } else {
+        has = node_xattr(node_of(view, id));
+        if (has)
+            buffer_add(names, has, strlen(has) + 1);
+    }
     return buffer_failed(names) ? -ENOMEM : 0;
 }

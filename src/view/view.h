@@ -83,8 +83,11 @@ errint_t view_open(struct view *view, node_id id, struct extent_list **list, boo
 void view_close(struct view *view, struct extent_list *list);
 
 /*
- * xattrs of tensor files (and of them alone): user.safetensors.name, .dtype,
- * .shape, and user.fstfs.extents. The value is appended to `value`. -ENODATA.
+ * xattrs. Of tensor files: user.safetensors.name, .dtype, .shape, and user.fstfs.extents,
+ * which unchanged files have, too; of what is made of a checkpoint (the merged file,
+ * re-cut shards, a directory of tensors): user.fstfs.source. They say where the bytes
+ * lie, and of which version; what is not UTF-8 of a path, docs/libfstfs.md says how. The
+ * value is appended to `value`. -ENODATA.
  */
 errint_t view_getxattr(struct view *view, node_id id, const char *name, struct buffer *value);
 /* The names, each with its NUL. */

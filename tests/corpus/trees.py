@@ -128,6 +128,14 @@ class Source:
         self.directories = set()
         self.blobs = None  # where set, files are links to hashed blobs there (Hugging Face cache)
 
+    @classmethod
+    def at(cls, root, other):
+        """The source `other`, of which a copy stands at another root."""
+        source = cls(root)
+        source.checkpoints, source.side, source.directories = \
+            other.checkpoints, other.side, other.directories
+        return source
+
     def path(self, *parts):
         return os.path.join(self.root, *parts)
 
@@ -447,3 +455,15 @@ def mark(root, table, names_to_mark):
         for fd in files.values():
             os.close(fd)
     return marks
+
+
+def versions(place, count):
+    """So many versions of a model under `place`, of the same shapes and other bytes."""
+    made = []
+    for seed in range(count):
+        source = Source(place / f"version{seed}")
+        tensors = [tensor(f"t{i:02}", "U8", (size,), seed=seed) for i, size in
+                   enumerate([1 << 20, 5000, (1 << 20) + 4097, 0, 300_001, 2 << 20, 70_000] * 2)]
+        source.add("m", "model", tensors, shards=2, metadata={"format": "pt"})
+        made.append(source)
+    return made

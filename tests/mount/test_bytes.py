@@ -31,35 +31,6 @@ def rich_single(shared_place):
     return source
 
 
-def plain_files(root, source):
-    """[(path in the mount, its expected content)] over all views."""
-    found = []
-    for c in source.checkpoints:
-        for t in c.tensors:
-            found.append((oracle.tensor_file(f"{root}/tensors", c, t), t.data))
-            npy = oracle.tensor_file(f"{root}/npy", c, t, npy=True)
-            found.append((npy, oracle.npy_bytes(t.dtype, t.shape, t.data)))
-        path = oracle.view_path(f"{root}/merged", c, f"{c.stem}.safetensors")
-        entries, _, start = oracle.read_header(path)
-        with open(path, "rb") as f:
-            head = f.read(start)
-        known = {t.name: t.data for t in c.tensors}
-        found.append((os.fsencode(path), head + b"".join(known[e.name] for e in entries)))
-        directory = os.path.join(root, "shards", c.directory)
-        for name in sorted(os.listdir(directory)):
-            if name.endswith(".safetensors"):
-                path = os.path.join(directory, name)
-                entries, _, start = oracle.read_header(path)
-                with open(path, "rb") as f:
-                    head = f.read(start)
-                found.append((os.fsencode(path),
-                              head + b"".join(known[e.name] for e in entries)))
-    for relative, data in source.side.items():
-        found.append((os.fsencode(f"{root}/merged/{relative}"), data))
-        found.append((os.fsencode(f"{root}/shards/{relative}"), data))
-    return found
-
-
 def ranges(rng, size, count):
     """Random ranges, and those at edges: around pages, 128 KiB, the end."""
     edges = [0, 1, 4095, 4096, 4097, 131071, 131072, size // 2, size - 4096, size - 1, size]
@@ -87,7 +58,7 @@ def test_whole_files_single(mount, rich_single):
 def test_random_pread(mount, rich, how):
     m = mount(rich.root, *RECUTS[how])
     rng = random.Random(how)
-    for path, want in plain_files(m.path, rich):
+    for path, want in oracle.plain_files(m.path, rich):
         fd = os.open(path, os.O_RDONLY)
         try:
             assert os.fstat(fd).st_size == len(want), path
@@ -100,7 +71,7 @@ def test_random_pread(mount, rich, how):
 
 def test_reads_across_the_end(mount, rich):
     m = mount(rich.root)
-    for path, want in plain_files(m.path, rich):
+    for path, want in oracle.plain_files(m.path, rich):
         size = len(want)
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -120,7 +91,7 @@ def test_reads_across_the_end(mount, rich):
 def test_seeks(mount, rich):
     m = mount(rich.root)
     rng = random.Random(7)
-    for path, want in plain_files(m.path, rich):
+    for path, want in oracle.plain_files(m.path, rich):
         if not want:
             continue
         fd = os.open(path, os.O_RDONLY)
@@ -165,12 +136,12 @@ def test_mmap(mount, rich, how, mode):
     m = mount(rich.root, *RECUTS[how])
     flags = mmap.MAP_SHARED if mode == "shared" else mmap.MAP_PRIVATE
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if mode == "private-writable" else 0)
-    child(map_and_compare, plain_files(m.path, rich), flags, protection, mode)
+    child(map_and_compare, oracle.plain_files(m.path, rich), flags, protection, mode)
 
 
 def test_mmap_shared_writable_is_refused(mount, rich):
     m = mount(rich.root)
-    path, _ = plain_files(m.path, rich)[0]
+    path, _ = oracle.plain_files(m.path, rich)[0]
     fd = os.open(path, os.O_RDONLY)
     with pytest.raises(PermissionError):
         mmap.mmap(fd, 1, mmap.MAP_SHARED, mmap.PROT_WRITE)
@@ -182,7 +153,7 @@ def test_direct(mount, rich, how):
     m = mount(rich.root, *RECUTS[how])
     rng = random.Random(how)
     buffer = mmap.mmap(-1, 1 << 21)  # page-aligned
-    for path, want in plain_files(m.path, rich):
+    for path, want in oracle.plain_files(m.path, rich):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         try:
             pages = (len(want) + 4095) // 4096
@@ -206,7 +177,7 @@ def test_direct_and_cached_agree(mount, rich):
     """Both kinds of descriptor open at once on one file."""
     m = mount(rich.root)
     buffer = mmap.mmap(-1, 1 << 20)
-    for path, want in plain_files(m.path, rich):
+    for path, want in oracle.plain_files(m.path, rich):
         if len(want) < 100_000:
             continue
         cached = os.open(path, os.O_RDONLY)
@@ -222,7 +193,7 @@ def test_direct_and_cached_agree(mount, rich):
 @pytest.mark.parametrize("shared", [True, False], ids=["one-descriptor", "own-descriptors"])
 def test_threads(mount, rich, shared):
     m = mount(rich.root, "--shards=5")
-    files = [f for f in plain_files(m.path, rich) if len(f[1]) > 60_000]
+    files = [f for f in oracle.plain_files(m.path, rich) if len(f[1]) > 60_000]
     opened = {path: os.open(path, os.O_RDONLY) for path, _ in files}
     faults = []
 
@@ -405,7 +376,7 @@ def test_adapters_are_not_recut(mount, place):
 
 def test_reads_go_on_while_the_tree_is_listed(mount, rich):
     m = mount(rich.root)
-    files = plain_files(m.path, rich)
+    files = oracle.plain_files(m.path, rich)
     stop = threading.Event()
     faults = []
 

@@ -11,12 +11,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 import time
 
 import oracle
 import pytest
-from conftest import Died, child, eventually
+from conftest import Died, child, eventually, mounted_at
 from corpus import trees
 
 GONE = (errno.ESTALE, errno.EIO)
@@ -230,6 +231,65 @@ def test_readers_beside_a_writer_never_see_a_mixture(mount, place, view):
     assert eventually(lambda: shows(m, view, 7))
 
 
+def opened_by(m):
+    """What the daemon has open."""
+    return [os.readlink(f"/proc/{m.pid}/fd/{n}") for n in os.listdir(f"/proc/{m.pid}/fd")]
+
+
+def keeps_deleted(m):
+    return any(path.endswith(" (deleted)") for path in opened_by(m))
+
+
+def test_replaced_file_is_let_go(mount, place):
+    """Nobody has it open: its descriptors are closed, so that its storage is free again."""
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root)
+    assert all(shows(m, view, 1) for view in VIEWS)
+    replace(root, version(2))
+    assert eventually(lambda: all(shows(m, view, 2) for view in VIEWS))
+    assert eventually(lambda: not keeps_deleted(m), 10), opened_by(m)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_deleted_file_is_let_go_when_closed(mount, place, view):
+    """Who has it open reads on; when nobody has, it is let go, though nobody looks."""
+    root = place / "s"
+    write(root, version(1, 16 << 20))
+    (root / "m/other").write_bytes(b"other")
+    m = mount(root, "--prefetch=off")
+    fd = os.open(m / VIEWS[view], os.O_RDONLY | os.O_DIRECT)
+    with mmap.mmap(-1, 1 << 20) as buffer:
+        assert os.preadv(fd, [buffer], 4 << 20) == len(buffer) and set(buffer[:]) == {1}
+        os.unlink(root / "m/model.safetensors")
+        # a file that nobody has open is let go, and this one is not
+        assert m.read("merged/m/other") == b"other"
+        assert eventually(lambda: not any("other" in path for path in opened_by(m)), 10)
+        assert os.preadv(fd, [buffer], 8 << 20) == len(buffer) and set(buffer[:]) == {1}
+    assert keeps_deleted(m)
+    os.close(fd)
+    assert eventually(lambda: not keeps_deleted(m), 10), opened_by(m)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_deleted_file_that_lies_in_the_page_cache(mount, place, view):
+    """Who has it open reads on, by the descriptor that is there and not by the path."""
+    root = place / "s"
+    write(root, version(1))
+    source = os.open(root / "m/model.safetensors", os.O_RDONLY)
+    os.fsync(source)
+    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
+    m = mount(root, "--prefetch=off")
+    fd = os.open(m / VIEWS[view], os.O_RDONLY | os.O_DIRECT)
+    with mmap.mmap(-1, 65536) as buffer:
+        assert os.preadv(fd, [buffer], 1 << 20) == len(buffer) and set(buffer[:]) == {1}
+        assert len(os.pread(source, 2 << 20, SIZE // 2)) > 1 << 20
+        os.unlink(root / "m/model.safetensors")
+        assert os.preadv(fd, [buffer], 2 << 20) == len(buffer) and set(buffer[:]) == {1}
+    os.close(fd)
+    os.close(source)
+
+
 def test_models_appear_and_disappear(mount, place):
     source = trees.in_root(place / "s")
     m = mount(source.root)
@@ -370,6 +430,36 @@ def test_touch_and_chmod_leave_readers_alone(mount, place):
     assert eventually(lambda: os.stat(m / VIEWS["tensors"]).st_mode & 0o777 == 0o440)
 
 
+def test_time_of_change_alone_is_another_version(mount, place):
+    """A file whose time of change moved with nothing to explain it (chmod to the mode it has) may
+    have been rewritten and given its old time back, which looks the same: readers that have it
+    open get an error, and who opens it anew reads it."""
+    root = place / "s"
+    write(root, version(1))
+    shard = root / "m/model.safetensors"
+    m = mount(root)
+    fd = os.open(m / VIEWS["merged"], os.O_RDONLY)
+    time.sleep(0.1)
+    os.chmod(shard, os.stat(shard).st_mode & 0o7777)
+    with pytest.raises(OSError) as raised:
+        os.pread(fd, 5000, os.fstat(fd).st_size - 5000)
+    assert raised.value.errno == errno.ESTALE
+    os.close(fd)
+    assert eventually(lambda: shows(m, "merged", 1))
+    fd = os.open(m / VIEWS["npy"], os.O_RDONLY)  # the other is in the page cache, as it was
+    times, data = os.stat(shard), shard.read_bytes()
+    time.sleep(0.1)
+    with open(shard, "r+b") as f:
+        f.seek(-5000, os.SEEK_END)
+        f.write(bytes([2]) * 5000)
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert os.stat(shard).st_mtime_ns == times.st_mtime_ns and shard.read_bytes() != data
+    with pytest.raises(OSError) as raised:
+        os.pread(fd, 5000, os.fstat(fd).st_size - 5000)
+    assert raised.value.errno == errno.ESTALE
+    os.close(fd)
+
+
 def test_directory_becomes_file_and_back(mount, place):
     root = place / "s"
     (root / "thing").mkdir(parents=True)
@@ -404,3 +494,89 @@ def test_source_directory_is_replaced(mount, place):
 
     time.sleep(0.6)
     assert child(work) <= {1}
+
+
+@pytest.mark.parametrize("how", ["removed", "mounted-over", "unmounted"])
+def test_source_comes_anew(mount, place, how):
+    """The directory that was given has no path any more; what is at its path now is shown, and
+    links in it lead where they lead."""
+    if how != "removed" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    root = place / "s"
+    root.mkdir()
+    if how == "unmounted":
+        mount_tmpfs(root)
+    write(root, version(1))
+    m = mount(root)
+    assert shows(m, "merged", 1)
+    if how == "removed":
+        shutil.rmtree(root)
+        assert eventually(lambda: not os.path.exists(m / VIEWS["merged"]))
+        root.mkdir()
+    elif how == "mounted-over":
+        mount_tmpfs(root)
+    else:
+        subprocess.run(["umount", "-l", root], check=True)
+    write(place / "outside", version(3))
+    try:
+        write(root, version(2))
+        os.symlink(place / "outside/m", root / "link")
+        assert eventually(lambda: all(shows(m, view, 2) for view in VIEWS))
+        assert eventually(lambda: os.path.exists(m / "merged/link"))
+        assert set(data_of(m / "merged/link/model.safetensors")) == {3}
+        line, = [x for x in m.log_text().splitlines() if "another directory" in x]
+        m.unmount()
+    finally:
+        if mounted_at(root):
+            subprocess.run(["umount", "-l", root], check=True)
+
+
+def test_source_comes_anew_by_no_link(mount, place):
+    """Who may write above SOURCE cannot put a link there that leads to a directory of others."""
+    above, others = place / "up", place / "others"
+    (above / "s").mkdir(parents=True)
+    write(above / "s", version(1))
+    m = mount(above / "s")
+    assert shows(m, "merged", 1)
+    (others / "s").mkdir(parents=True)
+    write(others / "s", version(2))
+    shutil.rmtree(above)
+    above.symlink_to(others)
+    assert eventually(lambda: not os.path.exists(m / VIEWS["merged"]))
+    assert not eventually(lambda: os.path.exists(m / VIEWS["merged"]), seconds=2)
+    above.unlink()
+    (above / "s").mkdir(parents=True)
+    write(above / "s", version(3))
+    assert eventually(lambda: all(shows(m, view, 3) for view in VIEWS))
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "allow_other"), ("--sandbox=off",)])
+def test_links_to_what_is_looked_up(mount, place, options):
+    """A link in the source leads to the name in the mount that the daemon is asked for just then:
+    to go there would be to wait for oneself, and nobody could be killed."""
+    if "allow_other" in options and os.geteuid() != 0:
+        pytest.skip("needs root")
+    root, at = place / "s", place / "at"
+    root.mkdir()
+    at.mkdir()
+    (place / "hop").symlink_to(at)
+    links = {"file.safetensors": at / "shards/file.safetensors", "tree": at / "tensors/tree",
+             "near.safetensors": "../hop/merged/near.safetensors", "all": at}
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    m = mount(root, *options, mountpoint=at)
+    for name, view in zip(links, ("shards", "tensors", "merged", "npy")):
+        reader = subprocess.Popen(["cat", at / view / name], stderr=subprocess.PIPE, text=True)
+        try:
+            _, said = reader.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            subprocess.run(["umount", "-f", at], check=False)  # nothing else ends them
+            raise
+        assert reader.returncode == 1 and "No such file" in said
+    assert sum("leads into the mount itself" in line for line in m.problems()) == len(links)
+    subprocess.run(["ls", "-R", at], check=True, timeout=10, stdout=subprocess.DEVNULL)
+
+
+def mount_tmpfs(directory):
+    if subprocess.run(["mount", "-t", "tmpfs", "none", directory]).returncode != 0:
+        pytest.skip("nothing can be mounted here")

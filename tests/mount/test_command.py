@@ -23,16 +23,19 @@ def run(*command, user=None, seconds=20, **more):
 
 
 def daemons(mountpoint):
-    """Ids of the fstfs processes that serve a mount point."""
+    """Ids of the fstfs processes that serve a mount point, their helpers left out."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/cmdline", "rb") as f:
                     words = f.read().split(b"\0")
+                with open(f"/proc/{entry}/comm") as f:
+                    helper = f.read().strip() in ("fstfs-unmount", "fstfs-open")
             except OSError:
                 continue
-            if b"fstfs" in os.path.basename(words[0]) and os.fsencode(mountpoint) in words:
+            if b"fstfs" in os.path.basename(words[0]) and os.fsencode(mountpoint) in words \
+                    and not helper:
                 found.append(int(entry))
     return found
 
@@ -152,6 +155,12 @@ def test_options_in_any_order(mount, source):
     assert sorted(os.listdir(m.path)) == ["config.json", "model.safetensors"]
 
 
+def test_options_for_others(mount, source):
+    """What mount(8) keeps to itself comes here by those who are not mount(8)."""
+    m = mount(source.root, "-o", "x-systemd.automount,X-own.word=1,x-gvfs-hide,view=merged")
+    assert sorted(os.listdir(m.path)) == ["config.json", "model.safetensors"]
+
+
 def test_options_after_the_paths(fstfs, source, mnt):
     done = run(fstfs, source.root, mnt, "--view=merged")
     assert done.returncode == 0, done
@@ -181,6 +190,7 @@ def test_sizes_are_taken(mount, source, size):
     ["--shard-size=5X"], ["--shard-size="], ["--shard-size=0"], ["--shard-size=-1"],
     ["--shard-size=5G5"], ["--shard-size=G"], ["--shard-size=99999999999999999999"],
     ["--shard-size=99999999999T"], ["--shard-size= 5G"], ["--shard-size=0x10"],
+    ["--shard-size=5 "], ["--shard-size=5 B"],
     ["--shards=0"], ["--shards=-3"], ["--shards=x"], ["--shards="], ["--shards=3x"],
     ["--shards=99999999999999999999"], ["--shards=100000"],
     ["--shards=2", "--shard-size=5G"], ["--shard-size=5G", "--shards=2"],
@@ -194,6 +204,14 @@ def test_refused_options(fstfs, source, mnt, options):
         done = run(fstfs, *options, source.root, mnt)
     word = options[-1].split("=")[0].lstrip("-")
     refused(done, word if len(word) > 1 else ".")
+    nothing_left(mnt)
+
+
+@pytest.mark.parametrize("option", ["--view=", "--memory=", "--", "-o"])
+def test_what_is_refused_is_said_on_one_line(fstfs, source, mnt, option):
+    done = run(fstfs, f"{option}a\nb\x1b[31m", source.root, mnt)
+    refused(done, re.escape(r"a\x0ab\x1b[31m"))
+    assert done.stderr.count("\n") == 1
     nothing_left(mnt)
 
 
@@ -390,19 +408,31 @@ def test_umount_by_root(mount, source):
 # --- mount(8) ---
 
 
-def with_mount_helper(fstfs, work):
-    """Runs work() where mount(8) finds the program: mount.fuse3 has a PATH of its own, so this is
-    a mount namespace whose /usr/local/bin is the build folder."""
+def with_mount_helper(fstfs, kind, work):
+    """Runs work() where mount(8) finds what mounts a type: mount.fuse3 has a PATH of its own, and
+    mount.fstfs the path of an installed fstfs, so this is a mount namespace whose /usr/local/bin is
+    the build folder, and in whose /sbin mount.fstfs is."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mount(8)")
-    if not any(os.path.exists(f"{d}/mount.fuse3") for d in ("/sbin", "/usr/sbin")):
+    if kind == "fuse.fstfs" and \
+            not any(os.path.exists(f"{d}/mount.fuse3") for d in ("/sbin", "/usr/sbin")):
         pytest.skip("mount.fuse3 is not installed")
+    sbin = os.path.realpath("/sbin")
+    helper = fstfs.parent / "mount.fstfs"
+    installed = re.search(r'"(/\S*)/fstfs"', helper.read_text())[1]
 
     def inside():
         if ctypes.CDLL(None, use_errno=True).unshare(0x20000):  # CLONE_NEWNS
             return "skip"
-        for command in (["mount", "--make-rslave", "/"],
-                        ["mount", "--bind", fstfs.parent, "/usr/local/bin"]):
+        commands = [["mount", "--make-rslave", "/"],
+                    ["mount", "--bind", fstfs.parent, installed]]
+        if kind == "fstfs":
+            # a folder of links to what is there, and the helper
+            old = "/mnt"
+            commands += [["mount", "--bind", sbin, old], ["mount", "-t", "tmpfs", "sbin", sbin],
+                         ["sh", "-c", f"ln -s {old}/* {sbin}/"],
+                         ["install", "-m", "755", helper, f"{sbin}/mount.fstfs"]]
+        for command in commands:
             done = run(*command)
             assert done.returncode == 0, done
         work()
@@ -411,12 +441,18 @@ def with_mount_helper(fstfs, work):
         pytest.skip("no mount namespace here")
 
 
+@pytest.fixture(params=["fuse.fstfs", "fstfs"])
+def kind(request):
+    """The two types: that of mount.fuse3, and our own."""
+    return request.param
+
+
 @pytest.mark.parametrize("options", ["defaults", "ro,noauto,nofail,_netdev,x-systemd.automount",
                                      "rw,allow_other", "view=merged", "shards=2", "shard-size=1K",
-                                     "nosuid,nodev,noatime"])
-def test_fstab(fstfs, source, mnt, place, options):
+                                     "nosuid,nodev,noatime", "group,relatime,X-own.word=1"])
+def test_fstab(fstfs, source, mnt, place, kind, options):
     tab = place / "fstab"
-    tab.write_text(f"{source.root} {mnt} fuse.fstfs {options} 0 0\n")
+    tab.write_text(f"{source.root} {mnt} {kind} {options} 0 0\n")
 
     def work():
         done = run("mount", "-T", tab, mnt)
@@ -432,27 +468,152 @@ def test_fstab(fstfs, source, mnt, place, options):
         assert run("umount", mnt).returncode == 0
         gone(mnt)
 
-    with_mount_helper(fstfs, work)
+    with_mount_helper(fstfs, kind, work)
 
 
-def test_mount_command(fstfs, source, mnt):
+def test_mount_command(fstfs, source, mnt, kind):
     def work():
-        done = run("mount", "-t", "fuse.fstfs", source.root, mnt)
+        done = run("mount", "-t", kind, source.root, mnt)
         assert done.returncode == 0, done
         oracle.check_source(mnt, source)
         assert run("umount", mnt).returncode == 0
         gone(mnt)
 
-    with_mount_helper(fstfs, work)
+    with_mount_helper(fstfs, kind, work)
 
 
-def test_mount_command_says_why_not(fstfs, source, mnt, place):
+def test_mount_command_says_why_not(fstfs, source, mnt, place, kind):
     def work():
-        refused(run("mount", "-t", "fuse.fstfs", place / "nothing", mnt), "nothing")
-        refused(run("mount", "-t", "fuse.fstfs", "-o", "view=bogus", source.root, mnt), "bogus")
+        refused(run("mount", "-t", kind, place / "nothing", mnt), "nothing")
+        refused(run("mount", "-t", kind, "-o", "view=bogus", source.root, mnt), "bogus")
         nothing_left(mnt)
 
-    with_mount_helper(fstfs, work)
+    with_mount_helper(fstfs, kind, work)
+
+
+def test_mount_exit_status(fstfs, source, mnt, place):
+    """mount(8)'s own: 1 for a wrong invocation, 32 for a mount that failed."""
+    def work():
+        assert run("mount", "-t", "fstfs", place / "nothing", mnt).returncode == 32
+        assert run("mount", "-t", "fstfs", "-o", "bogus", source.root, mnt).returncode == 1
+        assert run("mount", "-t", "fstfs", "-o", "setuid=no-such", source.root, mnt).returncode == 1
+        helper = os.path.realpath("/sbin/mount.fstfs")
+        assert run(helper, source.root).returncode == 1
+        assert run(helper, source.root, mnt, "-x").returncode == 1
+        assert run(helper, source.root, mnt, "-o", "ro", mnt).returncode == 1
+        nothing_left(mnt)
+
+    with_mount_helper(fstfs, "fstfs", work)
+
+
+def test_remount_is_refused(fstfs, source, mnt):
+    def work():
+        assert run("mount", "-t", "fstfs", source.root, mnt).returncode == 0
+        done = run("mount", "-o", "remount,ro", "-t", "fstfs", source.root, mnt)
+        assert done.returncode == 32
+        refused(done, "remount")
+        oracle.check_source(mnt, source)
+        assert run("umount", mnt).returncode == 0
+
+    with_mount_helper(fstfs, "fstfs", work)
+
+
+def test_mount_in_vain(fstfs, source, mnt):
+    """mount -f does all but to mount; -v says what is run, and -s and -n change nothing."""
+    def work():
+        done = run("mount", "-f", "-v", "-o", "allow_other", "-t", "fstfs", source.root, mnt)
+        assert done.returncode == 0
+        assert f"/fstfs -o rw,allow_other -- {source.root} {mnt}\n" in done.stdout
+        nothing_left(mnt)
+        done = run("mount", "-n", "-s", "-v", "-t", "fstfs", source.root, mnt)
+        assert done.returncode == 0, done
+        assert run("umount", mnt).returncode == 0
+
+    with_mount_helper(fstfs, "fstfs", work)
+
+
+def test_mount_all(fstfs, source, mnt, place):
+    """What is mounted is not mounted again; what is noauto is not mounted; odd names are kept."""
+    odd = place / "a model, or -two"
+    os.rename(source.root, odd)
+    source.root = str(odd)
+    other = place / "other"
+    other.mkdir()
+    tab = place / "fstab"
+    escaped = str(odd).replace(" ", "\\040")
+    tab.write_text(f"{escaped} {mnt} fstfs nofail 0 0\n{escaped} {other} fstfs noauto 0 0\n")
+
+    def work():
+        for _ in range(2):
+            done = run("mount", "-a", "-T", tab)
+            assert done.returncode == 0, done
+            assert len(mounted_at(mnt)) == 1
+        assert not mounted_at(other)
+        oracle.check_source(mnt, source)
+        assert run("umount", mnt).returncode == 0
+        gone(mnt)
+
+    with_mount_helper(fstfs, "fstfs", work)
+
+
+def test_mount_as_another_user(fstfs, test_user, source, mnt):
+    """setuid=USER: the daemon is that user's, and nobody else's is the mount."""
+    who = pwd.getpwnam(test_user)
+    os.chown(mnt, who.pw_uid, who.pw_gid)
+
+    def work():
+        done = run("mount", "-t", "fstfs", "-o", f"nodev,setuid={test_user},view=merged",
+                   source.root, mnt)
+        assert done.returncode == 0, done
+        pid, = daemons(mnt)
+        assert os.stat(f"/proc/{pid}").st_uid == who.pw_uid
+        assert f"user_id={who.pw_uid}," in mounted_at(mnt)[0]
+        assert run("umount", mnt).returncode == 0
+        gone(mnt)
+
+    with_mount_helper(fstfs, "fstfs", work)
+
+
+def test_user_mounts_by_fstab(fstfs, test_user, source, mnt, place):
+    """A line with `user` lets an ordinary user mount and unmount."""
+    who = pwd.getpwnam(test_user)
+    os.chown(mnt, who.pw_uid, who.pw_gid)
+    tab = place / "fstab"
+    tab.write_text(f"{source.root} {mnt} fstfs user,noauto 0 0\n")
+
+    def work():
+        done = run("mount", "--bind", tab, "/etc/fstab")
+        assert done.returncode == 0, done
+        done = run("mount", mnt, user=test_user)
+        assert done.returncode == 0, done
+        pid, = daemons(mnt)
+        assert os.stat(f"/proc/{pid}").st_uid == who.pw_uid
+        done = run("umount", mnt, user=test_user)
+        assert done.returncode == 0, done
+        gone(mnt)
+
+    with_mount_helper(fstfs, "fstfs", work)
+
+
+def test_mount_in_a_namespace(fstfs, source, mnt):
+    """mount -N: in another process's mount namespace, and not here."""
+    def work():
+        with subprocess.Popen(["unshare", "--mount", "sh", "-c", "echo && exec sleep 60"],
+                              stdout=subprocess.PIPE) as other:
+            try:
+                other.stdout.readline()
+                done = run("mount", "-N", str(other.pid), "-t", "fstfs", source.root, mnt)
+                assert done.returncode == 0, done
+                assert not mounted_at(mnt)
+                with open(f"/proc/{other.pid}/mountinfo") as f:
+                    assert any(line.split()[4] == str(mnt) for line in f)
+                done = run("umount", "-N", str(other.pid), mnt)
+                assert done.returncode == 0, done
+                assert eventually(lambda: not daemons(mnt))
+            finally:
+                other.kill()
+
+    with_mount_helper(fstfs, "fstfs", work)
 
 
 def test_shows_in_the_mount_table(mount, source):

@@ -4,12 +4,15 @@
 import json
 import mmap
 import os
+import re
 import subprocess
 import threading
 from pathlib import Path
 
 import oracle
 import pytest
+from bench.io.machine import cached
+from conftest import child, parse_metrics
 from corpus import trees
 
 WAYS = {
@@ -22,16 +25,6 @@ WAYS = {
 }
 
 
-def status(m):
-    return json.loads((Path(m.path) / ".fstfs/status").read_bytes())
-
-
-def metrics(m):
-    lines = (Path(m.path) / ".fstfs/metrics").read_text().splitlines()
-    return {name: int(value) for name, value in
-            (line.split() for line in lines if line and line[0] != "#" and "{" not in line)}
-
-
 @pytest.fixture
 def source(place):
     return trees.rich(place / "s")
@@ -41,7 +34,7 @@ def source(place):
 def test_every_way_reads_the_same(mount, source, way):
     m = mount(source.root, *WAYS[way])
     oracle.check_source(m.path, source, WAYS[way])
-    io = status(m)["io"]
+    io = m.status()["io"]
     if "--io=threads" in WAYS[way]:
         assert io["io_uring"]["on"] is False and io["io_uring"]["why"]
     if "--direct=off" in WAYS[way]:
@@ -81,23 +74,214 @@ def test_many_readers_within_a_small_budget(mount, place, way):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert metrics(m)["fstfs_buffer_bytes"] <= metrics(m)["fstfs_buffer_budget_bytes"] == 4 << 20
+    assert m.metrics()["fstfs_buffer_bytes"] <= m.metrics()["fstfs_buffer_budget_bytes"] == 4 << 20
 
 
 def test_metrics_tell_what_was_read(mount, source):
     m = mount(source.root)
-    before = metrics(m)
+    before = m.metrics()
     size = 0
     for folder, _, files in os.walk(Path(m.path) / "tensors"):
         for name in files:
             if not name.endswith(".index.json"):
                 with open(os.path.join(folder, name), "rb") as f:
                     size += len(f.read())
-    after = metrics(m)
+    after = m.metrics()
     assert after["fstfs_read_bytes_total"] - before["fstfs_read_bytes_total"] >= size > 0
     assert after["fstfs_read_errors_total"] == after["fstfs_stale_reads_total"] == 0
     assert after["fstfs_prefetched_used_bytes_total"] + \
         after["fstfs_prefetched_wasted_bytes_total"] <= after["fstfs_prefetched_bytes_total"]
+
+
+@pytest.fixture
+def large(place):
+    """One tensor of a few MiB, and its path in tensors/."""
+    source = trees.Source(place / "large")
+    source.add("", "model", [trees.tensor("w", "U8", ((5 << 20) + 12_345,))])
+    return source, "tensors/model/w"
+
+
+def forget(path):
+    """Out of the page cache with it."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    if cached(path):
+        pytest.skip("the file system keeps its files in the page cache")
+
+
+REQUESTS = ("reads_total", "read_duration_seconds_count",
+            'read_duration_seconds_bucket{le="+Inf"}')
+
+
+class Counted:
+    """What the metrics grow by from here to grown(), without their own page's part."""
+
+    def __init__(self, m):
+        self.m = m
+        self.before, self.page = self.take()
+
+    def take(self):
+        """The page, by one read."""
+        fd = os.open(self.m / ".fstfs/metrics", os.O_RDONLY)
+        page = os.read(fd, 1 << 20)
+        os.close(fd)
+        return parse_metrics(page), len(page)
+
+    def grown(self):
+        after, _ = self.take()
+        grew = {name.removeprefix("fstfs_"): after[name] - self.before[name] for name in after}
+        for name in "requested_bytes_total", "read_bytes_total", "cached_bytes_total":
+            grew[name] -= self.page
+        for name in REQUESTS:
+            grew[name] -= 1
+        return grew
+
+
+def read_directly(path):
+    """Each read is one of the kernel's: the file, and how many."""
+    block, parts = mmap.mmap(-1, 65536), []
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    size = os.fstat(fd).st_size
+    while sum(map(len, parts)) < size:
+        parts.append(block[:os.preadv(fd, [block], sum(map(len, parts)))])
+    os.close(fd)
+    return b"".join(parts), len(parts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_metrics_add_up(mount, large, way):
+    source, path = large
+    m = mount(source.root, *WAYS[way])
+    want = source.checkpoints[0].tensors[0].data
+    os.stat(m / path)  # reads the header
+    forget(source.path("model.safetensors"))
+    counted = Counted(m)
+    data, reads = read_directly(m / path)
+    assert data == want
+    grew = counted.grown()
+    assert grew["requested_bytes_total"] == grew["read_bytes_total"] == len(want)
+    assert [grew[name] for name in REQUESTS] == [reads] * 3
+    assert grew["read_duration_seconds_sum"] > 0
+    assert grew["read_errors_total"] == grew["stale_reads_total"] == 0
+    # cold: the storage was read, once, and every read of it timed
+    assert grew["page_cache_read_bytes_total"] == 0
+    assert len(want) <= grew["storage_read_bytes_total"] <= len(want) + reads * 8192
+    assert grew["storage_reads_total"] == grew["storage_read_duration_seconds_count"] > 0
+    assert grew["storage_read_duration_seconds_sum"] > 0
+    assert 1 <= grew["stalls_total"] <= reads
+    # what was fetched was fetched for a reader, or ahead of all
+    assert len(want) - grew["cached_bytes_total"] + grew["prefetched_bytes_total"] <= \
+        grew["storage_read_bytes_total"]
+    assert 0 <= grew["cached_bytes_total"] < len(want)
+    if way == "no-prefetch":
+        assert grew["prefetched_bytes_total"] == 0
+    else:
+        assert grew["prefetched_used_bytes_total"] > 0
+
+
+def test_one_copy_in_memory(mount, large):
+    """A load by way of the page cache of the mount leaves no second copy in the shard's: the
+    header's first read must not lead the kernel on."""
+    source, path = large
+    shard = source.path("model.safetensors")
+    forget(shard)
+    m = mount(source.root)
+    with open(m / path, "rb") as tensor:
+        assert tensor.read() == source.checkpoints[0].tensors[0].data
+    assert cached(shard) <= 65536
+
+
+@pytest.fixture
+def larger(place):
+    source = trees.Source(place / "larger")
+    source.add("", "model", [trees.tensor(f"w{i}", "U8", (16 << 20,)) for i in range(4)])
+    return source
+
+
+def test_threads_that_share_a_file_read_it_once(mount, larger):
+    """Each comes to where the next began, and that is not read ahead again."""
+    m = mount(larger.root)
+    path, parts = m / "merged/model.safetensors", 8
+    size = os.path.getsize(path)
+    forget(larger.path("model.safetensors"))
+
+    def read(part):
+        fd = os.open(path, os.O_RDONLY)
+        for offset in range(size * part // parts, size * (part + 1) // parts, 1 << 20):
+            os.pread(fd, 1 << 20, offset)
+        os.close(fd)
+
+    threads = [threading.Thread(target=read, args=(part,)) for part in range(parts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert m.metrics()["fstfs_storage_read_bytes_total"] <= size + (1 << 20)
+
+
+def test_a_second_reading_is_read_ahead_too(mount, larger):
+    m = mount(larger.root)
+    path = m / "merged/model.safetensors"
+    forget(larger.path("model.safetensors"))
+    for _ in range(2):
+        counted = Counted(m)
+        data, _ = read_directly(path)
+        forget(larger.path("model.safetensors"))
+        assert counted.grown()["prefetched_used_bytes_total"] >= len(data) // 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_metrics_of_a_warm_shard(mount, large, way):
+    """What lies in the shard's page cache is neither fetched nor waited for."""
+    source, path = large
+    m = mount(source.root, *WAYS[way])
+    if not m.status()["io"]["cachestat"]["on"]:
+        pytest.skip("the kernel has no cachestat")
+    forget(source.path("model.safetensors"))
+    with open(source.path("model.safetensors"), "rb") as shard, \
+            mmap.mmap(shard.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        sum(pages[::4096])  # what is mapped stays, whoever empties the page cache meanwhile
+        counted = Counted(m)
+        data, _ = read_directly(m / path)
+        grew = counted.grown()
+    assert grew["cached_bytes_total"] == grew["read_bytes_total"] == len(data)
+    assert grew["page_cache_read_bytes_total"] >= len(data)
+    assert grew["stalls_total"] == grew["storage_read_duration_seconds_count"] == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_metrics_of_what_is_not_wanted(mount, source, way):
+    m = mount(source.root, *WAYS[way])
+    taken = {name for name, value in m.metrics().items() if "_fallback{" in name and value}
+    wanted = set()
+    if "--io=threads" in WAYS[way]:
+        wanted.add('fstfs_fallback{way="io_uring",reason="not_wanted"}')
+    if "--direct=off" in WAYS[way]:
+        wanted.add('fstfs_fallback{way="direct",reason="not_wanted"}')
+    if "auto" in way or "narrow" in way:
+        assert m.status()["io"]["io_uring"]["on"] or \
+            'fstfs_fallback{way="io_uring",reason="refused"}' in taken
+    assert {name for name in taken if "not_wanted" in name} == wanted
+
+
+def test_status_and_documentation_have_every_metric(mount, source):
+    m = mount(source.root)
+    oracle.check_source(m.path, source, ())
+    numbers = m.metrics()
+    families = {line.split()[2] for line in m.read(".fstfs/metrics").decode().splitlines()
+                if line.startswith("# TYPE ")}
+    documented = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    assert families == set(re.findall(r"`(fstfs_[a-z0-9_]+)[`{]", documented))
+    said = m.status()["counters"]
+    for name in said:
+        assert f"fstfs_{name}" in families
+    for name in "storage_reads_total", "prefetched_used_bytes_total", "stalls_total":
+        assert said[name] == numbers[f"fstfs_{name}"]
+    duration = said["storage_read_duration_seconds"]
+    assert duration["count"] == numbers["fstfs_storage_read_duration_seconds_count"]
+    assert duration["seconds"] == numbers["fstfs_storage_read_duration_seconds_sum"]
 
 
 @pytest.mark.parametrize("option", ["--io=uring", "--direct=on", "--prefetch=yes", "--memory=1K",
@@ -107,3 +291,25 @@ def test_a_wrong_value_is_refused(fstfs, source, place, option):
     (place / "m").mkdir()
     done = subprocess.run([fstfs, option, source.root, place / "m"], capture_output=True, text=True)
     assert done.returncode == 2 and option.split("=")[0] in done.stderr
+
+
+def readahead(path):
+    return json.loads((Path(path) / ".fstfs/status").read_bytes())["kernel"]["readahead"]
+
+
+def test_readahead_as_root(mount, source):
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    for size in 32 << 10, 1 << 20:
+        m = mount(source.root, f"--readahead={size}")
+        assert readahead(m.path) == {"bytes": size}
+        oracle.check_source(m.path, source, ())
+
+
+def test_readahead_as_ordinary_user(mount, source, test_user, user_binary):
+    """Lowered as asked; not raised, and it says why not."""
+    lowered = mount(source.root, "--readahead=32K", user=test_user, binary=user_binary)
+    assert child(readahead, lowered.path, user=test_user) == {"bytes": 32 << 10}
+    raised = mount(source.root, "--readahead=1M", user=test_user, binary=user_binary)
+    said = child(readahead, raised.path, user=test_user)
+    assert said == {"bytes": 128 << 10, "refused": "Permission denied"}

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints written and read by the real libraries."""
+"""Checkpoints written and read by safetensors; tests/loaders has what needs torch."""
 
 import os
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import oracle
 import pytest
 import safetensors
 import safetensors.numpy
-from conftest import SLOW, child
-from corpus import trees
+from conftest import child
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-
-HERE = Path(__file__).resolve().parent
-CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-TORCH_PYTHON = os.environ.get("FSTFS_TORCH_PYTHON", f"{CACHE}/fstfs/venv-torch/bin/python")
 
 NUMPY_NAMES = ("bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32",
                "complex64", "float64", "int64", "uint64")
@@ -101,46 +94,3 @@ def test_load_file_reads_views(mount, place):
 
     for backend in ("mmap", "pread"):
         child(look, backend)
-
-
-def run_torch(script, *arguments, seconds=280):
-    done = subprocess.run([TORCH_PYTHON, HERE / script, *map(os.fspath, arguments)],
-                          capture_output=True, text=True, timeout=seconds * SLOW,
-                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"})
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return done.stdout
-
-
-@pytest.fixture(scope="session")
-def torch_checkpoints(shared_place):
-    if not os.access(TORCH_PYTHON, os.X_OK):
-        pytest.skip(f"no Python with torch at {TORCH_PYTHON} (FSTFS_TORCH_PYTHON)")
-    probe = subprocess.run([TORCH_PYTHON, "-c", "import torch, transformers"],
-                           capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"{TORCH_PYTHON} has no torch and transformers")
-    root = shared_place / "torch"
-    root.mkdir()
-    run_torch("torch_make.py", root)
-    return root
-
-
-@pytest.mark.limit(300)
-@pytest.mark.parametrize("options", [(), ("--shards=3",), ("--shard-size=40KB",)],
-                         ids=["as-source", "shards", "shard-size"])
-def test_transformers(mount, torch_checkpoints, options):
-    assert len(os.listdir(torch_checkpoints)) >= 13
-    m = mount(torch_checkpoints, *options, limit=300 * SLOW)
-    assert int(run_torch("torch_compare.py", torch_checkpoints, m.path)) > 500
-    if not options:
-        assert m.problems() == []
-    # every model was read by the independent reader, too
-    for directory in sorted(os.listdir(torch_checkpoints)):
-        names = sorted(n for n in os.listdir(torch_checkpoints / directory)
-                       if n.endswith(".safetensors"))
-        tensors = [(n, [trees.Tensor(e.name, e.dtype, e.shape, e.read()) for e in
-                        oracle.read_header(torch_checkpoints / directory / n)[0]]) for n in names]
-        stem = names[0].split("-0")[0].removesuffix(".safetensors")
-        metadata = [oracle.read_header(torch_checkpoints / directory / n)[1] for n in names]
-        oracle.check_merged(m / "merged", trees.Checkpoint(directory, stem, tensors,
-                                                           metadata=metadata))

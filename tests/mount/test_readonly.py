@@ -153,6 +153,36 @@ def test_xattrs(mount, source):
             fails(errno.ENODATA, os.getxattr, path, "user.safetensors.")
 
 
+def strictly(value):
+    """JSON for any reader: no lone surrogate, which Python would let pass."""
+    read = json.loads(value.decode())
+    json.dumps(read, ensure_ascii=False).encode()
+    return read
+
+
+def test_xattrs_of_names_that_are_not_text(mount, place):
+    """They come in hexadecimal, under another key, and lead to the bytes."""
+    strange = os.fsdecode(b"m\xff\xfe\"\x01")
+    source = trees.Source(place / "s")
+    c = source.add(f"{strange}/d", "st\udce9m", [trees.tensor("t", "U8", (5000,))])
+    m = mount(source.root)
+    whole = os.path.join(m.path, "shards", c.directory, c.shards[0][0])
+    for path, want in ((oracle.tensor_file(m / "tensors", c, c.tensors[0]), c.tensors[0].data),
+                       (whole, oracle.read_all(source.path(c.directory, c.shards[0][0])))):
+        extent, = strictly(os.getxattr(path, "user.fstfs.extents"))
+        assert "path" not in extent
+        below = bytes.fromhex(extent["path_hex"])
+        assert below == os.fsencode(source.path(c.directory, c.shards[0][0]))
+        with open(below, "rb") as f:
+            f.seek(extent["offset"])
+            assert f.read(extent["length"]) == want
+    for path in (f"tensors/{c.directory}/{c.stem}", f"merged/{c.directory}/{c.stem}.safetensors"):
+        origin = strictly(os.getxattr(m / path, "user.fstfs.source"))
+        assert not {"directory", "checkpoint"} & set(origin)
+        assert bytes.fromhex(origin["directory_hex"]) == os.fsencode(source.path(c.directory))
+        assert bytes.fromhex(origin["checkpoint_hex"]) == os.fsencode(c.stem)
+
+
 def test_xattrs_where_there_are_none(mount, source):
     m = mount(source.root)
     for path in ("tensors", "tensors/fine/model", "tensors/fine/model.index.json",

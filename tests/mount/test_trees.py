@@ -69,6 +69,26 @@ def test_recut_of_diffusers_keeps_index_spelling(mount, sources):
     assert "model.safetensors.index.fp16.json" in os.listdir(m / "shards/pipeline/text_encoder_2")
 
 
+def test_recut_of_names_that_look_numbered(mount, place):
+    """A file of such a name is a re-cut's only one, or a shard of it, by what stands around it."""
+    source = trees.Source(place / "s")
+    source.add("beyond", "o-00009-of-00002", trees.small_tensors("o.", count=1))
+    source.add("indexed", "o-00001-of-00002", trees.small_tensors("i.", count=1),
+               names=["a.safetensors"], index="o-00001-of-00002.safetensors.index.json")
+    source.add("cut", "o-00009-of-00002", trees.small_tensors("b.", count=4))
+    m = mount(source.root, "--shards=2")
+    for directory, names in (
+            ("beyond", ["o-00009-of-00002.safetensors"]),
+            ("indexed", ["o-00001-of-00002.safetensors"]),
+            ("cut", ["o-00009-of-00002-00001-of-00002.safetensors",
+                     "o-00009-of-00002-00002-of-00002.safetensors",
+                     "o-00009-of-00002.safetensors.index.json"])):
+        assert sorted(os.listdir(m / f"shards/{directory}")) == names
+    oracle.check_source(m.path, source, ["--shards=2"])
+    with pytest.raises(FileNotFoundError):
+        os.lstat(m / "shards/cut/o-00009-of-00002.safetensors")
+
+
 def test_one_coherent_checkpoint_a_directory(mount, sources):
     """What loaders read twice or trip over (facts/loaders.md 3) stands in no directory."""
     source = sources(trees.nested)

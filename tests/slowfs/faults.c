@@ -15,7 +15,31 @@
 #define RULES_MOST 64
 #define HANG_LOOKS_AGAIN 10000 /* microseconds */
 
-enum action { ACTION_ERROR, ACTION_SHORT, ACTION_FLIP, ACTION_DELAY, ACTION_HANG };
+enum action {
+    ACTION_ERROR,
+    ACTION_SHORT,
+    ACTION_FLIP,
+    ACTION_ZEROS,
+    ACTION_DELAY,
+    ACTION_HANG,
+    ACTION_TRUNCATE,
+    ACTION_REWRITE,
+    ACTION_REMOVE,
+    ACTION_REPLACE,
+};
+
+enum value { VALUE_NONE, VALUE_NUMBER, VALUE_ERROR, VALUE_PATH };
+
+static const struct {
+    const char *name;
+    enum value value;
+} actions[] = {
+    [ACTION_ERROR] = {"error", VALUE_ERROR},        [ACTION_SHORT] = {"short", VALUE_NUMBER},
+    [ACTION_FLIP] = {"flip", VALUE_NONE},           [ACTION_ZEROS] = {"zeros", VALUE_NONE},
+    [ACTION_DELAY] = {"delay", VALUE_NUMBER},       [ACTION_HANG] = {"hang", VALUE_NONE},
+    [ACTION_TRUNCATE] = {"truncate", VALUE_NUMBER}, [ACTION_REWRITE] = {"rewrite", VALUE_NONE},
+    [ACTION_REMOVE] = {"remove", VALUE_NONE},       [ACTION_REPLACE] = {"replace", VALUE_PATH},
+};
 
 struct rule {
     char operation[16];
@@ -23,6 +47,7 @@ struct rule {
     off_t from, to; /* [from, to) of the file */
     enum action action;
     long value;
+    char other[FAULTS_OTHER_SIZE];
     long left; /* times; negative: no end */
 };
 
@@ -71,23 +96,38 @@ error_number(const char *name)
 }
 
 static bool
+parse_value(struct rule *rule, const char *text)
+{
+    switch (actions[rule->action].value) {
+    case VALUE_NONE:
+        return !text;
+    case VALUE_NUMBER:
+        rule->value = text ? strtol(text, NULL, 10) : 0;
+        return text != NULL;
+    case VALUE_ERROR:
+        rule->value = text ? error_number(text) : 0;
+        return rule->value != 0;
+    case VALUE_PATH:
+        if (!text || strlen(text) >= sizeof(rule->other))
+            return false;
+        strcpy(rule->other, text);
+        return true;
+    }
+    return false;
+}
+
+static bool
 parse_action(struct rule *rule, char *text)
 {
-    static const char *const names[] = {"error", "short", "flip", "delay", "hang"};
     char *value = strchr(text, '=');
 
     if (value)
         *value++ = '\0';
-    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
-        if (strcmp(text, names[i]) != 0)
+    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions); i++) {
+        if (strcmp(text, actions[i].name) != 0)
             continue;
         rule->action = (enum action)i;
-        if (rule->action == ACTION_FLIP || rule->action == ACTION_HANG)
-            return !value;
-        if (!value)
-            return false;
-        rule->value = i == ACTION_ERROR ? error_number(value) : strtol(value, NULL, 10);
-        return rule->action != ACTION_ERROR || rule->value != 0;
+        return parse_value(rule, value);
     }
     return false;
 }
@@ -150,15 +190,26 @@ load(struct faults *faults)
     fclose(f);
 }
 
+/* Whether a rule for `wide` is for `operation` too: "read" covers "read-direct". */
+static bool
+covers(const char *wide, const char *operation)
+{
+    size_t length = strlen(wide);
+
+    if (strcmp(wide, "*") == 0)
+        return true;
+    return strncmp(operation, wide, length) == 0 &&
+           (operation[length] == '\0' || operation[length] == '-');
+}
+
 static bool
 fits(const struct rule *rule, const char *operation, const char *path, off_t offset, size_t length)
 {
     if (rule->left == 0)
         return false;
-    if (strcmp(rule->operation, "*") != 0 && strcmp(rule->operation, operation) != 0)
+    if (!covers(rule->operation, operation))
         return false;
-    if (strcmp(operation, "read") == 0 &&
-        (offset >= rule->to || offset + (off_t)length <= rule->from))
+    if (covers("read", operation) && (offset >= rule->to || offset + (off_t)length <= rule->from))
         return false;
     return fnmatch(rule->pattern, path, 0) == 0;
 }
@@ -237,6 +288,23 @@ faults_meet(struct faults *faults, const char *operation, const char *path, off_
         case ACTION_FLIP:
             fault.flips = true;
             fault.flip_at = offset > rule.from ? offset : rule.from;
+            break;
+        case ACTION_ZEROS:
+            fault.zeros = true;
+            break;
+        case ACTION_TRUNCATE:
+            fault.change = CHANGE_TRUNCATE;
+            fault.size = rule.value;
+            break;
+        case ACTION_REWRITE:
+            fault.change = CHANGE_REWRITE;
+            break;
+        case ACTION_REMOVE:
+            fault.change = CHANGE_REMOVE;
+            break;
+        case ACTION_REPLACE:
+            fault.change = CHANGE_REPLACE;
+            strcpy(fault.other, rule.other);
             break;
         }
         break;

@@ -5,14 +5,20 @@
  *
  *   OPERATION PATTERN [OFFSET+LENGTH] ACTION[=VALUE] [xCOUNT]
  *
- * OPERATION  lookup, getattr, open, direct (an open with O_DIRECT), read, or *
+ * OPERATION  lookup, getattr, open, read, or *; open-direct and read-direct: only
+ *            those of a descriptor with O_DIRECT
  * PATTERN    of fnmatch(3), for the path below the source: model-00001*; no spaces
  * range      only reads that touch it
  * ACTION     error=NAME   EIO, ESTALE, EAGAIN, EINTR, EINVAL, ENOENT, EACCES, ENOMEM
  *            short=BYTES  a read gives at most so many
  *            flip         a read gives the complement of its first byte in the range
+ *            zeros        a read gives zeros
  *            delay=US     so much longer
  *            hang         until the file changes; then the rules are tried again
+ *            truncate=BYTES, rewrite, remove, replace=OTHER
+ *                         the file is so changed before the request is served: cut off;
+ *                         each of its bytes complemented in place; gone; OTHER, a path
+ *                         below the source, renamed to its name
  * xCOUNT     only the first so many times; counted anew when the file changes
  *
  * Rules are tried in the file's order; the first that fits is the one. A line
@@ -27,6 +33,10 @@
 
 struct faults;
 
+#define FAULTS_OTHER_SIZE 256
+
+enum change { CHANGE_NONE, CHANGE_TRUNCATE, CHANGE_REWRITE, CHANGE_REMOVE, CHANGE_REPLACE };
+
 /* What a request is to suffer; all zero: nothing. */
 struct fault {
     int error; /* to reply, positive */
@@ -34,6 +44,10 @@ struct fault {
     bool is_short;
     bool flips;
     off_t flip_at; /* in the file */
+    bool zeros;
+    enum change change; /* of the file */
+    off_t size; /* to truncate it to */
+    char other[FAULTS_OTHER_SIZE]; /* to replace it with */
 };
 
 /* Rules of a file that need not be there yet. NULL: no memory. */

@@ -7,6 +7,8 @@
  *   -o delay=US     every request waits so many microseconds before it is served,
  *                   as many at once as there are: a distant storage of any bandwidth
  *   -o threads=N    requests at once (256)
+ *   -o valid=S      seconds that names and attributes are believed, as a network file
+ *                   system's are (1); 0: what changes is seen at once
  *   -o faults=FILE  what else befalls requests: see faults.h
  *
  * With no delay it is a plain FUSE passthrough, a peer to measure against. It
@@ -34,19 +36,20 @@
 #include <unistd.h>
 
 #define READ_MOST (1u << 20)
-#define VALID_SECONDS 1.0 /* names and attributes, as a network file system's */
 
 struct options {
     unsigned delay; /* microseconds */
     unsigned threads;
+    unsigned valid; /* seconds */
     char *faults; /* file */
 };
 
-static struct options options = {.threads = 256};
+static struct options options = {.threads = 256, .valid = 1};
 
 static const struct fuse_opt option_table[] = {
     {"delay=%u", offsetof(struct options, delay), 0},
     {"threads=%u", offsetof(struct options, threads), 0},
+    {"valid=%u", offsetof(struct options, valid), 0},
     {"faults=%s", offsetof(struct options, faults), 0},
     FUSE_OPT_END,
 };
@@ -86,6 +89,7 @@ path_below(fuse_ino_t directory, const char *name)
 }
 
 static struct faults *faults; /* NULL: none are wanted */
+static pthread_key_t buffer_key; /* each thread's buffer for what it reads */
 
 static void
 wait_delay(void)
@@ -96,15 +100,55 @@ wait_delay(void)
     }
 }
 
-/* What a request is to suffer, after its delay. */
+static void
+complement(int fd)
+{
+    char part[65536];
+    off_t at = 0;
+    ssize_t got;
+
+    while ((got = pread(fd, part, sizeof(part), at)) > 0) {
+        for (ssize_t i = 0; i < got; i++)
+            part[i] ^= (char)0xff;
+        if (pwrite(fd, part, (size_t)got, at) != got)
+            break;
+        at += got;
+    }
+}
+
+static void
+change(const char *path, const struct fault *fault)
+{
+    int fd = -1;
+
+    if (fault->change == CHANGE_REMOVE)
+        unlinkat(source, path, 0);
+    else if (fault->change == CHANGE_REPLACE)
+        renameat(source, fault->other, source, path);
+    else
+        fd = openat(source, path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fault->change == CHANGE_REWRITE)
+        complement(fd);
+    else if (ftruncate(fd, fault->size) < 0)
+        fprintf(stderr, "slowfs: %s: truncate: %s\n", path, strerror(errno));
+    close(fd);
+}
+
+/* What a request is to suffer, after its delay and what befalls the file. */
 static struct fault
 suffer(const char *operation, const char *path, off_t offset, size_t length)
 {
+    struct fault fault = {0};
+
     wait_delay();
-    if (!faults)
-        return (struct fault){0};
-    return faults_meet(faults, operation, strncmp(path, "./", 2) == 0 ? path + 2 : path, offset,
-                       length);
+    if (faults)
+        fault = faults_meet(faults, operation, strncmp(path, "./", 2) == 0 ? path + 2 : path,
+                            offset, length);
+    if (fault.change)
+        change(path, &fault);
+    return fault;
 }
 
 static void
@@ -119,7 +163,7 @@ on_init(void *arg, struct fuse_conn_info *conn)
 static void
 on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    struct fuse_entry_param e = {.attr_timeout = VALID_SECONDS, .entry_timeout = VALID_SECONDS};
+    struct fuse_entry_param e = {.attr_timeout = options.valid, .entry_timeout = options.valid};
     const char *path = path_below(parent, name);
     struct fault fault;
 
@@ -151,7 +195,7 @@ on_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     else if (fstatat(source, path_of(ino), &st, AT_SYMLINK_NOFOLLOW) < 0)
         fuse_reply_err(req, errno);
     else
-        fuse_reply_attr(req, &st, VALID_SECONDS);
+        fuse_reply_attr(req, &st, options.valid);
 }
 
 static void
@@ -173,7 +217,7 @@ on_readlink(fuse_req_t req, fuse_ino_t ino)
 static void
 on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct fault fault = suffer(fi->flags & O_DIRECT ? "direct" : "open", path_of(ino), 0, 0);
+    struct fault fault = suffer(fi->flags & O_DIRECT ? "open-direct" : "open", path_of(ino), 0, 0);
     int fd;
 
     if (fault.error) {
@@ -202,11 +246,25 @@ on_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     fuse_reply_err(req, 0);
 }
 
+/* READ_MOST bytes that go with the thread; NULL: no memory. */
+static char *
+thread_buffer(void)
+{
+    char *buffer = pthread_getspecific(buffer_key);
+
+    if (!buffer) {
+        buffer = aligned_alloc(4096, READ_MOST);
+        pthread_setspecific(buffer_key, buffer);
+    }
+    return buffer;
+}
+
 static void
 on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-    static _Thread_local char *buffer;
-    struct fault fault = suffer("read", path_of(ino), offset, size);
+    const char *operation = fi->flags & O_DIRECT ? "read-direct" : "read";
+    struct fault fault = suffer(operation, path_of(ino), offset, size);
+    char *buffer = thread_buffer();
     size_t done = 0;
 
     if (fault.error) {
@@ -215,8 +273,6 @@ on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_f
     }
     if (fault.is_short && fault.most < size)
         size = fault.most;
-    if (!buffer)
-        buffer = aligned_alloc(4096, READ_MOST);
     if (!buffer || size > READ_MOST) {
         fuse_reply_err(req, buffer ? EINVAL : ENOMEM);
         return;
@@ -234,6 +290,8 @@ on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_f
     }
     if (fault.flips && fault.flip_at < offset + (off_t)done)
         buffer[fault.flip_at - offset] ^= (char)0xff;
+    if (fault.zeros)
+        memset(buffer, 0, done);
     fuse_reply_buf(req, buffer, done);
 }
 
@@ -374,6 +432,7 @@ main(int argc, char **argv)
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
+    pthread_key_create(&buffer_key, free);
     prctl(PR_SET_TIMERSLACK, 1000); /* nanoseconds; threads inherit it */
     session = fuse_session_new(&args, &operations, sizeof(operations), NULL);
     if (!session)

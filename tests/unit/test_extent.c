@@ -178,6 +178,26 @@ START_TEST(too_big)
 }
 END_TEST
 
+START_TEST(finds_pieces)
+{
+    static const struct {
+        uint64_t offset;
+        uint32_t piece;
+    } cases[] = {{0, UINT32_MAX}, {9, UINT32_MAX}, {10, 0}, {19, 0},        {25, 0},
+                 {30, 1},         {31, 2},         {99, 2}, {UINT64_MAX, 2}};
+    struct layout *layout = malloc(sizeof(*layout) + 3 * sizeof(layout->pieces[0]));
+
+    layout->count = 3;
+    layout->pieces[0] = (struct piece){10, 20, 1};
+    layout->pieces[1] = (struct piece){30, 31, 2};
+    layout->pieces[2] = (struct piece){31, 40, 3};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        ck_assert_uint_eq(layout_find(layout, cases[i].offset), cases[i].piece);
+    ck_assert_uint_eq(layout_find(NULL, 0), UINT32_MAX);
+    free(layout);
+}
+END_TEST
+
 static unsigned detached;
 
 static void
@@ -252,6 +272,7 @@ suite(void)
 
     tcase_add_test(lists, random_lists);
     tcase_add_test(lists, too_big);
+    tcase_add_test(files, finds_pieces);
     tcase_add_test(files, detach_on_last_unref);
     tcase_add_test(files, same_content);
     suite_add_tcase(made, lists);

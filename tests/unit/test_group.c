@@ -92,7 +92,7 @@ static struct grouping
 group_all(const char *const *files, size_t count, struct group_index *indexes, size_t index_count,
           size_t *problem_count)
 {
-    struct problems *problems = problems_new();
+    struct problems *problems = problems_new(&(struct problem_watch){0});
     struct problem_set *set = problem_set_new(problems);
     struct grouping grouping;
 
@@ -180,6 +180,23 @@ START_TEST(numbered_sets_and_their_holes)
 }
 END_TEST
 
+START_TEST(a_second_file_for_a_shard_stands_for_no_other)
+{
+    static const char *const files[] = {
+        "model-00001-of-00002.fp16.safetensors",
+        "model.fp16-00001-of-00002.safetensors",
+    };
+    size_t problems;
+    struct grouping grouping = group_all(files, 2, NULL, 0, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 1);
+    ck_assert_uint_eq(grouping.groups[0].member_count, 2);
+    ck_assert_uint_eq(grouping.groups[0].missing_count, 1);
+    ck_assert_uint_eq(problems, 2);
+    grouping_free(&grouping);
+}
+END_TEST
+
 START_TEST(of_one_stem_the_stronger_has_the_name)
 {
     static const char *const files[] = {
@@ -213,6 +230,38 @@ START_TEST(nothing_at_all)
 }
 END_TEST
 
+static void
+count_told(void *arg, const char *directory, const char *name, const char *text)
+{
+    ck_assert_str_eq(directory, "dir");
+    ck_assert_str_eq(name, "model-00009-of-00009.safetensors");
+    ck_assert(strstr(text, " not there"));
+    ++*(size_t *)arg;
+}
+
+START_TEST(who_watches_is_told_as_many_as_asked_for)
+{
+    static const char *const files[] = {"model-00009-of-00009.safetensors"};
+    static const size_t named[] = {0, 5, SIZE_MAX};
+    static const size_t expected[] = {3 + 1, 5 + 1, 8}; /* and how many there are */
+
+    for (size_t i = 0; i < 3; i++) {
+        size_t told = 0;
+        struct problem_watch watch = {count_told, &told, named[i]};
+        struct problems *problems = problems_new(&watch);
+        struct problem_set *set = problem_set_new(problems);
+        struct grouping grouping;
+
+        ck_assert_int_eq(group_files(files, 1, NULL, 0, "dir", set, &grouping), 0);
+        ck_assert_uint_eq(told, problems_count(problems));
+        ck_assert_uint_eq(told, expected[i]);
+        problem_set_free(set);
+        problems_free(problems);
+        grouping_free(&grouping);
+    }
+}
+END_TEST
+
 static Suite *
 suite(void)
 {
@@ -225,8 +274,10 @@ suite(void)
     tcase_add_test(all, an_index_comes_first);
     tcase_add_test(all, what_an_index_names_and_is_not_there_is_missing);
     tcase_add_test(all, numbered_sets_and_their_holes);
+    tcase_add_test(all, a_second_file_for_a_shard_stands_for_no_other);
     tcase_add_test(all, of_one_stem_the_stronger_has_the_name);
     tcase_add_test(all, nothing_at_all);
+    tcase_add_test(all, who_watches_is_told_as_many_as_asked_for);
     suite_add_tcase(group, all);
     return group;
 }

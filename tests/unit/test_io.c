@@ -72,15 +72,19 @@ write_file(const char *name, const char *bytes, size_t size)
     ck_assert_int_eq(close(fd), 0);
 }
 
+/* As if somebody had it open: the engine keeps its descriptors. */
 static struct backing *
 look_at(const char *name)
 {
     struct file_identity identity;
+    struct backing *backing;
     struct stat st;
 
     ck_assert_int_eq(fstatat(directory, name, &st, 0), 0);
     file_identity_from_stat(&identity, &st);
-    return backing_new(directory, name, &identity);
+    backing = backing_new(directory, name, &identity);
+    atomic_store(&backing->readers, 1);
+    return backing;
 }
 
 static const char *
@@ -618,6 +622,23 @@ unref_and_look_again(void *arg)
     return NULL;
 }
 
+START_TEST(needless_descriptors_are_closed)
+{
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(read_backing(backings[i], 0, 100, contents[i]), 0);
+    /* Nobody has it open any more. */
+    atomic_store(&backings[0]->readers, 0);
+    /* It is open, and all that can be read of it is an error. */
+    atomic_store(&backings[1]->stale, true);
+    /* It is open, and its bytes are to be had by the descriptor alone. */
+    ck_assert_int_eq(unlinkat(directory, "c", 0), 0);
+    while (open_here() != 1)
+        usleep(10000);
+    ck_assert_int_eq(read_backing(backings[2], FAR, 5000, contents[2] + FAR), 0);
+    ck_assert_int_eq(read_backing(backings[0], FAR, 5000, contents[0] + FAR), 0);
+}
+END_TEST
+
 START_TEST(unref_against_eviction)
 {
     pthread_t threads[4];
@@ -797,9 +818,11 @@ suite(void)
     tcase_add_test(changes, became_something_else);
     tcase_add_test(changes, other_names_and_modes);
     tcase_add_checked_fixture(limits, setup, teardown);
+    tcase_set_timeout(limits, 100);
     tcase_add_test(limits, descriptor_limit);
     tcase_add_test(limits, memory_limit);
     tcase_add_test(limits, last_unref_closes);
+    tcase_add_test(limits, needless_descriptors_are_closed);
     tcase_add_test(limits, unref_against_eviction);
     tcase_add_test(limits, free_waits_for_answers);
     suite_add_tcase(made, reads);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every mount test stands on: a place of its own, a mount that always goes away.
+"""What every test that mounts stands on: a place of its own, a mount that always goes away.
 
 FSTFS_BUILD         build folder (default: build/ beside tests/)
 FSTFS_TEST_SLOW     factor on every time limit (for sanitizer builds)
@@ -27,14 +27,16 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path.insert(0, str(HERE.parent))
+ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
 SLOW = float(os.environ.get("FSTFS_TEST_SLOW", "1"))
 LIMIT = 60 * SLOW  # seconds a mount may live unless a test says otherwise
 BUILD = Path(os.environ.get("FSTFS_BUILD", ROOT / "build")).resolve()
 BINARY = BUILD / "fstfs"
+# such a build keeps memory of its own, and system calls that others give up
+SANITIZED = BINARY.exists() and any(
+    name in BINARY.read_bytes() for name in (b"__asan_init", b"__tsan_init"))
 SANITIZER = ("ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "runtime error:",
              "WARNING: ThreadSanitizer", "Assertion `", "double free", "corrupted ")
 
@@ -46,6 +48,20 @@ def mounted_at(path):
     with open("/proc/self/mountinfo") as f:
         return [line for line in f
                 if (p := line.split()[4]) == escaped or p.startswith(escaped + "/")]
+
+
+def copied_at(path):
+    """Whether a process has the mount in a mount namespace of its own, made while it was there: an
+    unmount here does not reach it, and it keeps the daemon."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/mountinfo") as f:
+                    if any(line.split()[4] == os.fspath(path) for line in f):
+                        return True
+            except OSError:
+                continue
+    return False
 
 
 def eventually(check, seconds=5, pause=0.02):
@@ -83,6 +99,13 @@ def as_user(user):
             "--inh-caps=-all", "env", "-u", "SUDO_USER", f"HOME={os.fspath('/tmp')}"]
 
 
+def parse_metrics(page):
+    """{name: value} of .fstfs/metrics, labels being part of the name."""
+    lines = page.decode().splitlines()
+    return {name: float(value) if "." in value else int(value) for name, value in
+            (line.split() for line in lines if line[0] != "#")}
+
+
 class Mount:
     """One running fstfs in the foreground under a time limit; use the `mount` fixture."""
 
@@ -95,7 +118,9 @@ class Mount:
         if user is not None and as_user(user):
             who = pwd.getpwnam(user)
             os.chown(self.path, who.pw_uid, who.pw_gid)
-        self.log = Path(tempfile.mkstemp(prefix="log-", dir=place)[1])
+        fd, log = tempfile.mkstemp(prefix="log-", dir=place)
+        os.close(fd)
+        self.log = Path(log)
         self.exit = None
         # the limit stands outside of this process: a reader that hangs in the kernel comes free
         # only when the daemon dies
@@ -138,6 +163,9 @@ class Mount:
     def status(self):
         return json.loads(self.read(".fstfs/status"))
 
+    def metrics(self):
+        return parse_metrics(self.read(".fstfs/metrics"))
+
     def signal(self, number):
         os.kill(self.pid, number)
 
@@ -153,7 +181,9 @@ class Mount:
         if self.exit is None:
             subprocess.run([*as_user(self.user), "fusermount3", "-u", self.path], check=True,
                            capture_output=True, text=True, timeout=20 * SLOW)
-            self.wait()
+            if self.wait() is None and copied_at(self.path):
+                self.signal(signal.SIGTERM)
+                self.wait()
         return self.exit
 
     def kill(self):
@@ -194,7 +224,9 @@ class Mount:
             faults.append("the daemon was aborted: time limit")
         elif self.exit not in (0, None) and not died:
             faults.append(f"the daemon exited with {self.exit}")
-        if left := processes_of(self.process.pid):
+        # a daemon that was killed takes its helpers with it, a moment later
+        if not eventually(lambda: not processes_of(self.process.pid)):
+            left = processes_of(self.process.pid)
             faults.append(f"processes left: {left}")
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
@@ -346,7 +378,7 @@ def child(work, *args, user=None, seconds=40):
             os._exit(status)
     os.close(into)
     end = time.monotonic() + seconds * SLOW
-    data = b""
+    data = bytearray()
     with open(out, "rb", buffering=0) as f:
         while True:
             ready, _, _ = select.select([f], [], [], max(0, end - time.monotonic()))
@@ -410,3 +442,14 @@ def user_binary(fstfs, test_user, place):
     shutil.copy2(fstfs, copy)
     copy.chmod(0o755)
     return copy
+
+
+@pytest.fixture(params=["root", "user"])
+def who(request):
+    """Options of mount(): the daemon as root, and as an ordinary user."""
+    if request.param == "user":
+        return {"user": request.getfixturevalue("test_user"),
+                "binary": request.getfixturevalue("user_binary")}
+    if os.geteuid() != 0:
+        pytest.skip("needs root; the same runs as the user that we are")
+    return {}

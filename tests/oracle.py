@@ -381,6 +381,35 @@ def check_side(view_root, source):
         assert read_all(path) == data, path
 
 
+def plain_files(root, source):
+    """[(path in the mount, its expected content)] over all views."""
+    found = []
+    for c in source.checkpoints:
+        for t in c.tensors:
+            found.append((tensor_file(f"{root}/tensors", c, t), t.data))
+            npy = tensor_file(f"{root}/npy", c, t, npy=True)
+            found.append((npy, npy_bytes(t.dtype, t.shape, t.data)))
+        path = view_path(f"{root}/merged", c, f"{c.stem}.safetensors")
+        entries, _, start = read_header(path)
+        with open(path, "rb") as f:
+            head = f.read(start)
+        known = {t.name: t.data for t in c.tensors}
+        found.append((os.fsencode(path), head + b"".join(known[e.name] for e in entries)))
+        directory = os.path.join(root, "shards", c.directory)
+        for name in sorted(os.listdir(directory)):
+            if name.endswith(".safetensors"):
+                path = os.path.join(directory, name)
+                entries, _, start = read_header(path)
+                with open(path, "rb") as f:
+                    head = f.read(start)
+                found.append((os.fsencode(path),
+                              head + b"".join(known[e.name] for e in entries)))
+    for relative, data in source.side.items():
+        found.append((os.fsencode(f"{root}/merged/{relative}"), data))
+        found.append((os.fsencode(f"{root}/shards/{relative}"), data))
+    return found
+
+
 def check_source(root, source, options=(), views=("tensors", "merged", "shards", "npy")):
     """All of a source in all views: which files there are and every byte of them."""
     recut = any(o.startswith("--shard") for o in options)

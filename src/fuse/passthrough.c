@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fuse/passthrough.h"
+
+#include <linux/fuse.h>
+#include <stdlib.h>
+
+static const char not_wanted[] = "not asked for (--passthrough=on)";
+
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17) && defined(FUSE_DEV_IOC_BACKING_OPEN)
+
+#include "io/descriptors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <search.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+/*
+ * While a file is open all its opens must be answered alike, with one backing id or
+ * with none; any other answer fails the open. So the first open decides, and what
+ * it decided stands until the last one is closed.
+ */
+struct passthrough_file {
+    fuse_ino_t id;
+    uint64_t opens; /* guarded by passthrough->lock */
+    int32_t backing_id; /* 0: the daemon reads it */
+};
+
+struct passthrough {
+    struct fuse_session *fuse;
+    const char *off; /* why nothing is even tried, or NULL; does not change after INIT */
+    pthread_mutex_t lock; /* guards the rest; not held over system calls */
+    void *files; /* a tree (tsearch(3)) of struct passthrough_file */
+    uint64_t passed; /* of them: read by the kernel */
+    errint_t refused; /* the first error there was */
+};
+
+struct passthrough *
+passthrough_new(bool wanted)
+{
+    struct passthrough *passthrough = calloc(1, sizeof(*passthrough));
+
+    if (!passthrough)
+        return NULL;
+    passthrough->off = wanted ? NULL : not_wanted;
+    pthread_mutex_init(&passthrough->lock, NULL);
+    return passthrough;
+}
+
+void
+passthrough_free(struct passthrough *passthrough)
+{
+    if (!passthrough)
+        return;
+    tdestroy(passthrough->files, free);
+    pthread_mutex_destroy(&passthrough->lock);
+    free(passthrough);
+}
+
+void
+passthrough_init(struct passthrough *passthrough, struct fuse_session *fuse,
+                 struct fuse_conn_info *conn)
+{
+    passthrough->fuse = fuse;
+    if (!passthrough->off && !(conn->capable & FUSE_CAP_PASSTHROUGH))
+        passthrough->off = "the kernel has it not";
+    if (!passthrough->off)
+        conn->want |= FUSE_CAP_PASSTHROUGH;
+}
+
+static int
+compare(const void *a, const void *b)
+{
+    fuse_ino_t left = ((const struct passthrough_file *)a)->id;
+    fuse_ino_t right = ((const struct passthrough_file *)b)->id;
+
+    return (left > right) - (left < right);
+}
+
+/* The backing itself, where the list is all of it and nothing else. */
+static struct backing *
+whole_backing(const struct extent_list *list)
+{
+    const struct extent *extent = list->extents;
+
+    if (list->count != 1 || !extent->backing || extent->offset != 0 ||
+        extent->length != extent->backing->identity.size)
+        return NULL;
+    return extent->backing;
+}
+
+/*
+ * A backing id of the file, or a negative errno. The system calls are made here,
+ * since libfuse's functions print a line for each refusal and keep the error to
+ * themselves.
+ */
+static int32_t
+backing_open(const struct passthrough *passthrough, struct backing *backing)
+{
+    struct fuse_backing_map map = {.fd = descriptors_fresh(backing)};
+    int32_t id;
+
+    if (map.fd < 0)
+        return map.fd;
+    /* The kernel opens it again with the reader's flags, and fails the reader's
+     * open where the file system has no O_DIRECT. */
+    id = fcntl(map.fd, F_SETFL, O_DIRECT);
+    if (id >= 0)
+        id = ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_OPEN, &map);
+    if (id <= 0)
+        id = -errno;
+    close(map.fd); /* the kernel has its own */
+    return id;
+}
+
+static void
+backing_close(const struct passthrough *passthrough, int32_t id)
+{
+    if (id > 0)
+        ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_CLOSE, &id);
+}
+
+/* The file, counted once more; NULL: it is not open. */
+static struct passthrough_file *
+find(struct passthrough *passthrough, fuse_ino_t id)
+{
+    struct passthrough_file key = {.id = id}, **place;
+
+    pthread_mutex_lock(&passthrough->lock);
+    place = tfind(&key, &passthrough->files, compare);
+    if (place)
+        (*place)->opens++;
+    pthread_mutex_unlock(&passthrough->lock);
+    return place ? *place : NULL;
+}
+
+/* Adds the file, or counts that which another open has added by now. */
+static struct passthrough_file *
+add(struct passthrough *passthrough, fuse_ino_t id, int32_t backing_id)
+{
+    struct passthrough_file *fresh = calloc(1, sizeof(*fresh)), **place = NULL, *file = NULL;
+
+    pthread_mutex_lock(&passthrough->lock);
+    if (fresh) {
+        *fresh = (struct passthrough_file){.id = id, .backing_id = backing_id > 0 ? backing_id : 0};
+        place = tsearch(fresh, &passthrough->files, compare);
+    }
+    if (place) {
+        file = *place;
+        file->opens++;
+        passthrough->passed += file == fresh && backing_id > 0;
+    }
+    if (backing_id < 0 && backing_id != -ESTALE && !passthrough->refused)
+        passthrough->refused = backing_id;
+    pthread_mutex_unlock(&passthrough->lock);
+    if (!file || file != fresh) {
+        backing_close(passthrough, backing_id);
+        free(fresh);
+    }
+    return file;
+}
+
+errint_t
+passthrough_open(struct passthrough *passthrough, fuse_ino_t id, const struct extent_list *list,
+                 struct fuse_file_info *fi, struct passthrough_file **file)
+{
+    struct backing *backing = whole_backing(list);
+
+    *file = NULL;
+    if (passthrough->off || !backing)
+        return 0;
+    *file = find(passthrough, id);
+    if (!*file)
+        *file = add(passthrough, id, backing_open(passthrough, backing));
+    if (!*file)
+        return -ENOMEM;
+    if ((*file)->backing_id > 0) {
+        fi->backing_id = (*file)->backing_id;
+        fi->keep_cache = 0; /* the kernel wants it so */
+        fi->direct_io = (fi->flags & O_DIRECT) != 0;
+    }
+    return 0;
+}
+
+void
+passthrough_close(struct passthrough *passthrough, struct passthrough_file *file)
+{
+    bool last;
+
+    pthread_mutex_lock(&passthrough->lock);
+    last = --file->opens == 0;
+    if (last) {
+        tdelete(file, &passthrough->files, compare);
+        passthrough->passed -= file->backing_id > 0;
+    }
+    pthread_mutex_unlock(&passthrough->lock);
+    if (last) {
+        backing_close(passthrough, file->backing_id);
+        free(file);
+    }
+}
+
+/* Whether the kernel lets this process: it says so before it looks at the file. */
+static bool
+permitted(const struct passthrough *passthrough)
+{
+    struct fuse_backing_map none = {.fd = -1};
+
+    return ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_OPEN, &none) >= 0 ||
+           errno != EPERM;
+}
+
+static const char *
+explain(errint_t error)
+{
+    switch (error) {
+    case -ELOOP:
+        return "the file lies on a stacked file system (overlay, or passthrough itself)";
+    case -EINVAL:
+        return "the file system of the file has no O_DIRECT";
+    default:
+        return strerror(-error);
+    }
+}
+
+void
+passthrough_status(struct passthrough *passthrough, struct buffer *out)
+{
+    const char *off = passthrough->off;
+    errint_t refused;
+    uint64_t passed;
+
+    pthread_mutex_lock(&passthrough->lock);
+    refused = passthrough->refused;
+    passed = passthrough->passed;
+    pthread_mutex_unlock(&passthrough->lock);
+    if (!off && !permitted(passthrough))
+        off = "the kernel lets only root do it";
+    if (off) {
+        buffer_addf(out, "{\"on\":false,\"why\":\"%s\"}", off);
+        return;
+    }
+    buffer_addf(out, "{\"on\":true,\"files\":%" PRIu64, passed);
+    if (refused)
+        buffer_addf(out, ",\"refused\":\"%s\"", explain(refused));
+    buffer_add_char(out, '}');
+}
+
+#else
+
+static const char not_built[] =
+    "built with libfuse before 3.17, or with headers of Linux before 6.9";
+
+struct passthrough {
+    bool wanted;
+};
+
+struct passthrough *
+passthrough_new(bool wanted)
+{
+    struct passthrough *passthrough = calloc(1, sizeof(*passthrough));
+
+    if (passthrough)
+        passthrough->wanted = wanted;
+    return passthrough;
+}
+
+void
+passthrough_free(struct passthrough *passthrough)
+{
+    free(passthrough);
+}
+
+void
+passthrough_init(struct passthrough *passthrough, struct fuse_session *fuse,
+                 struct fuse_conn_info *conn)
+{
+}
+
+errint_t
+passthrough_open(struct passthrough *passthrough, fuse_ino_t id, const struct extent_list *list,
+                 struct fuse_file_info *fi, struct passthrough_file **file)
+{
+    *file = NULL;
+    return 0;
+}
+
+void
+passthrough_close(struct passthrough *passthrough, struct passthrough_file *file)
+{
+}
+
+void
+passthrough_status(struct passthrough *passthrough, struct buffer *out)
+{
+    buffer_addf(out, "{\"on\":false,\"why\":\"%s\"}", passthrough->wanted ? not_built : not_wanted);
+}
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The better ways to read that there may have to be done without.
+ */
+#ifndef FSTFS_IO_FALLBACKS_H
+#define FSTFS_IO_FALLBACKS_H
+
+enum io_way { IO_WAY_URING, IO_WAY_DIRECT, IO_WAY_DONTCACHE, IO_WAY_CACHESTAT, IO_WAYS };
+
+enum io_fallback {
+    IO_FALLBACK_NONE,
+    IO_FALLBACK_NOT_WANTED, /* by an option */
+    IO_FALLBACK_REFUSED /* by the kernel, a sandbox, or a file system: then for some files */
+};
+
+#endif

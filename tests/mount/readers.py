@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers that judge every byte they get: by read(), by page faults, by O_DIRECT.
+
+What is expected of a file is a tuple of contents, one for each version that its source may have;
+all are of one size. What comes by one open file must be of one of them.
+"""
+
+import ctypes
+import dataclasses
+import errno
+import itertools
+import mmap
+import os
+import pickle
+import pwd
+import random
+import select
+import signal
+import struct
+import time
+import traceback
+
+from conftest import SLOW, as_user
+from corpus import trees
+
+WAYS = ("read", "mmap", "direct")
+BLOCK = 4096
+MOST = 1 << 20  # bytes a read asks for
+
+
+class WrongBytes(Exception):
+    """Something came that is of no version."""
+
+
+def mixtures(versions):
+    """What a source of one checkpoint may be while its shards are replaced one after another: a
+    Source for each choice of a version for each shard, those of one version among them."""
+    first = versions[0]
+    was, = first.checkpoints
+    for chosen in itertools.product(versions, repeat=len(was.shards)):
+        mixed = trees.Source.at(first.root, first)
+        shards = [v.checkpoints[0].shards[i] for i, v in enumerate(chosen)]
+        mixed.checkpoints = [dataclasses.replace(was, shards=shards)]
+        yield mixed
+
+
+class OpenFile:
+    """A file of the mount, open to be read in one of the ways."""
+
+    def __init__(self, path, way, versions):
+        self.path, self.way, self.versions = path, way, versions
+        self.fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if way == "direct" else 0))
+        try:
+            self.size = os.fstat(self.fd).st_size
+            if self.size != len(versions[0]):
+                raise WrongBytes(f"{path!r}: {self.size} bytes, expected {len(versions[0])}")
+            if way == "mmap" and self.size:
+                self.mapping = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            elif way == "direct":
+                self.buffer = mmap.mmap(-1, MOST)  # aligned, as O_DIRECT wants it
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.way == "mmap" and self.size:
+            self.mapping.close()
+        os.close(self.fd)
+
+    def get(self, offset, length):
+        if self.way == "mmap":
+            return self.mapping[offset:offset + length] if self.size else b""
+        if self.way == "read":
+            return os.pread(self.fd, length, offset)
+        got = os.preadv(self.fd, [memoryview(self.buffer)[:length]], offset)
+        return self.buffer[:got]
+
+    def check(self, offset, length):
+        """Reads a range to its end, which is the file's or beyond it, and judges it; how many bytes
+        that were."""
+        if self.way == "direct":
+            offset, length = offset // BLOCK * BLOCK, -(-length // BLOCK) * BLOCK
+        start, end = offset, min(offset + length, self.size)
+        while offset < end:
+            part = self.get(offset, min(length, MOST))
+            wanted = {v[offset:offset + len(part)] for v in self.versions}
+            if not part:
+                raise WrongBytes(f"{self.path!r}, {self.way}: ends at {offset} of {self.size}")
+            if part not in wanted:
+                raise WrongBytes(f"{self.path!r}, {self.way}: {len(part)} bytes at {offset}: "
+                                 f"{differs(part, wanted)}")
+            self.versions = [v for v in self.versions if v[offset:offset + len(part)] == part]
+            offset += len(part)
+            length -= len(part)
+            if self.way == "direct" and offset < end and offset % BLOCK:
+                raise WrongBytes(f"{self.path!r}, direct: a read ended at {offset} of {self.size}")
+        return offset - start
+
+
+def differs(part, wanted):
+    """Where bytes leave the version that they follow longest."""
+    def same(other):
+        return next((i for i, (a, b) in enumerate(zip(part, other)) if a != b), len(part))
+
+    best = max(wanted, key=same)
+    at = same(best)
+    return f"from byte {at} on {part[at:at + 16].hex()}, expected {best[at:at + 16].hex()}"
+
+
+def check_files(files, way):
+    """Every byte of every file, in ranges that come in no order. `files`: [(path, content)]."""
+    rng = random.Random(way)
+    for path, want in files:
+        with OpenFile(path, way, (want,)) as file:
+            starts = list(range(0, max(1, len(want)), 300_000))
+            rng.shuffle(starts)
+            for start in starts:
+                file.check(start, 300_000)
+
+
+def become(user):
+    """In a child: turns into the user, for good."""
+    if user is not None and as_user(user):
+        who = pwd.getpwnam(user)
+        os.setgroups([])
+        os.setresgid(who.pw_gid, who.pw_gid, who.pw_gid)
+        os.setresuid(who.pw_uid, who.pw_uid, who.pw_uid)
+
+
+class Reader:
+    """A process that reads random ranges of random files, in one way, until it is told to stop
+    or meets an error that is not in `passed`. After one that is, it opens another file."""
+
+    def __init__(self, files, way, seed, user=None, passed=()):
+        self.way, self.files, self.passed = way, files, passed
+        self.rng = random.Random(seed)
+        self.told = mmap.mmap(-1, 24)  # shared: [0:8] ranges read, [8:16] bytes, [16] stop
+        out, into = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(out)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGBUS, signal.SIG_DFL)  # not pytest's faulthandler
+                ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE off: no core
+                become(user)
+                try:
+                    outcome = self.read()
+                except WrongBytes as wrong:
+                    outcome = str(wrong)
+                except BaseException:
+                    outcome = traceback.format_exc()
+                os.write(into, pickle.dumps(outcome))
+            finally:
+                os._exit(0)
+        os.close(into)
+        self.out = out
+        self.outcome = None
+
+    @property
+    def count(self):
+        """Ranges read and found right."""
+        return int.from_bytes(self.told[:8], "little")
+
+    @property
+    def compared(self):
+        """Bytes of those ranges."""
+        return int.from_bytes(self.told[8:16], "little")
+
+    def stop(self):
+        self.told[16] = 1
+
+    def read(self):
+        """In the child: 0 when it was stopped, else the errno that ended it."""
+        count = compared = 0
+        while not self.told[16]:
+            path, *versions = self.rng.choice(self.files)
+            try:
+                with OpenFile(path, self.way, versions) as file:
+                    for _ in range(self.rng.randrange(1, 12)):
+                        if self.told[16]:
+                            break
+                        if self.rng.random() < 0.3:  # so that the mount is asked again
+                            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                        compared += file.check(
+                            self.rng.randrange(max(1, file.size)),
+                            self.rng.choice((1, 5000, 100_000, 400_000, 2 * MOST)))
+                        count += 1
+                        self.told[:16] = struct.pack("<QQ", count, compared)
+            except OSError as error:
+                if error.errno not in self.passed:
+                    return error.errno
+                time.sleep(0.01)
+        return 0
+
+    def end(self, until):
+        """Waits until then for it to end. Its outcome: an errno (0: it was stopped), "SIGBUS", a
+        text of what went wrong; None where it did not end."""
+        if self.outcome is None:
+            ready, _, _ = select.select([self.out], [], [], max(0, until - time.monotonic()))
+            if not ready:
+                return None
+            said = os.read(self.out, 1 << 16)
+            _, status = os.waitpid(self.pid, 0)
+            os.close(self.out)
+            if said:
+                self.outcome = pickle.loads(said)
+            else:
+                name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+                self.outcome = name or f"exit status {status}"
+        return self.outcome
+
+
+class Crowd:
+    """Readers in all ways at once."""
+
+    def __init__(self, files, count=16, seed=0, **more):
+        self.make = lambda way, seed: Reader(files, way, seed, **more)
+        self.readers = [self.make(WAYS[i % len(WAYS)], f"{seed}.{i}") for i in range(count)]
+        self.gone = []  # those in whose place others have come
+
+    @property
+    def count(self):
+        """Ranges read and found right, by all."""
+        return sum(r.count for r in self.readers + self.gone)
+
+    @property
+    def compared(self):
+        """Bytes of those ranges."""
+        return sum(r.compared for r in self.readers + self.gone)
+
+    def reading(self):
+        """Whether each has read something by now (or has ended)."""
+        return all(r.count > 0 or r.end(0) is not None for r in self.readers)
+
+    def revive(self):
+        """Puts others in the place of those that ended with a page fault that nobody could serve:
+        a mapping outlives the file that it is of."""
+        for i, reader in enumerate(self.readers):
+            if reader.way == "mmap" and reader.end(0) == "SIGBUS":
+                self.gone.append(reader)
+                self.readers[i] = self.make("mmap", f"{i}.{len(self.gone)}")
+
+    def stop(self):
+        for reader in self.readers:
+            reader.stop()
+
+    def finish(self, seconds):
+        """Waits for all. Who does not end is told with where it hangs."""
+        until = time.monotonic() + seconds * SLOW
+        for reader in self.readers:
+            reader.end(until)
+        hung = [r.pid for r in self.readers if r.outcome is None]
+        places = "\n".join(where(pid) for pid in hung)
+        self.kill()
+        assert not hung, f"{len(hung)} readers did not end in {seconds} s:\n{places}"
+
+    def faults(self, allowed):
+        """What is said of those that ended otherwise than by these errors: a wrong byte, an error.
+        A page fault that cannot be served is one of a mapping, whatever the errors are."""
+        ended = [(r.way, r.end(0)) for r in self.readers]
+        return [f"{way}: {errno.errorcode.get(outcome, outcome)}" for way, outcome in ended
+                if outcome is not None and outcome not in allowed
+                and (way, outcome) != ("mmap", "SIGBUS")]
+
+    def kill(self):
+        """Makes an end of those that are left, as far as the kernel lets it be made."""
+        for reader in self.readers:
+            if reader.outcome is None:
+                os.kill(reader.pid, signal.SIGKILL)
+                reader.end(time.monotonic() + 2)
+
+
+def where(pid):
+    """Each thread of a process: its name, its state, and where in the kernel it is."""
+    lines = []
+    try:
+        for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            def told(what):
+                try:
+                    with open(f"/proc/{pid}/task/{thread}/{what}") as f:
+                        return f.read()
+                except OSError as error:
+                    return error.strerror
+
+            state = told("stat").rpartition(")")[2].split()[:1]
+            lines.append(f"process {pid} thread {thread} {told('comm').strip()}: "
+                         f"state {''.join(state)}, wchan {told('wchan')}")
+            lines += [f"    {line}" for line in told("stack").splitlines()]
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESRCH):
+            raise
+    return "\n".join(lines) or f"process {pid} is gone"

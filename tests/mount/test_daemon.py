@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What befalls the daemon: it is killed and started again by a supervisor, stopped, out of memory,
+out of descriptors, asked by thousands at once. Readers get right bytes or an error, in time."""
+
+import errno
+import os
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import oracle
+import pytest
+import readers
+from conftest import BINARY, BUILD, SLOW, as_user, child, eventually, mounted_at
+from corpus import trees
+
+UNIT = BUILD / "fstfs@.service"
+LIMIT = 30  # seconds in which all have to end
+BUDGET = 8 << 20
+GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EIO}
+
+
+@pytest.fixture(scope="session")
+def model(shared_place):
+    source = trees.Source(shared_place / "model")
+    source.add("m", "model", [trees.tensor(f"t{i:03}", "U8", (50_000 + 1031 * i,))
+                              for i in range(100)], shards=3)
+    return source
+
+
+# --- a supervisor ---
+
+
+def unit_lines(unit, key):
+    return re.findall(rf"^{key}=(.*)$", unit, re.MULTILINE)
+
+
+class Supervisor:
+    """As much of systemd as the unit file needs: ExecStartPre, ExecStart, Restart=on-failure."""
+
+    def __init__(self, source, mountpoint):
+        unit = UNIT.read_text()
+        self.environment = {"SOURCE": os.fspath(source), "MOUNTPOINT": os.fspath(mountpoint),
+                            "OPTIONS": "--memory=32M"}
+        self.before = [shlex.split(line) for line in unit_lines(unit, "ExecStartPre")]
+        line, = unit_lines(unit, "ExecStart")
+        line = re.sub(r"^\S*/fstfs ", f"{BINARY} ", line)
+        line = re.sub(r"\$(\w+)(?=\s)", lambda m: self.environment[m[1]], line)
+        self.command = [re.sub(r"\$\{(\w+)\}", lambda m: self.environment[m[1]], word)
+                        for word in shlex.split(line)]
+        assert unit_lines(unit, "Restart") == ["on-failure"]
+        self.starts, self.stopping, self.status = 0, False, None
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        environment = {**os.environ, **self.environment}
+        while not self.stopping:
+            for command in self.before:
+                subprocess.run(command, env=environment, check=True)
+            self.process = subprocess.Popen(self.command, env=environment)
+            self.starts += 1
+            self.status = self.process.wait()
+            if self.status == 0:
+                return
+
+    def stop(self):
+        """As systemd does: SIGTERM. The exit status."""
+        self.stopping = True
+        self.process.terminate()
+        self.thread.join(LIMIT * SLOW)
+        return self.status
+
+
+def test_supervisor(fstfs, place, model):
+    """Killed with readers inside, three times: what they have open is an error, and who opens
+    anew reads on, at the same place."""
+    mountpoint = place / "mnt"
+    mountpoint.mkdir()
+    supervisor = Supervisor(model.root, mountpoint)
+    try:
+        assert eventually(lambda: mounted_at(mountpoint), LIMIT)
+        files = oracle.plain_files(mountpoint, model)
+        crowd = readers.Crowd(files, passed=GONE)
+        try:
+            for turn in range(3):
+                assert eventually(crowd.reading, LIMIT)
+                supervisor.process.kill()
+                assert eventually(lambda: supervisor.starts == turn + 2, LIMIT)
+                assert eventually(lambda: read_on(crowd), LIMIT)
+            crowd.stop()
+            crowd.finish(LIMIT)
+            assert not crowd.faults({0})
+        finally:
+            crowd.kill()
+        for way in readers.WAYS:
+            child(readers.check_files, files[:20], way)
+    finally:
+        status = supervisor.stop()
+    assert status == 0
+    assert not mounted_at(mountpoint)
+    assert os.listdir(mountpoint) == []
+
+
+def read_on(crowd):
+    """Whether every reader has read something since it was asked last; those whose mapping was of
+    the mount that died, and ended with it, are replaced."""
+    crowd.revive()
+    if not hasattr(crowd, "counts"):
+        crowd.counts = [(r.pid, r.count) for r in crowd.readers]
+    now = [(r.pid, r.count) for r in crowd.readers]
+    if any(pid == other and count <= before
+           for (pid, count), (other, before) in zip(now, crowd.counts)):
+        return False
+    del crowd.counts
+    return True
+
+
+def test_living_mount_is_left_alone(mount, model):
+    """What comes before the start takes away what is dead, and nothing else."""
+    m = mount(model.root)
+    command, = unit_lines(UNIT.read_text(), "ExecStartPre")
+    subprocess.run(shlex.split(command), env={**os.environ, "MOUNTPOINT": m.path}, check=True)
+    assert m.read("tensors/m/model/t000") == model.checkpoints[0].tensors[0].data
+
+
+def test_unit_file(place):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    text = re.sub(r"^ExecStart=\S+", f"ExecStart={BINARY}", UNIT.read_text(), flags=re.MULTILINE)
+    (place / "fstfs@.service").write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", place / "fstfs@.service"],
+                          capture_output=True, text=True, env={**os.environ, "HOME": "/"})
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "fstfs@" in line]
+    assert not said, said
+
+
+# --- stopped, and not to be unmounted ---
+
+
+def test_stopped_and_continued(mount, model, who):
+    """Readers wait, and can be killed; when it goes on, so do they."""
+    m = mount(model.root, **who)
+    files = child(oracle.plain_files, m.path, model, user=m.user)
+    crowd = readers.Crowd(files, user=m.user)
+    try:
+        for _ in range(3):
+            assert eventually(crowd.reading, LIMIT)
+            m.signal(signal.SIGSTOP)
+            before = crowd.count
+            # all but those that come to wait in the kernel for O_DIRECT can be killed
+            killed = crowd.readers[0]
+            assert killed.way == "read"
+            os.kill(killed.pid, signal.SIGKILL)
+            assert killed.end(time.monotonic() + LIMIT) == "SIGKILL"
+            m.signal(signal.SIGCONT)
+            crowd.readers[0] = crowd.make("read", "again")
+            assert eventually(lambda: crowd.count > before + 100, LIMIT)
+        crowd.stop()
+        crowd.finish(LIMIT)
+        assert not crowd.faults({0})
+    finally:
+        m.signal(signal.SIGCONT)
+        crowd.kill()
+
+
+def test_told_to_end_while_stopped(mount, model):
+    m = mount(model.root)
+    m.signal(signal.SIGSTOP)
+    m.signal(signal.SIGTERM)
+    m.signal(signal.SIGCONT)
+    assert m.wait(LIMIT) == 0
+    assert eventually(lambda: not mounted_at(m.path))
+
+
+def test_busy_unmount(mount, model, who):
+    """Who has a file open keeps the mount from being taken away, and notices nothing."""
+    m = mount(model.root, **who)
+    files = child(oracle.plain_files, m.path, model, user=m.user)
+    crowd = readers.Crowd(files, user=m.user)
+
+    def busy():
+        done = subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path],
+                              capture_output=True, text=True)
+        assert done.returncode != 0 and "busy" in done.stderr, done
+
+    try:
+        assert eventually(crowd.reading, LIMIT)
+        held = child_holding(files[0][0], m.user)
+        try:
+            for _ in range(20):
+                busy()
+        finally:
+            os.kill(held, signal.SIGKILL)
+            os.waitpid(held, 0)
+        crowd.stop()
+        crowd.finish(LIMIT)
+        assert not crowd.faults({0})
+    finally:
+        crowd.kill()
+    assert m.unmount() == 0
+
+
+def child_holding(path, user):
+    """The id of a process that has the file open until it is killed."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        readers.become(user)
+        os.open(path, os.O_RDONLY)
+        os.write(into, b"o")
+        signal.pause()
+    assert os.read(out, 1) == b"o"
+    os.close(out)
+    os.close(into)
+    return pid
+
+
+# --- little to live on ---
+
+
+@pytest.fixture
+def memory_group():
+    """memory_group(bytes): a wrapper that runs a program with no more memory than that, and
+    the number of processes that the kernel has killed for it, so far."""
+    made = []
+
+    def make(limit):
+        for root, most in (("/sys/fs/cgroup", "memory.max"),
+                           ("/sys/fs/cgroup/unified", "memory.max"),
+                           ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+            path = f"{root}/fstfs-test-{os.getpid()}"
+            try:
+                os.mkdir(path)
+            except OSError:
+                continue
+            made.append(path)
+            if not os.path.exists(f"{path}/{most}"):
+                continue
+            with open(f"{path}/{most}", "w") as f:
+                f.write(str(limit))
+            control = "memory.events" if most == "memory.max" else "memory.oom_control"
+
+            def killed():
+                with open(f"{path}/{control}") as f:
+                    return int(re.search(r"^oom_kill (\d+)", f.read(), re.MULTILINE)[1])
+
+            join = f'echo $$ > {path}/cgroup.procs; exec "$@"'
+            return ("sh", "-c", join, "sh"), killed
+        pytest.skip("needs root and a memory controller in /sys/fs/cgroup")
+
+    yield make
+    for path in made:
+        assert eventually(lambda: removed(path)), path
+
+
+def removed(path):
+    try:
+        os.rmdir(path)
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.limit(120)
+def test_memory_group(mount, model, memory_group):
+    """The promise kept by the kernel: --memory and 64 MiB, whatever is asked."""
+    if os.environ.get("ASAN_OPTIONS"):
+        pytest.skip("a sanitizer needs memory of its own")
+    wrapper, killed = memory_group(BUDGET + (64 << 20))
+    m = mount(model.root, f"--memory={BUDGET}", wrapper=wrapper, limit=120 * SLOW)
+    files = oracle.plain_files(m.path, model)
+    crowd = readers.Crowd(files, 32)
+    try:
+        assert eventually(lambda: crowd.count > 4000, LIMIT)
+        for view in ("tensors", "npy", "merged", "shards"):
+            oracle.walk(m / view)
+        crowd.stop()
+        crowd.finish(LIMIT)
+        assert not crowd.faults({0})
+    finally:
+        crowd.kill()
+    assert killed() == 0
+    assert m.unmount() == 0
+
+
+def test_no_descriptors_left(mount, model):
+    """As if others had taken them all: what cannot be opened is an error, said once, and over
+    when there are some again."""
+    m = mount(model.root, "--prefetch=off", "--direct=off")
+    path = m / "tensors/m/model/t000"
+    m.read(".fstfs/status")
+    before = resource.prlimit(m.pid, resource.RLIMIT_NOFILE)
+    fd = os.open(path, os.O_RDONLY)
+    resource.prlimit(m.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    for _ in range(3):
+        with pytest.raises(OSError) as raised:
+            os.pread(fd, 4096, 0)
+        assert raised.value.errno in (errno.EMFILE, errno.EIO)
+    resource.prlimit(m.pid, resource.RLIMIT_NOFILE, before)
+    assert os.pread(fd, 4096, 0) == model.checkpoints[0].tensors[0].data[:4096]
+    os.close(fd)
+    assert len(m.log_text().splitlines()) <= 1, m.log_text()
+    assert eventually(lambda: reads_all(m, model))
+
+
+def reads_all(m, model):
+    try:
+        return m.read("tensors/m/model/t099") == model.checkpoints[0].tensors[99].data
+    except OSError:
+        return False
+
+
+# --- many ---
+
+
+def many(place, how, count, file):
+    path, want = file
+    (place / "expected").write_bytes(want)
+    done = subprocess.run([sys.executable, "-I", Path(__file__).with_name("many.py"), how,
+                           str(count), path, place / "expected"], capture_output=True, text=True,
+                          timeout=LIMIT * SLOW)
+    assert done.returncode == 0, done
+
+
+def merged_file(m, source):
+    found, = [f for f in oracle.plain_files(m.path, source) if b"/merged/" in f[0]]
+    return found
+
+
+def test_fork_storms(mount, model, place):
+    """Processes come and go by the hundred, and share what is open."""
+    m = mount(model.root, "--memory=16M")
+    for _ in range(3):
+        many(place, "share", 300, merged_file(m, model))
+    assert eventually(lambda: m.metrics()["fstfs_reads_in_flight"] == 0)
+
+
+def test_mapped_by_a_thousand_processes(mount, model, place):
+    m = mount(model.root)
+    many(place, "map", 1000, merged_file(m, model))
+
+
+def test_ten_thousand_open_files(mount, model, who):
+    """Files of the mount, not of the daemon: it has as few open as before."""
+    m = mount(model.root, **who)
+    files = child(oracle.plain_files, m.path, model, user=m.user)
+    assert child(open_many, files, 10_000, m.pid, m.user, seconds=2 * LIMIT)
+    assert eventually(lambda: child(m.metrics, user=m.user)["fstfs_reads_in_flight"] == 0)
+
+
+def open_many(files, count, daemon, user):
+    """In a child: 1,000 to a process, and every one is read."""
+    ready, into = os.pipe()
+    told, go = os.pipe()
+    pids = []
+    for part in range(count // 1000):
+        pid = os.fork()
+        if pid == 0:
+            os.close(go)
+            readers.become(user)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1100)), hard))
+            fds = []
+            for i in range(1000):
+                path, want = files[(part * 1000 + i) % len(files)]
+                fds.append((os.open(path, os.O_RDONLY), want))
+            os.write(into, b"o")
+            os.read(told, 1)
+            rng = random.Random(part)
+            for fd, want in rng.sample(fds, 200):
+                at = rng.randrange(len(want))
+                if os.pread(fd, 100, at) != want[at:at + 100]:
+                    os._exit(1)
+            os._exit(0)
+        pids.append(pid)
+    os.close(into)
+    left = len(pids)
+    while left and (got := os.read(ready, left)):
+        left -= len(got)
+    opened = len(os.listdir(f"/proc/{daemon}/fd"))
+    os.close(go)
+    failed = sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)
+    assert (left, failed) == (0, 0)
+    assert opened < 64, opened
+    return True
+
+
+# --- other mount namespaces ---
+
+
+@pytest.mark.parametrize("end", ["the namespace ends", "SIGTERM"])
+def test_copy_in_another_namespace(mount, model, end):
+    """A mount namespace made with a mount in it has a copy, which an unmount here need not reach:
+    the daemon goes on for it, and ends with the last copy, or when it is told to."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a mount namespace is made")
+    m = mount(model.root)
+    # its standard output says that it has the namespace, its standard input ends it
+    other = subprocess.Popen(["unshare", "-m", "--propagation=private", "sh", "-c",
+                              "echo made; read line"], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"made\n"
+        subprocess.run(["fusermount3", "-u", m.path], check=True)
+        assert not mounted_at(m.path) and os.listdir(m.path) == []
+        inside = f"/proc/{other.pid}/root{m.path}"
+        for t in model.checkpoints[0].tensors[:10]:
+            assert oracle.read_all(f"{inside}/tensors/m/model/{t.name}") == t.data
+        assert m.process.poll() is None
+        if end == "SIGTERM":
+            m.signal(signal.SIGTERM)
+            assert m.wait(LIMIT) == 0
+    finally:
+        other.communicate()
+    assert m.wait(LIMIT) == 0

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of more shards than the daemon may have files open."""
+
+import os
+
+import oracle
+import pytest
+import readers
+from conftest import SLOW, child, eventually
+from corpus import trees
+
+
+@pytest.fixture(scope="session", params=[(40, 200), (256, 1433)], ids=["40-of-200", "256-of-1433"])
+def few(request, shared_place):
+    """(descriptors that may be open, a checkpoint of more shards)."""
+    most, shards = request.param
+    source = trees.Source(shared_place / f"shards-{shards}")
+    source.add("m", "model", [trees.tensor(f"t{i:04}", "U8", (4096 + i * 37 % 9000,))
+                              for i in range(shards)], shards=shards)
+    return most, source
+
+
+def check_all(m, source):
+    """In a child, as the user that mounted."""
+    oracle.check_source(m.path, source)
+    files = [(p, w) for p, w in oracle.plain_files(m.path, source) if len(w) > 20_000]
+    for way in readers.WAYS:
+        readers.check_files(files, way)
+
+
+@pytest.mark.limit(150)
+@pytest.mark.parametrize("engine", [(), ("--io=threads",), ("--shards=3",)],
+                         ids=["uring", "threads", "recut"])
+def test_all_is_read(mount, few, who, engine):
+    most, source = few
+    m = mount(source.root, *engine, limit=150 * SLOW,
+              wrapper=("sh", "-c", f'ulimit -n {most}; exec "$@"', "sh"), **who)
+    crowd = None
+    try:
+        if engine == ("--shards=3",):
+            child(oracle.check_source, m.path, source, engine, user=m.user, seconds=120)
+        else:
+            child(check_all, m, source, user=m.user, seconds=120)
+        # and by many at once, who want other shards at any time
+        files = child(oracle.plain_files, m.path, source, user=m.user)
+        crowd = readers.Crowd(files, user=m.user)
+        assert eventually(lambda: crowd.count > 2000, 60)
+        crowd.stop()
+        crowd.finish(30)
+        assert not crowd.faults({0})
+    finally:
+        if crowd:
+            crowd.kill()
+    assert len(os.listdir(f"/proc/{m.pid}/fd")) <= most
+    assert "error" not in m.log_text()

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel, a sandbox or a file system refuses: the mount reads on another way, right to the
+byte, and says what is off and why, once."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+
+import oracle
+import pytest
+import readers
+from bench.io.machine import cached
+from conftest import BUILD, child
+from corpus import trees
+
+REFUSE = BUILD / "tests/sandbox/refuse"
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+
+# what is refused: (rules of refuse, options of fstfs, what status says)
+REFUSED = {
+    "uring-eperm": (["io_uring_setup=EPERM"], (),
+                    {"io_uring": "io_uring is refused: Operation not permitted"}),
+    "uring-enosys": (["io_uring_setup=ENOSYS"], (),
+                     {"io_uring": "io_uring is refused: Function not implemented"}),
+    "uring-enter": (["io_uring_enter=EPERM"], (),
+                    {"io_uring": "io_uring is refused: Operation not permitted"}),
+    "uring-register": (["io_uring_register=EPERM"], (), {}),
+    "cachestat-enosys": (["cachestat=ENOSYS"], (), {"cachestat": "the kernel has it not"}),
+    "cachestat-eperm": (["cachestat=EPERM"], (), {"cachestat": "the kernel has it not"}),
+    "dontcache": (["RWF_DONTCACHE=EOPNOTSUPP"], ("--io=threads", "--direct=off"),
+                  {"dontcache": "the kernel or a file system has it not"}),
+    "nowait": (["RWF_NOWAIT=EOPNOTSUPP"], (), {}),
+    "direct": (["O_DIRECT=EINVAL"], (), {"direct": "the file system refuses O_DIRECT"}),
+    "statx": (["statx=ENOSYS"], (), {}),
+    "all": (["io_uring_setup=EPERM", "cachestat=ENOSYS", "RWF_DONTCACHE=EOPNOTSUPP",
+             "RWF_NOWAIT=EOPNOTSUPP", "O_DIRECT=EINVAL", "statx=ENOSYS"], (),
+            {"io_uring": "io_uring is refused: Operation not permitted",
+             "cachestat": "the kernel has it not",
+             "dontcache": "the kernel or a file system has it not",
+             "direct": "the file system refuses O_DIRECT"}),
+}
+
+
+@pytest.fixture(scope="session")
+def refuse():
+    """Wraps a program so that system calls are refused it."""
+    if not REFUSE.exists():
+        pytest.skip("tests/sandbox/refuse is not built for this kind of machine")
+    return lambda rules: [os.fspath(REFUSE), *rules, "--"]
+
+
+@pytest.fixture(scope="session")
+def rich(shared_place):
+    return trees.rich(shared_place / "rich")
+
+
+def shards_of(source):
+    return [source.path(c.directory, name) for c in source.checkpoints for name, _ in c.shards]
+
+
+def forget(paths):
+    """Drops what the page cache lets go of these files."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def check(m, source, way, warm):
+    """In a child, as the user that mounted: all files of all views, in one way."""
+    files = oracle.plain_files(m.path, source)
+    forget([path for path, _ in files])
+    forget(shards_of(source))
+    if warm:
+        for path in shards_of(source):
+            oracle.read_all(path)
+    readers.check_files(files, way)
+
+
+def check_all(m, source, warm=False):
+    for way in readers.WAYS:
+        child(check, m, source, way, warm, user=m.user)
+
+
+def io_status(m):
+    text = child(m.read, ".fstfs/status", user=m.user)
+    return json.loads(text, object_pairs_hook=oracle.no_duplicates)["io"]
+
+
+def what_is_off(io):
+    """{switch: why} of all that is off, and of direct reads where a file refuses them."""
+    found = {name: said["why"] for name, said in io.items()
+             if isinstance(said, dict) and not said["on"]}
+    if "direct_refused" in io:
+        found["direct"] = io["direct_refused"]
+    return found
+
+
+def from_page_cache(m):
+    """Whether anything came out of the page cache of the source."""
+    return child(m.metrics, user=m.user)["fstfs_page_cache_read_bytes_total"] > 0
+
+
+def nothing_said_twice(m):
+    lines = m.log_text().splitlines()
+    assert len(lines) == len(set(lines)), lines
+
+
+def test_refuse_refuses(refuse):
+    """The tool itself, asked by a program that needs no fstfs."""
+    ask = """
+import ctypes, errno, fcntl, os, sys
+def tried(call):
+    try:
+        call()
+        return "works"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+libc = ctypes.CDLL(None, use_errno=True)
+def setup():
+    if libc.syscall(425, 4, ctypes.create_string_buffer(120)) < 0:
+        raise OSError(ctypes.get_errno(), "")
+fd = os.open(sys.executable, os.O_RDONLY)
+print(tried(setup), tried(lambda: fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)),
+      tried(lambda: os.open(sys.executable, os.O_RDONLY | os.O_DIRECT)),
+      tried(lambda: os.preadv(fd, [bytearray(10)], 0, os.RWF_NOWAIT)),
+      tried(lambda: os.preadv(fd, [bytearray(10)], 0)),
+      tried(lambda: fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)))
+"""
+    rules = ["io_uring_setup=ENOSYS", "O_DIRECT=EINVAL", "RWF_NOWAIT=EPERM"]
+    done = subprocess.run([*refuse(rules), sys.executable, "-c", ask], capture_output=True,
+                          text=True)
+    assert done.stdout.split() == ["ENOSYS", "EINVAL", "EINVAL", "EPERM", "works", "works"], done
+    assert subprocess.run([*refuse(["nothing=EPERM"]), "true"]).returncode == 125
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_calls(mount, rich, refuse, who, what):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a filter of an ordinary user keeps fusermount3 from its work")
+    rules, options, off = REFUSED[what]
+    plain = mount(rich.root, *options, **who)
+    check_all(plain, rich)
+    check_all(plain, rich, warm=True)
+    m = mount(rich.root, *options, wrapper=refuse(rules), **who)
+    check_all(m, rich)
+    check_all(m, rich, warm=True)
+    found = what_is_off(io_status(m))
+    numbers = child(m.metrics, user=m.user)
+    for way, why in found.items():
+        refused = int(why != "not wanted")
+        assert numbers[f'fstfs_fallback{{way="{way}",reason="refused"}}'] == refused
+    assert sum(value for name, value in numbers.items() if "_fallback{" in name) == len(found)
+    expected = {**what_is_off(io_status(plain)), **off}
+    if "dontcache" not in off:  # whether the file system has it shows only when it is tried
+        found.pop("dontcache", None)
+        expected.pop("dontcache", None)
+    assert found == expected
+    if "cachestat" not in expected:
+        assert from_page_cache(plain) and from_page_cache(m)
+    nothing_said_twice(m)
+
+
+# --- where the source lies ---
+
+
+@pytest.fixture
+def lies_on(place, rich):
+    """lies_on(kind, mount): a copy of the source on a file system of this kind, and its shards
+    whose cached pages would be a second copy (none where the file system is in memory itself)."""
+    stack = ExitStack()
+
+    def needs_root():
+        if os.geteuid() != 0:
+            pytest.skip("needs root: a file system is mounted")
+
+    def mounted(*arguments):
+        needs_root()
+        path = tempfile.mkdtemp(prefix="on-", dir=place)
+        done = subprocess.run(["mount", *arguments, path], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"mount {arguments[1]}: {done.stderr.strip()}")
+        stack.callback(subprocess.run, ["umount", "-l", path], check=True)
+        return path
+
+    def tmpfs():
+        if subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True,
+                          text=True).stdout.strip() != "tmpfs":
+            pytest.skip("/dev/shm is no tmpfs")
+        path = tempfile.mkdtemp(prefix="fstfs-test-", dir="/dev/shm")
+        stack.callback(shutil.rmtree, path)
+        os.chmod(path, 0o755)
+        return path
+
+    def copy(path):
+        shutil.copytree(rich.root, path, dirs_exist_ok=True)
+        return trees.Source.at(path, rich)
+
+    def overlay(lower):
+        """A file system that shows `lower`, and the shards below."""
+        empty = tempfile.mkdtemp(prefix="empty-", dir=place)
+        path = mounted("-t", "overlay", "-o", f"ro,lowerdir={lower}:{empty}", "overlay")
+        return trees.Source.at(path, rich), shards_of(trees.Source.at(lower, rich))
+
+    def slowfs(mount, rule):
+        if not SLOWFS.exists():
+            pytest.skip("tests/slowfs/slowfs is not built")
+        (place / "faults").write_text(rule)
+        others = ",allow_other" if os.geteuid() == 0 else ""
+        m = mount(rich.root, "-o", f"ro,faults={place}/faults{others}", binary=SLOWFS)
+        source = trees.Source.at(m.path, rich)
+        return source, shards_of(source)
+
+    def make(kind, mount):
+        if kind == "tmpfs":
+            return copy(tmpfs()), []
+        if kind == "ramfs":
+            return copy(mounted("-t", "ramfs", "ramfs")), []
+        if kind == "overlay":
+            return overlay(rich.root)
+        if kind == "overlay-tmpfs":
+            return overlay(copy(tmpfs()).root)[0], []
+        if kind == "overlay-ramfs":
+            return overlay(copy(mounted("-t", "ramfs", "ramfs")).root)[0], []
+        return slowfs(mount, {"fuse": "", "fuse-no-direct": "read-direct * error=EINVAL\n"}[kind])
+
+    with stack:
+        yield make
+
+
+# whether direct reads are refused: None where kernels differ
+KINDS = {"tmpfs": None, "ramfs": "the file system refuses O_DIRECT", "overlay": None,
+         "overlay-tmpfs": None, "overlay-ramfs": "the file system refuses",
+         "fuse": "", "fuse-no-direct": "the file system refuses direct reads"}
+
+
+@pytest.mark.parametrize("engine", [(), ("--io=threads",)], ids=["uring", "threads"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sources(lies_on, mount, who, kind, engine):
+    source, shards = lies_on(kind, mount)
+    forget(shards)
+    m = mount(source.root, *engine, **who)
+    check_all(m, source)
+    # what reading leaves behind: nothing, but headers
+    for path in shards:
+        assert cached(path) <= os.stat(path).st_size // 20, path
+    refused = what_is_off(io_status(m)).get("direct", "")
+    if KINDS[kind] is not None:
+        assert refused.startswith(KINDS[kind]) and bool(refused) == bool(KINDS[kind])
+    check_all(m, source, warm=True)
+    nothing_said_twice(m)

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storage that fails: for a moment, and readers see nothing of it; for good, and they get an error
+and never other bytes."""
+
+import errno
+import mmap
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import oracle
+import pytest
+import readers
+from conftest import BUILD, Died, child, eventually
+from corpus import trees
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+SHORT_READS = BUILD / "tests/sandbox/short_reads.so"
+SHARD = "model-00001-of-00002.safetensors"
+SIZE = 6 << 20
+ENGINES = {"uring": (), "threads": ("--io=threads",)}
+
+
+@pytest.fixture(scope="session")
+def plan(shared_place):
+    """Two shards of one large tensor each, "w" and "x", and small ones."""
+    source = trees.Source(shared_place / "plan")
+    source.add("m", "model", [trees.tensor("a", "F32", (100,)), trees.tensor("w", "U8", (SIZE,)),
+                              trees.tensor("x", "U8", (SIZE,)), trees.tensor("y", "U8", (5000,))],
+               shards=2)
+    source.add_side("m/config.json", b'{"model_type": "plan"}\n')
+    return source
+
+
+class Faulty:
+    """The source behind slowfs."""
+
+    def __init__(self, mount, plan, place):
+        if not SLOWFS.exists():
+            pytest.skip("tests/slowfs/slowfs is not built")
+        self.file = place / "faults"
+        self.mount = mount(plan.root, "-o", f"faults={self.file}", binary=SLOWFS)
+        self.root = self.mount.path
+        entries, _, _ = oracle.read_header(plan.path("m", SHARD))
+        self.at = next(e.offset for e in entries if e.name == "w") + SIZE // 2 + 12_345
+
+    def set(self, *rules):
+        """`@` in a rule stands for the byte in the middle of "w"."""
+        new = self.file.with_suffix(".new")
+        new.write_text("".join(r.replace("@", f"{self.at}+1") + "\n" for r in rules))
+        os.rename(new, self.file)
+
+    def forget(self):
+        """Nothing is to come out of the page cache."""
+        directory = os.path.join(self.root, "m")
+        for name in os.listdir(directory):
+            fd = os.open(os.path.join(directory, name), os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+@pytest.fixture
+def faulty(mount, plan, place):
+    return Faulty(mount, plan, place)
+
+
+def files_with_w(m, plan):
+    """The files of all views that have the faulty byte."""
+    files = oracle.plain_files(m.path, plan)
+    w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
+    return [(path, want) for path, want in files if w in want]
+
+
+TRANSIENT = {
+    "eio-once": f"read m/{SHARD} @ error=EIO x1",
+    "eio-twice": f"read m/{SHARD} @ error=EIO x2",
+    "eagain": f"read m/{SHARD} @ error=EAGAIN x3",
+    "eintr": f"read m/{SHARD} @ error=EINTR x3",
+    "open-eio": f"open m/{SHARD} error=EIO x1",
+    "open-eintr": f"open m/{SHARD} error=EINTR x2",
+}
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "buffered"])
+@pytest.mark.parametrize("view", ["tensors", "merged"])
+@pytest.mark.parametrize("what", TRANSIENT)
+def test_passing_fault(mount, faulty, plan, what, view, engine):
+    """A mount for each way to read: what one has brought into memory, the next would find."""
+    for way in readers.WAYS:
+        m = mount(faulty.root, *ENGINES.get(engine, ["--direct=off"]))
+        file, = [f for f in files_with_w(m, plan) if f"/{view}/".encode() in f[0]]
+        faulty.forget()
+        faulty.set(TRANSIENT[what])
+        child(readers.check_files, [file], way)
+        faulty.set()
+        assert m.log_text() == ""
+        if what.startswith("eio"):  # the others may be done over by the kernel
+            assert m.metrics()["fstfs_storage_retries_total"] > 0
+        m.unmount()
+
+
+@pytest.mark.parametrize("direct", ["direct", "buffered"])
+@pytest.mark.parametrize("most", [4096, 65536, 100_000])
+def test_short_reads(mount, plan, most, direct):
+    """Reads that come short are gone on with, to the byte."""
+    m = mount(plan.root, "--io=threads", *(["--direct=off"] if direct == "buffered" else []),
+              environment={"LD_PRELOAD": os.fspath(SHORT_READS), "SHORT_READS": str(most),
+                           "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") +
+                           ":verify_asan_link_order=0"})
+    files = files_with_w(m, plan)
+    for way in readers.WAYS:
+        for path in [plan.path("m", name) for name, _ in plan.checkpoints[0].shards]:
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+        child(readers.check_files, files, way)
+    numbers = m.metrics()
+    came = numbers["fstfs_storage_read_bytes_total"] - numbers["fstfs_page_cache_read_bytes_total"]
+    assert SIZE < came <= most * numbers["fstfs_storage_reads_total"]
+    assert m.log_text() == ""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lasting_fault_by_read(mount, faulty, plan, engine):
+    """The bytes that cannot be read are EIO, in every view, and the others come."""
+    m = mount(faulty.root, *ENGINES[engine])
+    files = files_with_w(m, plan)
+    w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
+    faulty.forget()
+    faulty.set(f"read m/{SHARD} @ error=EIO")
+    for path, want in files:
+        bad = want.index(w) + SIZE // 2 + 12_345
+        for way in ("read", "direct"):
+            with readers.OpenFile(path, way, (want,)) as file:
+                for offset in (0, bad, len(want) - 65536, 65536):
+                    try:
+                        file.check(offset // 65536 * 65536, 65536)
+                    except OSError as error:
+                        assert (error.errno, offset) == (errno.EIO, bad)
+                    else:
+                        assert offset != bad
+    for t in plan.checkpoints[0].tensors[2:]:
+        assert m.read(f"tensors/m/model/{t.name}") == t.data
+    assert m.metrics()["fstfs_read_errors_total"] > 0
+    said_once(m, faulty)
+    # and when the storage is well again, so is the mount
+    faulty.set()
+    readers.check_files(files, "read")
+
+
+def said_once(m, faulty):
+    """One line, whatever views it was read in: which file, where, what."""
+    line, = m.log_text().splitlines()
+    said = re.search(rf"m/{re.escape(SHARD)}: read at (\d+): Input/output error", line)
+    assert said, line
+    assert int(said[1]) <= faulty.at < int(said[1]) + (1 << 20)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lasting_fault_beside_a_sequential_reader(mount, faulty, plan, engine):
+    """Only requests that have the bad byte fail."""
+    m = mount(faulty.root, *ENGINES[engine])
+    faulty.forget()
+    faulty.set(f"read m/{SHARD} @ error=EIO")
+    for path, want in files_with_w(m, plan):
+        w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
+        bad = want.index(w) + SIZE // 2 + 12_345
+        failed = []
+        with readers.OpenFile(path, "direct", (want,)) as file:
+            for offset in range(0, len(want), 65536):
+                try:
+                    file.check(offset, 65536)
+                except OSError as error:
+                    assert error.errno == errno.EIO
+                    failed.append(offset)
+        assert failed == [bad // 65536 * 65536], path
+    said_once(m, faulty)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lasting_fault_by_page_fault(mount, faulty, plan, engine):
+    m = mount(faulty.root, *ENGINES[engine])
+    faulty.forget()
+    faulty.set(f"read m/{SHARD} @ error=EIO")
+    for path, want in files_with_w(m, plan):
+        w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
+        bad = want.index(w) + SIZE // 2 + 12_345
+
+        def touch(*ranges):
+            with readers.OpenFile(path, "mmap", (want,)) as file:
+                for offset, length in ranges:
+                    file.check(offset, length)
+
+        child(touch, (0, 100_000), (len(want) - 100_000, 100_000))
+        with pytest.raises(Died) as died:
+            child(touch, (bad, 1))
+        assert died.value.args[0] == signal.SIGBUS
+    said_once(m, faulty)
+    faulty.set()
+    child(readers.check_files, files_with_w(m, plan), "mmap")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fault_of_what_nobody_asked_for(mount, faulty, plan, engine):
+    """A fault met while reading ahead is nobody's: nothing fails, and nothing is said."""
+    m = mount(faulty.root, *ENGINES[engine])
+    faulty.forget()
+    faulty.set(f"read m/{SHARD} @ error=EIO")
+    path, want = next((p, w) for p, w in files_with_w(m, plan) if b"/tensors/" in p)
+    with readers.OpenFile(path, "direct", (want,)) as file:
+        for offset in range(0, SIZE // 2 - (256 << 10), 65536):
+            file.check(offset, 65536)
+    assert m.log_text() == ""
+    assert m.metrics()["fstfs_read_errors_total"] == 0
+
+
+def reads_again(m, plan):
+    """Whether who opens anew reads right, within the time that changes may take to show."""
+    def right():
+        try:
+            readers.check_files(oracle.plain_files(m.path, plan), "direct")
+            return True
+        except OSError as error:
+            assert error.errno in (errno.ESTALE, errno.EIO, errno.ENOENT)
+
+    return eventually(right)
+
+
+@pytest.mark.parametrize("what", ["tensors", "merged", "shards", "npy", "side-file"])
+def test_stale_once(mount, faulty, plan, what):
+    """ESTALE of a network file system: readers of the open file may get it, and no later ones."""
+    m = mount(faulty.root)
+    w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
+    if what == "side-file":
+        name, (path, want) = "config.json", oracle.plain_files(m.path, plan)[-1]
+    else:
+        name, (path, want) = SHARD, next(f for f in files_with_w(m, plan)
+                                         if f"/{what}/".encode() in f[0])
+    faulty.forget()
+    faulty.set(f"read m/{name} error=ESTALE x1")
+    with readers.OpenFile(path, "direct", (want,)) as file:
+        with pytest.raises(OSError) as raised:
+            file.check(want.index(w) + SIZE // 2 if w in want else 0, 65536)
+        assert raised.value.errno in (errno.ESTALE, errno.EIO)
+    assert reads_again(m, plan)
+
+
+def test_away_and_back(mount, plan, place):
+    """A directory that is gone for a while, as an automounted one is."""
+    shutil.copytree(plan.root, place / "s")
+    m = mount(place / "s")
+    w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
+    # nothing has been read yet, so the daemon has nothing open that it could go on with
+    with readers.OpenFile(m / "tensors/m/model/w", "direct", (w,)) as file:
+        os.rename(place / "s/m", place / "s/away")
+        with pytest.raises(OSError) as raised:
+            file.check(SIZE // 2, 65536)
+        assert raised.value.errno in (errno.ESTALE, errno.EIO)
+        os.rename(place / "s/away", place / "s/m")
+    assert reads_again(m, plan)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_queue(mount, faulty, plan, engine):
+    """What the storage has, and what waits for it to have room."""
+    m = mount(faulty.root, "--queue-depth=1", "--threads=1", "--prefetch=off", *ENGINES[engine])
+    (path, want), = [f for f in files_with_w(m, plan) if b"/tensors/" in f[0]]
+    faulty.forget()
+    faulty.set(f"read m/{SHARD} hang")
+
+    def read(offset):
+        with readers.OpenFile(path, "direct", (want,)) as file:
+            file.check(offset, 65536)
+
+    def queue():
+        numbers = m.metrics()
+        return numbers["fstfs_storage_reads_in_flight"], numbers["fstfs_storage_reads_waiting"]
+
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(read, i << 20) for i in range(4)]
+        try:
+            assert eventually(lambda: queue() == (1, 3))
+        finally:
+            faulty.set()
+        assert [end.result() for end in ends] == [None] * 4
+    assert queue() == (0, 0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", ["read", "open"])
+def test_hanging_shard_keeps_no_other_waiting(mount, faulty, plan, what, engine):
+    """Readers of one shard wait for the storage; those of the other read on; then all have it."""
+    m = mount(faulty.root, *ENGINES[engine])
+    files = oracle.plain_files(m.path, plan)
+    if what == "open":
+        assert eventually(lambda: m.metrics()["fstfs_open_descriptors"] == 0)
+    faulty.forget()
+    faulty.set(f"{what} m/{SHARD} hang")
+    hung, others = [f for f in files if b"/w" in f[0]], [f for f in files if b"/x" in f[0]]
+    ended = []
+
+    def read():
+        readers.check_files(hung, "direct")
+        ended.append(True)
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: m.metrics()["fstfs_reads_in_flight"] >= 1)
+    for way in readers.WAYS:
+        child(readers.check_files, others, way)
+    assert not ended
+    faulty.set()
+    for thread in threads:
+        thread.join()
+    assert len(ended) == 8
+
+
+def test_hanging_opens_keep_no_other_waiting(mount, place):
+    """Six files hang in open(), each with readers at places far apart: more than there are threads
+    that open. The seventh is read."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    source = trees.Source(place / "many")
+    tensors = [trees.tensor("w", "U8", (SIZE,)) for _ in range(7)]
+    for i, tensor in enumerate(tensors):
+        source.add(f"m{i}", "model", [tensor])
+    rules = place / "faults"
+    below = mount(source.root, "-o", f"faults={rules}", binary=SLOWFS)
+    m = mount(below.path)
+    paths = [f"tensors/m{i}/model/w" for i in range(7)]
+    for path in paths:
+        os.stat(m / path)
+    assert eventually(lambda: m.metrics()["fstfs_open_descriptors"] == 0)
+    rules.write_text("".join(f"open m{i}/model.safetensors hang\n" for i in range(6)))
+
+    def read(i, offset):
+        fd = os.open(m / paths[i], os.O_RDONLY)
+        try:
+            return os.pread(fd, 4096, offset) == tensors[i].data[offset:offset + 4096]
+        finally:
+            os.close(fd)
+
+    with ThreadPoolExecutor(18) as pool:
+        reads = [pool.submit(read, i, offset)
+                 for i in range(6) for offset in (1 << 20, 3 << 20, 5 << 20)]
+        assert eventually(lambda: m.metrics()["fstfs_reads_in_flight"] >= 18)
+        assert child(read, 6, 2 << 20)
+        assert not any(each.done() for each in reads)
+        rules.write_text("")
+        assert all(each.result() for each in reads)
+
+
+HEADS = {
+    "header": f"read m/{SHARD} 0+8 error=EIO",
+    "header-open": f"open m/{SHARD} error=EIO",
+    "index": "read m/model.safetensors.index.json error=EIO",
+    "index-open": "open m/model.safetensors.index.json error=EIO",
+}
+
+
+@pytest.mark.parametrize("what", HEADS)
+def test_fault_at_first_sight(mount, faulty, plan, what):
+    """What cannot be read when a directory is looked at is said once, however often it is looked
+    at, and all is well when the storage is."""
+    m = mount(faulty.root)
+    faulty.forget()
+    faulty.set(HEADS[what])
+
+    def said():
+        """Looks at all of it."""
+        for view in ("tensors", "merged", "shards", "npy"):
+            oracle.walk(m / view)
+        return any("Input/output error" in line for line in m.problems())
+
+    looks = m.metrics()["fstfs_listings_total"]
+    assert eventually(said)
+    if "index" in what:  # each look reads it again
+        assert eventually(lambda: said() and m.metrics()["fstfs_listings_total"] > looks + 4)
+    else:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert said()
+    line, = [x for x in m.log_text().splitlines() if "Input/output error" in x]
+    faulty.set()
+    assert eventually(lambda: not said() and m.problems() == [])
+    oracle.check_source(m.path, plan)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--passthrough: the kernel reads unchanged files by itself; where it may not, the daemon does."""
+
+import mmap
+import os
+import subprocess
+import threading
+
+import oracle
+import pytest
+from conftest import child, eventually
+from corpus import trees
+
+NEVER = ("built with", "the kernel has it not")
+
+
+def state(m):
+    return m.status()["kernel"]["passthrough"]
+
+
+def metric(m, name):
+    return next(int(line.split()[1]) for line in m.read(".fstfs/metrics").decode().splitlines()
+                if line.startswith(f"fstfs_{name} "))
+
+
+def read_mapped(path):
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        return mapped[:]
+
+
+def read_direct(path, block=1 << 20):
+    fd, buffer, parts = os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, block), []
+    try:
+        while count := os.preadv(fd, [buffer], sum(map(len, parts))):
+            parts.append(buffer[:count])
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+WAYS = {"read": oracle.read_all, "mmap": read_mapped, "direct": read_direct}
+
+
+@pytest.fixture
+def source(place):
+    return trees.rich(place / "s")
+
+
+@pytest.fixture
+def possible(mount, place):
+    """Skips where this build or kernel has no passthrough."""
+    (place / "empty").mkdir()
+    why = state(mount(place / "empty", "--passthrough=on")).get("why", "")
+    if why.startswith(NEVER):
+        pytest.skip(why)
+
+
+@pytest.fixture
+def allowed(possible):
+    if os.geteuid() != 0:
+        pytest.skip("only root may")
+
+
+def wholes(source):
+    """Files that shards/ shows as they are: (path in the view, path in the source)."""
+    found = [(os.path.relpath(os.path.join(folder, name), source.root), os.path.join(folder, name))
+             for folder, _, names in os.walk(source.root) for name in names]
+    return [(path, full) for path, full in found if os.path.getsize(full)]
+
+
+def check_wholes(root, source):
+    for path, full in wholes(source):
+        expected = oracle.read_all(full)
+        for way, read in WAYS.items():
+            assert read(os.path.join(root, path)) == expected, (path, way)
+
+
+def test_it_is_off_unless_asked_for(mount, source):
+    m = mount(source.root)
+    with open(m / "shards/rich/config.json", "rb") as f:
+        assert f.read(1) == b"{"
+        assert state(m) == {"on": False, "why": "not asked for (--passthrough=on)"}
+
+
+@pytest.mark.parametrize("value", ["auto", "yes", ""])
+def test_a_wrong_value_is_refused(fstfs, source, place, value):
+    (place / "m").mkdir()
+    done = subprocess.run([fstfs, f"--passthrough={value}", source.root, place / "m"],
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and "--passthrough is on or off" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--shards=2",)], ids=["as-source", "recut"])
+def test_the_whole_tree_reads_the_same(mount, source, options):
+    """Also where it cannot be on: then status says why."""
+    m = mount(source.root, "--passthrough=on", *options)
+    oracle.check_source(m.path, source, options)
+    if not options:
+        check_wholes(m / "shards", source)
+    now = state(m)
+    assert now["on"] is True or now["why"]
+    assert "refused" not in now
+
+
+def test_the_kernel_reads_by_itself(mount, source, allowed):
+    m = mount(source.root, "--passthrough=on")
+    before, size = metric(m, "read_bytes_total"), 0
+    for path, full in wholes(source):
+        for way in ("read", "mmap"):
+            with open(m / f"shards/{path}", "rb"):
+                assert state(m) == {"on": True, "files": 1}
+                assert WAYS[way](m / f"shards/{path}") == oracle.read_all(full)
+            size += os.path.getsize(full)
+    # what the daemon was asked for are the pages of .fstfs that this test looks at
+    assert metric(m, "read_bytes_total") - before < size / 10
+    check_wholes(m / "shards", source)
+    assert metric(m, "read_bytes_total") - before > size / 2  # O_DIRECT comes to the daemon
+    assert state(m) == {"on": True, "files": 0}
+
+
+def test_made_files_are_read_by_the_daemon(mount, source, allowed):
+    m = mount(source.root, "--passthrough=on")
+    for path in ("merged/rich/model.safetensors", "tensors/rich/model.index.json",
+                 "tensors/rich/model/size.65536", "npy/rich/model/size.65536.npy"):
+        with open(m / path, "rb"):
+            assert state(m) == {"on": True, "files": 0}, path
+
+
+def test_one_file_opened_by_many_at_once(mount, source, possible):
+    """All opens of a file must be answered alike, and every one must succeed."""
+    m = mount(source.root, "--passthrough=on")
+    files = [(m / f"shards/{path}", oracle.read_all(full)) for path, full in wholes(source)]
+    wrong = []
+
+    def work(number):
+        for step in range(60):
+            path, expected = files[step % len(files)]
+            read = list(WAYS.values())[(number + step) % 3]
+            try:
+                if read(path) != expected:
+                    wrong.append((path, "bytes"))
+            except OSError as error:
+                wrong.append((path, error))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert state(m).get("files", 0) == 0
+
+
+def read_as_user(m, source):
+    refused = {"on": False, "why": "the kernel lets only root do it"}
+    assert state(m) == refused  # before anything was tried
+    path = m / "shards/rich/config.json"
+    with open(path, "rb") as a, open(path, "rb") as b:
+        assert a.read() == b.read() == b'{"model_type": "rich"}\n'
+    check_wholes(m / "shards", source)
+    assert state(m) == refused
+
+
+def test_ordinary_users_are_refused(mount, test_user, user_binary, source, possible):
+    m = mount(source.root, "--passthrough=on", user=test_user, binary=user_binary)
+    child(read_as_user, m, source, user=test_user)
+
+
+def test_a_file_that_may_not_is_read_by_the_daemon(mount, source, allowed):
+    """Passthrough on passthrough is one layer too many."""
+    below = mount(source.root, "--passthrough=on")
+    m = mount(below / "shards", "--passthrough=on")
+    check_wholes(m / "shards", source)
+    with open(m / "shards/rich/config.json", "rb"):
+        now = state(m)
+    assert now["on"] is True and now["files"] == 0 and "stacked" in now["refused"]
+
+
+def test_a_file_system_without_direct_reads(mount, place, allowed):
+    """There the kernel would fail an open with O_DIRECT, which the daemon can serve."""
+    root = place / "s"
+    root.mkdir()
+    if subprocess.run(["mount", "-t", "ramfs", "fstfs-test", root]).returncode != 0:
+        pytest.skip("ramfs cannot be mounted here")
+    try:
+        source = trees.rich(root / "source")
+        m = mount(root, "--passthrough=on")
+        check_wholes(m / "shards/source", source)
+        assert "O_DIRECT" in state(m)["refused"]
+    finally:
+        subprocess.run(["umount", "-l", root], check=True)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["replaced", "in-place"])
+def test_a_new_version_shows(mount, source, allowed, in_place):
+    target = os.path.join(source.root, "rich/tokenizer.model")
+    old, new = oracle.read_all(target), os.urandom(300001)
+    m = mount(source.root, "--passthrough=on")
+    path = m / "shards/rich/tokenizer.model"
+    with open(path, "rb", buffering=0) as opened:
+        assert opened.read(10) == old[:10]
+        written = target if in_place else target + ".tmp"
+        with open(written, "r+b" if in_place else "wb") as f:
+            f.write(new)
+        os.rename(written, target)
+        assert eventually(lambda: os.stat(path).st_size == len(new))
+        assert oracle.read_all(path) == new
+        if not in_place:
+            assert os.pread(opened.fileno(), len(old), 0) == old
+    assert read_mapped(path) == read_direct(path) == new

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Root's daemon serves all (allow_other): nobody reads in the mount what he could not read in the
+source. Each of several ordinary users tries every file in both."""
+
+import errno
+import itertools
+import os
+import struct
+
+import oracle
+import pytest
+from conftest import child, eventually
+from corpus import trees
+
+ALICE, BOB, CAROL = 20001, 20002, 20003
+LEFT, RIGHT, NONE = 30001, 30002, 30003
+# {who: (user, group, supplementary groups)}
+PEOPLE = {
+    "alice": (ALICE, LEFT, []),
+    "bob": (BOB, RIGHT, []),
+    "bob-with-left": (BOB, RIGHT, [LEFT]),
+    "carol": (CAROL, NONE, []),
+    "carol-with-both": (CAROL, NONE, [LEFT, RIGHT]),
+}
+OWNERS = [(ALICE, LEFT), (BOB, LEFT), (0, RIGHT)]
+MODES = [0o600, 0o640, 0o644, 0o604, 0o044, 0o060, 0o006, 0o000]
+R, X = 4, 1
+USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32
+# lists of access, without what the mode says: [(tag, id, bits)]
+LISTS = [
+    [(USER, BOB, 0), (MASK, None, R)],
+    [(USER, BOB, R), (MASK, None, R)],
+    [(USER, CAROL, R), (MASK, None, 0)],
+    [(GROUP, LEFT, 0), (MASK, None, R)],
+    [(GROUP, RIGHT, R), (MASK, None, R)],
+    [(USER, ALICE, R), (USER, CAROL, 0), (GROUP, RIGHT, 0), (MASK, None, R)],
+    [(USER, BOB, 7), (GROUP, LEFT, 7), (MASK, None, 0)],
+    [(MASK, None, 0)],
+]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes several users")
+
+
+def give_list(path, entries):
+    """Sets a list of access beside the mode that the file has, or skips."""
+    mode = os.stat(path).st_mode
+    whole = [(USER_OBJ, None, mode >> 6 & 7), (GROUP_OBJ, None, mode >> 3 & 7),
+             (OTHER, None, mode & 7), *entries]
+    value = struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, bits, 0xffffffff if who is None else who)
+        for tag, who, bits in sorted(whole, key=lambda e: (e[0], e[1] or 0)))
+    try:
+        os.setxattr(path, "system.posix_acl_access", value)
+    except OSError as error:
+        pytest.skip(f"the source has no lists of access: {error}")
+
+
+def become(who):
+    user, group, groups = PEOPLE[who]
+    os.setgroups(groups)
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+
+
+def readable(who, paths):
+    """In a child: which of the files this person can read."""
+    become(who)
+    found = set()
+    for path in paths:
+        try:
+            with open(path, "rb") as f:
+                f.read(1)
+            found.add(path)
+        except PermissionError:
+            pass
+    return found
+
+
+def files_of(m, directory, stem, name="t"):
+    """What the mount makes of one file of the source."""
+    base = f"{directory}/" if directory else ""
+    return [m / f"merged/{base}{stem}.safetensors", m / f"shards/{base}{stem}.safetensors",
+            m / f"tensors/{base}{stem}/{name}", m / f"npy/{base}{stem}/{name}.npy",
+            m / f"tensors/{base}{stem}.index.json"]
+
+
+def check(m, pairs):
+    """pairs: [(files of the source, files of the mount made of them, whether by modes alone)].
+    Nobody gets more; where modes say all, nobody gets less. Gives who got what at all."""
+    sources = sorted({path for ours, _, _ in pairs for path in ours})
+    shown = sorted({path for _, theirs, _ in pairs for path in theirs})
+    got = {}
+    for who in PEOPLE:
+        may = child(readable, who, sources)
+        does = got[who] = child(readable, who, shown)
+        for ours, theirs, plain in pairs:
+            right = all(path in may for path in ours)
+            for path in theirs:
+                assert right or path not in does, f"{who} reads {path} and not {ours}"
+                assert not (right and plain) or path in does, f"{who} reads {ours}, not {path}"
+    return got
+
+
+@pytest.fixture
+def source(place):
+    return trees.Source(place / "s")
+
+
+def add(source, directory, stem):
+    source.add(directory, stem, [trees.tensor("t", "U8", (5,), seed=f"{directory}/{stem}")])
+    return source.path(directory, f"{stem}.safetensors")
+
+
+def test_modes_and_owners(mount, source):
+    made = []
+    for i, ((owner, group), mode) in enumerate(itertools.product(OWNERS, MODES)):
+        path = add(source, "", f"f{i}")
+        os.chown(path, owner, group)
+        os.chmod(path, mode)
+        made.append((path, f"f{i}"))
+    m = mount(source.root, "-o", "allow_other")
+    got = check(m, [([path], files_of(m, "", stem), True) for path, stem in made])
+    assert all(got.values()) and len({frozenset(g) for g in got.values()}) > 2
+
+
+def test_lists_of_access(mount, source):
+    made = []
+    for i, ((owner, group), mode, entries) in enumerate(
+            itertools.product(OWNERS, (0o640, 0o644, 0o604, 0o000), LISTS)):
+        path = add(source, "", f"f{i}")
+        os.chown(path, owner, group)
+        os.chmod(path, mode)
+        give_list(path, entries)
+        made.append((path, f"f{i}"))
+    m = mount(source.root, "-o", "allow_other")
+    got = check(m, [([path], files_of(m, "", stem), False) for path, stem in made])
+    assert got["bob"] and got["alice"]
+
+
+def test_directories(mount, source):
+    made = []
+    for i, ((owner, group), mode, entries) in enumerate(itertools.product(
+            OWNERS, (0o700, 0o750, 0o755, 0o711, 0o705),
+            [None, [(USER, BOB, 0), (MASK, None, R | X)], [(GROUP, LEFT, 0), (MASK, None, R | X)],
+             [(USER, CAROL, R | X), (MASK, None, R)]])):
+        path = add(source, f"d{i}", "m")
+        os.chmod(path, 0o644)
+        os.chown(source.path(f"d{i}"), owner, group)
+        os.chmod(source.path(f"d{i}"), mode)
+        if entries:
+            give_list(source.path(f"d{i}"), entries)
+        made.append((path, f"d{i}", entries is None))
+    m = mount(source.root, "-o", "allow_other")
+    check(m, [([path], files_of(m, stem, "m"), plain) for path, stem, plain in made])
+
+
+def test_root_of_the_source(mount, source):
+    """Its own mode is that of each view."""
+    path = add(source, "", "m")
+    os.chown(source.root, 0, LEFT)
+    os.chmod(source.root, 0o750)
+    m = mount(source.root, "-o", "allow_other")
+    got = check(m, [([path], files_of(m, "", "m"), True)])
+    assert got["alice"] and not got["bob"]
+
+
+def test_files_of_several(mount, source):
+    """A merged file is for who may read all of its shards."""
+    made = []
+    rights = [(ALICE, LEFT, 0o640), (BOB, LEFT, 0o640), (BOB, RIGHT, 0o640), (0, 0, 0o644),
+              (0, 0, 0o600), (ALICE, LEFT, 0o604)]
+    for i, pair in enumerate(itertools.combinations(rights, 2)):
+        c = source.add(f"d{i}", "model", trees.small_tensors(count=2), shards=2)
+        paths = [source.path(f"d{i}", name) for name, _ in c.shards]
+        for path, (owner, group, mode) in zip(paths, pair):
+            os.chown(path, owner, group)
+            os.chmod(path, mode)
+        made.append((f"d{i}", paths))
+    m = mount(source.root, "-o", "allow_other")
+    whole = ("merged/{}/model.safetensors", "tensors/{}/model.index.json")
+    got = check(m, [(paths, [m / path.format(d) for path in whole], False) for d, paths in made])
+    assert got["alice"]
+    check(m, [([path], [m / f"shards/{d}/{os.path.basename(path)}"], True)
+              for d, paths in made for path in paths])
+
+
+def test_links(mount, place, source):
+    """What is reached by a link is for who may go its whole way."""
+    made = []
+    for i, (mode, entries) in enumerate(itertools.product(
+            (0o700, 0o750, 0o755, 0o711), [None, [(USER, BOB, 0), (MASK, None, R | X)]])):
+        other = trees.Source(place / f"way{i}/on")
+        path = add(other, "", "far")
+        os.chmod(path, 0o644)
+        os.chown(place / f"way{i}", ALICE, LEFT)
+        os.chmod(place / f"way{i}", mode)
+        if entries:
+            give_list(place / f"way{i}", entries)
+        os.symlink(path, source.path(f"near{i}.safetensors"))
+        os.symlink(other.root, source.path(f"dir{i}"))
+        made += [(path, "", f"near{i}", entries is None), (path, f"dir{i}", "far", entries is None)]
+    m = mount(source.root, "-o", "allow_other")
+    got = check(m, [([path], files_of(m, directory, stem), False)
+                    for path, directory, stem, _ in made])
+    assert got["alice"] and got["carol"]
+
+
+def test_side_files(mount, source):
+    made = []
+    for i, ((owner, group), mode) in enumerate(itertools.product(OWNERS, MODES)):
+        name = f"side{i}.txt"
+        source.add_side(name, b"secret")
+        os.chown(source.path(name), owner, group)
+        os.chmod(source.path(name), mode)
+        made.append((source.path(name), [f"merged/{name}", f"shards/{name}"]))
+    m = mount(source.root, "-o", "allow_other")
+    check(m, [([ours], [m / path for path in theirs], True) for ours, theirs in made])
+
+
+def test_names_and_attributes(mount, source):
+    """Who may not read a checkpoint is not told what is in it."""
+    path = add(source, "", "m")
+    os.chmod(path, 0o600)
+    m = mount(source.root, "-o", "allow_other")
+    tensor = m / "tensors/m/t"
+    assert oracle.read_all(tensor)
+
+    def attempt():
+        become("bob")
+        for call in (lambda: os.listdir(m / "tensors/m"), lambda: os.stat(tensor),
+                     lambda: os.getxattr(tensor, "user.fstfs.extents"),
+                     lambda: os.getxattr(m / "shards/m.safetensors", "user.fstfs.extents"),
+                     lambda: open(m / ".fstfs/problems", "rb")):
+            with pytest.raises(PermissionError):
+                call()
+        return True
+
+    assert child(attempt)
+
+
+def test_rights_taken_away(mount, source):
+    """Shows within a second, by a mode and by a list that leaves the mode as it is."""
+    for stem in ("mode", "list"):
+        os.chmod(add(source, "", stem), 0o644)
+    give_list(source.path("list.safetensors"), [(USER, BOB, R), (MASK, None, R)])
+    m = mount(source.root, "-o", "allow_other")
+    shown = [path for stem in ("mode", "list") for path in files_of(m, "", stem)]
+    assert child(readable, "bob", shown) == set(shown)
+    os.chmod(source.path("mode.safetensors"), 0o600)
+    give_list(source.path("list.safetensors"), [(USER, BOB, 0), (MASK, None, R)])
+    assert eventually(lambda: child(readable, "bob", shown) == set()), child(readable, "bob", shown)
+
+
+def test_way_taken_away(mount, place, source):
+    """A right to the way that a link leads, taken away and given again, with the file as it was."""
+    other = trees.Source(place / "way/on")
+    path = add(other, "", "far")
+    os.chmod(path, 0o644)
+    os.symlink(path, source.path("near.safetensors"))
+    m = mount(source.root, "-o", "allow_other")
+    shown = files_of(m, "", "near")
+    assert child(readable, "bob", shown) == set(shown)
+    os.chmod(place / "way", 0o700)
+    assert eventually(lambda: child(readable, "bob", shown) == set()), child(readable, "bob", shown)
+    os.chmod(place / "way", 0o755)
+    assert eventually(lambda: child(readable, "bob", shown) == set(shown))
+
+
+def test_directory_becomes_a_link(mount, place, source):
+    """Who holds a directory of the mount open goes no other way than by the link, once there is
+    one above it."""
+    for directory in (place / "s/a/sub", place / "way/x/sub"):
+        other = trees.Source(directory)
+        other.add("", "m", [trees.tensor("t", "U8", (8,), seed=str(directory))])
+        os.chmod(other.path("m.safetensors"), 0o644)
+    os.chmod(place / "way", 0o700)
+    near, far = (oracle.read_all(place / d / "sub/m.safetensors")[-8:] for d in ("s/a", "way/x"))
+    m = mount(source.root, "-o", "allow_other")
+    held = os.open(m / "tensors/a/sub", os.O_RDONLY | os.O_DIRECTORY)
+    os.rename(source.path("a"), source.path("b"))
+    os.symlink(place / "way/x", source.path("a"))
+
+    def attempt():
+        become("bob")
+        try:
+            with open(os.open("m/t", os.O_RDONLY, dir_fd=held), "rb") as f:
+                return f.read()
+        except OSError as error:
+            return error.errno
+
+    def refused():
+        got = child(attempt)
+        assert got != far
+        return got == errno.EACCES
+
+    assert near != far
+    try:
+        assert eventually(refused)
+    finally:
+        os.close(held)

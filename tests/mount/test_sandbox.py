@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon gives up once it has mounted: that it has given it up, that nothing that
+serving takes was in it, and what is done without where the kernel will not have it."""
+
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+
+import oracle
+import pytest
+from conftest import BUILD, SANITIZED, as_user, child, eventually, mounted_at
+from corpus import trees
+
+INTRUDER = BUILD / "tests/sandbox/intruder.so"
+REFUSE = BUILD / "tests/sandbox/refuse"
+PARTS = ("no_new_privileges", "capabilities", "landlock", "system_calls")
+DAC_OVERRIDE, DAC_READ_SEARCH, SYS_ADMIN = 1 << 1, 1 << 2, 1 << 21
+
+
+def sandbox_of(m):
+    text = child(m.read, ".fstfs/status", user=m.user)
+    return json.loads(text, object_pairs_hook=oracle.no_duplicates)["sandbox"]
+
+
+def have_landlock():
+    """Whether this kernel has it, by a call of its own."""
+    import ctypes
+    return ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) > 0
+
+
+def threads(pid):
+    """Of each thread, what /proc/PID/status says."""
+    return [dict(line.split(":\t", 1) for line in
+                 open(f"/proc/{pid}/task/{task}/status").read().splitlines() if ":\t" in line)
+            for task in os.listdir(f"/proc/{pid}/task")]
+
+
+def helpers_of(m):
+    """{name: id} of the processes that the daemon has forked, when they have their names."""
+    def look():
+        with open(f"/proc/{m.pid}/task/{m.pid}/children") as f:
+            return {open(f"/proc/{pid}/comm").read().strip(): int(pid) for pid in f.read().split()}
+
+    child(m.read, ".fstfs/status", user=m.user)  # it serves: they are there
+    assert eventually(lambda: "fstfs" not in look())
+    return look()
+
+
+@pytest.fixture
+def source(place):
+    return trees.in_root(place / "s")
+
+
+def test_all_is_given_up(mount, source, who):
+    m = mount(source.root, **who)
+    child(oracle.check_source, m.path, source, user=m.user)
+    said = sandbox_of(m)
+    for part in PARTS:
+        if part != "landlock" or have_landlock():
+            assert said[part] == {"on": True}, said
+    shut = said["landlock"]["on"] and not SANITIZED
+    assert said["reads"] == ("the source" if shut else "any file")
+    assert said.get("opened_outside", 0) == 0  # no link leads out
+    for pid in (m.pid, helpers_of(m)["fstfs-open"]) if said["landlock"]["on"] else (m.pid,):
+        for thread in threads(pid):
+            assert (thread["NoNewPrivs"], thread["Seccomp"]) == ("1", "2"), thread["Name"]
+            rights = int(thread["CapPrm"], 16)
+            assert rights in (DAC_OVERRIDE, DAC_READ_SEARCH) if m.user is None else rights == 0
+            assert int(thread["CapEff"], 16) == rights
+            assert int(thread["CapInh"], 16) == int(thread["CapAmb"], 16) == 0
+
+
+def test_nothing_is_given_up(mount, source, who):
+    m = mount(source.root, "--sandbox=off", **who)
+    child(oracle.check_source, m.path, source, user=m.user)
+    said = sandbox_of(m)
+    assert [said[part] for part in PARTS] == [{"on": False, "why": "not wanted"}] * len(PARTS)
+    assert helpers_of(m) == {}
+    assert all(thread["Seccomp"] == threads("self")[0]["Seccomp"] for thread in threads(m.pid))
+    m.signal(signal.SIGTERM)
+    assert m.wait() == 0 and not mounted_at(m.path)
+
+
+def test_passthrough_keeps_its_right(mount, source):
+    if os.geteuid() != 0 or not int(threads("self")[0]["CapPrm"], 16) & SYS_ADMIN:
+        pytest.skip("needs root: passthrough does")
+    m = mount(source.root, "--passthrough=on")
+    oracle.check_source(m.path, source)
+    assert all(int(thread["CapEff"], 16) & SYS_ADMIN for thread in threads(m.pid))
+
+
+def intrude(mount, place, source, **more):
+    """{attempt: how it went} of what got to run in a daemon."""
+    if not INTRUDER.exists():
+        pytest.skip("tests/sandbox/intruder is not built with this C library")
+    user = more.get("user")
+    outside = place / "outside"
+    outside.write_text("a secret")
+    inside = source.path("config.json")
+    report = place / "report"  # timeout(1), too, has the intruder in it
+    report.touch()
+    os.chmod(report, 0o666)
+    for path in (outside, inside, source.root, place):
+        if user and os.geteuid() == 0:
+            os.chown(path, pwd.getpwnam(user).pw_uid, -1)
+        os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
+    options = more.pop("options", ())
+    m = mount(source.root, *options, **more, environment={
+        "LD_PRELOAD": os.fspath(INTRUDER), "INTRUDER": os.fspath(report),
+        "INTRUDER_INSIDE": os.fspath(inside), "INTRUDER_OUTSIDE": os.fspath(outside)})
+    child(oracle.read_all, m / "tensors/model/t0.weight", user=m.user)
+    found = dict(line.split() for line in report.read_text().splitlines())
+    assert found.pop("end") == "works"
+    child(oracle.read_all, m / "merged/model.safetensors", user=m.user)  # it goes on
+    return found
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer needs what is to be refused")
+def test_who_gets_in_gets_little(mount, place, source, who):
+    if not have_landlock():
+        pytest.skip("the kernel has no Landlock")
+    found = intrude(mount, place, source, **who)
+    assert found.pop("read-inside") == "works"
+    refused = {"fork", "internet", "ptrace", "mount", "unmount", "namespace", "kill", "ring",
+               "code", "execute", "truncate", "chmod", "remove"}
+    assert found == {**{name: "EACCES" for name in found}, **{name: "ENOSYS" for name in refused}}
+    assert (place / "outside").read_text() == "a secret"
+
+
+@pytest.mark.skipif(SANITIZED, reason="as above")
+def test_without_it_who_gets_in_gets_all(mount, place, source, who):
+    """That the intruder can do what the test above says it cannot."""
+    found = intrude(mount, place, source, options=("--sandbox=off",), **who)
+    for name in ("read-outside", "write-inside", "write-outside", "make", "truncate", "chmod",
+                 "remove", "list-root", "open-proc", "fork", "internet", "kill", "code"):
+        assert found[name] == "works", found
+    assert "ENOSYS" not in found.values(), found
+
+
+# --- what the sandbox has to leave alone ---
+
+
+def test_links_lead_out(mount, place, source, who):
+    """Files and directories that only links in the source lead to are read all the same, and no
+    others, and a daemon that lost its opener reads the source on."""
+    other = trees.Source(place / "elsewhere")
+    linked = other.add("", "far", trees.small_tensors("f.", count=3))
+    linked = trees.Checkpoint("", "near", [("near.safetensors", linked.tensors)])
+    deep = other.add("deep/er", "model", trees.small_tensors("d.", count=3), shards=2)
+    os.symlink(place / "elsewhere/far.safetensors", source.path("near.safetensors"))
+    os.symlink("../elsewhere/deep", source.path("deep"))
+    m = mount(source.root, **who)
+
+    def check():
+        oracle.check_tensors(m / "tensors", linked)
+        oracle.check_tensors(m / "tensors", deep)
+        oracle.check_merged(m / "merged", deep)
+        oracle.check_tensors(m / "tensors", source.checkpoints[0])
+
+    child(check, user=m.user)
+    if sandbox_of(m)["reads"] != "the source":
+        return
+    assert sandbox_of(m)["opened_outside"] >= 4  # a directory, shards
+    os.kill(helpers_of(m)["fstfs-open"], signal.SIGKILL)
+    shutil.copy(source.path("model.safetensors"), source.path("later.safetensors"))
+    shutil.copy(place / "elsewhere/far.safetensors", place / "elsewhere/other.safetensors")
+    os.symlink(place / "elsewhere/other.safetensors", source.path("other.safetensors"))
+
+    def check_again():
+        path = m / "tensors/later/t0.weight"
+        assert eventually(lambda: os.path.exists(path))
+        assert oracle.read_all(path) == oracle.read_all(m / "tensors/model/t0.weight")
+        with pytest.raises(OSError):
+            oracle.read_all(m / "shards/other.safetensors")
+
+    child(check_again, user=m.user)
+
+
+def test_mounts_below_the_source(mount, place, source):
+    """What is mounted in the source after the start, and taken away again."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it mounts")
+    os.mkdir(source.path("later"))
+    m = mount(source.root)
+    assert os.listdir(m / "tensors/later") == []
+    subprocess.run(["mount", "-t", "tmpfs", "none", source.path("later")], check=True)
+    try:
+        there = source.add("later", "model", trees.small_tensors("l.", count=3), shards=2)
+        assert eventually(lambda: os.path.exists(m / "merged/later/model.safetensors"))
+        oracle.check_tensors(m / "tensors", there)
+        oracle.check_merged(m / "merged", there)
+    finally:
+        subprocess.run(["umount", "-l", source.path("later")], check=True)
+    assert eventually(lambda: os.listdir(m / "tensors/later") == [])
+
+
+def test_another_fuse_below_the_source(mount, place, source, who):
+    """Another fstfs for a model of this one's source, mounted after it, as the same user."""
+    os.mkdir(source.path("views"))
+    if m_user := who.get("user"):
+        if os.geteuid() == 0:
+            os.chown(source.path("views"), pwd.getpwnam(m_user).pw_uid, -1)
+    m = mount(source.root, **who)
+    other = trees.Source(place / "other")
+    c = other.add("", "model", trees.small_tensors("o.", count=4), shards=2)
+    below = mount(other.root, "--view=shards", mountpoint=source.path("views"), **who)
+
+    def check():
+        assert eventually(lambda: os.path.exists(m / "merged/views/model.safetensors"))
+        moved = trees.Checkpoint("views", "model", c.shards)
+        oracle.check_tensors(m / "tensors", moved)
+        oracle.check_merged(m / "merged", moved)
+
+    child(check, user=m.user)
+    assert m.unmount() == 0  # before what it reads from
+    assert below.unmount() == 0
+
+
+def test_source_that_moves(mount, place, who):
+    """A parent of the source is renamed: the mount goes on showing the directory that it was
+    given, also in what it has not opened yet, and not what lies at the old path now."""
+    source = trees.in_root(place / "parent/s")
+    late = source.add("late", "model", trees.small_tensors("late.", count=3), shards=2)
+    m = mount(source.root, **who)
+    child(oracle.check_tensors, m / "tensors", source.checkpoints[0], user=m.user)
+    os.rename(place / "parent", place / "moved")
+    trees.Source(place / "parent/s").add("", "imposter", trees.small_tensors("i.", count=1))
+    child(oracle.check_tensors, m / "tensors", late, user=m.user)
+    child(oracle.check_merged, m / "merged", late, user=m.user)
+    assert "imposter" not in child(os.listdir, m / "tensors", user=m.user)
+
+
+# --- what may be missing ---
+
+REFUSED = {
+    "landlock": (["landlock=ENOSYS"], {"landlock": "the kernel has it not"}),
+    "landlock-off": (["landlock=EOPNOTSUPP"], {"landlock": "the kernel has it not"}),
+    "landlock-container": (["landlock=EPERM"], {"landlock": "Operation not permitted"}),
+    "seccomp": (["seccomp=EPERM"], {"system_calls": "Operation not permitted"}),
+    "capset": (["capset=EPERM"], {"capabilities": "Operation not permitted"}),
+    # without them a filter takes a capability that is gone by then
+    "no-new-privs": (["no_new_privs=EINVAL"], {"no_new_privileges": "Invalid argument",
+                                               "system_calls": "Permission denied"}),
+    "all": (["landlock=ENOSYS", "seccomp=ENOSYS", "capset=EPERM", "no_new_privs=EINVAL"],
+            {"landlock": "the kernel has it not", "system_calls": "Function not implemented",
+             "capabilities": "Operation not permitted", "no_new_privileges": "Invalid argument"}),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_parts(mount, place, source, what):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a filter of an ordinary user keeps fusermount3 from its work")
+    if not REFUSE.exists():
+        pytest.skip("tests/sandbox/refuse is not built for this kind of machine")
+    rules, off = REFUSED[what]
+    shutil.copytree(source.root, place / "elsewhere")
+    os.symlink("../elsewhere", source.path("linked"))
+    plain = {name: part["why"] for name, part in sandbox_of(mount(source.root)).items()
+             if name in PARTS and not part["on"]}
+    m = mount(source.root, wrapper=[os.fspath(REFUSE), *rules, "--"])
+    oracle.check_tensors(m / "tensors", source.checkpoints[0])
+    assert oracle.read_all(m / "tensors/linked/model/t0.weight") == \
+        oracle.read_all(m / "tensors/model/t0.weight")
+    said = sandbox_of(m)
+    assert {name: said[name]["why"] for name in PARTS if not said[name]["on"]} == {**plain, **off}
+    m.signal(signal.SIGTERM)
+    assert m.wait() == 0 and not mounted_at(m.path)
+
+
+# --- the end ---
+
+
+def test_end_without_the_unmounter(mount, source, who):
+    """The daemon ends, and says what is left to do."""
+    m = mount(source.root, **who, died=True)
+    os.kill(helpers_of(m)["fstfs-unmount"], signal.SIGKILL)
+    m.signal(signal.SIGTERM)
+    assert m.wait() is not None
+    subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+    assert "cannot unmount" in m.log_text() and "fusermount3 -u" in m.log_text()
+
+
+def test_helpers_outlive_no_daemon(mount, source, who):
+    m = mount(source.root, **who, died=True)
+    helpers = helpers_of(m).values()
+    m.signal(signal.SIGKILL)
+    m.wait()
+    subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+    assert eventually(lambda: not any(alive(pid) for pid in helpers))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_helpers_ignore_the_terminal(mount, source):
+    """^C in a terminal goes to the whole group: the daemon ends by it, and is unmounted."""
+    m = mount(source.root)
+    for pid in helpers_of(m).values():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, number)
+    assert len(helpers_of(m)) == 1 + have_landlock()
+    m.signal(signal.SIGINT)
+    assert m.wait() == 0 and not mounted_at(m.path)
+
+
+# --- a core ---
+
+
+def regions(pid):
+    """[(start, end, flags)] of what the process may write to."""
+    found = []
+    with open(f"/proc/{pid}/smaps") as f:
+        for line in f:
+            if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line):
+                here = [int(match[1], 16), int(match[2], 16)]
+            elif re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                here = None
+            elif line.startswith("VmFlags:") and here:
+                found.append((*here, line.split()[1:]))
+    return found
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer keeps memory of its own")
+def test_core_has_no_model(mount, place):
+    """Bytes of tensors lie in the daemon's memory, and none of them where a core would go."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it reads the daemon's memory")
+    mark = os.urandom(32)
+    source = trees.Source(place / "s")
+    data = mark * ((3 << 20) // len(mark))
+    source.add("", "model", [trees.Tensor("t", "U8", [len(data)], data)])
+    m = mount(source.root)
+    path = m / "tensors/model/t"
+    assert oracle.read_all(path) == data
+    dumped = kept = 0
+    with open(f"/proc/{m.pid}/mem", "rb", buffering=0) as memory:
+        for start, end, flags in regions(m.pid):
+            try:
+                memory.seek(start)
+                found = mark in memory.read(end - start)
+            except OSError:
+                continue
+            dumped += found and "dd" not in flags
+            kept += found and "dd" in flags
+    assert kept and not dumped

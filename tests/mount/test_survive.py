@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end in the middle of everything: sixteen readers in all views and ways, and the daemon is
+killed, the mount taken away, a shard cut off or replaced. All of them end, in time, with an error
+or with right bytes; no process, mount or connection is left."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import oracle
+import pytest
+import readers
+from conftest import BUILD, SLOW, as_user, child, eventually, mounted_at, processes_of
+from corpus import trees
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+LIMIT = 30  # seconds in which all have to end: a hang, and not a slow machine, takes longer
+ROUNDS = 20  # of kill -9
+# what a reader may get from a mount that dies or is gone (ENOENT: its place is bare)
+ENDS = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EIO}
+# and from a source that changes
+CHANGES = {errno.ESTALE, errno.EIO, errno.ENOENT}
+
+
+@pytest.fixture(scope="session")
+def versions(shared_place):
+    """Two versions of a model, of the same shapes and other bytes."""
+    return trees.versions(shared_place, 2)
+
+
+def expected(m, versions):
+    """[(path, content of one version, of the next...)] of all views."""
+    lists = [child(oracle.plain_files, m.path, v, user=m.user) for v in versions]
+    return [(together[0][0], *[want for _, want in together]) for together in zip(*lists)]
+
+
+@pytest.fixture
+def crowd():
+    """crowd(m, files, ...): readers that have all begun; none is left when the test ends."""
+    made = []
+
+    def start(m, files, **more):
+        made.append(readers.Crowd(files, user=m.user, **more))
+        assert eventually(made[-1].reading, LIMIT), "not all readers got to read"
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+
+
+def connection(m):
+    """The number of the mount's connection in the kernel."""
+    line, = mounted_at(m.path)
+    return int(line.split()[2].split(":")[1])
+
+
+def abort(number):
+    """Cuts a connection off, so that nothing can wait for it any more; needs root."""
+    control = tempfile.mkdtemp(prefix="fusectl-")
+    if subprocess.run(["mount", "-t", "fusectl", "none", control]).returncode == 0:
+        try:
+            with open(f"{control}/{number}/abort", "w") as f:
+                f.write("1")
+        except OSError:
+            pass  # it is gone
+        subprocess.run(["umount", "-l", control], check=True)
+    os.rmdir(control)
+
+
+def ended(m, number):
+    """Sees that the daemon is no more, and gives its exit status (of a signal: negative)."""
+    threads = processes_of(m.process.pid)
+    if m.wait(LIMIT) is None or not eventually(lambda: not processes_of(m.process.pid), LIMIT):
+        told = "\n".join(readers.where(pid) for pid in set(threads) & set(
+            processes_of(m.process.pid)))
+        abort(number)
+        pytest.fail(f"the daemon does not end:\n{told}")
+    status = m.exit
+    return 128 - status if status > 128 else status  # as timeout(1) gives a death by a signal
+
+
+def judge(crowd, allowed):
+    """All readers end, none has seen a wrong byte, and each ended as it may."""
+    crowd.finish(LIMIT)
+    faults = crowd.faults(allowed)
+    assert not faults, "\n".join(faults)
+
+
+def dead(m):
+    """A mount whose daemon was killed: it stands, and all it says is ENOTCONN."""
+    assert mounted_at(m.path)
+    # of what the kernel does not know by heart
+    for call in (os.listdir, lambda p: os.stat(p + "/unheard-of"),
+                 lambda p: os.open(p + "/merged/m/model.safetensors", os.O_RDONLY)):
+        with pytest.raises(OSError) as raised:
+            child(call, m.path, user=m.user, seconds=LIMIT)
+        assert raised.value.errno == errno.ENOTCONN
+
+
+@pytest.mark.limit(200)
+def test_kill(mount, versions, crowd, who):
+    """Many times, each at another moment. The mount stays as a dead one, and can be cleared."""
+    rng = random.Random(3)
+    contents = {}  # by path below the mount
+    for turn in range(ROUNDS):
+        m = mount(versions[0].root, died=True, **who)
+        contents = contents or {os.path.relpath(path, os.fsencode(m.path)): want
+                                for path, want in expected(m, versions[:1])}
+        files = [(os.path.join(os.fsencode(m.path), path), want)
+                 for path, want in contents.items()]
+        number = connection(m)
+        all_of_them = crowd(m, files, seed=turn)
+        time.sleep(rng.random() * 0.2)
+        m.signal(signal.SIGKILL)
+        try:
+            judge(all_of_them, ENDS - {errno.ENOENT})
+        except AssertionError as fault:
+            told = "\n".join(readers.where(pid) for pid in processes_of(m.process.pid))
+            abort(number)
+            raise AssertionError(f"round {turn}: {fault}\nthe daemon:\n{told}") from None
+        assert ended(m, number) == -signal.SIGKILL, f"round {turn}"
+        dead(m)
+        subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+        assert not mounted_at(m.path)
+
+
+@pytest.mark.parametrize("how", ["fusermount3-uz", "umount-l"])
+def test_lazy_unmount(mount, versions, crowd, who, how):
+    """Readers end when they find no files any more, and the daemon with the last of them."""
+    if how == "umount-l" and os.geteuid() != 0:
+        pytest.skip("needs root: umount")
+    m = mount(versions[0].root, **who)
+    files = expected(m, versions[:1])
+    number = connection(m)
+    all_of_them = crowd(m, files)
+    command = ["umount", "-l"] if how == "umount-l" else [*as_user(m.user), "fusermount3", "-uz"]
+    subprocess.run([*command, m.path], check=True)
+    assert not mounted_at(m.path)
+    judge(all_of_them, {errno.ENOENT})
+    assert ended(m, number) == 0
+    assert os.listdir(m.path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_signal(mount, versions, crowd, who, number):
+    m = mount(versions[0].root, **who)
+    all_of_them = crowd(m, expected(m, versions[:1]))
+    device = connection(m)
+    m.signal(number)
+    judge(all_of_them, ENDS)
+    assert ended(m, device) == 0
+    assert eventually(lambda: not mounted_at(m.path)), "the mount is still there"
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("options", [(), ("--shards=3",)], ids=["as-source", "recut"])
+def test_source_changes(mount, versions, crowd, place, who, options):
+    """Shards are cut off, replaced by another version, and taken away, again and again."""
+    root = place / "s"
+    shutil.copytree(versions[0].root, root)
+    m = mount(root, *options, limit=120 * SLOW, **who)
+    files = expected(m, readers.mixtures(versions))  # the first of one version: of versions[0]
+    all_of_them = crowd(m, files, passed=CHANGES)
+    names = [name for name, _ in versions[0].checkpoints[0].shards]
+    rng = random.Random(5)
+    for turn in range(1, 13):
+        for name in names:
+            path, whole = root / "m" / name, versions[turn % 2].path("m", name)
+            what = rng.choice(["cut", "cut", "remove", "replace"])
+            if what == "cut":
+                os.truncate(path, rng.randrange(os.stat(path).st_size))
+                time.sleep(rng.random() * 0.2)
+            elif what == "remove":
+                os.unlink(path)
+                time.sleep(rng.random() * 0.2)
+            shutil.copyfile(whole, root / "m/new.tmp")
+            os.rename(root / "m/new.tmp", path)
+        time.sleep(rng.random() * 0.5)
+    all_of_them.stop()
+    judge(all_of_them, {0})
+    # all is right in the end
+    last = [(path, want) for path, want, *_ in files]
+
+    def right():
+        try:
+            readers.check_files(last, "read")
+            return True
+        except OSError as error:
+            assert error.errno in CHANGES
+        except readers.WrongBytes:
+            pass  # of the version before
+
+    assert child(lambda: eventually(right), user=m.user)
+    assert m.unmount() == 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
+def test_storage_hangs(mount, versions, crowd, place, who, end):
+    """Killed while the storage does not answer: readers come free at once. SIGTERM waits for what
+    is being read, which ends when the storage does answer."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    faults = place / "faults"
+    others = ",allow_other" if os.geteuid() == 0 else ""
+    storage = mount(versions[0].root, "-o", f"faults={faults}{others}", binary=SLOWFS)
+    # Too little memory for all that is read again and again: the storage is needed all the time.
+    m = mount(storage.path, "--memory=4M", died=end == signal.SIGKILL, **who)
+    number = connection(m)
+    files = expected(m, versions[:1])
+    all_of_them = crowd(m, files)
+    faults.write_text("read m/* hang\n")
+
+    def in_flight():
+        text = child(m.read, ".fstfs/metrics", user=m.user).decode()
+        return int(next(line.split()[1] for line in text.splitlines()
+                        if line.startswith("fstfs_reads_in_flight ")))
+
+    assert eventually(lambda: in_flight() > 4, LIMIT)
+    m.signal(end)
+    if end == signal.SIGTERM:
+        time.sleep(0.2)
+        faults.unlink()
+    judge(all_of_them, ENDS)
+    assert ended(m, number) == (-end if end == signal.SIGKILL else 0)
+    if end == signal.SIGKILL:
+        dead(m)
+        subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+        faults.unlink()
+    assert eventually(lambda: not mounted_at(m.path))
+    # the kernel may hold files of the storage until the reads of a dead process have ended
+    assert eventually(lambda: not subprocess.run(
+        ["fusermount3", "-u", storage.path], capture_output=True).returncode, LIMIT)
+    assert storage.wait() == 0

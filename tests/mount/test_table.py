@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each fault of the storage means for who has a file open, in each view and by each way to
+read, compared with the table in docs/reliability.md (see tables.py for how that is written).
+
+Nothing here depends on time: a fault befalls the very request that reads the range that is asked
+for, or comes about between two reads of one reader. Each reader has a checkpoint of its own, so
+that none finds what another has brought into memory; and the mount reads nothing ahead.
+"""
+
+import errno
+import mmap
+import os
+import pickle
+import select
+import shutil
+import signal
+import subprocess
+import time
+
+import oracle
+import pytest
+import readers
+import tables
+from conftest import BUILD, SLOW, Died, Mount, child, eventually, mounted_at
+from corpus import trees
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+SHORT_READS = BUILD / "tests/sandbox/short_reads.so"
+SHARD = "model-00001-of-00002.safetensors"
+SIZE = 2 << 20
+AT = SIZE * 3 // 4  # in the tensor "w": where the fault is
+LIMIT = 10  # seconds: what the document says that nothing takes longer than
+VIEWS = ("merged", "shards", "re-cut", "tensors")
+CELLS = [(view, way) for view in VIEWS for way in readers.WAYS]
+OTHERS = "others"  # a checkpoint that nothing befalls
+
+# fault: rules of slowfs. {file}: the shard; {at}: the range that is read; {other}: another version
+BY_RULE = {
+    "it answers late": "read {file} {at} delay=200000",
+    "it does not answer until told": "read {file} {at} hang",
+    "`EIO` once": "read {file} {at} error=EIO x1",
+    "`EIO` for ever": "read {file} {at} error=EIO",
+    "`ESTALE` once, as NFS says it": "read {file} {at} error=ESTALE x1",
+    "`ESTALE` for ever": "read {file} {at} error=ESTALE",
+    "an answer is too short": "read {file} {at} short=512",
+    "it gives zeros": "read {file} {at} zeros",
+    "cut off while it is read": "read {file} {at} truncate=100000 x1",
+    "rewritten in place while it is read": "read {file} {at} rewrite x1",
+    "replaced by rename while it is read": "read {file} {at} replace={other} x1",
+    "removed while it is read": "read {file} {at} remove x1",
+    "permission lost, of a file that nobody has read yet": "open {file} error=EACCES",
+    "permission lost, of a file that is being read": "open {file} error=EACCES",
+}
+# what is over only when the file is put there again (zeros stay in the page cache)
+TO_HEAL = ("zeros", "truncate", "rewrite", "replace", "remove")
+
+
+
+
+def complement(path, _):
+    """In place. A tick of the clock must lie between two versions' times."""
+    time.sleep(0.05)
+    with open(path, "r+b") as f:
+        data = f.read()
+        f.seek(0)
+        f.write(data.translate(bytes(range(255, -1, -1))))
+
+
+# what befalls a file of a local disk that the daemon has open: (path, path of another version)
+LOCALLY = {
+    "cut off, on a local disk": lambda path, _: os.truncate(path, 100_000),
+    "rewritten in place, on a local disk": complement,
+    "replaced by rename, on a local disk": lambda path, other: os.rename(other, path),
+    "removed, on a local disk": lambda path, _: os.unlink(path),
+}
+# whether SOURCE is the other file system, or has it in it; how it goes (None: it is killed)
+UNMOUNTED = {
+    "its file system is taken away (`umount -l`) and comes back": (False, ["fusermount3", "-uz"]),
+    "the server of its file system is killed and comes back": (False, None),
+    "SOURCE itself is taken away (`umount -l`) and comes back": (True, ["fusermount3", "-uz"]),
+    "the server of SOURCE itself is killed and comes back": (True, None),
+}
+SHORT_CALLS = "calls read less than was asked for"
+
+
+class Waiting:
+    """A process that has a file open and reads a page of it when it is told."""
+
+    def __init__(self, path, way, want, at, first):
+        out, self.into = os.pipe()
+        self.out, into = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self.into)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGBUS, signal.SIG_DFL)  # not pytest's faulthandler
+                os.write(into, pickle.dumps(self.read(path, way, want, at, first, out, into)))
+            finally:
+                os._exit(0)
+        os.close(out)
+        os.close(into)
+        self.said = b""
+
+    @staticmethod
+    def read(path, way, want, at, first, out, into):
+        """In the child: what it sees."""
+        with readers.OpenFile(path, way, (want,)) as file:
+            if first:
+                file.check(at - AT // 2, readers.BLOCK)
+            os.write(into, b"r")
+            os.read(out, 1)
+            try:
+                got = file.get(at, readers.BLOCK)
+            except OSError as error:
+                return f"`{errno.errorcode[error.errno]}`"
+        if got == want[at:at + readers.BLOCK]:
+            return "right"
+        return "zeros" if got == bytes(readers.BLOCK) else f"wrong bytes: {got[:16].hex()}"
+
+    def take(self, seconds):
+        """Some of what the child says; b"": nothing in that time; None: it is no more."""
+        ready, _, _ = select.select([self.out], [], [], seconds)
+        return (os.read(self.out, 4096) or None) if ready else b""
+
+    def prepare(self):
+        assert self.take(LIMIT * SLOW) == b"r", "it cannot open the file, or read its beginning"
+
+    def go(self):
+        os.write(self.into, b"g")
+
+    def waits(self):
+        return not select.select([self.out], [], [], 0)[0]
+
+    def outcome(self):
+        said = self.take(LIMIT * SLOW)
+        assert said != b"", f"no answer in {LIMIT} s:\n{readers.where(self.pid)}"
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = None
+        return pickle.loads(said) if said else f"`{signal.Signals(os.WTERMSIG(status)).name}`"
+
+    def end(self):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.into)
+        os.close(self.out)
+
+
+@pytest.fixture(scope="session")
+def prepared(shared_place):
+    """A checkpoint for each view and way, each with another version of its first shard beside it,
+    and one more."""
+    source = trees.Source(shared_place / "prepared")
+    for name in [f"{view}-{way}" for view, way in CELLS] + [OTHERS]:
+        tensors = [trees.tensor("w", "U8", (SIZE,)), trees.tensor("x", "U8", (5000,))]
+        c = source.add(name, "model", tensors, shards=2)
+        new = [trees.tensor("w", "U8", (SIZE,), seed="another")]
+        source.place(f"{name}/another", trees.file_bytes(new))
+        assert c.shards[0][0] == SHARD
+    return source
+
+
+@pytest.fixture(scope="session")
+def contents(fstfs, prepared, shared_place):
+    """{(view, checkpoint): (path below the mount, content)} of the files that have "w". From
+    mounts of their own: what a test reads, nobody has read before."""
+    found = {}
+    for view in VIEWS:
+        m = Mount(shared_place, prepared.root, *(["--shards=1"] if view == "re-cut" else []))
+        part = os.fsencode(f"{m.path}/{'shards' if view == 're-cut' else view}/")
+        for path, want in oracle.plain_files(m.path, prepared):
+            name = os.fsdecode(path[len(part):]).split("/")[0]
+            if path.startswith(part) and prepared.checkpoints[0].tensors[0].data in want:
+                relative = os.path.relpath(os.fsdecode(path), m.path).split("/", 1)
+                found[view, name] = f"{relative[0]}/{{}}{relative[1]}", want
+        assert m.finish() == []
+    return found
+
+
+class Stage:
+    """A source that faults befall, its mounts, and a reader for each view and way."""
+
+    def __init__(self, mount, prepared, contents, place):
+        self.mount, self.prepared, self.contents, self.place = mount, prepared, contents, place
+        self.root = place / "s"
+        shutil.copytree(prepared.root, self.root / "d")
+        for directory, _, names in os.walk(self.root):  # nothing comes out of the page cache
+            for name in names:
+                fd = os.open(os.path.join(directory, name), os.O_RDONLY)
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
+        entries, _, _ = oracle.read_header(prepared.path(f"merged-read/{SHARD}"))
+        self.at = entries[0].offset + AT  # in the shard
+        self.w = prepared.checkpoints[0].tensors[0].data
+        self.storage = None
+        self.waiting = {}
+
+    def mount_storage(self, mountpoint=None):
+        if not SLOWFS.exists():
+            pytest.skip("tests/slowfs/slowfs is not built")
+        # what it has open when it is taken away is no leak
+        sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
+        self.storage = self.mount(self.root / "d", "-o", f"valid=0,faults={self.place}/faults",
+                                  binary=SLOWFS, mountpoint=mountpoint, died=True,
+                                  environment={"ASAN_OPTIONS": sanitizer})
+        return self.storage.path
+
+    def mount_on(self, source, **more):
+        self.mounts = {view: self.mount(source, "--prefetch=off",
+                                        *(["--shards=1"] if view == "re-cut" else []),
+                                        *(["--io=threads"] if more else []), **more)
+                       for view in ("re-cut", "the rest")}
+
+    def of(self, view):
+        return self.mounts.get(view, self.mounts["the rest"])
+
+    def file(self, view, name):
+        """The path of the file that has "w" in a view, and its content."""
+        path, want = self.contents[view, name]
+        return os.path.join(self.of(view).path, path.format(self.below)), want
+
+    def open_all(self, first, below=""):
+        """A reader for each view and way has its file open."""
+        self.below = below
+        self.files = {(view, way): self.file(view, f"{view}-{way}") for view, way in CELLS}
+        for (view, way), (path, want) in self.files.items():
+            self.waiting[view, way] = Waiting(path, way, want, want.index(self.w) +
+                                              AT // readers.BLOCK * readers.BLOCK, first)
+        for one in self.waiting.values():
+            one.prepare()
+
+    def another(self, view, way):
+        """One more reader that waits for what the first of its kind waits for."""
+        path, want = self.files[view, way]
+        made = Waiting(path, way, want, want.index(self.w) + AT // readers.BLOCK * readers.BLOCK,
+                       False)
+        made.prepare()
+        made.go()
+        assert eventually(lambda: "folio_wait" in readers.where(made.pid), LIMIT)
+        return made
+
+    def set(self, rule=None):
+        """The rule for the first shard of each reader's checkpoint; None: no fault any more."""
+        rules = [rule.format(file=f"{view}-{way}/{SHARD}", at=f"{self.at}+1",
+                             other=f"{view}-{way}/another") + "\n"
+                 for view, way in CELLS] if rule else []
+        new = self.place / "faults.new"
+        new.write_text("".join(rules))
+        os.rename(new, self.place / "faults")
+
+    def read_all(self):
+        """{(view, way): what is seen}"""
+        for one in self.waiting.values():
+            one.go()
+        return {cell: one.outcome() for cell, one in self.waiting.items()}
+
+    def others_go_on(self):
+        """Who reads another checkpoint sees nothing of it, within the limit."""
+        for view in VIEWS:
+            file = self.file(view, OTHERS)
+            for way in readers.WAYS:
+                child(readers.check_files, [file], way, seconds=LIMIT)
+
+    def heal(self):
+        """The files of the source are what they were."""
+        for view, way in CELLS:
+            path = self.root / "d" / f"{view}-{way}"
+            shutil.copyfile(self.prepared.path(f"{view}-{way}", SHARD), path / "new.tmp")
+            os.rename(path / "new.tmp", path / SHARD)
+
+    def well_again(self):
+        """Whether who opens a file anew reads it right, without another mount."""
+
+        def right():
+            try:
+                for cell, file in self.files.items():
+                    child(readers.check_files, [file], cell[1], seconds=LIMIT)
+                return True
+            except (OSError, Died, readers.WrongBytes):
+                return False
+
+        return eventually(right, LIMIT)
+
+    def logged(self):
+        """How often each file stands in the log, in words."""
+        times = {sum(f"{view}-{way}/{SHARD}" in line
+                     for line in self.of(view).log_text().splitlines()) for view, way in CELLS}
+        assert max(times) <= 1, "said more than once of a file"
+        return {1: "once", 0: "nothing"}[times.pop()] if len(times) == 1 else "once, if at all"
+
+
+@pytest.fixture
+def stage(mount, prepared, contents, place):
+    made = Stage(mount, prepared, contents, place)
+    yield made
+    made.set()  # or who waits may wait on
+    for one in made.waiting.values():
+        one.end()
+
+
+def in_words(seen, way):
+    """What readers of all views see in one way."""
+    found = {view: seen[view, way] for view in VIEWS}
+    assert not any("wrong" in what for what in found.values()), found
+    if len(set(found.values())) == 1:
+        return found.popitem()[1]
+    return "; ".join(f"{view}: {what}" for view, what in found.items())
+
+
+def compare(stage, what, seen, well, log):
+    tables.check("storage", what, *[in_words(seen, way) for way in readers.WAYS], well, log)
+
+
+@pytest.mark.parametrize("what", BY_RULE)
+def test_request(stage, what):
+    """A fault of one request, or of all for a range."""
+    stage.mount_on(stage.mount_storage())
+    stage.open_all(first="nobody has read" not in what)
+    stage.set(BY_RULE[what])
+    if "hang" in BY_RULE[what]:
+        for one in stage.waiting.values():
+            one.go()
+        stage.others_go_on()
+        assert all(one.waits() for one in stage.waiting.values())
+        # who waits can be killed, but for O_DIRECT, where the kernel waits for each answer
+        for view in VIEWS:
+            for way in ("read", "mmap"):
+                killed = stage.another(view, way)
+                os.kill(killed.pid, signal.SIGKILL)
+                assert killed.outcome() == "`SIGKILL`"
+                killed.end()
+        stage.set()
+        seen = {cell: f"waits; then {one.outcome()}" for cell, one in stage.waiting.items()}
+    else:
+        seen = stage.read_all()
+        stage.others_go_on()
+    log = stage.logged()
+    stage.set()
+    well = "right"
+    if any(word in BY_RULE[what] for word in TO_HEAL):
+        stage.heal()
+        well = "right, once the file is put there again"
+    assert stage.well_again()
+    compare(stage, what, seen, well, log)
+
+
+@pytest.mark.parametrize("what", LOCALLY)
+def test_file(stage, what):
+    """What befalls a file between two reads of one reader."""
+    stage.mount_on(stage.root / "d")
+    stage.open_all(first=True)
+    for view, way in CELLS:
+        path = stage.root / "d" / f"{view}-{way}"
+        LOCALLY[what](path / SHARD, path / "another")
+    seen = stage.read_all()
+    stage.others_go_on()
+    log = stage.logged()
+    stage.heal()
+    assert stage.well_again()
+    compare(stage, what, seen, "right, once the file is put there again", log)
+
+
+@pytest.mark.parametrize("what", UNMOUNTED)
+def test_file_system(stage, place, what):
+    """The source, or a part of it, is another file system, and that goes and comes."""
+    (place / "around/in").mkdir(parents=True)
+    itself, command = UNMOUNTED[what]
+    stage.mount_storage(place / "around/in")
+    stage.mount_on(place / ("around/in" if itself else "around"))
+    stage.open_all(first=False, below="" if itself else "in/")
+    if command:
+        subprocess.run([*command, stage.storage.path], check=True)
+    else:
+        stage.storage.signal(signal.SIGKILL)
+        assert stage.storage.wait(LIMIT) is not None
+    if itself and command:  # who asks finds the directory that is there without it
+        for m in stage.mounts.values():
+            assert eventually(lambda: os.listdir(m / "tensors") == [], LIMIT)
+    seen = stage.read_all()
+    if mounted_at(stage.storage.path):
+        subprocess.run(["fusermount3", "-uz", stage.storage.path], check=True)
+    gone = stage.storage
+    stage.mount_storage(place / "around/in")
+    assert stage.well_again()
+    stage.others_go_on()
+    compare(stage, what, seen, "right", stage.logged())
+    for m in stage.mounts.values():
+        assert m.unmount() == 0
+    assert gone.wait(LIMIT) is not None
+    stage.storage.unmount()
+
+
+def test_short_calls(stage):
+    if not SHORT_READS.exists():
+        pytest.skip("tests/sandbox/short_reads.so is not built")
+    stage.mount_on(stage.root / "d", environment={
+        "LD_PRELOAD": os.fspath(SHORT_READS), "SHORT_READS": "5000",
+        "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"})
+    stage.open_all(first=True)
+    compare(stage, SHORT_CALLS, stage.read_all(), "right", stage.logged())
+
+
+def test_table_is_whole():
+    """No row stands there that no test makes."""
+    assert tables.names("storage") == [*BY_RULE, *LOCALLY, *UNMOUNTED, SHORT_CALLS]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source on one file system after another, each in an image, on a loop device or served for
+the test: every byte in every view and by every way to read, and by which path the daemon reads.
+Run by tools/sources, which installs what it needs; what a machine lacks is skipped, and said."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import oracle
+import pytest
+import tables
+from conftest import ROOT, SLOW, child, eventually
+from corpus import trees
+from gluster import Gluster
+
+sys.path.append(os.fspath(ROOT / "tests/mount"))
+import readers  # noqa: E402
+
+SIZE = "300M"
+CORE = ["mount/test_bytes.py"]
+LIMIT = 30
+
+
+def run(*command, **more):
+    """A command that has to work; what the machine lacks skips the test."""
+    if not shutil.which(command[0]):
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True, **more)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def rich(shared_place):
+    return trees.rich(shared_place / "rich")
+
+
+@pytest.fixture
+def disk(place):
+    """disk(kind): where a file system of that kind is mounted, gone after the test."""
+    mounted = []
+
+    def kernel_has(kind):
+        with open("/proc/filesystems") as f:
+            if kind not in f.read().split():
+                pytest.skip(f"the kernel has no {kind}")
+
+    def mount_on(path, *arguments):
+        path.mkdir(exist_ok=True)
+        run("mount", *arguments, path)
+        mounted.append(path)
+        if os.access(path, os.W_OK):
+            path.chmod(0o755)
+        return path
+
+    def image(kind, *maker):
+        kernel_has(kind)
+        file = place / f"{kind}.img"
+        run("truncate", "-s", SIZE, file)
+        run(*maker, file)
+        options = ["-o", "loop,compress=zstd"] if kind == "btrfs" else ["-o", "loop"]
+        return mount_on(place / kind, "-t", kind, *options, file)
+
+    def packed(kind, rich, *maker):
+        kernel_has(kind)
+        file = place / f"{kind}.img"
+        if maker[0] == "mksquashfs":
+            run(maker[0], rich.root, file, *maker[1:])
+        else:
+            run(*maker, file, rich.root)
+        return mount_on(place / kind, "-t", kind, "-o", "loop,ro", file)
+
+    def make(kind, rich):
+        if os.geteuid() != 0:
+            pytest.skip("needs root: file systems are mounted")
+        if kind == "ext4":
+            return image(kind, "mkfs.ext4", "-q")
+        if kind == "XFS":
+            return image("xfs", "mkfs.xfs", "-q")
+        if kind == "btrfs, compressed":
+            return image("btrfs", "mkfs.btrfs", "-q")
+        if kind == "tmpfs":
+            return mount_on(place / "tmpfs", "-t", "tmpfs", "tmpfs")
+        if kind == "overlay":
+            for name in ("lower", "upper", "work"):
+                (place / name).mkdir()
+            return mount_on(place / "overlay", "-t", "overlay", "-o",
+                            f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work",
+                            "overlay")
+        if kind == "squashfs":
+            return packed(kind, rich, "mksquashfs", "-quiet", "-no-progress")
+        if kind == "erofs, compressed":
+            return packed("erofs", rich, "mkfs.erofs", "-zlz4")
+        assert kind == "bindfs"
+        (place / "below").mkdir()
+        (place / "bindfs").mkdir()
+        run("bindfs", place / "below", place / "bindfs")
+        mounted.append(place / "bindfs")
+        return place / "bindfs"
+
+    yield make
+    for path in reversed(mounted):
+        assert eventually(lambda: subprocess.run(["umount", path]).returncode == 0), path
+
+
+KINDS = ["ext4", "XFS", "btrfs, compressed", "overlay", "tmpfs", "squashfs", "erofs, compressed",
+         "bindfs"]
+PACKED = ("squashfs", "erofs, compressed")
+NO_CORE = {kind: "it cannot be written to" for kind in PACKED} | {
+    # a directory cannot be removed at once when something in it was
+    "bindfs": "not run: what is removed while it is open stays for a moment"}
+
+
+def forget(root):
+    """Drops what the page cache lets go of."""
+    os.sync()
+    for directory, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(directory, name)
+            if os.path.isfile(path):
+                fd = os.open(path, os.O_RDONLY)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
+
+
+def put(path, source):
+    """A copy of the source on another file system."""
+    shutil.copytree(source.root, path, dirs_exist_ok=True, symlinks=True)
+    return trees.Source.at(path, source)
+
+
+def check(m, source):
+    """In a child: which files there are, and every byte of them in each way, cold and warm."""
+    oracle.check_source(m.path, source)
+    files = oracle.plain_files(m.path, source)
+    for cold in (True, False):
+        for way in readers.WAYS:
+            if cold:
+                forget(source.root)
+                forget(m / "shards")
+                forget(m / "merged")
+            readers.check_files(files, way)
+
+
+def way_below(m):
+    """How the daemon reads: direct or buffered, and why."""
+    io = json.loads(m.read(".fstfs/status"), object_pairs_hook=oracle.no_duplicates)["io"]
+    why = io.get("direct_refused")
+    return f"buffered: {why}" if why else "direct"
+
+
+def core_tests(path):
+    """The tests that the suite is about, their own places lying there."""
+    environment = {**os.environ, "TMPDIR": os.fspath(path)}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CORE],
+                          cwd=ROOT / "tests", env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-20000:]
+    return "pass"
+
+
+@pytest.mark.limit(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_source(disk, mount, rich, kind):
+    path = disk(kind, rich)
+    below = set()
+    source = trees.Source.at(path, rich) if kind in PACKED else put(path / "s", rich)
+    for engine in ((), ("--io=threads",)):
+        m = mount(source.root, *engine, limit=300 * SLOW)
+        child(check, m, source, seconds=200)
+        below.add(way_below(m))
+        assert m.unmount() == 0
+    assert len(below) == 1, below
+    core = NO_CORE.get(kind) or core_tests(path)
+    tables.check("sources", kind, below.pop(), "right", core)
+
+
+@pytest.mark.limit(900)
+def test_gluster(mount, place, rich):
+    """A volume of two bricks on two hosts. One is stopped in the middle of a load and brought
+    back, then the other: readers notice nothing."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: network namespaces are made")
+    for program in ("glusterd", "gluster", "ip", "nsenter"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed")
+    with Gluster(place) as volume:
+        source = put(volume.path / "s", rich)
+        m = mount(source.root, "--memory=8M", limit=600 * SLOW)
+        child(check, m, source, seconds=200)
+        files = oracle.plain_files(m.path, source)
+        crowd = readers.Crowd(files)
+        try:
+            assert eventually(crowd.reading, LIMIT)
+            for host in volume.hosts:
+                for change in (volume.stop_brick, volume.start_brick):
+                    change(host)
+                    before = crowd.count
+                    assert eventually(lambda: crowd.count > before + 1000, LIMIT), \
+                        (change, crowd.faults({0}))
+                volume.heal()
+            crowd.stop()
+            crowd.finish(LIMIT)
+            assert not crowd.faults({0})
+        finally:
+            crowd.kill()
+        below = way_below(m)
+        assert m.unmount() == 0
+        core = core_tests(volume.path)
+    tables.check("sources", "GlusterFS, two bricks, each stopped under load", below, "right", core)

@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that runs out: the n-th allocation fails, for every n that there is, in
+ * parsing, listing and reading. Each time the answer is ENOMEM, and the next one
+ * is right. The linker puts the functions here in the place of the real ones
+ * (--wrap in meson.build). What is lost on the way, the sanitizer finds. */
+#include "catalog/catalog.h"
+#include "format/index.h"
+#include "format/safetensors.h"
+#include "io/io.h"
+#include "view/derived.h"
+#include "view/view.h"
+
+#include <check.h>
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DATA 5000 /* bytes of each shard's tensor */
+#define MOST_ALLOCATIONS 20000
+
+/* ---- allocations that fail ---- */
+
+static atomic_long until_failure; /* the allocation that fails; 0 or less: none */
+static atomic_bool has_failed;
+
+static bool
+fails(void)
+{
+    if (atomic_load(&until_failure) <= 0 || atomic_fetch_sub(&until_failure, 1) != 1)
+        return false;
+    atomic_store(&has_failed, true);
+    errno = ENOMEM;
+    return true;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *old, size_t size);
+char *__real_strdup(const char *text);
+char *__real_realpath(const char *path, char *resolved);
+void *__real_mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *old, size_t size);
+char *__wrap_strdup(const char *text);
+char *__wrap_realpath(const char *path, char *resolved);
+void *__wrap_mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset);
+int __wrap_asprintf(char **text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+void *
+__wrap_malloc(size_t size)
+{
+    return fails() ? NULL : __real_malloc(size);
+}
+
+void *
+__wrap_calloc(size_t count, size_t size)
+{
+    return fails() ? NULL : __real_calloc(count, size);
+}
+
+void *
+__wrap_realloc(void *old, size_t size)
+{
+    return fails() ? NULL : __real_realloc(old, size);
+}
+
+char *
+__wrap_strdup(const char *text)
+{
+    return fails() ? NULL : __real_strdup(text);
+}
+
+char *
+__wrap_realpath(const char *path, char *resolved)
+{
+    return fails() ? NULL : __real_realpath(path, resolved);
+}
+
+void *
+__wrap_mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset)
+{
+    return fails() ? MAP_FAILED : __real_mmap(address, length, protection, flags, fd, offset);
+}
+
+int
+__wrap_asprintf(char **text, const char *format, ...)
+{
+    va_list arguments;
+    int length;
+
+    if (fails())
+        return -1;
+    va_start(arguments, format);
+    length = vasprintf(text, format, arguments);
+    va_end(arguments);
+    return length;
+}
+
+/* Does `work`, which must not use Check (that allocates, too), again and again,
+ * each time with another allocation failing, until none does; the number of
+ * times that one did. */
+static long
+fail_each(errint_t (*work)(void *), void *arg, void (*after)(void *))
+{
+    for (long n = 1; n < MOST_ALLOCATIONS; n++) {
+        errint_t error;
+        bool failed;
+
+        atomic_store(&has_failed, false);
+        atomic_store(&until_failure, n);
+        error = work(arg);
+        atomic_store(&until_failure, 0);
+        failed = atomic_load(&has_failed);
+        ck_assert_msg(error == 0 || (failed && error == -ENOMEM),
+                      "allocation %ld: %s, which is no error of memory", n, strerror(-error));
+        if (after)
+            after(arg);
+        if (!failed)
+            return n - 1;
+    }
+    ck_abort_msg("there is no end to it");
+    return 0;
+}
+
+/* ---- parsing ---- */
+
+static const char *const header =
+    "{\"__metadata__\":{\"format\":\"pt\",\"a\\u0041\":\"b\"},"
+    "\"first\\n\":{\"dtype\":\"U8\",\"shape\":[10],\"data_offsets\":[0,10]},"
+    "\"second\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[10,18]}}";
+
+static const char *const index_text =
+    "{\"metadata\":{\"total_size\":18,\"b\":[1,{\"c\":null}]},"
+    "\"weight_map\":{\"first\\n\":\"model-00001-of-00002.safetensors\","
+    "\"second\":\"model-00002-of-00002.safetensors\"}}";
+
+static errint_t
+parse_header(void *arg)
+{
+    struct st_table *table = NULL;
+    struct reason reason = {0};
+    errint_t error =
+        st_table_parse(header, strlen(header), 8 + strlen(header) + 18, &table, &reason);
+
+    if (error && table)
+        return -EPROTO;
+    st_table_free(table);
+    return error;
+}
+
+static errint_t
+parse_index(void *arg)
+{
+    struct st_index *index = NULL;
+    struct reason reason = {0};
+    errint_t error = st_index_parse(index_text, strlen(index_text), &index, &reason);
+
+    if (error && index)
+        return -EPROTO;
+    st_index_free(index);
+    return error;
+}
+
+START_TEST(parsing)
+{
+    ck_assert_int_gt(fail_each(parse_header, NULL, NULL), 0);
+    ck_assert_int_gt(fail_each(parse_index, NULL, NULL), 0);
+}
+END_TEST
+
+/* ---- listing and reading ---- */
+
+static char place[sizeof("/tmp/fstfs-test-exhaustion-XXXXXX")];
+static char content[DATA];
+
+struct mount {
+    struct io_options io_options;
+    struct view_options view_options;
+    struct catalog *catalog;
+    struct view *view;
+    struct io *io;
+    unsigned files; /* read by the last walk */
+    uint64_t bytes;
+};
+
+static void
+write_shard(const char *name, const char *tensor)
+{
+    char head[200];
+    uint64_t length = (uint64_t)snprintf(
+        head, sizeof(head), "{\"%s\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[0,%d]}}",
+        tensor, DATA, DATA);
+    FILE *f;
+
+    ck_assert_int_eq(chdir(place), 0);
+    f = fopen(name, "we");
+    ck_assert_ptr_nonnull(f);
+    fwrite(&length, 8, 1, f);
+    fwrite(head, length, 1, f);
+    fwrite(content, DATA, 1, f);
+    ck_assert_int_eq(fclose(f), 0);
+}
+
+static void
+setup(void)
+{
+    FILE *f;
+
+    strcpy(place, "/tmp/fstfs-test-exhaustion-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(place));
+    memset(content, 7, sizeof(content));
+    write_shard("model-00001-of-00002.safetensors", "first\\n");
+    write_shard("model-00002-of-00002.safetensors", "second");
+    f = fopen("model.safetensors.index.json", "we");
+    ck_assert_ptr_nonnull(f);
+    fputs(index_text, f);
+    ck_assert_int_eq(fclose(f), 0);
+}
+
+static void
+teardown(void)
+{
+    ck_assert_int_eq(chdir(place), 0);
+    ck_assert_int_eq(unlink("model-00001-of-00002.safetensors"), 0);
+    ck_assert_int_eq(unlink("model-00002-of-00002.safetensors"), 0);
+    ck_assert_int_eq(unlink("model.safetensors.index.json"), 0);
+    ck_assert_int_eq(chdir("/"), 0);
+    ck_assert_int_eq(rmdir(place), 0);
+}
+
+static errint_t
+begin(struct mount *mount)
+{
+    struct catalog_options options = {.source = place, .derived_free = view_derived_free};
+    errint_t error = catalog_new(&options, &mount->catalog);
+
+    if (!error)
+        error = io_new(&mount->io_options, &mount->io);
+    if (!error)
+        error = view_new(mount->catalog, &mount->view_options, &mount->view);
+    return error;
+}
+
+static void
+end(struct mount *mount)
+{
+    io_free(mount->io);
+    if (mount->view)
+        view_free(mount->view);
+    if (mount->catalog)
+        catalog_free(mount->catalog);
+    mount->io = NULL;
+    mount->view = NULL;
+    mount->catalog = NULL;
+}
+
+struct answer {
+    pthread_mutex_t lock;
+    pthread_cond_t come;
+    bool has_come;
+    errint_t result;
+    uint64_t bytes;
+};
+
+static void
+take(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    struct answer *answer = arg;
+
+    pthread_mutex_lock(&answer->lock);
+    for (int i = 0; i < count; i++)
+        answer->bytes += vectors[i].iov_len;
+    answer->result = result;
+    answer->has_come = true;
+    pthread_cond_signal(&answer->come);
+    pthread_mutex_unlock(&answer->lock);
+}
+
+static errint_t
+read_file(struct mount *mount, node_id id)
+{
+    struct answer answer = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, 0};
+    struct extent_list *list;
+    bool live;
+    errint_t error = view_open(mount->view, id, &list, &live);
+
+    if (error)
+        return error;
+    if (list->size > 0) {
+        uint64_t size = list->size;
+
+        io_read(mount->io, list, 0, (size_t)size, take, &answer);
+        pthread_mutex_lock(&answer.lock);
+        while (!answer.has_come)
+            pthread_cond_wait(&answer.come, &answer.lock);
+        pthread_mutex_unlock(&answer.lock);
+        if (answer.bytes != (answer.result ? 0 : size))
+            answer.result = -EPROTO;
+    }
+    mount->files++;
+    mount->bytes += answer.bytes;
+    view_close(mount->view, list);
+    return answer.result;
+}
+
+static errint_t
+look_at_xattrs(struct mount *mount, node_id id)
+{
+    struct buffer names = BUFFER_INIT, value = BUFFER_INIT;
+    errint_t error = view_listxattr(mount->view, id, &names);
+
+    for (size_t i = 0; !error && i < names.length; i += strlen(names.data + i) + 1) {
+        error = view_getxattr(mount->view, id, names.data + i, &value);
+        buffer_free(&value);
+    }
+    buffer_free(&names);
+    return error;
+}
+
+static errint_t walk(struct mount *mount, node_id id);
+
+static errint_t
+visit(struct mount *mount, struct view_directory *directory, uint64_t position)
+{
+    struct stat st;
+    node_id id;
+    errint_t error = view_readdir_lookup(mount->view, directory, position, &id, &st);
+
+    if (error)
+        return error;
+    if (S_ISDIR(st.st_mode)) {
+        error = walk(mount, id);
+    } else {
+        error = read_file(mount, id);
+        if (!error)
+            error = look_at_xattrs(mount, id);
+    }
+    view_forget(mount->view, id, 1);
+    return error;
+}
+
+/* NOLINTNEXTLINE(misc-no-recursion): three levels */
+static errint_t
+walk(struct mount *mount, node_id id)
+{
+    struct view_directory *directory;
+    const char *name;
+    struct stat st;
+    errint_t error = view_opendir(mount->view, id, &directory);
+
+    if (error)
+        return error;
+    for (uint64_t i = 2; !error && view_readdir(mount->view, directory, i, &name, &st) == 0; i++)
+        error = visit(mount, directory, i);
+    view_closedir(mount->view, directory);
+    return error;
+}
+
+static errint_t
+walk_all(struct mount *mount)
+{
+    mount->files = 0;
+    mount->bytes = 0;
+    return walk(mount, VIEW_ROOT_ID);
+}
+
+static errint_t
+all_of_it(void *arg)
+{
+    struct mount *mount = arg;
+    errint_t error = begin(mount);
+
+    return error ? error : walk_all(mount);
+}
+
+/* Whatever failed: what can be asked of the mount now is right. */
+static void
+see_that_it_is_well(void *arg)
+{
+    struct mount *mount = arg;
+
+    if (mount->view) {
+        ck_assert_int_eq(walk_all(mount), 0);
+        ck_assert_uint_eq(problems_count(catalog_problems(mount->catalog)), 0);
+        ck_assert_uint_eq(mount->files, 3 + 1 + 3 + 2);
+        ck_assert_uint_gt(mount->bytes, (uint64_t)DATA * 2 * 4);
+    }
+    end(mount);
+}
+
+static void
+end_of(void *arg)
+{
+    end(arg);
+}
+
+static const struct io_options engines[] = {
+    {.no_ring = true, .threads = 2},
+    {.rings = 1},
+};
+
+START_TEST(listing_and_reading)
+{
+    struct mount mount = {.io_options = engines[_i], .view_options = {.root = -1}};
+
+    ck_assert_int_gt(fail_each(all_of_it, &mount, see_that_it_is_well), 100);
+}
+END_TEST
+
+START_TEST(recut)
+{
+    struct mount mount = {.io_options = engines[0],
+                          .view_options = {.root = VIEW_SHARDS, .shards = 2}};
+
+    ck_assert_int_gt(fail_each(all_of_it, &mount, end_of), 50);
+}
+END_TEST
+
+static void *
+failing_malloc(size_t size)
+{
+    return __wrap_malloc(size);
+}
+
+static Suite *
+suite(void)
+{
+    Suite *s = suite_create("exhaustion");
+    TCase *t = tcase_create("parsing");
+    cJSON_Hooks hooks = {failing_malloc, free};
+
+    cJSON_InitHooks(&hooks);
+    tcase_add_test(t, parsing);
+    suite_add_tcase(s, t);
+    t = tcase_create("tree");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 0);
+    tcase_add_loop_test(t, listing_and_reading, 0, 2);
+    tcase_add_test(t, recut);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+#include "check_main.h"

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Workers: a job that hangs keeps no other from being run while threads may be made. */
+#include "io/workers.h"
+
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <time.h>
+
+#define ROUNDS 50
+#define THREADS 4
+#define PATIENCE 10 /* seconds */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t arrived = PTHREAD_COND_INITIALIZER;
+static int here; /* jobs that run now or have run */
+static bool late;
+
+static void
+nothing(struct job *job)
+{
+}
+
+/* Ends when as many run as there may be threads. */
+static void
+meet(struct job *job)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += PATIENCE;
+    pthread_mutex_lock(&lock);
+    here++;
+    pthread_cond_broadcast(&arrived);
+    while (here < THREADS && !late)
+        late = pthread_cond_timedwait(&arrived, &lock, &until) == ETIMEDOUT;
+    pthread_cond_broadcast(&arrived);
+    pthread_mutex_unlock(&lock);
+}
+
+START_TEST(all_at_once)
+{
+    for (int i = 0; i < ROUNDS && !late; i++) {
+        struct job jobs[THREADS] = {{.run = meet}, {.run = meet}, {.run = meet}, {.run = meet}};
+        struct job first = {.run = nothing};
+        struct workers *workers;
+
+        here = 0;
+        ck_assert_int_eq(workers_new(THREADS, &workers), 0);
+        workers_add(workers, &first, false);
+        nanosleep(&(struct timespec){0, 1000000}, NULL); /* its thread becomes idle */
+        for (int j = 0; j < THREADS; j++)
+            workers_add(workers, &jobs[j], j % 2);
+        workers_free(workers);
+        ck_assert_msg(!late, "round %d: %d of %d jobs run at once", i, here, THREADS);
+    }
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *s = suite_create("workers");
+    TCase *t = tcase_create("workers");
+
+    tcase_set_timeout(t, 0);
+    tcase_add_test(t, all_at_once);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+#include "check_main.h"

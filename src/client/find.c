@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/find.h"
+
+#include "catalog/group.h"
+#include "catalog/private.h"
+#include "client/private.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+void
+found_free(struct found *found)
+{
+    checkpoint_unref(found->checkpoint);
+    source_dir_unref(found->dir);
+    catalog_free(found->catalog);
+    *found = (struct found){NULL, NULL, NULL};
+}
+
+static errint_t
+find_directory(const char *path, struct found *found)
+{
+    struct catalog_options options = {.source = path};
+    errint_t error = catalog_new(&options, &found->catalog);
+
+    if (error)
+        return fail(error, "%s: %s", path, strerror(-error));
+    found->dir = catalog_root(found->catalog);
+    return found->dir ? 0 : fail(-ENOMEM, "out of memory");
+}
+
+/* The stems of a directory's checkpoints, for a message. */
+static void
+name_groups(const struct listing *listing, char *out, size_t size)
+{
+    size_t used = 0;
+
+    out[0] = '\0';
+    for (uint32_t i = 0; i < listing->group_count && used < size; i++)
+        if (!listing->groups[i].shadowed)
+            used += (size_t)snprintf(out + used, size - used, "%s%s", used ? ", " : "",
+                                     listing->groups[i].stem);
+}
+
+/* The one that is called "model", or the only one. */
+static const struct group *
+only_group(const struct listing *listing)
+{
+    const struct group *only = NULL;
+    unsigned count = 0;
+
+    for (uint32_t i = 0; i < listing->group_count; i++) {
+        if (listing->groups[i].shadowed)
+            continue;
+        only = &listing->groups[i];
+        count++;
+        if (strcmp(only->stem, "model") == 0)
+            return only;
+    }
+    return count == 1 ? only : NULL;
+}
+
+/* The group of `index`, a file name; NULL: the directory's only one. */
+static errint_t
+choose_group(const struct listing *listing, const char *path, const char *index,
+             const struct group **group)
+{
+    char names[300];
+
+    if (!index) {
+        *group = only_group(listing);
+        if (*group)
+            return 0;
+        if (listing->group_count == 0)
+            return fail(-ENOENT, "%s: there are no safetensors files in it", path);
+        name_groups(listing, names, sizeof(names));
+        return fail(-ENOTUNIQ, "%s: several checkpoints are in it (%s): open one of their files",
+                    path, names);
+    }
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        if (listing->groups[i].index && strcmp(listing->groups[i].index, index) == 0) {
+            *group = &listing->groups[i];
+            return 0;
+        }
+    return -EBADMSG;
+}
+
+/* What is wrong with an index that no group came of. */
+static errint_t
+bad_index(struct found *found, const char *path, const char *index)
+{
+    struct file_identity identity;
+    struct st_index *read;
+    struct reason reason;
+    errint_t error = source_dir_index(found->dir, index, &read, &identity, &reason);
+
+    if (error)
+        return fail(error, "%s: %s: %s", path, reason.rule, reason.text);
+    st_index_free(read);
+    return fail(-EBADMSG, "%s: none of the shards that it names is there", path);
+}
+
+static errint_t
+find_in_directory(const char *path, const char *index, struct found *found)
+{
+    const struct group *group;
+    struct listing *listing;
+    errint_t error = source_dir_listing(found->dir, &listing);
+
+    if (error)
+        return fail(error, "%s: %s", path, strerror(-error));
+    error = choose_group(listing, path, index, &group);
+    if (!error)
+        error = group_checkpoint(found->dir, group, &found->checkpoint);
+    else if (index)
+        error = bad_index(found, path, index);
+    listing_unref(listing);
+    return error == -ENOMEM ? fail(error, "out of memory") : error;
+}
+
+/* One file, whatever its name: a checkpoint of one shard. */
+static errint_t
+find_file(const char *name, struct found *found)
+{
+    struct group group = {.stem = name,
+                          .members = &name,
+                          .member_count = 1,
+                          .kind = GROUP_SINGLE,
+                          .state = group_state_new()};
+    errint_t error = -ENOMEM;
+
+    if (group.state)
+        error = group_checkpoint(found->dir, &group, &found->checkpoint);
+    group_state_unref(group.state);
+    return error ? fail(error, "%s: %s", name, strerror(-error)) : 0;
+}
+
+static errint_t
+check_sound(const char *path, const struct checkpoint *checkpoint)
+{
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->refusal)
+            return fail(-EBADMSG, "%s: %s: %s", path, checkpoint->shards[i]->name,
+                        checkpoint->shards[i]->refusal);
+    if (checkpoint->unsound)
+        return fail(-EBADMSG, "%s: %s", path, checkpoint->unsound);
+    return 0;
+}
+
+static errint_t
+find_any(const char *path, struct found *found)
+{
+    char directory[PATH_MAX], stem[256];
+    const char *name = strrchr(path, '/');
+    struct stat st;
+    errint_t error;
+
+    if (stat(path, &st) < 0)
+        return fail(-errno, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return fail(-EINVAL, "%s: neither a file nor a directory", path);
+    if (S_ISDIR(st.st_mode)) {
+        error = find_directory(path, found);
+        return error ? error : find_in_directory(path, NULL, found);
+    }
+    name = name ? name + 1 : path;
+    if (name - path >= PATH_MAX)
+        return fail(-ENAMETOOLONG, "%s: the path is too long", path);
+    snprintf(directory, sizeof(directory), "%.*s", (int)(name - path), path);
+    error = find_directory(name == path ? "." : directory, found);
+    if (error)
+        return error;
+    return group_index_name(name, stem) ? find_in_directory(path, name, found)
+                                        : find_file(name, found);
+}
+
+errint_t
+find_path(const char *path, struct found *found)
+{
+    errint_t error = find_any(path, found);
+
+    if (!error)
+        error = check_sound(path, found->checkpoint);
+    if (error)
+        found_free(found);
+    return error;
+}
+
+/* Several may have the stem, of which all but one are shadowed. */
+static errint_t
+find_stem(const struct listing *listing, const char *stem, uint64_t version, struct found *found)
+{
+    for (uint32_t i = 0; i < listing->group_count; i++) {
+        errint_t error;
+
+        if (strcmp(listing->groups[i].stem, stem) != 0)
+            continue;
+        error = group_checkpoint(found->dir, &listing->groups[i], &found->checkpoint);
+        if (error)
+            return fail(error, "out of memory");
+        if (checkpoint_version(found->checkpoint) == version)
+            return 0;
+        checkpoint_unref(found->checkpoint);
+        found->checkpoint = NULL;
+    }
+    return fail(-ENOENT, "%s: %s in it is not the checkpoint that the mount shows",
+                catalog_source(found->catalog), stem);
+}
+
+errint_t
+find_version(const char *directory, const char *stem, uint64_t version, struct found *found)
+{
+    struct listing *listing;
+    errint_t error = find_directory(directory, found);
+
+    if (!error) {
+        error = source_dir_listing(found->dir, &listing);
+        if (error)
+            fail(error, "%s: %s", directory, strerror(-error));
+    }
+    if (!error) {
+        error = find_stem(listing, stem, version, found);
+        listing_unref(listing);
+    }
+    if (error)
+        found_free(found);
+    return error;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * GPUDirect: reads from storage into device memory by libcufile.so.0, which is looked
+ * up when a device that others can write to is first read into. Only where it is truly
+ * direct: cuFile also reads by way of the host and says nothing of it, which the ring
+ * does better.
+ *
+ * Its types and functions are declared here as those of CUDA are in cuda.h.
+ */
+#ifndef FSTFS_CLIENT_GPU_CUFILE_H
+#define FSTFS_CLIENT_GPU_CUFILE_H
+
+#include "base/error.h"
+#include "base/extent.h"
+#include "client/gpu/cuda.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifndef CUFILEOP_BASE_ERR
+typedef struct {
+    int err; /* 0, or from 5001 on */
+    CUresult cu_err;
+} CUfileError_t;
+typedef struct {
+    enum { CU_FILE_HANDLE_TYPE_OPAQUE_FD = 1 } type;
+    union {
+        int fd;
+        void *handle;
+    } handle;
+    const void *fs_ops;
+} CUfileDescr_t;
+typedef void *CUfileHandle_t;
+typedef struct {
+    struct {
+        unsigned int major_version, minor_version;
+        size_t poll_thresh_size, max_direct_io_size;
+        unsigned int dstatusflags, dcontrolflags;
+    } nvfs;
+    unsigned int fflags, max_device_cache_size, per_buffer_cache_size, max_device_pinned_mem_size,
+        max_batch_io_size, max_batch_io_timeout_msecs;
+} CUfileDrvProps_t;
+typedef enum { CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE = 1 } CUFileBoolConfigParameter_t;
+enum { CU_FILE_ALLOW_COMPAT_MODE = 1 }; /* the number of a bit of dcontrolflags */
+#endif
+enum { CUFILE_P2P = 4 }; /* of fflags; older headers have no name for it */
+
+CUfileError_t cuFileDriverOpen(void);
+CUfileError_t cuFileDriverGetProperties(CUfileDrvProps_t *properties);
+CUfileError_t cuFileHandleRegister(CUfileHandle_t *handle, CUfileDescr_t *description);
+void cuFileHandleDeregister(CUfileHandle_t handle);
+CUfileError_t cuFileBufRegister(const void *memory, size_t size, int flags);
+CUfileError_t cuFileBufDeregister(const void *memory);
+ssize_t cuFileRead(CUfileHandle_t handle, void *memory, size_t size, off_t file_offset,
+                   off_t memory_offset);
+long cuFileUseCount(void);
+CUfileError_t cuFileSetParameterBool(CUFileBoolConfigParameter_t parameter, bool value);
+
+#define CUFILE_FUNCTIONS(X)                                                                        \
+    X(cuFileDriverOpen)                                                                            \
+    X(cuFileDriverGetProperties)                                                                   \
+    X(cuFileHandleRegister)                                                                        \
+    X(cuFileHandleDeregister)                                                                      \
+    X(cuFileBufRegister)                                                                           \
+    X(cuFileBufDeregister)                                                                         \
+    X(cuFileRead)                                                                                  \
+    X(cuFileUseCount)
+
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): it declares */
+#define CUFILE_MEMBER(function) __typeof__(function) *function;
+struct cufile {
+    CUFILE_FUNCTIONS(CUFILE_MEMBER)
+};
+#undef CUFILE_MEMBER
+
+/*
+ * Loads the library and opens its driver, which may take seconds; neither is ever let
+ * go, for others in the process may use it. Negative, with a reason: it is not there,
+ * or would not be direct, or cannot be kept from not being so.
+ */
+errint_t cufile_load(struct cufile *cufile, struct reason *reason);
+
+/* Whether a file could be read directly, as far as can be seen from here. */
+errint_t cufile_check_file(int fd, struct reason *reason);
+
+/* A file that cuFile has been told of. */
+struct cufile_file {
+    const struct cufile *cufile;
+    CUfileHandle_t handle;
+    int fd;
+};
+
+errint_t cufile_open(const struct cufile *cufile, struct backing *backing,
+                     struct cufile_file **file, struct reason *reason);
+void cufile_close(struct cufile_file *file); /* NULL is allowed; nothing may be under way */
+
+/* Reads `length` bytes (all multiples of 4096; of the last may be missing what lies
+ * behind the end of the file: `valid` must come) into registered memory. Blocks.
+ * -ESTALE as of any read; else it says why in `reason`. */
+errint_t cufile_read(const struct cufile_file *file, struct backing *backing, CUdeviceptr memory,
+                     size_t memory_offset, uint64_t offset, size_t length, size_t valid,
+                     struct reason *reason);
+
+/* 0, or -EIO and a reason "cuFileBufRegister: error 5036". */
+errint_t cufile_check(CUfileError_t result, const char *function, struct reason *reason);
+
+#endif

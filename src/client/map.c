@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tensors where they lie: each file of a checkpoint is mapped when the first of its
+ * tensors is asked for, until the checkpoint is closed. Always for reading only: of a
+ * private mapping that could be written the driver copies every page that it copies
+ * from, and it takes what the mapping allows for what is meant.
+ */
+#include "client/gpu/device.h"
+#include "client/private.h"
+#include "io/descriptors.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* With the checkpoint's lock held. */
+static errint_t
+map_source(struct tensor_source *source)
+{
+    struct backing *backing = source->list->extents[0].backing;
+    int fd = descriptors_fresh(backing);
+    void *mapping;
+
+    if (fd < 0)
+        return fd;
+    mapping = mmap(NULL, backing->identity.size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close(fd);
+    if (mapping == MAP_FAILED)
+        return -errno;
+    source->mapping = mapping;
+    return 0;
+}
+
+int
+fstfs_map(struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor,
+          struct fstfs_device *device, const void **to)
+{
+    struct tensor_source *source;
+    errint_t error = 0;
+
+    if (!checkpoint_has(checkpoint, tensor))
+        return fail(-EINVAL, "the tensor is of another checkpoint");
+    if (device && !device->reads_host_pages)
+        return fail(-ENOTSUP, "cuda:%d: %s", device->ordinal,
+                    device->ladder.why_not[RUNG_UNIFIED].text);
+    source = &checkpoint->sources[((const struct client_tensor *)tensor)->source];
+    pthread_mutex_lock(&checkpoint->lock);
+    if (!source->mapping)
+        error = map_source(source);
+    pthread_mutex_unlock(&checkpoint->lock);
+    if (error)
+        return fail(error, "%s: %s", source->path,
+                    error == -ESTALE ? "changed, replaced or removed since it was opened"
+                                     : strerror(-error));
+    *to = (const char *)source->mapping + tensor->offset;
+    return 0;
+}
+
+void
+unmap_sources(struct fstfs_checkpoint *checkpoint)
+{
+    for (size_t i = 0; i < checkpoint->source_count; i++) {
+        struct tensor_source *source = &checkpoint->sources[i];
+
+        if (source->mapping)
+            munmap(source->mapping, source->list->size);
+    }
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of src/client share and nobody else sees.
+ */
+#ifndef FSTFS_CLIENT_PRIVATE_H
+#define FSTFS_CLIENT_PRIVATE_H
+
+#include "base/error.h"
+#include "base/extent.h"
+#include "fstfs.h"
+#include "io/io.h"
+#include "io/workers.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+/* At most so many threads copy for one fstfs, beside those of the engine. */
+enum { CLIENT_WORKERS = 8 };
+
+struct cufile_file;
+
+struct fstfs {
+    struct io *io;
+    struct workers *workers;
+    unsigned worker_count;
+    bool no_source;
+    atomic_uint_fast64_t device_bytes; /* handed out into devices */
+    pthread_mutex_t devices_lock; /* guards the list; devices stay until fstfs_free() */
+    struct fstfs_device *devices;
+};
+
+/* A file that tensors lie in. */
+struct tensor_source {
+    struct extent_list *list; /* all of the file */
+    const char *path;
+    _Atomic(struct cufile_file *) cufile; /* NULL: cuFile was not told of it */
+    void *mapping; /* of all of it; NULL: none yet. Guarded by the checkpoint's lock */
+};
+
+struct client_tensor {
+    struct fstfs_tensor shown; /* first: the caller has its address */
+    uint32_t source; /* its place in sources */
+};
+
+struct metadata_pair {
+    const char *key, *value;
+};
+
+struct memory_block;
+
+/* Immutable once opened, but for what `lock` guards. */
+struct fstfs_checkpoint {
+    struct fstfs *fstfs;
+    pthread_mutex_t lock;
+    struct tensor_source *sources;
+    size_t source_count;
+    struct client_tensor *tensors; /* by name */
+    size_t count;
+    struct metadata_pair *metadata; /* by key */
+    size_t metadata_count;
+    char *through_mount; /* why; NULL: not */
+    struct memory_block *blocks; /* that strings and shapes lie in */
+};
+
+/* Whether the tensor, which may be NULL, is one of the checkpoint's. */
+bool checkpoint_has(const struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor);
+
+/* Ends what fstfs_map() gave. */
+void unmap_sources(struct fstfs_checkpoint *checkpoint);
+
+/* Says why on this thread's fstfs_error(); returns `error`, a negative errno. */
+errint_t fail(errint_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The library for tests that are not in C:
+ *
+ *   client [options] list PATH     what is at PATH, as JSON
+ *   client [options] read PATH     the bytes of the requests on standard input, in their order
+ *
+ * A request is a line: the tensor's place, and for a box of it a slice "start:stop:step"
+ * for each dimension. On failure prints the errno and fstfs_error() to standard error and
+ * exits with 1.
+ *
+ * -m BYTES  memory      -u  no io_uring     -d  no O_DIRECT     -s  not from the source
+ * -a        allocate by callback            -t N  N threads read all of it at once
+ * -w OUT,IN  once it is open, write a line to descriptor OUT and wait for one on IN
+ * -x        print status as JSON to standard error at the end
+ */
+#include "fstfs.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct fstfs_checkpoint *checkpoint;
+static int threads = 1, allocating;
+
+static void __attribute__((noreturn)) die(int error)
+{
+    fprintf(stderr, "%d %s\n", -error, fstfs_error());
+    exit(1);
+}
+
+static void
+print_text(const char *text, size_t length)
+{
+    putchar('"');
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)text[i] < 0x20 || text[i] == '"' || text[i] == '\\')
+            printf("\\u%04x", (unsigned char)text[i]);
+        else
+            putchar(text[i]);
+    }
+    putchar('"');
+}
+
+static void
+print_tensor(const struct fstfs_tensor *tensor)
+{
+    printf("{\"name\":");
+    print_text(tensor->name, tensor->name_length);
+    printf(",\"dtype\":\"%s\",\"bits\":%u,\"shape\":[", tensor->dtype, tensor->bits);
+    for (unsigned d = 0; d < tensor->rank; d++)
+        printf("%s%" PRIu64, d ? "," : "", tensor->shape[d]);
+    printf("],\"size\":%" PRIu64 ",\"offset\":%" PRIu64 ",\"file\":", tensor->size, tensor->offset);
+    print_text(tensor->file, strlen(tensor->file));
+    printf("}");
+}
+
+static void
+list(void)
+{
+    const char *through = fstfs_through_mount(checkpoint), *key, *value;
+
+    printf("{\"tensors\":[");
+    for (size_t i = 0; i < fstfs_count(checkpoint); i++) {
+        if (i)
+            putchar(',');
+        print_tensor(fstfs_tensor(checkpoint, i));
+    }
+    printf("],\"metadata\":{");
+    for (size_t i = 0; fstfs_metadata(checkpoint, i, &key, &value); i++) {
+        if (i)
+            putchar(',');
+        print_text(key, strlen(key));
+        putchar(':');
+        print_text(value, strlen(value));
+    }
+    printf("},\"through_mount\":");
+    if (through)
+        print_text(through, strlen(through));
+    else
+        printf("null");
+    printf("}\n");
+}
+
+struct work {
+    struct fstfs_request *requests;
+    uint64_t *sizes;
+    size_t count;
+    uint64_t told;
+    pthread_t thread;
+};
+
+static void
+add_request(struct work *work, char *line)
+{
+    struct fstfs_slice *box = NULL;
+    struct fstfs_request *request;
+    char *end;
+    const struct fstfs_tensor *tensor = fstfs_tensor(checkpoint, strtoull(line, &end, 10));
+
+    if (*end == ' ')
+        box = calloc(tensor->rank + 1, sizeof(*box));
+    for (unsigned d = 0; box && d < tensor->rank; d++) {
+        box[d].start = strtoull(end + 1, &end, 10);
+        box[d].stop = strtoull(end + 1, &end, 10);
+        box[d].step = strtoull(end + 1, &end, 10);
+    }
+    work->requests = realloc(work->requests, (work->count + 1) * sizeof(*work->requests));
+    work->sizes = realloc(work->sizes, (work->count + 1) * sizeof(*work->sizes));
+    request = &work->requests[work->count];
+    *request = (struct fstfs_request){.tensor = tensor, .box = box};
+    int error = fstfs_request_size(request, &work->sizes[work->count]);
+    if (error)
+        die(error);
+    work->count++;
+}
+
+static void *
+allocate(void *arg, size_t place, uint64_t size)
+{
+    const struct work *work = arg;
+
+    return size == work->sizes[place] ? malloc(size) : NULL;
+}
+
+static int
+progress(void *arg, uint64_t done, uint64_t total)
+{
+    struct work *work = arg;
+
+    if (done < work->told || done > total)
+        abort();
+    work->told = done;
+    return 0;
+}
+
+static void *
+read_all(void *arg)
+{
+    struct work *work = arg;
+    struct fstfs_read_options options = {
+        .allocate = allocating ? allocate : NULL, .progress = progress, .arg = work};
+    int error;
+
+    for (size_t i = 0; !allocating && i < work->count; i++)
+        work->requests[i].to = malloc(work->sizes[i] + 1);
+    error = fstfs_read(checkpoint, work->requests, work->count, &options);
+    if (error)
+        die(error);
+    return NULL;
+}
+
+static void
+read_requests(void)
+{
+    struct work *works = calloc((size_t)threads, sizeof(*works)), *work = &works[0];
+    char *line = NULL;
+    size_t size = 0;
+
+    work->requests = calloc(1, sizeof(*work->requests));
+    while (getline(&line, &size, stdin) > 0)
+        add_request(work, line);
+    free(line);
+    for (int i = 1; i < threads; i++) {
+        works[i] = *work;
+        works[i].requests = malloc((work->count + 1) * sizeof(*work->requests));
+        memcpy(works[i].requests, work->requests, work->count * sizeof(*work->requests));
+        pthread_create(&works[i].thread, NULL, read_all, &works[i]);
+    }
+    read_all(work);
+    for (int i = 1; i < threads; i++)
+        pthread_join(works[i].thread, NULL);
+    for (size_t j = 0; j < work->count; j++)
+        if (work->sizes[j] > 0)
+            fwrite(work->requests[j].to, 1, work->sizes[j], stdout);
+    for (int i = 0; i < threads; i++) {
+        for (size_t j = 0; j < work->count; j++) {
+            if (work->sizes[j] > 0 &&
+                memcmp(works[i].requests[j].to, work->requests[j].to, work->sizes[j]) != 0)
+                abort();
+            if (i > 0)
+                free(works[i].requests[j].to);
+        }
+        if (i > 0)
+            free(works[i].requests);
+    }
+    for (size_t j = 0; j < work->count; j++) {
+        free(work->requests[j].to);
+        free((void *)work->requests[j].box);
+    }
+    free(work->requests);
+    free(work->sizes);
+    free(works);
+}
+
+int
+main(int argc, char **argv)
+{
+    struct fstfs_options options = {0};
+    int option, error, waiting = 0, status = 0, ready, go;
+    struct fstfs *fstfs;
+    char text[4096];
+
+    while ((option = getopt(argc, argv, "m:udsat:w:x")) != -1) {
+        switch (option) {
+        case 'm':
+            options.memory = strtoull(optarg, NULL, 10);
+            break;
+        case 'u':
+            options.no_uring = 1;
+            break;
+        case 'd':
+            options.no_direct = 1;
+            break;
+        case 's':
+            options.no_source = 1;
+            break;
+        case 'a':
+            allocating = 1;
+            break;
+        case 't':
+            threads = atoi(optarg);
+            break;
+        case 'w':
+            waiting = sscanf(optarg, "%d,%d", &ready, &go) == 2;
+            break;
+        case 'x':
+            status = 1;
+            break;
+        default:
+            return 2;
+        }
+    }
+    if (argc - optind != 2)
+        return 2;
+    error = fstfs_new(&options, &fstfs);
+    if (!error)
+        error = fstfs_open(fstfs, argv[optind + 1], &checkpoint);
+    if (error)
+        die(error);
+    if (waiting) {
+        /* Opened: now whoever waits for this may change the file. */
+        if (write(ready, "\n", 1) != 1 || close(ready) < 0 || read(go, text, 1) < 0)
+            return 2;
+    }
+    if (strcmp(argv[optind], "list") == 0)
+        list();
+    else
+        read_requests();
+    if (status && fstfs_status(fstfs, text, sizeof(text)) > 0)
+        fprintf(stderr, "%s\n", text);
+    fstfs_close(checkpoint);
+    fstfs_free(fstfs);
+    return 0;
+}

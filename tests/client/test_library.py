@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libfstfs by a small C program, against the bytes that were written: files with no mount, every
+view of a mount, a mount whose source is out of reach, and sources that change or fail."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+
+import numpy as np
+import oracle
+import pytest
+from conftest import BUILD, SLOW, eventually
+from corpus import trees
+
+CLIENT = BUILD / "tests/client/client"
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+ENGINES = {"uring": (), "threads": ("-u",), "buffered": ("-d",), "little": ("-m", "4194304")}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    if not CLIENT.exists():
+        pytest.fail(f"{CLIENT} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def rich(shared_place):
+    return trees.rich(shared_place / "rich")
+
+
+class Refused(Exception):
+    """(errno, text)"""
+
+
+def run(*arguments, requests="", wrapper=()):
+    done = subprocess.run([*wrapper, CLIENT, *map(os.fspath, arguments)], input=requests.encode(),
+                          capture_output=True, timeout=60 * SLOW)
+    if done.returncode == 1:
+        number, text = done.stderr.decode().rstrip("\n").split(" ", 1)
+        raise Refused(int(number), text)
+    assert done.returncode == 0, done.stderr.decode()
+    return done
+
+
+def listing(path, *options, wrapper=()):
+    return json.loads(os.fsdecode(run(*options, "list", path, wrapper=wrapper).stdout))
+
+
+def read(path, count, *options, wrapper=()):
+    """The bytes of all tensors, by name."""
+    return run(*options, "read", path, requests="".join(f"{i}\n" for i in range(count)),
+               wrapper=wrapper).stdout
+
+
+def check(path, tensors, *options, wrapper=()):
+    """All tensors of a path; gives what was listed."""
+    tensors = sorted(tensors, key=lambda t: t.name.encode())
+    found = listing(path, *options, wrapper=wrapper)
+    assert [(t["name"], t["dtype"], t["shape"], t["size"]) for t in found["tensors"]] == \
+        [(t.name, t.dtype, t.shape, t.size) for t in tensors]
+    assert read(path, len(tensors), *options, wrapper=wrapper) == b"".join(t.data for t in tensors)
+    return found
+
+
+def forget(directory):
+    """Its files go out of the page cache."""
+    for name in os.listdir(directory):
+        fd = os.open(os.path.join(directory, name), os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_files(rich, engine):
+    c = rich.checkpoints[0]
+    directory = rich.path("rich")
+    forget(directory)
+    found = check(directory, c.tensors, *ENGINES[engine])
+    assert found["metadata"] == c.merged_metadata
+    assert found["through_mount"] is None
+    check(os.path.join(directory, c.index), c.tensors, *ENGINES[engine])
+    for (shard, tensors), metadata in zip(c.shards, c.metadata):
+        path = os.path.join(directory, shard)
+        assert check(path, tensors, *ENGINES[engine])["metadata"] == (metadata or {})
+        for t in listing(path)["tensors"]:
+            with open(path, "rb") as f:
+                f.seek(t["offset"])
+                assert f.read(t["size"]) == next(x.data for x in tensors if x.name == t["name"])
+
+
+def test_any_file_name(place):
+    tensors = trees.small_tensors()
+    for name in ("model.safetensors", "blob", "a b\nc"):
+        (place / name).write_bytes(trees.file_bytes(tensors))
+        check(place / name, tensors)
+    os.symlink("blob", place / "link.safetensors")
+    check(place / "link.safetensors", tensors)
+    done = subprocess.run([CLIENT, "list", "blob"], cwd=place, capture_output=True, check=True)
+    assert len(json.loads(done.stdout)["tensors"]) == len(tensors)
+
+
+def test_hub_cache(place):
+    source = trees.hub_cache(place / "hub")
+    for c in source.checkpoints:
+        check(source.path(c.directory), c.tensors)
+
+
+def slices(rng, shape):
+    box = []
+    for dim in shape:
+        start = rng.randint(0, dim)
+        box.append(slice(start, rng.randint(start, dim), rng.choice((1, 1, 2, 7))))
+        if rng.random() < 0.4:
+            box[-1] = slice(0, dim, 1)
+    return tuple(box)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_boxes(place, engine):
+    """Many boxes in one call, several of them of one tensor, from several threads."""
+    rng = random.Random(1)
+    shapes = [(300, 700), (7, 90, 51), (100_000,), (2, 3, 4, 5), (60, 40_000), (), (5, 0, 5)]
+    tensors = [trees.tensor(f"t{i}", "U16", shape) for i, shape in enumerate(shapes)]
+    trees.Source(place / "m").add("", "model", tensors, shards=2)
+    forget(place / "m")
+    requests, want = "", b""
+    for _ in range(200):
+        i = rng.randrange(len(tensors))
+        box = slices(rng, shapes[i])
+        requests += " ".join([str(i), *(f"{s.start}:{s.stop}:{s.step}" for s in box)]) + "\n"
+        array = np.frombuffer(tensors[i].data, "<u2").reshape(shapes[i])
+        want += np.ascontiguousarray(array[box]).tobytes()
+    for options in ((), ("-a",), ("-t", "3")):
+        assert run(*ENGINES[engine], *options, "read", place / "m", requests=requests).stdout == want
+
+
+def storage_bytes(path, *requests):
+    forget(path)
+    done = run("-x", "read", path, requests="".join(r + "\n" for r in requests))
+    return len(done.stdout), json.loads(done.stderr)["storage_bytes"]
+
+
+def test_bytes_read(place):
+    """Rows cost their bytes, columns the blocks that hold them, and edges are read once."""
+    shape = (1000, 8000)
+    tensors = [trees.tensor(f"t{i}", "U8", shape) for i in range(2)]
+    trees.Source(place / "m").add("", "model", tensors)
+    asked, cost = storage_bytes(place / "m", "0 250:500:1 0:8000:1", "1 0:250:1 0:8000:1")
+    assert asked <= cost <= asked * 1.05
+    asked, cost = storage_bytes(place / "m", "0 0:1000:1 2000:2100:1")
+    assert asked < cost <= 1000 * 8192
+    asked, cost = storage_bytes(place / "m", "0", "1")
+    assert asked <= cost <= asked + 2 * 4096
+    # All ranks of a split by columns in one call: every block once.
+    ranks = [f"0 0:1000:1 {r * 1000}:{r * 1000 + 1000}:1" for r in range(8)]
+    asked, cost = storage_bytes(place / "m", *ranks)
+    assert asked <= cost <= asked + 2 * 4096
+
+
+def view_paths(mount, c, recut):
+    """(path, tensors) of what can be opened of a checkpoint in the views."""
+    paths = [(mount / f"{view}/{c.directory}/{c.stem}", c.tensors) for view in ("tensors", "npy")]
+    if any(trees.DTYPE_BITS[t.dtype] < 8 for t in c.tensors):
+        paths.pop()  # npy/ has not all of them
+    merged = mount / f"merged/{c.directory}"
+    paths += [(merged, c.tensors), (f"{merged}/{c.stem}.safetensors", c.tensors)]
+    shards = mount / f"shards/{c.directory}"
+    paths += [(shards, c.tensors), (f"{shards}/{c.stem}.safetensors.index.json", c.tensors)]
+    if recut:
+        for name in sorted(os.listdir(shards)):
+            if name.endswith(".safetensors"):
+                entries, _, _ = oracle.read_header(f"{shards}/{name}")
+                names = {e.name for e in entries}
+                paths.append((f"{shards}/{name}", [t for t in c.tensors if t.name in names]))
+    else:
+        paths += [(f"{shards}/{name}", tensors) for name, tensors in c.shards]
+    return paths
+
+
+@pytest.mark.parametrize("recut", (False, True))
+def test_views(mount, rich, recut):
+    """From the source, and through the mount."""
+    m = mount(rich.root, *(("--shard-size=2M",) if recut else ()))
+    c = rich.checkpoints[0]
+    for path, tensors in view_paths(m, c, recut):
+        found = check(path, tensors)
+        assert found["through_mount"] is None
+        assert all(t["file"].startswith(rich.path("rich/")) for t in found["tensors"])
+        found = check(path, tensors, "-s")
+        assert found["through_mount"] == "not wanted"
+        assert all(t["file"].startswith(m.path) for t in found["tensors"])
+
+
+def test_tensor_files(mount, rich):
+    m = mount(rich.root)
+    c = rich.checkpoints[0]
+    for t in c.tensors[::5]:
+        for npy in (False, True):
+            if npy and trees.DTYPE_BITS[t.dtype] < 8:
+                continue
+            path = oracle.tensor_file(m / ("npy" if npy else "tensors"), c, t, npy)
+            assert check(path, [t])["through_mount"] is None
+            assert check(path, [t], "-s")["through_mount"] == "not wanted"
+
+
+def test_names(mount, place):
+    """Tensors whose names are no file names."""
+    source = trees.names(place / "names")
+    m = mount(source.root)
+    for c in source.checkpoints:
+        names = [t.name for t in c.tensors]
+        path = m / f"tensors/{trees.join(c.directory, c.stem)}"
+        for options in ((), ("-s",)):
+            assert [t["name"] for t in listing(path, *options)["tensors"]] == \
+                sorted(names, key=lambda n: n.encode())
+            assert read(path, len(names), *options) == \
+                b"".join(t.data for t in sorted(c.tensors, key=lambda t: t.name.encode()))
+
+
+def test_paths_that_are_not_text(mount, place):
+    """The mount says them in hexadecimal, and the library finds the files below."""
+    source = trees.Source(place / "s")
+    c = source.add("m\udcff\udcfe", "st\udce9m", trees.small_tensors())
+    m = mount(source.root)
+    for path, tensors in view_paths(m, c, False):
+        if not os.fspath(path).endswith(".index.json"):  # one shard has none
+            assert check(path, tensors)["through_mount"] is None
+    t = c.tensors[0]
+    assert check(oracle.tensor_file(m / "tensors", c, t), [t])["through_mount"] is None
+
+
+def without(directory, other=None):
+    """A command prefix: `directory` is empty for the program, or `other` lies over it."""
+    if os.geteuid() != 0:
+        pytest.skip("a mount namespace needs root")
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespace can be had here")
+    over = f"mount --bind '{other}' '{directory}'" if other else f"mount -t tmpfs none '{directory}'"
+    return ["unshare", "-m", "sh", "-ec", f'{over}; exec "$@"', "sh"]
+
+
+def test_source_out_of_reach(mount, rich):
+    """As in a container that has only the mount."""
+    m = mount(rich.root)
+    c = rich.checkpoints[0]
+    wrapper = without(rich.path("rich"))
+    paths = view_paths(m, c, False)
+    paths.append((oracle.tensor_file(m / "tensors", c, c.tensors[0]), c.tensors[:1]))
+    for path, tensors in paths:
+        assert "No such file" in check(path, tensors, wrapper=wrapper)["through_mount"] or \
+            "is not the checkpoint" in check(path, tensors, wrapper=wrapper)["through_mount"]
+
+
+def test_other_files_at_the_source(mount, place):
+    """Where the source should be lies something that looks the same: other bytes, sizes and
+    times as there."""
+    roots = []
+    for i in range(2):
+        source = trees.Source(place / f"s{i}")
+        source.add("m", "model", [trees.tensor(f"t{j}", "U8", (70_000,), seed=i) for j in range(4)],
+                   shards=2)
+        roots.append(source)
+        for name in os.listdir(source.path("m")):
+            os.utime(source.path("m", name), ns=(10**18, 10**18))
+    m = mount(roots[0].root)
+    wrapper = without(roots[0].root, roots[1].root)
+    c = roots[0].checkpoints[0]
+    paths = view_paths(m, c, False)
+    paths.append((oracle.tensor_file(m / "tensors", c, c.tensors[0]), c.tensors[:1]))
+    for path, tensors in paths:
+        assert "that the mount shows" in check(path, tensors, wrapper=wrapper)["through_mount"]
+
+
+class Opened:
+    """A client that has opened a path and waits; go() lets it read."""
+
+    def __init__(self, path, count, *options):
+        ready, its_out = os.pipe()
+        its_in, self.go_on = os.pipe()
+        self.process = subprocess.Popen(
+            [CLIENT, "-w", f"{its_out},{its_in}", *options, "read", path], pass_fds=(its_out, its_in),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        os.close(its_out)
+        os.close(its_in)
+        self.count = count
+        with open(ready, "rb") as f:
+            assert f.read(1) == b"\n", self.process.communicate()[1]
+
+    def go(self):
+        os.write(self.go_on, b"\n")
+        os.close(self.go_on)
+        out, err = self.process.communicate(
+            "".join(f"{i}\n" for i in range(self.count)).encode(), timeout=60 * SLOW)
+        return self.process.returncode, out, err.decode()
+
+
+@pytest.mark.parametrize("by", ("file", "source", "mount"))
+@pytest.mark.parametrize("how", ("rewritten", "replaced", "truncated", "removed"))
+def test_changed(mount, place, how, by):
+    """What was opened is one version: never other bytes."""
+    source = trees.Source(place / "s")
+    tensors = [trees.tensor(f"t{i}", "U8", (3_000_000,)) for i in range(3)]
+    source.add("m", "model", tensors)
+    path = file = source.path("m/model.safetensors")
+    if by != "file":
+        path = mount(source.root) / "merged/m/model.safetensors"
+    opened = Opened(path, 3, *(("-s",) if by == "mount" else ()))
+    other = trees.file_bytes([trees.tensor(t.name, "U8", t.shape, seed=1) for t in tensors])
+    if how == "rewritten":
+        with open(file, "r+b") as f:
+            f.write(other)
+    elif how == "replaced":
+        with open(file + ".new", "wb") as f:
+            f.write(other)
+        os.rename(file + ".new", file)
+    elif how == "truncated":
+        os.truncate(file, 1_000_000)
+    else:
+        os.remove(file)
+    status, out, err = opened.go()
+    if status == 0:
+        # Who has a file open may read it on, and the mount has.
+        assert how in ("replaced", "removed") and by == "mount"
+        assert out == b"".join(t.data for t in tensors)
+    else:
+        assert int(err.split()[0]) in (errno.ESTALE, errno.EIO, errno.ENOENT), err
+        assert "model.safetensors" in err
+
+    def new_bytes():
+        try:
+            return read(path, 3) == b"".join(
+                trees.tensor(t.name, "U8", t.shape, seed=1).data for t in tensors)
+        except Refused:
+            return False  # a mount may show the old file for a moment
+
+    if how in ("rewritten", "replaced"):
+        assert eventually(new_bytes)
+
+
+@pytest.fixture
+def faulty(mount, place):
+    """(path of a model on storage that fails as told, what is to be read, set(rule...))"""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    source = trees.Source(place / "s")
+    source.add("m", "model", [trees.tensor(f"t{i}", "U8", (2 << 20,)) for i in range(4)], shards=2)
+    faults = place / "faults"
+    slow = mount(source.root, "-o", f"faults={faults}", binary=SLOWFS)
+
+    def tell(*rules):
+        faults.with_suffix(".new").write_text("".join(r + "\n" for r in rules))
+        os.rename(faults.with_suffix(".new"), faults)
+
+    return slow / "m", source.checkpoints[0].tensors, tell
+
+
+SHARD = "m/model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_storage_fails(faulty, engine):
+    path, tensors, tell = faulty
+    options = ENGINES[engine]
+    tell(f"read {SHARD} 3000000+1 error=EIO x2")
+    forget(path)
+    assert read(path, 4, *options) == b"".join(t.data for t in tensors)
+    tell(f"read {SHARD} 3000000+1 error=EIO")
+    forget(path)
+    with pytest.raises(Refused) as refused:
+        read(path, 4, *options)
+    assert refused.value.args[0] == errno.EIO
+    assert os.path.basename(SHARD) in refused.value.args[1]
+    # What lies elsewhere is not touched by it.
+    assert run(*options, "read", path, requests="0\n1\n2\n").stdout == \
+        b"".join(t.data for t in tensors[:3])
+
+
+def refused(path, *options):
+    with pytest.raises(Refused) as error:
+        listing(path, *options)
+    return error.value.args
+
+
+def test_refused(place):
+    tensors = trees.small_tensors()
+    source = trees.Source(place)
+    assert refused(place / "nothing")[0] == errno.ENOENT
+    assert refused(place)[0] == errno.ENOENT
+    assert refused("/dev/null")[0] == errno.EINVAL
+    source.add("bad", "model", tensors)
+    data = (place / "bad/model.safetensors").read_bytes()
+    (place / "bad/model.safetensors").write_bytes(data[:-1])
+    number, text = refused(place / "bad")
+    assert number == errno.EBADMSG
+    assert "MetadataIncompleteBuffer" in text and "model.safetensors" in text
+    assert refused(place / "bad/model.safetensors")[0] == errno.EBADMSG
+
+    source.add("missing", "model", tensors, shards=3)
+    os.remove(place / "missing/model-00002-of-00003.safetensors")
+    assert refused(place / "missing")[0] == errno.EBADMSG
+    assert "missing" in refused(place / "missing")[1]
+
+    source.add("index", "model", tensors, shards=2)
+    (place / "index/model.safetensors.index.json").write_text("{")
+    assert refused(place / "index/model.safetensors.index.json")[0] == errno.EBADMSG
+
+    source.add("several", "a", tensors)
+    source.add("several", "b", tensors)
+    number, text = refused(place / "several")
+    assert number == errno.ENOTUNIQ and "(a, b)" in text
+    source.add("several", "model", tensors[:2])
+    check(place / "several", tensors[:2])
+
+
+def test_closed_file(place, test_user):
+    if os.geteuid() == 0 and not shutil.which("setpriv"):
+        pytest.skip("setpriv is not installed")
+    (place / "m.safetensors").write_bytes(trees.file_bytes(trees.small_tensors()))
+    os.chmod(place / "m.safetensors", 0)
+    wrapper = ("setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all") \
+        if os.geteuid() == 0 else ()
+    with pytest.raises(Refused) as error:
+        listing(place / "m.safetensors", wrapper=wrapper)
+    assert "Permission denied" in error.value.args[1]

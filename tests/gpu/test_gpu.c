@@ -1,0 +1,1037 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads into a device, by the doubles of the libraries that it takes: every way, every
+ * step down, and what comes of each call that fails. */
+#include "client/gpu/cufile.h"
+#include "double.h"
+#include "fstfs.h"
+
+#include <check.h>
+#include <cjson/cJSON.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define TENSORS 60
+#define MIB (1ull << 20)
+#define SMALL_BUDGET (4 * MIB) /* a ring of a few slots of a megabyte, used many times */
+#define MANAGED_GLOBAL 1
+#define INJECTED 999
+
+struct tensor {
+    char name[16];
+    uint64_t rows, columns, size;
+    char *bytes;
+};
+
+static struct tensor tensors[TENSORS];
+static char place[sizeof("/tmp/fstfs-test-gpu-XXXXXX")], path[100];
+static struct fstfs *fstfs;
+static struct fstfs_checkpoint *checkpoint;
+static struct fstfs_device *device;
+
+/* ---- the doubles ---- */
+
+#define TEST_FUNCTIONS(X)                                                                          \
+    X(double_cuda_reset)                                                                           \
+    X(double_cuda_left)                                                                            \
+    X(double_cuda_fail)                                                                            \
+    X(double_cuda_calls)                                                                           \
+    X(double_cufile_reset)                                                                         \
+    X(double_cufile_left)                                                                          \
+    X(double_cufile_fail)                                                                          \
+    X(double_cufile_shorten)                                                                       \
+    X(double_cufile_calls)                                                                         \
+    X(cuMemAllocManaged)                                                                           \
+    X(cuMemcpyDtoH_v2)
+
+CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
+
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): it is the name of a member */
+#define MEMBER(function) __typeof__(function) *function;
+static struct {
+    TEST_FUNCTIONS(MEMBER)
+} doubles;
+static struct cuda cuda;
+
+/* What this program's own calls find of the system. */
+static struct {
+    const char *no_library; /* one that is not installed */
+    const char *no_symbol; /* one that the libraries have not */
+    bool no_udev, wsl;
+    unsigned fs_type; /* of every file */
+} found;
+
+void *__real_dlopen(const char *name, int flags);
+void *__wrap_dlopen(const char *name, int flags);
+void *__real_dlsym(void *library, const char *name);
+void *__wrap_dlsym(void *library, const char *name);
+int __real_access(const char *name, int mode);
+int __wrap_access(const char *name, int mode);
+int __real_uname(struct utsname *name);
+int __wrap_uname(struct utsname *name);
+int __wrap_fstatfs(int fd, struct statfs *fs);
+int __wrap_fstatfs64(int fd, struct statfs *fs);
+
+void *
+__wrap_dlopen(const char *name, int flags)
+{
+    return __real_dlopen(
+        found.no_library && strcmp(name, found.no_library) == 0 ? "/nonexistent" : name, flags);
+}
+
+void *
+__wrap_dlsym(void *library, const char *name)
+{
+    return found.no_symbol && strcmp(name, found.no_symbol) == 0 ? NULL
+                                                                 : __real_dlsym(library, name);
+}
+
+int
+__wrap_access(const char *name, int mode)
+{
+    if (strcmp(name, "/run/udev") != 0)
+        return __real_access(name, mode);
+    return found.no_udev ? -1 : 0;
+}
+
+int
+__wrap_uname(struct utsname *name)
+{
+    int result = __real_uname(name);
+
+    if (found.wsl)
+        strcpy(name->release, "5.15.1-microsoft-standard-WSL2");
+    return result;
+}
+
+int
+__wrap_fstatfs(int fd, struct statfs *fs)
+{
+    memset(fs, 0, sizeof(*fs));
+    fs->f_type = (__typeof__(fs->f_type))found.fs_type;
+    return 0;
+}
+
+int
+__wrap_fstatfs64(int fd, struct statfs *fs)
+{
+    return __wrap_fstatfs(fd, fs);
+}
+
+static void
+load_doubles(void)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *direct = dlopen("libcufile.so.0", RTLD_NOW);
+    struct reason reason;
+
+    ck_assert(driver && direct);
+#define LOOK_UP(function)                                                                          \
+    *(void **)&doubles.function = dlsym(driver, #function);                                        \
+    if (!doubles.function)                                                                         \
+        *(void **)&doubles.function = dlsym(direct, #function);                                    \
+    ck_assert_msg(doubles.function != NULL, "not the double: it has no " #function);
+    TEST_FUNCTIONS(LOOK_UP)
+    doubles.double_cuda_reset("h200");
+    ck_assert_int_eq(cuda_load(&cuda, &reason), 0);
+}
+
+/* ---- the model ---- */
+
+static uint64_t
+below(uint64_t limit)
+{
+    static uint64_t state = 1;
+
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (state >> 33) % limit;
+}
+
+static void
+make_tensors(void)
+{
+    for (unsigned i = 0; i < TENSORS; i++) {
+        struct tensor *tensor = &tensors[i];
+
+        snprintf(tensor->name, sizeof(tensor->name), "t%02u", i);
+        tensor->rows = 1 + below(i % 4 ? 400 : 3);
+        tensor->columns = 1 + below(i % 7 ? 5000 : 7);
+        if (i == 5) { /* over several windows */
+            tensor->rows = 3000;
+            tensor->columns = 3001;
+        }
+        if (i == 8 || i == 9) { /* memory of the one ends where that of the other begins */
+            tensor->rows = 512;
+            tensor->columns = 16;
+        }
+        tensor->size = tensor->rows * tensor->columns;
+        tensor->bytes = malloc(tensor->size);
+        for (uint64_t j = 0; j < tensor->size; j++)
+            tensor->bytes[j] = (char)below(256);
+    }
+}
+
+static void
+write_model(void)
+{
+    FILE *file = fopen(path, "we");
+    static char header[TENSORS * 120];
+    char *end = header + 8;
+    uint64_t length, offset = 0;
+
+    ck_assert_ptr_nonnull(file);
+    *end++ = '{';
+    for (unsigned i = 0; i < TENSORS; i++) {
+        const struct tensor *t = &tensors[i];
+        uint64_t stop = offset + t->size;
+
+        end += sprintf(end,
+                       "%s\"%s\":{\"dtype\":\"U8\",\"shape\":[%llu,%llu],"
+                       "\"data_offsets\":[%llu,%llu]}",
+                       i ? "," : "", t->name, (unsigned long long)t->rows,
+                       (unsigned long long)t->columns, (unsigned long long)offset,
+                       (unsigned long long)stop);
+        offset = stop;
+    }
+    *end++ = '}';
+    length = (uint64_t)(end - header - 8);
+    memcpy(header, &length, 8);
+    ck_assert_uint_eq(fwrite(header, 1, (size_t)(end - header), file), (size_t)(end - header));
+    for (unsigned i = 0; i < TENSORS; i++)
+        ck_assert_uint_eq(fwrite(tensors[i].bytes, 1, tensors[i].size, file), tensors[i].size);
+    ck_assert_int_eq(fflush(file), 0);
+    ck_assert_int_eq(fdatasync(fileno(file)), 0);
+    fclose(file);
+}
+
+/* Whether the file system of the test's place has direct reads at all. */
+static bool
+reads_directly(void)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+
+    if (fd < 0)
+        printf("# no direct reads here: tests of cuFile are left out\n");
+    else
+        close(fd);
+    return fd >= 0;
+}
+
+/* Out of the page cache, so that the storage is read. */
+static void
+forget(void)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    close(fd);
+}
+
+static void
+make_model(void)
+{
+    strcpy(place, "/tmp/fstfs-test-gpu-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(place));
+    snprintf(path, sizeof(path), "%s/model.safetensors", place);
+    make_tensors();
+    write_model();
+    load_doubles();
+}
+
+static void
+remove_model(void)
+{
+    for (unsigned i = 0; i < TENSORS; i++)
+        free(tensors[i].bytes);
+    unlink(path);
+    rmdir(place);
+}
+
+static void
+open_model(uint64_t memory)
+{
+    struct fstfs_options options = {.memory = memory};
+
+    ck_assert_int_eq(fstfs_new(&options, &fstfs), 0);
+    ck_assert_int_eq(fstfs_open(fstfs, path, &checkpoint), 0);
+    ck_assert_uint_eq(fstfs_count(checkpoint), TENSORS);
+}
+
+/* The device of a profile, with the checkpoint open. */
+static void
+begin(const char *profile, uint64_t memory)
+{
+    static const struct double_cufile not_loaded = {.compatible = true};
+
+    doubles.double_cuda_reset(profile);
+    doubles.double_cufile_reset(&not_loaded);
+    open_model(memory);
+    ck_assert_msg(fstfs_device(fstfs, "cuda:0", &device) == 0, "%s", fstfs_error());
+}
+
+static void
+finish(void)
+{
+    fstfs_close(checkpoint);
+    fstfs_free(fstfs);
+    ck_assert_uint_eq(doubles.double_cufile_left(), 0);
+    ck_assert_uint_eq(doubles.double_cuda_left(), 0);
+    memset(&found, 0, sizeof(found));
+}
+
+/* ---- memory of the device ---- */
+
+static void
+push(void)
+{
+    CUcontext context;
+    struct reason reason;
+
+    ck_assert_int_eq(cuda_load(&cuda, &reason), 0);
+    ck_assert_int_eq(cuda.cuDevicePrimaryCtxRetain(&context, 0), 0);
+    ck_assert_int_eq(cuda.cuCtxPushCurrent_v2(context), 0);
+}
+
+static void
+pop(void)
+{
+    CUcontext context;
+
+    ck_assert_int_eq(cuda.cuCtxPopCurrent_v2(&context), 0);
+    ck_assert_int_eq(cuda.cuDevicePrimaryCtxRelease_v2(0), 0);
+}
+
+static void *
+device_memory(uint64_t size)
+{
+    CUdeviceptr address;
+
+    push();
+    ck_assert_int_eq(cuda.cuMemAlloc_v2(&address, size), 0);
+    pop();
+    return (void *)(uintptr_t)address;
+}
+
+static void *
+managed_memory(uint64_t size)
+{
+    CUdeviceptr address;
+
+    push();
+    ck_assert_int_eq(doubles.cuMemAllocManaged(&address, size, MANAGED_GLOBAL), 0);
+    pop();
+    return (void *)(uintptr_t)address;
+}
+
+static void
+free_memory(void *memory)
+{
+    push();
+    ck_assert_int_eq(cuda.cuMemFree_v2((CUdeviceptr)(uintptr_t)memory), 0);
+    pop();
+}
+
+/* The bytes at `memory` are these, and those around them untouched. */
+static void
+check_bytes(const void *memory, const char *bytes, uint64_t size)
+{
+    char *copy = malloc(size + 1);
+
+    push();
+    ck_assert_int_eq(doubles.cuMemcpyDtoH_v2(copy, (CUdeviceptr)(uintptr_t)memory, size), 0);
+    pop();
+    ck_assert_int_eq(memcmp(copy, bytes, size), 0);
+    free(copy);
+}
+
+/* ---- reading ---- */
+
+typedef void *(*make_memory)(uint64_t size);
+
+static void *
+allocate(void *arg, size_t index, uint64_t size)
+{
+    return (*(make_memory *)arg)(size);
+}
+
+/* Reads every tensor, each into memory of its own, and gives how that ended. */
+static int
+read_all(make_memory make, struct fstfs_request requests[TENSORS])
+{
+    struct fstfs_read_options options = {.allocate = allocate, .arg = &make, .device = device};
+
+    forget();
+    for (unsigned i = 0; i < TENSORS; i++)
+        requests[i] = (struct fstfs_request){.tensor = fstfs_find(checkpoint, tensors[i].name)};
+    return fstfs_read(checkpoint, requests, TENSORS, &options);
+}
+
+static void
+check_all(make_memory make)
+{
+    struct fstfs_request requests[TENSORS];
+
+    ck_assert_msg(read_all(make, requests) == 0, "%s", fstfs_error());
+    for (unsigned i = 0; i < TENSORS; i++) {
+        check_bytes(requests[i].to, tensors[i].bytes, tensors[i].size);
+        free_memory(requests[i].to);
+    }
+}
+
+/* ---- status ---- */
+
+/* The member of the only storage of the only device; "": there is none. */
+static const char *
+status(const char *member)
+{
+    static char text[8192], value[600];
+    cJSON *all;
+    const cJSON *devices, *storage, *item;
+
+    ck_assert_int_lt(fstfs_status(fstfs, text, sizeof(text)), (int)sizeof(text));
+    all = cJSON_Parse(text);
+    ck_assert_ptr_nonnull(all);
+    devices = cJSON_GetObjectItem(all, "devices");
+    ck_assert_int_eq(cJSON_GetArraySize(devices), 1);
+    storage = cJSON_GetObjectItem(cJSON_GetArrayItem(devices, 0), "storage");
+    ck_assert_int_eq(cJSON_GetArraySize(storage), 1);
+    item = cJSON_GetObjectItem(cJSON_GetArrayItem(storage, 0), member);
+    snprintf(value, sizeof(value), "%s", item ? item->valuestring : "");
+    cJSON_Delete(all);
+    return value;
+}
+
+static void
+check_status(const char *member, const char *part)
+{
+    ck_assert_msg(strstr(status(member), part) != NULL, "%s is \"%s\", not \"...%s...\"", member,
+                  status(member), part);
+}
+
+/* ---- finding a device ---- */
+
+START_TEST(names)
+{
+    static const char *const bad[] = {"cuda",    "cuda:", "cuda:x", "cuda:1x",
+                                      "cuda:-1", "cpu",   "",       "cuda: 1"};
+    struct fstfs_device *again;
+
+    begin("h200", 0);
+    for (unsigned i = 0; i < sizeof(bad) / sizeof(*bad); i++)
+        ck_assert_int_eq(fstfs_device(fstfs, bad[i], &again), -EINVAL);
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:0", &again), 0);
+    ck_assert_ptr_eq(again, device);
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:1", &again), 0);
+    ck_assert_ptr_ne(again, device);
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:2", &again), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "cuda:2: the driver has 2 devices"));
+    finish();
+}
+END_TEST
+
+START_TEST(nothing_is_loaded_unasked)
+{
+    doubles.double_cuda_reset("h200");
+    open_model(0);
+    fstfs_close(checkpoint);
+    fstfs_free(fstfs);
+    ck_assert_uint_eq(doubles.double_cuda_calls("cuInit"), 0);
+}
+END_TEST
+
+START_TEST(no_device)
+{
+    static const char *const calls[] = {"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute",
+                                        "cuDevicePrimaryCtxRetain"};
+
+    doubles.double_cuda_reset("none");
+    open_model(0);
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:0", &device), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "cuInit: CUDA_ERROR_NO_DEVICE (100)"));
+    found.no_library = "libcuda.so.1";
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:0", &device), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "the CUDA driver is not installed"));
+    found.no_library = NULL;
+    found.no_symbol = "cuMemAlloc_v2";
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:0", &device), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "the CUDA driver has no cuMemAlloc_v2"));
+    found.no_symbol = NULL;
+    doubles.double_cuda_reset("h200");
+    for (unsigned i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+        doubles.double_cuda_fail(calls[i], 1, INJECTED);
+        ck_assert_int_eq(fstfs_device(fstfs, "cuda:0", &device), -EIO);
+        ck_assert_ptr_nonnull(strstr(fstfs_error(), calls[i]));
+    }
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:0", &device), 0);
+    finish();
+}
+END_TEST
+
+/* ---- the ring ---- */
+
+START_TEST(ring)
+{
+    static const char *const profiles[] = {"h200", "gh200", "hmm", "tegra"};
+
+    for (unsigned i = 0; i < sizeof(profiles) / sizeof(*profiles); i++) {
+        begin(profiles[i], 0);
+        check_all(device_memory);
+        ck_assert_str_eq(status("rung"), "ring");
+        check_status("unified", i == 3 ? "page tables" : "memory of its own");
+        check_status("cufile", i < 2 ? "cuFileDriverOpen: error 5001" : "no GPUDirect RDMA");
+        check_all(managed_memory);
+        finish();
+    }
+}
+END_TEST
+
+/* Each slot many times over: the double finds one that is used anew too early. */
+START_TEST(small_ring)
+{
+    begin("h200", SMALL_BUDGET);
+    for (int i = 0; i < 3; i++)
+        check_all(device_memory);
+    ck_assert_uint_gt(doubles.double_cuda_calls("cuEventRecord"), 20);
+    ck_assert_str_eq(status("rung"), "ring");
+    finish();
+}
+END_TEST
+
+/* ---- the step to pageable memory ---- */
+
+START_TEST(pageable)
+{
+    static const char *const calls[] = {"cuMemcpyHtoDAsync_v2", "cuEventRecord",
+                                        "cuEventSynchronize",   "cuEventQuery",
+                                        "cuStreamCreate",       "cuEventCreate"};
+
+    for (unsigned i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+        for (unsigned call = 1; call < 4; call += 2) {
+            if (call > 1 && strstr(calls[i], "Create"))
+                continue;
+            begin("h200", SMALL_BUDGET);
+            doubles.double_cuda_fail(calls[i], call, INJECTED);
+            check_all(device_memory);
+            ck_assert_str_eq(status("rung"), "pageable");
+            check_status("ring", strstr(calls[i], "Query") ? "cuEventSynchronize" : calls[i]);
+            check_all(device_memory);
+            finish();
+        }
+    }
+}
+END_TEST
+
+START_TEST(no_registration)
+{
+    begin("h200", SMALL_BUDGET);
+    doubles.double_cuda_fail("cuMemHostRegister_v2", 0, INJECTED);
+    check_all(device_memory);
+    ck_assert_str_eq(status("rung"), "ring");
+    ck_assert_uint_eq(doubles.double_cuda_calls("cuMemHostAlloc"), 1);
+    finish();
+    begin("h200", SMALL_BUDGET);
+    doubles.double_cuda_fail("cuMemHostRegister_v2", 0, INJECTED);
+    doubles.double_cuda_fail("cuMemHostAlloc", 0, INJECTED);
+    check_all(device_memory);
+    ck_assert_str_eq(status("rung"), "pageable");
+    check_status("ring", "cuMemHostRegister");
+    ck_assert_uint_eq(doubles.double_cuda_calls("cuMemcpyHtoDAsync_v2"), 0);
+    finish();
+}
+END_TEST
+
+/* The last way: it alone can fail a read. */
+START_TEST(nothing_works)
+{
+    struct fstfs_request requests[TENSORS];
+
+    begin("h200", 0);
+    doubles.double_cuda_fail("cuMemcpyHtoDAsync_v2", 1, INJECTED);
+    doubles.double_cuda_fail("cuMemcpyHtoD_v2", 2, INJECTED);
+    ck_assert_int_eq(read_all(device_memory, requests), -EIO);
+    ck_assert_str_eq(fstfs_error(), "cuda:0: cuMemcpyHtoD_v2: an error without a name (999)");
+    for (unsigned i = 0; i < TENSORS; i++)
+        free_memory(requests[i].to);
+    doubles.double_cuda_fail("cuCtxPushCurrent_v2", 1, INJECTED);
+    ck_assert_int_eq(
+        fstfs_read(checkpoint, requests, 1, &(struct fstfs_read_options){.device = device}), -EIO);
+    finish();
+}
+END_TEST
+
+/* ---- cuFile ---- */
+
+/* An H200 with all that a direct read needs. */
+static void
+begin_direct(uint64_t memory)
+{
+    static const struct double_cufile loaded = {.nvfs = true, .compatible = true};
+
+    begin("h200", memory);
+    doubles.double_cufile_reset(&loaded);
+    found.fs_type = EXT4_SUPER_MAGIC;
+}
+
+START_TEST(direct)
+{
+    static const struct double_cufile peer = {.p2p = true}, strict = {.nvfs = true};
+
+    if (!reads_directly())
+        return;
+    begin_direct(SMALL_BUDGET);
+    for (int i = 0; i < 3; i++)
+        check_all(device_memory);
+    ck_assert_str_eq(status("rung"), "cufile");
+    check_status("unified", "memory of its own");
+    ck_assert_uint_gt(doubles.double_cufile_calls("cuFileRead"), 20);
+    ck_assert_uint_eq(doubles.double_cufile_calls("cuFileHandleRegister"), 1);
+    ck_assert_uint_eq(doubles.double_cuda_calls("cuMemcpyHtoDAsync_v2"), 0);
+    finish();
+    begin_direct(0);
+    doubles.double_cufile_reset(&peer);
+    check_all(device_memory);
+    ck_assert_str_eq(status("rung"), "cufile");
+    finish();
+    /* Before 1.14 only its own configuration can forbid the way by the host. */
+    begin_direct(0);
+    doubles.double_cufile_reset(&strict);
+    found.no_symbol = "cuFileSetParameterBool";
+    check_all(device_memory);
+    ck_assert_str_eq(status("rung"), "cufile");
+    finish();
+}
+END_TEST
+
+static void
+check_not_direct(const char *why)
+{
+    check_all(device_memory);
+    ck_assert_str_eq(status("rung"), "ring");
+    check_status("cufile", why);
+    /* It is remembered: not asked for again. */
+    unsigned opened = doubles.double_cufile_calls("cuFileDriverOpen"),
+             read = doubles.double_cufile_calls("cuFileRead");
+    check_all(device_memory);
+    ck_assert_uint_eq(doubles.double_cufile_calls("cuFileDriverOpen"), opened);
+    ck_assert_uint_eq(doubles.double_cufile_calls("cuFileRead"), read);
+    finish();
+}
+
+START_TEST(not_direct)
+{
+    begin_direct(0);
+    found.no_udev = true;
+    check_not_direct("there is no /run/udev");
+    begin_direct(0);
+    found.wsl = true;
+    check_not_direct("WSL");
+    begin_direct(0);
+    found.no_library = "libcufile.so.0";
+    check_not_direct("cuFile is not installed");
+    begin_direct(0);
+    found.no_symbol = "cuFileRead";
+    check_not_direct("cuFile has no cuFileRead");
+    begin_direct(0);
+    found.no_symbol = "cuFileSetParameterBool";
+    check_not_direct("CUFILE_ALLOW_COMPAT_MODE=false");
+    begin_direct(0);
+    doubles.double_cufile_reset(&(struct double_cufile){.compatible = true});
+    found.no_symbol = "cuFileSetParameterBool";
+    check_not_direct("nvidia-fs is not loaded");
+    begin_direct(0);
+    found.fs_type = FUSE_SUPER_MAGIC;
+    check_not_direct("type 0x65735546");
+}
+END_TEST
+
+START_TEST(cufile_fails)
+{
+    static const char *const calls[] = {"cuFileDriverOpen", "cuFileDriverGetProperties",
+                                        "cuFileHandleRegister", "cuFileBufRegister"};
+
+    if (!reads_directly())
+        return;
+    for (unsigned i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+        char why[100];
+
+        begin_direct(0);
+        doubles.double_cufile_fail(calls[i], 1, 5030);
+        snprintf(why, sizeof(why), "%s: error 5030", calls[i]);
+        check_not_direct(why);
+    }
+    begin_direct(0);
+    doubles.double_cuda_fail("cuMemAlloc_v2", TENSORS + 1, INJECTED); /* behind the tensors' own */
+    check_not_direct("cuMemAlloc_v2");
+}
+END_TEST
+
+/* At the first window, and at a later one. */
+START_TEST(cufile_fails_under_way)
+{
+    if (!reads_directly())
+        return;
+    for (unsigned call = 1; call < 4; call += 2) {
+        begin_direct(SMALL_BUDGET);
+        doubles.double_cufile_fail("cuFileRead", call, 5008);
+        check_all(device_memory);
+        check_not_direct("cuFileRead: error 5008");
+        begin_direct(SMALL_BUDGET);
+        doubles.double_cufile_fail("cuFileRead", call, EIO);
+        check_all(device_memory);
+        check_not_direct("cuFileRead: ");
+        begin_direct(SMALL_BUDGET);
+        doubles.double_cuda_fail("cuMemcpyDtoDAsync_v2", call, INJECTED);
+        check_all(device_memory);
+        check_not_direct("cuMemcpyDtoDAsync_v2");
+        begin_direct(SMALL_BUDGET);
+        doubles.double_cuda_fail("cuEventRecord", call, INJECTED);
+        check_all(device_memory);
+        check_not_direct("cuEventRecord");
+    }
+    begin_direct(SMALL_BUDGET);
+    doubles.double_cufile_shorten(4096);
+    check_not_direct("cuFileRead: 4096 bytes came of ");
+}
+END_TEST
+
+/* Others' use of cuFile in the process: it is open, and may go by way of the host. */
+START_TEST(cufile_in_use)
+{
+    CUfileError_t (*open_driver)(void);
+
+    begin_direct(0);
+    *(void **)&open_driver = dlsym(dlopen("libcufile.so.0", RTLD_NOW), "cuFileDriverOpen");
+    ck_assert_int_eq(open_driver().err, 0);
+    check_not_direct("CUFILE_ALLOW_COMPAT_MODE=false");
+}
+END_TEST
+
+START_TEST(direct_by_two_devices)
+{
+    struct fstfs_device *first, *other;
+    struct fstfs_request request;
+    CUcontext context;
+    CUdeviceptr address;
+
+    if (!reads_directly())
+        return;
+    begin_direct(0);
+    check_all(device_memory);
+    first = device;
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:1", &other), 0);
+    ck_assert_int_eq(cuda.cuDevicePrimaryCtxRetain(&context, 1), 0);
+    ck_assert_int_eq(cuda.cuCtxPushCurrent_v2(context), 0);
+    ck_assert_int_eq(cuda.cuMemAlloc_v2(&address, tensors[5].size), 0);
+    request = (struct fstfs_request){.tensor = fstfs_find(checkpoint, tensors[5].name),
+                                     .to = (void *)(uintptr_t)address};
+    ck_assert_int_eq(
+        fstfs_read(checkpoint, &request, 1, &(struct fstfs_read_options){.device = other}), 0);
+    check_bytes(request.to, tensors[5].bytes, tensors[5].size);
+    ck_assert_int_eq(cuda.cuMemFree_v2(address), 0);
+    ck_assert_int_eq(cuda.cuCtxPopCurrent_v2(&context), 0);
+    ck_assert_int_eq(cuda.cuDevicePrimaryCtxRelease_v2(1), 0);
+    device = first;
+    check_all(device_memory);
+    finish();
+}
+END_TEST
+
+/* ---- unified memory ---- */
+
+static void *
+plain_memory(uint64_t size)
+{
+    return malloc(size);
+}
+
+START_TEST(unified)
+{
+    struct fstfs_request requests[TENSORS];
+
+    begin("gb10", 0);
+    check_all(managed_memory);
+    ck_assert_str_eq(status("rung"), "unified");
+    ck_assert_int_eq(read_all(plain_memory, requests), 0);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        ck_assert_int_eq(memcmp(requests[i].to, tensors[i].bytes, tensors[i].size), 0);
+        free(requests[i].to);
+    }
+    ck_assert_uint_eq(doubles.double_cuda_calls("cuMemHostRegister_v2"), 0);
+    check_all(device_memory);
+    ck_assert_str_eq(status("rung"), "ring");
+    check_status("unified", "the device's alone");
+    check_all(managed_memory);
+    ck_assert_str_eq(status("rung"), "unified");
+    finish();
+}
+END_TEST
+
+START_TEST(mapped)
+{
+    static const char *const others[] = {"h200", "gh200", "hmm", "tegra"};
+    const void *to;
+
+    begin("gb10", 0);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        const struct fstfs_tensor *tensor = fstfs_find(checkpoint, tensors[i].name);
+
+        ck_assert_int_eq(fstfs_map(checkpoint, tensor, i % 2 ? device : NULL, &to), 0);
+        ck_assert_int_eq(memcmp(to, tensors[i].bytes, tensors[i].size), 0);
+    }
+    ck_assert_int_eq(fstfs_map(checkpoint, NULL, device, &to), -EINVAL);
+    finish();
+    for (unsigned i = 0; i < sizeof(others) / sizeof(*others); i++) {
+        begin(others[i], 0);
+        ck_assert_int_eq(fstfs_map(checkpoint, fstfs_tensor(checkpoint, 0), device, &to), -ENOTSUP);
+        ck_assert_ptr_nonnull(strstr(fstfs_error(), "cuda:0: the device "));
+        finish();
+    }
+    begin("gb10", 0);
+    write_model();
+    ck_assert_int_eq(fstfs_map(checkpoint, fstfs_tensor(checkpoint, 0), device, &to), -ESTALE);
+    finish();
+}
+END_TEST
+
+/* ---- boxes, memory, life ---- */
+
+/* Random boxes, several of one tensor, to any address; what is around them stays. */
+START_TEST(boxes)
+{
+    enum { COUNT = 150, EDGE = 64 };
+    struct fstfs_request requests[COUNT];
+    struct fstfs_slice slices[COUNT][2];
+    char *expected[COUNT], *memory[COUNT];
+    uint64_t sizes[COUNT];
+
+    begin_direct(SMALL_BUDGET); /* whole rows by cuFile, others packed */
+    for (unsigned i = 0; i < COUNT; i++) {
+        const struct tensor *t = &tensors[i % 3 ? below(TENSORS) : 5];
+        uint64_t shift = below(EDGE), size = 0;
+
+        for (int d = 0; d < 2; d++) {
+            uint64_t dimension = d ? t->columns : t->rows;
+            struct fstfs_slice *slice = &slices[i][d];
+
+            slice->start = below(dimension);
+            slice->stop = slice->start + 1 + below(dimension - slice->start);
+            slice->step = 1 + below(3);
+            if (d && i % 4 == 0) /* whole rows */
+                *slice = (struct fstfs_slice){0, dimension, 1};
+            else if (i % 4 == 0)
+                slice->step = 1;
+        }
+        expected[i] = malloc(t->size + 2 * EDGE);
+        memset(expected[i], 0x5a, t->size + 2 * EDGE);
+        for (uint64_t r = slices[i][0].start; r < slices[i][0].stop; r += slices[i][0].step)
+            for (uint64_t c = slices[i][1].start; c < slices[i][1].stop; c += slices[i][1].step)
+                expected[i][shift + size++] = t->bytes[r * t->columns + c];
+        sizes[i] = size + 2 * EDGE;
+        memory[i] = device_memory(sizes[i]);
+        push();
+        char *filler = malloc(sizes[i]);
+        memset(filler, 0x5a, sizes[i]);
+        ck_assert_int_eq(cuda.cuMemcpyHtoD_v2((CUdeviceptr)(uintptr_t)memory[i], filler, sizes[i]),
+                         0);
+        ck_assert_int_eq(cuda.cuStreamSynchronize(NULL), 0);
+        free(filler);
+        pop();
+        requests[i] = (struct fstfs_request){
+            .tensor = fstfs_find(checkpoint, t->name), .box = slices[i], .to = memory[i] + shift};
+    }
+    ck_assert_msg(fstfs_read(checkpoint, requests, COUNT,
+                             &(struct fstfs_read_options){.device = device}) == 0,
+                  "%s", fstfs_error());
+    ck_assert_uint_gt(doubles.double_cuda_calls("cuMemcpyHtoDAsync_v2"), 0);
+    ck_assert(doubles.double_cufile_calls("cuFileRead") > 0 || !reads_directly());
+    for (unsigned i = 0; i < COUNT; i++) {
+        check_bytes(memory[i], expected[i], sizes[i]);
+        free_memory(memory[i]);
+        free(expected[i]);
+    }
+    finish();
+}
+END_TEST
+
+/* One arena for all: copies that meet are made as one. */
+START_TEST(joined)
+{
+    struct fstfs_request requests[TENSORS];
+    struct fstfs_read_options options = {.device = device};
+    uint64_t total = 0, at = 0;
+    char *arena;
+
+    begin("h200", 0);
+    options.device = device;
+    for (unsigned i = 0; i < TENSORS; i++)
+        total += tensors[i].size;
+    arena = device_memory(total);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        requests[i] = (struct fstfs_request){.tensor = fstfs_find(checkpoint, tensors[i].name),
+                                             .to = arena + at};
+        at += tensors[i].size;
+    }
+    ck_assert_int_eq(fstfs_read(checkpoint, requests, TENSORS, &options), 0);
+    for (unsigned i = 0; i < TENSORS; i++)
+        check_bytes(requests[i].to, tensors[i].bytes, tensors[i].size);
+    ck_assert_uint_lt(doubles.double_cuda_calls("cuMemcpyHtoDAsync_v2"), total / (4 * MIB) + 3);
+    free_memory(arena);
+    finish();
+}
+END_TEST
+
+START_TEST(wrong_memory)
+{
+    struct fstfs_request request;
+    struct fstfs_read_options options = {0};
+    struct fstfs_device *other;
+    CUcontext context;
+    CUdeviceptr address;
+
+    begin("h200", 0);
+    options.device = device;
+    request = (struct fstfs_request){.tensor = fstfs_tensor(checkpoint, 0), .to = malloc(1)};
+    ck_assert_int_eq(fstfs_read(checkpoint, &request, 1, &options), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "is not of cuda:0"));
+    free(request.to);
+    ck_assert_int_eq(fstfs_device(fstfs, "cuda:1", &other), 0);
+    ck_assert_int_eq(cuda.cuDevicePrimaryCtxRetain(&context, 1), 0);
+    ck_assert_int_eq(cuda.cuCtxPushCurrent_v2(context), 0);
+    ck_assert_int_eq(cuda.cuMemAlloc_v2(&address, tensors[0].size), 0);
+    request.to = (void *)(uintptr_t)address;
+    ck_assert_int_eq(fstfs_read(checkpoint, &request, 1, &options), -EINVAL);
+    options.device = other;
+    ck_assert_int_eq(fstfs_read(checkpoint, &request, 1, &options), 0);
+    ck_assert_int_eq(cuda.cuMemFree_v2(address), 0);
+    ck_assert_int_eq(cuda.cuCtxPopCurrent_v2(&context), 0);
+    ck_assert_int_eq(cuda.cuDevicePrimaryCtxRelease_v2(1), 0);
+    finish();
+}
+END_TEST
+
+static int
+cancel_early(void *arg, uint64_t done, uint64_t total)
+{
+    return done > total / 4;
+}
+
+START_TEST(cancelled)
+{
+    struct fstfs_request requests[TENSORS];
+    struct fstfs_read_options options = {.progress = cancel_early};
+    struct fstfs_read *read;
+
+    begin("h200", SMALL_BUDGET);
+    options.device = device;
+    for (unsigned i = 0; i < TENSORS; i++)
+        requests[i] = (struct fstfs_request){.tensor = fstfs_find(checkpoint, tensors[i].name),
+                                             .to = device_memory(tensors[i].size)};
+    ck_assert_int_eq(fstfs_read(checkpoint, requests, TENSORS, &options), -ECANCELED);
+    options.progress = NULL;
+    for (int i = 0; i < 10; i++) {
+        ck_assert_int_eq(fstfs_start(checkpoint, requests, TENSORS, &options, &read), 0);
+        fstfs_read_free(read);
+    }
+    ck_assert_int_eq(fstfs_start(checkpoint, NULL, 0, &options, &read), 0);
+    ck_assert_int_eq(fstfs_wait(read, -1), 0);
+    fstfs_read_free(read);
+    for (unsigned i = 0; i < TENSORS; i++)
+        free_memory(requests[i].to);
+    finish();
+}
+END_TEST
+
+/* Several reads share a ring of two slots: each comes to its end. */
+START_TEST(together)
+{
+    enum { READS = 5 };
+    struct fstfs_request requests[READS][TENSORS];
+    struct fstfs_read_options options = {0};
+    struct fstfs_read *reads[READS];
+
+    begin("h200", SMALL_BUDGET);
+    options.device = device;
+    for (int r = 0; r < READS; r++) {
+        for (unsigned i = 0; i < TENSORS; i++)
+            requests[r][i] =
+                (struct fstfs_request){.tensor = fstfs_find(checkpoint, tensors[i].name),
+                                       .to = device_memory(tensors[i].size)};
+        ck_assert_int_eq(fstfs_start(checkpoint, requests[r], TENSORS, &options, &reads[r]), 0);
+    }
+    for (int r = READS; r-- > 0;) {
+        ck_assert_int_eq(fstfs_wait(reads[r], -1), 0);
+        fstfs_read_free(reads[r]);
+        for (unsigned i = 0; i < TENSORS; i++) {
+            check_bytes(requests[r][i].to, tensors[i].bytes, tensors[i].size);
+            free_memory(requests[r][i].to);
+        }
+    }
+    finish();
+}
+END_TEST
+
+/* What the storage says is the read's error by every way. */
+START_TEST(changed)
+{
+    struct fstfs_request requests[TENSORS];
+
+    begin("h200", 0);
+    write_model();
+    ck_assert_int_eq(read_all(device_memory, requests), -ESTALE);
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "changed, replaced or removed"));
+    for (unsigned i = 0; i < TENSORS; i++)
+        free_memory(requests[i].to);
+    finish();
+    begin_direct(0);
+    check_all(device_memory);
+    write_model();
+    ck_assert_int_eq(read_all(device_memory, requests), -ESTALE);
+    for (unsigned i = 0; i < TENSORS; i++)
+        free_memory(requests[i].to);
+    finish();
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *s = suite_create("gpu");
+    TCase *c = tcase_create("gpu");
+
+    tcase_set_timeout(c, 240);
+    tcase_add_unchecked_fixture(c, make_model, remove_model);
+    tcase_add_test(c, names);
+    tcase_add_test(c, nothing_is_loaded_unasked);
+    tcase_add_test(c, no_device);
+    tcase_add_test(c, ring);
+    tcase_add_test(c, small_ring);
+    tcase_add_test(c, pageable);
+    tcase_add_test(c, no_registration);
+    tcase_add_test(c, nothing_works);
+    tcase_add_test(c, direct);
+    tcase_add_test(c, not_direct);
+    tcase_add_test(c, cufile_fails);
+    tcase_add_test(c, cufile_fails_under_way);
+    tcase_add_test(c, cufile_in_use);
+    tcase_add_test(c, direct_by_two_devices);
+    tcase_add_test(c, unified);
+    tcase_add_test(c, mapped);
+    tcase_add_test(c, boxes);
+    tcase_add_test(c, joined);
+    tcase_add_test(c, wrong_memory);
+    tcase_add_test(c, cancelled);
+    tcase_add_test(c, together);
+    tcase_add_test(c, changed);
+    suite_add_tcase(s, c);
+    return s;
+}
+
+#include "../unit/check_main.h"

@@ -135,6 +135,13 @@ def open_read_close(path):
     os.close(fd)
 
 
+def read_all(path):
+    buffer = bytearray(1 << 20)
+    with open(path, "rb", buffering=0) as f:
+        while f.readinto(buffer):
+            pass
+
+
 def latency(binary, place, rounds):
     """stat and open+read+close of 1,000 tensors of 4 KiB, against 1,000 bare files of 4 KiB."""
     bare = place / "bare"
@@ -161,13 +168,48 @@ def latency(binary, place, rounds):
                   f"{ratio:.1f} times")
 
 
+def sandbox(binary, place, rounds):
+    """The same mount with --sandbox=auto and off, in turn: opens of tensors, first opens of files
+    and of links that lead out of the source, which another process opens then; and reading."""
+    source, far = trees.Source(place / "sandbox"), trees.Source(place / "far")
+    source.add("", "model", [trees.tensor(f"t{i:04}", "U8", (4096,), seed=i) for i in range(1000)])
+    for i in range(500):
+        source.add("files", f"f{i}", [trees.tensor("t", "U8", (4096,), seed=i)])
+        far.add("", f"f{i}", [trees.tensor("t", "U8", (4096,), seed=i)])
+    source.add("large", "model", [trees.Tensor(f"t{i}", "U8", [64 << 20], os.urandom(1 << 20) * 64)
+                                  for i in range(4)], shards=2)
+    (place / "sandbox/links").symlink_to(place / "far")
+    found = {}
+    for turn in range(max(9, rounds)):
+        for switch in ("auto", "off") if turn % 2 else ("off", "auto"):
+            with Mounted(binary, source.root, f"--sandbox={switch}") as m:
+                tensors = [f"{m.path}/tensors/model/t{i:04}" for i in range(1000)]
+                os.listdir(f"{m.path}/shards/files"), os.listdir(f"{m.path}/shards/links")
+                timed = [("mount", m.mounted),
+                         ("first open+read+close", each(tensors, open_read_close)),
+                         ("again, warm", each(tensors, open_read_close))]
+                for kind in ("files", "links"):
+                    paths = [f"{m.path}/tensors/{kind}/f{i}/t" for i in range(500)]
+                    timed.append((f"first of a shard in {kind}/", each(paths, open_read_close)))
+                timed.append(("read() of 268 MB", each([f"{m.path}/merged/large/model.safetensors"],
+                                                       read_all)))
+            for label, seconds in timed:
+                found.setdefault((label, switch), []).append(seconds)
+    for label in dict.fromkeys(label for label, _ in found):
+        on, off = found[label, "auto"], found[label, "off"]
+        ratio = statistics.median(x / y for x, y in zip(on, off))
+        print(f"{label}: sandbox {spread(on, 1e6, 2)} us, off {spread(off, 1e6, 2)} us, "
+              f"{ratio:.2f} times")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.environ.get("FSTFS_BUILD", ROOT / "build"))
     parser.add_argument("--place", help="where to make the sources (default: a new directory)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=["published", "experts", "files", "latency"])
+    parser.add_argument("--only", nargs="*",
+                        default=["published", "experts", "files", "latency", "sandbox"])
     arguments = parser.parse_args()
     binary = Path(arguments.build).resolve() / "fstfs"
     if not binary.exists():
@@ -187,6 +229,8 @@ def main():
                           "230,000 tensors, 160 shards", "1.5")
         if "latency" in arguments.only:
             latency(binary, place, arguments.rounds)
+        if "sandbox" in arguments.only:
+            sandbox(binary, place, arguments.rounds)
         if "files" in arguments.only:
             many_files(binary, place, min(3, arguments.rounds))
     finally:

@@ -82,6 +82,11 @@ class Machine:
             said = json.loads(self.output(program, *reader, plan.name))
         return Run(said["seconds"], said["bytes"], said["sum"])
 
+    def load(self, *arguments):
+        """Runs the timed reader that uses libfstfs."""
+        said = json.loads(self.output(f"{self.build}/tests/bench/io/load", *arguments))
+        return Run(said["seconds"], said["bytes"], said["sum"])
+
 
 class Daemon:
     """A FUSE daemon in the foreground, mounted while this lives."""

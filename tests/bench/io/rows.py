@@ -73,11 +73,13 @@ class Row:
 
         return self.arm(name, run)
 
-    def plain(self, name, reader):
+    def plain(self, name, reader, warm=False):
         def run():
             self.storage.drop()
             with self.storage.plain() as plain:
                 paths = [f.replace(self.storage.source, plain.path) for f in self.storage.files]
+                if warm:
+                    self.machine.reader(reader, self.storage.whole(paths))
                 return self.machine.reader(reader, self.storage.whole(paths))
 
         return self.arm(name, run)
@@ -206,6 +208,8 @@ def warm(storage):
                          lambda mount, segments: mount.machine.reader(reader, segments))
         raw = row.raw(f"raw {name} again", reader, whole, warm=True)
         row.ratio(mine, raw, 0.95)
+        # What FUSE's own page cache gives: no request of the second read comes to a daemon.
+        row.ratio(mine, row.plain(f"plain FUSE {name} again", reader, warm=True))
     return row
 
 
@@ -255,6 +259,27 @@ def memory(storage):
     return row
 
 
+def library(storage):
+    """libfstfs, by the shards themselves, into memory."""
+    row = Row(storage)
+
+    def arm(name, *options):
+        def run():
+            storage.drop()
+            return storage.machine.load(*options, storage.source)
+
+        return row.arm(name, run)
+
+    fio = row.fio()
+    for name, options, bound in (
+        ("libfstfs, all tensors", ["-r"], storage.library_bound),
+        ("libfstfs, one tensor", ["-r", "-1"], storage.library_bound),
+        ("libfstfs, all tensors, fresh memory", [], None),
+    ):
+        row.ratio(arm(name, *options), fio, bound)
+    return row
+
+
 ROWS = {
     "fio": against_fio,
     "read": against_raw("read 1M", READ),
@@ -270,4 +295,5 @@ ROWS = {
     "handle": together(READ, merged_tensors, "-t", "threads, one handle"),
     "ranks": together(READ, merged, "-p", "processes, each all of it", ["-a"]),
     "memory": memory,
+    "library": library,
 }

@@ -19,6 +19,7 @@ class Storage:
     """Where the shards lie, and all that reads them. Used in a `with`."""
 
     distant = False  # whether each request takes its time
+    library_bound = 0.95  # of fio's rate, for libfstfs
 
     def __init__(self, machine, checkpoint, commands):
         self.machine, self.checkpoint, self.commands = machine, checkpoint, commands

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a mount for as long as is wanted, and sees that its daemon does not grow.
+
+    tests/bench/soak.py [--build DIR] [--place DIR] [--readers N] [--interval SECONDS] [MINUTES]
+
+Random readers in all views and ways on a mount whose source is replaced now and then; every byte
+is checked. Prints the daemon's memory, descriptors and metrics at each interval. Fails when a byte
+is wrong, when a reader ends, when the daemon has more memory than --memory and 64 MiB, or when in
+the last third of the time it has more memory or descriptors than in the middle third. Needs the
+Python packages of the tests; tools/test makes an environment that has them.
+"""
+
+import argparse
+import errno
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path[:0] = [os.fspath(HERE.parent), os.fspath(HERE.parent / "mount")]
+
+import oracle  # noqa: E402
+import readers  # noqa: E402
+from conftest import Mount  # noqa: E402
+from corpus import trees  # noqa: E402
+
+REPLACE_EVERY = 3  # seconds
+CHANGES = {errno.ESTALE, errno.EIO, errno.ENOENT}  # what readers of a changing source may get
+# What memory may differ by that is no growth: what the heap keeps, where readers are.
+MEMORY_MARGIN = 8 << 20
+# Each reader may have a version of its own open: two shards, of two descriptors each.
+DESCRIPTORS_OF_A_READER = 4
+BUDGET = 32 << 20
+SHOWN = ["reads_total", "read_bytes_total", "storage_read_bytes_total", "stale_reads_total",
+         "read_errors_total", "buffer_bytes", "open_descriptors", "nodes", "table_bytes"]
+
+
+class Look:
+    """The daemon at one time."""
+
+    def __init__(self, m):
+        self.descriptors = len(os.listdir(f"/proc/{m.pid}/fd"))
+        with open(f"/proc/{m.pid}/smaps_rollup") as f:
+            self.memory = next(int(line.split()[1]) << 10 for line in f
+                               if line.startswith("Anonymous:"))
+        lines = m.read(".fstfs/metrics").decode().splitlines()
+        metrics = dict(line.split() for line in lines if line[0] != "#" and "{" not in line)
+        self.metrics = {name: int(metrics[f"fstfs_{name}"]) for name in SHOWN}
+
+
+def show(seconds, look):
+    told = " ".join(f"{name}={value}" for name, value in look.metrics.items())
+    memory = f"{look.memory / 2**20:.1f} MiB"
+    print(f"{seconds:6.0f} s: {memory}, {look.descriptors} descriptors, {told}", flush=True)
+
+
+def replace(root, version):
+    """Puts all shards of another version in the place of those that are there."""
+    for name, _ in version.checkpoints[0].shards:
+        shutil.copyfile(version.path("m", name), root / "m/new.tmp")
+        os.rename(root / "m/new.tmp", root / "m" / name)
+
+
+def growth(looks, readers):
+    """What has grown from the middle third of the time to the last, in words."""
+    third = max(1, len(looks) // 3)
+    middle, last = looks[-2 * third:-third] or looks, looks[-third:]
+    found = []
+    margins = {"memory": MEMORY_MARGIN, "descriptors": DESCRIPTORS_OF_A_READER * readers}
+    for what, margin in margins.items():
+        before, after = (statistics.median(getattr(look, what) for look in part)
+                         for part in (middle, last))
+        if after > before + margin:
+            found.append(f"{what} went from {before:.0f} to {after:.0f}")
+    if (most := max(look.memory for look in looks)) > BUDGET + (64 << 20):
+        found.append(f"memory was {most}")
+    return found
+
+
+def soak(m, root, versions, seconds, interval, count):
+    """Runs it; what went wrong, in words."""
+    lists = [oracle.plain_files(m.path, mixed) for mixed in readers.mixtures(versions)]
+    files = [(together[0][0], *[want for _, want in together]) for together in zip(*lists)]
+    crowd = readers.Crowd(files, count, passed=CHANGES)
+    looks, faults = [], []
+    start = time.monotonic()
+    replaced = 0
+    try:
+        while not faults and (now := time.monotonic() - start) < seconds:
+            if now >= len(looks) * interval:
+                looks.append(Look(m))
+                show(now, looks[-1])
+            if now >= (replaced + 1) * REPLACE_EVERY:
+                replaced += 1
+                replace(root, versions[replaced % len(versions)])
+            crowd.revive()
+            faults = crowd.faults({0})
+            time.sleep(0.05)
+        crowd.stop()
+        crowd.finish(30)
+    finally:
+        crowd.kill()
+    print(f"{crowd.count} ranges read, {crowd.compared} bytes compared, "
+          f"{replaced} times replaced")
+    return crowd.faults({0}) or growth(looks, count)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--place", type=Path, help="where the source is made")
+    parser.add_argument("--readers", type=int, default=8)
+    parser.add_argument("--interval", type=float, default=10, help="seconds")
+    parser.add_argument("minutes", type=float, nargs="?", default=10)
+    args = parser.parse_args()
+    seconds = args.minutes * 60
+    place = Path(tempfile.mkdtemp(prefix="fstfs-soak-", dir=args.place))
+    try:
+        versions = trees.versions(place, 3)
+        shutil.copytree(versions[0].root, place / "s")
+        m = Mount(place, place / "s", f"--memory={BUDGET}", limit=seconds + 120,
+                  binary=args.build / "fstfs")
+        try:
+            faults = soak(m, place / "s", versions, seconds, args.interval,
+                          args.readers)
+        finally:
+            left = m.finish()
+            said = m.log_text()
+    finally:
+        shutil.rmtree(place)
+    for fault in faults + left:
+        print(f"soak: {fault}")
+    if faults or left:
+        print(said, end="")
+    return 1 if faults or left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every program does with what it should not be given: one message that names it, the right
+exit status, and nothing lost or half written. What is particular to one stands in its own tests."""
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+from conftest import BUILD, SANITIZER, SLOW, as_user
+from corpus import trees
+
+MIB = 1 << 20
+# arguments with the path that is wrong, and the exit status for that
+PROGRAMS = {
+    "fstfs": (lambda path, place: [path, place / "mnt"], 1),
+    "fstfs-check": (lambda path, place: [path], 2),
+    "fstfs-pack": (lambda path, place: [path, place / "out.safetensors"], 1),
+    "fstfs-bench": (lambda path, place: [path], 1),
+    "fstfs-top": (lambda path, place: [path], 1),
+}
+TOOLS = sorted(set(PROGRAMS) - {"fstfs"})
+
+
+@pytest.fixture(autouse=True)
+def mountpoint(place):
+    (place / "mnt").mkdir()
+
+
+@pytest.fixture
+def source(place):
+    made = trees.Source(place / "models")
+    made.add("", "model", [trees.tensor("w", "U8", (9 * MIB,))])
+    return made
+
+
+@pytest.fixture
+def large(place):
+    """Large enough for the bench to time, and no bytes on the disk."""
+    (place / "large").mkdir()
+    trees.write_sparse(place / "large/model.safetensors", [("t", "U8", [1 << 30], 1 << 30)])
+    return place / "large"
+
+
+def run(name, *args, status, folder=BUILD, **more):
+    user = more.pop("user", None)
+    done = subprocess.run([*as_user(user), folder / name, *map(str, args)],
+                          stdin=subprocess.DEVNULL, timeout=60 * SLOW, text=True,
+                          **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more))
+    assert not any(sign in done.stderr for sign in SANITIZER), done.stderr
+    assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
+    # what fstfs-check finds, an error too, goes to standard output, one line each
+    return f"{name}: {done.stdout}" if name == "fstfs-check" and done.stdout else done.stderr
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("option", ["--nothing", "--nothing=1", "-x"])
+def test_unknown_options(place, name, option):
+    err = run(name, option, *PROGRAMS[name][0](place, place), status=2)
+    assert option.split("=")[0].strip("-") in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_arguments(name):
+    err = run(name, status=2)
+    assert err.startswith(f"{name}: ") and f"{name} -h says more" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("path", ["gone", "no/such/folder", "x\n\x1b[31mred", "", "a" * 300])
+def test_missing_files(place, name, path):
+    arguments, status = PROGRAMS[name]
+    err = run(name, *arguments(place / path if path else "", place), status=status)
+    assert err.startswith(f"{name}: ") and err.count("\n") == 1 and "\x1b" not in err
+    assert sorted(os.listdir(place)) == ["mnt"] and os.listdir(place / "mnt") == []
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_permission_denied(place, source, name, test_user):
+    programs = BUILD
+    if subprocess.run([*as_user(test_user), "test", "-x", BUILD / name]).returncode:
+        programs = place
+        shutil.copy(BUILD / name, programs)
+    (place / "mnt").chmod(0o777)
+    arguments, status = PROGRAMS[name]
+    os.chmod(source.root, 0)
+    try:
+        err = run(name, *arguments(os.path.join(source.root, "model.safetensors"), place),
+                  status=status, user=test_user, folder=programs)
+        assert "ermission denied" in err
+        if name != "fstfs-top":  # not a mount, whoever may read it
+            err = run(name, *arguments(source.root, place), status=status, user=test_user,
+                      folder=programs)
+            assert "ermission denied" in err
+    finally:
+        os.chmod(source.root, 0o755)
+
+
+@pytest.mark.parametrize("name, args", [("fstfs-check", ["--json"]), ("fstfs-check", ["--deep"]),
+                                        ("fstfs-bench", ["--rounds=1", "--ways=read", "--json"])])
+def test_output_that_cannot_be_written(fstfs, source, large, name, args):
+    if name == "fstfs-check":  # has something to say
+        os.truncate(source.path("model.safetensors"), 1000)
+    with open("/dev/full", "w") as full:
+        if name == "fstfs-check":
+            run(name, *args, source.root, status=2, stdout=full)
+        else:
+            err = run(name, *args, large, status=1, stdout=full)
+            assert "too small" not in err
+
+
+@contextmanager
+def small_disk(place, size=24 * MIB):
+    image, point = place / "image", place / "disk"
+    point.mkdir()
+    with open(image, "wb") as f:
+        f.truncate(size)
+    if not shutil.which("mkfs.ext4"):
+        pytest.skip("mkfs.ext4 is not installed")
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, point], capture_output=True).returncode:
+        pytest.skip("an image cannot be mounted: not root, or no loop devices")
+    try:
+        os.rmdir(point / "lost+found")
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+def fill(folder):
+    with open(folder / "full", "wb", buffering=0) as f:
+        for size in (MIB, 4096, 512):
+            try:
+                while f.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                pass
+
+
+def test_a_full_disk(fstfs, place, source, large):
+    """Of each thing that a program writes there is the old, whole, or nothing."""
+    big = trees.Source(place / "big")
+    big.add("", "model", [trees.tensor(f"t{i}", "U8", (5 * MIB,)) for i in range(6)])
+    with small_disk(place) as disk:
+        old = {}
+        for name in ("out.safetensors", "chart.svg"):
+            (disk / name).write_bytes(b"old " * 100)
+            old[name] = b"old " * 100
+        err = run("fstfs-pack", "--force", big.root, disk / "out.safetensors", status=1)
+        assert "No space left on device" in err and "are needed" in err
+        err = run("fstfs-pack", "--shards=3", big.root, disk / "out", status=1)
+        assert "No space left on device" in err
+        fill(disk)
+        err = run("fstfs-check", f"--hashes={disk}/hashes", source.root, status=2)
+        if "built without" not in err:
+            assert "No space left on device" in err
+        err = run("fstfs-bench", "--rounds=1", "--ways=read", f"--svg={disk}/chart.svg",
+                  large, status=1)
+        assert "No space left on device" in err
+        os.unlink(disk / "full")
+        assert {p.name: p.read_bytes() for p in disk.iterdir()} == old
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_chart_that_was_is_kept(fstfs, large, place, number):
+    """Of a bench that was interrupted there is a whole new one, of the rounds so far; of one that
+    was killed the old one."""
+    chart = place / "chart.svg"
+    chart.write_text("old")
+    process = subprocess.Popen([BUILD / "fstfs-bench", "--rounds=1000", "--ways=read",
+                                f"--svg={chart}", large], stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(place)})
+    process.stdout.readline()  # it has begun
+    process.send_signal(number)
+    process.communicate(timeout=60 * SLOW)
+    said = chart.read_text()
+    if number == signal.SIGKILL:
+        assert process.returncode == -number and said == "old"
+    else:
+        assert process.returncode == 128 + number
+        assert said == "old" or said.rstrip().endswith("</svg>")
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_reader_of_its_output_that_goes(mount, source, large, name):
+    """As `| head` does: it ends, by SIGPIPE or with an error, and does not go on for ever."""
+    m = mount(source.root)
+    args = {"fstfs-top": ["--json", "--interval=0.1", m.path],
+            "fstfs-check": ["--json", source.root],
+            "fstfs-bench": ["--rounds=1", "--ways=read", large],
+            "fstfs-pack": ["--help"]}[name]
+    out, into = os.pipe()
+    os.close(out)
+    done = subprocess.run([BUILD / name, *args], stdout=into, stderr=subprocess.PIPE,
+                          timeout=60 * SLOW, restore_signals=True)
+    os.close(into)
+    assert done.returncode in (-signal.SIGPIPE, 1, 2)

@@ -1,0 +1,743 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fstfs-bench: what it measures, what it says, and that it leaves nothing behind.
+
+No test looks at how fast anything was.
+"""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import xml.etree.ElementTree
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import BINARY, BUILD, SLOW, as_user, eventually, mounted_at
+
+BENCH = BUILD / "fstfs-bench"
+MIB = 1 << 20
+READERS = ["direct", "read", "mmap", "names"]
+LOADERS = ["load_file", "safe_open", "fastsafetensors", "runai", "transformers", "diffusers"]
+
+
+def header(sizes):
+    entries, at = {}, 0
+    for name, size in sizes.items():
+        entries[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_shard(path, sizes, seed):
+    block = bytes((seed + i * i) % 251 for i in range(65537))
+    with open(path, "wb") as f:
+        f.write(header(sizes))
+        for size in sizes.values():
+            f.write((block * (size // len(block) + 1))[:size])
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def write_sparse(path, size):
+    with open(path, "wb") as f:
+        f.write(header({"one": size}))
+        f.truncate(f.tell() + size)
+
+
+def write_model(directory, seed=1):
+    """112 MiB in two shards of odd sizes; names go another way than the file."""
+    directory.mkdir()
+    shards = {
+        "model-00001-of-00002.safetensors": {"b": 40 * MIB + 5, "a": 4097, "empty": 0, "z": MIB},
+        "model-00002-of-00002.safetensors": {"c": 71 * MIB, "B": 1},
+    }
+    for name, sizes in shards.items():
+        write_shard(directory / name, sizes, seed)
+    with open(directory / "model.safetensors.index.json", "w") as f:
+        json.dump({"weight_map": {t: s for s, names in shards.items() for t in names}}, f)
+    return directory
+
+
+class Bench:
+    """Runs the bench with a folder of the test's own for its mounts."""
+
+    def __init__(self, place):
+        self.folder = Path(tempfile.mkdtemp(prefix="points-", dir=place))
+        self.folder.chmod(0o1777)
+        self.program = BENCH
+        self.environment = {**os.environ, "TMPDIR": str(self.folder)}
+
+    def start(self, *args, user=None, **options):
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        return subprocess.Popen([*as_user(user), self.program, *map(str, args)],
+                                stdin=subprocess.DEVNULL, text=True, env=self.environment,
+                                **streams)
+
+    def run(self, *args, status=0, **options):
+        process = self.start(*args, **options)
+        out, err = process.communicate(timeout=110 * SLOW)
+        assert process.returncode == status, (process.returncode, out, err)
+        self.nothing_left()
+        return out, err
+
+    def json(self, *args, **options):
+        out, err = self.run("--json", *args, **options)
+        assert err == ""
+        return json.loads(out)["models"][0]
+
+    def points(self):
+        """Its own; packages of Python have folders of theirs in TMPDIR."""
+        return list(self.folder.glob("fstfs-bench.*"))
+
+    def nothing_left(self):
+        assert eventually(lambda: not mounted_at(self.folder) and not self.points(), 20), (
+            mounted_at(self.folder), self.points())
+
+
+@pytest.fixture
+def bench(place):
+    if not BENCH.exists():
+        pytest.fail(f"{BENCH} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+    return Bench(place)
+
+
+@pytest.fixture
+def alone(bench, place):
+    """The bench in a folder with nothing beside it, and none in PATH."""
+    folder = place / "alone"
+    folder.mkdir()
+    shutil.copy(BENCH, folder)
+    bench.program = folder / "fstfs-bench"
+    bench.environment["PATH"] = f"{folder}:/usr/bin:/bin"
+    return bench
+
+
+@pytest.fixture(scope="module")
+def model(shared_place):
+    return write_model(shared_place / "model & <co>")
+
+
+def program(path, text):
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def named(rows):
+    return {(row["way"], row["place"], row["state"]) for row in rows}
+
+
+def every_row(ways=READERS, places=("bare", "mounted")):
+    return {(way, where, state) for way in ways for where in places
+            for state in ("cold", "warm") if (way, state) != ("direct", "warm")}
+
+
+def can_be_cold(found):
+    """What lies on tmpfs cannot."""
+    return not found["storage"].startswith("tmpfs")
+
+
+def on_tmpfs(path):
+    said = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
+                          check=True)
+    return said.stdout.strip() == "tmpfs"
+
+
+def expected(found, **options):
+    states = ("cold", "warm") if can_be_cold(found) else ("warm",)
+    return {row for row in every_row(**options) if row[2] in states}
+
+
+# ---- what it measures ----
+
+@pytest.mark.limit(120)
+def test_rows(bench, fstfs, model, place):
+    svg = place / "chart.svg"
+    found = bench.json("--rounds=2", f"--svg={svg}", model)
+    size = sum(f.stat().st_size for f in model.glob("*.safetensors"))
+    assert (found["bytes"], found["files"], found["tensors"]) == (size, 2, 6)
+    assert found["failed"] == []
+    assert found["rounds"] == 2 and found["interrupted"] is False
+    assert named(found["rows"]) == expected(found)
+    tensors = 112 * MIB + 5 + 4097 + 1
+    for row in found["rows"]:
+        assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
+        rate = row["bytes_per_second"]
+        assert row["bytes"] == (tensors if row["way"] == "names" else size)
+        assert rate["least"] <= rate["median"] <= rate["most"]
+        assert rate["most"] == pytest.approx(row["bytes"] / min(row["seconds"]))
+        assert ("of_bare" in row) == (row["place"] == "mounted")
+        assert ("of_best" in row) == can_be_cold(found)
+        assert row["reader_memory_bytes"] > 0
+        if row["place"] == "mounted":
+            assert row["daemon_memory_bytes"] > 0
+            if row["state"] == "cold":
+                assert row["storage_read_bytes"] >= tensors
+        if row["state"] == "warm":
+            assert row["page_cache_bytes"] >= tensors
+        if (row["way"], row["place"]) == ("direct", "bare"):
+            assert row["page_cache_bytes"] < size / 50  # others had filled it
+    bars = xml.etree.ElementTree.parse(svg).findall(".//{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == len(found["rows"])
+
+
+def test_ratios_are_of_the_same_round(bench, fstfs, model):
+    found = bench.json("--rounds=3", "--ways=read,direct", model)
+    rows = {(r["way"], r["place"], r["state"]): r for r in found["rows"]}
+
+    def median(row, to):
+        values = sorted(b / a for a, b in zip(row["seconds"], to["seconds"], strict=True))
+        return values[1]
+
+    for (way, where, state), row in rows.items():
+        if where == "mounted":
+            assert row["of_bare"]["median"] == pytest.approx(
+                median(row, rows[way, "bare", state]))
+        if can_be_cold(found):
+            assert row["of_best"]["median"] == pytest.approx(
+                median(row, rows["direct", "bare", "cold"]))
+
+
+def test_table(bench, fstfs, model):
+    out, err = bench.run("--rounds=1", "--ways=read", model)
+    assert err == ""
+    assert str(model) in out
+    lines = [line for line in out.splitlines() if line.startswith("  buffered read")]
+    assert len(lines) in (2, 4)
+    assert [line.split()[4] for line in lines][:2] == ["bare", "mounted"]
+
+
+def test_several_models(bench, fstfs, model, place):
+    one = place / "one.safetensors"
+    write_shard(one, {"t": 100 * MIB}, 3)
+    out, err = bench.run("--json", "--rounds=1", "--ways=read", one, model)
+    assert err == ""
+    assert [m["files"] for m in json.loads(out)["models"]] == [1, 2]
+
+
+@pytest.mark.parametrize("name, files", [("model.safetensors.index.json", 2), ("model", 2),
+                                         ("model-00002-of-00002.safetensors", 1)])
+def test_what_a_path_means(bench, fstfs, model, name, files):
+    found = bench.json("--rounds=1", "--ways=names", model / name)
+    assert found["files"] == files and found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["names"])
+
+
+def test_memory_file_system_has_no_cold(bench, fstfs):
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("no /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        write_shard(Path(folder) / "m.safetensors", {"t": 100 * MIB}, 3)
+        found = bench.json("--rounds=1", folder)
+    assert {row["state"] for row in found["rows"]} == {"warm"}
+    assert found["skipped"] and all("page cache" in s["why"] for s in found["skipped"])
+
+
+# ---- mounts ----
+
+@pytest.mark.parametrize("path", ["shards/m", "merged/m", "merged/m/model.safetensors",
+                                  "shards/m/model-00001-of-00002.safetensors"])
+def test_path_on_a_mount(bench, mount, place, path):
+    source = place / "source"
+    source.mkdir()
+    write_model(source / "m")
+    mounted = mount(source)
+    found = bench.json("--rounds=1", "--ways=direct,names", mounted / path)
+    assert found["mount"] == "found"
+    assert found["source"] == str(source / "m")
+    assert found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["direct", "names"])
+    assert mounted.status()["pid"]  # still there
+
+
+def test_path_on_a_mount_of_one_view(bench, mount, place):
+    source = place / "source"
+    source.mkdir()
+    write_model(source / "m")
+    mounted = mount(source, "--view=merged")
+    found = bench.json("--rounds=1", "--ways=read", mounted / "m")
+    assert found["source"] == str(source / "m") and found["failed"] == []
+
+
+def test_path_in_another_view(bench, mount, model):
+    mounted = mount(model)
+    _, err = bench.run(mounted / "tensors", status=1)
+    assert "name a checkpoint of its shards/ or merged/" in err
+
+
+def test_without_fstfs(alone, model):
+    found = alone.json("--rounds=1", "--ways=read", model)
+    assert named(found["rows"]) == expected(found, ways=["read"], places=["bare"])
+    assert {s["why"] for s in found["skipped"] if s["place"] == "mounted"} == {
+        "there is no fstfs beside this program and none in PATH"}
+
+
+def test_fstfs_that_does_not_mount(alone, model):
+    program(alone.program.parent / "fstfs", "echo 'fstfs: no luck' >&2; exit 1")
+    found = alone.json("--rounds=1", "--ways=read", model, status=1)
+    assert named(found["rows"]) == expected(found, ways=["read"], places=["bare"])
+    assert {f["why"] for f in found["failed"]} == {"fstfs: no luck"}
+
+
+def test_other_bytes_are_seen(alone, fstfs, model, place):
+    other = write_model(place / "other", seed=2)
+    program(alone.program.parent / "fstfs", f"exec '{BINARY}' -f '{other}' \"$3\"")
+    found = alone.json("--rounds=1", "--ways=read,names", model, status=1)
+    assert named(found["failed"]) == expected(found, ways=["read", "names"], places=["mounted"])
+    assert all("other bytes" in f["why"] for f in found["failed"])
+
+
+def test_user(bench, fstfs, test_user, place):
+    folder = write_model(place / "model")
+    found = bench.json("--rounds=1", "--ways=read", folder, user=test_user)
+    assert found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["read"])
+    if os.geteuid() == 0:  # not the user's file: the kernel does not tell
+        assert found["cold_is_verified"] is False
+        assert not any("page_cache_bytes" in row for row in found["rows"])
+
+
+# ---- what ends it ----
+
+def readers_of(pid):
+    found = []
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        for child in f.read().split():
+            try:
+                with open(f"/proc/{child}/comm") as name:
+                    if name.read().strip() == "bench-reader":
+                        found.append(int(child))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize("number, send", [
+    (signal.SIGINT, os.killpg),  # as a terminal does: to its readers too
+    (signal.SIGINT, os.kill),
+    (signal.SIGTERM, os.kill),
+])
+def test_signal(bench, fstfs, model, number, send):
+    process = bench.start("--json", "--rounds=1000", "--ways=read", model, start_new_session=True)
+    assert eventually(lambda: readers_of(process.pid) and mounted_at(bench.folder), 30, 0.001)
+    send(process.pid, number)
+    out, _ = process.communicate(timeout=40 * SLOW)
+    assert process.returncode == 128 + number
+    assert not mounted_at(bench.folder)  # before it ended, not a moment after
+    bench.nothing_left()
+    found = json.loads(out)["models"][0]
+    assert found["interrupted"] is True and found["failed"] == []
+
+
+def test_killed(bench, fstfs, model):
+    process = bench.start("--rounds=1000", "--ways=read", model)
+    assert eventually(lambda: mounted_at(bench.folder), 30)
+    process.kill()
+    process.communicate(timeout=40 * SLOW)
+    bench.nothing_left()
+
+
+@pytest.mark.limit(120)
+def test_killed_reader(bench, fstfs, place):
+    """Each reader that is seen is killed: in time that ends all rows, each as failed."""
+    path = place / "model" / "sparse.safetensors"
+    path.parent.mkdir()  # beside the bench's folder, which is not to lie in the source
+    write_sparse(path, 600 * MIB)  # so large that no reader runs before the rounds
+    out = place / "out.json"
+    with open(out, "w") as f:
+        process = bench.start("--json", "--rounds=1000", "--ways=read", path, stdout=f)
+        while process.poll() is None:
+            for reader in readers_of(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(reader, signal.SIGKILL)
+    assert process.wait() == 1
+    bench.nothing_left()
+    found = json.loads(out.read_text())["models"][0]
+    assert found["rows"] == []
+    assert named(found["failed"]) == expected(found, ways=["read"])
+    assert all("signal 9" in f["why"] for f in found["failed"])
+
+
+# ---- errors ----
+
+@pytest.mark.parametrize("args, status, says", [
+    ([], 2, "a FILE or CHECKPOINT is wanted"),
+    (["--rounds=0", "x"], 2, "--rounds wants a number"),
+    (["--rounds=2x", "x"], 2, "--rounds wants a number"),
+    (["--nonsense", "x"], 2, "unrecognized option"),
+    (["--device=gpu", "x"], 1, '--device: a device is "cuda:N", not "gpu"'),
+    (["--device=cuda:", "x"], 1, '--device: a device is "cuda:N"'),
+    (["--device=cuda:99", "x"], 1, "--device: cuda:99: the "),
+    (["--svg=/nonexistent/chart.svg", "x"], 1, "/nonexistent/chart.svg: No such file"),
+    (["/nonexistent"], 1, "no such file and no such checkpoint"),
+    (["/proc/self/status"], 1, "neither a safetensors file nor a checkpoint"),
+])
+def test_wrong(bench, args, status, says):
+    _, err = bench.run(*args, status=status)
+    assert says in err
+
+
+def test_help_names_all_ways(bench):
+    out, err = bench.run("--help")
+    assert err == "" and all(f"\n  {way} " in out for way in READERS)
+    assert all(loader in out for loader in LOADERS)
+
+
+def test_way_that_is_none(bench, model):
+    _, err = bench.run("--ways=read,load_file", model, status=1)
+    assert 'there is no way "load_file"; the loaders want --loaders too' in err
+    _, err = bench.run("--ways=read,", model, status=1)
+    assert 'there is no way ""' in err
+    _, err = bench.run("--ways=gpu", model, status=1)
+    assert 'there is no way "gpu"; it wants --device' in err
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_output_that_does_not_go(bench, fstfs, model, json):
+    with open("/dev/full", "w") as full:
+        process = bench.start(*json, "--rounds=1", "--ways=direct", model, stdout=full)
+        _, err = process.communicate(timeout=60 * SLOW)
+    assert process.returncode == 1
+    assert err == "fstfs-bench: standard output: No space left on device\n"
+    bench.nothing_left()
+
+
+def test_chart_that_does_not_go(bench, fstfs, model):
+    _, err = bench.run("--rounds=1", "--ways=direct", "--svg=/dev/full", model, status=1)
+    assert err == "fstfs-bench: /dev/full: No space left on device\n"
+
+
+def test_too_small(bench, place):
+    path = place / "small.safetensors"
+    write_shard(path, {"t": 10000}, 1)
+    _, err = bench.run(path, status=1)
+    assert "small.safetensors: too small to time" in err
+
+
+def test_refused_shard(bench, place):
+    folder = write_model(place / "broken")
+    shard = folder / "model-00002-of-00002.safetensors"
+    os.truncate(shard, shard.stat().st_size - 1)
+    for path in folder, shard:
+        _, err = bench.run(path, status=1)
+        assert str(path) in err and "refused" in err or "MetadataIncompleteBuffer" in err, err
+
+
+def test_several_checkpoints(bench, place):
+    for name in "one", "two":
+        write_shard(place / f"{name}.safetensors", {"t": 10}, 1)
+    _, err = bench.run(place, status=1)
+    assert "there are 2 checkpoints in it, one and two" in err
+
+
+# ---- into a GPU: on the doubles of tests/gpu ----
+
+@pytest.fixture
+def device(bench):
+    """A bench that finds the double of libcuda.so.1, as a device of its profiles."""
+    if not (BUILD / "tests/gpu/libcuda.so.1").exists():
+        pytest.skip("this build has no double of libcuda.so.1")
+    bench.environment["LD_LIBRARY_PATH"] = str(BUILD / "tests/gpu")
+    return bench
+
+
+@pytest.mark.parametrize("profile, failing, rung, why_not", [
+    ("h200", "", "ring", {"unified": "memory of its own", "cufile": ""}),
+    ("gb10", "", "unified", {}),
+    ("hmm", "cuMemHostRegister_v2,cuMemHostAlloc", "pageable",
+     {"unified": "memory of its own", "cufile": "no GPUDirect", "ring": "cuMemHostRegister"}),
+])
+def test_device(device, fstfs, model, place, profile, failing, rung, why_not):
+    device.environment |= {"DOUBLE_CUDA_PROFILE": profile, "DOUBLE_CUDA_FAIL": failing}
+    svg = place / "chart.svg"
+    out, err = device.run("--json", "--rounds=1", "--ways=gpu,names", "--device=cuda:0",
+                          f"--svg={svg}", model)
+    assert err == ""
+    said = json.loads(out)
+    assert said["device"]["name"] == "cuda:0"
+    assert said["device"]["model"] == f"a double of {profile}"
+    found, = said["models"]
+    assert found["failed"] == []  # that is also: the bytes in the device are those of `names`
+    assert named(found["rows"]) == expected(found, ways=["gpu", "names"])
+    for row in found["rows"]:
+        assert ("storage" in row) == (row["way"] == "gpu")
+        if row["way"] != "gpu":
+            continue
+        assert row["bytes"] == 112 * MIB + 5 + 4097 + 1
+        storage, = row["storage"]
+        assert storage["rung"] == rung
+        assert why_not.keys() == storage.keys() - {"rung", "number", "path"}
+        assert all(why in storage[name] for name, why in why_not.items())
+        # past the mount it would be the source's
+        assert storage["path"].startswith(str(model)) == (row["place"] == "bare")
+        assert ("of_pinned" in row) == ("pinned_bytes_per_second" in row) == (not failing)
+    assert svg.read_text().count("libfstfs into cuda:0") == len(found["rows"]) // 2
+
+
+def test_device_in_the_table(device, fstfs, model):
+    out, err = device.run("--rounds=1", "--ways=gpu", "--device=cuda:1", model)
+    assert err == "" and "\ncuda:1: a double of h200, 1 GB of memory\n" in out
+    lines = [line for line in out.splitlines() if line.startswith("  gpu, ")]
+    assert len(lines) in (2, 4)
+    for line in lines:
+        assert " of bare copies from pinned memory, " in line
+        assert '; by "ring" from ' in line and '; not "unified": the device has memory' in line
+
+
+@pytest.mark.parametrize("name", ["one", "two.safetensors.index.json"])
+def test_device_and_what_a_path_means(device, fstfs, place, name):
+    """What libfstfs opens is what the other ways read: `names` sums up the same bytes."""
+    (place / "models").mkdir()
+    write_shard(place / "models/one.safetensors", {"t": 100 * MIB}, 3)
+    for i in (1, 2):
+        write_shard(place / f"models/two-0000{i}-of-00002.safetensors", {f"t{i}": 90 * MIB}, i)
+    (place / "models/two.safetensors.index.json").write_text(json.dumps(
+        {"weight_map": {f"t{i}": f"two-0000{i}-of-00002.safetensors" for i in (1, 2)}}))
+    found = device.json("--rounds=1", "--ways=gpu,names", "--device=cuda:0",
+                        place / "models" / name)
+    assert found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["gpu", "names"])
+
+
+def test_device_and_shards_without_an_index(device, fstfs, place):
+    (place / "models").mkdir()
+    for stem in "one", "two":
+        for i in (1, 2):
+            write_shard(place / f"models/{stem}-0000{i}-of-00002.safetensors",
+                        {f"t{i}": 60 * MIB}, i)
+    found = device.json("--rounds=1", "--ways=gpu", "--device=cuda:0", place / "models/two",
+                        status=1)
+    assert found["rows"] == found["failed"] == []
+    assert {s["why"] for s in found["skipped"]} == {
+        "libfstfs opens shards without an index only in a directory of theirs"}
+
+
+def test_device_on_a_mount_of_the_users(device, mount, place):
+    (place / "source").mkdir()
+    write_model(place / "source/m")
+    mounted = mount(place / "source")
+    found = device.json("--rounds=1", "--ways=gpu,names", "--device=cuda:0", mounted / "merged/m")
+    assert found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["gpu", "names"])
+
+
+def test_device_with_too_little_memory(device, model, place):
+    path = place / "huge.safetensors"
+    write_sparse(path, 2 << 30)
+    found = device.json("--rounds=1", "--ways=gpu", "--device=cuda:0", path, status=1)
+    assert found["rows"] == found["failed"] == []
+    assert len(found["skipped"]) == 4
+    assert {s["why"] for s in found["skipped"]} == {
+        "too little memory on cuda:0: it wants 2.1 GB, and 1.1 of its 1.1 GB are free"}
+    # The driver may have less than it says.
+    device.environment["DOUBLE_CUDA_FAIL"] = "cuMemAlloc_v2"
+    found = device.json("--rounds=1", "--ways=gpu", "--device=cuda:0", model, status=1)
+    assert found["rows"] == found["failed"] == []
+    assert all(s["why"].startswith("too little memory on cuda:0: it wants 0.1 GB")
+               for s in found["skipped"] if "page cache" not in s["why"])
+
+
+@pytest.mark.parametrize("environment, number, says", [
+    ({"LD_LIBRARY_PATH": ""}, 0, "the CUDA driver is not installed: "),
+    ({"DOUBLE_CUDA_PROFILE": "none"}, 0, "the CUDA driver does not work: cuInit: "),
+    ({"DOUBLE_CUDA_FAIL": "cuDevicePrimaryCtxRetain"}, 0, "cuDevicePrimaryCtxRetain: "),
+    ({}, 2, "the driver has 2 devices"),
+])
+def test_device_that_is_none(device, model, environment, number, says):
+    if "LD_LIBRARY_PATH" in environment and os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has a driver")
+    device.environment |= environment
+    out, err = device.run(f"--device=cuda:{number}", model, status=1)
+    assert out == "" and err.startswith(f"fstfs-bench: --device: cuda:{number}: {says}")
+
+
+# ---- loaders ----
+
+FAKE = """
+cat >/dev/null
+if [ "$2" = list ]; then
+    echo '{"loaders": [{"name": "load_file", "package": "st", "version": "1", "missing": null}]}'
+    exit
+fi
+"""
+
+
+def test_too_little_memory(bench, place):
+    program(place / "python3", FAKE)
+    bench.environment["PATH"] = f"{place}:{os.environ['PATH']}"
+    path = place / "huge.safetensors"
+    write_sparse(path, 8 << 40)
+    found = bench.json("--loaders", "--ways=load_file", path, status=1)
+    assert found["rows"] == [] and found["failed"] == []
+    assert all("too little memory: it wants " in s["why"] for s in found["skipped"])
+    assert len(found["skipped"]) == 4
+
+
+def memory_limit(version, at_root):
+    """The file that would limit the memory of this process, by its cgroup or by their root."""
+    with open("/proc/self/cgroup") as f:
+        groups = dict(line.strip().split(":", 2)[1:] for line in f)
+    controllers, hierarchy, name = {1: ("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+                                    2: ("", "/sys/fs/cgroup", "memory.max")}[version]
+    if controllers not in groups:
+        pytest.skip(f"this machine has no cgroups of version {version} for memory")
+    return Path(hierarchy + ("" if at_root else groups[controllers])) / name
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts over /sys/fs/cgroup, where only it sees it")
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("at_root", [False, True])
+def test_memory_that_a_cgroup_allows(bench, fstfs, model, place, version, at_root):
+    """112 MiB do not stay in a page cache of 100 MB. What is read cold needs none."""
+    limit = memory_limit(version, at_root)
+    if on_tmpfs(model):
+        pytest.skip("the model lies on tmpfs, where nothing can be read cold")
+    bench.program = place / "fstfs-bench-limited"
+    program(bench.program, f"""exec unshare --mount sh -c '
+        mount -t tmpfs none /sys/fs/cgroup && mkdir -p {limit.parent} &&
+        echo 100000000 >{limit} && exec "$0" "$@"' {BENCH} "$@"
+    """)
+    found = bench.json("--rounds=1", "--ways=read,names", model)
+    assert named(found["rows"]) == {
+        row for row in expected(found, ways=["read", "names"]) if row[2] == "cold"}
+    assert found["failed"] == []
+    warm = [s["why"] for s in found["skipped"] if s["state"] == "warm"]
+    assert len(warm) == 4 and all("too little memory: it wants 0.1 GB" in why for why in warm)
+
+
+@pytest.mark.parametrize("only_mounted", [False, True])
+def test_loader_that_cannot(bench, fstfs, model, place, only_mounted):
+    """On the bare files that is its own affair, through the mount alone it is ours."""
+    can = "*/shards) ;; *) echo '{\"seconds\": 1, \"bytes\": 9, \"sum\": null}'; exit;;"
+    program(place / "python3", f"""{FAKE}
+        case $4 in {can if only_mounted else ""} esac
+        echo '!ValueError: no luck'; exit 1
+    """)
+    bench.environment["PATH"] = f"{place}:{os.environ['PATH']}"
+    found = bench.json("--loaders", "--rounds=2", "--ways=load_file", model, status=1)
+    mounted = expected(found, ways=["load_file"], places=["mounted"])
+    bare = expected(found, ways=["load_file"], places=["bare"])
+    assert named(found["rows"]) == (bare if only_mounted else set())
+    assert named(found["failed"]) == (mounted if only_mounted else set())
+    assert {s["why"] for s in found["skipped"] + found["failed"]
+            if "page cache" not in s["why"]} == {"ValueError: no luck"}
+    bench.json("--loaders", "--rounds=1", "--ways=direct,load_file", model,
+               status=int(only_mounted))
+
+
+def test_no_python(alone, model):
+    alone.environment["PATH"] = str(alone.program.parent)
+    _, err = alone.run("--loaders", model, status=1)
+    assert "--loaders: python3: No such file" in err
+
+
+def test_python_that_does_not_answer(bench, model, place):
+    bench.environment["PATH"] = f"{place}:{os.environ['PATH']}"
+    for text, says in ("exit 0", "python3 gave no answer"), ("echo no luck; exit 3", "no luck"):
+        program(place / "python3", text)
+        _, err = bench.run("--loaders", model, status=1)
+        assert f"--loaders: {says}" in err
+
+
+@pytest.fixture
+def torch_python(bench):
+    """A Python with torch and transformers, which the bench finds first."""
+    python = os.environ.get("FSTFS_TORCH_PYTHON")
+    if not python:
+        pytest.skip("no FSTFS_TORCH_PYTHON: torch and transformers are not installed")
+    bench.environment["PATH"] = f"{os.path.dirname(python)}:{os.environ['PATH']}"
+    return python
+
+
+@pytest.mark.limit(300)
+def test_loaders(bench, fstfs, torch_python, place):
+    """With the bytes that the readers have read: else they would have failed."""
+    folder = write_model(place / "model")
+    found = bench.json("--loaders", "--rounds=1", "--ways=names,load_file,safe_open,transformers",
+                       folder)
+    assert found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["names", "load_file", "safe_open"])
+    assert {s["why"] for s in found["skipped"] if s["way"] == "transformers"} == {
+        "transformers wants a config.json beside the checkpoint"}
+
+
+MAKE_MODEL = """
+import sys, torch, transformers
+config = transformers.LlamaConfig(
+    hidden_size=512, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=4, vocab_size=50000)
+model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+model.save_pretrained(sys.argv[1], max_shard_size="60MB")
+"""
+
+
+@pytest.mark.limit(300)
+def test_transformers(bench, fstfs, torch_python, place):
+    folder = place / "model"
+    subprocess.run([torch_python, "-c", MAKE_MODEL, folder], check=True, capture_output=True)
+    found = bench.json("--loaders", "--rounds=1", "--ways=transformers", folder)
+    assert found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["transformers"])
+    assert all(row["bytes"] > found["bytes"] * 0.99 for row in found["rows"])
+
+
+MAKE_DIFFUSER = """
+import sys, torch, diffusers
+model = diffusers.SD3Transformer2DModel(num_layers=1).to(torch.float16)
+model.save_pretrained(sys.argv[1], max_shard_size="60MB")
+"""
+
+
+@pytest.mark.limit(300)
+def test_diffusers(bench, fstfs, torch_python, place):
+    if subprocess.run([torch_python, "-c", "import diffusers"], capture_output=True).returncode:
+        pytest.skip(f"{torch_python} has no diffusers")
+    folder = place / "model"
+    subprocess.run([torch_python, "-c", MAKE_DIFFUSER, folder], check=True, capture_output=True)
+    found = bench.json("--loaders", "--rounds=1", "--ways=diffusers", folder)
+    assert found["failed"] == []
+    assert named(found["rows"]) == expected(found, ways=["diffusers"])
+    # In the dtype that it has: its buffers are in the state, its headers are not.
+    assert all(row["bytes"] == pytest.approx(found["bytes"], rel=0.01) for row in found["rows"])
+
+
+def test_loaders_that_are_not_installed(bench, fstfs, model, place):
+    """A Python with nothing in it."""
+    subprocess.run(["python3", "-m", "venv", "--without-pip", place / "venv"], check=True)
+    bench.environment["PATH"] = f"{place}/venv/bin:{os.environ['PATH']}"
+    bench.environment.pop("PYTHONPATH", None)
+    found = bench.json("--loaders", "--rounds=1", model)
+    assert named(found["rows"]) == expected(found)
+    assert {s["way"] for s in found["skipped"]} >= set(LOADERS)
+    assert all("venv/bin/python3 has no" in s["why"] for s in found["skipped"]
+               if s["way"] in LOADERS)
+
+
+# ---- the progress bar ----
+
+def test_progress_on_a_terminal_only(bench, fstfs, model):
+    ours, theirs = pty.openpty()
+    try:
+        process = bench.start("--json", "--rounds=1", "--ways=read", model, stderr=theirs)
+        os.close(theirs)
+        out, _ = process.communicate(timeout=60 * SLOW)
+        said = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            said += piece
+    finally:
+        os.close(ours)
+    assert process.returncode == 0
+    json.loads(out)
+    assert b"round 1 of 1: read, bare" in said and b"round 1 of 1: read, mounted" in said
+    assert said.endswith(b"\r\x1b[K")

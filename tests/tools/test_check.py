@@ -1,0 +1,542 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fstfs-check: what it finds, what it says, and its exit status."""
+
+import hashlib
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+from conftest import BUILD, SANITIZER, SLOW, as_user, eventually
+from corpus import headers, indexes, trees
+
+CHECK = BUILD / "fstfs-check"
+DESCRIPTION = Path(__file__).resolve().parents[3] / "shared/data/qwen3.5-25b-a3b.json"
+ML_DTYPES = oracle.ml_dtypes
+
+if not CHECK.exists():
+    pytest.fail(f"{CHECK} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+
+
+def run(*args, status=0, user=None, program=CHECK):
+    """(lines of standard output, standard error)."""
+    done = subprocess.run([*as_user(user), program, *map(str, args)], stdin=subprocess.DEVNULL,
+                          capture_output=True, timeout=50 * SLOW)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert not any(sign in err for sign in SANITIZER), err
+    assert done.returncode == status, (done.returncode, out, err)
+    return out.splitlines(), err
+
+
+def can_hash():
+    done = subprocess.run([CHECK, "--hashes=/dev/null/none", "/dev/null"], capture_output=True)
+    return b"built without" not in done.stderr
+
+
+needs_hashes = pytest.mark.skipif(not can_hash(), reason="fstfs-check is built without libcrypto")
+
+
+def aligned(prefix="", seed=0):
+    """Tensors that begin as PyTorch wants them, in this order."""
+    return [trees.tensor(f"{prefix}a", "F32", (3, 64), seed=seed),
+            trees.tensor(f"{prefix}b", "BF16", (4096,), seed=seed),
+            trees.tensor(f"{prefix}c", "U8", (77,), seed=seed)]
+
+
+@pytest.fixture
+def source(place):
+    made = trees.Source(place / "models")
+    made.add("llama", "model", aligned("x.") + aligned("y."), shards=2, metadata={"format": "pt"})
+    made.add("llama", "adapter", aligned("z."))
+    made.add_side("llama/config.json")
+    return made
+
+
+def only(found, path, *words):
+    """One line, of this path, with these words."""
+    assert len(found) == 1, found
+    assert found[0].startswith(f"{path}: "), found
+    for word in words:
+        assert str(word) in found[0], found
+
+
+# ---- what is sound, and what a path may be ----
+
+def test_a_sound_tree_is_silent(source):
+    out, err = run(source.root)
+    assert out == []
+    assert err.startswith("sound: 2 checkpoints, 3 files, 9 tensors, ")
+
+
+@pytest.mark.parametrize("name, files", [
+    ("llama", 3), ("llama/", 3), ("llama/model", 2), ("llama/model.safetensors.index.json", 2),
+    ("llama/model-00002-of-00002.safetensors", 1), ("llama/adapter", 1),
+    ("llama/adapter.safetensors", 1)])
+def test_what_a_path_means(source, name, files):
+    out, err = run(f"{source.root}/{name}")
+    assert out == [] and f" {files} file" in err
+
+
+def test_paths_are_as_they_were_given(source):
+    os.truncate(source.path("llama/adapter.safetensors"), 500)
+    for at, given, shown in [(source.root, ".", "./llama/adapter.safetensors"),
+                             (source.root, "llama/", "llama/adapter.safetensors"),
+                             (source.path("llama"), "adapter.safetensors", "adapter.safetensors"),
+                             (source.path("llama"), "adapter", "adapter.safetensors")]:
+        done = subprocess.run([CHECK, given], cwd=at, capture_output=True, text=True)
+        assert done.returncode == 1
+        only(done.stdout.splitlines(), shown, "MetadataIncompleteBuffer")
+
+
+def test_a_checkpoint_is_not_blamed_for_the_one_beside_it(source):
+    os.remove(source.path("llama/model-00001-of-00002.safetensors"))
+    run(source.path("llama"), status=1)
+    run(source.path("llama/adapter"))
+    out, _ = run(source.path("llama/model"), status=1)
+    assert any("model-00001-of-00002.safetensors" in line for line in out)
+
+
+def test_trees(place):
+    for name, sound in (("names", True), ("adapters", False), ("sharded_without_index", True)):
+        made = getattr(trees, name)(place / name)
+        out, err = run(made.root, status=0 if sound else 1)
+        assert all("do not begin at a multiple" in line for line in out), out
+        assert f"{len(made.checkpoints)} checkpoint" in err
+
+
+def test_many_small_files(place):
+    trees.many_small(place / "many", 3000)
+    assert run(place / "many")[0] == []
+
+
+# ---- everything the mount refuses ----
+
+@pytest.mark.parametrize("case", indexes.CASES, ids=lambda c: c.__name__)
+def test_whatever_is_wrong_with_a_tree(place, case):
+    source = trees.Source(place / "models")
+    source.add("good", "model", aligned("g."), shards=2)
+    source.add("bad", "neighbour", aligned("n."))
+    (place / "outside").mkdir()
+    expect = case(source, place / "outside")
+    done = subprocess.run([CHECK, source.root], capture_output=True, timeout=50 * SLOW)
+    lines = done.stdout.decode().splitlines()
+    for path, words in expect.said:
+        assert any((path is None or line.startswith(f"{source.root}/{path}")) and
+                   all(word in line for word in words) for line in lines), (path, words, lines)
+    assert done.returncode in ((1, 2) if expect.said else (0, 1)), lines
+    if expect.silent:
+        assert [line for line in lines if "do not begin" not in line] == []
+    assert not [line for line in lines if line.startswith(f"{source.root}/good/")]
+
+
+@pytest.mark.limit(120)
+def test_every_rule_of_a_header(place):
+    folder = place / "headers"
+    folder.mkdir()
+    for name, content, _, _ in headers.CASES:
+        path = folder / f"{name}.safetensors"
+        if callable(content):
+            content(path)
+        else:
+            path.write_bytes(content)
+    out, _ = run(folder, status=1)
+    for name, _, rule, _ in headers.CASES:
+        path = folder / f"{name}.safetensors"
+        said = [line for line in out if line.startswith(f"{path}: refused: ")]
+        assert bool(said) == (rule is not None), (name, rule, said)
+        if rule:
+            only(said, path, rule)
+
+
+def test_a_file_by_itself(place):
+    for name, content, rule, _ in headers.CASES[::7]:
+        if callable(content):
+            continue
+        path = place / name  # whatever it is called
+        path.write_bytes(content)
+        done = subprocess.run([CHECK, path], capture_output=True, text=True)
+        assert done.returncode == (1 if done.stdout else 0)
+        assert f"refused: {rule}: " in done.stdout if rule else "refused" not in done.stdout
+
+
+def test_how_many_bytes_are_missing(source):
+    path = source.path("llama/model-00002-of-00002.safetensors")
+    os.truncate(path, os.stat(path).st_size - 777)
+    out, _ = run(source.path("llama/model"), status=1)
+    assert any(line.startswith(f"{path}: refused: MetadataIncompleteBuffer: ") and
+               "777 bytes are missing" in line for line in out), out
+
+
+def test_trailing_bytes(source):
+    with open(source.path("llama/adapter.safetensors"), "ab") as f:
+        f.write(b"12345")
+    out, _ = run(source.root, status=1)
+    only(out, source.path("llama/adapter.safetensors"), "5 bytes too many")
+
+
+def test_missing_shards(place):
+    source = trees.Source(place / "models")
+    made = source.add("m", "model", [trees.tensor(f"t{i}", "F32", (i + 1, 4)) for i in range(12)],
+                      shards=12)
+    gone = [name for name, _ in made.shards[3:9]]
+    for name in gone:
+        os.remove(source.path("m", name))
+    out, _ = run(source.root, status=1)
+    lost = sum(t.size for _, part in made.shards[3:9] for t in part)
+    assert any(f"{lost} of {sum(t.size for t in made.tensors)} bytes" in line for line in out), out
+    assert sum(any(name in line for name in gone) for line in out) == 3
+    out, _ = run("--all", source.root, status=1)
+    assert all(any(name in line for line in out) for name in gone), out
+
+
+def test_total_size(source):
+    path = source.path("llama/model.safetensors.index.json")
+    with open(path) as f:
+        index = json.load(f)
+    index["metadata"]["total_size"] += 1
+    with open(path, "w") as f:
+        json.dump(index, f)
+    out, _ = run(source.root, status=1)
+    total = index["metadata"]["total_size"]
+    only(out, path, f"says {total} bytes", f"have {total - 1}")
+
+
+def test_tensors_that_are_not_aligned(place):
+    path = place / "odd.safetensors"
+    path.write_bytes(trees.file_bytes([trees.tensor("one", "U8", (3,)),
+                                       trees.tensor("w", "F32", (5,)),
+                                       trees.tensor("none", "F64", (0,))]))
+    out, _ = run(path, status=1)
+    only(out, path, "1 of 3 tensors", "the first is w, F32")
+
+
+def test_odd_metadata(place):
+    good, odd = place / "good.safetensors", place / "odd.safetensors"
+    good.write_bytes(trees.file_bytes(aligned(), {"format": "pt", "any": "thing"}))
+    odd.write_bytes(trees.file_bytes(aligned(), {"format": "torch\n"}))
+    run(good)
+    out, _ = run(odd, status=1)
+    only(out, odd, 'format "torch\\x0a"')
+
+
+def test_metadata_that_shards_disagree_on(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", aligned("x.") + aligned("y."), shards=2,
+               metadata=[{"format": "pt", "n": "1"}, {"format": "pt", "n": "2"}])
+    out, _ = run(source.root, status=1)
+    only(out, source.path("model-00001-of-00002.safetensors"), "key n differs")
+
+
+# ---- Hugging Face caches ----
+
+def make_cache(root):
+    """A cache with two revisions that share a blob, and blobs named as the hub does."""
+    repository = root / "models--org--name"
+    blobs = repository / "blobs"
+    blobs.mkdir(parents=True)
+    for revision, seeds in (("a" * 40, (1, 2)), ("b" * 40, (1, 3))):
+        snapshot = repository / "snapshots" / revision
+        snapshot.mkdir(parents=True)
+        for i, seed in enumerate(seeds):
+            data = trees.file_bytes(aligned(f"{i}.", seed))
+            blob = blobs / hashlib.sha256(data).hexdigest()
+            blob.write_bytes(data)
+            (snapshot / f"model-{i + 1:05}-of-00002.safetensors").symlink_to(
+                f"../../blobs/{blob.name}")
+        (blobs / ("c" * 40)).write_bytes(b"{}")
+        (snapshot / "config.json").symlink_to(f"../../blobs/{'c' * 40}")
+    return repository
+
+
+@needs_hashes
+def test_a_hub_cache(place):
+    repository = make_cache(place)
+    out, err = run("--deep", place)
+    assert out == [] and "2 checkpoints, 4 files" in err
+    assert "3 compared with the hub's SHA-256" in err  # one is shared
+    blob = max((repository / "blobs").iterdir(), key=lambda p: len(p.name))
+    with open(blob, "r+b") as f:
+        f.seek(-5, os.SEEK_END)
+        f.write(b"!")
+    out, _ = run("--deep", place, status=1)
+    assert len(out) == 1 and blob.name in out[0] and "snapshots" in out[0].split(":")[0]
+    run(place)
+
+
+def test_a_download_that_was_not_finished(place):
+    repository = make_cache(place)
+    left = repository / "blobs" / ("d" * 64 + ".incomplete")
+    left.write_bytes(b"half")
+    link = repository / "snapshots" / ("b" * 40) / "model-00002-of-00002.safetensors"
+    os.remove(link)
+    link.symlink_to(f"../../blobs/{'d' * 64}")
+    out, _ = run(place, status=1)
+    assert any(line.startswith(f"{left}: ") for line in out)
+    assert any(line.startswith(f"{link}: ") and "nowhere" in line for line in out)
+
+
+# ---- reading all of it ----
+
+def hash_lines(checkpoint):
+    return {t.name: f"{hashlib.sha256(t.data).hexdigest()} {t.dtype} {t.shape}"
+            for t in checkpoint.tensors}
+
+
+@needs_hashes
+def test_hashes(place):
+    source = trees.rich(place / "models")
+    source.add("", "empty", [trees.tensor("nothing", "F32", (0,)), trees.tensor("no", "U8", (0,))])
+    hashes = place / "hashes.json"
+    _, err = run(f"--hashes={hashes}", source.root, status=1)
+    assert f"{hashes}: written" in err
+    with open(hashes) as f:
+        assert json.load(f) == {"rich/model": hash_lines(source.checkpoints[0]),
+                                "empty": hash_lines(source.checkpoints[1])}
+    before = hashes.read_bytes()
+    out, err = run(f"--hashes={hashes}", source.root, status=1)
+    assert "written" not in err and not [line for line in out if "hashes" in line]
+    assert hashes.read_bytes() == before
+
+
+@needs_hashes
+def test_hashes_of_large_tensors(place):
+    """Several spans, several reads, no border where one of them ends."""
+    rng = np.random.default_rng(1)
+    data = {f"t{i}": rng.integers(0, 256, size, np.uint8).tobytes()
+            for i, size in enumerate([70 << 20, 0, (66 << 20) + 3, 5, (1 << 20) - 1, 0])}
+    made = [trees.Tensor(name, "U8", [len(raw)], raw) for name, raw in data.items()]
+    path = place / "big.safetensors"
+    path.write_bytes(trees.file_bytes(made))
+    run(f"--hashes={place / 'h'}", path)
+    with open(place / "h") as f:
+        assert json.load(f) == {"big": {
+            name: f"{hashlib.sha256(raw).hexdigest()} U8 [{len(raw)}]"
+            for name, raw in data.items()}}
+
+
+@needs_hashes
+def test_hashes_know_no_shards(place):
+    tensors = [trees.tensor(f"t{i}", "F32", (i + 1, 300), seed=i) for i in range(9)]
+    hashes = place / "hashes"
+    for shards in (1, 2, 3):
+        source = trees.Source(place / f"cut{shards}")
+        source.add("m", "model", tensors, shards=shards)
+        assert run(f"--hashes={hashes}", source.root)[0] == []
+    other = trees.Source(place / "other")
+    changed = [*tensors[:4], trees.tensor("t4", "F32", (5, 300), seed=9),
+               trees.Tensor("t5", "F32", [300, 6], tensors[5].data), *tensors[7:],
+               trees.tensor("new", "U8", (4,))]
+    other.add("m", "model", changed, shards=2)
+    out, _ = run(f"--hashes={hashes}", other.root, status=1)
+    assert sorted(out) == ["m/model: tensor new was not there when the hashes were written",
+                           "m/model: tensor t4 is not what it was when the hashes were written",
+                           "m/model: tensor t5 is not what it was when the hashes were written",
+                           "m/model: tensor t6 was there when the hashes were written"]
+
+
+@needs_hashes
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"m": 1}', b'{"m": {"t": 1}}', b'{"m": {"t": "x"'])
+def test_a_file_that_is_none_of_hashes(source, place, text):
+    path = place / "hashes"
+    path.write_bytes(text)
+    _, err = run(f"--hashes={path}", source.root, status=2)
+    assert "no file of hashes" in err
+    assert path.read_bytes() == text
+
+
+@needs_hashes
+def test_hashes_that_cannot_be_written(source, place):
+    _, err = run(f"--hashes={place}/none/hashes", source.root, status=2)
+    assert "No such file" in err
+    run(f"--hashes={place}/h", source.root, source.root, status=2)
+    assert not (place / "h").exists()
+
+
+NAN_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<f4", "BF16": "bfloat16",
+              "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
+              "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
+
+
+@pytest.mark.parametrize("dtype", NAN_DTYPES)
+def test_nan_and_infinity(place, dtype):
+    """Every bit pattern of small types, random ones of others, at every shift in the file."""
+    name = NAN_DTYPES[dtype]
+    if name[0] != "<" and ML_DTYPES is None:
+        pytest.skip("there is no ml_dtypes")
+    kind = np.dtype(name) if name[0] == "<" else np.dtype(getattr(ML_DTYPES, name))
+    if kind.itemsize <= 2:
+        raw = np.arange(256 ** kind.itemsize, dtype=f"<u{kind.itemsize}").tobytes() * 9
+    else:
+        values = np.random.default_rng(2).standard_normal(400_000).astype(kind)
+        values[::1001] = np.nan
+        values[::1501] = np.inf
+        values[::1777] = -np.inf
+        raw = values.tobytes()
+    values = np.frombuffer(raw, kind).astype(np.float64)
+    count = len(raw) * 8 // trees.DTYPE_BITS[dtype]
+    clean = bytes(len(raw)) if dtype != "F8_E8M0" else b"\x7f" * len(raw)
+    for shift in (0, 3):
+        path = place / f"{shift}.safetensors"
+        path.write_bytes(trees.file_bytes([
+            trees.Tensor("shift", "U8", [shift], b"\xff" * shift),
+            trees.Tensor("bad", dtype, [count], raw), trees.Tensor("good", dtype, [count], clean)]))
+        out, _ = run("--nan", path, status=1)
+        found = [line for line in out if "NaN" in line]
+        only(found, path, f"tensor bad ({dtype}) has {int(np.isnan(values).sum())} NaN and "
+             f"{int(np.isinf(values).sum())} infinite values")
+        assert not [line for line in run("--deep", path, status=1 if shift and
+                                         kind.itemsize > 1 else 0)[0] if "NaN" in line]
+
+
+def test_deep_reads_it_all(place):
+    table = trees.experts(place / "m", tensors=3000, shards=4)
+    out, _ = run("--json", "--deep", place)
+    found = json.loads("\n".join(out))
+    size = sum(f.stat().st_size for f in (place / "m").glob("*.safetensors"))
+    assert (found["tensors"], found["bytes"], found["bytes_read"]) == (len(table), size, size)
+
+
+# ---- headers only: how much is read ----
+
+def counted(*args):
+    """Runs fstfs-check: (bytes it read, calls that read), of all that it did."""
+    process = subprocess.Popen([CHECK, *map(str, args)], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with open(f"/proc/{process.pid}/io") as f:
+        io = dict(line.split(": ") for line in f.read().splitlines())
+    assert process.wait() == 0
+    return int(io["rchar"]), int(io["syscr"])
+
+
+def test_a_published_checkpoint_costs_its_headers(place):
+    if not DESCRIPTION.exists():
+        pytest.skip("../shared/data/qwen3.5-25b-a3b.json is not there")
+    trees.published(DESCRIPTION, place / "m")
+    (place / "empty.safetensors").write_bytes(trees.file_bytes([]))
+    needed = (place / "m/model.safetensors.index.json").stat().st_size
+    for path in (place / "m").glob("*.safetensors"):
+        with open(path, "rb") as f:
+            needed += 8 + struct.unpack("<Q", f.read(8))[0]
+    # what the loader of the program reads is the same for an empty file
+    base_bytes, base_calls = counted(place / "empty.safetensors")
+    base_bytes -= (place / "empty.safetensors").stat().st_size
+    read_bytes, calls = counted(place / "m")
+    # the sanitizers read /proc/self/maps, whose length is never twice the same
+    assert needed - 4096 <= read_bytes - base_bytes <= needed + 10 * 65536
+    assert calls - base_calls < 100
+
+
+# ---- how it ends ----
+
+def test_what_cannot_be_looked_at(source, place):
+    (place / "empty").mkdir()
+    out, _ = run(place / "empty", status=2)
+    only(out, place / "empty", "no checkpoint")
+    os.mkfifo(place / "fifo")
+    run(place / "fifo", status=2)
+    run("/dev/null", status=2)
+    out, _ = run(source.root, place / "none", status=2)
+    only(out, place / "none", "no such")
+
+
+def test_permission_denied(source, test_user):
+    shard = source.path("llama/model-00001-of-00002.safetensors")
+    os.chmod(shard, 0)
+    user = test_user
+    for path in (source.root, shard):
+        out, _ = run(path, status=2, user=user, program=user_program(source, test_user))
+        assert any(line.startswith(f"{shard}: ") and "Permission denied" in line for line in out)
+    os.chmod(shard, 0o644)
+    os.chmod(source.path("llama"), 0)
+    out, _ = run(source.root, status=2, user=user, program=user_program(source, test_user))
+    only(out, source.path("llama"), "Permission denied")
+
+
+def user_program(source, user):
+    """The program where that user can run it."""
+    if subprocess.run([*as_user(user), "test", "-x", CHECK]).returncode == 0:
+        return CHECK
+    copy = Path(source.root).parent / "fstfs-check"
+    if not copy.exists():
+        copy.write_bytes(CHECK.read_bytes())
+        copy.chmod(0o755)
+    return copy
+
+
+@pytest.mark.parametrize("args", [[], ["--nothing", "."], ["--deep=1", "."], ["--hashes"]])
+def test_wrong_command_lines(args):
+    out, err = run(*args, status=2)
+    assert out == [] and "fstfs-check" in err
+
+
+def test_help_and_version():
+    out, err = run("--help")
+    text = "\n".join(out)
+    assert err == "" and "Exit status" in text
+    for option in ("--deep", "--nan", "--hashes", "--all", "--json"):
+        assert option in text
+    assert all(len(line) <= 95 for line in out)
+    assert run("-V")[0][0].startswith("fstfs-check ")
+
+
+def test_json(source, place):
+    os.truncate(source.path("llama/adapter.safetensors"), 500)
+    bad = os.fsencode(source.path("llama/")) + b"\xff.safetensors"
+    with open(bad, "wb") as f:
+        f.write(b"x")
+    found = json.loads("\n".join(run("--json", source.root, place / "none", status=2)[0]))
+    assert found["sound"] is False and found["files"] == 4
+    paths = {os.fsencode(f["path"]): f for f in found["findings"]}
+    assert set(paths) == {os.fsencode(source.path("llama/adapter.safetensors")), bad,
+                          os.fsencode(place / "none")}
+    assert [paths[os.fsencode(place / "none")]["looked_at"], paths[bad]["looked_at"]] == [False,
+                                                                                         True]
+
+
+def test_lines_cannot_be_forged(place):
+    trees.Source(place / "models").add("", "model", aligned())
+    name = "evil\n\x1b[31m.safetensors"
+    (place / "models" / name).write_bytes(b"no")
+    out, err = run(place / "models", status=1)
+    assert len(out) == 1 and "\\x0a\\x1b" in out[0] and "\x1b" not in err
+
+
+def sparse_model(place, size):
+    trees.write_sparse(place / "model.safetensors", [("t", "U8", [size], size)])
+    return place / "model.safetensors"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_within_its_memory(place, number):
+    """A quarter of a terabyte to read, with progress on a terminal: no test waits for its end."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([CHECK, "--nan", sparse_model(place, 1 << 38)],
+                               stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while b"  1% reading" not in said:
+        said += os.read(ours, 65536)
+    with open(f"/proc/{process.pid}/status") as f:
+        most = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20 * SLOW)
+    with suppress(OSError):  # the other end is closed
+        while piece := os.read(ours, 65536):
+            said += piece
+    os.close(ours)
+    assert process.returncode == 128 + number
+    assert out == b"" and b" GB/s" in said
+    assert said.endswith(b"\r\x1b[Kfstfs-check: interrupted\r\n")
+    assert SLOW > 1 or most < 128 * 1024  # KiB; sanitizers have memory of their own
+
+
+def test_no_progress_without_a_terminal(source):
+    assert "\x1b" not in run("--deep", source.root)[1]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The man pages against what they tell of: each program's --help, the library's header, a mount."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import BUILD, ROOT
+from corpus import trees
+
+MAN = ROOT / "man"
+PAGES = sorted(page.name for page in MAN.iterdir())
+PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
+
+
+def test_there_is_one_for_each_program():
+    assert set(PAGES) >= {f"{name}.1" for name in PROGRAMS} | {"fstfs.5", "libfstfs.3"}
+    installed = re.findall(r"'man/([^']+)'", (ROOT / "meson.build").read_text())
+    assert sorted(installed) == PAGES
+
+
+def plain(page):
+    """The page without the macros that set type, and without quotes."""
+    text = re.sub(r"^\.(BR|BI|IB|IR|RI|RB|B|I) ", "", page, flags=re.MULTILINE)
+    return re.sub(r"\\f[BIR]|\"", "", text).replace("\\-", "-")
+
+
+def options_of_page(name):
+    """{option: whether a value is shown with it} of the option lists (.TP)."""
+    page = plain((MAN / f"{name}.1").read_text())
+    section = page[page.index(".SH OPTIONS"):page.index(".SH EXIT STATUS")]
+    heads = re.findall(r"^\.TP\n(-.*)$", section, re.MULTILINE)
+    return {option: bool(value) for head in heads
+            for option, value in re.findall(r"(?<![\w-])(--?[A-Za-z][a-z-]*)(=?)", head)}
+
+
+def options_of_help(name):
+    said = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    found = {}
+    # -o's own text and the examples name no others, and usage has those that matter again
+    for option, value in re.findall(r"(?<![\w-])(--?[A-Za-z][a-z-]*)(=?)", said):
+        found[option] = found.get(option, False) or bool(value)
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_options_are_those_of_help(name):
+    page, said = options_of_page(name), options_of_help(name)
+    said.pop("-u", None)  # fusermount3's
+    assert page == said
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_version_and_exit_statuses(name):
+    said = subprocess.run([BUILD / name, "-V"], capture_output=True, text=True, check=True).stdout
+    page = (MAN / f"{name}.1").read_text()
+    assert f'"fstfs {said.split()[1]}"' in page.splitlines()[1]
+    assert ".SH EXIT STATUS" in page and ".SH EXAMPLES" in page
+
+
+def test_the_library_has_its_functions():
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "include/fstfs.h").read_text(), flags=re.DOTALL)
+    functions = set(re.findall(r"\b(fstfs_\w+)\(", header))
+    page = plain((MAN / "libfstfs.3").read_text())
+    shown = page[:page.index(".SH DESCRIPTION")]
+    assert set(re.findall(r"\b(fstfs_\w+)\(", shown)) == functions
+    example = page[page.index(".SH EXAMPLES"):]
+    assert set(re.findall(r"\b(fstfs_\w+)\(", example)) <= functions
+
+
+def test_the_example_of_the_library_compiles(place):
+    page = (MAN / "libfstfs.3").read_text()
+    code = page[page.index(".EX\n") + 4:page.index(".EE")].replace("\\-", "-")
+    declarations, statements = code.split("\n\n", 1)
+    (place / "example.c").write_text(
+        "#include <err.h>\n#include <fstfs.h>\n#include <stdlib.h>\n"
+        f"int main(void)\n{{\n{declarations}\n{statements}return 0;\n}}\n")
+    done = subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+                           f"-I{ROOT}/include", place / "example.c"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tree_is_as_told(mount, place):
+    source = trees.Source(place / "models")
+    source.add("llama", "model", [trees.tensor("w", "F32", (3, 5))], shards=1)
+    m = mount(source.root, "--shards=1")
+    page = plain((MAN / "fstfs.5").read_text())
+    assert set(os.listdir(m.path)) == set(re.findall(r"^(\w+)/DIRECTORY", page, re.MULTILINE)) | {
+        ".fstfs"}
+    assert set(os.listdir(m / ".fstfs")) == set(re.findall(r"^\.fstfs/(\w+)$", page,
+                                                           re.MULTILINE))
+    told = set(re.findall(r"^(user\.\S+)$", page, re.MULTILINE))
+    seen = {name for path in ("tensors/llama/model/w", "merged/llama/model.safetensors")
+            for name in os.listxattr(m / path)}
+    assert seen == told
+    status = page[page.index(".SH STATUS"):page.index(".SH SEE ALSO")]
+    keys = set(re.findall(r"^\.TP\n(.*)$", status, re.MULTILINE))
+    keys = {key for line in keys for key in line.replace(" ", "").split(",")}
+    assert set(m.status()) == keys - {"shard_size"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_it_is_clean(page):
+    tools = {"mandoc": ["mandoc", "-T", "lint", "-W", "style"],
+             "man": ["man", "--warnings", "-E", "UTF-8", "-l"]}
+    if not any(map(shutil.which, tools)):
+        pytest.skip("neither mandoc nor man is installed")
+    for command in tools.values():
+        if shutil.which(command[0]):
+            done = subprocess.run([*command, MAN / page], capture_output=True, text=True,
+                                  env={**os.environ, "MANWIDTH": "80", "LC_ALL": "C.UTF-8"})
+            said = done.stderr + (done.stdout if command[0] == "mandoc" else "")
+            assert said == "", said

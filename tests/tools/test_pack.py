@@ -1,0 +1,612 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fstfs-pack: the files it makes, against the mount's views and the Hugging Face libraries; and
+that there is the old or the new, whatever happens to it."""
+
+import filecmp
+import hashlib
+import json
+import os
+import pty
+import random
+import re
+import shutil
+import signal
+import subprocess
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import safetensors
+import safetensors.numpy
+from conftest import BUILD, SANITIZER, SLOW, as_user
+from corpus import trees
+
+PACK = BUILD / "fstfs-pack"
+MIB = 1 << 20
+
+if not PACK.exists():
+    pytest.fail(f"{PACK} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+
+
+def run(*args, status=0, user=None, program=PACK, **more):
+    """What it said on standard error; it says nothing else."""
+    done = subprocess.run([*as_user(user), program, *map(str, args)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=50 * SLOW, **more)
+    assert not any(sign in done.stderr for sign in SANITIZER), done.stderr
+    assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
+    assert done.stdout == "" or status == 0
+    return done.stderr
+
+
+def content(path):
+    """({name: (dtype, shape, bytes)}, metadata) of a safetensors file."""
+    entries, metadata, _ = oracle.read_header(path)
+    return {e.name: (e.dtype, e.shape, e.read()) for e in entries}, metadata
+
+
+def expected(tensors):
+    return {t.name: (t.dtype, t.shape, t.data) for t in tensors}
+
+
+def hidden(directory):
+    return [name for name in os.listdir(directory) if name.startswith(".")]
+
+
+def plain(count=6, prefix="", seed=0, scale=1):
+    return [trees.tensor(f"{prefix}t{i}", "F32", (i + 1, 300 * scale), seed=seed)
+            for i in range(count)]
+
+
+# ---- the views, byte for byte ----
+
+TREES = [("rich", "rich", "model"), ("in_root", "", "model"), ("names", "names", "model"),
+         ("diffusers", "pipeline/unet", "diffusion_pytorch_model.fp16"),
+         ("adapters", "base", "adapter_model"), ("sharded_without_index", "two", "beta")]
+
+
+@pytest.mark.parametrize("tree, directory, stem", TREES, ids=[t[0] for t in TREES])
+def test_a_merged_file_is_the_views(mount, place, tree, directory, stem):
+    source = getattr(trees, tree)(place / "models")
+    m = mount(source.root)
+    out = place / "out.safetensors"
+    run("--verify", source.path(directory, stem), out)
+    assert filecmp.cmp(out, m / f"merged/{directory}/{stem}.safetensors", shallow=False)
+    made = next(c for c in source.checkpoints if (c.directory, c.stem) == (directory, stem))
+    tensors, metadata = content(out)
+    assert tensors == expected(made.tensors)
+    assert metadata == (made.merged_metadata or None)
+
+
+@pytest.mark.parametrize("cut", ["--shards=1", "--shards=4", "--shards=99", "--shard-size=1M",
+                                 "--shard-size=70000"])
+def test_shards_are_the_views(mount, place, cut):
+    source = trees.rich(place / "models")
+    m = mount(source.root, cut)
+    out = place / "out"
+    run("--verify", cut.replace("--shard-size", "--max-shard-size"), source.path("rich"), out)
+    shown = {name for name in os.listdir(m / "shards/rich") if name not in
+             ("config.json", "tokenizer.model", "empty.txt")}
+    assert set(os.listdir(out)) == shown
+    for name in shown:
+        assert filecmp.cmp(out / name, m / f"shards/rich/{name}", shallow=False), name
+
+
+# ---- the Hugging Face libraries ----
+
+def as_arrays(tensors):
+    return {t.name: np.frombuffer(t.data, oracle.NUMPY[t.dtype]).reshape(t.shape)
+            for t in tensors}
+
+
+def test_as_save_file(place):
+    tensors = [t for t in trees.rich_tensors() if t.dtype in oracle.NUMPY]
+    source = trees.Source(place / "models")
+    source.add("", "model", tensors, shards=3, metadata={"format": "pt", "k": "ü\n"})
+    theirs, ours = place / "theirs.safetensors", place / "ours.safetensors"
+    safetensors.numpy.save_file(as_arrays(tensors), theirs, {"format": "pt", "k": "ü\n"})
+    run(source.root, ours)
+    assert content(ours) == content(theirs)
+    with safetensors.safe_open(ours, "numpy") as a, safetensors.safe_open(theirs, "numpy") as b:
+        assert sorted(a.keys()) == sorted(b.keys()) and a.metadata() == b.metadata()
+        for name in a.keys():
+            assert a.get_tensor(name).tobytes() == b.get_tensor(name).tobytes()
+
+
+def their_split(arrays, size):
+    """What huggingface_hub makes of the tensors, in their order."""
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    try:
+        import torch
+        from huggingface_hub import split_torch_state_dict_into_shards as split
+
+        return split({k: torch.from_numpy(v.copy()) for k, v in arrays.items()},
+                     filename_pattern="model{suffix}.safetensors", max_shard_size=size)
+    except ImportError:  # the function that it is made of, which needs no torch
+        from huggingface_hub.serialization._base import split_state_dict_into_shards_factory
+
+        return split_state_dict_into_shards_factory(
+            arrays, get_storage_size=lambda a: a.nbytes, max_shard_size=size,
+            filename_pattern="model{suffix}.safetensors")
+
+
+@pytest.mark.parametrize("size", ["5KB", "9KB", "100KB", "1MB"])
+def test_as_huggingface_hub_splits(place, size):
+    sizes = random.Random(4)
+    tensors = [trees.tensor(f"layers.{i}.w", "F32", (sizes.randint(1, 1200),)) for i in range(60)]
+    source = trees.Source(place / "models")
+    source.add("", "model", tensors, metadata={"format": "pt"})
+    theirs = their_split(as_arrays(tensors), size)
+    run(f"--max-shard-size={size}", source.root, place / "out")
+    names = {n for n in os.listdir(place / "out") if n.endswith(".safetensors")}
+    assert names == set(theirs.filename_to_tensors)
+    for name, inside in theirs.filename_to_tensors.items():
+        tensors_of, metadata = content(place / "out" / name)
+        assert set(tensors_of) == set(inside) and metadata == {"format": "pt"}
+    index = place / "out/model.safetensors.index.json"
+    if theirs.is_sharded:  # as save_torch_state_dict writes it
+        text = json.dumps({"metadata": theirs.metadata, "weight_map": theirs.tensor_to_filename},
+                          indent=2, sort_keys=True) + "\n"
+        assert index.read_text() == text
+    else:
+        assert not index.exists()
+
+
+# ---- what goes in ----
+
+def test_several_inputs(place):
+    source = trees.Source(place / "models")
+    source.add("a", "model", plain(prefix="a."), shards=2, metadata={"format": "pt", "n": "1"})
+    source.add("b", "model", plain(prefix="b."), metadata={"format": "pt", "n": "2"})
+    np.save(place / "extra.weight.npy", np.arange(24, dtype="<i2").reshape(2, 3, 4))
+    out = place / "out.safetensors"
+    err = run("--verify", source.path("a"), source.path("b/model.safetensors"),
+              place / "extra.weight.npy", out)
+    assert "key n differs" in err
+    tensors, metadata = content(out)
+    extra = tensors.pop("extra.weight")
+    assert extra == ("I16", [2, 3, 4], np.arange(24, dtype="<i2").tobytes())
+    assert tensors == expected(plain(prefix="a.") + plain(prefix="b."))
+    assert metadata == {"format": "pt"}
+    err = run(source.path("a"), source.path("a/model-00002-of-00002.safetensors"),
+              place / "twice.safetensors", status=1)
+    assert "tensor a.t3 is in" in err and not (place / "twice.safetensors").exists()
+
+
+def test_one_shard_only(place):
+    source = trees.Source(place / "models")
+    made = source.add("", "model", plain(), shards=2)
+    run(source.path("model-00002-of-00002.safetensors"), place / "out.safetensors")
+    assert content(place / "out.safetensors")[0] == expected(made.shards[1][1])
+
+
+@pytest.mark.parametrize("args, kept", [
+    (["--pick=*.w"], ["a.w", "b.w", "v.w"]), (["--drop=v.*"], ["a.b", "a.w", "b.w"]),
+    (["--pick=a.*", "--pick=v.*"], ["a.b", "a.w", "v.w"]),
+    (["--pick=*", "--drop=a.*", "--pick=a.w"], ["a.w", "b.w", "v.w"]),
+    (["--drop=*.w", "--pick=v.w"], ["a.b", "v.w"])])
+def test_pick_and_drop(place, args, kept):
+    tensors = [trees.tensor(n, "F32", (i + 3, 700)) for i, n in enumerate(["a.b", "a.w", "b.w",
+                                                                          "v.w"])]
+    source = trees.Source(place / "models")
+    source.add("", "model", tensors, shards=2, metadata={"format": "pt"})
+    wanted = [t for t in tensors if t.name in kept]
+    run(*args, source.root, place / "out.safetensors")
+    assert content(place / "out.safetensors") == (expected(wanted), {"format": "pt"})
+    run(*args, "--shards=2", source.root, place / "out")
+    parts = [content(p)[0] for p in sorted((place / "out").glob("*.safetensors"))]
+    assert {k: v for part in parts for k, v in part.items()} == expected(wanted)
+    with open(place / "out/model.safetensors.index.json") as f:
+        index = json.load(f)
+    assert index["metadata"]["total_size"] == sum(t.size for t in wanted)
+    assert {n: (place / "out" / f).name for n, f in index["weight_map"].items()} == {
+        n: f"model-{i + 1:05}-of-00002.safetensors" for i, part in enumerate(parts) for n in part}
+
+
+def test_nothing_picked(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    assert "leave no tensor" in run("--pick=x*", source.root, place / "o.safetensors", status=1)
+
+
+NPY = {"BOOL": "?", **{k: v for k, v in oracle.NUMPY.items()}}
+
+
+@pytest.mark.parametrize("dtype", NPY)
+def test_npy_files(place, dtype):
+    folder = place / "npy"
+    folder.mkdir()
+    kind = np.dtype(NPY[dtype])
+    arrays = {"scalar": np.zeros((), kind), "empty": np.zeros((3, 0), kind),
+              "line": np.arange(5).astype(kind), "a%2Fb": np.ones((2, 3, 4), kind)}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    np.save(folder / "turned.npy", np.asfortranarray(np.ones(7, kind)))
+    out = place / "out.safetensors"
+    run("--verify", folder, out)
+    tensors, metadata = content(out)
+    arrays["a/b"] = arrays.pop("a%2Fb")
+    arrays["turned"] = np.ones(7, kind)
+    assert metadata is None
+    assert tensors == {n: (dtype, list(a.shape), a.tobytes()) for n, a in arrays.items()}
+
+
+def test_bfloat16_of_ml_dtypes(place):
+    if oracle.ml_dtypes is None:
+        pytest.skip("there is no ml_dtypes")
+    array = np.arange(9).astype(oracle.ml_dtypes.bfloat16)
+    np.save(place / "w.npy", array)
+    run(place / "w.npy", place / "out.safetensors")
+    assert content(place / "out.safetensors")[0] == {"w": ("BF16", [9], array.tobytes())}
+
+
+@pytest.mark.parametrize("name, array, why", [
+    ("fortran", np.asfortranarray(np.ones((2, 3))), "Fortran order"),
+    ("big", np.ones(3, ">f4"), "type >f4"), ("text", np.array(["a"]), "type <U1"),
+    ("complex", np.ones(3, "<c16"), "type <c16"), ("float8", np.zeros(3, "V1"), "type |V1"),
+    ("record", np.zeros(3, [("a", "<f4")]), "not that of one array of numbers")])
+def test_npy_files_that_no_tensor_can_be(place, name, array, why):
+    np.save(place / f"{name}.npy", array)
+    err = run(place / f"{name}.npy", place / "out.safetensors", status=1)
+    assert f"{name}.npy: " in err and why in err
+
+
+@pytest.mark.parametrize("damage", ["magic", "short", "header", "data", "empty", "shape"])
+def test_broken_npy_files(place, damage):
+    np.save(place / "x.npy", np.ones((3, 4), "<f4"))
+    raw = (place / "x.npy").read_bytes()
+    raw = {"magic": b"\x92" + raw[1:], "short": raw[:60], "header": raw[:8] + b"\xff\xff" + raw[10:],
+           "data": raw[:-1], "empty": b"", "shape": raw.replace(b"(3, 4)", b"(3,-4)")}[damage]
+    (place / "x.npy").write_bytes(raw)
+    assert "x.npy: " in run(place / "x.npy", place / "out.safetensors", status=1)
+
+
+def test_tensors_of_a_mount(mount, place):
+    source = trees.Source(place / "models")
+    tensors = [trees.tensor(name, "U8", (i + 1,)) for i, name in enumerate(trees.HARD_NAMES)
+               if not name.endswith(".safetensors")]  # a directory of checkpoints has those
+    source.add("m", "model", tensors + trees.rich_tensors(), shards=2)
+    m = mount(source.root)
+    out = place / "out.safetensors"
+    run("--verify", m / "tensors/m/model", out)
+    assert content(out)[0] == expected(source.checkpoints[0].tensors)
+    for one in tensors:
+        file = os.fsdecode(oracle.escape(one.name))
+        if len(os.fsencode(file)) > 200 or "~" in file:
+            continue  # of a name that was cut a .npy file has no whole one
+        run("--force", f"{m.path}/npy/m/model/{file}.npy", place / "one.safetensors")
+        assert content(place / "one.safetensors")[0] == expected([one])
+
+
+def test_inputs_that_cannot_be(place):
+    source = trees.Source(place / "models")
+    source.add("two", "a", plain())
+    source.add("two", "b", plain())
+    source.add("torn", "model", plain(), shards=2)
+    os.remove(source.path("torn/model-00001-of-00002.safetensors"))
+    source.add("bad", "model", plain(), shards=2)
+    os.truncate(source.path("bad/model-00002-of-00002.safetensors"), 999)
+    source.add_side("none/config.json")
+    source.directory("empty")
+    out = place / "out.safetensors"
+    for name, words in {"two": "2 checkpoints", "torn": "shards are missing", "gone": "no such",
+                        "bad": "MetadataIncompleteBuffer", "none": "config.json",
+                        "none/config.json": "neither", "empty": "no checkpoint"}.items():
+        err = run(source.path(name), out, status=1)
+        assert words in err and f"{source.path(name)}: " in err, (name, err)
+        assert not out.exists()
+    assert hidden(place) == []
+
+
+# ---- what is there already ----
+
+def snapshot(directory):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+            for p in Path(directory).iterdir()}
+
+
+def test_it_overwrites_only_when_told(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain(), metadata={"format": "pt"})
+    out = place / "out.safetensors"
+    out.write_bytes(b"old")
+    assert "--force" in run(source.root, out, status=1)
+    assert out.read_bytes() == b"old"
+    run("--force", source.root, out)
+    assert content(out)[0] == expected(plain())
+    (place / "folder.safetensors").mkdir()
+    assert "directory" in run("--force", source.root, place / "folder.safetensors", status=1)
+
+
+def test_a_directory_keeps_what_is_not_of_the_checkpoint(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    out = place / "out"
+    out.mkdir(mode=0o750)
+    run("--shards=3", source.root, out)  # an empty one
+    (out / "config.json").write_bytes(b"{}")
+    (out / "adapter.safetensors").write_bytes(b"other")
+    os.symlink("config.json", out / "link")
+    before = snapshot(out)
+    assert "--force" in run("--shards=2", source.root, out, status=1)
+    assert snapshot(out) == before
+    run("--shards=2", "--force", source.root, out)
+    assert set(os.listdir(out)) == {"config.json", "adapter.safetensors", "link",
+                                    "model-00001-of-00002.safetensors",
+                                    "model-00002-of-00002.safetensors",
+                                    "model.safetensors.index.json"}
+    assert os.readlink(out / "link") == "config.json"
+    run("--shards=2", "--stem=second", source.root, out)  # beside the other
+    assert len(os.listdir(out)) == 9
+    (out / "sub").mkdir()
+    assert "sub" in run("--shards=1", "--force", source.root, out, status=1)
+    assert hidden(place) == []
+
+
+def test_a_model_cut_in_its_own_place(place):
+    source = trees.Source(place / "models")
+    made = source.add("m", "model", plain(), shards=2, metadata={"format": "pt"})
+    source.add_side("m/config.json", b"{}")
+    run("--force", "--verify", "--shards=4", source.path("m"), source.path("m"))
+    parts = sorted(Path(source.path("m")).glob("*.safetensors"))
+    assert [p.name for p in parts] == [f"model-{i:05}-of-00004.safetensors" for i in range(1, 5)]
+    assert {k: v for p in parts for k, v in content(p)[0].items()} == expected(made.tensors)
+    assert Path(source.path("m/config.json")).read_bytes() == b"{}"
+    only = place / "only.safetensors"
+    shutil.copy(parts[0], only)
+    before = content(only)
+    run("--force", "--verify", only, only)
+    assert content(only) == before
+
+
+# ---- whatever happens to it ----
+
+@contextmanager
+def tmpfs(place, size):
+    point = place / "small"
+    point.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", point],
+                      capture_output=True).returncode:
+        pytest.skip("a tmpfs cannot be mounted: not root, or not allowed")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+def test_a_full_disk(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain(scale=1000), metadata={"format": "pt"})  # 25 MB
+    with tmpfs(place, "16M") as small:
+        (small / "out.safetensors").write_bytes(b"old")
+        assert "No space left" in run("--force", source.root, small / "out.safetensors", status=1)
+        assert "No space left" in run("--shards=3", source.root, small / "out", status=1)
+        (small / "kept").mkdir()
+        (small / "kept/model.safetensors").write_bytes(b"old")
+        assert "No space left" in run("--shards=3", "--force", source.root, small / "kept",
+                                      status=1)
+        assert snapshot(small / "kept") == {"model.safetensors": hashlib.sha256(b"old").hexdigest()}
+        assert sorted(os.listdir(small)) == ["kept", "out.safetensors"]
+        assert (small / "out.safetensors").read_bytes() == b"old"
+        assert os.statvfs(small).f_bfree * 4096 > 15 * MIB
+
+
+def test_a_directory_that_may_not_be_written(place, test_user):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    program = PACK
+    if subprocess.run([*as_user(test_user), "test", "-x", PACK]).returncode:
+        program = place / "fstfs-pack"
+        shutil.copy(PACK, program)
+    shut = place / "shut"
+    shut.mkdir(mode=0o555)
+    for args in ([source.root, shut / "x.safetensors"], ["--shards=2", source.root, shut / "x"]):
+        assert "Permission denied" in run(*args, status=1, user=test_user, program=program)
+    assert os.listdir(shut) == []
+    assert "No such file" in run(source.root, place / "no/where.safetensors", status=1)
+
+
+def is_model(directory, tensors):
+    """Whether the directory's index and shards are one checkpoint of these tensors."""
+    with open(directory / "model.safetensors.index.json") as f:
+        index = json.load(f)
+    shards = set(index["weight_map"].values())
+    assert shards == {p.name for p in directory.glob("*.safetensors")}
+    return {k: v for s in shards for k, v in content(directory / s)[0].items()} == tensors
+
+
+def misfortune(**settings):
+    """The environment in which it meets these (tests/sandbox/misfortune.c)."""
+    library = BUILD / "tests/sandbox/misfortune.so"
+    if not library.exists():
+        pytest.skip("tests/sandbox/misfortune.so is not built")
+    options = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return {**os.environ, "LD_PRELOAD": str(library), "ASAN_OPTIONS": options,
+            **{name: str(value) for name, value in settings.items()}}
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("unnamed", [True, False], ids=["tmpfile", "named"])
+@pytest.mark.parametrize("cut", [True, False], ids=["directory", "file"])
+@pytest.mark.parametrize("replace", [True, False], ids=["replace", "new"])
+def test_killed_at_every_step(place, replace, cut, unnamed):
+    """Before each call that changes something: the old or nothing, or the new; never half. The
+    names of what is left are known, and each run takes away what the one before has left."""
+    old, new = plain(), plain(seed=1)
+    source = trees.Source(place / "models")
+    source.add("old", "model", old)
+    source.add("new", "model", new)
+    folder = place / "to"
+    folder.mkdir()
+    out = folder / ("out" if cut else "out.safetensors")
+    args = ["--shards=2"] if cut else []
+    if replace:
+        run(*args, source.path("old"), out)
+        if cut:
+            (out / "config.json").write_bytes(b"{}")
+    states, left = [], 0
+    for step in range(1, 300):
+        environment = misfortune(KILL_AT=step, **({} if unnamed else {"NO_TMPFILE": 1}))
+        done = subprocess.run([PACK, *args, *(["--force"] if replace else []), source.path("new"),
+                               out], env=environment, capture_output=True, text=True)
+        if not out.exists():
+            state = None
+        elif cut:
+            state = is_model(out, expected(new))
+            assert state or (replace and is_model(out, expected(old)))
+            assert not replace or (out / "config.json").read_bytes() == b"{}"
+        else:
+            state = content(out)[0] == expected(new)
+            assert state or (replace and content(out)[0] == expected(old))
+        assert state is not None or not replace
+        states.append(state)
+        assert len(hidden(folder)) <= 1
+        left += len(hidden(folder))
+        assert all(re.fullmatch(rf"\.{out.name}\.[0-9a-f]{{8}}\.tmp", name)
+                   for name in hidden(folder))
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL or (not replace and state), done.stderr
+        if done.returncode != -signal.SIGKILL:
+            break  # the last step but one had made it, and it is not to be replaced
+    else:
+        pytest.fail("it is killed again and again, and never done")
+    assert states[0] is (False if replace else None) and states[-1] is True
+    assert len(states) > 3 and (left or (unnamed and not cut))
+    run("--force", *args, source.path("old"), out)
+    assert hidden(folder) == []  # what was left is gone with the next run
+
+
+@pytest.mark.parametrize("what", ["output", "input"])
+def test_a_directory_that_cannot_be_read_to_its_end(place, what):
+    """It is not taken for one that ends there: nothing in it is lost or left out."""
+    source = trees.Source(place / "models")
+    source.add("m", "model", plain(), shards=3)
+    (place / "npy").mkdir()
+    for name in "abc":
+        np.save(place / f"npy/{name}.npy", np.arange(9))
+    out, failed = place / "out", []
+    for at in range(1, 80):  # more than there are
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        for name in ("config.json", "x.txt", "y.txt"):
+            (out / name).write_bytes(b"{}")
+        before = snapshot(out)
+        args = [source.path("m"), out] if what == "output" else [place / "npy", out]
+        done = subprocess.run([PACK, "--force", "--shards=2", *args], capture_output=True,
+                              text=True, env=misfortune(READDIR_AT=at))
+        if done.returncode:
+            assert done.returncode == 1 and "Input/output error" in done.stderr, done.stderr
+            assert snapshot(out) == before
+        else:
+            assert snapshot(out).items() > before.items()
+            tensors = {k for p in out.glob("*.safetensors") for k in content(p)[0]}
+            assert len(tensors) == (6 if what == "output" else 3)
+        failed.append(done.returncode)
+    assert sum(failed) > 3 and failed[-10:] == [0] * 10
+
+
+def test_a_reader_never_sees_half(place):
+    """Directories are replaced again and again while somebody looks."""
+    models = [plain(seed=seed) for seed in range(2)]
+    source = trees.Source(place / "models")
+    for i, tensors in enumerate(models):
+        source.add(f"m{i}", "model", tensors)
+    out = place / "out"
+    run("--shards=2", source.path("m0"), out)
+    looks = 0
+    for i in range(10):
+        process = subprocess.Popen([PACK, "--force", f"--shards={2 + i % 3}",
+                                    source.path(f"m{i % 2}"), out], stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            looks += 1
+            assert "model.safetensors.index.json" in os.listdir(out)
+            fd = os.open(out, os.O_RDONLY)
+            try:  # one directory, however often the name is given to another
+                with open(os.open("model.safetensors.index.json", os.O_RDONLY, dir_fd=fd)) as f:
+                    wanted = set(json.load(f)["weight_map"].values())
+                found = set(os.listdir(fd))
+                # else it was the old one, which is being removed
+                assert wanted <= found or os.stat(out).st_ino != os.fstat(fd).st_ino
+            except FileNotFoundError:
+                assert os.stat(out).st_ino != os.fstat(fd).st_ino
+            finally:
+                os.close(fd)
+        assert process.returncode == 0
+    assert looks
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_within_its_memory(place, number):
+    """Four gigabytes of holes: it is ended when the bar has moved."""
+    trees.write_sparse(place / "model.safetensors", [("t", "U8", [1 << 32], 1 << 32)])
+    for output in (["--shards=1"], place / "out"), ([], place / "out.safetensors"):
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([PACK, *output[0], place / "model.safetensors", output[1]],
+                                   stdout=subprocess.DEVNULL, stderr=theirs)
+        os.close(theirs)
+        said = b""
+        while not re.search(rb" [1-9]\d?% writing", said):
+            said += os.read(ours, 65536)
+        with open(f"/proc/{process.pid}/status") as f:
+            most = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
+        process.send_signal(number)
+        process.wait(20 * SLOW)
+        with suppress(OSError):  # the other end is closed
+            while piece := os.read(ours, 65536):
+                said += piece
+        os.close(ours)
+        assert process.returncode == 128 + number
+        assert b" GB/s" in said and b"interrupted" in said
+        assert SLOW > 1 or most < 192 * 1024  # KiB; sanitizers have memory of their own
+        assert os.listdir(place) == ["model.safetensors"]
+
+
+def test_blocks_are_shared_where_they_can_be(place):
+    if not shutil.which("mkfs.xfs"):
+        pytest.skip("mkfs.xfs is not installed")
+    image, point = place / "image", place / "xfs"
+    with open(image, "wb") as f:
+        f.truncate(400 * MIB)
+    subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", image], check=True, capture_output=True)
+    point.mkdir()
+    if subprocess.run(["mount", "-o", "loop", image, point], capture_output=True).returncode:
+        pytest.skip("an image cannot be mounted: not root, or no loop devices")
+    try:
+        source = trees.Source(point / "models")
+        tensors = plain(scale=1024) + plain(prefix="odd.")
+        source.add("m", "model", tensors, shards=2, metadata={"format": "pt"})
+        err = run("--verify", source.path("m"), point / "once.safetensors")
+        assert "shared" not in err  # the data of these shards begins anywhere
+        err = run("--verify", "--shards=3", point / "once.safetensors", point / "again")
+        assert " GB shared and not copied" in err
+        parts = sorted((point / "again").glob("*.safetensors"))
+        assert {k: v for p in parts for k, v in content(p)[0].items()} == expected(tensors)
+        before = os.statvfs(point).f_bfree
+        run("--verify", point / "once.safetensors", point / "copy.safetensors")
+        assert (before - os.statvfs(point).f_bfree) * 4096 < 2 * MIB
+        assert filecmp.cmp(point / "once.safetensors", point / "copy.safetensors", shallow=False)
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+# ---- the command line ----
+
+@pytest.mark.parametrize("args", [
+    [], ["a"], ["a", "b"], ["--shards=0", "a", "b"], ["--shards=2", "--max-shard-size=1G", "a", "b"],
+    ["--max-shard-size=big", "a", "b"], ["--stem=a/b", "--shards=2", "a", "b"],
+    ["--stem=x", "a", "b.safetensors"], ["--nothing", "a", "b.safetensors"]])
+def test_wrong_command_lines(args):
+    assert "fstfs-pack: " in run(*args, status=2)
+
+
+def test_help_and_version():
+    done = subprocess.run([PACK, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and "Exit status" in done.stdout
+    for option in ("--max-shard-size", "--shards", "--stem", "--pick", "--drop", "--force",
+                   "--verify"):
+        assert option in done.stdout
+    assert all(len(line) <= 95 for line in done.stdout.splitlines())
+    assert subprocess.run([PACK, "-V"], capture_output=True,
+                          text=True).stdout.startswith("fstfs-pack ")

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that the pages show are run as they stand there.
+
+A block of code whose first word is a command has a mark above it, a comment that nobody is shown:
+
+    <!-- run -->                  the shell runs it; where lines begin with "$ " only those, and
+                                  the others are what they say, as far as names go
+    <!-- run: OPTION -->          with that option at the end of each line
+    <!-- run as Python -->
+    <!-- not run: WHY -->         it is named as a skip, with the reason
+
+or the page has one mark for all: <!-- commands of this page are not run: WHY -->. Paths are moved:
+/models is a small model, /mnt/tensors is mounted where a block has it and does not mount itself.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import BUILD, ROOT, SLOW, eventually, mounted_at
+from corpus import trees
+
+COMMANDS = re.compile(r"(\$ )?(sudo |python3? |pip |git |cc |meson |ninja |tools/|tests/|fstfs"
+                      r"|libfstfs|fusermount3|mount |umount |systemctl |getfattr |vllm |apt|dpkg"
+                      r"|docker |podman |kubectl |cp |cat |ls )")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md",
+         *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "install.md")]
+
+
+class Block:
+    def __init__(self, page, number, lines, mark):
+        self.lines, self.mark = lines, mark
+        self.name = f"{page.name}:{number}"
+
+
+def blocks_of(page):
+    """Blocks of commands, each with its mark or None."""
+    lines = page.read_text().splitlines()
+    everywhere = re.search(r"^<!-- commands of this page are (not run: .*) -->$",
+                           "\n".join(lines[:5]), re.MULTILINE)
+    mark, block = None, None
+    for number, line in enumerate([*lines, ""], 1):
+        inside = line.startswith("    ") and (block or not lines[number - 2].strip())
+        if inside:
+            block = block or Block(page, number, [], mark)
+            block.lines.append(line[4:])
+        elif block:
+            if COMMANDS.match(block.lines[0]) or block.mark:
+                block.mark = block.mark or (everywhere and everywhere[1])
+                yield block
+            mark = block = None
+        if found := re.fullmatch(r"<!-- ((?:not )?run\b.*) -->", line):
+            mark = found[1]
+        elif line.strip() and not inside:
+            mark = None
+
+
+BLOCKS = [block for page in PAGES if page.exists() for block in blocks_of(page)]
+
+
+def test_every_block_has_a_mark():
+    assert [block.name for block in BLOCKS if not block.mark] == []
+    assert sum(block.mark.startswith("run") for block in BLOCKS) >= 5
+
+
+@pytest.fixture
+def sandbox(place):
+    """(its paths by those in the pages, environment)"""
+    source = trees.Source(place / "models")
+    tensors = [trees.tensor("lm_head.weight", "BF16", (96, 64)),
+               trees.tensor("norm", "BF16", (2048,))]
+    source.add("llama", "model", tensors, shards=2, metadata={"format": "pt"})
+    source.add_side("llama/config.json", b"{}")
+    hub = trees.Source(place / "home/.cache/huggingface/hub")
+    hub.add("m", "model", tensors, metadata={"format": "pt"})
+    (place / "mnt").mkdir()
+    paths = {"/mnt/tensors": str(place / "mnt"), "/models": source.root}
+    return paths, {**os.environ, "HOME": str(place / "home"),
+                   "PATH": f"{BUILD}:{os.environ['PATH']}"}
+
+
+def moved(text, paths):
+    for there, here in paths.items():
+        text = re.sub(rf"(?<![\w./-]){there}(?=[/\s\"']|$)", here, text)
+    return text
+
+
+def run_block(block, paths, environment, place):
+    text = moved("\n".join(block.lines), paths)
+    if block.mark == "run as Python":
+        script = f"import ml_dtypes\nimport numpy as np\n{text}\nassert weight.size == 96 * 64\n"
+        command, said = [sys.executable, "-c", script], []
+    else:
+        lines = text.splitlines()
+        typed = [line[2:] for line in lines if line.startswith("$ ")] or lines
+        said = [line for line in lines if typed is not lines and not line.startswith("$ ")]
+        option = block.mark.partition(": ")[2]
+        script = "\n".join(f"{line} {option}" for line in typed)
+        command = ["sh", "-euc", script]
+    done = subprocess.run(command, cwd=place, env=environment, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=50 * SLOW)
+    assert done.returncode == 0, (script, done.stdout, done.stderr)
+    for line in said:
+        assert re.split("[=:]", line)[0] in done.stdout, (line, done.stdout)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[block.name for block in BLOCKS])
+def test_commands_do_as_they_stand(fstfs, sandbox, place, block, request):
+    if not block.mark or block.mark.startswith("not run: "):
+        pytest.skip((block.mark or "not run: no mark")[len("not run: "):])
+    paths, environment = sandbox
+    text = "\n".join(block.lines)
+    for program in re.findall(r"^(?:\$ )?(\w+)", text, re.MULTILINE):
+        if program == "getfattr" and not shutil.which(program):
+            pytest.skip(f"{program} is not installed")
+    if block.mark == "run as Python":
+        pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    point = paths["/mnt/tensors"]
+    try:
+        if "/mnt/tensors" in text and not re.search(r"^fstfs ", text, re.MULTILINE):
+            subprocess.run([fstfs, paths["/models"], point], check=True)
+        run_block(block, paths, environment, place)
+    finally:
+        if mounted_at(point):
+            subprocess.run(["fusermount3", "-u", point], check=True)
+        assert eventually(lambda: not mounted_at(point))
+
+
+def links_of(page):
+    return re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+
+
+def test_links_lead_somewhere():
+    broken = [f"{page.name}: {link}" for page in PAGES if page.exists()
+              for link in links_of(page) if not (page.parent / link).exists()]
+    assert broken == []
+
+
+def test_files_that_the_pages_name_are_there():
+    """`tests/...`, `tools/...`, `src/...` in the text, without what comes of a build."""
+    name_of_file = re.compile(r"`((?:tests|tools|src|data|include)/[\w./-]+)")
+    missing = [f"{page.name}: {name}" for page in PAGES if page.exists()
+               for name in name_of_file.findall(page.read_text()) if not (ROOT / name).exists()]
+    assert missing == []

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fstfs-top: what it says of a mount, to terminals, pipes and programs, and how it ends."""
+
+import fcntl
+import json
+import mmap
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+
+import pytest
+from conftest import BUILD, SANITIZER, SLOW, eventually
+from corpus import trees
+
+TOP = BUILD / "fstfs-top"
+ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
+SIZE = 3_000_000
+
+
+@pytest.fixture
+def source(place):
+    made = trees.Source(place / "models")
+    made.add("llama", "model", [trees.tensor("w", "U8", (SIZE,))])
+    return made
+
+
+class Top:
+    """A running fstfs-top."""
+
+    def __init__(self, *args, **streams):
+        self.process = subprocess.Popen(
+            [TOP, *map(str, args)], stdin=subprocess.DEVNULL,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | streams)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def lines(self):
+        """Its JSON objects, as they come."""
+        for line in self.process.stdout:
+            yield json.loads(line)
+
+    def ends(self, status):
+        """What it says on standard error in the end."""
+        _, err = self.process.communicate(timeout=20 * SLOW)
+        assert not any(sign in (err or "") for sign in SANITIZER), err
+        assert self.process.returncode == status, (self.process.returncode, err)
+        return err
+
+
+def run(*args, status=0, **more):
+    done = subprocess.run([TOP, *map(str, args)], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=30 * SLOW, **more)
+    assert not any(sign in done.stderr for sign in SANITIZER), done.stderr
+    assert done.returncode == status, (done.returncode, done.stderr)
+    return done
+
+
+def test_it_counts_what_is_read_and_not_itself(mount, source):
+    m = mount(source.root)
+    with Top("--json", "--interval=0.1", m.path) as top:
+        lines = top.lines()
+        assert [next(lines)["read_bytes"] for _ in range(3)] == [0, 0, 0]
+        data = m.read("tensors/llama/model/w")
+        seen = []
+        while sum(line["read_bytes"] for line in seen) < len(data) and len(seen) < 600:
+            seen.append(next(lines))
+        assert sum(line["read_bytes"] for line in seen) == len(data) == SIZE
+        assert sum(line["storage_read_bytes"] for line in seen) >= SIZE
+        assert {line["state"] for line in seen} <= {"idle", "reader", "storage"}
+        assert next(lines)["state"] == "idle"
+        assert seen[0]["pid"] == m.status()["pid"]
+
+
+def users_of(lines, wanted):
+    """The first of 600 answers whose users are those."""
+    return any({(u["pid"], f) for u in line["users"] for f in u["files"]} == wanted
+               for line, _ in zip(lines, range(600)))
+
+
+def test_who_has_what_open(mount, source):
+    m = mount(source.root)
+    with Top("--json", "--interval=0.1", f"{m.path}/merged/llama") as top:
+        lines, me = top.lines(), os.getpid()
+        file = open(m / "merged/llama/model.safetensors", "rb")
+        assert users_of(lines, {(me, "merged/llama/model.safetensors")})
+        with file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+            file.close()
+            assert users_of(lines, {(me, "merged/llama/model.safetensors")})
+        assert users_of(lines, set())
+
+
+def test_one_view_alone(mount, source):
+    m = mount(source.root, "--view=merged")
+    assert json.loads(run("--once", "--json", "--interval=0.1", m.path).stdout)["state"] == "idle"
+
+
+def test_a_line_where_there_is_no_terminal(mount, source):
+    m = mount(source.root)
+    said = run("--once", "--interval=0.1", m.path).stdout
+    assert said.count("\n") == 1 and "\x1b" not in said and "idle" in said
+    source.add("bad", "model", [trees.tensor("w", "U8", (9,))])
+    os.truncate(source.path("bad/model.safetensors"), 20)
+    os.listdir(m / "tensors/bad")
+    said = json.loads(run("--once", "--json", "--interval=0.1", m.path).stdout)
+    assert said["problems"] == len(m.problems()) > 0
+
+
+def test_failing_reads_are_said(mount, source):
+    m = mount(source.root)
+    with open(m / "merged/llama/model.safetensors", "rb", buffering=0) as f:
+        f.read(10)
+        with Top("--json", "--interval=0.1", m.path) as top:
+            lines = top.lines()
+            assert next(lines)["read_errors"] == 0
+            time.sleep(0.05)  # a tick of the clock lies between two versions
+            os.truncate(source.path("llama/model.safetensors"), 5000)
+            with pytest.raises(OSError):
+                os.pread(f.fileno(), 4096, SIZE - 4096)
+            line = next(line for line, _ in zip(lines, range(600)) if line["read_errors"])
+            assert line["state"] == "errors" and line["stale_reads"] <= line["read_errors"]
+
+
+# ---- the mount goes away, or does not answer ----
+
+def test_an_unmounted_mount_ends_it(mount, source):
+    m = mount(source.root)
+    with Top("--json", "--interval=0.1", m.path) as top:
+        next(top.lines())
+        # busy for the moment that it looks
+        assert eventually(lambda: subprocess.run(["fusermount3", "-u", m.path],
+                                                 capture_output=True).returncode == 0)
+        assert "it is not mounted any more" in top.ends(1)
+
+
+def test_a_killed_daemon_ends_it(mount, source):
+    m = mount(source.root, died=True)
+    with Top("--json", "--interval=0.1", m.path) as top:
+        next(top.lines())
+        m.signal(signal.SIGKILL)
+        assert "its daemon is gone; fusermount3 -u" in top.ends(1)
+    assert "its daemon is gone; fusermount3 -u" in run(m.path, status=1).stderr
+    m.kill()
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_daemon_that_does_not_answer(mount, source, goes_on):
+    """It says so, and can be ended, or goes on with the daemon."""
+    m = mount(source.root)
+    with Top("--json", "--interval=0.1", m.path) as top:
+        lines = top.lines()
+        next(lines)
+        m.signal(signal.SIGSTOP)
+        try:
+            said = top.process.stderr.readline()
+            assert "no answer for" in said, said
+            if not goes_on:
+                top.process.send_signal(signal.SIGINT)
+                top.ends(128 + signal.SIGINT)
+        finally:
+            m.signal(signal.SIGCONT)
+        if goes_on:
+            assert all(next(lines)["state"] for _ in range(20))
+
+
+# ---- terminals ----
+
+class Screen:
+    def __init__(self, path, rows, columns, term="xterm"):
+        self.ours, theirs = pty.openpty()
+        self.resize(rows, columns)
+        self.top = Top("--interval=0.1", path, stdout=theirs, stderr=theirs, text=False,
+                       env={**os.environ, "TERM": term})
+        os.close(theirs)
+        self.said = b""
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def more(self):
+        if select.select([self.ours], [], [], 20 * SLOW)[0]:
+            try:
+                self.said += os.read(self.ours, 65536)
+                return True
+            except OSError:  # the other end is closed
+                pass
+        return False
+
+    def frames(self, count):
+        """So many whole screens from now on, each a list of lines."""
+        self.said = b""
+        while self.said.count(b"\x1b[J") <= count and self.more():
+            pass
+        found = [frame.split(b"\x1b[H", 1)[-1] for frame in self.said.split(b"\x1b[J")]
+        return [frame.replace(b"\x1b[K", b"").decode().split("\r\n")
+                for frame in found[1:count + 1]]
+
+    def rest(self):
+        while self.more():
+            pass
+        os.close(self.ours)
+        return self.said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_screen_that_fits_and_is_given_back(mount, source, number):
+    m = mount(source.root)
+    screen = Screen(m.path, 6, 30)
+    with screen.top as top:
+        small, = screen.frames(1)
+        assert len(small) == 6 and max(map(len, small)) == 30
+        screen.resize(40, 200)
+        assert any(len(frame) > 9 and max(map(len, frame)) > 60
+                   for _ in range(50) for frame in screen.frames(1))
+        assert ENTER not in screen.said  # it has not left it
+        top.process.send_signal(number)
+        top.ends(128 + number)
+        assert screen.rest().endswith(LEAVE)
+
+
+def test_a_mount_that_goes_away_gives_the_screen_back(mount, source):
+    m = mount(source.root, died=True)
+    screen = Screen(m.path, 24, 80)
+    with screen.top as top:
+        screen.frames(1)
+        m.signal(signal.SIGKILL)
+        top.ends(1)
+        assert re.search(rb"\x1b\[\?1049lfstfs-top: .*: its daemon is gone.*\n$", screen.rest())
+    m.kill()
+
+
+def test_stopped_and_continued_on_a_terminal(mount, source):
+    m = mount(source.root)
+    screen = Screen(m.path, 24, 80)
+    with screen.top as top:
+        screen.frames(1)
+        top.process.send_signal(signal.SIGTSTP)
+        while not screen.said.endswith(LEAVE):
+            assert screen.more()
+        top.process.send_signal(signal.SIGCONT)
+        while ENTER not in screen.said:
+            assert screen.more()
+        top.process.send_signal(signal.SIGINT)
+        top.ends(128 + signal.SIGINT)
+        assert screen.rest().endswith(LEAVE)
+
+
+def test_a_terminal_that_cannot(mount, source):
+    m = mount(source.root)
+    screen = Screen(m.path, 24, 80, term="dumb")
+    with screen.top as top:
+        while b"idle" not in screen.said:
+            assert screen.more()
+        top.process.send_signal(signal.SIGINT)
+        top.ends(128 + signal.SIGINT)
+        assert b"\x1b" not in screen.rest()
+
+
+def test_output_that_cannot_be_written(mount, source):
+    m = mount(source.root)
+    with open("/dev/full", "w") as full:
+        top = Top("--once", "--interval=0.1", m.path, stdout=full)
+        assert "cannot write: No space left" in top.ends(1)
+
+
+# ---- the command line ----
+
+@pytest.mark.parametrize("args", [[], ["a", "b"], ["--nothing", "a"], ["--interval=0", "a"],
+                                  ["--interval=x", "a"], ["--interval=nan", "a"]])
+def test_wrong_command_lines(args):
+    assert "fstfs-top: " in run(*args, status=2).stderr
+
+
+def test_what_is_no_mount(place):
+    assert "not on a mount of fstfs" in run(place, status=1).stderr
+    assert "No such file" in run(place / "none", status=1).stderr
+
+
+def test_help_and_version():
+    said = run("--help").stdout
+    assert all(option in said for option in ("--interval", "--once", "--json", "Exit status"))
+    assert max(map(len, said.splitlines())) <= 95
+    assert run("-V").stdout.startswith("fstfs-top ")

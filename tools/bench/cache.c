@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CACHESTAT 451 /* cachestat(2), Linux 6.5 */
+#define WINDOW ((size_t)256 << 20) /* bytes looked at by one mincore() */
+
+enum { TRIES = 20 };
+
+struct cache_range {
+    uint64_t offset, length; /* 0, 0: the whole file */
+};
+
+struct cache_stat {
+    uint64_t cache, dirty, writeback, evicted, recently_evicted; /* pages */
+};
+
+/* mincore() tells other users that every page is there. */
+static bool
+may_look(const char *path, const struct stat *st)
+{
+    return geteuid() == 0 || st->st_uid == geteuid() || access(path, W_OK) == 0;
+}
+
+static errint_t
+count_window(int fd, uint64_t from, size_t length, unsigned char *pages, uint64_t *bytes)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *at = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)from);
+    errint_t error = 0;
+
+    if (at == MAP_FAILED)
+        return -errno;
+    if (mincore(at, length, pages) < 0)
+        error = -errno;
+    munmap(at, length);
+    for (size_t i = 0; !error && i < (length + page - 1) / page; i++)
+        *bytes += pages[i] & 1 ? page : 0;
+    return error;
+}
+
+static errint_t
+count_by_mincore(int fd, uint64_t size, uint64_t *bytes)
+{
+    unsigned char *pages = malloc(WINDOW / (size_t)sysconf(_SC_PAGESIZE));
+    errint_t error = pages ? 0 : -ENOMEM;
+
+    for (uint64_t from = 0; !error && from < size; from += WINDOW)
+        error = count_window(fd, from, size - from < WINDOW ? (size_t)(size - from) : WINDOW, pages,
+                             bytes);
+    free(pages);
+    return error;
+}
+
+/* Whether the file's pages hang on another inode, which cachestat() does not see. */
+static bool
+is_overlay(int fd)
+{
+    struct statfs fs;
+
+    return fstatfs(fd, &fs) == 0 && fs.f_type == OVERLAYFS_SUPER_MAGIC;
+}
+
+static errint_t
+count_pages(int fd, const char *path, uint64_t *bytes)
+{
+    struct cache_range whole = {0, 0};
+    struct cache_stat found;
+    struct stat st;
+
+    *bytes = 0;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (!may_look(path, &st))
+        return -EPERM;
+    if (!is_overlay(fd) && syscall(CACHESTAT, fd, &whole, &found, 0) == 0) {
+        *bytes = found.cache * (uint64_t)sysconf(_SC_PAGESIZE);
+        return 0;
+    }
+    return count_by_mincore(fd, (uint64_t)st.st_size, bytes);
+}
+
+errint_t
+cache_bytes(const char *path, uint64_t *bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    errint_t error;
+
+    *bytes = 0;
+    if (fd < 0)
+        return -errno;
+    error = count_pages(fd, path, bytes);
+    close(fd);
+    return error;
+}
+
+/* ---- eviction ---- */
+
+/* What is left of one file, of which `*size` bytes there are, once it was asked to go. */
+static errint_t
+evict(const char *path, uint64_t *left, uint64_t *size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    errint_t error = 0;
+    struct stat st;
+
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &st) < 0) {
+        error = -errno;
+    } else {
+        *size = (uint64_t)st.st_size;
+        fdatasync(fd); /* dirty pages do not go; a file just written has some */
+        for (int i = 0; i < TRIES; i++) {
+            struct timespec moment = {0, 10000000}; /* a page may be held for a moment */
+
+            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+            error = count_pages(fd, path, left);
+            if (error || *left == 0)
+                break;
+            nanosleep(&moment, NULL);
+        }
+    }
+    close(fd);
+    return error;
+}
+
+/* Evicts all; the file of which most is left in `*stays`, NULL: none. */
+static errint_t
+evict_all(char *const *paths, size_t count, struct eviction *eviction, const char **stays,
+          uint64_t *left, struct reason *reason)
+{
+    *stays = NULL;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t mine = 0, size = 0;
+        errint_t error = evict(paths[i], &mine, &size);
+
+        if (error == -EPERM) {
+            eviction->unverified = true;
+        } else if (error) {
+            return reason_set(reason, error, "Cache", "%s: %s", paths[i], strerror(-error));
+        } else if (mine > size / 100 && (!*stays || mine > *left)) {
+            *stays = paths[i];
+            *left = mine;
+        }
+    }
+    return 0;
+}
+
+static bool
+drop_page_cache(void)
+{
+    int fd = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC);
+    bool done = fd >= 0 && write(fd, "1", 1) == 1;
+
+    if (fd >= 0)
+        close(fd);
+    return done;
+}
+
+errint_t
+cache_evict(char *const *paths, size_t count, struct eviction *eviction, struct reason *reason)
+{
+    const char *stays;
+    uint64_t left = 0;
+    errint_t error = evict_all(paths, count, eviction, &stays, &left, reason);
+
+    if (!error && stays && drop_page_cache()) {
+        eviction->dropped_all = true;
+        error = evict_all(paths, count, eviction, &stays, &left, reason);
+    }
+    if (!error && stays)
+        return reason_set(reason, -EBUSY, "Cache",
+                          "it stays in memory: %" PRIu64 " bytes of %s do not leave the page cache",
+                          left, stays);
+    return error;
+}

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python loaders of fstfs-bench --loaders, which pipes this to python3.
+
+python3 - list                         which there are: one JSON object
+python3 - run NAME DIRECTORY FILE...   loads once: {"seconds", "bytes", "sum"}
+
+The clock stands while packages are imported. A loader is done when a byte of each
+page of each tensor has been looked at; `sum` is of these bytes, as in readers.h.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
+
+PAGE = 4096
+
+
+def load_file(directory, files):
+    from safetensors.torch import load_file
+
+    return lambda: (t for f in files for t in load_file(f).values())
+
+
+def safe_open(directory, files):
+    from safetensors import safe_open
+
+    def tensors():
+        for path in files:
+            with safe_open(path, framework="pt") as f:
+                for name in sorted(f.keys()):
+                    yield f.get_tensor(name)
+
+    return tensors
+
+
+def fastsafetensors(directory, files):
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    def tensors():
+        loader = SafeTensorsFileLoader(SingleGroup(), "cpu", nogds=True)
+        loader.add_filenames({0: files})
+        buffers = loader.copy_files_to_device()
+        for name in loader.get_keys():
+            yield buffers.get_tensor(name)
+        buffers.close()
+        loader.close()
+
+    return tensors
+
+
+def runai(directory, files):
+    from runai_model_streamer import SafetensorsStreamer
+
+    def tensors():
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files(files)
+            for _, tensor in streamer.get_tensors():
+                yield tensor
+
+    return tensors
+
+
+def transformers(directory, files):
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    config = transformers.AutoConfig.from_pretrained(directory)
+    model_class = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+
+    def tensors():
+        model = model_class.from_pretrained(directory, dtype="auto")
+        yield from model.state_dict(keep_vars=False).values()
+
+    return tensors
+
+
+def diffusers(directory, files):
+    import diffusers
+    import torch
+    from safetensors import safe_open
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    with open(os.path.join(directory, "config.json")) as f:
+        name = json.load(f).get("_class_name")
+    if name is None:
+        raise ValueError("its config.json names no class of diffusers")
+    model_class = getattr(diffusers, name)
+    with safe_open(files[0], framework="pt") as f:
+        kind = f.get_slice(next(iter(f.keys()))).get_dtype()
+    # Its own default is to cast all to float32; it knows no "auto".
+    dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
+
+    def tensors():
+        model = model_class.from_pretrained(directory, torch_dtype=dtype)
+        yield from model.state_dict(keep_vars=False).values()
+
+    return tensors
+
+
+# Name: how it is loaded, its package, and what else it needs. A loader gives a
+# function that gives all tensors; its imports are done before that is called.
+LOADERS = {
+    "load_file": (load_file, "safetensors", ["torch"]),
+    "safe_open": (safe_open, "safetensors", ["torch"]),
+    "fastsafetensors": (fastsafetensors, "fastsafetensors", ["torch"]),
+    "runai": (runai, "runai-model-streamer", ["torch", "numpy"]),
+    "transformers": (transformers, "transformers", ["torch", "safetensors"]),
+    "diffusers": (diffusers, "diffusers", ["torch", "safetensors", "accelerate"]),
+}
+
+
+def missing(packages):
+    """Why a loader cannot be had here; None when it can."""
+    for package in packages:
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{sys.executable} has no {package}"
+    return None
+
+
+def listed(name):
+    _, package, others = LOADERS[name]
+    why = missing([package, *others])
+    version = importlib.metadata.version(package) if why is None else None
+    return {"name": name, "package": package, "version": version, "missing": why}
+
+
+def touched(tensor):
+    """The sum that readers.h speaks of, of one tensor's bytes, and how many these are."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    if flat.numel() == 0:
+        return 0, 0
+    return int(flat[::PAGE].sum(dtype=torch.int64)) + int(flat[-1]), flat.numel()
+
+
+def run(name, directory, files):
+    """Loads; `sum` is None where tensors may be cast, tied or named anew on the way."""
+    importlib.import_module("torch")  # which safe_open would import on the clock
+    tensors = LOADERS[name][0](directory, files)
+    total = size = 0
+    held = []  # as whoever loads a model holds all of it
+    begin = time.monotonic()
+    for tensor in tensors():
+        one, length = touched(tensor)
+        total += one
+        size += length
+        if name != "runai":  # whose tensors lie in a buffer that is used again
+            held.append(tensor)
+    seconds = time.monotonic() - begin
+    is_model = name in ("transformers", "diffusers")
+    return {"seconds": seconds, "bytes": size, "sum": None if is_model else total}
+
+
+def main():
+    if sys.argv[1] == "list":
+        answer = {"python": sys.executable, "loaders": [listed(name) for name in LOADERS]}
+    else:
+        answer = run(sys.argv[2], sys.argv[3], sys.argv[4:])
+    # A line of its own, whatever packages have printed.
+    print("\n" + json.dumps(answer), flush=True)
+
+
+try:
+    main()
+except Exception as error:
+    print("\n!" + f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
+    os._exit(1)
+os._exit(0)  # the time has been taken; taking a model down takes time too

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model.h"
+
+#include "common/find.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- what is in it ---- */
+
+static errint_t
+out_of_memory(struct reason *reason)
+{
+    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+}
+
+static errint_t
+take_file(struct model *model, const struct shard *shard, struct reason *reason)
+{
+    size_t i = model->file_count;
+
+    if (!shard->table || !shard->backing)
+        return reason_set(reason, -EBADMSG, "Refused", "%s: %s", shard->name,
+                          shard->refusal ? shard->refusal : "cannot be opened");
+    if (asprintf(&model->files[i], "%s/%s", model->directory, shard->name) < 0)
+        model->files[i] = NULL;
+    model->names[i] = strdup(shard->name);
+    if (!model->files[i] || !model->names[i])
+        return out_of_memory(reason);
+    model->sizes[i] = shard->file.identity.size;
+    model->bytes += model->sizes[i];
+    model->file_count++;
+    return 0;
+}
+
+static void
+take_tensor(struct model *model, const struct checkpoint *checkpoint, struct tensor_ref ref,
+            size_t file)
+{
+    const struct st_tensor *tensor = checkpoint_tensor(checkpoint, ref);
+
+    model->tensors[model->tensor_count++] = (struct model_tensor){
+        .offset = checkpoint->shards[ref.shard]->table->data_start + tensor->begin,
+        .length = tensor->end - tensor->begin,
+        .file = file,
+    };
+}
+
+static errint_t
+take_parts(struct model *model, const struct found *found, struct reason *reason)
+{
+    const struct checkpoint *checkpoint = found->checkpoint;
+    uint32_t only = UINT32_MAX;
+    errint_t error = 0;
+
+    if (!found->one_file && checkpoint->unsound)
+        return reason_set(reason, -EBADMSG, "Unsound", "%s", checkpoint->unsound);
+    model->files = calloc(checkpoint->shard_count + 1, sizeof(*model->files));
+    model->names = calloc(checkpoint->shard_count + 1, sizeof(*model->names));
+    model->sizes = calloc(checkpoint->shard_count + 1, sizeof(*model->sizes));
+    model->tensors = calloc((size_t)checkpoint->tensor_count + 1, sizeof(*model->tensors));
+    if (!model->files || !model->names || !model->sizes || !model->tensors)
+        return out_of_memory(reason);
+    for (uint32_t i = 0; !error && i < checkpoint->shard_count; i++) {
+        if (found->one_file && strcmp(checkpoint->shards[i]->name, found->name) != 0)
+            continue;
+        only = i;
+        error = take_file(model, checkpoint->shards[i], reason);
+    }
+    for (uint32_t i = 0; !error && i < checkpoint->tensor_count; i++) {
+        struct tensor_ref ref = checkpoint->tensors[i];
+
+        if (!found->one_file)
+            take_tensor(model, checkpoint, ref, ref.shard);
+        else if (ref.shard == only)
+            take_tensor(model, checkpoint, ref, 0);
+    }
+    return error;
+}
+
+errint_t
+model_open(const char *path, struct model *model, struct reason *reason)
+{
+    struct catalog_options options = {0};
+    struct found found;
+    errint_t error;
+
+    *model = (struct model){.path = strdup(path)};
+    if (!model->path)
+        return out_of_memory(reason);
+    error = find_checkpoint(path, &options, &found, reason);
+    if (!error)
+        error = find_headers(&found, reason);
+    if (!error) {
+        model->is_directory = found.is_directory;
+        model->directory = found.directory;
+        found.directory = NULL;
+        error = take_parts(model, &found, reason);
+        model->whole =
+            found.listing->group_count == 1 && model->file_count == found.checkpoint->shard_count;
+    }
+    find_close(&found);
+    return error;
+}
+
+void
+model_close(struct model *model)
+{
+    for (size_t i = 0; i < model->file_count; i++) {
+        free(model->files[i]);
+        free(model->names[i]);
+    }
+    free(model->files);
+    free(model->names);
+    free(model->sizes);
+    free(model->tensors);
+    free(model->directory);
+    free(model->path);
+    *model = (struct model){0};
+}
+
+bool
+model_entry(const struct model *model, char entry[PATH_MAX])
+{
+    static const char suffix[] = ".safetensors.index.json";
+    const char *slash = strrchr(model->path, '/');
+    const char *last = slash ? slash + 1 : model->path;
+    size_t length = strlen(last), end = sizeof(suffix) - 1;
+    char path[2 * PATH_MAX];
+
+    if (model->whole || model->file_count == 1) {
+        snprintf(entry, PATH_MAX, "%s", model->whole ? "." : model->names[0]);
+        return true;
+    }
+    if (length >= end && strcmp(last + length - end, suffix) == 0)
+        length -= end;
+    snprintf(entry, PATH_MAX, "%.*s%s", (int)length, last, suffix);
+    snprintf(path, sizeof(path), "%s/%s", model->directory, entry);
+    return access(path, R_OK) == 0;
+}
+
+/* ---- plans ---- */
+
+static errint_t
+add_file(struct plan *plan, const struct model *model, const char *directory, size_t file)
+{
+    char path[PATH_MAX];
+
+    if (!directory)
+        return plan_add_file(plan, model->files[file]);
+    if (snprintf(path, sizeof(path), "%s/%s", directory, model->names[file]) >= (int)sizeof(path))
+        return -ENAMETOOLONG;
+    return plan_add_file(plan, path);
+}
+
+errint_t
+model_plan(const struct model *model, const char *directory, enum order order, struct plan *plan)
+{
+    errint_t error = 0;
+
+    for (size_t i = 0; !error && i < model->file_count; i++) {
+        error = add_file(plan, model, directory, i);
+        if (!error && order == ORDER_FILES)
+            error = plan_add_segment(plan, i, 0, model->sizes[i]);
+    }
+    for (size_t i = 0; !error && order == ORDER_NAMES && i < model->tensor_count; i++) {
+        const struct model_tensor *tensor = &model->tensors[i];
+
+        error = plan_add_segment(plan, tensor->file, tensor->offset, tensor->length);
+    }
+    return error;
+}

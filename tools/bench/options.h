@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command line of fstfs-bench.
+ */
+#ifndef FSTFS_BENCH_OPTIONS_H
+#define FSTFS_BENCH_OPTIONS_H
+
+#include "common/options.h"
+
+#include <stdbool.h>
+
+struct options {
+    char **paths; /* of models */
+    int path_count; /* at least 1 */
+    unsigned rounds;
+    const char *ways; /* names with commas between; NULL: all */
+    const char *device; /* or NULL */
+    const char *svg; /* file to write; or NULL */
+    bool loaders;
+    bool json;
+};
+
+enum options_result options_parse(int argc, char **argv, struct options *options);
+
+#endif

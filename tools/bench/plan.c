@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How many an array of `count` is to have room for, where it grows at 0, 1, 3, 7,
+ * ... elements; 0: it has room for one more. */
+static size_t
+new_room(size_t count)
+{
+    return (count & (count + 1)) == 0 ? count * 2 + 1 : 0;
+}
+
+errint_t
+plan_add_file(struct plan *plan, const char *path)
+{
+    size_t room = new_room(plan->file_count);
+
+    if (room) {
+        char **bigger = realloc(plan->files, room * sizeof(*bigger));
+
+        if (!bigger)
+            return -ENOMEM;
+        plan->files = bigger;
+    }
+    plan->files[plan->file_count] = strdup(path);
+    if (!plan->files[plan->file_count])
+        return -ENOMEM;
+    plan->file_count++;
+    return 0;
+}
+
+errint_t
+plan_add_segment(struct plan *plan, size_t file, uint64_t offset, uint64_t length)
+{
+    size_t room = new_room(plan->segment_count);
+
+    if (length == 0)
+        return 0;
+    if (room) {
+        struct plan_segment *bigger = realloc(plan->segments, room * sizeof(*bigger));
+
+        if (!bigger)
+            return -ENOMEM;
+        plan->segments = bigger;
+    }
+    plan->segments[plan->segment_count++] = (struct plan_segment){offset, length, file};
+    plan->bytes += length;
+    return 0;
+}
+
+errint_t
+plan_add(struct plan *plan, const char *path, uint64_t offset, uint64_t length)
+{
+    /* From the end: segments of one file come mostly together. */
+    for (size_t i = plan->file_count; i-- > 0;) {
+        if (strcmp(plan->files[i], path) == 0)
+            return plan_add_segment(plan, i, offset, length);
+    }
+    if (length == 0)
+        return 0;
+    if (plan_add_file(plan, path))
+        return -ENOMEM;
+    return plan_add_segment(plan, plan->file_count - 1, offset, length);
+}
+
+void
+plan_free(struct plan *plan)
+{
+    for (size_t i = 0; i < plan->file_count; i++)
+        free(plan->files[i]);
+    free(plan->files);
+    free(plan->segments);
+    *plan = (struct plan){0};
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "findings.h"
+
+#include "common/say.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void
+findings_init(struct findings *findings)
+{
+    *findings = (struct findings){0};
+    pthread_mutex_init(&findings->lock, NULL);
+}
+
+void
+findings_free(struct findings *findings)
+{
+    for (size_t i = 0; i < findings->count; i++) {
+        free(findings->all[i].path);
+        free(findings->all[i].text);
+    }
+    free(findings->all);
+    pthread_mutex_destroy(&findings->lock);
+}
+
+/* With the lock held. False: no memory. */
+static bool
+append(struct findings *findings, struct finding finding)
+{
+    if (findings->count == findings->room) {
+        size_t room = findings->room ? 2 * findings->room : 16;
+        struct finding *all = realloc(findings->all, room * sizeof(*all));
+
+        if (!all)
+            return false;
+        findings->all = all;
+        findings->room = room;
+    }
+    findings->all[findings->count++] = finding;
+    return true;
+}
+
+void
+findings_add(struct findings *findings, char *path, bool unseen, const char *format, ...)
+{
+    struct finding finding = {.path = path, .unseen = unseen};
+    va_list arguments;
+    bool added;
+
+    va_start(arguments, format);
+    if (vasprintf(&finding.text, format, arguments) < 0)
+        finding.text = NULL;
+    va_end(arguments);
+    pthread_mutex_lock(&findings->lock);
+    added = path && finding.text && append(findings, finding);
+    findings->unseen += added && unseen;
+    findings->failed = findings->failed || !added;
+    pthread_mutex_unlock(&findings->lock);
+    if (!added) {
+        free(path);
+        free(finding.text);
+    }
+}
+
+static int
+compare(const void *a, const void *b)
+{
+    const struct finding *x = a, *y = b;
+    int order = strcmp(x->path, y->path);
+
+    return order ? order : strcmp(x->text, y->text);
+}
+
+/* Sorts from `first` on, and leaves each once: a listing may have been made twice. */
+static void
+settle(struct findings *findings, size_t first)
+{
+    size_t kept = first;
+
+    if (findings->count - first < 2)
+        return;
+    qsort(findings->all + first, findings->count - first, sizeof(*findings->all), compare);
+    for (size_t i = first; i < findings->count; i++) {
+        if (kept > first && compare(&findings->all[kept - 1], &findings->all[i]) == 0) {
+            free(findings->all[i].path);
+            free(findings->all[i].text);
+        } else {
+            findings->all[kept++] = findings->all[i];
+        }
+    }
+    findings->count = kept;
+}
+
+void
+findings_print(struct findings *findings)
+{
+    struct buffer out = BUFFER_INIT;
+
+    pthread_mutex_lock(&findings->lock);
+    settle(findings, findings->printed);
+    while (findings->printed < findings->count) {
+        const struct finding *finding = &findings->all[findings->printed++];
+
+        buffer_add_quoted(&out, finding->path, strlen(finding->path), SIZE_MAX);
+        buffer_addf(&out, ": %s\n", finding->text);
+    }
+    if (out.length > 0 && !write_out(stdout, &out))
+        findings->failed = true;
+    pthread_mutex_unlock(&findings->lock);
+    buffer_free(&out);
+}
+
+void
+findings_json(struct findings *findings, struct buffer *out)
+{
+    pthread_mutex_lock(&findings->lock);
+    settle(findings, 0);
+    buffer_add_char(out, '[');
+    for (size_t i = 0; i < findings->count; i++) {
+        const struct finding *finding = &findings->all[i];
+
+        buffer_add_text(out, i ? ",\n    {\"path\": " : "\n    {\"path\": ");
+        buffer_add_json_string(out, finding->path, strlen(finding->path));
+        buffer_add_text(out, ", \"text\": ");
+        buffer_add_json_string(out, finding->text, strlen(finding->text));
+        buffer_addf(out, ", \"looked_at\": %s}", finding->unseen ? "false" : "true");
+    }
+    buffer_add_text(out, findings->count ? "\n  ]" : "]");
+    pthread_mutex_unlock(&findings->lock);
+}

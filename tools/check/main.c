@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fstfs-check: whether safetensors files and checkpoints are sound.
+ */
+#include "common/progress.h"
+#include "common/say.h"
+#include "deep.h"
+#include "hashes.h"
+#include "options.h"
+#include "tree.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SOUND = 0, FOUND = 1, UNSEEN = 2 };
+
+static const char *
+plural(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
+/* What was looked at, and what came of it, in a line. */
+static void
+say_summary(const struct tree *tree, const struct deep_result *deep)
+{
+    struct buffer text = BUFFER_INIT;
+    uint64_t count = tree->findings.count;
+
+    if (count == 0)
+        buffer_add_text(&text, "sound: ");
+    else
+        buffer_addf(&text, "%" PRIu64 " finding%s in ", count, plural(count));
+    if (tree->checkpoint_count)
+        buffer_addf(&text, "%" PRIu64 " checkpoint%s, ", tree->checkpoint_count,
+                    plural(tree->checkpoint_count));
+    buffer_addf(&text, "%" PRIu64 " file%s, %" PRIu64 " tensor%s, %.2f GB", tree->file_count,
+                plural(tree->file_count), tree->tensor_count, plural(tree->tensor_count),
+                (double)tree->bytes / 1e9);
+    if (!tree->options->deep)
+        buffer_add_text(&text, "; headers only (--deep reads all)");
+    else
+        buffer_addf(&text, "; read %.2f GB in %.1f s", (double)deep->bytes / 1e9, deep->seconds);
+    if (deep->hub_files)
+        buffer_addf(&text, ", %" PRIu64 " compared with the hub's SHA-256", deep->hub_files);
+    buffer_add_char(&text, '\n');
+    write_out(stderr, &text);
+    buffer_free(&text);
+}
+
+static bool
+print_json(struct tree *tree, const struct deep_result *deep, int status)
+{
+    struct buffer out = BUFFER_INIT;
+    bool done;
+
+    buffer_addf(&out,
+                "{\n  \"version\": \"" FSTFS_VERSION "\",\n  \"sound\": %s,\n"
+                "  \"checkpoints\": %" PRIu64 ",\n  \"files\": %" PRIu64 ",\n"
+                "  \"tensors\": %" PRIu64 ",\n  \"bytes\": %" PRIu64 ",\n"
+                "  \"bytes_read\": %" PRIu64 ",\n  \"hub_files_compared\": %" PRIu64 ",\n"
+                "  \"seconds_read\": %.3f,\n  \"findings\": ",
+                status == SOUND ? "true" : "false", tree->checkpoint_count, tree->file_count,
+                tree->tensor_count, tree->bytes, deep->bytes, deep->hub_files, deep->seconds);
+    findings_json(&tree->findings, &out);
+    buffer_add_text(&out, "\n}\n");
+    done = write_out(stdout, &out);
+    buffer_free(&out);
+    return done;
+}
+
+/* Files that the hub knows a SHA-256 of, where this program cannot make one. */
+static void
+say_unhashed(const struct tree *tree)
+{
+    uint64_t count = 0;
+
+    for (size_t i = 0; i < tree->target_count; i++)
+        count += tree->targets[i].hub_sha256[0] != '\0';
+    if (count > 0 && !sha256_can())
+        complain("%" PRIu64 " file%s not compared with the hub's SHA-256: this fstfs-check was "
+                 "built without libcrypto",
+                 count, plural(count));
+}
+
+/* False: it could not be done. */
+static bool
+look_deep(struct tree *tree, struct deep_result *result)
+{
+    const char *hashes = tree->options->hashes;
+    struct reason reason;
+    bool written = false;
+    errint_t error = deep_run(tree, result);
+
+    if (error == -EINTR)
+        return false;
+    if (error) {
+        complain("cannot read: %s", strerror(-error));
+        return false;
+    }
+    say_unhashed(tree);
+    if (!hashes)
+        return true;
+    if (tree->findings.unseen) {
+        complain("%s: left alone: not all could be read", hashes);
+        return false;
+    }
+    if (hashes_compare(tree, hashes, &written, &reason)) {
+        complain("%s: %s", hashes, reason.text);
+        return false;
+    }
+    if (written)
+        fprintf(stderr, "%s: written; next time it is compared with\n", hashes);
+    return true;
+}
+
+static int
+check(struct tree *tree)
+{
+    const struct options *options = tree->options;
+    struct deep_result deep = {0};
+    errint_t error = 0;
+    bool seen = true;
+    int status;
+
+    progress_catch_signals();
+    for (int i = 0; !error && i < options->path_count && !progress_signal(); i++)
+        error = tree_check(tree, options->paths[i]);
+    if (!options->json)
+        findings_print(&tree->findings);
+    if (!error && options->deep && !progress_signal())
+        seen = look_deep(tree, &deep);
+    if (!options->json)
+        findings_print(&tree->findings);
+    if (progress_signal()) {
+        complain("interrupted");
+        return 128 + progress_signal();
+    }
+    if (error || tree->findings.failed) {
+        complain("no memory, or standard output cannot be written");
+        return UNSEEN;
+    }
+    status = !seen || tree->findings.unseen ? UNSEEN : tree->findings.count ? FOUND : SOUND;
+    if (options->json)
+        return print_json(tree, &deep, status) ? status : UNSEEN;
+    say_summary(tree, &deep);
+    return status;
+}
+
+int
+main(int argc, char **argv)
+{
+    struct options options;
+    struct tree tree;
+    int status;
+
+    switch (options_parse(argc, argv, &options)) {
+    case OPTIONS_DONE:
+        return 0;
+    case OPTIONS_WRONG:
+        return UNSEEN;
+    default:
+        break;
+    }
+    if (tree_init(&tree, &options)) {
+        complain("no memory");
+        return UNSEEN;
+    }
+    status = check(&tree);
+    tree_free(&tree);
+    return status;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command line of fstfs-check.
+ */
+#ifndef FSTFS_CHECK_OPTIONS_H
+#define FSTFS_CHECK_OPTIONS_H
+
+#include "common/options.h"
+
+#include <stdbool.h>
+
+struct options {
+    char **paths;
+    int path_count; /* at least 1 */
+    bool deep; /* read every byte */
+    bool nan; /* and look for NaN and infinity in it */
+    const char *hashes; /* file of the tensors' hashes; or NULL */
+    bool all; /* name each tensor of many with the same fault */
+    bool json;
+};
+
+enum options_result options_parse(int argc, char **argv, struct options *options);
+
+#endif

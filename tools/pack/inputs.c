@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "inputs.h"
+
+#include "common/say.h"
+#include "tensor_file.h"
+#include "view/layout.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static errint_t
+out_of_memory(struct reason *reason)
+{
+    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+}
+
+/* The same reason, of this path. */
+static errint_t
+of_path(const char *path, errint_t error, struct reason *reason)
+{
+    char name[QUOTED_SIZE], text[sizeof(reason->text)];
+
+    strcpy(text, reason->text);
+    return reason_set(reason, error, reason->rule, "%s: %s", quoted(name, path, strlen(path)),
+                      text);
+}
+
+/* ---- shards ---- */
+
+/* Room for one more shard among the checkpoint's, and among our own. */
+static bool
+make_room(struct inputs *inputs)
+{
+    struct checkpoint *checkpoint = &inputs->checkpoint;
+    size_t room = inputs->own_room ? 2 * inputs->own_room : 64;
+    struct shard **shards, **own;
+
+    if (checkpoint->shard_count < inputs->own_room)
+        return true;
+    shards = realloc(checkpoint->shards, room * sizeof(struct shard *));
+    if (shards)
+        checkpoint->shards = shards;
+    own = realloc(inputs->own, room * sizeof(struct shard *));
+    if (own)
+        inputs->own = own;
+    if (!shards || !own)
+        return false;
+    inputs->own_room = room;
+    return true;
+}
+
+static bool
+add_shard(struct inputs *inputs, struct shard *shard)
+{
+    if (!make_room(inputs))
+        return false;
+    inputs->checkpoint.shards[inputs->checkpoint.shard_count++] = shard;
+    return true;
+}
+
+/* Adds a shard of our own; takes over `table`, and a reference to `backing`. */
+static errint_t
+add_own(struct inputs *inputs, const char *name, struct backing *backing, struct st_table *table,
+        struct reason *reason)
+{
+    struct shard *shard = calloc(1, sizeof(*shard) + strlen(name) + 1);
+
+    if (!shard || !make_room(inputs)) {
+        free(shard);
+        st_table_free(table);
+        backing_unref(backing);
+        return out_of_memory(reason);
+    }
+    shard->name = strcpy((char *)(shard + 1), name);
+    shard->backing = backing;
+    shard->table = table;
+    inputs->own[inputs->own_count++] = shard;
+    add_shard(inputs, shard);
+    return 0;
+}
+
+/* ---- --pick and --drop ---- */
+
+/* The last pattern that matches says; where none does, the first: who begins with
+ * --pick wants nothing else, who begins with --drop wants the rest. */
+static bool
+is_wanted(const struct options *options, const char *name, size_t length)
+{
+    bool wanted;
+    char *text;
+
+    if (options->pattern_count == 0)
+        return true;
+    wanted = options->patterns[0].drop;
+    text = strndup(name, length);
+    if (!text)
+        return false;
+    for (size_t i = 0; i < options->pattern_count; i++)
+        if (fnmatch(options->patterns[i].glob, text, 0) == 0)
+            wanted = !options->patterns[i].drop;
+    free(text);
+    return wanted;
+}
+
+/* The table with the tensors that are wanted; its text and shapes are the other's. */
+static struct st_table *
+filter_table(const struct options *options, const struct st_table *table)
+{
+    struct st_table *made = malloc(sizeof(*made) + table->count * sizeof(struct st_tensor));
+    struct st_tensor *tensors;
+
+    if (!made)
+        return NULL;
+    tensors = (struct st_tensor *)(made + 1);
+    *made = *table;
+    made->tensors = tensors;
+    made->count = 0;
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+
+        if (is_wanted(options, table->text + tensor->name, tensor->name_length))
+            tensors[made->count++] = *tensor;
+    }
+    return made;
+}
+
+static errint_t
+take_shard(const struct options *options, struct inputs *inputs, struct shard *shard,
+           struct reason *reason)
+{
+    struct st_table *table;
+
+    if (options->pattern_count == 0)
+        return add_shard(inputs, shard) ? 0 : out_of_memory(reason);
+    table = filter_table(options, shard->table);
+    if (!table)
+        return out_of_memory(reason);
+    inputs->left_out += shard->table->count - table->count;
+    if (table->count == 0) {
+        st_table_free(table);
+        return 0;
+    }
+    return add_own(inputs, shard->name, backing_ref(shard->backing), table, reason);
+}
+
+/* ---- checkpoints ---- */
+
+static errint_t
+take_checkpoint(const struct options *options, struct inputs *inputs, struct found *found,
+                struct reason *reason)
+{
+    const struct checkpoint *checkpoint;
+    errint_t error = find_headers(found, reason);
+
+    if (error)
+        return error;
+    checkpoint = found->checkpoint;
+    for (uint32_t i = 0; !error && i < checkpoint->shard_count; i++) {
+        struct shard *shard = checkpoint->shards[i];
+
+        if (found->one_file && strcmp(shard->name, found->name) != 0)
+            continue;
+        if (shard->refusal) {
+            char name[QUOTED_SIZE];
+
+            return reason_set(reason, -EBADMSG, "Refused", "%.150s: %.330s",
+                              quoted(name, shard->name, strlen(shard->name)), shard->refusal);
+        }
+        error = take_shard(options, inputs, shard, reason);
+    }
+    if (!error && !found->one_file && checkpoint->unsound)
+        return reason_set(reason, -EBADMSG, "Unsound", "%s; fstfs-check says more",
+                          checkpoint->unsound);
+    if (!error && !found->one_file && !inputs->stem[0])
+        snprintf(inputs->stem, sizeof(inputs->stem), "%s", checkpoint->stem);
+    return error;
+}
+
+/* ---- tensor files ---- */
+
+static errint_t
+take_table(const struct options *options, struct inputs *inputs, const char *name,
+           struct backing *backing, struct st_table *table, struct reason *reason)
+{
+    const struct st_tensor *tensor = &table->tensors[0];
+
+    if (is_wanted(options, table->text + tensor->name, tensor->name_length))
+        return add_own(inputs, name, backing, table, reason);
+    inputs->left_out++;
+    st_table_free(table);
+    backing_unref(backing);
+    return 0;
+}
+
+/* -ENODATA: it is no tensor file. */
+static errint_t
+take_file(const struct options *options, struct inputs *inputs, const char *path,
+          struct reason *reason)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    struct file_identity identity;
+    struct backing *backing;
+    struct st_table *table;
+    char *real;
+    errint_t error;
+
+    if (fd < 0)
+        return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
+    error = file_identity_from_fd(&identity, fd);
+    if (error)
+        reason_set(reason, error, "IoError", "%s", strerror(-error));
+    else if (!S_ISREG(identity.mode))
+        error = -ENODATA;
+    else
+        error = tensor_file_read(fd, name, identity.size, &table, reason);
+    close(fd);
+    if (error)
+        return error;
+    real = realpath(path, NULL);
+    backing = real ? backing_new(AT_FDCWD, real, &identity) : NULL;
+    free(real);
+    if (!backing) {
+        /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): 0 means that table is set */
+        st_table_free(table);
+        return out_of_memory(reason);
+    }
+    return take_table(options, inputs, name, backing, table, reason);
+}
+
+/* All files of a directory in which there is no checkpoint. */
+static errint_t
+take_directory(const struct options *options, struct inputs *inputs, const struct found *found,
+               struct reason *reason)
+{
+    const struct listing *listing = found->listing;
+
+    for (uint32_t i = 0; i < listing->file_count; i++) {
+        char *path;
+        errint_t error;
+
+        if (asprintf(&path, "%s/%s", found->directory, listing->files[i]) < 0)
+            return out_of_memory(reason);
+        error = take_file(options, inputs, path, reason);
+        free(path);
+        if (error == -ENODATA)
+            reason_set(reason, error, "None",
+                       "there is no checkpoint in it, and this is neither a .npy file nor a tensor "
+                       "file of a mount");
+        if (error)
+            return of_path(listing->files[i], error, reason);
+    }
+    return 0;
+}
+
+/* What matters of it is in the reason. */
+static void
+no_problem(void *arg, const char *directory, const char *name, const char *text)
+{
+    (void)arg, (void)directory, (void)name, (void)text;
+}
+
+static errint_t
+take_input(const struct options *options, struct inputs *inputs, const char *path,
+           struct reason *reason)
+{
+    const struct catalog_options catalog_options = {.problems = {no_problem, NULL, 0}};
+    struct found *found = &inputs->found[inputs->found_count];
+    struct stat st;
+    errint_t error;
+
+    if (stat(path, &st) == 0 && S_ISREG(st.st_mode)) {
+        error = take_file(options, inputs, path, reason);
+        if (error != -ENODATA)
+            return error;
+    }
+    error = find_checkpoint(path, &catalog_options, found, reason);
+    inputs->found_count++;
+    if (!error)
+        return take_checkpoint(options, inputs, found, reason);
+    if (error == -ENOENT && found->is_directory && found->listing && found->listing->file_count > 0)
+        return take_directory(options, inputs, found, reason);
+    return error;
+}
+
+/* ---- all together ---- */
+
+struct named {
+    const char *name;
+    uint32_t length;
+    struct tensor_ref ref;
+};
+
+static int
+compare_named(const void *a, const void *b)
+{
+    const struct named *x = a, *y = b;
+    int order = memcmp(x->name, y->name, x->length < y->length ? x->length : y->length);
+
+    return order ? order : (x->length > y->length) - (x->length < y->length);
+}
+
+static errint_t
+refuse_twin(const struct inputs *inputs, const struct named *a, const struct named *b,
+            struct reason *reason)
+{
+    const char *first = inputs->checkpoint.shards[a->ref.shard]->name;
+    const char *second = inputs->checkpoint.shards[b->ref.shard]->name;
+    char name[QUOTED_SIZE], one[QUOTED_SIZE], two[QUOTED_SIZE];
+
+    return reason_set(reason, -EEXIST, "DuplicateTensorName",
+                      "tensor %.150s is in %.120s and in %.120s", quoted(name, a->name, a->length),
+                      quoted(one, first, strlen(first)), quoted(two, second, strlen(second)));
+}
+
+/* Sorts all tensors by name. */
+static errint_t
+sort_tensors(struct inputs *inputs, struct reason *reason)
+{
+    struct checkpoint *checkpoint = &inputs->checkpoint;
+    struct tensor_ref *refs;
+    struct named *all;
+    size_t count = 0, at = 0;
+    errint_t error = 0;
+
+    for (uint32_t s = 0; s < checkpoint->shard_count; s++)
+        count += checkpoint->shards[s]->table->count;
+    if (count > UINT32_MAX / 2)
+        return reason_set(reason, -EOVERFLOW, "TooMany", "too many tensors");
+    all = malloc((count + 1) * sizeof(*all));
+    refs = malloc((count + 1) * sizeof(*refs));
+    checkpoint->tensors = refs;
+    checkpoint->tensor_count = (uint32_t)count;
+    if (!all || !refs) {
+        free(all);
+        return out_of_memory(reason);
+    }
+    for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
+        const struct st_table *table = checkpoint->shards[s]->table;
+
+        for (uint32_t i = 0; i < table->count; i++)
+            all[at++] = (struct named){
+                table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
+    }
+    qsort(all, count, sizeof(*all), compare_named);
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0 && !error && compare_named(&all[i - 1], &all[i]) == 0)
+            error = refuse_twin(inputs, &all[i - 1], &all[i], reason);
+        refs[i] = all[i].ref;
+    }
+    free(all);
+    return error;
+}
+
+static void
+tell(void *arg, const char *directory, const char *name, const char *text)
+{
+    char shown[QUOTED_SIZE];
+
+    (void)arg;
+    (void)directory;
+    complain("%s: %s", quoted(shown, name, strlen(name)), text);
+}
+
+errint_t
+inputs_read(const struct options *options, struct inputs *inputs, struct reason *reason)
+{
+    const struct problem_watch watch = {tell, NULL, 0};
+    errint_t error = 0;
+
+    *inputs = (struct inputs){.checkpoint = {.directory = "", .stem = inputs->stem}};
+    inputs->found = calloc((size_t)options->input_count, sizeof(*inputs->found));
+    inputs->problems = problems_new(&watch);
+    if (!inputs->found || !inputs->problems || !make_room(inputs))
+        return out_of_memory(reason);
+    inputs->checkpoint.problems = problem_set_new(inputs->problems);
+    for (int i = 0; !error && i < options->input_count; i++) {
+        error = take_input(options, inputs, options->inputs[i], reason);
+        if (error)
+            return of_path(options->inputs[i], error, reason);
+    }
+    if (options->stem || !inputs->stem[0] || options->input_count > 1)
+        snprintf(inputs->stem, sizeof(inputs->stem), "%s", options->stem ? options->stem : "model");
+    error = sort_tensors(inputs, reason);
+    if (!error && inputs->checkpoint.tensor_count == 0 && inputs->left_out > 0)
+        return reason_set(reason, -ENOENT, "None", "--pick and --drop leave no tensor");
+    if (!error)
+        layout_check_metadata(&inputs->checkpoint);
+    return error;
+}
+
+void
+inputs_free(struct inputs *inputs)
+{
+    for (size_t i = 0; i < inputs->own_count; i++) {
+        st_table_free(inputs->own[i]->table);
+        backing_unref(inputs->own[i]->backing);
+        free(inputs->own[i]);
+    }
+    free(inputs->own);
+    free(inputs->checkpoint.shards);
+    free((void *)inputs->checkpoint.tensors);
+    problem_set_free(inputs->checkpoint.problems);
+    if (inputs->problems)
+        problems_free(inputs->problems);
+    for (size_t i = 0; i < inputs->found_count; i++)
+        find_close(&inputs->found[i]);
+    free(inputs->found);
+}

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of safetensors files straight into the memory of torch and NumPy, by libfstfs.
+
+    from fstfs import safe_open, load_checkpoint    # for: from safetensors import safe_open
+    from fstfs.torch import load_file               # for: from safetensors.torch import load_file
+
+docs/libfstfs.md says how it reads, and where it differs from safetensors.
+"""
+
+from ._checkpoint import load_checkpoint, load_file, safe_open
+from ._library import SafetensorError, lib, status
+
+__version__ = lib.fstfs_version().decode()
+__all__ = ["SafetensorError", "load_checkpoint", "load_file", "safe_open", "status"]

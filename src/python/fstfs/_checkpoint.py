@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""safe_open, as safetensors has it, and what loads all of a checkpoint."""
+
+import errno
+import itertools
+import json
+import os
+import struct
+
+from . import _frameworks
+from ._library import Opened, SafetensorError, find_device, process
+from ._mapping import MappedFiles
+from ._slices import by_safetensors, by_torch
+
+BATCH = 256 << 20  # bytes that are in host memory at once on their way to another device
+BACKENDS = ("mmap", "pread")
+
+
+def _read_header(path):
+    """The header of a safetensors file; {} of any other."""
+    try:
+        with open(path, "rb") as file:
+            length, = struct.unpack("<Q", file.read(8))
+            if length > os.fstat(file.fileno()).st_size:
+                return {}
+            header = json.loads(file.read(length))
+            return header if isinstance(header, dict) else {}
+    except (OSError, ValueError, struct.error):
+        return {}
+
+
+class Source:
+    """What safe_open and its slices have: a checkpoint that is open, and how its tensors are
+    wanted."""
+
+    def __init__(self, path, framework, device, backend):
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError("argument 'filename': expected str, bytes or os.PathLike object, not "
+                            f"{type(path).__name__}")
+        self.shown = os.fspath(path)
+        self.path = os.path.abspath(self.shown)
+        self.framework = _frameworks.framework(framework)
+        self.device = _frameworks.device(device)
+        if backend not in BACKENDS:
+            raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", '
+                                  '"pread")')
+        self.may_map = backend == "mmap" and self.device == "cpu" and \
+            hasattr(self.framework, "map")
+        self.current = Opened(self.shown)
+        if self.device != "cpu" and self.framework.name != "pytorch":
+            raise SafetensorError(f"Device {self.device} is not supported for framework "
+                                  f"{self.framework.name}")
+        self.mapped = MappedFiles()
+
+    def opened(self):
+        """In a child of the process that opened it: the same, opened anew."""
+        opened = self.current
+        if opened.generation != process.generation:
+            opened = Opened(self.path)
+            if opened.identity != self.current.identity:
+                raise OSError(errno.ESTALE, f"{self.shown}: changed or replaced since it was "
+                              "opened")
+            self.current = opened
+        return opened
+
+    def find(self, opened, name):
+        if not isinstance(name, str):
+            raise TypeError(f"argument 'name': '{type(name).__name__}' object is not an instance "
+                            "of 'str'")
+        info = opened.find(name)
+        if info is None:
+            raise SafetensorError(f"File does not contain tensor {name}")
+        return info
+
+    def map(self, opened, infos, start, end):
+        if not self.may_map or start == end:
+            return None
+        return self.mapped.find(opened, infos, self.framework, start, end)
+
+    def tensors(self, opened, infos):
+        """{name: tensor} of the infos, which are sorted by file and offset."""
+        framework = self.framework
+        tensors = {info.name: None for info in infos}
+        rest = []
+        for _, group in itertools.groupby(infos, lambda info: info.file):
+            group = list(group)
+            full = [info for info in group if info.size]
+            storage = full and self.map(opened, full, full[0].offset,
+                                        max(info.offset + info.size for info in full))
+            for info in group:
+                tensor = None
+                dtype, shape = framework.prepare(info)
+                if storage and info.size:
+                    tensor = framework.mapped(storage, info, dtype, shape)
+                if tensor is None:
+                    rest.append((info, dtype, shape))
+                tensors[info.name] = tensor
+        made = self._read(opened, [(info, None, dtype, shape) for info, dtype, shape in rest])
+        tensors.update(zip((info.name for info, *_ in rest), made))
+        return tensors
+
+    def _read(self, opened, wanted):
+        """The tensors of [(info, box, dtype, shape)], on the device that is asked for."""
+        device = None
+        if self.device != "cpu" and str(self.device).startswith("cuda:"):
+            device = find_device(self.device)
+        made = []
+        for batch in self._batches(wanted, device):
+            tensors = [self._memory(dtype, shape, device) for *_, dtype, shape in batch]
+            requests = [(info, box, self.framework.address(tensor))
+                        for (info, box, *_), tensor in zip(batch, tensors) if tensor.nbytes]
+            if device is not None:
+                # what torch had this memory for may not be over yet
+                self.framework.module.cuda.current_stream(self.device).synchronize()
+            if requests:
+                opened.read(requests, device)
+            if self.device != "cpu" and device is None:
+                tensors = [tensor.to(self.device) for tensor in tensors]
+            made += tensors
+        return made
+
+    def _memory(self, dtype, shape, device):
+        if device is None:
+            return self.framework.empty(dtype, shape)
+        return self.framework.module.empty(shape, dtype=dtype, device=self.device)
+
+    def _batches(self, wanted, device):
+        if self.device == "cpu" or device is not None:
+            return [wanted]
+        batches, room = [], 0
+        for item in wanted:
+            if not batches or item[0].size > room:
+                batches.append([])
+                room = BATCH
+            batches[-1].append(item)
+            room -= item[0].size
+        return batches
+
+    def tensor(self, opened, info):
+        framework = self.framework
+        dtype, shape = framework.prepare(info)
+        storage = self.map(opened, [info], info.offset, info.offset + info.size)
+        tensor = storage and framework.mapped(storage, info, dtype, shape)
+        if tensor is None:
+            tensor, = self._read(opened, [(info, None, dtype, shape)])
+        return tensor
+
+    def slice(self, opened, info, index):
+        framework = self.framework
+        if framework.name != "pytorch":
+            box, taken = by_safetensors(index, framework.prepare(info)[1])
+            if info.dtype == "F4" and box[-1][2] != 1:
+                return self.tensor(opened, info)[index]
+            return self._box(opened, info, box, taken)
+        dtype, shape = framework.prepare(info)
+        found = by_torch(framework.module, index, shape)
+        if found is None:
+            return self.tensor(opened, info)[index]
+        box, taken = found
+        storage = self.map(opened, [info], *_span(info, shape, box))
+        whole = storage and framework.mapped(storage, info, dtype, shape)
+        if whole is not None:
+            return whole[index]
+        if info.dtype == "F4" and box[-1][2] != 1:
+            return self.tensor(opened, info)[index]
+        return self._box(opened, info, box, taken)
+
+    def _box(self, opened, info, box, taken):
+        dtype, _ = self.framework.prepare(info)
+        if info.dtype == "F4":  # in the library's boxes the halves of a byte count
+            start, stop, step = box[-1]
+            box = [*box[:-1], (2 * start, 2 * stop, step)]
+        tensor, = self._read(opened, [(info, box, dtype, taken)])
+        return tensor
+
+
+def _span(info, shape, box):
+    """The bytes of its file from the first to the last of a box."""
+    first = last = 0
+    stride = info.size
+    for size, (start, stop, _) in zip(shape, box):
+        if start == stop:
+            return info.offset, info.offset
+        stride //= size
+        first += start * stride
+        last += (stop - 1) * stride
+    return info.offset + first, info.offset + last + stride
+
+
+class safe_open:
+    """Opens a safetensors file, or anything else that fstfs_open() takes, and gives its tensors as
+    asked: as safetensors' class of that name does.
+
+    filename: the path. framework: "pt" or "np" (also "torch", "pytorch", "numpy"). device: of the
+    tensors, for torch. backend: "mmap" maps what is in the page cache already and reads the rest,
+    "pread" reads all into memory of its own.
+    """
+
+    def __init__(self, filename, framework, device="cpu", *, backend="mmap"):
+        self._source = Source(filename, framework, device, backend)
+
+    def _open(self):
+        source = self._source
+        if source is None:
+            raise SafetensorError("File is closed")
+        return source, source.opened()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._source = None
+
+    def keys(self):
+        """The names of the tensors, sorted."""
+        return [info.name for info in self._open()[1].infos()]
+
+    def offset_keys(self):
+        """The names of the tensors, sorted by where they lie."""
+        source, opened = self._open()
+        infos = opened.infos()
+        if len({info.file for info in infos} - {os.fsencode(source.path)}) > 0:
+            # on a mount: where they lie in the file that was opened is not where they are read
+            header = _read_header(source.path)
+            if all(info.name in header for info in infos):
+                return sorted((info.name for info in infos),
+                              key=lambda name: header[name]["data_offsets"])
+        return [info.name for info in _by_place(infos)]
+
+    def metadata(self):
+        """What the header says beside the tensors; None if it says nothing."""
+        source, opened = self._open()
+        pairs = opened.metadata()
+        if not pairs and "__metadata__" not in _read_header(source.path):
+            return None
+        return pairs
+
+    def get_tensor(self, name):
+        source, opened = self._open()
+        return source.tensor(opened, source.find(opened, name))
+
+    def get_tensors(self):
+        """{name: tensor} of all, which are read in one go."""
+        source, opened = self._open()
+        return source.tensors(opened, _by_place(opened.infos()))
+
+    def get_slice(self, name):
+        source, opened = self._open()
+        return SafeSlice(source, source.find(opened, name))
+
+
+class SafeSlice:
+    """A tensor that nothing has been read of: an index reads what it takes, and only that."""
+
+    def __init__(self, source, info):
+        self._source = source
+        self._name, self._dtype, self._shape = info.name, info.dtype, info.shape
+
+    def get_shape(self):
+        return list(self._shape)
+
+    def get_dtype(self):
+        return self._dtype
+
+    def __getitem__(self, index):
+        opened = self._source.opened()
+        return self._source.slice(opened, self._source.find(opened, self._name), index)
+
+
+def _by_place(infos):
+    return sorted(infos, key=lambda info: (info.file, info.offset, info.offset + info.size))
+
+
+def load_file(filename, device="cpu", *, framework="pt", backend="mmap"):
+    """{name: tensor} of all tensors of a safetensors file, as safetensors.torch.load_file()."""
+    with safe_open(filename, framework, device, backend=backend) as file:
+        return file.get_tensors()
+
+
+def load_checkpoint(directory, device="cpu", tensors=None, *, framework="pt", backend="mmap"):
+    """{name: tensor} of a checkpoint, all its shards in one go; of `tensors`, names, only those.
+
+    directory: what has the shards, an index, or one file.
+    """
+    source = Source(directory, framework, device, backend)
+    opened = source.opened()
+    infos = opened.infos() if tensors is None else \
+        [source.find(opened, name) for name in dict.fromkeys(tensors)]
+    return source.tensors(opened, _by_place(infos))

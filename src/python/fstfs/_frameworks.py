@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of torch and NumPy for tensors, and tensors of it.
+
+Of each framework: `prepare(info)` gives (dtype, shape) or raises SafetensorError, `empty(dtype,
+shape)` memory that read() fills, `address(memory)` where it is.
+"""
+
+import ctypes
+import importlib
+import mmap
+import os
+
+from ._library import SafetensorError
+
+HUGE = 1 << 20  # from here on memory is worth huge pages: with small ones a load takes a quarter more
+NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+         "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
+         "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+         "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
+         "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2"}
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+
+def _not_understood(info):
+    return SafetensorError(f"Dtype not understood: {info.dtype}")
+
+
+def packed_shape(info):
+    """The shape in bytes' worth of elements: two of F4 make one."""
+    if info.dtype != "F4":
+        return info.shape
+    if info.shape[-1] % 2:
+        raise SafetensorError("f4_x2 dtype requires that the last dim be divisible by 2 in torch: "
+                              f"got {info.shape}")
+    return [*info.shape[:-1], info.shape[-1] // 2]
+
+
+class Torch:
+    name = "pytorch"
+
+    def __init__(self):
+        self.module = importlib.import_module("torch")
+
+    def prepare(self, info):
+        name = NAMES.get(info.dtype)
+        if name is None:
+            raise _not_understood(info)
+        return getattr(self.module, name), packed_shape(info)
+
+    def empty(self, dtype, shape):
+        tensor = self.module.empty(shape, dtype=dtype, device="cpu")  # whatever torch's default is
+        if tensor.nbytes >= HUGE:
+            page = mmap.PAGESIZE
+            start = -(-tensor.data_ptr() // page) * page
+            end = (tensor.data_ptr() + tensor.nbytes) // page * page
+            _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # or not: it is only advice
+        return tensor
+
+    def address(self, tensor):
+        return tensor.data_ptr()
+
+    def map(self, file):
+        """A storage that is the file, as safetensors makes it: writes to it are the process's own.
+        None where it cannot be."""
+        try:
+            path = os.fsdecode(file)
+            path.encode()
+            return self.module.UntypedStorage.from_file(path, False, os.path.getsize(path))
+        except (OSError, RuntimeError, UnicodeEncodeError):
+            return None  # more than there is memory for, or a path that torch cannot take
+
+    def mapped(self, storage, info, dtype, shape):
+        """A tensor in a mapped file; None where it does not lie as its elements must, or the file
+        is too short."""
+        if info.offset % dtype.itemsize or info.offset + info.size > storage.nbytes():
+            return None
+        tensor = self.module.empty(0, dtype=dtype, device="cpu")
+        return tensor.set_(storage, info.offset // dtype.itemsize, shape)
+
+
+class Numpy:
+    name = "numpy"
+
+    def __init__(self):
+        self.module = importlib.import_module("numpy")
+        try:
+            self.more = importlib.import_module("ml_dtypes")
+        except ImportError:
+            self.more = None
+
+    def prepare(self, info):
+        if info.dtype == "F4":
+            return self.module.dtype("uint8"), packed_shape(info)
+        name = NAMES.get(info.dtype)
+        if name is None:
+            raise _not_understood(info)
+        if name != "bfloat16" and not name.startswith("float8"):
+            return self.module.dtype(name), info.shape
+        # as numpy.save writes the elements of ml_dtypes, and as the mount's .npy files have them
+        dtype = getattr(self.more, name, f"V{info.bits // 8}")
+        return self.module.dtype(dtype), info.shape
+
+    def empty(self, dtype, shape):
+        return self.module.empty(shape, dtype=dtype)  # has huge pages by itself
+
+    def address(self, array):
+        return array.ctypes.data
+
+
+FRAMEWORKS = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy}
+_made = {}
+
+
+def framework(name):
+    if not isinstance(name, str):
+        raise TypeError(f"argument 'framework': '{type(name).__name__}' object is not an instance "
+                        "of 'str'")
+    kind = FRAMEWORKS.get(name)
+    if kind is None:
+        raise SafetensorError(f"framework {name} is invalid")
+    if kind not in _made:
+        _made[kind] = kind()
+    return _made[kind]
+
+
+ACCELERATORS = ("cuda", "musa", "npu", "xpu", "xla", "mlu", "hpu", "mps")
+
+
+def device(name):
+    """The device in the form that torch takes, or safetensors' own errors."""
+    if name is None:
+        return "cpu"
+    if isinstance(name, int) and name >= 0:
+        return name
+    if name == "cpu" or name == "mps":
+        return name
+    if isinstance(name, str) and name in ACCELERATORS:
+        return f"{name}:0"
+    if isinstance(name, str) and name.split(":")[0] in ACCELERATORS and name.count(":") == 1:
+        kind, index = name.split(":")
+        if not index.isdecimal():
+            raise ValueError("invalid digit found in string")
+        if kind == "mps":
+            if int(index):
+                raise SafetensorError(f"device {name} is invalid: only mps or mps:0 is supported")
+            return kind
+        return f"{kind}:{int(index)}"
+    raise SafetensorError(f"device {name} is invalid")

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libfstfs by ctypes: the library, its one handle of this process, and what was opened with it.
+
+include/fstfs.h is the reference. Calls release Python's lock, and may be made from any thread.
+"""
+
+import ctypes
+import errno
+import itertools
+import os
+import struct
+import threading
+from ctypes import string_at
+
+try:
+    from safetensors import SafetensorError
+except ImportError:
+
+    class SafetensorError(Exception):
+        """A file that breaks a rule, or a request that cannot be answered, as in safetensors."""
+
+
+WAIT_MS = 100  # between two looks at signals while a long read goes on
+SHORT = 64 << 20  # bytes that are read too soon for a signal to matter
+
+TENSOR = struct.Struct("@PNPIIPQPQ")  # struct fstfs_tensor
+
+
+class Slice(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_uint64), ("stop", ctypes.c_uint64), ("step", ctypes.c_uint64)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("allocate", ctypes.c_void_p), ("progress", ctypes.c_void_p),
+                ("arg", ctypes.c_void_p), ("device", ctypes.c_void_p)]
+
+
+class Request(ctypes.Structure):
+    _fields_ = [("tensor", ctypes.c_void_p), ("box", ctypes.POINTER(Slice)),
+                ("to", ctypes.c_void_p)]
+
+
+FUNCTIONS = {
+    "fstfs_version": (ctypes.c_char_p,),
+    "fstfs_error": (ctypes.c_char_p,),
+    "fstfs_new": (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
+    "fstfs_status": (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t),
+    "fstfs_open": (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p,
+                   ctypes.POINTER(ctypes.c_void_p)),
+    "fstfs_close": (None, ctypes.c_void_p),
+    "fstfs_count": (ctypes.c_size_t, ctypes.c_void_p),
+    "fstfs_tensor": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+    "fstfs_find": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p),
+    "fstfs_metadata": (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t,
+                       ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_char_p)),
+    "fstfs_read": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
+                   ctypes.c_void_p),
+    "fstfs_start": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
+                    ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
+    "fstfs_wait": (ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
+    "fstfs_read_free": (None, ctypes.c_void_p),
+    "fstfs_device": (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p,
+                     ctypes.POINTER(ctypes.c_void_p)),
+}
+
+
+def _places():
+    """Where the library may be, best first."""
+    named = os.environ.get("FSTFS_LIBRARY")
+    if named:
+        return [named]
+    here = os.path.dirname(os.path.abspath(__file__))
+    checkout = os.path.join(here, "..", "..", "..")
+    return [path for path in (os.path.join(here, "libfstfs.so.0"),
+                              os.path.join(checkout, "build", "src", "client", "libfstfs.so.0"))
+            if os.path.exists(path)] + ["libfstfs.so.0"]
+
+
+def _load():
+    place = _places()[0]
+    try:
+        library = ctypes.CDLL(place)
+    except OSError as error:
+        raise ImportError(f"libfstfs cannot be loaded: {error}. FSTFS_LIBRARY may say where it "
+                          "is.") from None
+    for name, (result, *arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+lib = _load()
+
+
+def fail(error, doing=""):
+    """Raises what the last call on this thread failed with: -errno."""
+    text = lib.fstfs_error().decode("utf-8", "backslashreplace")
+    if error in (-errno.EBADMSG, -errno.EINVAL, -errno.ENOTSUP, -errno.ENOTUNIQ):
+        raise SafetensorError(doing + text)
+    if error == -errno.ENOMEM:
+        raise MemoryError(text)
+    raise OSError(-error, text)
+
+
+class _Process:
+    """The library's handle of this process: made when it is first needed, and never freed. A child
+    after fork() must not use its parent's, nor what was opened with it."""
+
+    def __init__(self):
+        self.generation = 0
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self):
+        self.lock = threading.Lock()
+        self.generation += 1
+        self.pointer = None
+
+    def handle(self):
+        with self.lock:
+            if self.pointer is None:
+                pointer = ctypes.c_void_p()
+                error = lib.fstfs_new(None, ctypes.byref(pointer))
+                if error:
+                    fail(error)
+                self.pointer = pointer
+            return self.pointer
+
+
+process = _Process()
+
+
+def identity(path):
+    """Of a path or descriptor: what changes when the file does, or is another."""
+    st = os.stat(path)
+    return st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns
+
+
+def find_device(name):
+    """The library's device of that name; None where there is none."""
+    device = ctypes.c_void_p()
+    if lib.fstfs_device(process.handle(), name.encode(), ctypes.byref(device)) < 0:
+        return None
+    return device
+
+
+def status():
+    """How the library reads and has read, as one JSON object."""
+    handle = process.handle()
+    size = 4096
+    while True:
+        text = ctypes.create_string_buffer(size)
+        length = lib.fstfs_status(handle, text, size)
+        if length < 0:
+            fail(length)
+        if length < size:
+            return text.value.decode()
+        size = length + 1
+
+
+class Info:
+    """A tensor of an Opened, and good as long as that is."""
+
+    __slots__ = ("pointer", "name", "dtype", "bits", "shape", "size", "file", "offset")
+
+    def __init__(self, pointer, texts):
+        """`texts` keeps {address: bytes} of what many tensors share."""
+        self.pointer = pointer
+        name, length, dtype, self.bits, rank, shape, self.size, file, self.offset = \
+            TENSOR.unpack(string_at(pointer, TENSOR.size))
+        self.name = string_at(name, length).decode()
+        if dtype not in texts:
+            texts[dtype] = string_at(dtype).decode("utf-8", "backslashreplace")
+        self.dtype = texts[dtype]
+        if file not in texts:
+            texts[file] = string_at(file)
+        self.file = texts[file]
+        self.shape = list(struct.unpack(f"={rank}Q", string_at(shape, 8 * rank)))
+
+
+class Opened:
+    """What fstfs_open() gives; closed when nobody has it any more, whichever thread was last."""
+
+    def __init__(self, path):
+        self.generation = process.generation
+        self.pointer = None
+        pointer = ctypes.c_void_p()
+        try:
+            self.identity = identity(path)  # before it is opened: when it is so still, it was then
+        except FileNotFoundError:
+            raise FileNotFoundError(f"No such file or directory: {path}") from None
+        error = lib.fstfs_open(process.handle(), os.fsencode(path), ctypes.byref(pointer))
+        if error:
+            fail(error, "Error while deserializing header: ")
+        self.pointer = pointer
+
+    def __del__(self, close=lib.fstfs_close, process=process):
+        # in a child of who opened it, it is not this process's to close
+        if self.pointer is not None and self.generation == process.generation:
+            close(self.pointer)
+
+    def infos(self):
+        """All tensors, sorted by the bytes of their names."""
+        texts = {}
+        return [Info(lib.fstfs_tensor(self.pointer, i), texts)
+                for i in range(lib.fstfs_count(self.pointer))]
+
+    def find(self, name):
+        """The tensor of that name, or None."""
+        try:
+            encoded = name.encode()
+        except UnicodeEncodeError:
+            return None
+        if b"\0" in encoded:
+            return next((info for info in self.infos() if info.name == name), None)
+        found = lib.fstfs_find(self.pointer, encoded)
+        return Info(found, {}) if found else None
+
+    def metadata(self):
+        """What all shards agree on."""
+        pairs = {}
+        key, value = ctypes.c_char_p(), ctypes.c_char_p()
+        for place in itertools.count():
+            if not lib.fstfs_metadata(self.pointer, place, ctypes.byref(key), ctypes.byref(value)):
+                return pairs
+            pairs[key.value.decode()] = value.value.decode()
+
+    def read(self, wanted, device=None):
+        """Reads [(info, box, address)]; a box is [(start, stop, step)] or None. The memory, which
+        is the device's if one is named, must stay until this returns or raises."""
+        options = ctypes.byref(Options(device=device)) if device is not None else None
+        requests = (Request * len(wanted))()
+        total = 0
+        for request, (info, box, address) in zip(requests, wanted):
+            request.tensor = info.pointer
+            request.to = address
+            total += info.size
+            if box is not None:
+                request.box = (Slice * len(box))(*box)
+        if total < SHORT:
+            error = lib.fstfs_read(self.pointer, requests, len(wanted), options)
+            if error:
+                fail(error)
+            return
+        read = ctypes.c_void_p()
+        error = lib.fstfs_start(self.pointer, requests, len(wanted), options, ctypes.byref(read))
+        if error:
+            fail(error)
+        try:
+            error = -errno.EINPROGRESS
+            while error == -errno.EINPROGRESS:
+                error = lib.fstfs_wait(read, WAIT_MS)
+            if error:
+                fail(error)
+        finally:
+            lib.fstfs_read_free(read)

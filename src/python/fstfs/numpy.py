@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For: from safetensors.numpy import load_file."""
+
+from . import _checkpoint
+
+
+def load_file(filename, *, backend="mmap"):
+    """{name: array} of all tensors of a safetensors file."""
+    return _checkpoint.load_file(filename, framework="np", backend=backend)
+
+
+__all__ = ["load_file"]

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python module with NumPy, against safetensors and against the bytes that were written."""
+
+import gc
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from conftest import SLOW, child
+
+from . import files
+from .module import fstfs
+
+NUMPY_DTYPES = [dtype for dtype in files.BITS if not dtype.startswith(("F8", "F4", "BF"))]
+ALL = files.tensors_of(files.BITS, files.SHAPES)
+
+
+@pytest.fixture
+def path(place):
+    files.write(place / "all.safetensors", ALL, {"format": "np", "é": "ü\n"})
+    return place / "all.safetensors"
+
+
+def same(found, want):
+    assert type(found) is type(want)
+    assert found.dtype == want.dtype and found.shape == want.shape
+    assert found.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("before", [files.forget, files.remember])
+def test_dtypes(place, before):
+    path = place / "plain"
+    files.write(path, files.tensors_of(NUMPY_DTYPES, files.SHAPES))
+    want = safetensors.numpy.load_file(path)
+    before(path)
+    found = fstfs.numpy.load_file(path)
+    assert found.keys() == want.keys()
+    for name, array in want.items():
+        same(found[name], array)
+        assert found[name].flags.writeable
+    with fstfs.safe_open(path, "np") as file:
+        for name, array in want.items():
+            before(path)
+            same(file.get_tensor(name), array)
+
+
+def test_ml_dtypes(path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    found = fstfs.numpy.load_file(path)
+    for name, (dtype, shape, data) in ALL.items():
+        assert found[name].tobytes() == data
+        if dtype == "BF16":
+            assert found[name].dtype == ml_dtypes.bfloat16 and found[name].shape == shape
+        if dtype == "F8_E8M0":
+            assert found[name].dtype == ml_dtypes.float8_e8m0fnu and found[name].shape == shape
+        if dtype == "F4":
+            assert found[name].dtype == "u1" and found[name].shape == (*shape[:-1], shape[-1] // 2)
+
+
+def test_without_ml_dtypes(path):
+    """And without safetensors: the module needs neither."""
+    program = """
+import sys
+sys.modules.update(ml_dtypes=None, safetensors=None, torch=None)
+import fstfs.numpy
+found = fstfs.numpy.load_file(sys.argv[1])
+print(found["BF16.6x4"].dtype.str, found["F8_E4M3.6x4"].dtype.str, found["F32.6x4"].dtype.str)
+assert issubclass(fstfs.SafetensorError, Exception)
+sys.stdout.flush()
+sys.stdout.buffer.write(found["BF16.6x4"].tobytes())
+"""
+    done = subprocess.run([sys.executable, "-c", program, path], check=True, capture_output=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    line, _, data = done.stdout.partition(b"\n")
+    assert line == b"|V2 |V1 <f4" and data == ALL["BF16.6x4"][2]
+
+
+def test_unknown_dtype(place):
+    header = json.dumps({"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (place / "f6").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    with fstfs.safe_open(place / "f6", "np") as file:
+        assert file.keys() == ["a"] and file.get_slice("a").get_dtype() == "F6_E2M3"
+        with pytest.raises(fstfs.SafetensorError, match="Dtype not understood: F6_E2M3"):
+            file.get_tensor("a")
+
+
+def test_names_and_metadata(path, place):
+    with fstfs.safe_open(path, "np") as file, safetensors.safe_open(path, "np") as want:
+        assert file.keys() == want.keys()
+        assert file.metadata() == want.metadata()
+        for name in file.keys():
+            assert file.get_slice(name).get_shape() == want.get_slice(name).get_shape()
+            assert file.get_slice(name).get_dtype() == want.get_slice(name).get_dtype()
+    some = {name: ALL[name] for name in ("U8.6x4", "BOOL.1", "F32.2x3x4")}
+    for metadata in (None, {}):
+        files.write(place / "some", some, metadata)
+        with fstfs.safe_open(place / "some", "np") as file, \
+                safetensors.safe_open(place / "some", "np") as want:
+            assert file.metadata() == want.metadata() == metadata
+            assert file.offset_keys() == want.offset_keys() == list(some)
+
+
+def test_strange_names(place):
+    tensors = {name: ("U8", (1,), bytes([i])) for i, name in
+               enumerate(("", "a\0b", "a", "é", "\U0001f600", "a\nb"))}
+    files.write(place / "names", tensors)
+    with fstfs.safe_open(place / "names", "np") as file:
+        for name, (_, _, data) in tensors.items():
+            assert file.get_tensor(name).tobytes() == data
+        for name in ("\ud800", "b", "a\0"):
+            with pytest.raises(fstfs.SafetensorError, match="File does not contain tensor"):
+                file.get_tensor(name)
+
+
+def test_slices(path):
+    """Random indices give what safetensors gives, and fail as it fails."""
+    rng = random.Random(3)
+    names = [f"{dtype}.{shape}" for dtype in ("U8", "F32", "I64") for shape in
+             ("", "1", "0", "6x4", "4x0x2", "2x3x4")]
+    failed = 0
+    with fstfs.safe_open(path, "np") as file, safetensors.safe_open(path, "np") as other:
+        for _ in range(3000):
+            name = rng.choice(names)
+            index = files.slices_of(rng, ALL[name][1])
+            if ends_before_it_starts(index):
+                with pytest.raises((fstfs.SafetensorError, OverflowError)):
+                    file.get_slice(name)[index]
+                continue
+            want = files.answer(lambda: other.get_slice(name)[index])
+            found = files.answer(lambda: file.get_slice(name)[index])
+            if isinstance(want, np.ndarray):
+                assert isinstance(found, np.ndarray), (name, index, found)
+                same(found, want)
+            else:
+                assert found == want, (name, index)
+                failed += 1
+    assert 500 < failed < 2500
+
+
+def ends_before_it_starts(index):
+    """For that safetensors asks for a negative number of bytes, or panics."""
+    return any(isinstance(item, slice) and item.start is not None and item.stop is not None
+               and item.start > item.stop
+               for item in (index if isinstance(index, tuple) else (index,)))
+
+
+def test_large_slices(path):
+    name = "U16.513x1026"
+    array = np.frombuffer(ALL[name][2], "<u2").reshape(513, 1026)
+    with fstfs.safe_open(path, "np") as file:
+        for index in (np.s_[:], np.s_[100:300], np.s_[:, 513:], np.s_[::7, 5:900:3], np.s_[-1],
+                      np.s_[..., 0], np.int64(5)):
+            files.forget(path)
+            same(file.get_slice(name)[index], array[index].copy())
+
+
+@pytest.mark.parametrize("arguments, options", [
+    (("zz",), {}), (("np", "quux"), {}), (("np", "cuda"), {}), (("np", "cuda:1"), {}),
+    (("np", "mps:1"), {}), (("np", "cuda:x"), {}), (("np", 0), {}), (("np", -1), {}),
+    (("np", 1.5), {}), ((3,), {}), (("np",), {"backend": "x"})])
+def test_arguments_that_are_wrong(path, arguments, options):
+    want = files.answer(lambda: safetensors.safe_open(path, *arguments, **options))
+    assert isinstance(want, tuple)
+    assert files.answer(lambda: fstfs.safe_open(path, *arguments, **options)) == want
+
+
+def test_errors(place, path):
+    with pytest.raises(FileNotFoundError, match=f"^No such file or directory: {place}/nothing$"):
+        fstfs.safe_open(place / "nothing", "np")
+    (place / "broken").write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(fstfs.SafetensorError, match="Error while deserializing header: .*broken"):
+        fstfs.safe_open(place / "broken", "np")
+    assert fstfs.SafetensorError is safetensors.SafetensorError
+    file = fstfs.safe_open(path, "np")
+    for work in (lambda f: f.get_tensor("q"), lambda f: f.get_slice("q"),
+                 lambda f: f.get_tensor(3)):
+        assert files.answer(lambda: work(file)) == \
+            files.answer(lambda: work(safetensors.safe_open(path, "np")))
+    with file:
+        part = file.get_slice("U8.6x4")
+    for work in (file.keys, file.metadata, lambda: file.get_tensor("U8.6x4")):
+        with pytest.raises(fstfs.SafetensorError, match="^File is closed$"):
+            work()
+    assert part[0].tobytes() == ALL["U8.6x4"][2][:4]  # as a slice of safetensors
+
+
+def test_change(path):
+    """Never bytes of another version than the one that was opened."""
+    with fstfs.safe_open(path, "np") as file:
+        with open(path, "r+b") as change:
+            change.seek(-10, os.SEEK_END)
+            change.write(b"0123456789")
+        with pytest.raises(OSError, match="changed"):
+            file.get_tensor("U64.513x1026")
+
+
+def test_threads(path):
+    failures = []
+
+    def work(seed):
+        rng = random.Random(seed)
+        try:
+            for _ in range(60):
+                name = rng.choice(list(ALL))
+                with fstfs.safe_open(path, "np") as mine:
+                    for file in (mine, shared):
+                        assert file.get_tensor(name).tobytes() == ALL[name][2]
+        except BaseException as error:
+            failures.append(error)
+
+    with fstfs.safe_open(path, "np") as shared:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_closed_while_it_is_read(path):
+    """Whoever still reads has it open: nothing of the library's is freed below him."""
+    for _ in range(20):
+        file = fstfs.safe_open(path, "np")
+        part = file.get_slice("U64.513x1026")
+        found = []
+        thread = threading.Thread(target=lambda: found.append(part[:]))
+        thread.start()
+        with file:
+            pass
+        del file, part
+        thread.join()
+        assert found[0].tobytes() == ALL["U64.513x1026"][2]
+
+
+def test_fork(path):
+    """A child uses what its parent opened, and both close it."""
+    file = fstfs.safe_open(path, "np")
+    part = file.get_slice("F32.6x4")
+    names = file.keys()
+
+    def work():
+        assert file.keys() == names
+        assert part[1:3].tobytes() == ALL["F32.6x4"][2][16:48]
+        found = {name: file.get_tensor(name).tobytes() for name in names}
+        return found == {name: ALL[name][2] for name in names}
+
+    assert child(work)
+    assert child(lambda: child(work))
+    assert work()
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(OSError, match="changed or replaced"):
+        child(file.keys)
+
+
+def used():
+    """(resident bytes, descriptors, threads)"""
+    gc.collect()
+    with open("/proc/self/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return (1024 * int(fields["VmRSS"].split()[0]), len(os.listdir("/proc/self/fd")),
+            int(fields["Threads"]))
+
+
+@pytest.mark.limit(240)
+def test_a_thousand_loads(place):
+    path = place / "small"
+    files.write(path, files.tensors_of(("F32", "U8"), [(64, 1024), (0,), ()]))
+
+    def load(count):
+        for _ in range(count):
+            fstfs.numpy.load_file(path)
+            with fstfs.safe_open(path, "np") as file:
+                file.get_slice("F32.64x1024")[:, 5:9]
+        return used()
+
+    def work():
+        return load(100), load(1000)
+
+    before, after = child(work, seconds=200)
+    assert after[0] - before[0] < 4 << 20
+    # threads come when they are first needed
+    assert after[1] < before[1] + 10 and after[2] < before[2] + 10
+
+
+@pytest.fixture
+def models(place):
+    tensors = files.tensors_of(NUMPY_DTYPES, [(6, 4), (), (0,), (300, 100)])
+    files.write_checkpoint(place / "model", tensors)
+    return place, tensors
+
+
+def check(found, tensors):
+    assert found.keys() == tensors.keys()
+    for name, (_, shape, data) in tensors.items():
+        assert found[name].shape == shape and found[name].tobytes() == data
+
+
+def test_checkpoint(models):
+    place, tensors = models
+    directory = place / "model"
+    for path in (directory, directory / "model.safetensors.index.json"):
+        files.forget(directory)
+        check(fstfs.load_checkpoint(path, framework="np"), tensors)
+    some = ["F32.6x4", "BOOL.", "F32.6x4", "U16.300x100"]
+    check(fstfs.load_checkpoint(directory, tensors=some, framework="np"),
+          {name: tensors[name] for name in some})
+    with pytest.raises(fstfs.SafetensorError, match="File does not contain tensor q"):
+        fstfs.load_checkpoint(directory, tensors=["q"], framework="np")
+
+
+@pytest.mark.parametrize("view", ["merged", "shards", "tensors", "npy"])
+def test_on_a_mount(mount, models, view):
+    place, tensors = models
+    m = mount(place / "model", "--shards=2")
+    directory = m / view
+    if view in ("tensors", "npy"):
+        directory += "/model"
+    check(fstfs.load_checkpoint(directory, framework="np"), tensors)
+    if view == "merged":
+        path = directory + "/model.safetensors"
+        check(fstfs.numpy.load_file(path), tensors)
+        with fstfs.safe_open(path, "np") as file, safetensors.safe_open(path, "np") as want:
+            assert sorted(file.offset_keys()) == sorted(want.offset_keys())
+            full = [name for name in want.offset_keys() if tensors[name][2]]
+            assert [name for name in file.offset_keys() if tensors[name][2]] == full
+            assert file.metadata() == want.metadata()
+            same(file.get_slice("U16.300x100")[7:, ::9], want.get_slice("U16.300x100")[7:, ::9])
+
+
+def test_library_is_missing(place):
+    done = subprocess.run([sys.executable, "-c", "import fstfs"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
+                               "FSTFS_LIBRARY": os.fspath(place / "nothing.so")})
+    assert done.returncode == 1
+    assert "ImportError: libfstfs cannot be loaded: " in done.stderr
+    assert "FSTFS_LIBRARY" in done.stderr
+
+
+def test_interrupted(place):
+    """^C ends a read that takes long, and what was read into may go."""
+    path = place / "large"
+    data = bytes(1 << 20)
+    files.write(path, {f"{i:03}": ("U8", (1 << 20,), data) for i in range(200)})
+    library = importlib.import_module("fstfs._library")
+
+    def work():
+        def interrupt(read, milliseconds):
+            raise KeyboardInterrupt
+
+        wait = library.lib.fstfs_wait
+        library.lib.fstfs_wait = interrupt
+        try:
+            fstfs.numpy.load_file(path)
+        except KeyboardInterrupt:
+            library.lib.fstfs_wait = wait
+            return len(fstfs.numpy.load_file(path))
+
+    assert child(work, seconds=60 * SLOW) == 200

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""safetensors' own tests, with what they load by taken from fstfs. They come with its source from
+PyPI, of the version that is installed, and are kept in the cache of tools/test."""
+
+import html
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+import safetensors
+
+from conftest import HERE, SLOW
+
+from . import module  # noqa: F401
+
+pytest.importorskip("torch")
+
+INDEX = "https://pypi.org/simple/safetensors/"
+TESTS = ("test_simple.py", "test_pt_comparison.py", "test_pt_model.py", "test_multithreaded.py",
+         "test_pread_backend.py")
+
+
+def get(address):
+    with urllib.request.urlopen(address, timeout=20) as answer:
+        return answer.read()
+
+
+@pytest.fixture(scope="session")
+def source():
+    """The folder of the Python binding's tests."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "fstfs")
+    name = f"safetensors-{safetensors.__version__}"
+    archive = cache / f"{name}.tar.gz"
+    if not archive.exists():
+        try:
+            pages = re.findall(rf'href="([^"]*/{re.escape(name)}\.tar\.gz[^"]*)"',
+                               get(INDEX).decode())
+            if not pages:
+                pytest.skip(f"PyPI has no source of {name}")
+            data = get(urllib.parse.urljoin(INDEX, html.unescape(pages[0])))
+        except OSError as error:
+            pytest.skip(f"the source of {name} cannot be had from PyPI: {error}")
+        cache.mkdir(parents=True, exist_ok=True)
+        part = cache / f"{name}.part"
+        part.write_bytes(data)
+        part.rename(archive)
+    return archive, name
+
+
+@pytest.mark.limit(180)
+def test_of_safetensors(source, place):
+    archive, name = source
+    (place / "tests").mkdir()
+    with tarfile.open(archive) as tar:
+        for test in TESTS:
+            with tar.extractfile(f"{name}/bindings/python/tests/{test}") as file:
+                (place / "tests" / test).write_bytes(file.read())
+    (place / "work/tests/data").mkdir(parents=True)  # where they write
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "swapped", "-q", "-rs",
+         place / "tests"],
+        cwd=place / "work", capture_output=True, text=True, timeout=170 * SLOW,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, f"{HERE}/python"])})
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a loader in a process of its own; what it loaded and what it said can be compared.
+
+A loader is a function that takes a path and gives {name: tensor}. Tensors are
+compared by dtype, shape and a hash of their bytes; of what was said, paths and
+numbers (times, rates) are taken out.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from conftest import child
+
+
+# Where in a mount with which options a loader is sent.
+VIEWS = {"merged": ("merged", ()), "shards": ("shards", ()),
+         "recut": ("shards", ("--shards=3",)), "recut-by-size": ("shards", ("--shard-size=200KB",))}
+
+
+@dataclass
+class Loaded:
+    tensors: dict  # name: (dtype, shape, hash of the bytes)
+    said: list  # the lines of stdout and stderr, sorted: threads may say them in any order
+
+
+def fingerprint(tensor):
+    """(dtype, shape, hash) of a NumPy array or a torch tensor, which are not told apart."""
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if not isinstance(tensor, np.ndarray):
+        import torch
+
+        tensor = tensor.detach().contiguous().flatten().view(torch.uint8).numpy() \
+            if tensor.numel() else np.empty(0, "u1")
+    return dtype, shape, hashlib.sha256(np.ascontiguousarray(tensor).tobytes()).hexdigest()
+
+
+def fingerprints(tensors):
+    return {name: fingerprint(tensor) for name, tensor in tensors.items()}
+
+
+def state(model):
+    """Every tensor of a model; the tied ones under each of their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | \
+        dict(model.named_buffers(remove_duplicate=False))
+
+
+def what_was_said(text, path):
+    text = text.replace(os.fspath(path), "PATH")
+    return sorted(re.sub(r"\d+(\.\d+)?", "N", line) for line in text.splitlines() if line.strip())
+
+
+def redirect(file):
+    """Everything that this process says from now on goes into the file, each warning too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
+    logging.root.handlers = []  # pytest's
+    for logger in logging.root.manager.loggerDict.values():
+        for handler in getattr(logger, "handlers", []):
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(sys.stderr)
+    warnings.resetwarnings()
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, category, *_: print(f"{category.__name__}: {message}")
+
+
+def heard(work, *args, seconds=60):
+    """What work(*args) gives in a process of its own, and all that this says."""
+    def redirected(file):
+        redirect(file)
+        return work(*args)
+
+    with tempfile.TemporaryFile("w+") as file:
+        answer = child(redirected, file, seconds=seconds)
+        file.seek(0)
+        return answer, file.read()
+
+
+def silent(work, *args):
+    """What work(*args) gives, which says nothing."""
+    answer, said = heard(work, *args)
+    assert not said
+    return answer
+
+
+def load(loader, path, seconds=60):
+    """What loader(path) loads and says."""
+    def work():
+        return fingerprints(loader(os.fspath(path)))
+
+    tensors, said = heard(work, seconds=seconds)
+    return Loaded(tensors, what_was_said(said, path))
+
+
+load_bare = functools.cache(load)  # the source's answer, which many views are compared with
+
+
+def evict(root):
+    """Takes the files out of the page cache, where the file system lets us: a mount then reads
+    them from the storage."""
+    for path in files_below(root):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def files_below(root):
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return [path for path in paths if not os.path.islink(path)]
+
+
+def tensor_bytes(paths):
+    """The size of the data of safetensors files."""
+    total = 0
+    for path in paths:
+        with open(path, "rb") as f:
+            total += os.fstat(f.fileno()).st_size - 8 - int.from_bytes(f.read(8), "little")
+    return total
+
+
+def check_read(mount, view, which=lambda name: name.endswith(".safetensors"), whole=True):
+    """Asserts that what was loaded of a view was read once.
+
+    To be loaded were those files that which(name) says are safetensors; as a whole, or parts of
+    them. From the storage came their tensors at least, if they were to be read as a whole, and at
+    most they, every side file, and for each the two blocks that its ends lie in; copies of what the
+    page cache of the source had are not counted there. What is fetched ahead is let go after five
+    seconds: of a load that took longer, as on a busy machine, some may have been read twice. The
+    kernel, whose page cache keeps what it has, was given no more than the files of the view; and
+    what some read past the page cache when they had read the header by way of it.
+    """
+    def split(root):
+        paths = files_below(root)
+        shards = [path for path in paths if which(os.path.basename(path))]
+        assert shards
+        return shards, [path for path in paths if not path.endswith(".safetensors")]
+
+    metrics = mount.metrics()
+    read, copied, given = (metrics[f"fstfs_{what}_bytes_total"]
+                           for what in ("storage_read", "page_cache_read", "read"))
+    slow = time.time() - metrics["fstfs_start_time_seconds"] > 5
+    shards, others = split(mount.source)
+    least = tensor_bytes(shards) if whole else 0
+    most = sum(os.path.getsize(path) + 2 * 4096 for path in {*shards, *others})
+    assert read >= least, f"{read} bytes read; {least} must be"
+    most *= 2 if slow else 1
+    assert read - copied <= most, f"{read - copied} bytes read from the storage; {most} may be"
+    shards, others = split(mount / view)
+    most = sum(os.path.getsize(path) + 32768 for path in {*shards, *others})
+    assert given <= most, f"{given} bytes given to the kernel; {most} may be"
+
+
+def compare(mount, loader, source, view, options=(), **what_it_reads):
+    """The loader finds through a mount of the directory what it finds in the directory itself,
+    says nothing else, and reads what it loads from the storage once (see check_read)."""
+    want = load_bare(loader, source)
+    assert want.tensors
+    evict(source)
+    m = mount(source, *options)
+    assert load(loader, m / view) == want
+    check_read(m, view, **what_it_reads)
+    m.unmount()

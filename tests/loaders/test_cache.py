@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache of a training run: 10,000 small checkpoints, read by a DataLoader in random order."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from conftest import child  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from .loading import evict, load, load_bare  # noqa: E402
+
+COUNT = 10_000
+
+
+class Latents(torch.utils.data.Dataset):
+    def __init__(self, directory):
+        self.paths = sorted(entry.path for entry in os.scandir(directory))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, i):
+        return load_file(self.paths[i])
+
+
+def tensors_of(i):
+    return {"latent": torch.arange(16 * 16, dtype=torch.float32).reshape(4, 8, 8) + i,
+            "prompt": torch.full((77,), i, dtype=torch.int64)}
+
+
+def epoch(directory):
+    """The sums over all samples, each weighted with its number, and how many there were."""
+    torch.manual_seed(5)
+    samples = torch.utils.data.DataLoader(Latents(directory), batch_size=50, shuffle=True,
+                                          num_workers=4)
+    latents, prompts, seen = 0, 0, []
+    for batch in samples:
+        latents += batch["latent"].double().sum(0)
+        prompts += batch["prompt"].sum(0)
+        seen.append(batch["prompt"][:, 0])
+    seen = torch.cat(seen)
+    assert sorted(seen.tolist()) == list(range(COUNT)) and seen[:3].tolist() != [0, 1, 2]
+    return {"latents": latents, "prompts": prompts, "order": seen}
+
+
+@pytest.fixture(scope="module")
+def latents(shared_place):
+    root = shared_place / "latents"
+    (root / "cache").mkdir(parents=True)
+
+    def write():
+        torch.set_num_threads(1)
+        for i in range(COUNT):
+            save_file(tensors_of(i), root / f"cache/latent_{i:05}.safetensors")
+
+    child(write, seconds=100)
+    return root
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize("view", ["shards", "merged"])
+def test_epoch(mount, latents, view):
+    """Everything comes, in the order that the source gives, and each file is read once."""
+    want = load_bare(epoch, latents / "cache", seconds=100)
+    evict(latents)
+    m = mount(latents, limit=200)
+    assert load(epoch, m / f"{view}/cache", seconds=100) == want
+    size = sum(entry.stat().st_size for entry in os.scandir(latents / "cache"))
+    metrics = m.metrics()
+    assert metrics["fstfs_storage_reads_total"] == COUNT
+    assert size <= metrics["fstfs_storage_read_bytes_total"] <= size + COUNT * 4096

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* st_index_parse(), with cJSON as the second reader. Input: an index file. */
+#include "fuzz.h"
+
+#include "format/index.h"
+
+#include <cjson/cJSON.h>
+#include <stdlib.h>
+#include <string.h>
+
+int
+LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    return 0;
+}
+
+static void
+expect_plain(const char *shard)
+{
+    size_t length = strlen(shard);
+
+    EXPECT(length > strlen(".safetensors") && shard[0] != '.');
+    EXPECT(!strchr(shard, '/') && !strchr(shard, '\\'));
+    EXPECT(strcmp(shard + length - strlen(".safetensors"), ".safetensors") == 0);
+}
+
+static void
+expect_index(const struct st_index *index)
+{
+    bool *used = calloc(index->shard_count + 1, sizeof(*used));
+
+    EXPECT(used);
+    for (uint32_t i = 0; i < index->shard_count; i++) {
+        expect_plain(index->shards[i]);
+        EXPECT(i == 0 || strcmp(index->shards[i - 1], index->shards[i]) < 0);
+    }
+    for (uint32_t i = 0; i < index->count; i++) {
+        const struct st_index_entry *b = &index->entries[i], *a = b - 1;
+
+        EXPECT(b->shard < index->shard_count);
+        used[b->shard] = true;
+        EXPECT(i == 0 || fuzz_compare(index->text + a->name, a->name_length, index->text + b->name,
+                                      b->name_length) < 0);
+    }
+    for (uint32_t i = 0; i < index->shard_count; i++)
+        EXPECT(used[i]);
+    free(used);
+}
+
+static const struct st_index_entry *
+find(const struct st_index *index, const char *name)
+{
+    size_t length = strlen(name);
+    uint32_t low = 0, high = index->count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const struct st_index_entry *entry = &index->entries[middle];
+        int order = fuzz_compare(index->text + entry->name, entry->name_length, name, length);
+
+        if (order == 0)
+            return entry;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+/* What cJSON cannot hold is left alone: strings with a NUL, numbers of over 60 digits. */
+static void
+expect_as_cjson(const struct st_index *index, const char *json, size_t length)
+{
+    cJSON *root = memmem(json, length, "\\u0000", 6) ? NULL : cJSON_ParseWithLength(json, length);
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
+    uint32_t count = 0;
+
+    for (const cJSON *item = map ? map->child : NULL; item; item = item->next, count++) {
+        const struct st_index_entry *entry = find(index, item->string);
+
+        EXPECT(entry && strcmp(index->shards[entry->shard], item->valuestring) == 0);
+    }
+    EXPECT(!root || count == index->count);
+    cJSON_Delete(root);
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct reason reason = {NULL, ""};
+    struct st_index *index;
+    /* Of exactly its size, so that ASan sees its end. */
+    char *json = malloc(size ? size : 1);
+
+    EXPECT(json);
+    if (size)
+        memcpy(json, data, size);
+    if (st_index_parse(json, size, &index, &reason)) {
+        fuzz_expect_reason(&reason);
+    } else {
+        expect_index(index);
+        expect_as_cjson(index, json, size);
+        st_index_free(index);
+    }
+    free(json);
+    return 0;
+}

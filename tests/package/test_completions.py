@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The completions offer what each program's --help says, neither less nor more."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import BUILD, ROOT
+
+PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
+BASH = ROOT / "data/completions/bash"
+ZSH = ROOT / "data/completions/zsh"
+
+# Gives what bash would offer for a line of words, the last of which is being typed.
+ASK_BASH = r"""
+source "$1"
+shift
+compopt() { :; }
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+function=$(complete -p "$1")
+function=${function#*-F }
+"${function%% *}" "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\n' "${COMPREPLY[@]}"
+"""
+
+
+def help_of(program):
+    text = subprocess.run([BUILD / program, "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    return "\n".join(line for line in text.splitlines() if "fusermount3" not in line)
+
+
+def options_in(text):
+    """Options as --help writes them; those that take a value end in =."""
+    found = re.findall(r"(?<![\w-])(--[a-z][a-z-]*=?|-[a-zA-Z](?![\w-]))", text)
+    return {option for option in found if option + "=" not in found}
+
+
+def choices_in(text):
+    """{option: what stands behind its =, where that is words of which to take one}."""
+    return {option: set(words.split("|"))
+            for option, words in
+            re.findall(r"^ +(--[a-z-]+)=([a-z]+(?:\|[a-z]+)*)(?=\s)", text, re.MULTILINE)}
+
+
+def offered_by_bash(program, *words):
+    if not shutil.which("bash"):
+        pytest.skip("bash is not installed")
+    done = subprocess.run(["bash", "--norc", "-c", ASK_BASH, "bash", BASH / program, program,
+                           *words], capture_output=True, text=True, check=True)
+    assert not done.stderr
+    return set(done.stdout.split())
+
+
+def specs_of_zsh(program):
+    """The specs that the function gives to _arguments, after zsh has read it."""
+    if not shutil.which("zsh"):
+        pytest.skip("zsh is not installed")
+    done = subprocess.run(["zsh", "-f", "-c", '_arguments() { print -rl -- "$@" }; source "$1"',
+                           "zsh", ZSH / f"_{program}"], capture_output=True, text=True, check=True)
+    assert not done.stderr
+    first, *specs = done.stdout.splitlines()
+    assert first == "-S"
+    return specs
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_bash_options(program):
+    assert offered_by_bash(program, "-") == options_in(help_of(program))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_zsh_options(program):
+    found = set()
+    for spec in specs_of_zsh(program):
+        option = re.match(r"(?:\([^)]*\))?\*?(-[\w-]+?=?)-?\[", spec)
+        if option:
+            found.add(option[1])
+        else:
+            assert re.match(r"[12*]:", spec), spec
+    assert found == options_in(help_of(program))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_choices(program):
+    """--io=auto|threads offers both, in both shells, when the = is typed and after a letter."""
+    zsh = {}
+    for spec in specs_of_zsh(program):
+        choice = re.match(r"(?:\([^)]*\))?(--[\w-]+)=-\[.*:\(([a-z ]+)\)$", spec)
+        if choice:
+            zsh[choice[1]] = set(choice[2].split())
+    choices = choices_in(help_of(program))
+    assert program != "fstfs" or len(choices) >= 5
+    for option, words in choices.items():
+        assert zsh[option] == words
+        assert offered_by_bash(program, option, "=") == words
+        some = min(words)
+        assert some in offered_by_bash(program, option, "=", some[0])
+
+
+def test_views():
+    """Those of --view stand in a sentence of --help."""
+    line, = [line for line in help_of("fstfs").splitlines() if "--view=" in line]
+    views = set(re.split(r", | or ", line.split(": ")[1]))
+    assert offered_by_bash("fstfs", "--view", "=") == views
+    spec, = [spec for spec in specs_of_zsh("fstfs") if spec.startswith("--view")]
+    assert set(re.search(r":\((.*)\)$", spec)[1].split()) == views
+
+
+def test_ways():
+    """fstfs-bench knows what it offers, alone and behind another."""
+    ways = offered_by_bash("fstfs-bench", "--ways", "=")
+    said = help_of("fstfs-bench")
+    assert "direct" in ways and all(re.search(rf"\b{way}\b", said) for way in ways)
+    spec, = [spec for spec in specs_of_zsh("fstfs-bench") if spec.startswith("--ways")]
+    assert set(spec.split(" way ")[1].split()) == ways
+    assert offered_by_bash("fstfs-bench", "--ways", "=", "direct,re") == {"direct,read"}
+
+
+def test_paths(place, monkeypatch):
+    """Directories for a mount; any file for the others, also behind --hashes=."""
+    (place / "directory").mkdir()
+    (place / "file.safetensors").touch()
+    monkeypatch.chdir(place)
+    everything = {"directory", "file.safetensors"}
+    assert offered_by_bash("fstfs", "") == {"directory"}
+    assert offered_by_bash("fstfs-check", "") == everything
+    assert offered_by_bash("fstfs-check", "--hashes", "=") == everything
+    assert offered_by_bash("fstfs-pack", "f") == {"file.safetensors"}
+    assert offered_by_bash("fstfs-pack", "--stem", "=", "f") == set()
+    assert offered_by_bash("fstfs-bench", "--svg", "=", "f") == {"file.safetensors"}
+    assert offered_by_bash("fstfs-bench", "--rounds", "=") == set()
+    assert offered_by_bash("fstfs-top", "") == {"directory"}
+    assert offered_by_bash("fstfs-top", "--interval", "=") == set()

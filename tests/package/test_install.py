@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `meson install` puts where, and that a program can be built on it."""
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+
+import pytest
+from conftest import BUILD, ROOT, SANITIZED
+
+PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
+VERSION = "0.1.0"
+
+EXPECTED = {
+    *(f"bin/{name}" for name in PROGRAMS),
+    *(f"share/bash-completion/completions/{name}" for name in PROGRAMS),
+    *(f"share/zsh/site-functions/_{name}" for name in PROGRAMS),
+    *(f"share/man/man{page.suffix[1:]}/{page.name}" for page in (ROOT / "man").iterdir()),
+    *(f"PYTHON/fstfs/{path.name}" for path in (ROOT / "src/python/fstfs").glob("*.py")),
+    "sbin/mount.fstfs",
+    "include/fstfs.h",
+    f"LIB/libfstfs.so.{VERSION}", "LIB/libfstfs.so.0", "LIB/libfstfs.so", "LIB/libfstfs.a",
+    "LIB/pkgconfig/fstfs.pc",
+    "lib/systemd/system/fstfs@.service",
+}
+EXECUTABLE = ("bin/", "sbin/", f"LIB/libfstfs.so.{VERSION}")
+
+
+@pytest.fixture(scope="module")
+def installed(shared_place):
+    """(the prefix in a DESTDIR, the library folder's name in it)"""
+    if not shutil.which("meson"):
+        pytest.skip("meson is not installed")
+    told = subprocess.run(["meson", "introspect", "--buildoptions", BUILD], check=True,
+                          capture_output=True, text=True)
+    options = {option["name"]: option["value"] for option in json.loads(told.stdout)}
+    destination = shared_place / "destination"
+    subprocess.run(["meson", "install", "-C", BUILD, "--no-rebuild", "--destdir", destination],
+                   check=True, capture_output=True)
+    return destination / options["prefix"].lstrip("/"), options["libdir"]
+
+
+def test_files(installed):
+    prefix, libdir = installed
+    found = {}
+    for path in prefix.rglob("*"):
+        if not path.is_dir() or path.is_symlink():
+            name = re.sub(r"^lib/python3[.0-9]*/(site|dist)-packages/", "PYTHON/",
+                          str(path.relative_to(prefix)))
+            found[name.replace(f"{libdir}/", "LIB/", 1) if name.startswith(libdir) else name] = path
+    assert set(found) == EXPECTED
+    assert {f"share/man/man1/{name}.1" for name in PROGRAMS} < EXPECTED
+    for name, path in found.items():
+        if not path.is_symlink():
+            mode = 0o755 if name.startswith(EXECUTABLE) else 0o644
+            assert stat.S_IMODE(path.stat().st_mode) == mode, name
+
+
+def test_paths_in_files(installed):
+    """What names another installed file names it where it will be, not in DESTDIR or a build."""
+    prefix, libdir = installed
+    where = "/" + str(prefix).split("/destination/")[1]
+    assert f"ExecStart={where}/bin/fstfs -f " in \
+        (prefix / "lib/systemd/system/fstfs@.service").read_text()
+    assert f'"{where}/bin/fstfs" ' in (prefix / "sbin/mount.fstfs").read_text()
+    assert f"prefix={where}\n" in (prefix / libdir / "pkgconfig/fstfs.pc").read_text()
+
+
+@pytest.mark.skipif(SANITIZED, reason="the program would need the sanitizers' libraries too")
+def test_a_program_on_it(installed, place):
+    """pkg-config says enough to build with the shared library, and with the archive."""
+    prefix, libdir = installed
+    for program in ("pkg-config", "cc"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed")
+    (place / "program.c").write_text(
+        '#include <fstfs.h>\n#include <stdio.h>\n'
+        'int main(void) { puts(fstfs_version()); return 0; }\n')
+    environment = {**os.environ, "PKG_CONFIG_PATH": f"{prefix}/{libdir}/pkgconfig"}
+    environment.pop("LD_LIBRARY_PATH", None)
+    for how in ([], ["--static"]):
+        flags = subprocess.run(
+            ["pkg-config", f"--define-variable=prefix={prefix}", *how, "--cflags", "--libs",
+             "fstfs"], check=True, capture_output=True, text=True, env=environment).stdout.split()
+        if how:
+            flags = ["-l:libfstfs.a" if flag == "-lfstfs" else flag for flag in flags]
+        subprocess.run(["cc", place / "program.c", "-o", place / "program", *flags], check=True)
+        said = subprocess.run([place / "program"], check=True, capture_output=True, text=True,
+                              env={**environment, **({} if how else
+                                                     {"LD_LIBRARY_PATH": f"{prefix}/{libdir}"})})
+        assert said.stdout.strip() == VERSION
+
+
+def test_version():
+    """One version in the build, the changelog of the packages, and here."""
+    told = subprocess.run(["meson", "introspect", "--projectinfo", BUILD], capture_output=True,
+                          text=True)
+    if told.returncode == 0:
+        assert json.loads(told.stdout)["version"] == VERSION
+    first = (ROOT / "data/debian/changelog").read_text().split("\n", 1)[0]
+    assert first.startswith(f"fstfs ({VERSION}-0fstfs1) ")

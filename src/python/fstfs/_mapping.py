@@ -17,28 +17,25 @@ class MappedFile:
     def __init__(self, path):
         self.path = path
         self.storage = None
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.identity = identity(self.fd)
-
-    def __del__(self, close=os.close):
-        if hasattr(self, "fd"):
-            close(self.fd)
+        self.identity = identity(path)
 
     def is_cached(self, start, end):
         """Whether these bytes are in the page cache, as far as some looks can tell; none of them
-        reads anything from the storage."""
+        reads anything from the storage. Keeps no descriptor: a checkpoint has a thousand files."""
         if NOWAIT is None:
             return False
         step = max(PROBE_STEP, (end - start) // PROBES)
         byte = [bytearray(1)]
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             # from the end: the start may have come in with the header
-            for at in (*range(end - 1, start, -step), start):
-                if os.preadv(self.fd, byte, at, NOWAIT) != 1:
-                    return False
-            return True
+            return identity(fd) == self.identity and \
+                all(os.preadv(fd, byte, at, NOWAIT) == 1
+                    for at in (*range(end - 1, start, -step), start))
         except OSError:  # BlockingIOError: they are not; others: the file system cannot say
             return False
+        finally:
+            os.close(fd)
 
     def map(self, opened, info, framework):
         """Has a storage of the version that was opened; False where there can be none."""

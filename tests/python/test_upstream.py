@@ -2,6 +2,7 @@
 """safetensors' own tests, with what they load by taken from fstfs. They come with its source from
 PyPI, of the version that is installed, and are kept in the cache of tools/test."""
 
+import hashlib
 import html
 import os
 import re
@@ -39,11 +40,13 @@ def source():
     archive = cache / f"{name}.tar.gz"
     if not archive.exists():
         try:
-            pages = re.findall(rf'href="([^"]*/{re.escape(name)}\.tar\.gz[^"]*)"',
-                               get(INDEX).decode())
-            if not pages:
+            found = re.search(
+                rf'href="([^"]*/{re.escape(name)}\.tar\.gz)#sha256=([0-9a-f]{{64}})"',
+                get(INDEX).decode())
+            if not found:
                 pytest.skip(f"PyPI has no source of {name}")
-            data = get(urllib.parse.urljoin(INDEX, html.unescape(pages[0])))
+            data = get(urllib.parse.urljoin(INDEX, html.unescape(found[1])))
+            assert hashlib.sha256(data).hexdigest() == found[2]
         except OSError as error:
             pytest.skip(f"the source of {name} cannot be had from PyPI: {error}")
         cache.mkdir(parents=True, exist_ok=True)

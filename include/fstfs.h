@@ -166,7 +166,12 @@ struct fstfs_slice {
 struct fstfs_request {
     const struct fstfs_tensor *tensor;
     const struct fstfs_slice *box; /* `rank` slices; NULL: all of it. Read during the call only */
-    void *to; /* where the bytes go; NULL: the call's `allocate` is asked, and sets it */
+    /*
+     * Where the bytes go; NULL: the call's `allocate` is asked, and sets it. Where the address
+     * of the first is modulo 4096 what its offset in the file is, whole blocks of host memory
+     * are read into as they are; else bytes are copied once, from buffers of the library.
+     */
+    void *to;
 };
 
 /* The bytes that the request will write. -EINVAL: the box is not within the tensor.

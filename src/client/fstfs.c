@@ -109,7 +109,9 @@ fstfs_status(struct fstfs *fstfs, char *text, size_t size)
     io_status(fstfs->io, &out);
     if (out.length > 0)
         out.length--; /* goes on in the object that the engine has closed */
-    counters.bytes += atomic_load(&fstfs->device_bytes);
+    counters.bytes += atomic_load(&fstfs->own_bytes);
+    counters.storage_reads += atomic_load(&fstfs->cufile_reads);
+    counters.storage_bytes += atomic_load(&fstfs->cufile_bytes);
     buffer_addf(&out,
                 ",\"memory_used\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"storage_bytes\":%" PRIu64
                 ",\"storage_reads\":%" PRIu64 ",",

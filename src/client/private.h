@@ -25,7 +25,8 @@ struct fstfs {
     struct workers *workers;
     unsigned worker_count;
     bool no_source;
-    atomic_uint_fast64_t device_bytes; /* handed out into devices */
+    atomic_uint_fast64_t own_bytes; /* handed out past the engine's buffers */
+    atomic_uint_fast64_t cufile_reads, cufile_bytes; /* past the engine's storage too */
     pthread_mutex_t devices_lock; /* guards the list; devices stay until fstfs_free() */
     struct fstfs_device *devices;
 };

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A read of many tensors: what is wanted, sorted by where it lies, is cut into
- * windows of about a megabyte, across tensors; the engine reads so many of them at
- * once, and each is copied from its buffers to where its bytes go.
+ * windows of about a megabyte, across tensors; so many of them are read at once. What
+ * may be read to where its bytes go is (windows_part()); the rest the engine reads
+ * into its buffers, and it is copied from there.
  *
  * `lock` guards the cursor and how the read stands. It is never held over io_read(),
  * a copy or a callback. Any thread may pump: make windows and give them to the engine
@@ -16,6 +17,7 @@
 #include "base/histogram.h"
 #include "client/gpu/device.h"
 #include "client/gpu/pipeline.h"
+#include "io/storage.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -33,8 +35,9 @@
 #define TURN 32 /* windows that a worker gives to the engine before others have their turn */
 #define LEAST_SHARED (4 * WINDOW) /* less than that is not worth waking another thread */
 
-/* A window that the engine has. */
+/* A window, or a part of one, that the engine has, or its storage. */
 struct given {
+    struct storage_read storage;
     struct fstfs_read *read;
     struct window window;
     uint64_t at; /* when, by monotonic_ns() */
@@ -80,7 +83,7 @@ tell_progress(struct fstfs_read *read, bool at_end)
 void
 read_came(struct fstfs_read *read, uint64_t bytes)
 {
-    atomic_fetch_add(&read->fstfs->device_bytes, bytes);
+    atomic_fetch_add(&read->fstfs->own_bytes, bytes);
     atomic_fetch_add(&read->done, bytes);
     tell_progress(read, false);
 }
@@ -120,25 +123,75 @@ read_ends(struct fstfs_read *read)
     pthread_mutex_unlock(&read->lock);
 }
 
-static void window_done(void *arg, errint_t result, const struct iovec *vectors, int count);
+static void part_copied(void *arg, errint_t result, const struct iovec *vectors, int count);
+static void part_in_memory(struct storage_read *storage, errint_t result);
+
+static void
+read_by_engine(struct given *given)
+{
+    const struct window *window = &given->window;
+
+    io_read(given->read->fstfs->io, window->source->list, window->start,
+            (size_t)(window->end - window->start), part_copied, given);
+}
+
+static void
+read_by_storage(struct given *given, char *to)
+{
+    const struct window *window = &given->window;
+
+    given->storage.backing = window->source->list->extents[0].backing;
+    given->storage.offset = window->start;
+    given->storage.length = given->storage.valid = (size_t)(window->end - window->start);
+    given->storage.buffer = to;
+    given->storage.urgent = true;
+    given->storage.complete = part_in_memory;
+    storage_read(io_storage(given->read->fstfs->io), &given->storage);
+}
+
+/* Of the window, bytes [start, end): to `to`, if it is not NULL. With the lock held, and
+ * let go for a moment. */
+static void
+give_part(struct fstfs_read *read, const struct window *window, uint64_t start, uint64_t end,
+          char *to)
+{
+    struct given *given;
+
+    if (start == end)
+        return;
+    given = calloc(1, sizeof(*given));
+    if (!given) {
+        set_result(read, -ENOMEM, window->source->path);
+        return;
+    }
+    given->read = read;
+    given->window = *window;
+    given->window.start = start;
+    given->window.end = end;
+    given->at = monotonic_ns();
+    read->under_way++;
+    read->bytes += end - start;
+    pthread_mutex_unlock(&read->lock);
+    if (to)
+        read_by_storage(given, to);
+    else
+        read_by_engine(given);
+    pthread_mutex_lock(&read->lock);
+}
 
 /* With the lock held, and let go for a moment. */
 static void
 give_window(struct fstfs_read *read, const struct window *window)
 {
-    struct given *given = malloc(sizeof(*given));
+    uint64_t at = window->start, start, end;
+    char *to;
 
-    if (!given) {
-        set_result(read, -ENOMEM, window->source->path);
-        return;
+    while ((to = windows_part(&read->windows, window, at, &start, &end))) {
+        give_part(read, window, at, start, NULL);
+        give_part(read, window, start, end, to);
+        at = end;
     }
-    *given = (struct given){read, *window, monotonic_ns()};
-    read->under_way++;
-    read->bytes += window->end - window->start;
-    pthread_mutex_unlock(&read->lock);
-    io_read(read->fstfs->io, window->source->list, window->start,
-            (size_t)(window->end - window->start), window_done, given);
-    pthread_mutex_lock(&read->lock);
+    give_part(read, window, at, window->end, NULL);
 }
 
 /* What this thread pumps. */
@@ -213,21 +266,12 @@ pump(struct fstfs_read *read)
     pthread_mutex_unlock(&read->lock);
 }
 
-/* From any thread of the engine, or from io_read(). */
 static void
-window_done(void *arg, errint_t result, const struct iovec *vectors, int count)
+part_done(struct given *given, errint_t result, bool took_long)
 {
-    struct given *given = arg;
     struct fstfs_read *read = given->read;
     const struct window *window = &given->window;
-    uint64_t offset = window->start;
-    bool took_long = monotonic_ns() - given->at > LONG_NS;
 
-    for (int i = 0; i < count && !atomic_load(&read->cancelled); i++) {
-        atomic_fetch_add(&read->done, window_copy(&read->windows, window, offset,
-                                                  vectors[i].iov_base, vectors[i].iov_len));
-        offset += vectors[i].iov_len;
-    }
     tell_progress(read, false);
     pthread_mutex_lock(&read->lock);
     if (atomic_load(&read->cancelled))
@@ -239,6 +283,47 @@ window_done(void *arg, errint_t result, const struct iovec *vectors, int count)
         read->most_bytes += WINDOW;
     free(given);
     pump(read);
+}
+
+static bool
+took_long(const struct given *given)
+{
+    return monotonic_ns() - given->at > LONG_NS;
+}
+
+/* From any thread of the engine, or from io_read(). */
+static void
+part_copied(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    struct given *given = arg;
+    struct fstfs_read *read = given->read;
+    uint64_t offset = given->window.start;
+    bool late = took_long(given);
+
+    for (int i = 0; i < count && !atomic_load(&read->cancelled); i++) {
+        atomic_fetch_add(&read->done, window_copy(&read->windows, &given->window, offset,
+                                                  vectors[i].iov_base, vectors[i].iov_len));
+        offset += vectors[i].iov_len;
+    }
+    part_done(given, result, late);
+}
+
+/* From any thread of the storage, or from storage_read(). */
+static void
+part_in_memory(struct storage_read *storage, errint_t result)
+{
+    struct given *given = (struct given *)((char *)storage - offsetof(struct given, storage));
+
+    if (result == -EFAULT) {
+        /* Memory that the kernel does not write to itself: of a device, mapped. */
+        read_by_engine(given);
+        return;
+    }
+    if (result == 0) {
+        atomic_fetch_add(&given->read->fstfs->own_bytes, storage->valid);
+        atomic_fetch_add(&given->read->done, storage->valid);
+    }
+    part_done(given, result, took_long(given));
 }
 
 /* ---- its life ---- */

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#define LEAST_PART (128 * 1024) /* less is not worth a read of its own */
+
 static int
 compare_items(const void *a, const void *b)
 {
@@ -100,6 +102,34 @@ windows_next(struct windows *windows, struct window *window)
         window->last++;
     windows->start = cut;
     return true;
+}
+
+/* Tensors of one source never overlap. */
+static bool
+is_alone(const struct windows *windows, size_t i)
+{
+    const struct item *items = windows->items;
+
+    return !(i > 0 && same_tensor(&items[i - 1], &items[i])) &&
+           !(i + 1 < windows->count && same_tensor(&items[i + 1], &items[i]));
+}
+
+char *
+windows_part(const struct windows *windows, const struct window *window, uint64_t from,
+             uint64_t *start, uint64_t *end)
+{
+    for (size_t i = window->first; i < window->last; i++) {
+        const struct item *item = &windows->items[i];
+        uint64_t begin = item->offset + item->box.start;
+        uintptr_t zero = (uintptr_t)item->to - begin; /* where the source's first byte would go */
+
+        *start = block_up(begin > from ? begin : from);
+        *end = block_down(item->end < window->end ? item->end : window->end);
+        if (*end >= *start + LEAST_PART && zero % BLOCK_SIZE == 0 && item->box.level_count == 0 &&
+            is_alone(windows, i))
+            return (char *)(zero + *start);
+    }
+    return NULL;
 }
 
 uint64_t

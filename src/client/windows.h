@@ -53,6 +53,15 @@ window_base(const struct window *window)
     return block_down(window->start);
 }
 
+/*
+ * The first part of the window from `from` on that may be read to where its bytes go:
+ * whole blocks, and enough of them, of a tensor that only one item wants some of, and
+ * that in one piece, in memory whose address is to a block as their offset is. Gives that
+ * address; NULL: there is none.
+ */
+char *windows_part(const struct windows *windows, const struct window *window, uint64_t from,
+                   uint64_t *start, uint64_t *end);
+
 /* `bytes` lie in the window's source from `offset`: copies them to where they are
  * wanted, in host memory, and gives how many that were. */
 uint64_t window_copy(const struct windows *windows, const struct window *window, uint64_t offset,

@@ -11,6 +11,7 @@
  *
  * -m BYTES  memory      -u  no io_uring     -d  no O_DIRECT     -s  not from the source
  * -a        allocate by callback            -t N  N threads read all of it at once
+ * -A        the same, at addresses that are to 4096 as offsets in the file are
  * -w OUT,IN  once it is open, write a line to descriptor OUT and wait for one on IN
  * -x        print status as JSON to standard error at the end
  */
@@ -24,7 +25,10 @@
 #include <unistd.h>
 
 static struct fstfs_checkpoint *checkpoint;
-static int threads = 1, allocating;
+static int threads = 1, allocating, placing;
+
+#define BLOCK 4096
+#define GUARD 0xa5 /* fills the memory beside what is asked for */
 
 static void __attribute__((noreturn)) die(int error)
 {
@@ -118,12 +122,58 @@ add_request(struct work *work, char *line)
     work->count++;
 }
 
+/* Where in its file the first byte of the request lies. */
+static uint64_t
+offset_of(const struct fstfs_request *request)
+{
+    const struct fstfs_tensor *tensor = request->tensor;
+    uint64_t stride = tensor->size, start = tensor->offset;
+
+    for (unsigned d = 0; request->box && d < tensor->rank && tensor->shape[d] > 0; d++) {
+        stride /= tensor->shape[d];
+        start += request->box[d].start * stride;
+    }
+    return start;
+}
+
+/* Blocks before and behind what is asked for, and it is somewhere in between. */
+static size_t
+room_for(uint64_t size)
+{
+    return (size + BLOCK - 1) / BLOCK * BLOCK + 3 * BLOCK;
+}
+
 static void *
 allocate(void *arg, size_t place, uint64_t size)
 {
     const struct work *work = arg;
+    char *memory;
 
-    return size == work->sizes[place] ? malloc(size) : NULL;
+    if (size != work->sizes[place])
+        return NULL;
+    if (!placing)
+        return malloc(size);
+    memory = aligned_alloc(BLOCK, room_for(size));
+    memset(memory, GUARD, room_for(size));
+    return memory + BLOCK + offset_of(&work->requests[place]) % BLOCK;
+}
+
+/* Frees what was read, and sees that nothing has been written beside it. */
+static void
+free_memory(const struct fstfs_request *request, uint64_t size)
+{
+    char *memory;
+
+    if (!placing || size == 0) {
+        free(request->to);
+        return;
+    }
+    memory = (char *)request->to - offset_of(request) % BLOCK - BLOCK;
+    for (size_t i = 0; i < room_for(size); i++)
+        if ((memory + i < (char *)request->to || memory + i >= (char *)request->to + size) &&
+            memory[i] != (char)GUARD)
+            abort();
+    free(memory);
 }
 
 static int
@@ -182,13 +232,13 @@ read_requests(void)
                 memcmp(works[i].requests[j].to, work->requests[j].to, work->sizes[j]) != 0)
                 abort();
             if (i > 0)
-                free(works[i].requests[j].to);
+                free_memory(&works[i].requests[j], work->sizes[j]);
         }
         if (i > 0)
             free(works[i].requests);
     }
     for (size_t j = 0; j < work->count; j++) {
-        free(work->requests[j].to);
+        free_memory(&work->requests[j], work->sizes[j]);
         free((void *)work->requests[j].box);
     }
     free(work->requests);
@@ -204,7 +254,7 @@ main(int argc, char **argv)
     struct fstfs *fstfs;
     char text[4096];
 
-    while ((option = getopt(argc, argv, "m:udsat:w:x")) != -1) {
+    while ((option = getopt(argc, argv, "m:udsaAt:w:x")) != -1) {
         switch (option) {
         case 'm':
             options.memory = strtoull(optarg, NULL, 10);
@@ -217,6 +267,10 @@ main(int argc, char **argv)
             break;
         case 's':
             options.no_source = 1;
+            break;
+        case 'A':
+            placing = 1;
+            allocating = 1;
             break;
         case 'a':
             allocating = 1;

@@ -134,18 +134,47 @@ def test_boxes(place, engine):
         requests += " ".join([str(i), *(f"{s.start}:{s.stop}:{s.step}" for s in box)]) + "\n"
         array = np.frombuffer(tensors[i].data, "<u2").reshape(shapes[i])
         want += np.ascontiguousarray(array[box]).tobytes()
-    for options in ((), ("-a",), ("-t", "3")):
+    for options in ((), ("-a",), ("-t", "3"), ("-A", "-t", "3")):
         assert run(*ENGINES[engine], *options, "read", place / "m", requests=requests).stdout == want
 
 
-def storage_bytes(path, *requests):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_memory_as_the_file_is(mount, place, engine):
+    """Memory whose addresses are to a block as the offsets are is read into as it is: with no byte
+    beside it, whatever lies at its ends."""
+    block = 4096
+    rng = random.Random(2)
+    sizes = [0, 1, block, 3 * block - 1, 131071, 131072 + 2 * block, 1 << 20, (1 << 20) + 7, 5_000_011,
+             9_000_000]
+    tensors = [trees.tensor(f"t{i}", "U8", (size,)) for i, size in enumerate(sizes)]
+    tensors.append(trees.tensor("u", "U16", (3000, 1000)))
+    source = trees.Source(place / "s")
+    source.add("m", "model", tensors, shards=2)
+    m = mount(source.root)
+    c, = source.checkpoints
+    rows = sorted(rng.sample(range(3001), 2))
+    some = "".join(f"{i} {size // 3}:{size}:1\n" for i, size in enumerate(sizes))
+    some += f"{len(sizes)} {rows[0]}:{rows[1]}:1 0:1000:1\n"
+    want = b"".join(t.data[len(t.data) // 3:] for t in tensors[:-1])
+    want += tensors[-1].data[2000 * rows[0]:2000 * rows[1]]
+    for options in (("-A",), ("-A", "-t", "3"), ("-A", "-s")):
+        path = m / "merged/m" if "-s" in options else source.path("m")
+        for warm in (False, True):
+            if not warm:
+                forget(source.path("m"))
+            check(path, c.tensors, *ENGINES[engine], *options)
+            assert run(*ENGINES[engine], *options, "read", path, requests=some).stdout == want
+
+
+def storage_bytes(path, *requests, options=()):
     forget(path)
-    done = run("-x", "read", path, requests="".join(r + "\n" for r in requests))
+    done = run("-x", *options, "read", path, requests="".join(r + "\n" for r in requests))
     return len(done.stdout), json.loads(done.stderr)["storage_bytes"]
 
 
 def test_bytes_read(place):
-    """Rows cost their bytes, columns the blocks that hold them, and edges are read once."""
+    """Rows cost their bytes, columns the blocks that hold them, and edges are read once; by the
+    engine's buffers and into memory that lies as the file does."""
     shape = (1000, 8000)
     tensors = [trees.tensor(f"t{i}", "U8", shape) for i in range(2)]
     trees.Source(place / "m").add("", "model", tensors)
@@ -153,8 +182,9 @@ def test_bytes_read(place):
     assert asked <= cost <= asked * 1.05
     asked, cost = storage_bytes(place / "m", "0 0:1000:1 2000:2100:1")
     assert asked < cost <= 1000 * 8192
-    asked, cost = storage_bytes(place / "m", "0", "1")
-    assert asked <= cost <= asked + 2 * 4096
+    for options in ((), ("-A",)):
+        asked, cost = storage_bytes(place / "m", "0", "1", options=options)
+        assert asked <= cost <= asked + 2 * 4096
     # All ranks of a split by columns in one call: every block once.
     ranks = [f"0 0:1000:1 {r * 1000}:{r * 1000 + 1000}:1" for r in range(8)]
     asked, cost = storage_bytes(place / "m", *ranks)

@@ -4,6 +4,8 @@
 #include "client/gpu/cufile.h"
 #include "double.h"
 #include "fstfs.h"
+#include "io/block.h"
+#include "io/storage.h"
 
 #include <check.h>
 #include <cjson/cJSON.h>
@@ -68,6 +70,10 @@ static struct {
     const char *no_symbol; /* one that the libraries have not */
     bool no_udev, wsl;
     unsigned fs_type; /* of every file */
+    /* Memory that the kernel cannot write: as that of devices, mapped. */
+    char *mapped;
+    size_t mapped_size;
+    unsigned refusals; /* to read into it */
 } found;
 
 void *__real_dlopen(const char *name, int flags);
@@ -80,6 +86,8 @@ int __real_uname(struct utsname *name);
 int __wrap_uname(struct utsname *name);
 int __wrap_fstatfs(int fd, struct statfs *fs);
 int __wrap_fstatfs64(int fd, struct statfs *fs);
+void __real_storage_read(struct storage *storage, struct storage_read *read);
+void __wrap_storage_read(struct storage *storage, struct storage_read *read);
 
 void *
 __wrap_dlopen(const char *name, int flags)
@@ -125,6 +133,17 @@ int
 __wrap_fstatfs64(int fd, struct statfs *fs)
 {
     return __wrap_fstatfs(fd, fs);
+}
+
+void
+__wrap_storage_read(struct storage *storage, struct storage_read *read)
+{
+    if (read->buffer < found.mapped || read->buffer >= found.mapped + found.mapped_size) {
+        __real_storage_read(storage, read);
+        return;
+    }
+    found.refusals++;
+    read->complete(read, -EFAULT);
 }
 
 static void
@@ -388,17 +407,26 @@ check_all(make_memory make)
 
 /* ---- status ---- */
 
-/* The member of the only storage of the only device; "": there is none. */
-static const char *
-status(const char *member)
+static cJSON *
+whole_status(void)
 {
-    static char text[8192], value[600];
+    char text[8192];
     cJSON *all;
-    const cJSON *devices, *storage, *item;
 
     ck_assert_int_lt(fstfs_status(fstfs, text, sizeof(text)), (int)sizeof(text));
     all = cJSON_Parse(text);
     ck_assert_ptr_nonnull(all);
+    return all;
+}
+
+/* The member of the only storage of the only device; "": there is none. */
+static const char *
+status(const char *member)
+{
+    static char value[600];
+    cJSON *all = whole_status();
+    const cJSON *devices, *storage, *item;
+
     devices = cJSON_GetObjectItem(all, "devices");
     ck_assert_int_eq(cJSON_GetArraySize(devices), 1);
     storage = cJSON_GetObjectItem(cJSON_GetArrayItem(devices, 0), "storage");
@@ -414,6 +442,23 @@ check_status(const char *member, const char *part)
 {
     ck_assert_msg(strstr(status(member), part) != NULL, "%s is \"%s\", not \"...%s...\"", member,
                   status(member), part);
+}
+
+/* A number of all reads, or of the only device. */
+static uint64_t
+status_number(bool of_device, const char *member)
+{
+    cJSON *all = whole_status();
+    const cJSON *item = cJSON_GetObjectItem(all, member);
+    uint64_t value;
+
+    if (of_device)
+        item =
+            cJSON_GetObjectItem(cJSON_GetArrayItem(cJSON_GetObjectItem(all, "devices"), 0), member);
+    ck_assert_ptr_nonnull(item);
+    value = (uint64_t)item->valuedouble;
+    cJSON_Delete(all);
+    return value;
 }
 
 /* ---- finding a device ---- */
@@ -590,6 +635,8 @@ START_TEST(direct)
     for (int i = 0; i < 3; i++)
         check_all(device_memory);
     ck_assert_str_eq(status("rung"), "cufile");
+    ck_assert_uint_gt(status_number(true, "device_memory"), 0);
+    ck_assert_uint_ge(status_number(false, "storage_bytes"), status_number(false, "bytes"));
     check_status("unified", "memory of its own");
     ck_assert_uint_gt(doubles.double_cufile_calls("cuFileRead"), 20);
     ck_assert_uint_eq(doubles.double_cufile_calls("cuFileHandleRegister"), 1);
@@ -665,6 +712,9 @@ START_TEST(cufile_fails)
         begin_direct(0);
         doubles.double_cufile_fail(calls[i], 1, 5030);
         snprintf(why, sizeof(why), "%s: error 5030", calls[i]);
+        check_all(device_memory);
+        if (strcmp(calls[i], "cuFileBufRegister") == 0)
+            ck_assert_uint_eq(status_number(true, "device_memory"), 0);
         check_not_direct(why);
     }
     begin_direct(0);
@@ -770,6 +820,31 @@ START_TEST(unified)
     check_status("unified", "the device's alone");
     check_all(managed_memory);
     ck_assert_str_eq(status("rung"), "unified");
+    finish();
+}
+END_TEST
+
+/* Memory that lies as the file does is read into, unless the kernel cannot. */
+START_TEST(memory_that_the_kernel_cannot_write)
+{
+    begin("gb10", 0);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        const struct fstfs_tensor *tensor = fstfs_find(checkpoint, tensors[i].name);
+        size_t shift = tensor->offset % BLOCK_SIZE;
+        struct fstfs_read_options options = {.device = i % 2 ? device : NULL};
+        struct fstfs_request request = {.tensor = tensor};
+        bool large = tensor->size > MIB;
+
+        found.mapped_size = block_up(tensor->size) + BLOCK_SIZE;
+        found.mapped = aligned_alloc(BLOCK_SIZE, found.mapped_size);
+        found.refusals = 0;
+        memset(found.mapped, 0, found.mapped_size);
+        request.to = found.mapped + shift;
+        ck_assert_int_eq(fstfs_read(checkpoint, &request, 1, &options), 0);
+        ck_assert_int_eq(memcmp(request.to, tensors[i].bytes, tensor->size), 0);
+        ck_assert(!large || found.refusals > 0);
+        free(found.mapped);
+    }
     finish();
 }
 END_TEST
@@ -1023,6 +1098,7 @@ suite(void)
     tcase_add_test(c, cufile_in_use);
     tcase_add_test(c, direct_by_two_devices);
     tcase_add_test(c, unified);
+    tcase_add_test(c, memory_that_the_kernel_cannot_write);
     tcase_add_test(c, mapped);
     tcase_add_test(c, boxes);
     tcase_add_test(c, joined);

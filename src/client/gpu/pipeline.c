@@ -367,6 +367,10 @@ fill_by_cufile(struct job *job)
                             blocks_of(window), bytes_of(window), &reason);
         cuda->cuCtxPopCurrent_v2(&context);
     }
+    if (!error) {
+        atomic_fetch_add(&pipeline->device->fstfs->cufile_reads, 1);
+        atomic_fetch_add(&pipeline->device->fstfs->cufile_bytes, bytes_of(window));
+    }
     if (error < 0 && error != -ESTALE)
         leave_cufile(slot, storage_of(window->source), reason.text);
     else
@@ -765,7 +769,7 @@ device_ring_size(const struct pipeline *pipeline)
 }
 
 static void
-free_memory(struct pipeline *pipeline)
+free_device_slots(struct pipeline *pipeline)
 {
     const struct cuda *cuda = &pipeline->device->cuda;
 
@@ -773,9 +777,20 @@ free_memory(struct pipeline *pipeline)
         pipeline->cufile.cuFileBufDeregister((const void *)(uintptr_t)pipeline->device_ring);
     if (pipeline->device_memory)
         cuda->cuMemFree_v2(pipeline->device_memory);
-    for (unsigned i = 0; i < DEVICE_SLOTS; i++)
+    pipeline->device_memory = 0;
+    for (unsigned i = 0; i < DEVICE_SLOTS; i++) {
         if (pipeline->device_slots[i].event)
             cuda->cuEventDestroy_v2(pipeline->device_slots[i].event);
+        pipeline->device_slots[i].event = NULL;
+    }
+}
+
+static void
+free_memory(struct pipeline *pipeline)
+{
+    const struct cuda *cuda = &pipeline->device->cuda;
+
+    free_device_slots(pipeline);
     for (unsigned i = 0; i < pipeline->slot_count + SCRATCHES; i++)
         if (pipeline->slots[i].event)
             cuda->cuEventDestroy_v2(pipeline->slots[i].event);
@@ -860,8 +875,10 @@ start_cufile(struct pipeline *pipeline, struct reason *reason)
         error = reason_set(reason, -EAGAIN, "Device", "there are no threads for it");
     if (!error)
         error = make_device_slots(pipeline, reason);
-    if (error)
+    if (error) {
+        free_device_slots(pipeline);
         return error;
+    }
     pipeline->registered_device = true;
     pthread_mutex_lock(&pipeline->lock);
     for (unsigned i = 0; i < DEVICE_SLOTS; i++)

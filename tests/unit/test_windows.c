@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Windows, and their parts that are read to where they go, against a plain copy: every
+ * byte that is wanted is written once, and no other. */
+#include "client/windows.h"
+
+#include <check.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROUNDS 200
+#define TENSORS 12
+#define MOST_ITEMS 30
+#define WINDOW (1024 * 1024)
+#define MOST_ROWS 3000
+#define COLUMNS 1000
+
+static uint64_t state;
+
+static uint64_t
+below(uint64_t limit)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (state >> 33) % limit;
+}
+
+struct wanted {
+    struct fstfs_request request;
+    char *memory; /* guarded by a block at each end */
+    uint64_t size;
+    char *expected; /* of all of it */
+};
+
+static struct tensor_source source;
+static uint64_t shapes[TENSORS][2];
+static struct fstfs_tensor tensors[TENSORS];
+static char *file;
+static struct windows windows;
+static struct wanted wanteds[MOST_ITEMS];
+static size_t wanted_count;
+static uint64_t copied, in_memory; /* bytes */
+
+/* Tensors of rows, one behind the other but for some holes, and some bytes for them. */
+static void
+make_file(uint64_t most_rows)
+{
+    uint64_t end = 8 * below(10000);
+
+    for (int i = 0; i < TENSORS; i++) {
+        shapes[i][0] = 1 + below(most_rows);
+        shapes[i][1] = COLUMNS;
+        if (below(4) == 0)
+            end += below(3) * BLOCK_SIZE;
+        tensors[i] = (struct fstfs_tensor){.name = "t",
+                                           .dtype = "U8",
+                                           .bits = 8,
+                                           .rank = 2,
+                                           .shape = shapes[i],
+                                           .size = shapes[i][0] * COLUMNS,
+                                           .offset = end};
+        end += tensors[i].size;
+    }
+    file = malloc(end);
+    ck_assert_ptr_nonnull(file);
+    for (uint64_t i = 0; i < end; i++)
+        file[i] = (char)((i * 2654435761u) >> 13);
+}
+
+static bool
+is_wanted(const struct fstfs_slice *box, uint64_t row, uint64_t column)
+{
+    return !box || (row >= box[0].start && row < box[0].stop && column >= box[1].start &&
+                    column < box[1].stop);
+}
+
+/* Of a tensor all, rows, or rows and columns; at an address that is as its offset is, or not. */
+static void
+add_wanted(const struct fstfs_tensor *tensor)
+{
+    struct wanted *w = &wanteds[wanted_count++];
+    struct item *item = &windows.items[windows.count++];
+    struct fstfs_slice *box = NULL;
+    uint64_t rows = tensor->shape[0], room, shift;
+
+    if (below(2)) {
+        box = calloc(2, sizeof(*box));
+        box[0].start = below(rows);
+        if (below(2))
+            box[0].start -= box[0].start % 512; /* a whole number of blocks */
+        box[0].stop = box[0].start + 1 + below(rows - box[0].start);
+        box[1].stop = COLUMNS;
+        if (below(3) == 0)
+            box[1].stop -= 100 + below(800);
+    }
+    w->request = (struct fstfs_request){.tensor = tensor, .box = box};
+    *item = (struct item){.source = &source, .offset = tensor->offset};
+    ck_assert_int_eq(box_make(&w->request, &item->box), 0);
+    item->end = tensor->offset + box_range(&item->box, item->box.range_count - 1) + item->box.range;
+    w->size = item->box.size;
+    room = block_up(w->size) + 3 * BLOCK_SIZE;
+    shift = below(4) ? (tensor->offset + item->box.start) % BLOCK_SIZE : below(BLOCK_SIZE);
+    w->memory = aligned_alloc(BLOCK_SIZE, room);
+    w->expected = malloc(room);
+    memset(w->memory, 0x5a, room);
+    memset(w->expected, 0x5a, room);
+    item->to = w->memory + BLOCK_SIZE + shift;
+    w->request.to = item->to;
+    char *to = w->expected + BLOCK_SIZE + shift;
+    for (uint64_t row = 0; row < rows; row++)
+        for (uint64_t column = 0; column < COLUMNS; column++)
+            if (is_wanted(box, row, column))
+                *to++ = file[tensor->offset + row * COLUMNS + column];
+}
+
+static void
+read_part(const struct window *window, uint64_t start, uint64_t end)
+{
+    copied += window_copy(&windows, window, start, file + start, end - start);
+}
+
+/* As src/client/read.c. */
+static void
+read_window(const struct window *window)
+{
+    uint64_t at = window->start, start, end;
+    char *to;
+
+    while ((to = windows_part(&windows, window, at, &start, &end))) {
+        ck_assert_uint_le(at, start);
+        ck_assert_uint_lt(start, end);
+        ck_assert_uint_le(end, window->end);
+        ck_assert_uint_eq(start % BLOCK_SIZE, 0);
+        ck_assert_uint_eq(end % BLOCK_SIZE, 0);
+        ck_assert_uint_eq((uintptr_t)to % BLOCK_SIZE, 0);
+        read_part(window, at, start);
+        memcpy(to, file + start, end - start);
+        in_memory += end - start;
+        at = end;
+    }
+    read_part(window, at, window->end);
+}
+
+static void
+read_all(void)
+{
+    struct window window;
+    uint64_t total = 0;
+
+    windows.size = WINDOW;
+    copied = in_memory = 0;
+    windows_sort(&windows);
+    while (windows_next(&windows, &window))
+        read_window(&window);
+    for (size_t i = 0; i < wanted_count; i++) {
+        struct wanted *w = &wanteds[i];
+
+        ck_assert_int_eq(memcmp(w->memory, w->expected, block_up(w->size) + 3 * BLOCK_SIZE), 0);
+        total += w->size;
+    }
+    ck_assert_uint_eq(copied + in_memory, total);
+}
+
+static void
+clear(void)
+{
+    for (size_t i = 0; i < wanted_count; i++) {
+        free((void *)wanteds[i].request.box);
+        free(wanteds[i].memory);
+        free(wanteds[i].expected);
+        box_free(&windows.items[i].box);
+    }
+    free(windows.items);
+    free(file);
+    memset(&windows, 0, sizeof(windows));
+    wanted_count = 0;
+}
+
+START_TEST(any_items)
+{
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        state = round;
+        make_file(below(2) ? 200 : MOST_ROWS);
+        windows.items = calloc(MOST_ITEMS, sizeof(*windows.items));
+        for (uint64_t count = 1 + below(MOST_ITEMS); wanted_count < count;)
+            add_wanted(&tensors[below(TENSORS)]);
+        read_all();
+        clear();
+    }
+}
+END_TEST
+
+/* A whole tensor that lies as its file does is copied at its ends alone. */
+START_TEST(large_tensor)
+{
+    struct wanted *w = &wanteds[0];
+
+    for (state = 1;; state++) {
+        make_file(MOST_ROWS);
+        windows.items = calloc(MOST_ITEMS, sizeof(*windows.items));
+        add_wanted(&tensors[TENSORS / 2]);
+        if (!w->request.box && w->size > (uint64_t)2 * WINDOW &&
+            ((uintptr_t)w->request.to - tensors[TENSORS / 2].offset) % BLOCK_SIZE == 0)
+            break;
+        clear();
+    }
+    read_all();
+    ck_assert_uint_lt(copied, 2 * BLOCK_SIZE);
+    clear();
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *s = suite_create("windows");
+    TCase *c = tcase_create("windows");
+
+    tcase_set_timeout(c, 120);
+    tcase_add_test(c, any_items);
+    tcase_add_test(c, large_tensor);
+    suite_add_tcase(s, c);
+    return s;
+}
+
+#include "check_main.h"

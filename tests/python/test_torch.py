@@ -72,6 +72,26 @@ def test_dtypes(path, before, backend):
             same(tensor, want[name])
 
 
+@pytest.mark.parametrize("shift", (0, 1))
+def test_large_tensors_lie_as_the_file_does(place, shift):
+    """So that the library reads to where they are; those whose elements do not lie aligned in the
+    file have memory like any other."""
+    path = place / "large"
+    files.write(path, files.tensors_of(("F32", "BF16", "C64"), [(4,), (700, 1026)]), shift=shift)
+    want = safetensors.torch.load_file(path)
+    with fstfs.safe_open(path, "pt", backend="pread") as file:
+        offsets = {info.name: info.offset for info in file._source.opened().infos()}
+        for name, tensor in want.items():
+            found = file.get_tensor(name)
+            same(found, tensor)
+            if tensor.nbytes > 1 << 20 and not shift:
+                assert (found.data_ptr() - offsets[name]) % 4096 == 0
+            rows = file.get_slice(name)[1:]
+            same(rows, tensor[1:])
+            if rows.nbytes > 1 << 20 and not shift:
+                assert (rows.data_ptr() - offsets[name] - tensor[0].nbytes) % 4096 == 0
+
+
 def test_what_is_cached_is_mapped(place):
     path, name = place / "aligned", "F32.513x1026"
     files.write(path, files.tensors_of(("F32",), [(0,), (513, 1026)]))

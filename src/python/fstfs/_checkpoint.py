@@ -106,7 +106,7 @@ class Source:
             device = find_device(self.device)
         made = []
         for batch in self._batches(wanted, device):
-            tensors = [self._memory(dtype, shape, device) for *_, dtype, shape in batch]
+            tensors = [self._memory(*item, device) for item in batch]
             requests = [(info, box, self.framework.address(tensor))
                         for (info, box, *_), tensor in zip(batch, tensors) if tensor.nbytes]
             if device is not None:
@@ -119,9 +119,10 @@ class Source:
             made += tensors
         return made
 
-    def _memory(self, dtype, shape, device):
+    def _memory(self, info, box, dtype, shape, device):
         if device is None:
-            return self.framework.empty(dtype, shape)
+            start = info.offset if box is None else _span(info, info.shape, box)[0]
+            return self.framework.empty(dtype, shape, start)
         return self.framework.module.empty(shape, dtype=dtype, device=self.device)
 
     def _batches(self, wanted, device):

@@ -2,17 +2,21 @@
 """Memory of torch and NumPy for tensors, and tensors of it.
 
 Of each framework: `prepare(info)` gives (dtype, shape) or raises SafetensorError, `empty(dtype,
-shape)` memory that read() fills, `address(memory)` where it is.
+shape, offset)` memory that read() fills from there in a file, `address(memory)` where it is.
 """
 
 import ctypes
 import importlib
+import math
 import mmap
 import os
 
 from ._library import SafetensorError
 
-HUGE = 1 << 20  # from here on memory is worth huge pages: with small ones a load takes a quarter more
+# From here on memory is worth huge pages, with small ones a load takes a quarter more, and an address
+# that is to a block as the offset in the file is: the library then reads to where the bytes go.
+LARGE = 1 << 20
+BLOCK = 4096
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
          "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
          "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
@@ -49,14 +53,17 @@ class Torch:
             raise _not_understood(info)
         return getattr(self.module, name), packed_shape(info)
 
-    def empty(self, dtype, shape):
-        tensor = self.module.empty(shape, dtype=dtype, device="cpu")  # whatever torch's default is
-        if tensor.nbytes >= HUGE:
-            page = mmap.PAGESIZE
-            start = -(-tensor.data_ptr() // page) * page
-            end = (tensor.data_ptr() + tensor.nbytes) // page * page
-            _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # or not: it is only advice
-        return tensor
+    def empty(self, dtype, shape, offset):
+        # on the CPU, whatever torch's default is
+        if math.prod(shape) * dtype.itemsize < LARGE or offset % dtype.itemsize:
+            return self.module.empty(shape, dtype=dtype, device="cpu")
+        size = math.prod(shape) * dtype.itemsize
+        memory = self.module.empty(size + BLOCK, dtype=self.module.uint8, device="cpu")
+        start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # or not: it is only advice
+        first = (offset - memory.data_ptr()) % BLOCK
+        return memory[first:first + size].view(dtype).view(shape)
 
     def address(self, tensor):
         return tensor.data_ptr()
@@ -102,8 +109,13 @@ class Numpy:
         dtype = getattr(self.more, name, f"V{info.bits // 8}")
         return self.module.dtype(dtype), info.shape
 
-    def empty(self, dtype, shape):
-        return self.module.empty(shape, dtype=dtype)  # has huge pages by itself
+    def empty(self, dtype, shape, offset):
+        size = math.prod(shape) * dtype.itemsize
+        if size < LARGE or offset % dtype.itemsize:
+            return self.module.empty(shape, dtype=dtype)
+        memory = self.module.empty(size + BLOCK, dtype=self.module.uint8)  # in huge pages by itself
+        first = (offset - memory.ctypes.data) % BLOCK
+        return memory[first:first + size].view(dtype).reshape(shape)
 
     def address(self, array):
         return array.ctypes.data

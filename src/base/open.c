@@ -200,15 +200,20 @@ open_by_hand(int directory, const char *path, int flags)
     return way.at;
 }
 
-/* Opens anew what is open by O_PATH, which is closed. */
+/* Opens anew what is open by O_PATH, which is closed: a file or a directory. To open
+ * anything else may do something: wake who waits at a FIFO, rewind a tape. */
 static int
 open_really(int fd, int flags)
 {
     char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
-    int opened;
+    struct stat st = {0};
+    int opened = look(fd, &st);
 
+    if (!opened && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        opened = -ENXIO;
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    opened = open_plainly(AT_FDCWD, link, flags);
+    if (!opened)
+        opened = open_plainly(AT_FDCWD, link, flags);
     close(fd);
     return opened;
 }

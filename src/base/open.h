@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <sys/stat.h>
 
-/* As openat(2): a descriptor, or a negative errno, -ELOOP for what is left out. Any
- * thread. */
+/* As openat(2): a descriptor, or a negative errno, -ELOOP for what is left out. Once a
+ * device is left out, -ENXIO for what is neither a file nor a directory. Any thread. */
 int open_at(int directory, const char *path, int flags);
 /* As fstatat(2), through links; -EXDEV for what is left out. Any thread. */
 errint_t open_stat(int directory, const char *path, struct stat *st);

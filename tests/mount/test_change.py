@@ -5,6 +5,7 @@ Every version's tensors are filled with one byte value of its own, so that a
 mixture is seen at once.
 """
 
+import ctypes
 import errno
 import mmap
 import os
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import oracle
 import pytest
@@ -475,6 +477,40 @@ def test_directory_becomes_file_and_back(mount, place):
     (root / "thing/inner.txt").write_bytes(b"again")
     assert eventually(lambda: os.path.isdir(m / "merged/thing"))
     assert m.read("merged/thing/inner.txt") == b"again"
+
+
+def wait_at(fifo):
+    """In a process of its own: waits until somebody opens the FIFO to read from it. Gives its id;
+    its status is 0 when somebody did, and another when a signal came first."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        os._exit(ctypes.CDLL(None).open(os.fsencode(fifo), os.O_WRONLY) < 0)
+    return pid
+
+
+def ended(pid):
+    os.kill(pid, signal.SIGUSR1)  # again and again: it may not wait yet
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return found and [status]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_fifo_in_its_place_is_not_opened(mount, place, view):
+    """Nor is a device: to open one may do something. Who waits at the FIFO goes on waiting."""
+    root = place / "s"
+    write(root, version(1))
+    m = mount(root, "--prefetch=off")
+    with open(m / VIEWS[view], "rb", buffering=0) as file:
+        os.unlink(root / "m/model.safetensors")
+        os.mkfifo(root / "m/model.safetensors")
+        writer = wait_at(root / "m/model.safetensors")
+        assert eventually(lambda: " S " in Path(f"/proc/{writer}/stat").read_text())
+        with pytest.raises(OSError) as raised:
+            os.pread(file.fileno(), 4096, SIZE // 2)
+        assert raised.value.errno == errno.ESTALE
+        status, = eventually(lambda: ended(writer))
+    assert status != 0, "the daemon has opened it"
 
 
 def test_source_directory_is_replaced(mount, place):

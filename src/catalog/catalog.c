@@ -129,6 +129,12 @@ catalog_source(const struct catalog *catalog)
     return catalog->source;
 }
 
+bool
+catalog_shared(const struct catalog *catalog)
+{
+    return catalog->shared;
+}
+
 int
 catalog_source_fd(const struct catalog *catalog)
 {

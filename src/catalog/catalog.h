@@ -28,6 +28,9 @@
 
 enum { CATALOG_CHECK_MS = 400 };
 
+/* Milliseconds of a clock that only goes forward. */
+uint64_t now_ms(void);
+
 struct catalog;
 struct source_dir;
 struct listing;
@@ -128,6 +131,7 @@ errint_t catalog_new(const struct catalog_options *options, struct catalog **cat
 void catalog_free(struct catalog *catalog);
 
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
+bool catalog_shared(const struct catalog *catalog); /* as in the options */
 int catalog_source_fd(const struct catalog *catalog); /* it, open; the catalog's own */
 struct problems *catalog_problems(struct catalog *catalog);
 errint_t catalog_statvfs(struct catalog *catalog, struct statvfs *out);

@@ -52,8 +52,6 @@ struct group_state *group_state_new(void); /* NULL: out of memory */
 struct group_state *group_state_ref(struct group_state *state);
 void group_state_unref(struct group_state *state); /* NULL is allowed */
 
-/* Milliseconds of a clock that only goes forward. */
-uint64_t now_ms(void);
 /* Whether a file with this time stamp may change again without changing it. */
 bool changed_just_now(const struct timespec *modified);
 bool file_identity_equal(const struct file_identity *a, const struct file_identity *b);

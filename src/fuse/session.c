@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <inttypes.h>
+#include <linux/fuse.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,7 +23,7 @@
 
 /* How long the kernel may believe a name and what stat says of it. Together with
  * CATALOG_CHECK_MS it keeps the promise that a change shows within a second. */
-static const double believe = 0.5;
+static const double believe = VIEW_BELIEVED_MS / 1000.0;
 
 /* Requests that may wait in the daemon at the same time, and libfuse's threads:
  * names may wait for slow storage, and must not keep others waiting. */
@@ -299,6 +300,20 @@ add_plus(fuse_req_t req, struct view_directory *directory, uint64_t position, co
     return 0;
 }
 
+/* Leaves the names: without an id the kernel takes nothing else. */
+static void
+take_back(struct view *view, char *buffer, size_t used)
+{
+    struct fuse_direntplus *entry;
+
+    for (size_t at = 0; at < used; at += FUSE_DIRENTPLUS_SIZE(entry)) {
+        entry = (struct fuse_direntplus *)(void *)(buffer + at);
+        if (entry->entry_out.nodeid)
+            view_forget(view, entry->entry_out.nodeid, 1);
+        entry->entry_out.nodeid = 0;
+    }
+}
+
 static void
 reply_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi, bool plus)
 {
@@ -327,6 +342,8 @@ reply_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info
             break;
         used += added;
     }
+    if (plus && !view_readdir_attributes(view_of(req), directory))
+        take_back(view_of(req), buffer, used);
     fuse_reply_buf(req, buffer, used);
     free(buffer);
 }

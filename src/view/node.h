@@ -41,6 +41,11 @@ struct node {
     struct dir_listing *listing; /* last made; guarded by view->lock */
     struct tensor_set *set; /* last made; guarded by view->lock */
 
+    /* NODE_DIRECTORY, NODE_TENSORS: for whom the kernel was told that it is, and when (see
+     * now_ms()). Guarded by view->lock */
+    struct access told;
+    uint64_t told_at;
+
     /* NODE_WHOLE */
     struct backing *backing;
     struct access access; /* guarded by view->lock: chmod keeps the node */

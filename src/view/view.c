@@ -137,21 +137,37 @@ fill_own_stat(const struct view *view, struct stat *st, uint64_t inode, mode_t m
     fill_stat(st, inode, mode & S_IFMT, access, 0, &view->started);
 }
 
+/* The kernel is told for whom a directory is: see check_rights(). */
+static void
+tell_rights(struct view *view, struct node *node, struct access access)
+{
+    if (!catalog_shared(view->catalog))
+        return;
+    pthread_mutex_lock(&view->lock);
+    node->told = access;
+    node->told_at = now_ms();
+    pthread_mutex_unlock(&view->lock);
+}
+
 static errint_t
-stat_directory(const struct node *node, struct stat *st)
+stat_directory(struct view *view, struct node *node, struct stat *st)
 {
     struct access access;
     struct stat source;
     errint_t error = source_dir_stat(node->dir, &source, &access);
 
-    if (!error)
-        fill_stat(st, node->inode, S_IFDIR, access, 0, &source.st_mtim);
-    return error;
+    if (error)
+        return error;
+    fill_stat(st, node->inode, S_IFDIR, access, 0, &source.st_mtim);
+    tell_rights(view, node, access);
+    return 0;
 }
 
 static void
-stat_tensors(const struct node *node, const struct checkpoint *checkpoint, struct stat *st)
+stat_tensors(struct view *view, struct node *node, const struct checkpoint *checkpoint,
+             struct stat *st)
 {
+    tell_rights(view, node, checkpoint->access);
     fill_stat(st, node->inode, S_IFDIR, search_too(checkpoint->access), 0, &checkpoint->modified);
 }
 
@@ -333,6 +349,52 @@ current_tensors(struct view *view, struct node *node, struct tensor_set **set)
     return error;
 }
 
+/* ---- rights ---- */
+
+/* Whether the kernel may still let people in by other rights than these. After that time
+ * it asks before it does. */
+static bool
+told_otherwise(struct view *view, struct node *node, struct access access)
+{
+    bool otherwise;
+
+    pthread_mutex_lock(&view->lock);
+    otherwise =
+        now_ms() - node->told_at <= 2 * VIEW_BELIEVED_MS && !access_equal(node->told, access);
+    pthread_mutex_unlock(&view->lock);
+    return otherwise;
+}
+
+/*
+ * The kernel lets people into a directory by the rights that it was told, for a moment also
+ * where another directory has taken its place. So what is found there is given out only
+ * when these are the rights that the directory has, and those above it have; ESTALE makes
+ * the kernel ask for the whole path anew. To be called when it has been found. `set`: of a
+ * directory of tensors, what was.
+ */
+static errint_t
+check_rights(struct view *view, struct node *node, const struct tensor_set *set)
+{
+    struct access access;
+    struct stat st;
+    errint_t error;
+
+    if (!catalog_shared(view->catalog))
+        return 0;
+    if (set && told_otherwise(view, node, set->checkpoint->access))
+        return -ESTALE;
+    for (; node && node != view->root; node = node->parent) {
+        if (node->kind != NODE_DIRECTORY)
+            continue;
+        error = source_dir_stat(node->dir, &st, &access);
+        if (error)
+            return error;
+        if (told_otherwise(view, node, access))
+            return -ESTALE;
+    }
+    return 0;
+}
+
 /* ---- lookup ---- */
 
 /* Finds or makes the child that `wanted` describes. */
@@ -354,7 +416,7 @@ give_out_directory(struct view *view, struct node *parent, const char *name, str
 
     if (error)
         return error;
-    error = stat_directory(*node, st);
+    error = stat_directory(view, *node, st);
     if (error)
         node_unref(view, *node, 1);
     return error;
@@ -456,7 +518,7 @@ lookup_tensors(struct view *view, struct node *parent, const char *name,
         return error;
     error = give_out(view, parent, name, &wanted, node);
     if (!error)
-        stat_tensors(*node, checkpoint, st);
+        stat_tensors(view, *node, checkpoint, st);
     checkpoint_unref(checkpoint);
     return error;
 }
@@ -617,7 +679,9 @@ lookup_tensor(struct view *view, struct node *parent, const char *name, node_id 
 
     if (error)
         return error;
-    error = set_find(set, name, &position);
+    error = check_rights(view, parent, set);
+    if (!error)
+        error = set_find(set, name, &position);
     if (!error)
         error = stat_tensor(set, position, name, strlen(name), st);
     if (error) {
@@ -628,15 +692,13 @@ lookup_tensor(struct view *view, struct node *parent, const char *name, node_id 
     return 0;
 }
 
-errint_t
-view_lookup(struct view *view, node_id parent_id, const char *name, node_id *id, struct stat *st)
+/* As view_lookup(), but for the rights to anything that is no tensor. */
+static errint_t
+look_up(struct view *view, struct node *parent, const char *name, node_id *id, struct stat *st)
 {
-    struct node *parent, *node;
     errint_t error = -ENOTDIR;
+    struct node *node;
 
-    if (node_is_tensor(parent_id))
-        return -ENOTDIR;
-    parent = node_of(view, parent_id);
     if (strlen(name) > 255)
         return -ENAMETOOLONG;
     switch (parent->kind) {
@@ -659,6 +721,24 @@ view_lookup(struct view *view, node_id parent_id, const char *name, node_id *id,
     if (!error)
         *id = node_id_of(view, node);
     return error;
+}
+
+errint_t
+view_lookup(struct view *view, node_id parent_id, const char *name, node_id *id, struct stat *st)
+{
+    struct node *parent;
+    errint_t error, refused;
+
+    if (node_is_tensor(parent_id))
+        return -ENOTDIR;
+    parent = node_of(view, parent_id);
+    error = look_up(view, parent, name, id, st);
+    if (parent->kind != NODE_DIRECTORY)
+        return error;
+    refused = check_rights(view, parent, NULL);
+    if (refused && !error)
+        view_forget(view, *id, 1);
+    return refused ? refused : error;
 }
 
 void
@@ -694,12 +774,12 @@ view_getattr(struct view *view, node_id id, struct stat *st)
     case NODE_PAGE:
         return stat_page(view, node, st);
     case NODE_DIRECTORY:
-        return stat_directory(node, st);
+        return stat_directory(view, node, st);
     case NODE_TENSORS:
         error = current_tensors(view, node, &set);
         if (error)
             return error;
-        stat_tensors(node, set->checkpoint, st);
+        stat_tensors(view, node, set->checkpoint, st);
         node_set_unref(view, set, 1);
         return 0;
     case NODE_WHOLE:
@@ -908,6 +988,8 @@ view_opendir(struct view *view, node_id id, struct view_directory **out)
     case NODE_MADE:
         break;
     }
+    if (!error)
+        error = check_rights(view, directory->node, directory->set);
     if (error) {
         view_closedir(view, directory);
         return error;
@@ -967,6 +1049,12 @@ view_readdir(struct view *view, struct view_directory *directory, uint64_t posit
     return 0;
 }
 
+bool
+view_readdir_attributes(struct view *view, const struct view_directory *directory)
+{
+    return check_rights(view, directory->node, directory->set) == 0;
+}
+
 errint_t
 view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
                     node_id *id, struct stat *st)
@@ -978,8 +1066,8 @@ view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_
     if (!entry_at(directory, position, &index))
         return -ENOENT;
     if (!set)
-        return view_lookup(view, node_id_of(view, directory->node),
-                           directory->names.data + directory->entries[index].name, id, st);
+        return look_up(view, directory->node,
+                       directory->names.data + directory->entries[index].name, id, st);
     error = stat_tensor(set, (uint32_t)index, directory->file_name,
                         set_file_name(set, (uint32_t)index, directory->file_name), st);
     if (error)

@@ -56,7 +56,11 @@ typedef uint64_t node_id;
 
 enum { VIEW_ROOT_ID = 1 };
 
-/* Looks `name` up in a directory. On 0 the id is given out once more. */
+/* How long the kernel may believe what it is told of a name or an id. */
+enum { VIEW_BELIEVED_MS = 500 };
+
+/* Looks `name` up in a directory. On 0 the id is given out once more. -ESTALE, here and
+ * of view_opendir(): the kernel has to ask anew for the directories on the way. */
 errint_t view_lookup(struct view *view, node_id parent, const char *name, node_id *id,
                      struct stat *st);
 void view_forget(struct view *view, node_id id, uint64_t count);
@@ -72,6 +76,9 @@ void view_closedir(struct view *view, struct view_directory *directory);
  * until the next call), inode number and type. -ENOENT past the last one. */
 errint_t view_readdir(struct view *view, struct view_directory *directory, uint64_t position,
                       const char **name, struct stat *st);
+/* Whether more than names may be told, of what view_readdir_lookup() found. An open directory
+ * stays open when rights change. */
+bool view_readdir_attributes(struct view *view, const struct view_directory *directory);
 /* As view_lookup() of that entry, and cheaper; st has all attributes. */
 errint_t view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
                              node_id *id, struct stat *st);

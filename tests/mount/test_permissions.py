@@ -2,6 +2,7 @@
 """Root's daemon serves all (allow_other): nobody reads in the mount what he could not read in the
 source. Each of several ordinary users tries every file in both."""
 
+import ctypes
 import errno
 import itertools
 import os
@@ -298,3 +299,130 @@ def test_directory_becomes_a_link(mount, place, source):
         assert eventually(refused)
     finally:
         os.close(held)
+
+
+# --- another one in its place: its rights count from then on ---
+
+
+def exchange(one, other):
+    """Each takes the place of the other, at once (RENAME_EXCHANGE)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2) != 0:
+        pytest.skip(f"no files change places here: {os.strerror(ctypes.get_errno())}")
+
+
+def seen_by(who, directory, paths):
+    """In a child: the names in a directory and the contents of files, as far as this person gets
+    to see them."""
+    become(who)
+    found = []
+    for look, path in ((os.listdir, directory), *((oracle.read_all, path) for path in paths)):
+        try:
+            found.append(look(path))
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ENOENT, errno.ESTALE):
+                raise
+            found.append(None)
+    return found
+
+
+@pytest.mark.parametrize("below", ["", "sub"])
+@pytest.mark.parametrize("view", ["tensors", "merged", "shards", "npy"])
+def test_directories_change_places(mount, source, below, view):
+    """Who was just let into the one is not in the other, into which he may not go."""
+    for directory, stems, mode in (("d", ["m"], 0o755), ("closed", ["m", "n"], 0o700)):
+        os.makedirs(source.path(directory, below), exist_ok=True)
+        for stem in stems:
+            os.chmod(add(source, os.path.join(directory, below), stem), 0o644)
+        os.chmod(source.path(directory), mode)
+    m = mount(source.root, "-o", "allow_other")
+    directory = os.path.join(m.path, view, "d", below)
+    shown = [path for stem in "mn" for path in files_of(m, os.path.join("d", below), stem)
+             if f"/{view}/" in path]
+    before = child(seen_by, "carol", directory, shown)
+    assert before[0] and before[1] and before[-1] is None
+
+    def denied():
+        found = child(seen_by, "carol", directory, shown)
+        assert all(now in (None, then) for now, then in zip(found, before)), "she sees another"
+        return found == [None] * len(found)
+
+    for _ in range(3):
+        exchange(source.path("d"), source.path("closed"))
+        assert eventually(denied)
+        exchange(source.path("d"), source.path("closed"))
+        assert eventually(lambda: child(seen_by, "carol", directory, shown) == before)
+
+
+@pytest.mark.parametrize("view", ["tensors", "merged", "shards", "npy"])
+def test_open_directory_changes_places(mount, source, view):
+    """Nor who has it open, and may write to what both are in, and has them change places."""
+    for directory, mode in (("d", 0o755), ("closed", 0o700)):
+        for stem in "mn":
+            source.add_side(f"{directory}/{stem}.txt", directory.encode())
+            os.chmod(source.path(f"{directory}/{stem}.txt"), 0o644)
+            os.chmod(add(source, directory, stem), 0o644)
+        os.chmod(source.path(directory), mode)
+    os.chown(source.root, CAROL, -1)
+    for _ in range(2):  # skips here where that cannot be had
+        exchange(source.path("d"), source.path("closed"))
+    m = mount(source.root, "-o", "allow_other")
+    shown = [path for stem in "mn" for path in files_of(m, "d", stem) if f"/{view}/" in path]
+    if view in ("merged", "shards"):
+        shown += [m / f"{view}/d/{stem}.txt" for stem in "mn"]
+    right = {os.path.relpath(path, m / f"{view}/d"): oracle.read_all(path) for path in shown}
+
+    def attempt():
+        become("carol")
+        held = os.open(m / f"{view}/d", os.O_RDONLY)
+        exchange(source.path("d"), source.path("closed"))
+        os.listdir(held)
+        for name, want in right.items():
+            try:
+                with open(os.open(name, os.O_RDONLY, dir_fd=held), "rb") as file:
+                    assert file.read() == want, "she reads another"
+            except OSError as error:
+                assert error.errno in (errno.EACCES, errno.ESTALE), error
+        os.close(held)
+
+    for _ in range(5):
+        assert eventually(lambda: child(readable, "carol", shown) == set(shown))
+        child(attempt)
+        exchange(source.path("d"), source.path("closed"))
+
+
+@pytest.mark.parametrize("view", ["tensors", "npy"])
+@pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
+def test_files_change_places(mount, source, view, link):
+    """Who was just shown the tensors of one is not shown those of the other, which he may not
+    read."""
+    for name, stem, mode in (("t", "m", 0o644), ("secret", "closed", 0o600)):
+        source.add("", stem, [trees.tensor(name, "U8", (5,))])
+        os.chmod(source.path(f"{stem}.safetensors"), mode)
+    if link:
+        os.rename(source.path("closed.safetensors"), source.path("elsewhere.bin"))
+        os.symlink("elsewhere.bin", source.path("closed.safetensors"))
+    m = mount(source.root, "-o", "allow_other")
+    suffix = ".npy" if view == "npy" else ""
+    directory = m / f"{view}/m"
+
+    before = child(seen_by, "carol", directory, [f"{directory}/t{suffix}"])
+    assert before == [[f"t{suffix}"], oracle.read_all(f"{directory}/t{suffix}")]
+
+    def denied():
+        names, data, other = child(seen_by, "carol", directory, [
+            f"{directory}/t{suffix}", f"{directory}/secret{suffix}"])
+        assert names in (None, before[0]) and data in (None, before[1]) and other is None
+        assert not child(exists, "carol", f"{directory}/secret{suffix}")
+        return names is None
+
+    for _ in range(3):
+        exchange(source.path("m.safetensors"), source.path("closed.safetensors"))
+        assert eventually(denied)
+        exchange(source.path("m.safetensors"), source.path("closed.safetensors"))
+        assert eventually(lambda: child(seen_by, "carol", directory, [])[0] == before[0])
+
+
+def exists(who, path):
+    become(who)
+    return os.path.exists(path)

@@ -27,7 +27,7 @@ sys.path[:0] = [os.fspath(HERE.parent), os.fspath(HERE.parent / "mount")]
 
 import oracle  # noqa: E402
 import readers  # noqa: E402
-from conftest import Mount  # noqa: E402
+from conftest import SLOW, Mount  # noqa: E402
 from corpus import trees  # noqa: E402
 
 REPLACE_EVERY = 3  # seconds
@@ -124,7 +124,7 @@ def main():
     try:
         versions = trees.versions(place, 3)
         shutil.copytree(versions[0].root, place / "s")
-        m = Mount(place, place / "s", f"--memory={BUDGET}", limit=seconds + 120,
+        m = Mount(place, place / "s", f"--memory={BUDGET}", limit=(seconds + 120) * SLOW,
                   binary=args.build / "fstfs")
         try:
             faults = soak(m, place / "s", versions, seconds, args.interval,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import oracle
 import pytest
-from conftest import Died, child, eventually, mounted_at
+from conftest import SLOW, Died, child, eventually, mounted_at
 from corpus import trees
 
 GONE = (errno.ESTALE, errno.EIO)
@@ -579,7 +579,7 @@ def test_source_comes_anew_by_no_link(mount, place):
     shutil.rmtree(above)
     above.symlink_to(others)
     assert eventually(lambda: not os.path.exists(m / VIEWS["merged"]))
-    assert not eventually(lambda: os.path.exists(m / VIEWS["merged"]), seconds=2)
+    assert not eventually(lambda: os.path.exists(m / VIEWS["merged"]), seconds=2 / SLOW)
     above.unlink()
     (above / "s").mkdir(parents=True)
     write(above / "s", version(3))
@@ -604,13 +604,14 @@ def test_links_to_what_is_looked_up(mount, place, options):
     for name, view in zip(links, ("shards", "tensors", "merged", "npy")):
         reader = subprocess.Popen(["cat", at / view / name], stderr=subprocess.PIPE, text=True)
         try:
-            _, said = reader.communicate(timeout=10)
+            _, said = reader.communicate(timeout=10 * SLOW)
         except subprocess.TimeoutExpired:
             subprocess.run(["umount", "-f", at], check=False)  # nothing else ends them
             raise
         assert reader.returncode == 1 and "No such file" in said
     assert sum("leads into the mount itself" in line for line in m.problems()) == len(links)
-    subprocess.run(["ls", "-R", at], check=True, timeout=10, stdout=subprocess.DEVNULL)
+    subprocess.run(["ls", "-R", at], check=True, timeout=10 * SLOW,
+                   stdout=subprocess.DEVNULL)
 
 
 def mount_tmpfs(directory):

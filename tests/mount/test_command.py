@@ -598,7 +598,7 @@ def test_user_mounts_by_fstab(fstfs, test_user, source, mnt, place):
 def test_mount_in_a_namespace(fstfs, source, mnt):
     """mount -N: in another process's mount namespace, and not here."""
     def work():
-        with subprocess.Popen(["unshare", "--mount", "sh", "-c", "echo && exec sleep 60"],
+        with subprocess.Popen(["unshare", "--mount", "sh", "-c", "echo && exec sleep 3600"],
                               stdout=subprocess.PIPE) as other:
             try:
                 other.stdout.readline()

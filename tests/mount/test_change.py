@@ -235,7 +235,13 @@ def test_readers_beside_a_writer_never_see_a_mixture(mount, place, view):
 
 def opened_by(m):
     """What the daemon has open."""
-    return [os.readlink(f"/proc/{m.pid}/fd/{n}") for n in os.listdir(f"/proc/{m.pid}/fd")]
+    found = []
+    for n in os.listdir(f"/proc/{m.pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{m.pid}/fd/{n}"))
+        except FileNotFoundError:
+            continue  # it has been closed since
+    return found
 
 
 def keeps_deleted(m):

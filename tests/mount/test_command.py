@@ -24,20 +24,21 @@ def run(*command, user=None, seconds=20, **more):
 
 def daemons(mountpoint):
     """Ids of the fstfs processes that serve a mount point, their helpers left out."""
-    found = []
+    parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/cmdline", "rb") as f:
                     words = f.read().split(b"\0")
-                with open(f"/proc/{entry}/comm") as f:
-                    helper = f.read().strip() in ("fstfs-unmount", "fstfs-open")
+                with open(f"/proc/{entry}/stat") as f:
+                    comm, fields = f.read().split("(", 1)[1].rsplit(")", 1)
             except OSError:
                 continue
             if b"fstfs" in os.path.basename(words[0]) and os.fsencode(mountpoint) in words \
-                    and not helper:
-                found.append(int(entry))
-    return found
+                    and comm not in ("fstfs-unmount", "fstfs-open"):
+                parents[int(entry)] = int(fields.split()[1])
+    # a helper that was forked a moment ago has no name of its own yet
+    return [pid for pid, parent in parents.items() if parent not in parents]
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def refused(done, *words):
 
 def nothing_left(mnt):
     assert not mounted_at(mnt)
-    assert not daemons(mnt)
+    assert eventually(lambda: not daemons(mnt))
 
 
 # --- what works ---

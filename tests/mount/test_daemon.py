@@ -148,8 +148,14 @@ def test_unit_file(place):
 
 def states(pid):
     """The state letter of each thread, the first thread's first."""
-    return [Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
-            for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int)]
+    found = []
+    for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+        try:
+            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+        except OSError:
+            continue  # it has ended since
+        found.append(stat.rpartition(")")[2].split()[0])
+    return found
 
 
 def test_stopped_and_continued(mount, model, who):

@@ -34,9 +34,16 @@ def have_landlock():
 
 def threads(pid):
     """Of each thread, what /proc/PID/status says."""
-    return [dict(line.split(":\t", 1) for line in
-                 open(f"/proc/{pid}/task/{task}/status").read().splitlines() if ":\t" in line)
-            for task in os.listdir(f"/proc/{pid}/task")]
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/status") as f:
+                lines = f.read().splitlines()
+        except OSError:
+            continue  # it has ended since
+        found.append(dict(line.split(":\t", 1) for line in lines if ":\t" in line))
+    assert found
+    return found
 
 
 def helpers_of(m):

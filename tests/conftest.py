@@ -182,12 +182,21 @@ class Mount:
 
     def unmount(self):
         """Unmounts as a user does and gives the daemon's exit status."""
+        def done():
+            """Whether that needs no other try: who reads here may have died a moment ago."""
+            self.unmounted = subprocess.run(
+                [*as_user(self.user), "fusermount3", "-u", self.path], capture_output=True,
+                text=True, timeout=20 * SLOW)
+            return "busy" not in self.unmounted.stderr
+
         if self.exit is None:
-            subprocess.run([*as_user(self.user), "fusermount3", "-u", self.path], check=True,
-                           capture_output=True, text=True, timeout=20 * SLOW)
+            eventually(done)
+            self.unmounted.check_returncode()
             if self.wait() is None and copied_at(self.path):
                 self.signal(signal.SIGTERM)
                 self.wait()
+            # its helpers, too, may have files of another mount open
+            eventually(lambda: not processes_of(self.process.pid))
         return self.exit
 
     def kill(self):

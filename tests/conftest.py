@@ -10,6 +10,7 @@ FSTFS_TORCH_PYTHON  a Python that has torch and transformers
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import pickle
 import pwd
@@ -76,6 +77,25 @@ def eventually(check, seconds=5, pause=0.02):
         if found or time.monotonic() > end:
             return found
         time.sleep(pause)
+
+
+def unless_slow(attempt):
+    """Does what asserts that reading ahead was of use. What was fetched ahead and is not asked for
+    fstfs lets go after five seconds: an attempt that failed and took longer is made again."""
+    for _ in range(3):
+        start = time.monotonic()
+        try:
+            return attempt()
+        except AssertionError:
+            if time.monotonic() - start < 5:
+                raise
+    return pytest.skip("too slow a machine: what was fetched ahead was not asked for in time")
+
+
+def keep_in_memory(path):
+    """Maps a file whose pages the kernel is then not to give up, as it may at any time."""
+    with open(path, "rb") as f:
+        return mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED | 0x2000, mmap.PROT_READ)  # MAP_LOCKED
 
 
 def processes_of(session):

@@ -12,7 +12,7 @@ from pathlib import Path
 import oracle
 import pytest
 from bench.io.machine import cached
-from conftest import child, parse_metrics
+from conftest import child, keep_in_memory, parse_metrics, unless_slow
 from corpus import trees
 
 WAYS = {
@@ -240,9 +240,7 @@ def test_metrics_of_a_warm_shard(mount, large, way):
     if not m.status()["io"]["cachestat"]["on"]:
         pytest.skip("the kernel has no cachestat")
     forget(source.path("model.safetensors"))
-    with open(source.path("model.safetensors"), "rb") as shard, \
-            mmap.mmap(shard.fileno(), 0, prot=mmap.PROT_READ) as pages:
-        sum(pages[::4096])  # what is mapped stays, whoever empties the page cache meanwhile
+    with keep_in_memory(source.path("model.safetensors")):
         counted = Counted(m)
         data, _ = read_directly(m / path)
         grew = counted.grown()

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import safetensors  # noqa: E402
 import safetensors.torch  # noqa: E402
-from conftest import child  # noqa: E402
+from conftest import child, keep_in_memory  # noqa: E402
 
 from . import files  # noqa: E402
 from .module import fstfs  # noqa: E402
@@ -95,12 +95,12 @@ def test_large_tensors_lie_as_the_file_does(place, shift):
 def test_what_is_cached_is_mapped(place):
     path, name = place / "aligned", "F32.513x1026"
     files.write(path, files.tensors_of(("F32",), [(0,), (513, 1026)]))
-    files.remember(path)
-    assert is_mapped(fstfs.load_file(path)[name], path)
-    assert not is_mapped(fstfs.load_file(path, backend="pread")[name], path)
-    with fstfs.safe_open(path, "pt") as file:
-        assert is_mapped(file.get_tensor(name), path)
-        assert is_mapped(file.get_slice(name)[5:, 3:], path)
+    with keep_in_memory(path):
+        assert is_mapped(fstfs.load_file(path)[name], path)
+        assert not is_mapped(fstfs.load_file(path, backend="pread")[name], path)
+        with fstfs.safe_open(path, "pt") as file:
+            assert is_mapped(file.get_tensor(name), path)
+            assert is_mapped(file.get_slice(name)[5:, 3:], path)
     files.forget(path)
     if not is_in_cache(path):  # not every file system lets it go
         assert not is_mapped(fstfs.load_file(path)[name], path)

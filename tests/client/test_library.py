@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import oracle
 import pytest
-from conftest import BUILD, SLOW, eventually
+from conftest import BUILD, SLOW, eventually, unless_slow
 from corpus import trees
 
 CLIENT = BUILD / "tests/client/client"
@@ -175,6 +175,10 @@ def storage_bytes(path, *requests, options=()):
 def test_bytes_read(place):
     """Rows cost their bytes, columns the blocks that hold them, and edges are read once; by the
     engine's buffers and into memory that lies as the file does."""
+    unless_slow(lambda: count_bytes(place))
+
+
+def count_bytes(place):
     shape = (1000, 8000)
     tensors = [trees.tensor(f"t{i}", "U8", shape) for i in range(2)]
     trees.Source(place / "m").add("", "model", tensors)

@@ -13,14 +13,15 @@ import os
 import re
 import sys
 import tempfile
-import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from conftest import child
 
 
+TRIES = 3
 # Where in a mount with which options a loader is sent.
 VIEWS = {"merged": ("merged", ()), "shards": ("shards", ()),
          "recut": ("shards", ("--shards=3",)), "recut-by-size": ("shards", ("--shard-size=200KB",))}
@@ -132,8 +133,29 @@ def tensor_bytes(paths):
     return total
 
 
+class ReadAgain(AssertionError):
+    """More was read than a loader needs."""
+
+
+def at_best(once):
+    """once() without ReadAgain, at one of a few times. The kernel may give up pages at any time,
+    which are then read again; a loader that makes the mount read twice does so each time."""
+    for _ in range(TRIES - 1):
+        with suppress(ReadAgain):
+            return once()
+    return once()
+
+
+def age(mount):
+    """Seconds that its daemon has been there; of a clock that does not jump."""
+    with open(f"/proc/{mount.pid}/stat") as f:
+        started = int(f.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+    with open("/proc/uptime") as f:
+        return float(f.read().split()[0]) - started
+
+
 def check_read(mount, view, which=lambda name: name.endswith(".safetensors"), whole=True):
-    """Asserts that what was loaded of a view was read once.
+    """Asserts that what was loaded of a view was read once; ReadAgain says that it was not.
 
     To be loaded were those files that which(name) says are safetensors; as a whole, or parts of
     them. From the storage came their tensors at least, if they were to be read as a whole, and at
@@ -152,16 +174,18 @@ def check_read(mount, view, which=lambda name: name.endswith(".safetensors"), wh
     metrics = mount.metrics()
     read, copied, given = (metrics[f"fstfs_{what}_bytes_total"]
                            for what in ("storage_read", "page_cache_read", "read"))
-    slow = time.time() - metrics["fstfs_start_time_seconds"] > 5
+    slow = age(mount) > 5
     shards, others = split(mount.source)
     least = tensor_bytes(shards) if whole else 0
     most = sum(os.path.getsize(path) + 2 * 4096 for path in {*shards, *others})
     assert read >= least, f"{read} bytes read; {least} must be"
     most *= 2 if slow else 1
-    assert read - copied <= most, f"{read - copied} bytes read from the storage; {most} may be"
+    if read - copied > most:
+        raise ReadAgain(f"{read - copied} bytes read from the storage; {most} may be")
     shards, others = split(mount / view)
     most = sum(os.path.getsize(path) + 32768 for path in {*shards, *others})
-    assert given <= most, f"{given} bytes given to the kernel; {most} may be"
+    if given > most:
+        raise ReadAgain(f"{given} bytes given to the kernel; {most} may be")
 
 
 def compare(mount, loader, source, view, options=(), **what_it_reads):
@@ -169,8 +193,12 @@ def compare(mount, loader, source, view, options=(), **what_it_reads):
     says nothing else, and reads what it loads from the storage once (see check_read)."""
     want = load_bare(loader, source)
     assert want.tensors
-    evict(source)
-    m = mount(source, *options)
-    assert load(loader, m / view) == want
-    check_read(m, view, **what_it_reads)
-    m.unmount()
+
+    def once():
+        evict(source)
+        m = mount(source, *options)
+        assert load(loader, m / view) == want
+        check_read(m, view, **what_it_reads)
+        m.unmount()
+
+    at_best(once)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from conftest import SLOW  # noqa: E402
 
-from .loading import (VIEWS, check_read, compare, load, load_bare, state,  # noqa: E402
+from .loading import (VIEWS, at_best, check_read, compare, load, load_bare, state,  # noqa: E402
                       what_was_said)
 
 
@@ -68,7 +68,10 @@ def test_without_its_head(mount, models, view):
 def test_what_the_kernel_counts(mount, models, view):
     """The daemon's own account of what it read is the kernel's: threads read with pread, whose
     bytes /proc/PID/io has, and the requests of FUSE with them."""
-    folder, options = VIEWS[view]
+    at_best(lambda: count(mount, models, *VIEWS[view]))
+
+
+def count(mount, models, folder, options):
     m = mount(models / "decoder", *options, "--io=threads", "--direct=off")
 
     def counted():
@@ -138,8 +141,12 @@ def test_hub_cache(mount, models, hub_cache):
     assert want[0]
     shards = [os.path.basename(os.readlink(path))
               for path in hub_cache.glob("*/snapshots/*/*.safetensors")]
-    for view, options in (VIEWS["merged"], VIEWS["shards"], VIEWS["recut"]):
+
+    def once(view, *options):
         m = mount(hub_cache, *options)
         assert load_from_cache(m / view) == want
         check_read(m, view, lambda name: name in shards or name.endswith(".safetensors"))
         m.unmount()
+
+    for view, options in (VIEWS["merged"], VIEWS["shards"], VIEWS["recut"]):
+        at_best(lambda: once(view, *options))

@@ -152,7 +152,10 @@ def read_directly(path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_metrics_add_up(mount, large, way):
-    source, path = large
+    unless_slow(lambda: add_up(mount, *large, way))
+
+
+def add_up(mount, source, path, way):
     m = mount(source.root, *WAYS[way])
     want = source.checkpoints[0].tensors[0].data
     os.stat(m / path)  # reads the header
@@ -202,6 +205,10 @@ def larger(place):
 
 def test_threads_that_share_a_file_read_it_once(mount, larger):
     """Each comes to where the next began, and that is not read ahead again."""
+    unless_slow(lambda: share(mount, larger))
+
+
+def share(mount, larger):
     m = mount(larger.root)
     path, parts = m / "merged/model.safetensors", 8
     size = os.path.getsize(path)
@@ -222,6 +229,10 @@ def test_threads_that_share_a_file_read_it_once(mount, larger):
 
 
 def test_a_second_reading_is_read_ahead_too(mount, larger):
+    unless_slow(lambda: read_twice(mount, larger))
+
+
+def read_twice(mount, larger):
     m = mount(larger.root)
     path = m / "merged/model.safetensors"
     forget(larger.path("model.safetensors"))

@@ -4,6 +4,7 @@ PyPI, of the version that is installed, and are kept in the cache of tools/test.
 
 import hashlib
 import html
+import http.client
 import os
 import re
 import subprocess
@@ -47,7 +48,7 @@ def source():
                 pytest.skip(f"PyPI has no source of {name}")
             data = get(urllib.parse.urljoin(INDEX, html.unescape(found[1])))
             assert hashlib.sha256(data).hexdigest() == found[2]
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             pytest.skip(f"the source of {name} cannot be had from PyPI: {error}")
         cache.mkdir(parents=True, exist_ok=True)
         part = cache / f"{name}.part"

@@ -36,27 +36,32 @@ START_TEST(every_turn_once)
 }
 END_TEST
 
+/* Takes its time; while there has been no other beside it, up to `*arg` milliseconds more. */
 static void
 meet(void *arg, size_t i)
 {
-    struct timespec moment = {0, 20000000};
+    struct timespec moment = {0, 20000000}, millisecond = {0, 1000000};
     int now = atomic_fetch_add(&running, 1) + 1;
     int most = atomic_load(&most_running);
 
     while (now > most && !atomic_compare_exchange_weak(&most_running, &most, now))
         continue;
     nanosleep(&moment, NULL);
+    for (int left = *(const int *)arg; left > 0 && atomic_load(&most_running) == 1; left--)
+        nanosleep(&millisecond, NULL);
     atomic_fetch_sub(&running, 1);
 }
 
 START_TEST(turns_overlap)
 {
+    int patience = 100000, none = 0;
+
     atomic_store(&most_running, 0);
-    parallel_for(16, 4, meet, NULL);
+    parallel_for(16, 4, meet, &patience);
     ck_assert_int_gt(atomic_load(&most_running), 1);
     ck_assert_int_le(atomic_load(&most_running), 4);
     atomic_store(&most_running, 0);
-    parallel_for(4, 1, meet, NULL);
+    parallel_for(4, 1, meet, &none);
     ck_assert_int_eq(atomic_load(&most_running), 1);
 }
 END_TEST

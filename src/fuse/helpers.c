@@ -108,13 +108,21 @@ unmounter_start(void (*unmount)(void *arg), void *arg, bool quiet, struct helper
 void
 unmounter_end(struct helper *helper, bool unmount)
 {
+    bool told = false;
+    int status = 0;
+
     if (helper->socket < 0)
         return;
-    if (unmount && send(helper->socket, "U", 1, MSG_NOSIGNAL) != 1)
-        log_error("cannot unmount: %s; fusermount3 -u does it", strerror(errno));
+    if (unmount) {
+        told = send(helper->socket, "U", 1, MSG_NOSIGNAL) == 1;
+        if (!told)
+            log_error("cannot unmount: %s; fusermount3 -u does it", strerror(errno));
+    }
     close(helper->socket);
-    while (waitpid(helper->pid, NULL, 0) < 0 && errno == EINTR)
+    while (waitpid(helper->pid, &status, 0) < 0 && errno == EINTR)
         continue;
+    if (told && WIFSIGNALED(status))
+        log_error("cannot unmount: %s; fusermount3 -u does it", strsignal(WTERMSIG(status)));
     *helper = HELPER_NONE;
 }
 

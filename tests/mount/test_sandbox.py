@@ -282,11 +282,20 @@ def test_refused_parts(mount, place, source, what):
 # --- the end ---
 
 
-def test_end_without_the_unmounter(mount, source, who):
+@pytest.mark.parametrize("told", [False, True], ids=["gone", "gone-when-told"])
+def test_end_without_the_unmounter(mount, source, who, told):
     """The daemon ends, and says what is left to do."""
     m = mount(source.root, **who, died=True)
-    os.kill(helpers_of(m)["fstfs-unmount"], signal.SIGKILL)
-    m.signal(signal.SIGTERM)
+    unmounter = helpers_of(m)["fstfs-unmount"]
+    if told:
+        os.kill(unmounter, signal.SIGSTOP)
+        m.signal(signal.SIGTERM)
+        with open(f"/proc/{m.pid}/wchan") as f:  # "0" where the kernel does not say
+            assert eventually(lambda: f.seek(0) or f.read() in ("do_wait", "0"))
+    os.kill(unmounter, signal.SIGKILL)
+    assert eventually(lambda: not alive(unmounter))
+    if not told:
+        m.signal(signal.SIGTERM)
     assert m.wait() is not None
     subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
     assert "cannot unmount" in m.log_text() and "fusermount3 -u" in m.log_text()

@@ -179,6 +179,7 @@ load(struct faults *faults)
     f = fopen(faults->file, "re");
     if (!f)
         return;
+    fstat(fileno(f), &faults->seen); /* perhaps another by now */
     while (faults->count < RULES_MOST && fgets(line, sizeof(line), f)) {
         if (line[0] == '#' || line[0] == '\n')
             continue;

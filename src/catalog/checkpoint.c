@@ -77,11 +77,67 @@ check_unchanged(int fd, const struct shard *shard, struct reason *reason)
  * Headers of this size and more are read one after another, in the whole process, so
  * that a source full of the largest (100 MB, and more when parsed) does not take the
  * memory of all that could be read at once. Whoever has the turn may be waiting for
- * storage that hangs: after a while the others do without one.
+ * storage that hangs: when one takes that long, the others do without.
  */
 static const uint64_t large_header = 8 << 20;
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-enum { TURN_SECONDS = 5 };
+enum { TURN_SECONDS = 10 };
+
+static struct {
+    pthread_once_t once;
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t ended;
+    bool taken;
+    uint64_t number; /* of the turn that is taken, or was last */
+} turn = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void
+turn_init(void)
+{
+    pthread_condattr_t monotonic;
+
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&turn.ended, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+/* Waits for its turn; false where another's does not end. */
+static bool
+turn_begin(void)
+{
+    struct timespec until = {0, 0};
+    uint64_t other = 0;
+    bool mine;
+
+    pthread_once(&turn.once, turn_init);
+    pthread_mutex_lock(&turn.lock);
+    while (turn.taken) {
+        if (other != turn.number) {
+            other = turn.number;
+            clock_gettime(CLOCK_MONOTONIC, &until);
+            until.tv_sec += TURN_SECONDS;
+        }
+        if (pthread_cond_timedwait(&turn.ended, &turn.lock, &until) == ETIMEDOUT &&
+            other == turn.number)
+            break;
+    }
+    mine = !turn.taken;
+    if (mine) {
+        turn.taken = true;
+        turn.number++;
+    }
+    pthread_mutex_unlock(&turn.lock);
+    return mine;
+}
+
+static void
+turn_end(void)
+{
+    pthread_mutex_lock(&turn.lock);
+    turn.taken = false;
+    pthread_cond_signal(&turn.ended);
+    pthread_mutex_unlock(&turn.lock);
+}
 
 static bool
 is_large(int fd, uint64_t file_size)
@@ -95,18 +151,11 @@ is_large(int fd, uint64_t file_size)
 static errint_t
 read_in_turn(int fd, struct shard *shard, struct reason *reason)
 {
-    bool mine = false;
-    struct timespec end;
-    errint_t error;
+    bool mine = is_large(fd, shard->file.identity.size) && turn_begin();
+    errint_t error = st_table_read(fd, shard->file.identity.size, &shard->table, reason);
 
-    if (is_large(fd, shard->file.identity.size)) {
-        clock_gettime(CLOCK_REALTIME, &end);
-        end.tv_sec += TURN_SECONDS;
-        mine = pthread_mutex_timedlock(&turn, &end) == 0;
-    }
-    error = st_table_read(fd, shard->file.identity.size, &shard->table, reason);
     if (mine)
-        pthread_mutex_unlock(&turn);
+        turn_end();
     return error;
 }
 

@@ -7,6 +7,7 @@ PROMTOOL            promtool, where it is not in PATH
 FSTFS_TORCH_PYTHON  a Python that has torch and transformers
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -212,9 +213,10 @@ class Mount:
         if self.exit is None:
             eventually(done)
             self.unmounted.check_returncode()
-            if self.wait() is None and copied_at(self.path):
-                self.signal(signal.SIGTERM)
-                self.wait()
+            if self.wait(0.5) is None and copied_at(self.path):
+                with contextlib.suppress(OSError, IndexError):  # it may end just now
+                    self.signal(signal.SIGTERM)
+            self.wait()
             # its helpers, too, may have files of another mount open
             eventually(lambda: not processes_of(self.process.pid))
         return self.exit

@@ -9,7 +9,7 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from conftest import BUILD, SANITIZER, SLOW, as_user
+from conftest import BUILD, SANITIZER, SLOW, as_user, eventually, mounted_at
 from corpus import trees
 
 MIB = 1 << 20
@@ -164,23 +164,35 @@ def test_a_full_disk(fstfs, place, source, large):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_chart_that_was_is_kept(fstfs, large, place, number):
-    """Of a bench that was interrupted there is a whole new one, of the rounds so far; of one that
-    was killed the old one."""
+def test_a_chart_that_was(fstfs, large, place, number):
+    """Where a bench was interrupted stands a whole new one, of the rounds so far; where it was killed
+    the old one."""
     chart = place / "chart.svg"
     chart.write_text("old")
     process = subprocess.Popen([BUILD / "fstfs-bench", "--rounds=1000", "--ways=read",
-                                f"--svg={chart}", large], stdout=subprocess.PIPE,
+                                f"--svg={chart}", large], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(place)})
-    process.stdout.readline()  # it has begun
+    assert eventually(lambda: mounted_at(place), 60)  # the bare files have been read then
     process.send_signal(number)
     process.communicate(timeout=60 * SLOW)
+    assert eventually(lambda: not mounted_at(place), 60)
     said = chart.read_text()
     if number == signal.SIGKILL:
         assert process.returncode == -number and said == "old"
     else:
         assert process.returncode == 128 + number
-        assert said == "old" or said.rstrip().endswith("</svg>")
+        assert said.rstrip().endswith("</svg>") and ", bare<" in said and "GB/s" in said
+
+
+def test_a_chart_of_nothing(fstfs, place, source):
+    """The old one stays where there is nothing to draw: no such model, or one too small."""
+    chart = place / "chart.svg"
+    chart.write_text("old")
+    for model in (place / "none", source.root):
+        run("fstfs-bench", f"--svg={chart}", model, status=1)
+        assert chart.read_text() == "old"
+    run("fstfs-bench", f"--svg={place}/new.svg", source.root, status=1)
+    assert not (place / "new.svg").exists()
 
 
 @pytest.mark.parametrize("name", TOOLS)

@@ -22,21 +22,21 @@
 struct outcome {
     struct bench *benches;
     unsigned count;
+    bool measured; /* there is something to draw */
     bool wrong; /* something failed, or gave nothing */
 };
 
-/* Whether something was measured and nothing failed. */
-static bool
-is_sound(const struct bench *bench)
+static void
+judge(const struct bench *bench, struct outcome *outcome)
 {
-    unsigned measured = 0;
+    bool measured = false;
 
     for (unsigned i = 0; i < bench->row_count; i++) {
-        if (bench->rows[i].failed)
-            return false;
-        measured += bench->rows[i].rounds > 0;
+        measured = measured || bench->rows[i].rounds > 0;
+        outcome->wrong = outcome->wrong || bench->rows[i].failed;
     }
-    return measured > 0;
+    outcome->measured = outcome->measured || measured;
+    outcome->wrong = outcome->wrong || !measured;
 }
 
 /* To standard output; says so where that does not go. */
@@ -69,7 +69,7 @@ run_model(const char *path, const struct options *options, const struct device *
     }
     bench_run(bench);
     outcome->count++;
-    outcome->wrong = outcome->wrong || !is_sound(bench);
+    judge(bench, outcome);
     if (!options->json) {
         report_table(&text, bench);
         outcome->wrong = !print(&text) || outcome->wrong;
@@ -148,7 +148,7 @@ end(const struct options *options, const struct machine *machine, const struct d
         outcome->wrong = !print(&text) || outcome->wrong;
         buffer_free(&text);
     }
-    if (options->svg) {
+    if (options->svg && outcome->measured) {
         report_svg(&text, machine, outcome->benches, outcome->count);
         if (write_svg(options->svg, &text, &reason)) {
             complain("%s: %s", options->svg, reason.text);

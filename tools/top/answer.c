@@ -50,9 +50,8 @@ answer_make(struct answer *answer, const struct sample *before, const struct sam
 
     answer->now = now;
     answer->seconds = now->at - before->at;
-    /* The page of the look before was handed out after it was written. */
-    answer->bytes = rise(from->read_bytes + from->page, now->read_bytes);
-    answer->cached = rise(from->cached_bytes + from->page, now->cached_bytes);
+    answer->bytes = rise(from->read_bytes, now->read_bytes);
+    answer->cached = rise(from->cached_bytes, now->cached_bytes);
     answer->reads = rise(from->reads, now->reads);
     answer->storage = rise(from->storage_bytes, now->storage_bytes);
     answer->stalls = rise(from->stalls, now->stalls);

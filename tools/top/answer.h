@@ -14,7 +14,7 @@ struct answer {
     const struct sample *now;
     const struct users *users;
     double seconds; /* between the two */
-    /* In these seconds, less what we read ourselves: */
+    /* In these seconds: */
     uint64_t reads, bytes, cached, storage, stalls, errors, stale, prefetched, used, wasted;
     double read_seconds;
     const char *state; /* one word for what is waited for */

@@ -116,7 +116,6 @@ sample_take(const char *point, struct sample *sample, struct reason *reason)
     *sample = (struct sample){0};
     error = read_page(point, &page);
     sample->at = sample_now();
-    sample->page = page.length;
     status = error ? NULL : cJSON_ParseWithLength(page.data, page.length);
     buffer_free(&page);
     if (error == -ENOENT || error == -ENOTDIR)

@@ -10,7 +10,6 @@
 
 struct sample {
     double at; /* seconds of the monotonic clock */
-    uint64_t page; /* bytes of the page: our own share of what is handed out next */
     uint64_t pid, uptime, problems, checkpoints;
     /* The engine's counters; see docs/metrics.md. */
     uint64_t reads, read_bytes, cached_bytes, errors, stale, stalls;

@@ -13,12 +13,14 @@ import struct
 import subprocess
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import BUILD, SANITIZER, SLOW, eventually
 from corpus import trees
 
 TOP = BUILD / "fstfs-top"
+SLOWFS = BUILD / "tests/slowfs/slowfs"
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 SIZE = 3_000_000
 
@@ -129,6 +131,36 @@ def test_failing_reads_are_said(mount, source):
                 os.pread(f.fileno(), 4096, SIZE - 4096)
             line = next(line for line, _ in zip(lines, range(600)) if line["read_errors"])
             assert line["state"] == "errors" and line["stale_reads"] <= line["read_errors"]
+
+
+def test_a_storage_that_does_not_answer(mount, source, place):
+    """It says so as long as reads wait and none is answered, and no longer."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    rules = place / "faults"
+    storage = mount(source.root, "-o", f"faults={rules}", binary=SLOWFS)
+    m = mount(storage.path)
+    os.stat(m / "tensors/llama/model/w")  # its header has been read
+    rules.write_text("read llama/model.safetensors hang\n")
+    with Top("--json", "--interval=0.1", m.path) as top, ThreadPoolExecutor() as pool:
+        lines = top.lines()
+        next(lines)
+        data = pool.submit(m.read, "tensors/llama/model/w")
+        try:
+            line = next(line for line, _ in zip(lines, range(600)) if line["state"] == "stuck")
+            assert line["reads_in_flight"] > 0 and line["read_bytes"] == 0
+            said = run("--once", "--interval=0.1", m.path).stdout
+            assert "reads wait for the storage, and none was answered" in said
+            screen = Screen(m.path, 24, 120)
+            with screen.top:
+                shown, = screen.frames(1)
+            os.close(screen.ours)
+            assert "=> reads wait for the storage, and none was answered" in shown
+        finally:
+            rules.with_suffix(".new").write_text("")
+            os.rename(rules.with_suffix(".new"), rules)
+        assert len(data.result()) == SIZE
+        assert any(line["state"] == "idle" for line, _ in zip(lines, range(600)))
 
 
 # ---- the mount goes away, or does not answer ----

@@ -54,6 +54,17 @@ def test_options_are_those_of_help(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+def test_examples_are_those_of_help(name):
+    said = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    shown = said.partition("Examples:\n")[2].splitlines()
+    page = plain((MAN / f"{name}.1").read_text()).replace("\\(aq", "'")
+    lines = page[page.index(".EX\n", page.index(".SH EXAMPLES")) + 4:page.rindex(".EE")].splitlines()
+    assert [line.partition(" # ")[0].strip() for line in shown] in (lines, [])
+    assert shown or name == "fstfs"  # whose help is long enough
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_version_and_exit_statuses(name):
     said = subprocess.run([BUILD / name, "-V"], capture_output=True, text=True, check=True).stdout
     page = (MAN / f"{name}.1").read_text()

@@ -10,7 +10,10 @@ A block of code whose first word is a command has a mark above it, a comment tha
     <!-- not run: WHY -->         it is named as a skip, with the reason
 
 or the page has one mark for all: <!-- commands of this page are not run: WHY -->. Paths are moved:
-/models is a small model, /mnt/tensors is mounted where a block has it and does not mount itself.
+/models has a small model, or a large one of holes for the bench, /mnt/tensors is mounted where a
+block has it and does not mount itself.
+
+The examples of the manual have such a mark too, as a comment (.\\" run), and are run one by one.
 """
 
 import os
@@ -18,7 +21,9 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import BUILD, ROOT, SLOW, eventually, mounted_at
 from corpus import trees
@@ -28,6 +33,7 @@ COMMANDS = re.compile(r"(\$ )?(sudo |python3? |pip |git |cc |meson |ninja |tools
                       r"|docker |podman |kubectl |cp |cat |ls )")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md",
          *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "install.md")]
+MANUAL = sorted(page for page in (ROOT / "man").iterdir() if page.suffix in (".1", ".8"))
 
 
 class Block:
@@ -58,7 +64,18 @@ def blocks_of(page):
             mark = None
 
 
+def examples_of(page):
+    """The lines of the examples, each a block."""
+    lines = page.read_text().splitlines()
+    first, last = lines.index(".EX", lines.index(".SH EXAMPLES")) + 1, lines.index(".EE")
+    found = re.fullmatch(r'\.\\" ((?:not )?run\b.*)', lines[first - 2])
+    for number, line in enumerate(lines[first:last], first + 1):
+        plain = line.replace("\\-", "-").replace("\\(aq", "'")
+        yield Block(page, number, [plain], found and found[1])
+
+
 BLOCKS = [block for page in PAGES if page.exists() for block in blocks_of(page)]
+BLOCKS += [block for page in MANUAL for block in examples_of(page)]
 
 
 def test_every_block_has_a_mark():
@@ -66,26 +83,46 @@ def test_every_block_has_a_mark():
     assert sum(block.mark.startswith("run") for block in BLOCKS) >= 5
 
 
-@pytest.fixture
-def sandbox(place):
-    """(its paths by those in the pages, environment)"""
-    source = trees.Source(place / "models")
+def make_models(root):
+    source = trees.Source(root)
     tensors = [trees.tensor("lm_head.weight", "BF16", (96, 64)),
                trees.tensor("norm", "BF16", (2048,))]
     source.add("llama", "model", tensors, shards=2, metadata={"format": "pt"})
     source.add_side("llama/config.json", b"{}")
+    source.add("llava", "model", [*tensors, trees.tensor("vision_tower.w", "BF16", (9,))])
+
+
+def make_large_models(root):
+    (root / "llama").mkdir(parents=True)
+    trees.write_sparse(root / "llama/model.safetensors", [("t", "U8", [256 << 20], 256 << 20)])
+
+
+@pytest.fixture
+def sandbox(place):
+    """(its paths by those in the pages, environment); models are still to be made"""
     hub = trees.Source(place / "home/.cache/huggingface/hub")
-    hub.add("m", "model", tensors, metadata={"format": "pt"})
+    hub.add("m", "model", [trees.tensor("w", "BF16", (96,))], metadata={"format": "pt"})
+    (place / "home/models").symlink_to(place / "models")
+    for name in ("weight", "bias"):
+        np.save(place / f"{name}.npy", np.zeros(9, "f4"))
     (place / "mnt").mkdir()
-    paths = {"/mnt/tensors": str(place / "mnt"), "/models": source.root}
-    return paths, {**os.environ, "HOME": str(place / "home"),
-                   "PATH": f"{BUILD}:{os.environ['PATH']}"}
+    mounted = {f"/mnt/{name}": str(place / "mnt") for name in ("tensors", "models")}
+    return mounted | {"/models": str(place / "models")}, {
+        **os.environ, "HOME": str(place / "home"), "PATH": f"{BUILD}:{os.environ['PATH']}"}
 
 
 def moved(text, paths):
     for there, here in paths.items():
-        text = re.sub(rf"(?<![\w./-]){there}(?=[/\s\"']|$)", here, text)
+        text = re.sub(rf"(?<![\w./~-]){there}(?=[/\s\"']|$)", here, text)
     return text
+
+
+def may_allow_other():
+    try:
+        lines = Path("/etc/fuse.conf").read_text().splitlines()
+    except OSError:
+        lines = []
+    return os.geteuid() == 0 or "user_allow_other" in lines
 
 
 def run_block(block, paths, environment, place):
@@ -98,15 +135,16 @@ def run_block(block, paths, environment, place):
         typed = [line[2:] for line in lines if line.startswith("$ ")] or lines
         said = [line for line in lines if typed is not lines and not line.startswith("$ ")]
         option = block.mark.partition(": ")[2]
-        script = "\n".join(f"{line} {option}" for line in typed)
+        script = "\n".join(re.sub(r"\s+# .*", "", line) + f" {option}" for line in typed)
         command = ["sh", "-euc", script]
     done = subprocess.run(command, cwd=place, env=environment, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=50 * SLOW)
+                          capture_output=True, text=True, timeout=300 * SLOW)
     assert done.returncode == 0, (script, done.stdout, done.stderr)
     for line in said:
         assert re.split("[=:]", line)[0] in done.stdout, (line, done.stdout)
 
 
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("block", BLOCKS, ids=[block.name for block in BLOCKS])
 def test_commands_do_as_they_stand(fstfs, sandbox, place, block, request):
     if not block.mark or block.mark.startswith("not run: "):
@@ -118,6 +156,11 @@ def test_commands_do_as_they_stand(fstfs, sandbox, place, block, request):
             pytest.skip(f"{program} is not installed")
     if block.mark == "run as Python":
         pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    if "-o allow_other" in text and not may_allow_other():
+        pytest.skip("not root, and no user_allow_other in /etc/fuse.conf")
+    (make_large_models if "fstfs-bench" in text else make_models)(place / "models")
+    if " llama.safetensors ~/" in text:  # which the example before it has made
+        trees.Source(place).add("", "llama", [trees.tensor("w", "BF16", (96,))])
     point = paths["/mnt/tensors"]
     try:
         if "/mnt/tensors" in text and not re.search(r"^fstfs ", text, re.MULTILINE):

@@ -7,6 +7,7 @@ A block of code whose first word is a command has a mark above it, a comment tha
                                   the others are what they say, as far as names go
     <!-- run: OPTION -->          with that option at the end of each line
     <!-- run as Python -->
+    <!-- run by FILE -->          that script takes it from the page (tests/package/recipe)
     <!-- not run: WHY -->         it is named as a skip, with the reason
 
 or the page has one mark for all: <!-- commands of this page are not run: WHY -->. Paths are moved:
@@ -32,13 +33,13 @@ COMMANDS = re.compile(r"(\$ )?(sudo |python3? |pip |git |cc |meson |ninja |tools
                       r"|libfstfs|fusermount3|mount |umount |systemctl |getfattr |vllm |apt|dpkg"
                       r"|docker |podman |kubectl |cp |cat |ls )")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md",
-         *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "install.md")]
+         *sorted((ROOT / "docs").glob("*.md"))]
 MANUAL = sorted(page for page in (ROOT / "man").iterdir() if page.suffix in (".1", ".8"))
 
 
 class Block:
     def __init__(self, page, number, lines, mark):
-        self.lines, self.mark = lines, mark
+        self.page, self.lines, self.mark = page, lines, mark
         self.name = f"{page.name}:{number}"
 
 
@@ -97,6 +98,14 @@ def make_large_models(root):
     trees.write_sparse(root / "llama/model.safetensors", [("t", "U8", [256 << 20], 256 << 20)])
 
 
+def test_scripts_take_what_they_run_from_the_page():
+    for block in BLOCKS:
+        if found := re.fullmatch("run by (.*)", block.mark or ""):
+            calls = re.findall(r"recipe\"? (\S+) '([^']+)'", (ROOT / found[1]).read_text())
+            assert any(ROOT / page == block.page and words in "\n".join(block.lines)
+                       for page, words in calls), block.name
+
+
 @pytest.fixture
 def sandbox(place):
     """(its paths by those in the pages, environment); models are still to be made"""
@@ -149,6 +158,8 @@ def run_block(block, paths, environment, place):
 def test_commands_do_as_they_stand(fstfs, sandbox, place, block, request):
     if not block.mark or block.mark.startswith("not run: "):
         pytest.skip((block.mark or "not run: no mark")[len("not run: "):])
+    if block.mark.startswith("run by "):
+        pytest.skip(f"tools/fresh runs it: {block.mark[len('run by '):]}")
     paths, environment = sandbox
     text = "\n".join(block.lines)
     for program in re.findall(r"^(?:\$ )?(\w+)", text, re.MULTILINE):

@@ -98,6 +98,17 @@ def test_permission_denied(place, source, name, test_user):
         os.chmod(source.root, 0o755)
 
 
+@pytest.mark.parametrize("name", ["fstfs-bench", "fstfs-pack"])
+def test_a_shard_that_is_cut_off(place, name):
+    """One line says which and why, and nothing else is said."""
+    source = trees.Source(place / "models")
+    source.add("m", "model", [trees.tensor(n, "U8", (9 * MIB,)) for n in "ab"], shards=2)
+    os.truncate(source.path("m/model-00002-of-00002.safetensors"), 1000)
+    err = run(name, *PROGRAMS[name][0](source.path("m"), place), status=1)
+    assert err.startswith(f"{name}: {source.path('m')}: model-00002-of-00002.safetensors: "
+                          "MetadataIncompleteBuffer: ") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("name, args", [("fstfs-check", ["--json"]), ("fstfs-check", ["--deep"]),
                                         ("fstfs-bench", ["--rounds=1", "--ways=read", "--json"])])
 def test_output_that_cannot_be_written(fstfs, source, large, name, args):

@@ -24,8 +24,7 @@ take_file(struct model *model, const struct shard *shard, struct reason *reason)
     size_t i = model->file_count;
 
     if (!shard->table || !shard->backing)
-        return reason_set(reason, -EBADMSG, "Refused", "%s: %s", shard->name,
-                          shard->refusal ? shard->refusal : "cannot be opened");
+        return reason_set(reason, -EBADMSG, "Refused", "%s: cannot be opened", shard->name);
     if (asprintf(&model->files[i], "%s/%s", model->directory, shard->name) < 0)
         model->files[i] = NULL;
     model->names[i] = strdup(shard->name);
@@ -57,8 +56,6 @@ take_parts(struct model *model, const struct found *found, struct reason *reason
     uint32_t only = UINT32_MAX;
     errint_t error = 0;
 
-    if (!found->one_file && checkpoint->unsound)
-        return reason_set(reason, -EBADMSG, "Unsound", "%s", checkpoint->unsound);
     model->files = calloc(checkpoint->shard_count + 1, sizeof(*model->files));
     model->names = calloc(checkpoint->shard_count + 1, sizeof(*model->names));
     model->sizes = calloc(checkpoint->shard_count + 1, sizeof(*model->sizes));
@@ -85,7 +82,8 @@ take_parts(struct model *model, const struct found *found, struct reason *reason
 errint_t
 model_open(const char *path, struct model *model, struct reason *reason)
 {
-    struct catalog_options options = {0};
+    /* What matters of them is in the reason. */
+    struct catalog_options options = {.problems = {find_no_problem, NULL, 0}};
     struct found found;
     errint_t error;
 
@@ -95,6 +93,8 @@ model_open(const char *path, struct model *model, struct reason *reason)
     error = find_checkpoint(path, &options, &found, reason);
     if (!error)
         error = find_headers(&found, reason);
+    if (!error)
+        error = find_check_sound(&found, reason);
     if (!error) {
         model->is_directory = found.is_directory;
         model->directory = found.directory;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/find.h"
 
+#include "base/quote.h"
+
 #include <errno.h>
 #include <libgen.h>
 #include <stdio.h>
@@ -118,12 +120,37 @@ find_checkpoint(const char *path, const struct catalog_options *options, struct 
     return found->is_directory ? choose_only(found, reason) : choose_named(path, found, reason);
 }
 
+void
+find_no_problem(void *arg, const char *directory, const char *name, const char *text)
+{
+    (void)arg, (void)directory, (void)name, (void)text;
+}
+
 errint_t
 find_headers(struct found *found, struct reason *reason)
 {
     errint_t error = group_checkpoint(found->root, found->group, &found->checkpoint);
 
     return error ? reason_set(reason, error, "Headers", "%s", strerror(-error)) : 0;
+}
+
+errint_t
+find_check_sound(const struct found *found, struct reason *reason)
+{
+    const struct checkpoint *checkpoint = found->checkpoint;
+    char name[QUOTED_SIZE];
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct shard *shard = checkpoint->shards[i];
+
+        if (shard->refusal && (!found->one_file || strcmp(shard->name, found->name) == 0))
+            return reason_set(reason, -EBADMSG, "Refused", "%.150s: %.330s",
+                              quoted(name, shard->name, strlen(shard->name)), shard->refusal);
+    }
+    if (checkpoint->unsound && !found->one_file)
+        return reason_set(reason, -EBADMSG, "Unsound", "%s; fstfs-check says more",
+                          checkpoint->unsound);
+    return 0;
 }
 
 void

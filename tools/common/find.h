@@ -23,6 +23,9 @@ struct found {
     struct checkpoint *checkpoint; /* NULL before find_headers() */
 };
 
+/* The `tell` of a catalog whose problems nobody is to be told of. */
+void find_no_problem(void *arg, const char *directory, const char *name, const char *text);
+
 /*
  * Finds out what a path means; reads no headers. It may be
  *   a directory with one checkpoint in it
@@ -37,6 +40,10 @@ errint_t find_checkpoint(const char *path, const struct catalog_options *options
 
 /* Reads the headers. Fails only for want of memory. */
 errint_t find_headers(struct found *found, struct reason *reason);
+
+/* Whether what is meant is sound, of the headers that were read; -EBADMSG: the reason
+ * says which shard is refused and why, or what is wrong with the checkpoint. */
+errint_t find_check_sound(const struct found *found, struct reason *reason);
 
 void find_close(struct found *found);
 

@@ -159,6 +159,8 @@ take_checkpoint(const struct options *options, struct inputs *inputs, struct fou
     const struct checkpoint *checkpoint;
     errint_t error = find_headers(found, reason);
 
+    if (!error)
+        error = find_check_sound(found, reason);
     if (error)
         return error;
     checkpoint = found->checkpoint;
@@ -167,17 +169,8 @@ take_checkpoint(const struct options *options, struct inputs *inputs, struct fou
 
         if (found->one_file && strcmp(shard->name, found->name) != 0)
             continue;
-        if (shard->refusal) {
-            char name[QUOTED_SIZE];
-
-            return reason_set(reason, -EBADMSG, "Refused", "%.150s: %.330s",
-                              quoted(name, shard->name, strlen(shard->name)), shard->refusal);
-        }
         error = take_shard(options, inputs, shard, reason);
     }
-    if (!error && !found->one_file && checkpoint->unsound)
-        return reason_set(reason, -EBADMSG, "Unsound", "%s; fstfs-check says more",
-                          checkpoint->unsound);
     if (!error && !found->one_file && !inputs->stem[0])
         snprintf(inputs->stem, sizeof(inputs->stem), "%s", checkpoint->stem);
     return error;
@@ -261,18 +254,12 @@ take_directory(const struct options *options, struct inputs *inputs, const struc
     return 0;
 }
 
-/* What matters of it is in the reason. */
-static void
-no_problem(void *arg, const char *directory, const char *name, const char *text)
-{
-    (void)arg, (void)directory, (void)name, (void)text;
-}
-
 static errint_t
 take_input(const struct options *options, struct inputs *inputs, const char *path,
            struct reason *reason)
 {
-    const struct catalog_options catalog_options = {.problems = {no_problem, NULL, 0}};
+    /* What matters of them is in the reason. */
+    const struct catalog_options catalog_options = {.problems = {find_no_problem, NULL, 0}};
     struct found *found = &inputs->found[inputs->found_count];
     struct stat st;
     errint_t error;

@@ -7,6 +7,7 @@
 #include "place.h"
 
 #include "catalog/catalog.h"
+#include "common/find.h"
 #include "common/output.h"
 
 #include <dirent.h>
@@ -76,17 +77,11 @@ struct old {
     struct listing *listing;
 };
 
-static void
-no_problem(void *arg, const char *directory, const char *name, const char *text)
-{
-    (void)arg, (void)directory, (void)name, (void)text; /* it is about to be replaced */
-}
-
 static errint_t
 old_open(const struct place *place, struct old *old, struct reason *reason)
 {
     char path[64];
-    const struct catalog_options options = {.source = path, .problems = {no_problem, NULL, 0}};
+    const struct catalog_options options = {.source = path, .problems = {find_no_problem, NULL, 0}};
     errint_t error;
 
     *old = (struct old){0};

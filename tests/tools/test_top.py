@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import BUILD, SANITIZER, SLOW, eventually
+from conftest import BUILD, ROOT, SANITIZER, SLOW, eventually
 from corpus import trees
 
 TOP = BUILD / "fstfs-top"
@@ -258,6 +258,21 @@ def test_a_screen_that_fits_and_is_given_back(mount, source, number):
         top.process.send_signal(number)
         top.ends(128 + number)
         assert screen.rest().endswith(LEAVE)
+
+
+def test_the_manual_has_each_line_of_the_screen(mount, source):
+    page = (ROOT / "man/fstfs-top.1").read_text()
+    page = page[page.index(".SS What it shows"):page.index(".SH OPTIONS")]
+    told = re.findall(r"^\.TP\n\.B (.*)$", page, re.MULTILINE)
+    m = mount(source.root, "--direct=off")
+    screen = Screen(m.path, 24, 120)
+    with screen.top:
+        shown, = screen.frames(1)
+    os.close(screen.ours)
+    labels = [line[:10].strip() for line in shown if re.match("[A-Z]", line)]
+    assert labels == told
+    assert {"idle", "reader", "storage", "stuck", "errors"} <= set(
+        re.findall(r"^\.BR? (\w+)", page, re.MULTILINE))
 
 
 def test_a_mount_that_goes_away_gives_the_screen_back(mount, source):

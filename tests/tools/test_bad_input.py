@@ -176,8 +176,8 @@ def test_a_full_disk(fstfs, place, source, large):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_chart_that_was(fstfs, large, place, number):
-    """Where a bench was interrupted stands a whole new one, of the rounds so far; where it was killed
-    the old one."""
+    """Where a bench was interrupted stands a whole new one, of the rounds so far; where it was
+    killed the old one."""
     chart = place / "chart.svg"
     chart.write_text("old")
     process = subprocess.Popen([BUILD / "fstfs-bench", "--rounds=1000", "--ways=read",

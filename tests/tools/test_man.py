@@ -59,7 +59,8 @@ def test_examples_are_those_of_help(name):
                           check=True).stdout
     shown = said.partition("Examples:\n")[2].splitlines()
     page = plain((MAN / f"{name}.1").read_text()).replace("\\(aq", "'")
-    lines = page[page.index(".EX\n", page.index(".SH EXAMPLES")) + 4:page.rindex(".EE")].splitlines()
+    first = page.index(".EX\n", page.index(".SH EXAMPLES")) + len(".EX\n")
+    lines = page[first:page.rindex(".EE")].splitlines()
     assert [line.partition(" # ")[0].strip() for line in shown] in (lines, [])
     assert shown or name == "fstfs"  # whose help is long enough
 

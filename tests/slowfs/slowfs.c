@@ -413,7 +413,7 @@ main(int argc, char **argv)
     struct fuse_cmdline_opts command = {0};
     struct fuse_session *session;
     struct rlimit files;
-    int result = 1;
+    int result = -1;
 
     if (fuse_opt_parse(&args, &options, option_table, take_source) < 0 ||
         fuse_parse_cmdline(&args, &command) < 0)
@@ -447,5 +447,5 @@ main(int argc, char **argv)
     fuse_session_destroy(session);
     free(command.mountpoint);
     fuse_opt_free_args(&args);
-    return result != 0;
+    return result < 0; /* above 0: the signal that ended it */
 }

@@ -424,7 +424,7 @@ def with_mount_helper(fstfs, kind, work):
 
     def inside():
         if ctypes.CDLL(None, use_errno=True).unshare(0x20000):  # CLONE_NEWNS
-            return "skip"
+            return "no mount namespace here"
         commands = [["mount", "--make-rslave", "/"],
                     ["mount", "--bind", fstfs.parent, installed]]
         if kind == "fstfs":
@@ -436,10 +436,10 @@ def with_mount_helper(fstfs, kind, work):
         for command in commands:
             done = run(*command)
             assert done.returncode == 0, done
-        work()
+        return work()
 
-    if child(inside) == "skip":
-        pytest.skip("no mount namespace here")
+    if why := child(inside):
+        pytest.skip(why)
 
 
 @pytest.fixture(params=["fuse.fstfs", "fstfs"])
@@ -603,6 +603,9 @@ def test_mount_in_a_namespace(fstfs, source, mnt):
                               stdout=subprocess.PIPE) as other:
             try:
                 other.stdout.readline()
+                inside = f"--mount=/proc/{other.pid}/ns/mnt"
+                if run("nsenter", inside, "test", "-d", mnt).returncode:
+                    return "in a chroot: mount -N goes to the namespace's own root"
                 done = run("mount", "-N", str(other.pid), "-t", "fstfs", source.root, mnt)
                 assert done.returncode == 0, done
                 assert not mounted_at(mnt)

@@ -116,8 +116,9 @@ def intrude(mount, place, source, **more):
             os.chown(path, pwd.getpwnam(user).pw_uid, -1)
         os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
     options = more.pop("options", ())
+    library = shutil.copy(INTRUDER, place)  # the build may lie where the user cannot look
     m = mount(source.root, *options, **more, environment={
-        "LD_PRELOAD": os.fspath(INTRUDER), "INTRUDER": os.fspath(report),
+        "LD_PRELOAD": os.fspath(library), "INTRUDER": os.fspath(report),
         "INTRUDER_INSIDE": os.fspath(inside), "INTRUDER_OUTSIDE": os.fspath(outside)})
     child(oracle.read_all, m / "tensors/model/t0.weight", user=m.user)
     found = dict(line.split() for line in report.read_text().splitlines())

@@ -387,7 +387,8 @@ def test_open_directory_changes_places(mount, source, view):
         os.close(held)
 
     for _ in range(5):
-        assert eventually(lambda: child(seen_by, "carol", directory, shown)[1:] == [*right.values()])
+        assert eventually(
+            lambda: child(seen_by, "carol", directory, shown)[1:] == [*right.values()])
         child(attempt)
         exchange(source.path("d"), source.path("closed"))
 

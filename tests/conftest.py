@@ -94,9 +94,14 @@ def unless_slow(attempt):
 
 
 def keep_in_memory(path):
-    """Maps a file whose pages the kernel is then not to give up, as it may at any time."""
+    """Maps a file whose pages the kernel is then not to give up, as it may at any time. Of an
+    ordinary user it locks a few megabytes only (RLIMIT_MEMLOCK)."""
+    locked = 0x2000  # MAP_LOCKED
     with open(path, "rb") as f:
-        return mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED | 0x2000, mmap.PROT_READ)  # MAP_LOCKED
+        try:
+            return mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED | locked, mmap.PROT_READ)
+        except BlockingIOError:
+            return mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
 
 
 def processes_of(session):

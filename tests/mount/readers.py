@@ -55,7 +55,8 @@ class OpenFile:
             if self.size != len(versions[0]):
                 raise WrongBytes(f"{path!r}: {self.size} bytes, expected {len(versions[0])}")
             if way == "mmap" and self.size:
-                self.mapping = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+                # without a size, one that Python cannot ask for any more would count as 0: EINVAL
+                self.mapping = mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
             elif way == "direct":
                 self.buffer = mmap.mmap(-1, MOST)  # aligned, as O_DIRECT wants it
         except BaseException:

@@ -414,10 +414,15 @@ op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_fi
     }
     if (size > list->size - at)
         size = (size_t)(list->size - at);
-    if (handle->live) /* a text; past the engine: who looks at its counters is no reader to them */
-        fuse_reply_buf(req, list->extents->blob->data + at, size);
-    else
+    if (!handle->live) {
         io_read(session_of(req)->io, list, at, size, reply_read, req);
+        return;
+    }
+    /* A text; past the engine: who looks at its counters is no reader to them. When this
+     * returns the reader has had the answer, and may have closed the file. */
+    extent_list_ref(list);
+    fuse_reply_buf(req, list->extents->blob->data + at, size);
+    extent_list_unref(list);
 }
 
 /* ---- xattrs ---- */

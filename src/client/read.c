@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A read of many tensors: what is wanted, sorted by where it lies, is cut into
- * windows of about a megabyte, across tensors; so many of them are read at once. What
- * may be read to where its bytes go is (windows_part()); the rest the engine reads
- * into its buffers, and it is copied from there.
+ * windows of about a megabyte, across tensors; so many of them are read at once: to
+ * where their bytes go where that may be (window_memory()); else the engine reads them
+ * into its buffers, and they are copied from there.
  *
  * `lock` guards the cursor and how the read stands. It is never held over io_read(),
  * a copy or a callback. Any thread may pump: make windows and give them to the engine
@@ -35,7 +35,7 @@
 #define TURN 32 /* windows that a worker gives to the engine before others have their turn */
 #define LEAST_SHARED (4 * WINDOW) /* less than that is not worth waking another thread */
 
-/* A window, or a part of one, that the engine has, or its storage. */
+/* A window that the engine has, or its storage. */
 struct given {
     struct storage_read storage;
     struct fstfs_read *read;
@@ -123,8 +123,8 @@ read_ends(struct fstfs_read *read)
     pthread_mutex_unlock(&read->lock);
 }
 
-static void part_copied(void *arg, errint_t result, const struct iovec *vectors, int count);
-static void part_in_memory(struct storage_read *storage, errint_t result);
+static void window_copied(void *arg, errint_t result, const struct iovec *vectors, int count);
+static void window_in_memory(struct storage_read *storage, errint_t result);
 
 static void
 read_by_engine(struct given *given)
@@ -132,7 +132,7 @@ read_by_engine(struct given *given)
     const struct window *window = &given->window;
 
     io_read(given->read->fstfs->io, window->source->list, window->start,
-            (size_t)(window->end - window->start), part_copied, given);
+            (size_t)(window->end - window->start), window_copied, given);
 }
 
 static void
@@ -145,53 +145,32 @@ read_by_storage(struct given *given, char *to)
     given->storage.length = given->storage.valid = (size_t)(window->end - window->start);
     given->storage.buffer = to;
     given->storage.urgent = true;
-    given->storage.complete = part_in_memory;
+    given->storage.complete = window_in_memory;
     storage_read(io_storage(given->read->fstfs->io), &given->storage);
-}
-
-/* Of the window, bytes [start, end): to `to`, if it is not NULL. With the lock held, and
- * let go for a moment. */
-static void
-give_part(struct fstfs_read *read, const struct window *window, uint64_t start, uint64_t end,
-          char *to)
-{
-    struct given *given;
-
-    if (start == end)
-        return;
-    given = calloc(1, sizeof(*given));
-    if (!given) {
-        set_result(read, -ENOMEM, window->source->path);
-        return;
-    }
-    given->read = read;
-    given->window = *window;
-    given->window.start = start;
-    given->window.end = end;
-    given->at = monotonic_ns();
-    read->under_way++;
-    read->bytes += end - start;
-    pthread_mutex_unlock(&read->lock);
-    if (to)
-        read_by_storage(given, to);
-    else
-        read_by_engine(given);
-    pthread_mutex_lock(&read->lock);
 }
 
 /* With the lock held, and let go for a moment. */
 static void
 give_window(struct fstfs_read *read, const struct window *window)
 {
-    uint64_t at = window->start, start, end;
-    char *to;
+    struct given *given = calloc(1, sizeof(*given));
+    char *to = window_memory(&read->windows, window);
 
-    while ((to = windows_part(&read->windows, window, at, &start, &end))) {
-        give_part(read, window, at, start, NULL);
-        give_part(read, window, start, end, to);
-        at = end;
+    if (!given) {
+        set_result(read, -ENOMEM, window->source->path);
+        return;
     }
-    give_part(read, window, at, window->end, NULL);
+    given->read = read;
+    given->window = *window;
+    given->at = monotonic_ns();
+    read->under_way++;
+    read->bytes += window->end - window->start;
+    pthread_mutex_unlock(&read->lock);
+    if (to)
+        read_by_storage(given, to);
+    else
+        read_by_engine(given);
+    pthread_mutex_lock(&read->lock);
 }
 
 /* What this thread pumps. */
@@ -267,7 +246,7 @@ pump(struct fstfs_read *read)
 }
 
 static void
-part_done(struct given *given, errint_t result, bool took_long)
+window_done(struct given *given, errint_t result, bool took_long)
 {
     struct fstfs_read *read = given->read;
     const struct window *window = &given->window;
@@ -293,7 +272,7 @@ took_long(const struct given *given)
 
 /* From any thread of the engine, or from io_read(). */
 static void
-part_copied(void *arg, errint_t result, const struct iovec *vectors, int count)
+window_copied(void *arg, errint_t result, const struct iovec *vectors, int count)
 {
     struct given *given = arg;
     struct fstfs_read *read = given->read;
@@ -305,12 +284,12 @@ part_copied(void *arg, errint_t result, const struct iovec *vectors, int count)
                                                   vectors[i].iov_base, vectors[i].iov_len));
         offset += vectors[i].iov_len;
     }
-    part_done(given, result, late);
+    window_done(given, result, late);
 }
 
 /* From any thread of the storage, or from storage_read(). */
 static void
-part_in_memory(struct storage_read *storage, errint_t result)
+window_in_memory(struct storage_read *storage, errint_t result)
 {
     struct given *given = (struct given *)((char *)storage - offsetof(struct given, storage));
 
@@ -323,7 +302,7 @@ part_in_memory(struct storage_read *storage, errint_t result)
         atomic_fetch_add(&given->read->fstfs->own_bytes, storage->valid);
         atomic_fetch_add(&given->read->done, storage->valid);
     }
-    part_done(given, result, took_long(given));
+    window_done(given, result, took_long(given));
 }
 
 /* ---- its life ---- */

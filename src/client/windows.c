@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#define LEAST_PART (128 * 1024) /* less is not worth a read of its own */
-
 static int
 compare_items(const void *a, const void *b)
 {
@@ -115,21 +113,17 @@ is_alone(const struct windows *windows, size_t i)
 }
 
 char *
-windows_part(const struct windows *windows, const struct window *window, uint64_t from,
-             uint64_t *start, uint64_t *end)
+window_memory(const struct windows *windows, const struct window *window)
 {
-    for (size_t i = window->first; i < window->last; i++) {
-        const struct item *item = &windows->items[i];
-        uint64_t begin = item->offset + item->box.start;
-        uintptr_t zero = (uintptr_t)item->to - begin; /* where the source's first byte would go */
+    const struct item *item = &windows->items[window->first];
+    uint64_t begin = item->offset + item->box.start;
+    uintptr_t to = (uintptr_t)item->to - begin + window->start;
 
-        *start = block_up(begin > from ? begin : from);
-        *end = block_down(item->end < window->end ? item->end : window->end);
-        if (*end >= *start + LEAST_PART && zero % BLOCK_SIZE == 0 && item->box.level_count == 0 &&
-            is_alone(windows, i))
-            return (char *)(zero + *start);
-    }
-    return NULL;
+    if (window->start < begin || window->end > item->end || item->box.level_count > 0 ||
+        window->start % BLOCK_SIZE != 0 || window->end % BLOCK_SIZE != 0 || to % BLOCK_SIZE != 0 ||
+        !is_alone(windows, window->first))
+        return NULL;
+    return (char *)to;
 }
 
 uint64_t

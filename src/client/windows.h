@@ -54,13 +54,12 @@ window_base(const struct window *window)
 }
 
 /*
- * The first part of the window from `from` on that may be read to where its bytes go:
- * whole blocks, and enough of them, of a tensor that only one item wants some of, and
- * that in one piece, in memory whose address is to a block as their offset is. Gives that
- * address; NULL: there is none.
+ * Where the window may be read to as it is: whole blocks of a tensor that only one item
+ * wants some of, and that in one piece, in memory whose address is to a block as their
+ * offset is. NULL: it is to be copied. Never a part of a window, for then its rest would
+ * be a small read more, and disks take those ill.
  */
-char *windows_part(const struct windows *windows, const struct window *window, uint64_t from,
-                   uint64_t *start, uint64_t *end);
+char *window_memory(const struct windows *windows, const struct window *window);
 
 /* `bytes` lie in the window's source from `offset`: copies them to where they are
  * wanted, in host memory, and gives how many that were. */

@@ -4,6 +4,7 @@
  * and put together by name.
  */
 #include "base/parallel.h"
+#include "base/text.h"
 #include "catalog/catalog.h"
 #include "catalog/pieces.h"
 #include "catalog/private.h"
@@ -299,20 +300,10 @@ struct named_tensor {
 };
 
 static int
-compare_name(const char *a, uint32_t a_length, const char *b, uint32_t b_length)
-{
-    int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
-
-    if (order)
-        return order;
-    return a_length < b_length ? -1 : a_length > b_length;
-}
-
-static int
 compare_tensors(const void *a, const void *b)
 {
     const struct named_tensor *x = a, *y = b;
-    int order = compare_name(x->name, x->length, y->name, y->length);
+    int order = text_compare(x->name, x->length, y->name, y->length);
 
     if (order)
         return order;
@@ -358,7 +349,7 @@ drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t 
     char name[QUOTED_SIZE], shard[QUOTED_SIZE];
 
     for (size_t i = 0; i < count; i = end) {
-        for (end = i + 1; end < count && compare_name(all[i].name, all[i].length, all[end].name,
+        for (end = i + 1; end < count && text_compare(all[i].name, all[i].length, all[end].name,
                                                       all[end].length) == 0;
              end++)
             ;
@@ -396,7 +387,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
         const char *text = entry ? index->text + entry->name : NULL;
         int order = 1;
 
-        while (t < count && (!entry || (order = compare_name(text, entry->name_length, all[t].name,
+        while (t < count && (!entry || (order = text_compare(text, entry->name_length, all[t].name,
                                                              all[t].length)) > 0)) {
             if (unlisted++ < named)
                 problem_set_add(set, dir, file, "tensor %s of %s is not in the index",

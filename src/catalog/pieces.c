@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "catalog/pieces.h"
 
+#include "base/text.h"
+
 #include <stdlib.h>
-#include <string.h>
 
 struct named {
     const char *name;
@@ -10,14 +11,12 @@ struct named {
     uint32_t piece;
 };
 
-/* As Python sorts names: safetensors' keys(), and so the order of most loaders. */
 static int
 compare_names(const void *left, const void *right)
 {
     const struct named *a = left, *b = right;
-    int order = memcmp(a->name, b->name, a->length < b->length ? a->length : b->length);
 
-    return order ? order : (a->length > b->length) - (a->length < b->length);
+    return text_compare(a->name, a->length, b->name, b->length);
 }
 
 struct layout *

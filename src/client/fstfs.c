@@ -6,6 +6,7 @@
 
 #include "base/buffer.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "client/build.h"
 #include "client/gpu/device.h"
 #include "client/private.h"
@@ -167,11 +168,8 @@ fstfs_find(const struct fstfs_checkpoint *checkpoint, const char *name)
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         const struct fstfs_tensor *tensor = &checkpoint->tensors[middle].shown;
-        size_t shorter = tensor->name_length < length ? tensor->name_length : length;
-        int order = memcmp(tensor->name, name, shorter);
+        int order = text_compare(tensor->name, tensor->name_length, name, length);
 
-        if (order == 0)
-            order = (tensor->name_length > length) - (tensor->name_length < length);
         if (order == 0)
             return tensor;
         if (order < 0)

@@ -5,6 +5,7 @@
  * What is on a mount is first tried by the files below it, of which the mount tells;
  * where that fails in any part all of it is read through the mount.
  */
+#include "base/text.h"
 #include "client/build.h"
 #include "client/find.h"
 #include "client/mount.h"
@@ -149,14 +150,6 @@ look_below(struct fstfs_checkpoint *checkpoint, const char *path, struct below *
     return error;
 }
 
-static int
-compare_texts(const char *a, size_t a_length, const char *b, size_t b_length)
-{
-    int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
-
-    return order ? order : (a_length > b_length) - (a_length < b_length);
-}
-
 static const struct tensor_ref *
 find_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t length)
 {
@@ -166,8 +159,8 @@ find_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t leng
         uint32_t middle = low + (high - low) / 2;
         const struct tensor_ref *ref = &checkpoint->tensors[middle];
         const struct st_tensor *tensor = checkpoint_tensor(checkpoint, *ref);
-        int order = compare_texts(checkpoint->shards[ref->shard]->table->text + tensor->name,
-                                  tensor->name_length, name, length);
+        int order = text_compare(checkpoint->shards[ref->shard]->table->text + tensor->name,
+                                 tensor->name_length, name, length);
 
         if (order == 0)
             return ref;

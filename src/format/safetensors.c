@@ -8,6 +8,7 @@
  */
 #include "format/safetensors.h"
 
+#include "base/text.h"
 #include "format/json.h"
 
 #include <errno.h>
@@ -467,17 +468,9 @@ compare_u64(uint64_t a, uint64_t b)
 }
 
 static int
-compare_bytes(const char *a, uint32_t a_length, const char *b, uint32_t b_length)
-{
-    int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
-
-    return order ? order : compare_u64(a_length, b_length);
-}
-
-static int
 compare_names(const struct st_tensor *a, const struct st_tensor *b, const char *text)
 {
-    return compare_bytes(text + a->name, a->name_length, text + b->name, b->name_length);
+    return text_compare(text + a->name, a->name_length, text + b->name, b->name_length);
 }
 
 static int
@@ -507,7 +500,7 @@ compare_pairs(const void *a, const void *b, void *text)
 {
     const struct st_metadata *x = a, *y = b;
     const char *t = text;
-    int order = compare_bytes(t + x->key, x->key_length, t + y->key, y->key_length);
+    int order = text_compare(t + x->key, x->key_length, t + y->key, y->key_length);
 
     if (order)
         return order;
@@ -544,8 +537,8 @@ sort_metadata(struct making *making)
 
     qsort_r(pairs, count, sizeof(pairs[0]), compare_pairs, making->text);
     for (uint32_t i = 0; i < count; i++) {
-        if (kept && compare_bytes(making->text + pairs[kept - 1].key, pairs[kept - 1].key_length,
-                                  making->text + pairs[i].key, pairs[i].key_length) == 0)
+        if (kept && text_compare(making->text + pairs[kept - 1].key, pairs[kept - 1].key_length,
+                                 making->text + pairs[i].key, pairs[i].key_length) == 0)
             kept--;
         pairs[kept++] = pairs[i];
     }

@@ -2,6 +2,7 @@
 #include "view/layout.h"
 
 #include "base/buffer.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -36,14 +37,6 @@ layout_shard_order(const struct checkpoint *checkpoint)
 
 /* ---- metadata ---- */
 
-static int
-compare_text(const char *a, size_t a_length, const char *b, size_t b_length)
-{
-    int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
-
-    return order ? order : (a_length > b_length) - (a_length < b_length);
-}
-
 static const struct st_metadata *
 find_metadata(const struct st_table *table, const char *key, uint32_t length)
 {
@@ -52,7 +45,7 @@ find_metadata(const struct st_table *table, const char *key, uint32_t length)
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         const struct st_metadata *pair = &table->metadata[middle];
-        int order = compare_text(table->text + pair->key, pair->key_length, key, length);
+        int order = text_compare(table->text + pair->key, pair->key_length, key, length);
 
         if (order == 0)
             return pair;
@@ -82,7 +75,7 @@ is_first(const struct checkpoint *checkpoint, uint32_t s, const struct st_metada
             continue;
         if (i < s)
             return false;
-        if (compare_text(other->text + found->value, found->value_length, value,
+        if (text_compare(other->text + found->value, found->value_length, value,
                          pair->value_length) != 0)
             *agreed = false;
     }

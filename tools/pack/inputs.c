@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "inputs.h"
 
+#include "base/text.h"
 #include "common/say.h"
 #include "tensor_file.h"
 #include "view/layout.h"
@@ -290,9 +291,8 @@ static int
 compare_named(const void *a, const void *b)
 {
     const struct named *x = a, *y = b;
-    int order = memcmp(x->name, y->name, x->length < y->length ? x->length : y->length);
 
-    return order ? order : (x->length > y->length) - (x->length < y->length);
+    return text_compare(x->name, x->length, y->name, y->length);
 }
 
 static errint_t

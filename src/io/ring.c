@@ -3,6 +3,7 @@
 
 #include "base/histogram.h"
 #include "base/log.h"
+#include "io/concurrency.h"
 
 #include <errno.h>
 #include <liburing.h>
@@ -16,8 +17,10 @@
 #include <unistd.h>
 
 /* Storage serves what it is given side by side: an urgent read ends when the burst does that
- * it is in. An eighth of the depth, a few megabytes, keeps storage busy as well. */
-#define SHARE_OF_OTHERS 8
+ * it is in. An eighth of the depth, a few megabytes, keeps most storage busy as well; where
+ * it does not, there are more, but room is left for what is urgent. */
+#define LEAST_SHARE_OF_OTHERS(depth) ((depth) > 8 ? (depth) / 8 : 1)
+#define MOST_SHARE_OF_OTHERS(depth) ((depth) / 4 * 3)
 
 struct queue {
     struct ring_read *first, **last;
@@ -31,11 +34,13 @@ struct ring {
     bool stopping;
     /* By the ring's thread alone. */
     struct io_uring uring;
-    unsigned depth, most_others;
-    atomic_uint in_flight; /* any thread may look */
+    unsigned depth;
+    unsigned in_flight;
     unsigned others_in_flight; /* of these: not urgent */
+    struct concurrency others_at_once; /* at its limit any thread may look */
     uint64_t woken; /* what is read from wake_fd */
     /* Constant. */
+    atomic_uint *all_in_flight; /* of all rings */
     int wake_fd; /* an eventfd, always being read by the ring */
     pthread_t thread;
     /* How ring_new learns whether the thread got its ring. */
@@ -173,6 +178,7 @@ prepare(struct ring *ring, struct ring_read *read, uint64_t now)
     entry->rw_flags = read->flags;
     io_uring_sqe_set_data(entry, read);
     read->started = now;
+    read->beside = atomic_fetch_add_explicit(ring->all_in_flight, 1, memory_order_relaxed);
     ring->in_flight++;
     ring->others_in_flight += !read->urgent;
 }
@@ -189,7 +195,8 @@ fill(struct ring *ring)
     while (ring->in_flight < ring->depth) {
         struct ring_read *read = queue_take(&ring->urgent);
 
-        if (!read && ring->others_in_flight < ring->most_others)
+        if (!read && ring->others.first &&
+            concurrency_allows(&ring->others_at_once, ring->others_in_flight))
             read = queue_take(&ring->others);
         if (!read)
             break;
@@ -208,6 +215,7 @@ take_completion(struct ring *ring, struct io_uring_cqe *cqe)
 {
     struct ring_read *read = io_uring_cqe_get_data(cqe);
     int result = cqe->res;
+    struct concurrency_read ended;
 
     io_uring_cqe_seen(&ring->uring, cqe);
     if (!read) {
@@ -216,6 +224,12 @@ take_completion(struct ring *ring, struct io_uring_cqe *cqe)
     }
     ring->in_flight--;
     ring->others_in_flight -= !read->urgent;
+    ended.duration = monotonic_ns() - read->started;
+    ended.beside_first = read->beside;
+    ended.beside_last = atomic_fetch_sub_explicit(ring->all_in_flight, 1, memory_order_relaxed) - 1;
+    ended.ahead = !read->urgent;
+    if (result > 0)
+        concurrency_ended(&ring->others_at_once, &ended, ring->others_in_flight);
     read->complete(read, result);
 }
 
@@ -296,7 +310,7 @@ release(struct ring *ring)
 }
 
 errint_t
-ring_new(unsigned depth, struct ring **ring, struct reason *reason)
+ring_new(unsigned depth, atomic_uint *in_flight, struct ring **ring, struct reason *reason)
 {
     struct ring *made = calloc(1, sizeof(*made));
     errint_t result;
@@ -308,7 +322,9 @@ ring_new(unsigned depth, struct ring **ring, struct reason *reason)
     queue_init(&made->urgent);
     queue_init(&made->others);
     made->depth = depth;
-    made->most_others = depth > SHARE_OF_OTHERS ? depth / SHARE_OF_OTHERS : 1;
+    made->all_in_flight = in_flight;
+    concurrency_init(&made->others_at_once, LEAST_SHARE_OF_OTHERS(depth),
+                     MOST_SHARE_OF_OTHERS(depth));
     made->wake_fd = eventfd(0, EFD_CLOEXEC);
     result = made->wake_fd < 0 ? -errno : start(made);
     if (result < 0) {
@@ -358,7 +374,7 @@ ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
 }
 
 unsigned
-ring_in_flight(struct ring *ring)
+ring_most_ahead(struct ring *ring)
 {
-    return atomic_load_explicit(&ring->in_flight, memory_order_relaxed);
+    return atomic_load_explicit(&ring->others_at_once.limit, memory_order_relaxed);
 }

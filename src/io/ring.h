@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,15 +23,19 @@ struct ring_read {
     uint32_t length;
     uint64_t offset;
     bool urgent; /* set by ring_submit() */
-    uint64_t started; /* by the ring: when the kernel was given it, by monotonic_ns() */
+    /* By the ring: when the kernel was given it, by monotonic_ns(), and how many more it had. */
+    uint64_t started;
+    unsigned beside;
     /* From the ring's thread; `result` is what pread would give, errors negative. */
     void (*complete)(struct ring_read *read, int result);
 };
 
 /* At most `depth` reads given to the kernel at once, of which only some that are not
- * urgent. Fails where the kernel or
- * a sandbox refuses, and says in `reason` why. */
-errint_t ring_new(unsigned depth, struct ring **ring, struct reason *reason);
+ * urgent: as many as the storage serves side by side. `in_flight` counts those that the kernel
+ * has, of this ring and of others that share it. Fails where the kernel or a sandbox
+ * refuses, and says in `reason` why. */
+errint_t ring_new(unsigned depth, atomic_uint *in_flight, struct ring **ring,
+                  struct reason *reason);
 
 /* Nothing may be under way. */
 void ring_free(struct ring *ring); /* NULL is allowed */
@@ -39,7 +44,7 @@ void ring_free(struct ring *ring); /* NULL is allowed */
  * them beside them. */
 void ring_submit(struct ring *ring, struct ring_read *read, bool urgent);
 
-/* Reads that the kernel has been given and not yet ended. Any thread. */
-unsigned ring_in_flight(struct ring *ring);
+/* How many reads that are not urgent the kernel may be given, as of now. Any thread. */
+unsigned ring_most_ahead(struct ring *ring);
 
 #endif

@@ -52,7 +52,7 @@ struct storage {
     atomic_bool no_dontcache; /* the kernel or a file system does not know it */
     atomic_bool no_cachestat;
     atomic_uint pending; /* reads not yet completed */
-    atomic_uint reading; /* threads that wait for the kernel to read */
+    atomic_uint reading; /* those that the kernel has, from rings and from threads */
     struct storage_counters counters;
 };
 
@@ -436,7 +436,8 @@ static void
 make_rings(struct storage *storage, unsigned wanted)
 {
     while (storage->ring_count < wanted &&
-           ring_new(storage->depth, &storage->rings[storage->ring_count], &storage->no_ring) == 0)
+           ring_new(storage->depth, &storage->reading, &storage->rings[storage->ring_count],
+                    &storage->no_ring) == 0)
         storage->ring_count++;
 }
 
@@ -505,8 +506,6 @@ storage_queue(struct storage *storage, uint64_t *in_flight, uint64_t *waiting)
     uint64_t pending = atomic_load(&storage->pending);
 
     *in_flight = atomic_load(&storage->reading);
-    for (unsigned i = 0; i < storage->ring_count; i++)
-        *in_flight += ring_in_flight(storage->rings[i]);
     /* They are not of the same moment. */
     *waiting = pending > *in_flight ? pending - *in_flight : 0;
 }
@@ -545,6 +544,7 @@ void
 storage_status(struct storage *storage, struct buffer *out)
 {
     const char *refused = descriptors_direct_refused(storage->descriptors);
+    unsigned ahead = 0;
 
     add_switch(out, "io_uring", storage->ring_count ? NULL : storage->no_ring.text);
     add_switch(out, "direct", storage->direct ? NULL : "not wanted");
@@ -558,8 +558,10 @@ storage_status(struct storage *storage, struct buffer *out)
     add_switch(out, "dontcache",
                atomic_load(&storage->no_dontcache) ? "the kernel or a file system has it not"
                                                    : NULL);
-    buffer_addf(out, "\"rings\":%u,\"queue_depth\":%u,\"threads\":%u,", storage->ring_count,
-                storage->depth, storage->threads);
+    for (unsigned i = 0; i < storage->ring_count; i++)
+        ahead += ring_most_ahead(storage->rings[i]);
+    buffer_addf(out, "\"rings\":%u,\"queue_depth\":%u,\"queue_depth_ahead\":%u,\"threads\":%u,",
+                storage->ring_count, storage->depth, ahead, storage->threads);
     buffer_addf(out, "\"descriptors\":%u,\"descriptors_most\":%u",
                 descriptors_open(storage->descriptors), descriptors_most(storage->descriptors));
 }

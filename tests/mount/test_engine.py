@@ -42,6 +42,7 @@ def test_every_way_reads_the_same(mount, source, way):
     assert io["prefetch"]["on"] is (way != "no-prefetch")
     if way == "narrow":
         assert (io["memory"], io["queue_depth"], io["threads"]) == (4 << 20, 1, 1)
+        assert io["queue_depth_ahead"] == io["rings"]
 
 
 @pytest.mark.parametrize("way", ["auto", "threads", "narrow"])

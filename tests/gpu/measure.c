@@ -2,10 +2,11 @@
 /*
  * What tests/gpu/run does on a machine with a GPU, in C:
  *
- *   measure [-d cuda:N] [-m MIB] [-r] [-t] PATH
+ *   measure [-d cuda:N] [-m MIB] [-s MIB] [-r] [-t] PATH
  *
  *   PATH   a safetensors file, or a checkpoint's directory
  *   -m     the memory that libfstfs may take, by which it sizes its ring
+ *   -s     of a slot of the ring; there are 15 where the memory is 64 times that
  *   -r     only the rates of whole loads
  *   -t     through the mount that PATH is on, not past it; nothing of the device itself
  *
@@ -14,6 +15,7 @@
  * beside those of bare copies from pinned memory. Exits with 1 where bytes differ.
  */
 #include "client/gpu/cuda.h"
+#include "client/gpu/pipeline.h"
 #include "fstfs.h"
 
 #include <dlfcn.h>
@@ -219,7 +221,7 @@ copy_pinned(void)
     MUST(cuMemHostAlloc, &pinned, LARGEST_COPY, CU_MEMHOSTALLOC_PORTABLE);
     memset(pinned, 1, LARGEST_COPY);
     MUST(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
-    for (uint64_t size = MIB; size <= LARGEST_COPY; size *= 4) {
+    for (uint64_t size = MIB; size <= LARGEST_COPY; size *= 2) {
         double start = seconds();
 
         for (uint64_t copied = 0; copied < COPIED; copied += size)
@@ -300,7 +302,7 @@ load_all(void)
     free(requests);
 }
 
-/* By how many bytes of pinned memory, which is what `-m` changes. */
+/* By how many bytes of pinned memory, which is what `-m` and `-s` change. */
 static void
 print_ring(void)
 {
@@ -337,11 +339,13 @@ main(int argc, char **argv)
     bool rates = false;
     int option, status = 0;
 
-    while ((option = getopt(argc, argv, "d:m:rt")) >= 0) {
+    while ((option = getopt(argc, argv, "d:m:s:rt")) >= 0) {
         if (option == 'd')
             name = optarg;
         else if (option == 'm')
             options.memory = strtoull(optarg, NULL, 10) * MIB;
+        else if (option == 's')
+            pipeline_window = strtoull(optarg, NULL, 10) * MIB;
         else if (option == 'r')
             rates = true;
         else if (option == 't')
@@ -350,7 +354,7 @@ main(int argc, char **argv)
             return 2;
     }
     if (argc - optind != 1)
-        errx(2, "usage: measure [-d cuda:N] [-m MIB] [-r] [-t] PATH");
+        errx(2, "usage: measure [-d cuda:N] [-m MIB] [-s MIB] [-r] [-t] PATH");
     begin(argv[optind], name, &options);
     if (rates) {
         load_all();

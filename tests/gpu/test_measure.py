@@ -5,6 +5,7 @@ and says what is missing."""
 import os
 import subprocess
 
+import pytest
 from conftest import BUILD, SLOW
 from corpus import trees
 
@@ -16,10 +17,11 @@ def measure(*arguments):
                           timeout=60 * SLOW, env=os.environ | {"LD_LIBRARY_PATH": str(PLACE)})
 
 
-def test_measure(place):
+@pytest.mark.parametrize("slots", [(), ("-s", "16", "-m", "1024")])
+def test_measure(place, slots):
     tensors = [trees.tensor(f"t{i}", "U8", (i + 1, 4099)) for i in range(30)]
     trees.Source(place / "m").add("", "model", tensors, shards=2)
-    done = measure(place / "m")
+    done = measure(*slots, place / "m")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bytes: 330 reads compared" in done.stdout and " 0 differ" in done.stdout
     assert "all tensors, cold: " in done.stdout and '"device":"cuda:0"' in done.stdout
@@ -31,10 +33,12 @@ def test_no_device(place):
     assert done.returncode == 2 and "the driver has 2 devices" in done.stderr
 
 
-def test_ring_by_memory(place):
+def test_ring(place):
     trees.Source(place / "m").add("", "model", [trees.tensor("t", "U8", (99, 4099))])
-    for memory, ring in ("32", "9.6"), ("64", "20.3"):  # slots of 1 and of 4 MiB
-        done = measure("-r", "-m", memory, place / "m")
+    # Slots of 1, of 4, and of 16 MiB.
+    for options, ring in (("-m", "32"), "9.6"), (("-m", "64"), "20.3"), \
+            (("-s", "16", "-m", "1024"), "273.1"):
+        done = measure("-r", *options, place / "m")
         assert done.returncode == 0, done.stdout + done.stderr
         assert "all tensors, warm: " in done.stdout and "bytes: " not in done.stdout
         assert f"ring: {ring} MiB\n" in done.stdout

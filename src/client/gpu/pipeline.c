@@ -33,6 +33,8 @@
 #define SCRATCHES 2 /* slots that boxes are packed in */
 #define DEVICE_ALIGNMENT (64ul << 10) /* cuFile asks for 4096; a device may have larger pages */
 
+uint64_t pipeline_window;
+
 struct slot {
     struct storage_read storage;
     struct pipeline *pipeline;
@@ -644,6 +646,8 @@ size_ring(struct pipeline *pipeline)
 
     io_counters(pipeline->device->fstfs->io, &counters);
     pipeline->window = counters.memory_budget < SMALL_MEMORY ? SMALL_WINDOW : WINDOW;
+    if (pipeline_window > 0)
+        pipeline->window = pipeline_window;
     count = counters.memory_budget / 4 / (pipeline->window + SLOT_SLACK);
     if (count > MOST_SLOTS)
         count = MOST_SLOTS;

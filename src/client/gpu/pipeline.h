@@ -22,6 +22,10 @@
 
 struct pipeline;
 
+/* Bytes of a slot instead of those that follow from the memory; 0: those. For tests/gpu/measure.c,
+ * before any device is opened. */
+extern uint64_t pipeline_window;
+
 /* -ENOMEM, -EAGAIN (no thread). Without pinned memory it gives RUNG_RING up. */
 errint_t pipeline_new(struct fstfs_device *device, struct pipeline **pipeline);
 void pipeline_free(struct pipeline *pipeline); /* NULL is allowed; nothing may be under way */

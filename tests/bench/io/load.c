@@ -3,10 +3,11 @@
  * The timed reader of the bench that uses libfstfs: opens PATH and reads all of it, or
  * its largest tensor, into fresh memory.
  *
- *   load [-1] [-r] PATH
+ *   load [-1] [-r] [-l] PATH
  *
  * -1  the largest tensor only
  * -r  into memory that has been used before
+ * -l  into memory that lies as the file does, to 4096 (include/fstfs.h: fstfs_request)
  *
  * Prints one JSON object: seconds, bytes, and a sum over all of them.
  */
@@ -14,11 +15,16 @@
 #include "fstfs.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#define ALIGNMENT 64 /* what allocators align to */
+#define BLOCK 4096 /* by which memory can lie as a file does */
 
 static void __attribute__((noreturn)) die(const char *what)
 {
@@ -49,24 +55,35 @@ largest(const struct fstfs_checkpoint *checkpoint)
     return place;
 }
 
+/* Where the tensor goes, at `at` or behind it. */
+static char *
+place_for(const struct fstfs_tensor *tensor, char *at, bool as_file)
+{
+    uintptr_t address = (uintptr_t)at;
+
+    if (as_file)
+        return at + (tensor->offset - address) % BLOCK;
+    return at + -address % ALIGNMENT;
+}
+
 int
 main(int argc, char **argv)
 {
     struct fstfs_checkpoint *checkpoint;
     struct fstfs_request *requests;
     struct fstfs *fstfs;
-    uint64_t size = 0, sum = 0, started, ended, opened;
-    int option, one = 0, again = 0;
+    uint64_t size = 0, mapped, sum = 0, started, ended, opened;
+    bool one = false, again = false, as_file = false;
+    int option;
     size_t count;
     char *memory, *at;
 
-    while ((option = getopt(argc, argv, "1r")) != -1) {
+    while ((option = getopt(argc, argv, "1rl")) != -1) {
         if (option == '?')
             return 2;
-        if (option == '1')
-            one = 1;
-        else
-            again = 1;
+        one |= option == '1';
+        again |= option == 'r';
+        as_file |= option == 'l';
     }
     if (argc - optind != 1)
         return 2;
@@ -78,16 +95,16 @@ main(int argc, char **argv)
     requests = calloc(count, sizeof(*requests));
     for (size_t i = 0; i < count; i++) {
         requests[i].tensor = fstfs_tensor(checkpoint, one ? largest(checkpoint) : i);
-        /* Apart by what allocators align to. */
-        size += (requests[i].tensor->size + 63) / 64 * 64;
+        size += requests[i].tensor->size + (as_file ? BLOCK : ALIGNMENT);
     }
     memory = at = memory_of(size);
+    mapped = size;
     if (again)
         memset(memory, 1, size);
     started = monotonic_ns();
     for (size_t i = 0; i < count; i++) {
-        requests[i].to = at;
-        at += (requests[i].tensor->size + 63) / 64 * 64;
+        requests[i].to = place_for(requests[i].tensor, at, as_file);
+        at = (char *)requests[i].to + requests[i].tensor->size;
     }
     if (fstfs_read(checkpoint, requests, count, NULL) < 0)
         die(fstfs_error());
@@ -100,7 +117,7 @@ main(int argc, char **argv)
     }
     printf("{\"seconds\": %.6f, \"bytes\": %" PRIu64 ", \"sum\": %" PRIu64 "}\n",
            (double)(ended - started + opened) / 1e9, size, sum);
-    munmap(memory, at - memory);
+    munmap(memory, mapped);
     free(requests);
     fstfs_close(checkpoint);
     fstfs_free(fstfs);

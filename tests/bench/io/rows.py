@@ -274,6 +274,7 @@ def library(storage):
     for name, options, bound in (
         ("libfstfs, all tensors", ["-r"], storage.library_bound),
         ("libfstfs, one tensor", ["-r", "-1"], storage.library_bound),
+        ("libfstfs, one tensor, memory as the file", ["-r", "-1", "-l"], storage.library_bound),
         ("libfstfs, all tensors, fresh memory", [], None),
     ):
         row.ratio(arm(name, *options), fio, bound)

@@ -21,13 +21,14 @@
 struct concurrency {
     atomic_uint limit; /* reads, from `least` to `most`; any thread may look */
     unsigned least, most;
-    bool held; /* a read had to wait for the limit, in this round */
-    unsigned ended; /* reads of this round, which is as many as the limit */
-    uint64_t total; /* nanoseconds that they took */
-    uint64_t
-        alone; /* nanoseconds that a short read took of late, with few beside it; 0: not known */
+    /* Of a round, which is as many reads as the limit: */
+    unsigned ended;
+    uint64_t total; /* nanoseconds that those took */
+    bool held; /* a read had to wait for the limit */
+    /* How long a read takes alone: */
     unsigned seen; /* reads ahead since that was looked for */
-    unsigned probing; /* reads yet to end until it has been */
+    uint64_t alone; /* nanoseconds that a short one took of late; 0: not known */
+    unsigned probing; /* reads yet to end until it has been looked for */
     unsigned passed_over; /* reads yet to end that began under another limit */
 };
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Boxes of tensors against element by element, whatever the windows they come in. */
 #include "client/box.h"
+#include "random.h"
 
 #include <check.h>
 #include <errno.h>
@@ -11,15 +12,6 @@
 #define ROUNDS 1000
 #define MOST_BYTES 200000 /* of one tensor */
 #define RANKS 5
-
-static uint64_t state;
-
-static uint64_t
-below(uint64_t limit)
-{
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (state >> 33) % limit;
-}
 
 struct example {
     uint64_t shape[RANKS + 1];
@@ -58,20 +50,21 @@ example_make(struct example *e, uint64_t most)
     memset(e, 0, sizeof(*e));
     e->tensor = (struct fstfs_tensor){.name = "t",
                                       .dtype = "X",
-                                      .bits = widths[below(4)],
-                                      .rank = (unsigned)below(RANKS + 1),
+                                      .bits = widths[random_below(4)],
+                                      .rank = (unsigned)random_below(RANKS + 1),
                                       .shape = e->shape};
     e->tensor.size = e->tensor.bits / 8;
     for (unsigned d = 0; d < e->tensor.rank; d++) {
-        e->shape[d] = 1 + below(most);
+        e->shape[d] = 1 + random_below(most);
         if (e->tensor.size * e->shape[d] > MOST_BYTES)
             e->shape[d] = 1;
         e->tensor.size *= e->shape[d];
-        e->slices[d] = (struct fstfs_slice){0, e->shape[d], below(2)};
-        if (below(3) > 0) {
-            e->slices[d].start = below(e->shape[d] + 1);
-            e->slices[d].stop = e->slices[d].start + below(e->shape[d] - e->slices[d].start + 1);
-            e->slices[d].step = below(4);
+        e->slices[d] = (struct fstfs_slice){0, e->shape[d], random_below(2)};
+        if (random_below(3) > 0) {
+            e->slices[d].start = random_below(e->shape[d] + 1);
+            e->slices[d].stop =
+                e->slices[d].start + random_below(e->shape[d] - e->slices[d].start + 1);
+            e->slices[d].step = random_below(4);
         }
     }
     e->request = (struct fstfs_request){.tensor = &e->tensor, .box = e->slices};
@@ -79,7 +72,7 @@ example_make(struct example *e, uint64_t most)
     e->expected = malloc(e->tensor.size + 1);
     e->wanted = calloc(e->tensor.size + 1, sizeof(*e->wanted));
     for (uint64_t i = 0; i < e->tensor.size; i++)
-        e->bytes[i] = (char)below(256);
+        e->bytes[i] = (char)random_below(256);
     add_expected(e, 0, 0);
 }
 
@@ -127,7 +120,7 @@ check_copies(const struct example *e, const struct box *box)
 
     memset(to, 0x55, e->size + 2);
     for (uint64_t at = 0, length; at < e->tensor.size; at += length) {
-        length = 1 + below(e->tensor.size - at);
+        length = 1 + random_below(e->tensor.size - at);
         copied += box_copy(box, at, e->bytes + at, length, to + 1);
     }
     ck_assert_uint_eq(copied, e->size);
@@ -144,7 +137,7 @@ check_packs(const struct example *e, const struct box *box)
     uint64_t packed = 0;
 
     for (uint64_t at = 0, length, size; at < e->tensor.size; at += length) {
-        length = 1 + below(e->tensor.size - at);
+        length = 1 + random_below(e->tensor.size - at);
         ck_assert_uint_eq(box_before(box, at), packed);
         size = box_before(box, at + length) - packed;
         piece[size] = 0x55;
@@ -179,7 +172,7 @@ check_examples(int rounds, uint64_t most)
 
 START_TEST(small_boxes)
 {
-    state = 1;
+    random_state = 1;
     check_examples(ROUNDS, 7);
 }
 END_TEST
@@ -187,7 +180,7 @@ END_TEST
 /* Where rows are so long that they are read one by one. */
 START_TEST(large_boxes)
 {
-    state = 2;
+    random_state = 2;
     check_examples(100, 35);
 }
 END_TEST

@@ -3,9 +3,9 @@
  * back, which any number make side by side, and a time of service, which one has after another,
  * or (`shared`) all together. */
 #include "io/concurrency.h"
+#include "random.h"
 
 #include <check.h>
-#include <stdlib.h>
 
 #define US 1000ull
 #define MS (1000 * US)
@@ -254,14 +254,13 @@ START_TEST(any_durations)
 {
     struct concurrency *concurrency = &rings[0];
 
-    srand(1);
+    random_state = 1;
     for (unsigned i = 0; i < 100000; i++) {
-        unsigned bits = (unsigned)rand() % 31;
-        unsigned under_way = (unsigned)rand() % (MOST + 1);
-        struct concurrency_read read = {.duration = (uint64_t)rand() >> bits,
-                                        .beside_first = (unsigned)rand() % MOST,
-                                        .beside_last = (unsigned)rand() % MOST,
-                                        .ahead = rand() % 4 > 0};
+        unsigned under_way = (unsigned)random_below(MOST + 1);
+        struct concurrency_read read = {.duration = random_below(1ull << random_below(31)),
+                                        .beside_first = (unsigned)random_below(MOST),
+                                        .beside_last = (unsigned)random_below(MOST),
+                                        .ahead = random_below(4) > 0};
 
         ck_assert(under_way < MOST || !concurrency_allows(concurrency, under_way));
         ck_assert(under_way > 0 || concurrency_allows(concurrency, under_way));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Extent lists against a model that knows each byte on its own; identities. */
 #include "base/extent.h"
+#include "random.h"
 
 #include <check.h>
 #include <fcntl.h>
@@ -24,15 +25,6 @@ struct model {
     struct place bytes[MOST_BYTES];
     size_t size;
 };
-
-static uint64_t random_state;
-
-static uint64_t
-random_below(uint64_t limit)
-{
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (random_state >> 33) % limit;
-}
 
 static void
 model_init(struct model *model, uint64_t seed)

@@ -2,6 +2,7 @@
 /* The engine: bytes against a model in each way it can read, changes of files,
  * limits, many at once. */
 #include "io/io.h"
+#include "random.h"
 
 #include <check.h>
 #include <dirent.h>
@@ -42,13 +43,6 @@ static char *contents[FILES];
 static struct backing *backings[FILES];
 static struct blob *blobs[BLOBS];
 static struct io *io;
-
-static uint64_t
-random_next(uint64_t *state, uint64_t limit)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (*state >> 33) % limit;
-}
 
 static char *
 random_bytes(uint64_t seed, size_t size)

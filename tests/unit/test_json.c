@@ -5,6 +5,7 @@
  */
 #include "base/buffer.h"
 #include "format/json.h"
+#include "random.h"
 
 #include <check.h>
 #include <cjson/cJSON.h>
@@ -375,20 +376,11 @@ END_TEST
 
 /* --- Random texts --- */
 
-static uint64_t state;
-
-static uint32_t
-roll(uint32_t sides)
-{
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 33) % sides;
-}
-
 static void
 add_space(struct buffer *out)
 {
-    while (roll(4) == 0)
-        buffer_add_char(out, " \t\r\n"[roll(4)]);
+    while (random_below(4) == 0)
+        buffer_add_char(out, " \t\r\n"[random_below(4)]);
 }
 
 static void
@@ -400,8 +392,8 @@ add_string(struct buffer *out)
     };
 
     buffer_add_char(out, '"');
-    while (roll(4))
-        buffer_add_text(out, pieces[roll(sizeof(pieces) / sizeof(pieces[0]))]);
+    while (random_below(4))
+        buffer_add_text(out, pieces[random_below(sizeof(pieces) / sizeof(pieces[0]))]);
     buffer_add_char(out, '"');
 }
 
@@ -409,17 +401,17 @@ static void
 add_value(struct buffer *out, unsigned deep)
 {
     static const char *const scalars[] = {"null", "true", "false", "0", "-1.5", "2e3", "123456789"};
-    uint32_t kind = roll(deep > 5 ? 2 : 4);
+    uint32_t kind = random_below(deep > 5 ? 2 : 4);
 
     add_space(out);
     if (kind == 0) {
-        buffer_add_text(out, scalars[roll(sizeof(scalars) / sizeof(scalars[0]))]);
+        buffer_add_text(out, scalars[random_below(sizeof(scalars) / sizeof(scalars[0]))]);
     } else if (kind == 1) {
         add_string(out);
     } else {
         buffer_add_char(out, kind == 2 ? '[' : '{');
         add_space(out);
-        for (uint32_t i = 0, count = roll(5); i < count; i++) {
+        for (uint32_t i = 0, count = random_below(5); i < count; i++) {
             if (i)
                 buffer_add_char(out, ',');
             if (kind == 3) {
@@ -521,18 +513,18 @@ START_TEST(random_texts)
 {
     unsigned changed_and_good = 0, changed = 0;
 
-    state = 0x1234567 + (uint64_t)_i;
+    random_state = 0x1234567 + (uint64_t)_i;
     for (unsigned turn = 0; turn < 2000; turn++) {
         struct buffer text = BUFFER_INIT;
         add_value(&text, 0);
         ck_assert_msg(compare(text.data, text.length), "%s", text.data);
 
-        size_t at = roll((uint32_t)text.length + 1);
+        size_t at = random_below((uint32_t)text.length + 1);
         struct json_fault fault;
         passes(text.data, at, &fault); /* cut short: never a byte too far */
         for (unsigned i = 0; i < 8; i++) {
-            char *byte = &text.data[roll((uint32_t)text.length)], was = *byte;
-            *byte = "{}[]\",:\\0123 eEu-.+tn"[roll(21)];
+            char *byte = &text.data[random_below((uint32_t)text.length)], was = *byte;
+            *byte = "{}[]\",:\\0123 eEu-.+tn"[random_below(21)];
             changed++;
             changed_and_good += compare(text.data, text.length);
             *byte = was;

@@ -4,6 +4,7 @@
  * fetched when they come, and what was fetched that nobody came for.
  */
 #include "io/prefetch.h"
+#include "random.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -27,15 +28,6 @@ struct world {
     uint64_t stalls, requests;
     uint64_t largest_window;
 };
-
-static uint64_t random_state;
-
-static uint64_t
-random_below(uint64_t limit)
-{
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (random_state >> 33) % limit;
-}
 
 /* PIECES pieces of 8 KiB to 8 MiB after a header, one after the other, most
  * not at a block; next by name is a random cycle. */

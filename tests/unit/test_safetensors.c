@@ -4,6 +4,7 @@
  * safetensors library itself, over a larger corpus: tests/format.
  */
 #include "format/safetensors.h"
+#include "random.h"
 
 #include <check.h>
 #include <errno.h>
@@ -351,25 +352,15 @@ END_TEST
 
 /* --- Writing, and random headers --- */
 
-static uint64_t state;
-
-static uint32_t
-roll(uint32_t sides)
-{
-    ck_assert_uint_gt(sides, 0);
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 33) % sides;
-}
-
 static size_t
 random_name(char *out, size_t most)
 {
     static const char *const pieces[] = {"a", "b", ".", "/", "\"", "\\", "\n", "\x01", "\x7f", "é"};
-    size_t length = 0, pieces_left = roll(12);
+    size_t length = 0, pieces_left = random_below(12);
 
     while (pieces_left-- && length + 2 <= most) {
-        const char *piece = pieces[roll(sizeof(pieces) / sizeof(pieces[0]))];
-        if (roll(20) == 0)
+        const char *piece = pieces[random_below(sizeof(pieces) / sizeof(pieces[0]))];
+        if (random_below(20) == 0)
             piece = ""; /* a NUL */
         do
             out[length++] = *piece;
@@ -384,18 +375,18 @@ random_name(char *out, size_t most)
 static void
 write_random(struct buffer *out, uint64_t *data)
 {
-    uint32_t count = roll(MOST + 1), align = roll(3) ? 8 : 4096;
+    uint32_t count = random_below(MOST + 1), align = random_below(3) ? 8 : 4096;
     uint64_t at = 0;
 
     st_header_begin(out);
-    if (roll(2))
+    if (random_below(2))
         st_header_metadata(out, "format", 6, "p\"t", 3);
-    if (roll(2))
+    if (random_below(2))
         st_header_metadata(out, "b\0", 2, "", 0);
     for (uint32_t i = 0; i < count; i++) {
         char name[64];
-        uint64_t dims[4] = {roll(4), roll(4), roll(4), roll(4)};
-        uint32_t rank = roll(4);
+        uint64_t dims[4] = {random_below(4), random_below(4), random_below(4), random_below(4)};
+        uint32_t rank = random_below(4);
         uint64_t size = 2;
         size_t length = random_name(name + 1, sizeof(name) - 1) + 1;
         name[0] = (char)('A' + i);
@@ -411,7 +402,7 @@ write_random(struct buffer *out, uint64_t *data)
 
 START_TEST(round_trips)
 {
-    state = 42 + (uint64_t)_i;
+    random_state = 42 + (uint64_t)_i;
     for (unsigned turn = 0; turn < 500; turn++) {
         struct buffer out = BUFFER_INIT, again = BUFFER_INIT;
         struct reason reason;
@@ -508,7 +499,7 @@ START_TEST(mutations)
 {
     unsigned good = 0, refused = 0;
 
-    state = 7 + (uint64_t)_i;
+    random_state = 7 + (uint64_t)_i;
     for (unsigned turn = 0; turn < 4000; turn++) {
         struct buffer out = BUFFER_INIT;
         struct st_table *table;
@@ -518,9 +509,9 @@ START_TEST(mutations)
         size_t n = out.length - 8;
         while (n && out.data[8 + n - 1] == ' ')
             n--;
-        for (uint32_t changes = 1 + roll(3); changes--;)
-            out.data[8 + roll((uint32_t)n)] = "{}[]\",:\\019 u\x80"[roll(14)];
-        size_t length = roll(4) ? n : roll((uint32_t)n + 1);
+        for (uint32_t changes = 1 + random_below(3); changes--;)
+            out.data[8 + random_below((uint32_t)n)] = "{}[]\",:\\019 u\x80"[random_below(14)];
+        size_t length = random_below(4) ? n : random_below((uint32_t)n + 1);
         if (parse(out.data + 8, length, data, &table, &reason)) {
             ck_assert_uint_gt(strlen(reason.text), 0);
             refused++;

@@ -2,6 +2,7 @@
 /* Windows, copied or read to where they go, against a plain copy: every byte that is
  * wanted is written once, and no other. */
 #include "client/windows.h"
+#include "random.h"
 
 #include <check.h>
 #include <stdbool.h>
@@ -14,15 +15,6 @@
 #define WINDOW (1024 * 1024)
 #define MOST_ROWS 3000
 #define COLUMNS 1000
-
-static uint64_t state;
-
-static uint64_t
-below(uint64_t limit)
-{
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (state >> 33) % limit;
-}
 
 struct wanted {
     struct fstfs_request request;
@@ -44,13 +36,13 @@ static uint64_t copied, in_memory; /* bytes */
 static void
 make_file(uint64_t most_rows)
 {
-    uint64_t end = 8 * below(10000);
+    uint64_t end = 8 * random_below(10000);
 
     for (int i = 0; i < TENSORS; i++) {
-        shapes[i][0] = 1 + below(most_rows);
+        shapes[i][0] = 1 + random_below(most_rows);
         shapes[i][1] = COLUMNS;
-        if (below(4) == 0)
-            end += below(3) * BLOCK_SIZE;
+        if (random_below(4) == 0)
+            end += random_below(3) * BLOCK_SIZE;
         tensors[i] = (struct fstfs_tensor){.name = "t",
                                            .dtype = "U8",
                                            .bits = 8,
@@ -82,15 +74,15 @@ add_wanted(const struct fstfs_tensor *tensor)
     struct fstfs_slice *box = NULL;
     uint64_t rows = tensor->shape[0], room, shift;
 
-    if (below(2)) {
+    if (random_below(2)) {
         box = calloc(2, sizeof(*box));
-        box[0].start = below(rows);
-        if (below(2))
+        box[0].start = random_below(rows);
+        if (random_below(2))
             box[0].start -= box[0].start % 512; /* a whole number of blocks */
-        box[0].stop = box[0].start + 1 + below(rows - box[0].start);
+        box[0].stop = box[0].start + 1 + random_below(rows - box[0].start);
         box[1].stop = COLUMNS;
-        if (below(3) == 0)
-            box[1].stop -= 100 + below(800);
+        if (random_below(3) == 0)
+            box[1].stop -= 100 + random_below(800);
     }
     w->request = (struct fstfs_request){.tensor = tensor, .box = box};
     *item = (struct item){.source = &source, .offset = tensor->offset};
@@ -98,7 +90,8 @@ add_wanted(const struct fstfs_tensor *tensor)
     item->end = tensor->offset + box_range(&item->box, item->box.range_count - 1) + item->box.range;
     w->size = item->box.size;
     room = block_up(w->size) + 3 * BLOCK_SIZE;
-    shift = below(4) ? (tensor->offset + item->box.start) % BLOCK_SIZE : below(BLOCK_SIZE);
+    shift = random_below(4) ? (tensor->offset + item->box.start) % BLOCK_SIZE
+                            : random_below(BLOCK_SIZE);
     w->memory = aligned_alloc(BLOCK_SIZE, room);
     w->expected = malloc(room);
     memset(w->memory, 0x5a, room);
@@ -168,11 +161,11 @@ clear(void)
 START_TEST(any_items)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        state = round;
-        make_file(below(2) ? 200 : MOST_ROWS);
+        random_state = round;
+        make_file(random_below(2) ? 200 : MOST_ROWS);
         windows.items = calloc(MOST_ITEMS, sizeof(*windows.items));
-        for (uint64_t count = 1 + below(MOST_ITEMS); wanted_count < count;)
-            add_wanted(&tensors[below(TENSORS)]);
+        for (uint64_t count = 1 + random_below(MOST_ITEMS); wanted_count < count;)
+            add_wanted(&tensors[random_below(TENSORS)]);
         read_all();
         clear();
     }
@@ -184,7 +177,7 @@ START_TEST(large_tensor)
 {
     struct wanted *w = &wanteds[0];
 
-    for (state = 1;; state++) {
+    for (random_state = 1;; random_state++) {
         make_file(MOST_ROWS);
         windows.items = calloc(MOST_ITEMS, sizeof(*windows.items));
         add_wanted(&tensors[TENSORS / 2]);

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +74,7 @@ static struct {
     /* Memory that the kernel cannot write: as that of devices, mapped. */
     char *mapped;
     size_t mapped_size;
-    unsigned refusals; /* to read into it */
+    atomic_uint refusals; /* to read into it */
 } found;
 
 void *__real_dlopen(const char *name, int flags);

@@ -224,7 +224,8 @@ take_completion(struct ring *ring, struct io_uring_cqe *cqe)
     }
     ring->in_flight--;
     ring->others_in_flight -= !read->urgent;
-    ended.duration = monotonic_ns() - read->started;
+    read->duration = monotonic_ns() - read->started;
+    ended.duration = read->duration;
     ended.beside_first = read->beside;
     ended.beside_last = atomic_fetch_sub_explicit(ring->all_in_flight, 1, memory_order_relaxed) - 1;
     ended.ahead = !read->urgent;

@@ -23,9 +23,11 @@ struct ring_read {
     uint32_t length;
     uint64_t offset;
     bool urgent; /* set by ring_submit() */
-    /* By the ring: when the kernel was given it, by monotonic_ns(), and how many more it had. */
+    /* By the ring: when the kernel was given it, by monotonic_ns(), how many more it had, and
+     * how many nanoseconds it took. */
     uint64_t started;
     unsigned beside;
+    uint64_t duration;
     /* From the ring's thread; `result` is what pread would give, errors negative. */
     void (*complete)(struct ring_read *read, int result);
 };

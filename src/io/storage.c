@@ -198,7 +198,7 @@ ring_ended(struct ring_read *ring_read, int result)
     struct storage *storage = read->storage;
     bool again = result >= 0 || result == -EINTR || result == -EAGAIN || result == -EIO;
 
-    histogram_add_since(&storage->counters.duration, ring_read->started);
+    histogram_add(&storage->counters.duration, ring_read->duration);
     if (result > 0)
         count_bytes(storage, (size_t)result);
     if (result > 0 && (size_t)result >= read->valid) {

@@ -2,6 +2,7 @@
 /* libfstfs by its header: reads waited for, polled, cancelled and refused; files that
  * change; many threads on one checkpoint. Bytes of all shapes are in tests/client. */
 #include "fstfs.h"
+#include "random.h"
 
 #include <check.h>
 #include <errno.h>
@@ -36,10 +37,8 @@ write_model(uint64_t seed)
     ck_assert_ptr_nonnull(file);
     *end++ = '{';
     for (unsigned i = 0; i < TENSORS; i++) {
-        for (unsigned j = 0; j < SIZE; j++) {
-            seed = seed * 6364136223846793005u + 1442695040888963407u;
-            contents[i][j] = (char)(seed >> 33);
-        }
+        for (unsigned j = 0; j < SIZE; j++)
+            contents[i][j] = (char)random_next(&seed, 256);
         end += sprintf(end,
                        "%s\"t%02u\":{\"dtype\":\"U8\",\"shape\":[%d,%d],\"data_offsets\":[%u,%u]}",
                        i ? "," : "", i, ROWS, COLUMNS, i * SIZE, (i + 1) * SIZE);

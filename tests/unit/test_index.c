@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/index.h"
+#include "random.h"
 
 #include <check.h>
 #include <errno.h>
@@ -171,19 +172,18 @@ START_TEST(mutations)
     static const char json[] =
         "{\"metadata\":{\"total_size\":12},\"weight_map\":{\"b\":\"m-2.safetensors\",\"a\\n\":"
         "\"m-1.safetensors\",\"c\":\"m-2.safetensors\"}} ";
-    uint64_t state = 11;
     unsigned good = 0;
 
+    random_state = 11;
     for (unsigned turn = 0; turn < 20000; turn++) {
         char changed[sizeof(json)];
         size_t length = sizeof(json) - 1;
         struct st_index *index;
         struct reason reason;
         memcpy(changed, json, sizeof(json));
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        changed[(state >> 33) % length] = "{}[]\",:\\01a u/\x80"[(state >> 56) % 15];
-        if ((state >> 30) % 4 == 0)
-            length = (state >> 40) % length;
+        changed[random_below(length)] = "{}[]\",:\\01a u/\x80"[random_below(15)];
+        if (random_below(4) == 0)
+            length = random_below(length);
         if (parse(changed, length, &index, &reason) == 0) {
             good++;
             st_index_free(index);

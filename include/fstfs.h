@@ -23,8 +23,13 @@
  * must be the last use of what they end, and where it is said otherwise.
  * Processes: nothing made here may be used in a child after fork().
  *
- * Structures only grow at their end, and those that the caller makes must be zero
- * where he sets nothing.
+ * Structures keep their size and layout for as long as the library is called
+ * libfstfs.so.0, so requests can be passed in arrays. Those that the caller makes
+ * must be zero where he sets nothing; new members take the place of `reserved`. A
+ * call returns -EINVAL if these words are not zero, which means that the program
+ * uses a member that this version of the library does not have, or has not cleared
+ * the structure. Structures that the library makes are only pointed to, and may grow
+ * at their end.
  */
 #ifndef FSTFS_H
 #define FSTFS_H
@@ -61,10 +66,12 @@ struct fstfs_options {
     int no_uring; /* read by threads, not by io_uring */
     int no_direct; /* read through the page cache, not by O_DIRECT */
     int no_source; /* what is on a mount of fstfs is read through the mount */
+    uint64_t reserved[8];
 };
 
 /* `options` may be NULL. Both ways of reading are given up by themselves where the
- * system refuses them. -ENOMEM, -EAGAIN (no threads), -EMFILE. */
+ * system refuses them. -EINVAL: `reserved` is not zero. -ENOMEM, -EAGAIN (no
+ * threads), -EMFILE. */
 int fstfs_new(const struct fstfs_options *options, struct fstfs **fstfs);
 
 /* All that was opened must have been closed. NULL is allowed. */
@@ -74,7 +81,8 @@ void fstfs_free(struct fstfs *fstfs);
  * How it reads and has read, as one JSON object of which more members may come:
  * for each way of reading whether it is on and, where it is not, why; "memory" (the
  * bound), "memory_used", "bytes" (handed out), "storage_bytes" (read for them),
- * "storage_reads"; and "devices", a list of those asked for: of each its "device"
+ * "storage_reads", "expired_bytes" (freed because they were not read for five seconds);
+ * and "devices", a list of those asked for: of each its "device"
  * ("cuda:0"), "ring_memory" and "device_memory" (bytes of its rings, in
  * host memory and in its own) and "storage", a list of the file
  * systems that were read from into it: of each its "number" ("259:2"), a "path" on it,
@@ -145,12 +153,20 @@ const struct fstfs_tensor *fstfs_tensor(const struct fstfs_checkpoint *checkpoin
 /* The tensor of that name; NULL where there is none (no error is set). */
 const struct fstfs_tensor *fstfs_find(const struct fstfs_checkpoint *checkpoint, const char *name);
 
-/* `__metadata__`, where all shards that have the key agree: sorted by key. False (0)
- * past the last pair. Strings are the checkpoint's. */
-int fstfs_metadata(const struct fstfs_checkpoint *checkpoint, size_t place, const char **key,
-                   const char **value);
+/* A pair of `__metadata__`: immutable, and the checkpoint's, until it is closed. */
+struct fstfs_metadata {
+    const char *key; /* UTF-8; terminated; may hold NUL before its end */
+    size_t key_length;
+    const char *value; /* likewise */
+    size_t value_length;
+};
 
-/* What is taken along one dimension: start, start + step, ... below stop. */
+/* `__metadata__`, where all shards that have the key agree, each pair by its place in the order of
+ * keys (bytes): NULL past the last. */
+const struct fstfs_metadata *fstfs_metadata(const struct fstfs_checkpoint *checkpoint,
+                                            size_t place);
+
+/* What is taken along one dimension: start, start + step, ... below stop. Never grows. */
 struct fstfs_slice {
     uint64_t start, stop; /* start <= stop <= the dimension */
     uint64_t step; /* 0 means 1 */
@@ -172,10 +188,11 @@ struct fstfs_request {
      * are read into as they are; else bytes are copied once, from buffers of the library.
      */
     void *to;
+    uint64_t reserved[3];
 };
 
-/* The bytes that the request will write. -EINVAL: the box is not within the tensor.
- * -ENOTSUP: it would begin or end within a byte (elements of 4 or 6 bits), or the
+/* The bytes that the request will write. -EINVAL: the box is not within the tensor, or `reserved`
+ * is not zero. -ENOTSUP: it would begin or end within a byte (elements of 4 or 6 bits), or the
  * dtype is not known. */
 int fstfs_request_size(const struct fstfs_request *request, uint64_t *size);
 
@@ -204,6 +221,7 @@ struct fstfs_read_options {
      * the read has ended the bytes are there for every stream.
      */
     struct fstfs_device *device;
+    uint64_t reserved[8];
 };
 
 /*
@@ -212,7 +230,7 @@ struct fstfs_read_options {
  * may be NULL.
  *
  * All bytes are of the version that was opened: -ESTALE, when a file has changed
- * since, has been replaced or removed. -EINVAL, -ENOTSUP: a request is wrong, or its
+ * since, has been replaced or removed. -EINVAL, -ENOTSUP: a request or the options are wrong, or
  * memory is not of the device, and nothing was read. -ECANCELED. -EIO and others: what
  * the storage said, or the device's driver. After a failure the memory holds any bytes.
  */
@@ -248,7 +266,8 @@ void fstfs_read_free(struct fstfs_read *read);
  * host's own page tables and shares it (as GB10 does). The address is aligned as the file is: to
  * 8 bytes, mostly. Its pages are the page cache's: the first touch may wait for the
  * storage, and whoever truncates the file kills who touches them (SIGBUS; a fault of
- * the device): map only files that are left alone.
+ * the device): map only files that are left alone. The address of an empty tensor (size 0) is not
+ * NULL and must not be read from; its file is not looked at.
  *
  * -ENOTSUP: the device cannot; fstfs_error() says why. -ESTALE: the file is not the
  * version that was opened. -EINVAL: a tensor of another checkpoint. What mmap() says.

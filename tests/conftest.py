@@ -28,6 +28,10 @@ from pathlib import Path
 
 import pytest
 
+# Tests fork after torch has computed something: OpenMP's threads are not in the child, which
+# would wait for them for ever. With one thread there are none.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
@@ -40,9 +44,15 @@ INSTRUMENTED = FACTOR > 1  # such a build keeps memory of its own
 LIMIT = 60 * SLOW  # seconds a mount may live unless a test says otherwise
 BUILD = Path(os.environ.get("FSTFS_BUILD", ROOT / "build")).resolve()
 BINARY = BUILD / "fstfs"
-# such a build keeps memory of its own, and system calls that others give up
-SANITIZED = BINARY.exists() and any(
-    name in BINARY.read_bytes() for name in (b"__asan_init", b"__tsan_init"))
+
+
+def is_sanitized(binary):
+    """Such a build keeps memory of its own, and system calls that others give up."""
+    return binary.exists() and any(
+        name in binary.read_bytes() for name in (b"__asan_init", b"__tsan_init"))
+
+
+SANITIZED = is_sanitized(BINARY)
 SANITIZER = ("ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "runtime error:",
              "WARNING: ThreadSanitizer", "Assertion `", "double free", "corrupted ")
 
@@ -78,19 +88,6 @@ def eventually(check, seconds=5, pause=0.02):
         if found or time.monotonic() > end:
             return found
         time.sleep(pause)
-
-
-def unless_slow(attempt):
-    """Does what asserts that reading ahead was of use. What was fetched ahead and is not asked for
-    fstfs lets go after five seconds: an attempt that failed and took longer is made again."""
-    for _ in range(3):
-        start = time.monotonic()
-        try:
-            return attempt()
-        except AssertionError:
-            if time.monotonic() - start < 5:
-                raise
-    return pytest.skip("too slow a machine: what was fetched ahead was not asked for in time")
 
 
 def keep_in_memory(path):
@@ -439,6 +436,28 @@ def child(work, *args, user=None, seconds=40):
     return answer
 
 
+def alive(pid):
+    """Whether a process runs: who is dead and not yet reaped does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def helpers_of(m, daemon=None):
+    """{name: id} of the processes that the daemon has forked, when they have their names."""
+    daemon = daemon or m.pid
+
+    def look():
+        with open(f"/proc/{daemon}/task/{daemon}/children") as f:
+            return {open(f"/proc/{pid}/comm").read().strip(): int(pid) for pid in f.read().split()}
+
+    child(m.read, ".fstfs/status", user=m.user)  # it serves: they are there
+    assert eventually(lambda: "fstfs" not in look())
+    return look()
+
+
 @pytest.fixture
 def test_user(place):
     """The name of an ordinary user who may mount: ourselves, or "nobody" where we are root (then
@@ -474,14 +493,27 @@ def test_user(place):
 
 
 @pytest.fixture
-def user_binary(fstfs, test_user, place):
-    """The program at a path that the test user can run."""
-    if subprocess.run([*as_user(test_user), "test", "-x", fstfs]).returncode == 0:
-        return fstfs
-    copy = place / "fstfs"
-    shutil.copy2(fstfs, copy)
-    copy.chmod(0o755)
-    return copy
+def user_program(test_user, place):
+    """user_program(PATH): a path at which the test user can run a built program. The build folder
+    may be below a directory that is closed to others, as /root is."""
+    def reachable(program):
+        if subprocess.run([*as_user(test_user), "test", "-x", program]).returncode == 0:
+            return program
+        copy = place / "programs" / Path(program).name
+        copy.parent.mkdir(exist_ok=True)
+        if not copy.exists():
+            shutil.copy2(program, copy)
+            copy.parent.chmod(0o755)
+            copy.chmod(0o755)
+        return copy
+
+    return reachable
+
+
+@pytest.fixture
+def user_binary(fstfs, user_program):
+    """fstfs at a path that the test user can run."""
+    return user_program(fstfs)
 
 
 @pytest.fixture(params=["root", "user"])

@@ -155,16 +155,36 @@ def walk(root):
     return found
 
 
+READ_BY_NAME = ("adapter_model", "pytorch_lora_weights", "consolidated")
+
+
 class Expected:
     """What a view of a source (corpus.trees.Source) shows."""
 
     def __init__(self, source, view, options=()):
         self.source = source
         self.view = view
-        self.recut = any(o.startswith("--shard") for o in options)
+        self.by_number = any(o.startswith("--shards=") for o in options)
+        self.by_size = any(o.startswith("--shard-size=") for o in options)
+
+    def beside(self, checkpoint):
+        """The other checkpoints of its directory."""
+        return [c for c in self.source.checkpoints
+                if c.directory == checkpoint.directory and c is not checkpoint]
+
+    def is_recut(self, checkpoint):
+        """Whether its shards are cut anew, be it into one."""
+        if not checkpoint.one_file:
+            return self.by_number or self.by_size
+        return self.by_size and not checkpoint.stem.startswith(READ_BY_NAME) and \
+            (checkpoint.index is not None or not any(c.sharded for c in self.beside(checkpoint)))
+
+    def keeps_index(self, checkpoint):
+        """Whether it has an index even as one file."""
+        return checkpoint.sharded and bool(self.beside(checkpoint))
 
     def paths(self):
-        """{relative path: "d" or "f"}; cut names are left out, see cut()."""
+        """{relative path: "d" or "f"}; cut names are left out, see cut(), and re-cut shards."""
         found = {os.fsencode(d): "d" for d in self.source.directories}
         if self.view in ("merged", "shards"):
             found.update({os.fsencode(p): "f" for p in self.source.side})
@@ -184,7 +204,9 @@ class Expected:
                         found[os.path.join(base, stem, escape(t.name) + b".npy")] = "f"
             elif self.view == "merged":
                 found[os.path.join(base, stem + b".safetensors")] = "f"
-            elif not self.recut:
+                if self.keeps_index(c):
+                    found[os.path.join(base, os.fsencode(c.index or index_name(c.stem)))] = "f"
+            elif not self.is_recut(c):
                 for name, _ in c.shards:
                     found[os.path.join(base, os.fsencode(name))] = "f"
                 if c.sharded:
@@ -295,9 +317,16 @@ def by_zero_size(tensors):
     return [t for _, t in sorted(placed, key=lambda p: p[0])]
 
 
-def check_merged(view_root, checkpoint):
-    path = view_path(view_root, checkpoint, f"{checkpoint.stem}.safetensors")
-    check_file(path, file_order(checkpoint.tensors), checkpoint.merged_metadata, True)
+def check_merged(view_root, checkpoint, keeps_index=False):
+    name = f"{checkpoint.stem}.safetensors"
+    path = view_path(view_root, checkpoint, name)
+    if len(checkpoint.shards) == 1:  # the file itself
+        check_file(path, by_zero_size(checkpoint.tensors), checkpoint.metadata[0], False)
+    else:
+        check_file(path, file_order(checkpoint.tensors), checkpoint.merged_metadata, True)
+    if keeps_index:
+        check_shard_index(view_root, checkpoint, checkpoint.index or index_name(checkpoint.stem),
+                          {t.name: name for t in checkpoint.tensors})
 
 
 def check_shards_as_source(view_root, source, checkpoint):
@@ -315,8 +344,10 @@ def check_shards_as_source(view_root, source, checkpoint):
 def check_shard_index(view_root, checkpoint, name, weight_map):
     index = json.loads(read_all(view_path(view_root, checkpoint, name)),
                        object_pairs_hook=no_duplicates)
-    assert index["weight_map"] == weight_map
-    assert index["metadata"]["total_size"] == sum(t.size for t in checkpoint.tensors)
+    assert list(index["weight_map"].items()) == \
+        sorted(weight_map.items(), key=lambda item: item[0].encode())
+    assert index["metadata"] == {"total_size": sum(t.size for t in checkpoint.tensors),
+                                 **checkpoint.index_metadata}
 
 
 def recut_files(view_root, checkpoint):
@@ -332,9 +363,9 @@ def recut_files(view_root, checkpoint):
     return found
 
 
-def check_recut(view_root, checkpoint):
-    """A re-cut set: every tensor once, right, and an index of exactly it. Returns
-    [(file name, data bytes, tensors)]."""
+def check_recut(view_root, checkpoint, keeps_index=False):
+    """A re-cut set: every tensor once, right, and an index of exactly it where there are several
+    or it keeps one. Returns [(file name, data bytes, tensors)]."""
     files = recut_files(view_root, checkpoint)
     known = {t.name: t for t in checkpoint.tensors}
     assert len(known) == len(checkpoint.tensors)
@@ -342,9 +373,13 @@ def check_recut(view_root, checkpoint):
     for name in files:
         path = view_path(view_root, checkpoint, name)
         entries, metadata, start = read_header(path)
-        assert start % 4096 == 0
-        assert [e.name for e in entries] == \
-            [t.name for t in file_order(checkpoint.tensors[at:at + len(entries)])], path
+        part = checkpoint.tensors[at:at + len(entries)]
+        if len(files) == len(checkpoint.shards) == 1:  # the file itself
+            order = by_zero_size(part)
+        else:
+            assert start % 4096 == 0
+            order = file_order(part)
+        assert [e.name for e in entries] == [t.name for t in order], path
         at += len(entries)
         got = read_all(path)
         assert len(got) == os.stat(path).st_size
@@ -357,8 +392,8 @@ def check_recut(view_root, checkpoint):
         assert (metadata or None) == (checkpoint.merged_metadata or None)
         shards.append((name, len(got) - start, len(entries)))
     assert weight_map.keys() == known.keys()
-    name = index_name(checkpoint.stem)
-    if len(files) > 1:
+    name = checkpoint.index or index_name(checkpoint.stem)
+    if len(files) > 1 or keeps_index:
         check_shard_index(view_root, checkpoint, name, weight_map)
     else:
         assert not os.path.lexists(view_path(view_root, checkpoint, name))
@@ -412,19 +447,25 @@ def plain_files(root, source):
 
 def check_source(root, source, options=(), views=("tensors", "merged", "shards", "npy")):
     """All of a source in all views: which files there are and every byte of them."""
-    recut = any(o.startswith("--shard") for o in options)
     for view in views:
         view_root = os.path.join(root, view)
         expected = Expected(source, view, options)
         found = walk(view_root)
-        if view != "shards" or not recut:
-            cut = expected.cut()
-            plain = {p: kind for p, kind in found.items()
-                     if not (os.path.dirname(p) in cut and p not in expected.paths())}
-            assert plain == expected.paths(), view
-            for directory, count in cut.items():
-                assert sum(os.path.dirname(p) == directory for p in found.keys() - plain.keys()) \
-                    == count
+        cut = expected.cut()
+        known = expected.paths()
+        if view == "shards":
+            for c in filter(expected.is_recut, source.checkpoints):
+                files = recut_files(view_root, c)
+                if len(files) > 1 or expected.keeps_index(c):
+                    files.append(c.index or index_name(c.stem))
+                known.update({os.path.join(os.fsencode(c.directory), os.fsencode(f)): "f"
+                              for f in files})
+        plain = {p: kind for p, kind in found.items()
+                 if not (os.path.dirname(p) in cut and p not in known)}
+        assert plain == known, view
+        for directory, count in cut.items():
+            assert sum(os.path.dirname(p) == directory for p in found.keys() - plain.keys()) \
+                == count
         if view in ("merged", "shards"):
             check_side(view_root, source)
         for c in source.checkpoints:
@@ -433,8 +474,12 @@ def check_source(root, source, options=(), views=("tensors", "merged", "shards",
             elif view == "npy":
                 check_npy(view_root, c)
             elif view == "merged":
-                check_merged(view_root, c)
-            elif recut and not c.stem.startswith("adapter_model"):
-                check_recut(view_root, c)
+                check_merged(view_root, c, expected.keeps_index(c))
+                if len(c.shards) == 1:
+                    name = os.path.join(c.directory, f"{c.stem}.safetensors")
+                    assert read_all(os.path.join(view_root, name)) == \
+                        read_all(source.path(c.directory, c.shards[0][0])), name
+            elif expected.is_recut(c):
+                check_recut(view_root, c, expected.keeps_index(c))
             else:
                 check_shards_as_source(view_root, source, c)

@@ -22,7 +22,7 @@ buffer_free(struct buffer *buffer)
 void
 buffer_reserve(struct buffer *buffer, size_t more)
 {
-    if (buffer->failed || more < buffer->capacity - buffer->length)
+    if (buffer->failed || buffer->counting || more < buffer->capacity - buffer->length)
         return; /* one byte stays for the NUL; 0 - 0 when nothing was allocated */
     if (more >= SIZE_MAX / 2 - buffer->length) {
         buffer->failed = true;
@@ -45,13 +45,18 @@ buffer_reserve(struct buffer *buffer, size_t more)
     data[buffer->length] = '\0';
 }
 
-/* The place for `count` more bytes, already counted and terminated, or NULL. */
+/* The place for `count` more bytes, already counted and terminated; NULL where it failed or
+ * only counts. */
 static char *
 buffer_room(struct buffer *buffer, size_t count)
 {
     buffer_reserve(buffer, count);
     if (buffer->failed)
         return NULL;
+    if (buffer->counting) {
+        buffer->length += count;
+        return NULL;
+    }
     char *room = buffer->data + buffer->length;
     buffer->length += count;
     buffer->data[buffer->length] = '\0';

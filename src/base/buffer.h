@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A growing run of bytes, for the texts fstfs makes: headers, indexes, status.
+ * A growing byte array, for headers, indexes and status pages.
  *
- * Appending never reports an error by itself: the first failed allocation marks
- * the buffer failed, later appends do nothing, and the owner asks once, at the
- * end, with buffer_failed(). One thread at a time.
+ * Append functions report no errors. After the first failed allocation they do nothing; check
+ * buffer_failed() once, at the end. One thread at a time.
  */
 #ifndef FSTFS_BASE_BUFFER_H
 #define FSTFS_BASE_BUFFER_H
@@ -19,17 +18,22 @@ struct buffer {
     size_t length; /* bytes, without the NUL */
     size_t capacity;
     bool failed;
+    bool counting; /* counts `length` only, without storing bytes */
 };
 
 #define BUFFER_INIT                                                                                \
     {                                                                                              \
-        NULL, 0, 0, false                                                                          \
+        NULL, 0, 0, false, false                                                                   \
+    }
+#define BUFFER_COUNTING                                                                            \
+    {                                                                                              \
+        NULL, 0, 0, false, true                                                                    \
     }
 
-/* Frees the bytes and leaves an empty buffer. */
+/* Frees the bytes. The buffer is empty afterwards. */
 void buffer_free(struct buffer *buffer);
 
-/* Makes room for `more` bytes beyond the present length. */
+/* Makes room for `more` bytes after the current length. */
 void buffer_reserve(struct buffer *buffer, size_t more);
 
 void buffer_add(struct buffer *buffer, const void *bytes, size_t length);
@@ -41,21 +45,18 @@ void buffer_add_u64le(struct buffer *buffer, uint64_t value); /* 8 bytes, little
 void buffer_addf(struct buffer *buffer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Adds `length` bytes as a JSON string with its quotes: '"', '\\' and everything
- * below 0x20 escaped, DEL and all else as it is. A byte that is not UTF-8 (a file
- * name may hold one) comes as \udcXX, from which Python's os.fsencode() makes it
- * again. */
+/* Adds `length` bytes as a JSON string with quotes. Only '"', '\\' and bytes below 0x20 are
+ * escaped. A byte that is not UTF-8, as in some file names, becomes \udcXX, which Python's
+ * os.fsencode() turns back into the byte. */
 void buffer_add_json_string(struct buffer *buffer, const char *text, size_t length);
-/* The same string for a page that people look at too: what buffer_add_quoted() would
- * not show as it is, is escaped. */
+/* The same for pages that people read too: also escapes what buffer_add_quoted() escapes. */
 void buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length);
 
 /*
- * Adds text from outside for a person to read on one line: bytes below 0x20,
- * DEL, C1 controls, the Unicode bidirectional marks and line separators, and
- * bytes that are not UTF-8 come as \xNN, a backslash as \\. More than `most`
- * bytes of input are cut, with "..." added. Nothing in it can forge a line or
- * steer a terminal.
+ * Adds untrusted text for display on one line, so that it cannot forge a line or control a
+ * terminal: bytes below 0x20, DEL, C1 controls, Unicode bidirectional marks and line separators,
+ * and bytes that are not UTF-8 become \xNN, a backslash \\. Input beyond `most` bytes is replaced
+ * by "...".
  */
 void buffer_add_quoted(struct buffer *buffer, const char *text, size_t length, size_t most);
 

@@ -63,8 +63,7 @@ file_identity_same_content(const struct file_identity *then, const struct file_i
     if (then->device != now->device || then->inode != now->inode || then->size != now->size ||
         ((then->mode ^ now->mode) & S_IFMT) || !same_time(&then->modified, &now->modified))
         return false;
-    return same_time(&then->changed, &now->changed) || then->mode != now->mode ||
-           then->owner != now->owner || then->group != now->group || then->links != now->links;
+    return same_time(&then->changed, &now->changed);
 }
 
 uint64_t
@@ -76,6 +75,8 @@ file_identity_hash(const struct file_identity *identity, uint64_t seed)
         identity->size,
         (uint64_t)identity->modified.tv_sec,
         (uint64_t)identity->modified.tv_nsec,
+        (uint64_t)identity->changed.tv_sec,
+        (uint64_t)identity->changed.tv_nsec,
     };
 
     return hash64(parts, sizeof(parts), seed);
@@ -93,6 +94,13 @@ backing_new(int directory, const char *path, const struct file_identity *identit
     atomic_init(&backing->stale, false);
     atomic_init(&backing->readers, 0);
     backing->identity = *identity;
+    atomic_init(&backing->traits, 0);
+    atomic_init(&backing->settled, false);
+    atomic_init(&backing->replace_at, 0);
+    backing->accepted = *identity;
+    backing->lease = NULL;
+    backing->lease_users = 0;
+    backing->lease_detach = NULL;
     backing->layout = NULL;
     backing->family = NULL;
     backing->io_state = NULL;
@@ -133,7 +141,7 @@ family_unref(struct family *family)
 {
     if (!family || !last_reference(&family->references))
         return;
-    free(family->habits);
+    free(family->history);
     free(family);
 }
 
@@ -149,9 +157,11 @@ backing_unref(struct backing *backing)
 {
     if (!backing || !last_reference(&backing->references))
         return;
+    if (backing->lease_detach)
+        backing->lease_detach(backing);
     if (backing->io_detach)
         backing->io_detach(backing);
-    free(backing->layout);
+    layout_unref(backing->layout);
     family_unref(backing->family);
     free(backing);
 }
@@ -195,14 +205,57 @@ extent_list_ref(struct extent_list *list)
 }
 
 static void
+give_charge(const struct charge *charge)
+{
+    if (charge->give)
+        charge->give(charge->arg, charge->bytes);
+}
+
+struct layout *
+layout_new(uint32_t count)
+{
+    struct layout *layout = malloc(sizeof(*layout) + count * sizeof(layout->pieces[0]));
+
+    if (!layout)
+        return NULL;
+    atomic_init(&layout->references, 1);
+    layout->charge = (struct charge){NULL, NULL, 0};
+    layout->count = count;
+    return layout;
+}
+
+struct layout *
+layout_ref(struct layout *layout)
+{
+    if (layout)
+        atomic_fetch_add_explicit(&layout->references, 1, memory_order_relaxed);
+    return layout;
+}
+
+void
+layout_unref(struct layout *layout)
+{
+    struct charge charge;
+
+    if (!layout || !last_reference(&layout->references))
+        return;
+    charge = layout->charge;
+    free(layout);
+    give_charge(&charge);
+}
+
+static void
 list_free(struct extent_list *list)
 {
+    struct charge charge = list->charge;
+
     for (uint32_t i = 0; i < list->count; i++) {
         backing_unref(list->extents[i].backing);
         blob_unref(list->extents[i].blob);
     }
-    free(list->layout);
+    layout_unref(list->layout);
     free(list);
+    give_charge(&charge);
 }
 
 void
@@ -292,6 +345,7 @@ builder_reserve(struct extent_builder *builder)
         atomic_init(&list->references, 1);
         list->count = 0;
         list->size = 0;
+        list->charge = (struct charge){NULL, NULL, 0};
         list->layout = NULL;
     }
     builder->list = list;

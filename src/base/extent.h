@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Extent lists: what every file of the mount is.
+ * Extent lists: the content of every file of the mount.
  *
- * A file is a list of runs of bytes that lie in memory or in a backing file at
- * an offset. A list is immutable once made, counted, and shared by threads; the
- * view makes lists, src/io reads them, and neither knows more of the other.
+ * An extent is a run of bytes in memory (a blob) or at an offset of a file of the source (a
+ * backing). A list is immutable and reference-counted. src/view makes lists and src/io reads them;
+ * neither depends on the other.
  */
 #ifndef FSTFS_BASE_EXTENT_H
 #define FSTFS_BASE_EXTENT_H
@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* Which bytes a path meant when it was looked at. */
+/* Which content a path referred to at one time: from stat(2). */
 struct file_identity {
     uint64_t device;
     uint64_t inode;
@@ -33,79 +33,96 @@ struct file_identity {
 
 void file_identity_from_stat(struct file_identity *identity, const struct stat *st);
 
-/* The same of an open file, without asking for what its identity does not have:
- * FUSE and network file systems go to their server for a time of access. */
+/* The same of an open file, by statx(2) without the access time, for which FUSE and network file
+ * systems ask their server. */
 errint_t file_identity_from_fd(struct file_identity *identity, int fd);
 
 /*
- * Whether `now` is still the same content as `then`: same device, inode, size
- * and modification time; and the change time either the same too or explained
- * by a new mode, owner, group or link count (chmod, chown, `cp -l`, a rename
- * over an open file), which leave the bytes alone.
+ * Whether both have the same device, inode, size, modification time and change time. A new change
+ * time counts as new content although chmod, chown, link and rename set it too: a write may have
+ * come with them.
  */
 bool file_identity_same_content(const struct file_identity *then, const struct file_identity *now);
 
-/* A number for the version of the file's content, that another process on this
- * machine makes of the same file; `seed` is that of the files before it, or 0. */
+/* A hash of the identity, equal in all processes on this machine. `seed`: the hash of the files
+ * before it, or 0. */
 uint64_t file_identity_hash(const struct file_identity *identity, uint64_t seed);
 
-/*
- * Where the pieces of a file lie that a reader takes one by one (tensors in a
- * shard or in a file of the mount), so that reading ahead can stop where the reader would, and go
- * on where it will. Immutable. Bytes between pieces belong to none.
- */
+/* A byte range that programs read as a unit: a tensor, for the prefetcher. */
 struct piece {
-    uint64_t start, end; /* sorted, no overlaps, none empty */
-    uint32_t next; /* which piece follows in the order of names; count: none */
+    uint64_t start, end; /* start < end */
+    uint32_t next; /* index of the next piece by name; layout->count: there is none */
 };
 
+/* Memory that is charged to a budget until it is freed. All zero: to none. */
+struct charge {
+    void (*give)(void *arg, uint64_t bytes); /* returns it to the budget */
+    void *arg;
+    uint64_t bytes;
+};
+
+/* The pieces of a file, sorted, without overlaps; there may be bytes between them. Counted: the
+ * backings of a file share one. Immutable. */
 struct layout {
+    atomic_uint references;
+    struct charge charge; /* set before it is shared */
     uint32_t count;
     struct piece pieces[];
 };
+
+struct layout *layout_new(uint32_t count); /* uninitialized, not charged; NULL: out of memory */
+struct layout *layout_ref(struct layout *layout); /* NULL is allowed */
+void layout_unref(struct layout *layout); /* NULL is allowed */
 
 /* The last piece that starts at or before `offset`; UINT32_MAX: none does. */
 uint32_t layout_find(const struct layout *layout, uint64_t offset); /* NULL is allowed */
 
 /*
- * Files that are read as one, as the shards of a checkpoint are: how the readers of
- * one go about it holds for the others. Counted.
+ * Files that programs read in the same way, as the shards of a checkpoint: what the prefetcher
+ * learns from one applies to the others. Counted.
  */
 struct family {
     atomic_uint references;
-    /* src/io's own, which guards it; malloc'ed, owned; NULL until it needs them. */
-    void *habits;
+    /* struct access_history of src/io, which guards it; malloc'ed, owned; NULL until needed. */
+    void *history;
 };
 
-struct family *family_new(void); /* NULL when out of memory */
+struct family *family_new(void); /* NULL: out of memory */
 struct family *family_ref(struct family *family); /* NULL is allowed */
 void family_unref(struct family *family); /* NULL is allowed */
 
 /*
- * One version of one file of the source. Counted; immutable but for the marked
- * fields. Made by src/catalog (or by a test), read by src/io.
+ * One version of one file of the source. Counted; immutable except for atomic fields and those that
+ * name a guard. Made by src/catalog, read by src/io.
  */
 struct backing {
     atomic_uint references;
-    /* Set once, by whoever first finds that the file behind the path is no
-     * longer this version: from then on every read of it fails with ESTALE. */
+    /* Set once when the file is found to be another version. From then on every read fails with
+     * ESTALE. */
     atomic_bool stale;
-    /* Open files that have runs in it, each counted at least once: whoever has a
-     * file open is to read this version on when the path means another. */
+    /* Open files of the mount that have extents in it: they go on reading this version after the
+     * path refers to another. */
     atomic_uint readers;
     struct file_identity identity;
-    /* Its pieces, at their offsets in it; NULL: not known. malloc'ed, owned; whoever makes the
-     * backing sets it before the first read, or never. */
-    struct layout *layout;
-    /* Which it belongs to; NULL: none. Counted, set like the layout. */
-    struct family *family;
-    /* src/io's own state for this file (a cached descriptor); NULL until it
-     * needs one. src/io guards it; `io_detach` is called on the last unref if
-     * it is set, and must free the state. */
+    /* State of base/version.c. */
+    _Atomic(unsigned) traits; /* of its file system and its writers */
+    atomic_bool settled; /* it was seen without a writer, and every later change will be seen */
+    atomic_uint_fast64_t replace_at; /* monotonic_ms() at which a new version begins; 0: never by
+                                      * itself */
+    struct file_identity accepted; /* the identity after harmless changes; guarded by version.c */
+    /* State of base/lease.c, which guards it. */
+    struct lease *lease; /* NULL: none */
+    unsigned lease_users;
+    void (*lease_detach)(struct backing *backing); /* unless NULL: called by the last unref */
+    /* Both are set by the maker of the backing before the first read, or never; counted. */
+    struct layout *layout; /* NULL: not known */
+    struct family *family; /* NULL: none */
+    /* State of src/io, which guards it; NULL until the first read. */
     void *io_state;
-    void (*io_detach)(struct backing *backing);
-    /* Where to open it: `path` relative to `directory` (an open directory that
-     * outlives every backing), or absolute. */
+    void (*io_detach)(
+        struct backing *backing); /* unless NULL: called by the last unref; frees it */
+    /* The file is opened at `path`: absolute, or relative to `directory`, a descriptor that
+     * outlives every backing. */
     int directory;
     char path[];
 };
@@ -121,43 +138,43 @@ struct blob {
     char *data; /* malloc'ed, owned */
 };
 
-/* Takes over `data` (malloc'ed). NULL when out of memory: `data` is freed. */
+/* Takes ownership of `data` (malloc'ed). NULL: out of memory; `data` is freed. */
 struct blob *blob_new(char *data, size_t length);
 struct blob *blob_ref(struct blob *blob);
 void blob_unref(struct blob *blob); /* NULL is allowed */
 
 struct extent {
-    uint64_t start; /* of this run in the file of the mount */
+    uint64_t start; /* offset in the list */
     uint64_t length; /* bytes, never 0 */
-    uint64_t offset; /* of the run in the backing or the blob */
-    struct backing *backing; /* where it lies; NULL: in `blob` */
+    uint64_t offset; /* in the backing or blob */
+    struct backing *backing; /* NULL: the bytes are in `blob` */
     struct blob *blob;
 };
 
-/* Sorted by start, no holes, no overlaps: extents[0].start is 0 and each starts
- * where the one before it ends; the last ends at size. */
+/* Extents without gaps or overlaps: the first starts at 0, each one where the one before it ends,
+ * and the last ends at `size`. */
 struct extent_list {
     atomic_uint references;
     uint32_t count;
-    uint64_t size; /* bytes of the whole file */
-    /* The pieces of the whole file, at their offsets in it; NULL: not known, or it has
-     * but one. malloc'ed, owned; whoever makes the list sets it before it is shared. */
-    struct layout *layout;
+    uint64_t size; /* bytes */
+    /* Both are set by the maker of the list before it is shared. */
+    struct charge charge; /* for the list, its layout and its blobs */
+    struct layout *layout; /* of the whole list; counted; NULL: not known, or one piece */
     struct extent extents[];
 };
 
 struct extent_list *extent_list_ref(struct extent_list *list);
 void extent_list_unref(struct extent_list *list); /* NULL is allowed */
 
-/* A file that is this list was opened, or closed: counts in each backing. */
+/* Counts, in each backing, that a file with this content was opened or closed. */
 void extent_list_opened(const struct extent_list *list);
 void extent_list_closed(const struct extent_list *list);
 
-/* Index of the extent that holds byte `offset`, which must be < size. */
+/* Index of the extent that contains byte `offset` (< size). */
 uint32_t extent_list_find(const struct extent_list *list, uint64_t offset);
 
-/* Builds a list by appending; runs that go on where the last one ended in the
- * same backing or blob are joined, empty runs are dropped. */
+/* Builds a list by appending. A run that continues the previous one in the same backing or blob is
+ * joined with it; empty runs are dropped. */
 struct extent_builder {
     struct extent_list *list;
     uint32_t capacity;
@@ -173,7 +190,7 @@ void extent_builder_add_backing(struct extent_builder *builder, struct backing *
                                 uint64_t offset, uint64_t length);
 void extent_builder_add_blob(struct extent_builder *builder, struct blob *blob, uint64_t offset,
                              uint64_t length);
-/* The list with one reference, or NULL when something failed; empties the builder. */
+/* The list, with one reference; NULL: the builder has failed. Empties the builder. */
 struct extent_list *extent_builder_finish(struct extent_builder *builder);
 
 #endif

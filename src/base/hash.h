@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A 64-bit hash of bytes that is the same on every host and in every version:
- * inode numbers and cut file names are made of it. FNV-1a, then the finalizer
- * of MurmurHash3, so that all bits depend on all bytes. Not cryptographic.
+ * A 64-bit hash that is the same on every host and in every version, for inode numbers and
+ * shortened file names: FNV-1a, then the finalizer of MurmurHash3. Not cryptographic.
  */
 #ifndef FSTFS_BASE_HASH_H
 #define FSTFS_BASE_HASH_H

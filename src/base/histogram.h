@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long something took, counted in buckets whose bounds double: up to 64 us,
- * 128 us, and so on to 4.2 s, and longer. All zero is an empty one.
- *
- * Any thread adds, without a lock; a snapshot holds each time that was added
- * before it, and of those added meanwhile some.
+ * A histogram of durations in buckets of up to 64 us, 128 us, and so on to 4.2 s, and longer. All
+ * zero is empty. Any thread may add, without a lock. A snapshot contains everything added before
+ * it started, and some of what is added meanwhile.
  */
 #ifndef FSTFS_BASE_HISTOGRAM_H
 #define FSTFS_BASE_HISTOGRAM_H
@@ -17,8 +15,8 @@
 enum { HISTOGRAM_BOUNDS = 17, HISTOGRAM_BUCKETS = HISTOGRAM_BOUNDS + 1 };
 
 struct histogram {
-    atomic_uint_fast64_t counts[HISTOGRAM_BUCKETS]; /* the last: over all bounds */
-    atomic_uint_fast64_t nanoseconds; /* all together */
+    atomic_uint_fast64_t counts[HISTOGRAM_BUCKETS]; /* the last bucket has no bound */
+    atomic_uint_fast64_t nanoseconds; /* total */
 };
 
 struct histogram_snapshot {
@@ -26,7 +24,7 @@ struct histogram_snapshot {
     uint64_t nanoseconds;
 };
 
-/* Nanoseconds of a clock that only goes forward. */
+/* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t monotonic_ns(void);
 
 void histogram_add(struct histogram *histogram, uint64_t nanoseconds);
@@ -40,9 +38,8 @@ void histogram_read(struct histogram *histogram, struct histogram_snapshot *snap
 void histogram_write_metric(const struct histogram_snapshot *snapshot, const char *name,
                             struct buffer *out);
 
-/* Appends a JSON object: "count", "seconds" all together, and "p50" and "p99":
- * seconds that half of them and 99 in 100 did not take longer than, to the next
- * bound; null when that is beyond the last, or there are none. */
+/* Appends a JSON object: "count", "seconds" (total), "p50" and "p99" (seconds, rounded up to a
+ * bound of a bucket; null if that is the last bucket, or the histogram is empty). */
 void histogram_write_json(const struct histogram_snapshot *snapshot, struct buffer *out);
 
 #endif

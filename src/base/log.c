@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <syslog.h>
 #include <unistd.h>
 
+enum { LINE_BYTES = 2048 };
+
 static atomic_int most = LOG_LEVEL_INFO;
-static atomic_bool in_background;
+static atomic_int log_socket = -1; /* -1: standard error */
 
 void
 log_set_level(enum log_level level)
@@ -19,10 +24,9 @@ log_set_level(enum log_level level)
 }
 
 void
-log_to_syslog(const char *name)
+log_to_socket(int socket)
 {
-    openlog(name, LOG_PID, LOG_DAEMON);
-    atomic_store(&in_background, true);
+    atomic_store(&log_socket, socket);
 }
 
 static const char *
@@ -41,11 +45,43 @@ level_priority(enum log_level level)
     return priorities[level];
 }
 
+/* One message to log_serve(): a byte for the level, and the text. */
+static void
+log_send(int socket, enum log_level level, const char *text)
+{
+    unsigned char byte = (unsigned char)level;
+    struct iovec parts[] = {{&byte, 1}, {(void *)(uintptr_t)text, strlen(text)}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+
+    /* A log that takes no lines must not hold up a thread that serves. */
+    (void)sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void
+log_serve(int socket, const char *name, pid_t pid)
+{
+    char message[LINE_BYTES], identity[64];
+    ssize_t got;
+
+    snprintf(identity, sizeof(identity), "%s[%ld]", name, (long)pid);
+    openlog(identity, 0, LOG_DAEMON);
+    for (;;) {
+        got = recv(socket, message, sizeof(message) - 1, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return;
+        message[got] = '\0';
+        if ((unsigned char)message[0] <= LOG_LEVEL_DEBUG)
+            syslog(level_priority((enum log_level)message[0]), "%s", message + 1);
+    }
+}
+
 void
 log_line(enum log_level level, const char *format, ...)
 {
-    char line[2048];
-    int length, added;
+    char line[LINE_BYTES];
+    int length, added, socket;
     va_list arguments;
 
     if ((int)level > atomic_load(&most))
@@ -59,8 +95,9 @@ log_line(enum log_level level, const char *format, ...)
     for (char *c = line; *c; c++)
         if (*c == '\n' || *c == '\r')
             *c = ' ';
-    if (atomic_load(&in_background)) {
-        syslog(level_priority(level), "%s", line + length);
+    socket = atomic_load(&log_socket);
+    if (socket >= 0) {
+        log_send(socket, level, line + length);
         return;
     }
     length = (int)strlen(line);

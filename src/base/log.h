@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The log: standard error while fstfs runs in the foreground, syslog (facility
- * daemon) once it is in the background. Any thread. Text from outside must be
- * quoted() by the caller; a line break that slips through is written as a space.
+ * The log: standard error in the foreground; in the background a helper process that writes to
+ * syslog (facility daemon). Any thread. The caller must quote untrusted text with quoted(); line
+ * breaks are written as spaces.
  */
 #ifndef FSTFS_BASE_LOG_H
 #define FSTFS_BASE_LOG_H
+
+#include <sys/types.h>
 
 enum log_level {
     LOG_LEVEL_NONE = -1,
@@ -15,10 +17,14 @@ enum log_level {
     LOG_LEVEL_DEBUG
 };
 
-/* Lines above `level` are dropped, all of them at LOG_LEVEL_NONE; LOG_LEVEL_INFO until set. */
+/* Drops lines above `level`. The default is LOG_LEVEL_INFO. */
 void log_set_level(enum log_level level);
-/* From now on to syslog, as `name`. */
-void log_to_syslog(const char *name);
+/* Sends lines to the process at the other end of this SOCK_SEQPACKET socket from now on. Does not
+ * block: a line is lost if the socket is full. */
+void log_to_socket(int socket);
+/* Run by that process: writes lines from the socket to syslog, as `name` with `pid`, until the
+ * other end is closed. Reconnects to syslog as syslog(3) does. */
+void log_serve(int socket, const char *name, pid_t pid);
 
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -48,6 +48,7 @@ struct way {
     int first;
     char rest[PATH_MAX]; /* from there */
     unsigned links;
+    const struct open_rules *rules;
 };
 
 static void
@@ -79,15 +80,15 @@ look(int fd, struct stat *st)
     return fstat(fd, st) < 0 ? -errno : 0;
 }
 
-/* What protected_symlinks (proc_sys_fs(5)) has the kernel refuse. */
+/* What protected_symlinks (proc_sys_fs(5)) has the kernel refuse to this user. */
 static bool
-may_follow(int directory, const struct stat *link)
+may_follow(int directory, const struct stat *link, uid_t user)
 {
     struct stat st;
 
     if (fstat(directory, &st) < 0)
         return false;
-    return (st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->st_uid == geteuid() ||
+    return (st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->st_uid == user ||
            link->st_uid == st.st_uid;
 }
 
@@ -147,6 +148,8 @@ step(struct way *way, bool to_directory)
     struct stat st = {0};
     int fd;
 
+    if (!error && way->rules->permits)
+        error = way->rules->permits(way->rules->arg, way->at, X_OK);
     if (error)
         return error;
     /* As a directory, so that what is mounted on demand is. */
@@ -169,7 +172,7 @@ step(struct way *way, bool to_directory)
     else if (++way->links > MOST_LINKS)
         error = -ELOOP;
     else
-        error = may_follow(way->at, &st) ? follow(way, fd) : -EACCES;
+        error = may_follow(way->at, &st, way->rules->user) ? follow(way, fd) : -EACCES;
     close(fd);
     return error;
 }
@@ -180,9 +183,9 @@ step(struct way *way, bool to_directory)
  * the answer without end.
  */
 static int
-open_by_hand(int directory, const char *path, int flags)
+open_by_hand(int directory, const char *path, int flags, const struct open_rules *rules)
 {
-    struct way way = {.at = directory, .first = directory};
+    struct way way = {.at = directory, .first = directory, .rules = rules};
     size_t length = strlen(path);
     errint_t error = 0;
 
@@ -222,11 +225,12 @@ open_really(int fd, int flags)
 static int
 open_unless_left_out(int directory, const char *path, int flags)
 {
+    const struct open_rules own = {.user = geteuid()};
     int fd, opened;
 
     if (atomic_load(&left_out) == 0)
         return open_plainly(directory, path, flags);
-    fd = opened = open_by_hand(directory, path, flags);
+    fd = opened = open_by_hand(directory, path, flags, &own);
     if (fd >= 0 && !(flags & O_PATH))
         opened = open_really(fd, flags);
     /* The kernel believed an older directory of NFS, and asks anew for a whole path only;
@@ -243,6 +247,14 @@ open_at(int directory, const char *path, int flags)
 
     if (fd == -EACCES && ask && !(flags & O_PATH))
         return ask(directory, path, flags);
+    return fd == -EXDEV ? -ELOOP : fd;
+}
+
+int
+open_path_as(int directory, const char *path, const struct open_rules *rules)
+{
+    int fd = open_by_hand(directory, path, O_PATH | O_CLOEXEC, rules);
+
     return fd == -EXDEV ? -ELOOP : fd;
 }
 

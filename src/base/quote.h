@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * How text from outside is shown to a person (the rule is at buffer_add_quoted()
- * in buffer.h), one character at a time. Pure functions, for buffer.c and error.c.
- */
+/* Escapes one character of untrusted text: see buffer_add_quoted(). For buffer.c and error.c. */
 #ifndef FSTFS_BASE_QUOTE_H
 #define FSTFS_BASE_QUOTE_H
 
@@ -10,9 +7,9 @@
 
 #include <string.h>
 
-#define QUOTE_PIECE 16 /* room for any character as \xNN; no longer one is ever shown so */
+#define QUOTE_PIECE 16 /* bytes of the longest escaped character */
 
-/* Characters that end a line, steer a terminal or turn the direction of text. */
+/* Characters that end a line, control a terminal or change the direction of text. */
 static inline bool
 quote_hides(uint32_t code)
 {
@@ -21,8 +18,8 @@ quote_hides(uint32_t code)
            (code >= 0x2066 && code <= 0x2069);
 }
 
-/* Shows the first character (or broken byte) of `text`, which has at least one
- * byte, in `piece`, and gives how many bytes of `text` that took. */
+/* Escapes the first character (or invalid byte) of `text`, of at least one byte, into `piece`.
+ * Returns how many bytes of `text` it has. */
 static inline size_t
 quote_next(const char *text, size_t length, char piece[QUOTE_PIECE], size_t *piece_length)
 {

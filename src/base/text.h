@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The order of names and other text that may hold NUL: that of their bytes, which is
- * Python's for UTF-8, so that of safetensors' keys(), and of most loaders.
+ * Compares text that may contain NUL, by bytes. For UTF-8 this is Python's order, and so that of
+ * safetensors' keys().
  */
 #ifndef FSTFS_BASE_TEXT_H
 #define FSTFS_BASE_TEXT_H
@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Below, at or over 0, as memcmp(). */
+/* Returns a value below, equal to or above 0, as memcmp(3). */
 static inline int
 text_compare(const char *a, size_t a_length, const char *b, size_t b_length)
 {

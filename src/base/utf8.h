@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * UTF-8, one character at a time, by RFC 3629: no overlong forms, no surrogates,
- * nothing over U+10FFFF. Pure functions.
- */
+/* UTF-8 by RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
 #ifndef FSTFS_BASE_UTF8_H
 #define FSTFS_BASE_UTF8_H
 
@@ -10,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the character that `text` (`length` bytes, at least 1) begins with,
- * and its code point in `*code`; 0 when those bytes are not UTF-8. */
+/* Decodes the first character of `text` (`length` bytes, at least 1) into *code. Returns its number
+ * of bytes; 0: not UTF-8. */
 static inline unsigned
 utf8_decode(const char *text, size_t length, uint32_t *code)
 {
@@ -51,7 +48,7 @@ utf8_decode(const char *text, size_t length, uint32_t *code)
     return more + 1;
 }
 
-/* Writes `code`, which must be a Unicode scalar value, and gives its bytes. */
+/* Encodes a Unicode scalar value. Returns the number of bytes written. */
 static inline unsigned
 utf8_encode(uint32_t code, char out[4])
 {

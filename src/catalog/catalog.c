@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/open.h"
+#include "base/timestamp.h"
 #include "catalog/group.h"
 #include "catalog/private.h"
 
@@ -19,10 +20,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A file written within this time of being looked at may be written again
- * without its time stamp moving: clocks of file systems tick this slowly. */
-enum { TICK_NS = 20000000 };
-
 struct listing_index {
     const char *file;
     struct file_identity identity;
@@ -34,46 +31,67 @@ struct listing_private {
     bool unsettled; /* the directory changed too lately to trust its time stamp */
     uint64_t checked; /* guarded by the directory's lock */
     char *names; /* all file names, one after another */
+    char *dangling; /* links that led to nothing, likewise; an empty name ends them */
     struct grouping grouping;
     const char **directories;
     struct listing_index *indexes;
     size_t index_count;
 };
 
-/* ---- time ---- */
-
-uint64_t
-now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-bool
-changed_just_now(const struct timespec *modified)
-{
-    struct timespec now;
-    int64_t age;
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    age = (int64_t)(now.tv_sec - modified->tv_sec);
-    if (age < -1 || age > 1)
-        return false;
-    age = age * 1000000000 + (now.tv_nsec - modified->tv_nsec);
-    return age > -TICK_NS && age < TICK_NS;
-}
-
 bool
 file_identity_equal(const struct file_identity *a, const struct file_identity *b)
 {
-    return file_identity_same_content(a, b) && a->changed.tv_sec == b->changed.tv_sec &&
-           a->changed.tv_nsec == b->changed.tv_nsec && a->mode == b->mode && a->owner == b->owner &&
+    return file_identity_same_content(a, b) && a->mode == b->mode && a->owner == b->owner &&
            a->group == b->group;
 }
 
 /* ---- the catalog ---- */
+
+/* The checkpoint of one group of the directory that nobody uses; NULL: none. Does not wait. */
+static struct checkpoint *
+take_idle_checkpoint(struct source_dir *dir)
+{
+    struct checkpoint *checkpoint = NULL;
+
+    if (pthread_mutex_trylock(&dir->lock) != 0)
+        return NULL;
+    for (uint32_t i = 0; dir->listing && !checkpoint && i < dir->listing->group_count; i++)
+        checkpoint = group_state_take_idle(dir->listing->groups[i].state);
+    pthread_mutex_unlock(&dir->lock);
+    return checkpoint;
+}
+
+/*
+ * Drops the kept index, else a checkpoint that only its group's state refers to. Callers
+ * may hold locks of directories and states: those are only tried here.
+ */
+static bool
+reclaim_headers(void *arg)
+{
+    struct catalog *catalog = arg;
+    struct checkpoint *checkpoint = NULL;
+
+    if (catalog_drop_index(catalog))
+        return true;
+    pthread_mutex_lock(&catalog->lock);
+    for (size_t i = 0; !checkpoint && i < DIRECTORY_BUCKETS; i++) {
+        struct source_dir *dir = catalog->directories[catalog->reclaim_bucket];
+
+        for (; dir && !checkpoint; dir = dir->next)
+            checkpoint = take_idle_checkpoint(dir);
+        if (!checkpoint)
+            catalog->reclaim_bucket = (catalog->reclaim_bucket + 1) % DIRECTORY_BUCKETS;
+    }
+    pthread_mutex_unlock(&catalog->lock);
+    checkpoint_unref(checkpoint);
+    return checkpoint != NULL;
+}
+
+struct header_budget *
+catalog_budget(struct catalog *catalog)
+{
+    return catalog ? &catalog->budget : NULL;
+}
 
 errint_t
 catalog_new(const struct catalog_options *options, struct catalog **out)
@@ -84,9 +102,13 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
     if (!catalog)
         return -ENOMEM;
     catalog->root_fd = -1;
-    catalog->shared = options->shared;
     catalog->derived_free = options->derived_free;
     pthread_mutex_init(&catalog->lock, NULL);
+    header_budget_init(&catalog->budget,
+                       options->header_memory > HEADER_BUDGET_LEAST ? options->header_memory
+                                                                    : HEADER_BUDGET_LEAST,
+                       reclaim_headers, catalog);
+    table_cache_init(&catalog->tables, &catalog->budget);
     catalog->problems = problems_new(&options->problems);
     if (!catalog->problems)
         goto fail;
@@ -95,12 +117,13 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
         error = -errno;
         goto fail;
     }
-    catalog->root_fd = open(catalog->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    catalog->root_fd =
+        open(catalog->source, (options->path_only ? O_PATH : O_RDONLY) | O_DIRECTORY | O_CLOEXEC);
     if (catalog->root_fd < 0) {
         error = -errno;
         goto fail;
     }
-    atomic_store(&catalog->root_checked, now_ms());
+    atomic_store(&catalog->root_checked, monotonic_ms());
     *out = catalog;
     return 0;
 
@@ -118,6 +141,8 @@ catalog_free(struct catalog *catalog)
         close(catalog->root_fd);
     problems_free(catalog->problems);
     st_index_free(catalog->kept_index);
+    table_cache_destroy(&catalog->tables);
+    header_budget_destroy(&catalog->budget);
     pthread_mutex_destroy(&catalog->lock);
     free(catalog->source);
     free(catalog);
@@ -127,12 +152,6 @@ const char *
 catalog_source(const struct catalog *catalog)
 {
     return catalog->source;
-}
-
-bool
-catalog_shared(const struct catalog *catalog)
-{
-    return catalog->shared;
 }
 
 int
@@ -161,7 +180,10 @@ catalog_counters(struct catalog *catalog, struct catalog_counters *counters)
     counters->header_bytes = atomic_load(&catalog->header_bytes);
     counters->tensors = atomic_load(&catalog->tensors);
     counters->checkpoints = atomic_load(&catalog->checkpoints);
-    counters->table_bytes = atomic_load(&catalog->table_bytes);
+    pthread_mutex_lock(&catalog->tables.lock);
+    counters->table_bytes = catalog->tables.bytes;
+    pthread_mutex_unlock(&catalog->tables.lock);
+    header_budget_count(&catalog->budget, &counters->budget);
 }
 
 /* ---- directories ---- */
@@ -277,24 +299,20 @@ root_of(struct catalog *catalog)
 {
     char name[QUOTED_SIZE];
 
-    if (now_ms() - atomic_load(&catalog->root_checked) < CATALOG_CHECK_MS ||
+    if (monotonic_ms() - atomic_load(&catalog->root_checked) < CATALOG_CHECK_MS ||
         atomic_exchange(&catalog->root_checking, true))
         return catalog->root_fd;
     if (open_renew(catalog->root_fd, catalog->source))
         log_warning("%s: another directory is there now, and is shown",
                     quoted(name, catalog->source, strlen(catalog->source)));
-    atomic_store(&catalog->root_checked, now_ms());
+    atomic_store(&catalog->root_checked, monotonic_ms());
     atomic_store(&catalog->root_checking, false);
     return catalog->root_fd;
 }
 
-/*
- * Looks at `path` through links. Where others than the mounting user may come,
- * `access` is narrowed by its list of access and, where links are on the path, by
- * the way to where they lead.
- */
+/* stat of `path`, through links. */
 static errint_t
-look_at(struct catalog *catalog, const char *path, struct stat *st, struct access *access)
+stat_below_root(struct catalog *catalog, const char *path, struct stat *st)
 {
     errint_t error = 0;
     int fd;
@@ -305,22 +323,62 @@ look_at(struct catalog *catalog, const char *path, struct stat *st, struct acces
         return fd;
     if (fstat(fd, st) < 0)
         error = -errno;
-    else if (catalog->shared)
-        *access = access_by_way(access_of_open(st, fd), fd, catalog->root_fd, path);
-    else
-        *access = access_from_stat(st);
     close(fd);
     return error;
 }
 
 errint_t
-source_dir_stat(struct source_dir *dir, struct stat *st, struct access *access)
+source_dir_stat(struct source_dir *dir, struct stat *st)
 {
-    errint_t error = look_at(dir->catalog, dir->path, st, access);
+    errint_t error = stat_below_root(dir->catalog, dir->path, st);
 
     if (!error && !S_ISDIR(st->st_mode))
         return -ENOTDIR;
+    if (!error)
+        atomic_store_explicit(&dir->device, st->st_dev, memory_order_relaxed);
     return error;
+}
+
+void
+source_dir_expire(struct source_dir *dir)
+{
+    atomic_store(&dir->expired, monotonic_ms());
+}
+
+void
+source_dir_expire_listing(struct source_dir *dir)
+{
+    atomic_store(&dir->listing_expired, monotonic_ms());
+}
+
+static bool
+is_older(const struct source_dir *dir, uint64_t checked, uint64_t ms)
+{
+    return monotonic_ms() - checked >= ms || checked <= atomic_load(&dir->expired);
+}
+
+bool
+source_dir_check_is_due(const struct source_dir *dir, uint64_t checked)
+{
+    return is_older(dir, checked, CATALOG_CHECK_MS);
+}
+
+bool
+source_dir_check_is_overdue(const struct source_dir *dir, uint64_t checked)
+{
+    return is_older(dir, checked, CATALOG_CHECK_MS + CATALOG_LOOKING_MS);
+}
+
+uint64_t
+source_dir_checked(const struct source_dir *dir, uint64_t began)
+{
+    return began <= atomic_load(&dir->expired) ? began : monotonic_ms();
+}
+
+uint64_t
+source_dir_device(const struct source_dir *dir)
+{
+    return atomic_load_explicit(&dir->device, memory_order_relaxed);
 }
 
 errint_t
@@ -332,13 +390,14 @@ source_dir_file(struct source_dir *dir, const char *name, struct source_file *fi
 
     if (!path)
         return -ENOMEM;
-    error = look_at(dir->catalog, path, &st, &file->access);
+    error = stat_below_root(dir->catalog, path, &st);
     free(path);
     if (error)
         return error;
     if (!S_ISREG(st.st_mode))
         return S_ISDIR(st.st_mode) ? -EISDIR : -ENOENT;
     file_identity_from_stat(&file->identity, &st);
+    file->ownership = ownership_from_stat(&st);
     return 0;
 }
 
@@ -374,6 +433,12 @@ source_dir_open(struct source_dir *dir, const char *name)
 
 /* ---- listings ---- */
 
+const struct file_identity *
+listing_directory(const struct listing *listing)
+{
+    return &listing->private->directory;
+}
+
 void
 listing_unref(struct listing *listing)
 {
@@ -389,6 +454,7 @@ listing_unref(struct listing *listing)
     free(private->directories);
     free(private->indexes);
     free(private->names);
+    free(private->dangling);
     free(private);
     free(listing);
 }
@@ -404,6 +470,7 @@ struct scan {
     struct problem_set *problems;
     int fd;
     struct buffer names;
+    struct buffer dangling; /* names of links that lead to nothing */
     struct entry *entries;
     size_t count, capacity;
     size_t directories;
@@ -453,6 +520,8 @@ classify(struct scan *scan, const char *name, unsigned char type)
         if (error == -ENOENT && type == DT_UNKNOWN)
             return IS_NOTHING; /* gone since */
         if (error) {
+            if (error == -ENOENT)
+                buffer_add(&scan->dangling, name, strlen(name) + 1);
             problem_set_add(scan->problems, directory, name,
                             error == -EXDEV ? "left out: a link that leads into the mount itself"
                                             : "left out: a link that leads nowhere: %s",
@@ -551,8 +620,8 @@ read_index(struct scan *scan, const char *name, struct st_index **index,
     if (error == -ENOMEM)
         return error;
     if (error)
-        problem_set_add(scan->problems, scan->dir->path, name, "refused: %s: %s", reason.rule,
-                        reason.text);
+        problem_set_add(scan->problems, scan->dir->path, name,
+                        "refused: %s: %s; the index is not used", reason.rule, reason.text);
     *index = read;
     return 0;
 }
@@ -591,9 +660,9 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
 }
 
 static int
-compare_group_stems(const void *a, const void *b)
+compare_group_names(const void *a, const void *b)
 {
-    return strcmp(((const struct group *)a)->stem, ((const struct group *)b)->stem);
+    return group_compare_names(a, b);
 }
 
 static bool
@@ -620,7 +689,7 @@ carry_states(struct group *groups, size_t count, const struct listing *before)
 
         if (before && before->group_count)
             old = bsearch(group, before->groups, before->group_count, sizeof(*group),
-                          compare_group_stems);
+                          compare_group_names);
         if (old && !group->shadowed && same_members(group, old))
             group->state = group_state_ref(old->state);
         else
@@ -647,6 +716,14 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
     }
     private->names = scan->names.data;
     scan->names = (struct buffer)BUFFER_INIT;
+    if (scan->dangling.length)
+        buffer_add_char(&scan->dangling, '\0');
+    if (buffer_failed(&scan->dangling)) {
+        free(names);
+        return -ENOMEM;
+    }
+    private->dangling = scan->dangling.data;
+    scan->dangling = (struct buffer)BUFFER_INIT;
     for (size_t i = 0; i < scan->count; i++) {
         const char *name = private->names + scan->entries[i].name;
 
@@ -672,7 +749,7 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
 static errint_t
 make_listing(struct source_dir *dir, const struct listing *before, struct listing **out)
 {
-    struct scan scan = {.dir = dir, .names = BUFFER_INIT};
+    struct scan scan = {.dir = dir, .names = BUFFER_INIT, .dangling = BUFFER_INIT};
     struct listing *listing = calloc(1, sizeof(*listing));
     errint_t error = -ENOMEM;
     struct stat st = {0};
@@ -692,16 +769,29 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
         error = fill_listing(&scan, listing, before);
     free(scan.entries);
     buffer_free(&scan.names);
+    buffer_free(&scan.dangling);
     if (error) {
         listing_unref(listing);
         return error;
     }
     file_identity_from_stat(&listing->private->directory, &st);
-    listing->private->unsettled = changed_just_now(&st.st_mtim);
-    listing->private->checked = now_ms();
+    listing->private->unsettled = timestamp_settle_ns(&st.st_ctim, true) > 0;
+    listing->private->checked = monotonic_ms();
     atomic_fetch_add(&dir->catalog->listings, 1);
     *out = listing;
     return 0;
+}
+
+/* Whether something came to where a link of the directory led, which does not change it. */
+static bool
+link_leads_somewhere(struct source_dir *dir, const char *dangling)
+{
+    struct source_file file;
+
+    for (const char *name = dangling; name && *name; name += strlen(name) + 1)
+        if (source_dir_file(dir, name, &file) != -ENOENT)
+            return true;
+    return false;
 }
 
 /* Whether the listing still tells the truth. */
@@ -711,10 +801,9 @@ listing_holds(struct source_dir *dir, const struct listing *listing)
     const struct listing_private *private = listing->private;
     struct file_identity identity;
     struct source_file file;
-    struct access access;
     struct stat st;
 
-    if (private->unsettled || source_dir_stat(dir, &st, &access) != 0)
+    if (private->unsettled || source_dir_stat(dir, &st) != 0)
         return false;
     file_identity_from_stat(&identity, &st);
     if (!file_identity_equal(&identity, &private->directory))
@@ -723,7 +812,15 @@ listing_holds(struct source_dir *dir, const struct listing *listing)
         if (source_dir_file(dir, private->indexes[i].file, &file) != 0 ||
             !file_identity_equal(&file.identity, &private->indexes[i].identity))
             return false;
-    return true;
+    return !link_leads_somewhere(dir, private->dangling);
+}
+
+static bool
+listing_check_is_due(const struct source_dir *dir)
+{
+    uint64_t checked = dir->listing->private->checked;
+
+    return source_dir_check_is_due(dir, checked) || checked <= atomic_load(&dir->listing_expired);
 }
 
 errint_t
@@ -733,11 +830,13 @@ source_dir_listing(struct source_dir *dir, struct listing **out)
     errint_t error = 0;
 
     pthread_mutex_lock(&dir->lock);
-    if (dir->listing && now_ms() - dir->listing->private->checked >= CATALOG_CHECK_MS) {
-        if (listing_holds(dir, dir->listing))
-            dir->listing->private->checked = now_ms();
-        else
+    if (dir->listing && listing_check_is_due(dir)) {
+        if (listing_holds(dir, dir->listing)) {
+            dir->listing->private->checked = monotonic_ms();
+        } else {
+            source_dir_expire(dir); /* a shard may have another file by now */
             error = make_listing(dir, dir->listing, &listing);
+        }
     } else if (!dir->listing) {
         error = make_listing(dir, NULL, &listing);
     }
@@ -746,8 +845,7 @@ source_dir_listing(struct source_dir *dir, struct listing **out)
         dir->listing = listing;
     }
     if (!error) {
-        atomic_fetch_add(&dir->listing->references, 1);
-        *out = dir->listing;
+        *out = listing_ref(dir->listing);
     }
     pthread_mutex_unlock(&dir->lock);
     return error;

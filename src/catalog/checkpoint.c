@@ -5,13 +5,13 @@
  */
 #include "base/parallel.h"
 #include "base/text.h"
+#include "base/timestamp.h"
+#include "base/version.h"
 #include "catalog/catalog.h"
-#include "catalog/pieces.h"
 #include "catalog/private.h"
 
-#include <endian.h>
 #include <errno.h>
-#include <fcntl.h>
+#include <inttypes.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,12 +20,18 @@
 
 /* Headers read at the same time: enough to hide the latency of network storage. */
 enum { READERS = 16 };
+/* So many files are looked at one after another: threads would take longer. */
+enum { FEW_SHARDS = 8 };
 
 struct checkpoint_private {
-    char *directory, *stem;
+    char *directory, *stem, *suffix;
     struct file_identity index; /* all zero: none */
     char *index_name;
+    char *index_metadata; /* checkpoint->index_metadata */
     struct family *family; /* of its shards, and of those of the next version */
+    struct tensor_ref *gathered; /* checkpoint->tensors, where they are its own */
+    uint64_t charged; /* bytes, for them and for the index's metadata */
+    bool no_room; /* to gather its tensors */
 };
 
 /* ---- shards ---- */
@@ -43,137 +49,44 @@ shard_new(const char *name)
 }
 
 static void
-shard_unref(struct shard *shard)
+shard_unref(struct catalog *catalog, struct shard *shard)
 {
     if (!shard || atomic_fetch_sub(&shard->references, 1) > 1)
         return;
     backing_unref(shard->backing);
-    st_table_free(shard->table);
+    table_cache_unref(&catalog->tables, shard->kept);
     free(shard->refusal);
     free(shard);
 }
 
-static void
-wait_for_tick(const struct timespec *modified)
-{
-    /* What was written just now may be written again without a new time stamp;
-     * after a moment a second write would show. */
-    if (changed_just_now(modified))
-        nanosleep(&(struct timespec){0, 25000000}, NULL);
-}
-
-/* -EAGAIN: the open file is another than the shard's, or another version. */
+/* What version_open() or version_verify() said; -EAGAIN: the file has changed. */
 static errint_t
-check_unchanged(int fd, const struct shard *shard, struct reason *reason)
+version_reason(errint_t error, struct reason *reason)
 {
-    struct file_identity now;
-    errint_t error = file_identity_from_fd(&now, fd);
-
-    if (error)
-        return reason_set(reason, error, "IoError", "stat: %s", strerror(-error));
-    return file_identity_equal(&now, &shard->file.identity) ? 0 : -EAGAIN;
-}
-
-/*
- * Headers of this size and more are read one after another, in the whole process, so
- * that a source full of the largest (100 MB, and more when parsed) does not take the
- * memory of all that could be read at once. Whoever has the turn may be waiting for
- * storage that hangs: when one takes that long, the others do without.
- */
-static const uint64_t large_header = 8 << 20;
-enum { TURN_SECONDS = 10 };
-
-static struct {
-    pthread_once_t once;
-    pthread_mutex_t lock; /* guards all below */
-    pthread_cond_t ended;
-    bool taken;
-    uint64_t number; /* of the turn that is taken, or was last */
-} turn = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
-
-static void
-turn_init(void)
-{
-    pthread_condattr_t monotonic;
-
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&turn.ended, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-}
-
-/* Waits for its turn; false where another's does not end. */
-static bool
-turn_begin(void)
-{
-    struct timespec until = {0, 0};
-    uint64_t other = 0;
-    bool mine;
-
-    pthread_once(&turn.once, turn_init);
-    pthread_mutex_lock(&turn.lock);
-    while (turn.taken) {
-        if (other != turn.number) {
-            other = turn.number;
-            clock_gettime(CLOCK_MONOTONIC, &until);
-            until.tv_sec += TURN_SECONDS;
-        }
-        if (pthread_cond_timedwait(&turn.ended, &turn.lock, &until) == ETIMEDOUT &&
-            other == turn.number)
-            break;
-    }
-    mine = !turn.taken;
-    if (mine) {
-        turn.taken = true;
-        turn.number++;
-    }
-    pthread_mutex_unlock(&turn.lock);
-    return mine;
-}
-
-static void
-turn_end(void)
-{
-    pthread_mutex_lock(&turn.lock);
-    turn.taken = false;
-    pthread_cond_signal(&turn.ended);
-    pthread_mutex_unlock(&turn.lock);
-}
-
-static bool
-is_large(int fd, uint64_t file_size)
-{
-    uint64_t length;
-
-    return file_size > large_header && pread(fd, &length, sizeof(length), 0) == sizeof(length) &&
-           le64toh(length) >= large_header;
-}
-
-static errint_t
-read_in_turn(int fd, struct shard *shard, struct reason *reason)
-{
-    bool mine = is_large(fd, shard->file.identity.size) && turn_begin();
-    errint_t error = st_table_read(fd, shard->file.identity.size, &shard->table, reason);
-
-    if (mine)
-        turn_end();
-    return error;
+    if (error == -ESTALE)
+        return -EAGAIN;
+    if (error == -ETXTBSY)
+        return reason_set(reason, error, "IoError", "another process has it open for writing");
+    return error ? reason_set(reason, error, "IoError", "stat: %s", strerror(-error)) : 0;
 }
 
 /* Reads the header of an open shard. -EAGAIN: it changed meanwhile. */
 static errint_t
-read_table(int fd, struct shard *shard, struct reason *reason)
+read_table(struct table_cache *tables, int fd, struct shard *shard, struct reason *reason)
 {
-    errint_t error = check_unchanged(fd, shard, reason), changed;
+    errint_t error = version_reason(version_open(shard->backing, fd), reason), changed;
 
     if (error)
         return error;
-    error = read_in_turn(fd, shard, reason);
-    changed = check_unchanged(fd, shard, reason);
+    error = table_cache_read(tables, fd, &shard->file.identity, &shard->kept, reason);
+    changed = version_reason(version_verify(shard->backing, fd), reason);
+    version_close(shard->backing);
     if (!changed)
         return error;
-    st_table_free(shard->table);
-    shard->table = NULL;
+    if (shard->kept)
+        table_cache_forget(tables, shard->kept);
+    table_cache_unref(tables, shard->kept);
+    shard->kept = NULL;
     return changed;
 }
 
@@ -186,11 +99,14 @@ load_shard_once(struct source_dir *dir, struct shard *shard, struct reason *reas
 
     if (error)
         return reason_set(reason, error, "IoError", "%s", strerror(-error));
-    wait_for_tick(&shard->file.identity.modified);
+    backing_unref(shard->backing);
+    shard->backing = source_dir_backing(dir, shard->name, &shard->file);
+    if (!shard->backing)
+        return -ENOMEM;
     fd = source_dir_open(dir, shard->name);
     if (fd < 0)
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
-    error = read_table(fd, shard, reason);
+    error = read_table(&dir->catalog->tables, fd, shard, reason);
     close(fd);
     return error;
 }
@@ -213,11 +129,12 @@ load_shard(struct source_dir *dir, const char *name, struct family *family)
         shard->refusal = NULL;
         goto fail;
     }
+    shard->error = error;
+    shard->temporary = error && error != -EBADMSG;
     if (!error) {
-        shard->backing = source_dir_backing(dir, name, &shard->file);
-        if (!shard->backing)
-            goto fail;
-        shard->backing->layout = pieces_of_table(shard->table);
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): 0 means that it is set */
+        shard->table = shard->kept->table;
+        shard->backing->layout = layout_ref(shard->kept->layout);
         shard->backing->family = family_ref(family);
         atomic_fetch_add(&dir->catalog->headers, 1);
         atomic_fetch_add(&dir->catalog->header_bytes, shard->table->data_start);
@@ -225,14 +142,12 @@ load_shard(struct source_dir *dir, const char *name, struct family *family)
     return shard;
 
 fail:
-    shard_unref(shard);
+    shard_unref(dir->catalog, shard);
     return NULL;
 }
 
-/* Whether the file is what it was when the shard was loaded, and for the same readers,
- * which the way that a link leads may change, too; and readers of it have not been told
- * otherwise: a backing that went stale stays so, and whoever comes when the file is well
- * again needs another. */
+/* Whether the file is what it was when the shard was loaded, and its version has not ended: a
+ * stale backing stays so, and reopening after recovery needs another. */
 static bool
 shard_holds(struct source_dir *dir, const struct shard *shard)
 {
@@ -240,8 +155,7 @@ shard_holds(struct source_dir *dir, const struct shard *shard)
 
     return source_dir_file(dir, shard->name, &now) == 0 &&
            file_identity_equal(&now.identity, &shard->file.identity) &&
-           access_equal(now.access, shard->file.access) &&
-           !(shard->backing && atomic_load(&shard->backing->stale));
+           (!shard->backing || version_is_current(shard->backing));
 }
 
 /* ---- loading all shards ---- */
@@ -263,8 +177,11 @@ reuse_shard(const struct load *load, const char *name)
 
         if (strcmp(shard->name, name) != 0 || shard->refusal)
             continue;
-        if (!shard_holds(load->dir, shard))
+        if (!shard_holds(load->dir, shard)) {
+            if (shard->kept)
+                table_cache_forget(&load->dir->catalog->tables, shard->kept);
             return NULL;
+        }
         atomic_fetch_add(&shard->references, 1);
         return shard;
     }
@@ -361,13 +278,17 @@ drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t 
         if (dropped++ < named)
             problem_set_add(checkpoint->problems, checkpoint->directory,
                             checkpoint->shards[all[i + 1].ref.shard]->name,
-                            "DuplicateTensorName: tensor %s stands in %s too: shown from neither",
+                            "DuplicateTensorName: tensor %s stands in %s too: shown from neither, "
+                            "and there is no "
+                            "merged file",
                             quoted(name, all[i].name, all[i].length),
                             quoted_shard(shard, checkpoint, all[i].ref));
     }
     if (dropped > named)
         problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
-                        "%zu tensors of this checkpoint stand in more than one shard", dropped);
+                        "%zu tensors of this checkpoint stand in more than one shard: they are "
+                        "missing, and there is no merged file",
+                        dropped);
     return kept;
 }
 
@@ -390,7 +311,8 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
         while (t < count && (!entry || (order = text_compare(text, entry->name_length, all[t].name,
                                                              all[t].length)) > 0)) {
             if (unlisted++ < named)
-                problem_set_add(set, dir, file, "tensor %s of %s is not in the index",
+                problem_set_add(set, dir, file,
+                                "tensor %s of %s is not in the index: it is shown all the same",
                                 quoted(name, all[t].name, all[t].length),
                                 quoted_shard(shard, checkpoint, all[t].ref));
             t++;
@@ -402,13 +324,16 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
 
             if (strcmp(said, checkpoint->shards[all[t].ref.shard]->name) != 0 &&
                 elsewhere++ < named)
-                problem_set_add(set, dir, file, "the index says tensor %s is in %s; it is in %s",
-                                quoted(name, text, entry->name_length),
-                                quoted(shard, said, strlen(said)),
-                                quoted_shard(actual, checkpoint, all[t].ref));
+                problem_set_add(
+                    set, dir, file,
+                    "the index says tensor %s is in %s; it is in %s, and shown from there",
+                    quoted(name, text, entry->name_length), quoted(shard, said, strlen(said)),
+                    quoted_shard(actual, checkpoint, all[t].ref));
             t++;
         } else if (absent++ < named) {
-            problem_set_add(set, dir, file, "the index names tensor %s, which no sound shard holds",
+            problem_set_add(set, dir, file,
+                            "the index names tensor %s, which no sound shard holds: it is missing, "
+                            "and there is no merged file",
                             quoted(name, text, entry->name_length));
         }
     }
@@ -417,49 +342,44 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
     if (absent > named || unlisted > named || elsewhere > named)
         problem_set_add(set, dir, file,
                         "index and shards disagree: %zu tensors named and not there, %zu there and "
-                        "not named, %zu in another shard",
-                        absent, unlisted, elsewhere);
+                        "not named, %zu in another shard%s",
+                        absent, unlisted, elsewhere, absent ? "; there is no merged file" : "");
 }
 
-/* Fails only for want of memory. */
+/* Reads the index and says what is wrong with it; NULL then. Fails only for want of memory. */
 static errint_t
-check_index(struct checkpoint *checkpoint, struct source_dir *dir, const char *file,
-            const struct named_tensor *all, size_t count)
+read_index(struct checkpoint *checkpoint, struct source_dir *dir, const char *file,
+           struct st_index **index)
 {
     struct checkpoint_private *private = checkpoint->private;
-    struct st_index *index;
     struct reason reason;
-    errint_t error = source_dir_index(dir, file, &index, &private->index, &reason);
+    errint_t error = source_dir_index(dir, file, index, &private->index, &reason);
 
-    if (error == -ENOMEM)
+    if (!error || error == -ENOMEM)
         return error;
-    if (error) {
-        problem_set_add(checkpoint->problems, checkpoint->directory, file, "refused: %s: %s",
-                        reason.rule, reason.text);
-        return 0;
-    }
-    /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): 0 means that index is set */
-    compare_with_index(checkpoint, file, index, all, count);
-    checkpoint->has_total_size = index->has_total_size;
-    checkpoint->total_size = index->total_size;
-    st_index_free(index);
+    problem_set_add(checkpoint->problems, checkpoint->directory, file,
+                    "refused: %s: %s; the index is not used", reason.rule, reason.text);
+    *index = NULL;
     return 0;
+}
+
+/* What sorting takes: the names, and as much for qsort(). */
+static uint64_t
+gathering_bytes(size_t count)
+{
+    return count * (2 * sizeof(struct named_tensor) + sizeof(struct tensor_ref)) +
+           sizeof(struct named_tensor);
 }
 
 /* Sorts the tensors of all sound shards by name. */
 static errint_t
-gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char *index)
+sort_tensors(struct checkpoint *checkpoint, size_t count, const char *file,
+             const struct st_index *index)
 {
-    struct named_tensor *all;
+    struct named_tensor *all = malloc((count + 1) * sizeof(*all));
     struct tensor_ref *refs;
-    size_t count = 0, at = 0;
+    size_t at = 0;
 
-    for (uint32_t s = 0; s < checkpoint->shard_count; s++)
-        if (checkpoint->shards[s]->table)
-            count += checkpoint->shards[s]->table->count;
-    if (count > UINT32_MAX / 2)
-        return -EOVERFLOW;
-    all = malloc((count + 1) * sizeof(*all));
     if (!all)
         return -ENOMEM;
     for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
@@ -470,19 +390,118 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
                 table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
     }
     qsort(all, count, sizeof(*all), compare_tensors);
-    if (index && check_index(checkpoint, dir, index, all, count) < 0) {
-        free(all);
-        return -ENOMEM;
-    }
+    if (index)
+        compare_with_index(checkpoint, file, index, all, count);
     count = drop_duplicates(checkpoint, all, count);
     refs = malloc((count + 1) * sizeof(*refs));
     if (refs)
         for (size_t i = 0; i < count; i++)
             refs[i] = all[i].ref;
     free(all);
+    checkpoint->private->gathered = refs;
+    checkpoint->private->charged = refs ? (count + 1) * sizeof(*refs) : 0;
     checkpoint->tensors = refs;
     checkpoint->tensor_count = (uint32_t)count;
     return refs ? 0 : -ENOMEM;
+}
+
+/* What is told of the index once it is gone. */
+static errint_t
+keep_index_metadata(struct checkpoint *checkpoint, const struct st_index *index)
+{
+    struct checkpoint_private *private = checkpoint->private;
+
+    if (!index || !index->metadata)
+        return 0;
+    private->index_metadata = strndup(index->metadata, index->metadata_length);
+    if (!private->index_metadata)
+        return -ENOMEM;
+    private->charged += index->metadata_length;
+    checkpoint->index_metadata = private->index_metadata;
+    checkpoint->index_metadata_length = index->metadata_length;
+    return 0;
+}
+
+/* The budget has no room for the list of the tensors: the checkpoint is shown without any. */
+static errint_t
+gather_nothing(struct checkpoint *checkpoint, size_t count)
+{
+    static const struct tensor_ref none;
+
+    checkpoint_report_no_room(checkpoint, count, "its list of tensors");
+    say_unsound(checkpoint, "no memory for its headers");
+    checkpoint->private->no_room = true;
+    checkpoint->tensors = &none;
+    return 0;
+}
+
+/* One shard: all checkpoints that are this file share its list. */
+static errint_t
+gather_alone(struct checkpoint *checkpoint)
+{
+    struct shard *shard = checkpoint->shards[0];
+
+    checkpoint->tensors = table_cache_by_name(&checkpoint->catalog->tables, shard->kept);
+    if (!checkpoint->tensors)
+        return gather_nothing(checkpoint, shard->table->count);
+    checkpoint->tensor_count = shard->table->count;
+    return 0;
+}
+
+static errint_t
+gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char *file)
+{
+    struct header_budget *budget = &checkpoint->catalog->budget;
+    struct st_index *index = NULL;
+    uint64_t bytes;
+    size_t count = 0;
+    errint_t error = 0;
+
+    for (uint32_t s = 0; s < checkpoint->shard_count; s++)
+        if (checkpoint->shards[s]->table)
+            count += checkpoint->shards[s]->table->count;
+    if (count > UINT32_MAX / 2)
+        return -EOVERFLOW;
+    if (checkpoint->shard_count == 1 && checkpoint->shards[0]->table && !file)
+        return gather_alone(checkpoint);
+    if (file)
+        error = read_index(checkpoint, dir, file, &index);
+    if (error)
+        return error;
+    bytes = gathering_bytes(count) + (index ? index->metadata_length : 0);
+    if (header_budget_take(budget, bytes) == 0) {
+        error = sort_tensors(checkpoint, count, file, index);
+        if (!error)
+            error = keep_index_metadata(checkpoint, index);
+        header_budget_settle(budget, bytes, checkpoint->private->charged);
+    } else {
+        error = gather_nothing(checkpoint, count);
+    }
+    if (index) {
+        checkpoint->has_total_size = index->has_total_size;
+        checkpoint->total_size = index->total_size;
+        if (index->bad_total_size[0])
+            problem_set_add(
+                checkpoint->problems, checkpoint->directory, file,
+                "metadata.total_size is %s, expected a whole number of bytes: it is ignored",
+                index->bad_total_size);
+    }
+    catalog_free_index(checkpoint->catalog, index);
+    return error;
+}
+
+void
+checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what)
+{
+    struct header_budget_counters now;
+
+    if (atomic_exchange(&checkpoint->no_room_reported, true))
+        return;
+    header_budget_count(&checkpoint->catalog->budget, &now);
+    problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
+                    "NoMemoryForHeaders: no room for %s (%" PRIu64 " tensors), %" PRIu64
+                    " of %" PRIu64 " bytes are in use; it is not shown; raise --memory",
+                    what, tensors, now.used, now.limit);
 }
 
 static bool
@@ -491,24 +510,27 @@ later(const struct timespec *a, const struct timespec *b)
     return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
 }
 
-/* Who may read it, how new it is, and what is wrong with its shards. */
+/* Its ownership, how new it is, and what is wrong with its shards. */
 static void
 sum_up_shards(struct checkpoint *checkpoint)
 {
     bool any = false;
 
-    checkpoint->access = (struct access){geteuid(), getegid(), 0444};
+    checkpoint->ownership = (struct ownership){geteuid(), getegid(), 0444};
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
         if (shard->refusal) {
-            problem_set_add(checkpoint->problems, checkpoint->directory, shard->name, "refused: %s",
+            problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+                            "refused: %s; its tensors are missing, and there is no merged file",
                             shard->refusal);
             say_unsound(checkpoint, "a shard is refused");
+            checkpoint->busy |= shard->error == -ETXTBSY;
             continue;
         }
-        checkpoint->access =
-            any ? access_meet(checkpoint->access, shard->file.access) : shard->file.access;
+        checkpoint->ownership =
+            any ? ownership_combine(checkpoint->ownership, shard->file.ownership)
+                : shard->file.ownership;
         if (!any || later(&shard->file.identity.modified, &checkpoint->modified))
             checkpoint->modified = shard->file.identity.modified;
         any = true;
@@ -520,21 +542,13 @@ static void
 count_held(struct checkpoint *checkpoint, bool add)
 {
     struct catalog *catalog = checkpoint->catalog;
-    unsigned long long bytes = sizeof(*checkpoint) +
-                               checkpoint->tensor_count * sizeof(*checkpoint->tensors) +
-                               checkpoint->shard_count * sizeof(void *);
 
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (checkpoint->shards[i] && checkpoint->shards[i]->table)
-            bytes += checkpoint->shards[i]->table->bytes;
     if (add) {
         atomic_fetch_add(&catalog->checkpoints, 1);
         atomic_fetch_add(&catalog->tensors, checkpoint->tensor_count);
-        atomic_fetch_add(&catalog->table_bytes, bytes);
     } else {
         atomic_fetch_sub(&catalog->checkpoints, 1);
         atomic_fetch_sub(&catalog->tensors, checkpoint->tensor_count);
-        atomic_fetch_sub(&catalog->table_bytes, bytes);
     }
 }
 
@@ -563,16 +577,20 @@ checkpoint_free(struct checkpoint *checkpoint)
     if (derived)
         checkpoint->catalog->derived_free(derived);
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        shard_unref(checkpoint->shards[i]);
+        shard_unref(checkpoint->catalog, checkpoint->shards[i]);
     if (checkpoint->private) {
         free(checkpoint->private->directory);
         free(checkpoint->private->stem);
+        free(checkpoint->private->suffix);
         free(checkpoint->private->index_name);
+        free(checkpoint->private->index_metadata);
         family_unref(checkpoint->private->family);
+        free(checkpoint->private->gathered);
+        if (checkpoint->private->charged)
+            header_budget_give(&checkpoint->catalog->budget, checkpoint->private->charged);
     }
     problem_set_free(checkpoint->problems);
     free(checkpoint->private);
-    free((void *)checkpoint->tensors);
     free(checkpoint->shards);
     free(checkpoint);
 }
@@ -604,13 +622,15 @@ checkpoint_new(struct source_dir *dir, const struct group *group, const struct c
         goto fail;
     private->directory = strdup(dir->path);
     private->stem = strdup(group->stem);
+    private->suffix = strdup(group->suffix);
     private->index_name = group->index ? strdup(group->index) : NULL;
     private->family = before ? family_ref(before->private->family) : family_new();
-    if (!private->directory || !private->stem || !private->family ||
+    if (!private->directory || !private->stem || !private->suffix || !private->family ||
         (group->index && !private->index_name))
         goto fail;
     checkpoint->directory = private->directory;
     checkpoint->stem = private->stem;
+    checkpoint->suffix = private->suffix;
     return checkpoint;
 
 fail:
@@ -655,43 +675,144 @@ load_checkpoint(struct source_dir *dir, const struct group *group, const struct 
     return 0;
 }
 
-/* Whether all files of this version are still what they were. */
+errint_t
+group_load(struct source_dir *dir, const struct group *group, struct checkpoint **checkpoint)
+{
+    return load_checkpoint(dir, group, NULL, checkpoint);
+}
+
+/* ---- whether it is still so ---- */
+
+struct look {
+    struct source_dir *dir;
+    const struct checkpoint *checkpoint;
+    atomic_bool differs; /* and no more files are looked at */
+};
+
+static void
+look_at_shard(void *arg, size_t i)
+{
+    struct look *look = arg;
+
+    if (!atomic_load(&look->differs) && !shard_holds(look->dir, look->checkpoint->shards[i]))
+        atomic_store(&look->differs, true);
+}
+
+/* Whether it is to be loaded again though its files are the same: a shard may be allowed by now,
+ * or there may be memory for it. */
+static bool
+is_temporary(const struct checkpoint *checkpoint)
+{
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->temporary)
+            return true;
+    return checkpoint->private->no_room;
+}
+
+/* Whether all files of this version are still what they were. Waits for storage: without a lock. */
 static bool
 checkpoint_holds(struct source_dir *dir, const struct checkpoint *checkpoint)
 {
     const struct checkpoint_private *private = checkpoint->private;
+    struct look look = {.dir = dir, .checkpoint = checkpoint};
     struct source_file now;
 
+    if (is_temporary(checkpoint))
+        return false;
+    atomic_init(&look.differs, false);
+    parallel_for(checkpoint->shard_count, checkpoint->shard_count <= FEW_SHARDS ? 1 : READERS,
+                 look_at_shard, &look);
+    if (atomic_load(&look.differs))
+        return false;
+    return !private->index_name || (source_dir_file(dir, private->index_name, &now) == 0 &&
+                                    file_identity_equal(&now.identity, &private->index));
+}
+
+/* Whether no version of a shard has ended: without looking at the files. */
+static bool
+checkpoint_is_current(const struct checkpoint *checkpoint)
+{
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        if (!shard_holds(dir, shard))
-            return false;
-        /* A shard that could not be opened may be allowed by now. */
-        if (shard->refusal && !shard->table && strncmp(shard->refusal, "IoError", 7) == 0)
+        if (!shard->refusal && !version_is_current(shard->backing))
             return false;
     }
-    return !private->index_name || (source_dir_file(dir, private->index_name, &now) == 0 &&
-                                    file_identity_equal(&now.identity, &private->index));
+    return true;
+}
+
+enum look_result { LOOK_HOLDS, LOOK_DIFFERS, LOOK_REPLACED };
+
+/* With the lock held, and let go while the files of the checkpoint are looked at: whether it holds,
+ * or was replaced meanwhile. */
+static enum look_result
+look_at_files(struct source_dir *dir, struct group_state *state)
+{
+    struct checkpoint *checkpoint = checkpoint_ref(state->checkpoint);
+    uint64_t began = monotonic_ms();
+    enum look_result result;
+
+    state->looking = true;
+    pthread_mutex_unlock(&state->lock);
+    result = checkpoint_holds(dir, checkpoint) ? LOOK_HOLDS : LOOK_DIFFERS;
+    pthread_mutex_lock(&state->lock);
+    state->looking = false;
+    pthread_cond_broadcast(&state->looked);
+    if (state->checkpoint != checkpoint)
+        result = LOOK_REPLACED;
+    else
+        state->checked = source_dir_checked(dir, began);
+    checkpoint_unref(checkpoint);
+    return result;
+}
+
+/* With the lock held. */
+static errint_t
+reload_checkpoint(struct source_dir *dir, const struct group *group, struct group_state *state)
+{
+    struct checkpoint *checkpoint;
+    uint64_t began = monotonic_ms();
+    errint_t error = load_checkpoint(dir, group, state->checkpoint, &checkpoint);
+
+    if (!error) {
+        checkpoint_unref(state->checkpoint);
+        state->checkpoint = checkpoint;
+        problem_set_free(state->problems);
+        state->problems = NULL;
+    }
+    state->checked = source_dir_checked(dir, began);
+    return error;
+}
+
+/* Whether the checkpoint may be given out as it is, with the lock held. Waits where another thread
+ * looks at its files, if it was looked at too long ago. */
+static bool
+is_known(struct source_dir *dir, struct group_state *state)
+{
+    while (state->looking && state->checkpoint && checkpoint_is_current(state->checkpoint) &&
+           source_dir_check_is_overdue(dir, state->checked))
+        pthread_cond_wait(&state->looked, &state->lock);
+    return state->checkpoint && checkpoint_is_current(state->checkpoint) &&
+           (state->looking || !source_dir_check_is_due(dir, state->checked));
 }
 
 errint_t
 group_checkpoint(struct source_dir *dir, const struct group *group, struct checkpoint **out)
 {
     struct group_state *state = group->state;
-    struct checkpoint *checkpoint;
     errint_t error = 0;
 
     pthread_mutex_lock(&state->lock);
-    if (!state->checkpoint || now_ms() - state->checked >= CATALOG_CHECK_MS) {
-        if (!state->checkpoint || !checkpoint_holds(dir, state->checkpoint)) {
-            error = load_checkpoint(dir, group, state->checkpoint, &checkpoint);
-            if (!error) {
-                checkpoint_unref(state->checkpoint);
-                state->checkpoint = checkpoint;
-            }
-        }
-        state->checked = now_ms();
+    while (!is_known(dir, state)) {
+        enum look_result result = LOOK_DIFFERS;
+
+        if (state->checkpoint && checkpoint_is_current(state->checkpoint))
+            result = look_at_files(dir, state);
+        if (result == LOOK_REPLACED)
+            continue;
+        if (result == LOOK_DIFFERS)
+            error = reload_checkpoint(dir, group, state);
+        break;
     }
     if (!error)
         *out = checkpoint_ref(state->checkpoint);
@@ -701,6 +822,25 @@ group_checkpoint(struct source_dir *dir, const struct group *group, struct check
 
 /* ---- states ---- */
 
+struct checkpoint *
+group_state_take_idle(struct group_state *state)
+{
+    struct checkpoint *checkpoint = NULL;
+
+    if (pthread_mutex_trylock(&state->lock) != 0)
+        return NULL;
+    if (state->checkpoint && state->checkpoint->tensor_count > 0 &&
+        atomic_load(&state->checkpoint->references) == 1) {
+        checkpoint = state->checkpoint;
+        state->checkpoint = NULL;
+        problem_set_free(state->problems);
+        state->problems = checkpoint->problems;
+        checkpoint->problems = NULL;
+    }
+    pthread_mutex_unlock(&state->lock);
+    return checkpoint;
+}
+
 struct group_state *
 group_state_new(void)
 {
@@ -709,6 +849,7 @@ group_state_new(void)
     if (state) {
         atomic_init(&state->references, 1);
         pthread_mutex_init(&state->lock, NULL);
+        pthread_cond_init(&state->looked, NULL);
     }
     return state;
 }
@@ -726,106 +867,8 @@ group_state_unref(struct group_state *state)
     if (!state || atomic_fetch_sub(&state->references, 1) > 1)
         return;
     checkpoint_unref(state->checkpoint);
+    problem_set_free(state->problems);
+    pthread_cond_destroy(&state->looked);
     pthread_mutex_destroy(&state->lock);
     free(state);
-}
-
-/* ---- index files ---- */
-
-static errint_t
-read_whole(int fd, char *text, size_t length)
-{
-    for (size_t done = 0; done < length;) {
-        ssize_t got = pread(fd, text + done, length - done, (off_t)done);
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return -errno;
-        if (got == 0)
-            return -EIO;
-        done += (size_t)got;
-    }
-    return 0;
-}
-
-void
-catalog_keep_index(struct catalog *catalog, struct st_index *index,
-                   const struct file_identity *identity)
-{
-    struct st_index *before;
-
-    pthread_mutex_lock(&catalog->lock);
-    before = catalog->kept_index;
-    catalog->kept_index = index;
-    catalog->kept_identity = *identity;
-    pthread_mutex_unlock(&catalog->lock);
-    st_index_free(before);
-}
-
-/* The kept index, if it is of this file; the caller's then. */
-static struct st_index *
-take_index(struct catalog *catalog, const struct file_identity *identity)
-{
-    struct st_index *index = NULL;
-
-    pthread_mutex_lock(&catalog->lock);
-    if (catalog->kept_index && file_identity_equal(&catalog->kept_identity, identity)) {
-        index = catalog->kept_index;
-        catalog->kept_index = NULL;
-    }
-    pthread_mutex_unlock(&catalog->lock);
-    return index;
-}
-
-static errint_t
-index_load(struct source_dir *dir, const char *name, struct st_index **index,
-           struct file_identity *identity, struct reason *reason)
-{
-    int fd = source_dir_open(dir, name);
-    struct stat st;
-    char *text;
-    errint_t error;
-
-    if (fd < 0)
-        return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
-    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
-        close(fd);
-        return reason_set(reason, -EIO, "IoError", "not a regular file any more");
-    }
-    file_identity_from_stat(identity, &st);
-    *index = take_index(dir->catalog, identity);
-    if (*index) {
-        close(fd);
-        return 0;
-    }
-    wait_for_tick(&st.st_mtim);
-    if (st.st_size > ST_MAX_INDEX) {
-        close(fd);
-        return reason_set(reason, -EBADMSG, "InvalidIndex", "%lld bytes, at most %u are read",
-                          (long long)st.st_size, ST_MAX_INDEX);
-    }
-    text = malloc((size_t)st.st_size + 1);
-    error = text ? read_whole(fd, text, (size_t)st.st_size) : -ENOMEM;
-    close(fd);
-    if (error)
-        reason_set(reason, error, "IoError", "%s", strerror(-error));
-    else
-        error = st_index_parse(text, (size_t)st.st_size, index, reason);
-    free(text);
-    return error;
-}
-
-errint_t
-source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
-                 struct file_identity *identity, struct reason *reason)
-{
-    errint_t error;
-
-    memset(identity, 0, sizeof(*identity));
-    error = index_load(dir, name, index, identity, reason);
-    /* What the storage said of it may be another thing the next time. */
-    if (error && error != -EBADMSG)
-        memset(identity, 0, sizeof(*identity));
-    return error;
 }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "catalog/group.h"
 
+#include "format/safetensors.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char suffix[] = ".safetensors";
-enum { SUFFIX = sizeof(suffix) - 1 };
 
 static bool
 ends_with(const char *text, size_t length, const char *end)
@@ -34,18 +33,17 @@ make_stem(char stem[256], const char *a, size_t a_length, const char *b, size_t 
     return true;
 }
 
-bool
-group_index_name(const char *file, char stem[256])
+/* Whether an index's name goes on so behind the suffix: .index.json, .index.VARIANT.json or
+ * .VARIANT.index.json. The variant is empty in the first. */
+static bool
+split_index_rest(const char *rest, const char **variant, size_t *length)
 {
-    const char *mark = NULL, *rest, *end;
+    const char *end;
 
-    for (const char *at = file; (at = strstr(at, suffix)); at++)
-        mark = at; /* the last one: a stem may hold the word too */
-    if (!mark)
-        return false;
-    rest = mark + SUFFIX;
+    *variant = rest;
+    *length = 0;
     if (strcmp(rest, ".index.json") == 0)
-        return make_stem(stem, file, (size_t)(mark - file), NULL, 0);
+        return true;
     if (!ends_with(rest, strlen(rest), ".json"))
         return false;
     end = rest + strlen(rest) - strlen(".json");
@@ -58,11 +56,42 @@ group_index_name(const char *file, char stem[256])
         return false;
     if (end <= rest || memchr(rest, '.', (size_t)(end - rest)))
         return false;
-    return make_stem(stem, file, (size_t)(mark - file), rest, (size_t)(end - rest));
+    *variant = rest;
+    *length = (size_t)(end - rest);
+    return true;
+}
+
+/* As group_index_name(); gives the suffix, too. */
+static bool
+split_index_name(const char *file, char stem[256], const char **suffix, size_t *suffix_length)
+{
+    const char *variant;
+    size_t length, end;
+
+    /* The last suffix: a stem may hold one, too. */
+    for (end = strlen(file); end > 0; end--) {
+        if (file[end] != '.')
+            continue;
+        *suffix_length = st_suffix_length(file, end);
+        if (!*suffix_length || !split_index_rest(file + end, &variant, &length))
+            continue;
+        *suffix = file + end - *suffix_length;
+        return make_stem(stem, file, (size_t)(*suffix - file), variant, length);
+    }
+    return false;
+}
+
+bool
+group_index_name(const char *file, char stem[256])
+{
+    const char *suffix;
+    size_t length;
+
+    return split_index_name(file, stem, &suffix, &length);
 }
 
 void
-group_name_index(const char *stem, char file[300])
+group_name_index(const char *stem, const char *suffix, char file[300])
 {
     static const char *const known[] = {"model.", "diffusion_pytorch_model.", "pytorch_model."};
 
@@ -70,12 +99,12 @@ group_name_index(const char *stem, char file[300])
         size_t length = strlen(known[i]);
 
         if (strncmp(stem, known[i], length) == 0 && stem[length] && !strchr(stem + length, '.')) {
-            snprintf(file, 300, "%.*s.safetensors.index.%s.json", (int)length - 1, stem,
+            snprintf(file, 300, "%.*s%s.index.%s.json", (int)length - 1, stem, suffix,
                      stem + length);
             return;
         }
     }
-    snprintf(file, 300, "%s.safetensors.index.json", stem);
+    snprintf(file, 300, "%s%s.index.json", stem, suffix);
 }
 
 /* Reads at least five digits backwards from `end`; NULL when there are none. */
@@ -104,16 +133,25 @@ numbered_stem_end(const char *file, const char *end, uint32_t *number, uint32_t 
     at = digits_before(file, at - 4, number);
     if (!at || at - file < 2 || at[-1] != '-')
         return NULL;
-    return *number >= 1 && *number <= *of ? at - 1 : NULL;
+    return at - 1;
 }
 
-bool
-group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of)
+/* The suffix of a safetensors file; "": it is none. */
+static const char *
+file_suffix(const char *file)
 {
     size_t length = strlen(file);
-    const char *end = file + length - SUFFIX, *stem_end, *dot;
 
-    if (!ends_with(file, length, suffix))
+    return file + length - st_suffix_length(file, length);
+}
+
+/* As group_numbered_name(), with numbers of any size. */
+static bool
+split_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of)
+{
+    const char *end = file_suffix(file), *stem_end, *dot;
+
+    if (!*end)
         return false;
     stem_end = numbered_stem_end(file, end, number, of);
     if (stem_end)
@@ -127,11 +165,17 @@ group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t
 }
 
 bool
+group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of)
+{
+    return split_numbered_name(file, stem, number, of) && *number >= 1 && *number <= *of;
+}
+
+bool
 group_single_name(const char *file, char stem[256])
 {
-    size_t length = strlen(file);
+    const char *suffix = file_suffix(file);
 
-    return ends_with(file, length, suffix) && make_stem(stem, file, length - SUFFIX, NULL, 0);
+    return *suffix && make_stem(stem, file, (size_t)(suffix - file), NULL, 0);
 }
 
 /* ---- grouping ---- */
@@ -176,13 +220,24 @@ find_file(const struct work *work, const char *name)
     return found ? (size_t)(found - work->files) : SIZE_MAX;
 }
 
+/* Behind each stem is its suffix. */
 static size_t
-add_stem(struct work *work, const char *stem)
+add_stem(struct work *work, const char *stem, const char *suffix, size_t length)
 {
     size_t at = work->stems.length;
 
     buffer_add(&work->stems, stem, strlen(stem) + 1);
+    buffer_add(&work->stems, suffix, length);
+    buffer_add_char(&work->stems, '\0');
     return at;
+}
+
+static size_t
+add_stem_of_file(struct work *work, const char *stem, const char *file)
+{
+    const char *suffix = file_suffix(file);
+
+    return add_stem(work, stem, suffix, strlen(suffix));
 }
 
 static void
@@ -235,13 +290,16 @@ static void
 group_by_index(struct work *work, const struct group_index *named)
 {
     size_t first = work->member_count, most = problem_set_named(work->problems);
+    const char *suffix;
+    size_t suffix_length;
     uint32_t missing = 0;
     char stem[256];
 
-    if (!group_index_name(named->file, stem))
+    if (!split_index_name(named->file, stem, &suffix, &suffix_length))
         return;
     if (named->index->shard_count == 0) {
-        problem_set_add(work->problems, work->directory, named->file, "the index names no shard");
+        problem_set_add(work->problems, work->directory, named->file,
+                        "the index names no shard: no checkpoint is made of it");
         return;
     }
     for (uint32_t i = 0; i < named->index->shard_count; i++) {
@@ -252,9 +310,11 @@ group_by_index(struct work *work, const struct group_index *named)
             char name[QUOTED_SIZE];
 
             if (missing++ < most)
-                problem_set_add(work->problems, work->directory, named->file,
-                                "the index names %s, which is not there",
-                                quoted(name, shard, strlen(shard)));
+                problem_set_add(
+                    work->problems, work->directory, named->file,
+                    "the index names %s, which is not there: its tensors are missing, and "
+                    "there is no merged file",
+                    quoted(name, shard, strlen(shard)));
             continue;
         }
         work->use[at] = SHARD;
@@ -262,9 +322,11 @@ group_by_index(struct work *work, const struct group_index *named)
     }
     if (missing > most)
         problem_set_add(work->problems, work->directory, named->file,
-                        "%u of the %u shards the index names are not there", missing,
-                        named->index->shard_count);
-    add_group(work, GROUP_INDEX, add_stem(work, stem), named->file, first, missing);
+                        "%u of the %u shards the index names are not there: their tensors are "
+                        "missing, and there is no merged file",
+                        missing, named->index->shard_count);
+    add_group(work, GROUP_INDEX, add_stem(work, stem, suffix, suffix_length), named->file, first,
+              missing);
 }
 
 static int
@@ -273,6 +335,8 @@ compare_numbered(const void *a, const void *b, void *stems)
     const struct numbered *x = a, *y = b;
     int order = strcmp((char *)stems + x->stem, (char *)stems + y->stem);
 
+    if (!order)
+        order = strcmp(file_suffix(x->file), file_suffix(y->file));
     if (order)
         return order;
     if (x->of != y->of)
@@ -282,7 +346,7 @@ compare_numbered(const void *a, const void *b, void *stems)
     return strcmp(x->file, y->file);
 }
 
-/* One set: `count` files of the same stem and M, by number. */
+/* One set: `count` files of the same stem, suffix and M, by number. */
 static void
 group_numbered_set(struct work *work, const struct numbered *set, size_t count)
 {
@@ -294,11 +358,16 @@ group_numbered_set(struct work *work, const struct numbered *set, size_t count)
     quoted(stem, name, strlen(name));
     for (size_t i = 0; i < count; i++) {
         for (; expected < set[i].number && said < most; expected++, said++)
-            problem_set_add(work->problems, work->directory, set[0].file,
-                            "shard %u of %u of %s is not there", expected, set[0].of, stem);
+            problem_set_add(
+                work->problems, work->directory, set[0].file,
+                "shard %u of %u of %s is not there: its tensors are missing, and there is "
+                "no merged file",
+                expected, set[0].of, stem);
         if (i > 0 && set[i].number == set[i - 1].number)
-            problem_set_add(work->problems, work->directory, set[i].file,
-                            "a second file for shard %u of %u", set[i].number, set[i].of);
+            problem_set_add(
+                work->problems, work->directory, set[i].file,
+                "a second file for shard %u of %u: tensors of both are shown from neither",
+                set[i].number, set[i].of);
         else
             there++;
         expected = set[i].number + 1;
@@ -307,11 +376,15 @@ group_numbered_set(struct work *work, const struct numbered *set, size_t count)
     }
     for (; expected <= set[0].of && said < most; expected++, said++)
         problem_set_add(work->problems, work->directory, set[0].file,
-                        "shard %u of %u of %s is not there", expected, set[0].of, stem);
+                        "shard %u of %u of %s is not there: its tensors are missing, and there is "
+                        "no merged file",
+                        expected, set[0].of, stem);
     missing = set[0].of - there;
     if (missing > said)
         problem_set_add(work->problems, work->directory, set[0].file,
-                        "%u of the %u shards of %s are not there", missing, set[0].of, stem);
+                        "%u of the %u shards of %s are not there: their tensors are missing, and "
+                        "there is no merged file",
+                        missing, set[0].of, stem);
     add_group(work, GROUP_NUMBERED, set[0].stem, NULL, first, missing);
 }
 
@@ -333,7 +406,7 @@ group_numbered(struct work *work)
             group_numbered_name(work->files[i], stem, &one->number, &one->of)) {
             one->file = work->files[i];
             one->position = i;
-            one->stem = add_stem(work, stem);
+            one->stem = add_stem_of_file(work, stem, one->file);
             count++;
         }
     }
@@ -342,7 +415,8 @@ group_numbered(struct work *work)
         for (size_t i = 0, end; i < count; i = end) {
             for (end = i + 1;
                  end < count && all[end].of == all[i].of &&
-                 strcmp(work->stems.data + all[end].stem, work->stems.data + all[i].stem) == 0;
+                 strcmp(work->stems.data + all[end].stem, work->stems.data + all[i].stem) == 0 &&
+                 strcmp(file_suffix(all[end].file), file_suffix(all[i].file)) == 0;
                  end++)
                 ;
             group_numbered_set(work, all + i, end - i);
@@ -354,6 +428,7 @@ group_numbered(struct work *work)
 static void
 group_singles(struct work *work)
 {
+    uint32_t number, of;
     char stem[256];
 
     for (size_t i = 0; i < work->count; i++) {
@@ -361,17 +436,34 @@ group_singles(struct work *work)
 
         if (work->use[i] != FREE || !group_single_name(work->files[i], stem))
             continue;
+        if (split_numbered_name(work->files[i], NULL, &number, &of))
+            problem_set_add(work->problems, work->directory, work->files[i],
+                            "named as shard %u of %u, expected a number from 1 to the total; taken "
+                            "for a checkpoint of its own",
+                            number, of);
         work->use[i] = SHARD;
         add_member(work, work->files[i]);
-        add_group(work, GROUP_SINGLE, add_stem(work, stem), NULL, first, 0);
+        add_group(work, GROUP_SINGLE, add_stem_of_file(work, stem, work->files[i]), NULL, first, 0);
     }
+}
+
+int
+group_compare_names(const struct group *x, const struct group *y)
+{
+    int order = strcmp(x->stem, y->stem);
+
+    if (!order && strcmp(x->suffix, ST_SUFFIX) != 0 && strcmp(y->suffix, ST_SUFFIX) != 0)
+        return strcmp(x->suffix, y->suffix);
+    if (order)
+        return order;
+    return (strcmp(y->suffix, ST_SUFFIX) == 0) - (strcmp(x->suffix, ST_SUFFIX) == 0);
 }
 
 static int
 compare_groups(const void *a, const void *b)
 {
     const struct group *x = a, *y = b;
-    int order = strcmp(x->stem, y->stem);
+    int order = group_compare_names(x, y);
 
     if (order)
         return order;
@@ -393,6 +485,7 @@ settle(struct work *work)
         struct group *group = &work->groups[i];
 
         group->stem = work->stems.data + (size_t)group->stem;
+        group->suffix = group->stem + strlen(group->stem) + 1;
         if (group->member_count == 0) {
             group->members = NULL; /* and there may be no members at all to point into */
             continue;
@@ -408,7 +501,8 @@ settle(struct work *work)
         const struct group *above = group - 1;
         char stem[QUOTED_SIZE];
 
-        if (strcmp(group->stem, above->stem) != 0)
+        group->second = strcmp(group->stem, above->stem) == 0;
+        if (!group->second || strcmp(group->suffix, above->suffix) != 0)
             continue;
         group->shadowed = true;
         problem_set_add(work->problems, work->directory,

@@ -2,6 +2,9 @@
 /*
  * The checkpoint rules: which files of a directory belong together.
  *
+ * Where ".safetensors" stands here, ".sft" may stand, too, in any letter case: files that differ
+ * in this suffix belong to different checkpoints, unless an index names them.
+ *
  * A checkpoint is (1) the shards that an index names, else (2) the files
  * STEM-NNNNN-of-MMMMM.safetensors of one M, else (3) one STEM.safetensors. These
  * are functions of names and of indexes already read; they touch no storage.
@@ -24,12 +27,15 @@
  */
 bool group_index_name(const char *file, char stem[256]);
 
+/* The order of groups: by stem, in which those with the usual suffix come first, then by suffix. */
+int group_compare_names(const struct group *x, const struct group *y);
+
 /*
  * The name an index of `stem` has: the first spelling, or the second where
  * the stem is one the Hugging Face libraries know with a variant behind it
  * (model.fp16 -> model.safetensors.index.fp16.json).
  */
-void group_name_index(const char *stem, char file[300]);
+void group_name_index(const char *stem, const char *suffix, char file[300]);
 
 /*
  * Whether `file` is STEM-NNNNN-of-MMMMM.safetensors, or the older diffusers

@@ -28,6 +28,8 @@ struct problem_set {
     struct problem_set *next, *previous;
     char **lines;
     size_t count;
+    uint64_t *hashes; /* of the lines, open addressing; 0: none */
+    size_t places; /* a power of two, more than twice `count`; 0: none yet */
 };
 
 struct problems *
@@ -85,7 +87,21 @@ problem_set_free(struct problem_set *set)
     for (size_t i = 0; i < set->count; i++)
         free(set->lines[i]);
     free(set->lines);
+    free(set->hashes);
     free(set);
+}
+
+size_t
+problem_set_count(const struct problem_set *set)
+{
+    size_t count = 0;
+
+    if (set) {
+        pthread_mutex_lock(&set->problems->lock);
+        count = set->count;
+        pthread_mutex_unlock(&set->problems->lock);
+    }
+    return count;
 }
 
 size_t
@@ -130,17 +146,56 @@ is_to_be_logged(struct problems *problems, const char *line)
     return true;
 }
 
-/* Takes `line` over, or not: then the caller frees it. */
+/* The place of a hash, or the empty one where it would be. */
+static uint64_t *
+hash_place(uint64_t *hashes, size_t places, uint64_t hash)
+{
+    size_t at = (size_t)hash & (places - 1);
+
+    while (hashes[at] && hashes[at] != hash)
+        at = (at + 1) & (places - 1);
+    return &hashes[at];
+}
+
+/* Makes room for one more hash. */
+static bool
+set_grow(struct problem_set *set)
+{
+    size_t places = set->places ? 2 * set->places : 16;
+    uint64_t *hashes;
+
+    if (2 * (set->count + 1) < set->places)
+        return true;
+    hashes = calloc(places, sizeof(*hashes));
+    if (!hashes)
+        return false;
+    for (size_t i = 0; i < set->places; i++)
+        if (set->hashes[i])
+            *hash_place(hashes, places, set->hashes[i]) = set->hashes[i];
+    free(set->hashes);
+    set->hashes = hashes;
+    set->places = places;
+    return true;
+}
+
+/* Takes `line` over, or not: then the caller frees it. Not where the set has that line. */
 static bool
 set_append(struct problem_set *set, char *line)
 {
+    uint64_t hash = hash64(line, strlen(line), 0) | 1, *place;
     char **lines;
 
+    if (!set_grow(set))
+        return false;
+    place = hash_place(set->hashes, set->places, hash);
+    if (*place)
+        return false;
     lines = realloc(set->lines, (set->count + 1) * sizeof(*lines));
     if (!lines)
         return false;
     set->lines = lines;
     set->lines[set->count++] = line;
+    *place = hash;
     set->problems->count++;
     return true;
 }

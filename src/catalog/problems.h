@@ -35,13 +35,16 @@ struct problem_set *problem_set_new(struct problems *problems); /* NULL: out of 
 void problem_set_free(struct problem_set *set); /* NULL is allowed */
 
 /*
- * Adds one line, "PATH: TEXT". `directory` and `name` make the path in the
+ * Adds one line, "PATH: TEXT", unless the set has it. `directory` and `name` make the path in the
  * source ("" and NULL for the source itself); it is quoted here. The first
  * lines are logged as well. Does nothing when `set` is NULL or memory is out:
  * problems are never a reason to fail.
  */
 void problem_set_add(struct problem_set *set, const char *directory, const char *name,
                      const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+/* How many lines it has. */
+size_t problem_set_count(const struct problem_set *set);
 
 /* How many problems of one kind are to be added one by one. */
 size_t problem_set_named(const struct problem_set *set);

@@ -117,9 +117,11 @@ errint_t
 box_make(const struct fstfs_request *request, struct box *box)
 {
     const struct fstfs_tensor *tensor = request->tensor;
-    errint_t error;
+    errint_t error = CHECK_RESERVED(request, fstfs_request);
     bool empty;
 
+    if (error)
+        return error;
     *box = (struct box){.run = tensor->size};
     if (!request->box) {
         finish(box);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/build.h"
 
+#include "base/text.h"
 #include "client/gpu/cufile.h"
 #include "format/dtype.h"
 
@@ -115,13 +116,53 @@ build_source(struct fstfs_checkpoint *checkpoint, const char *path,
     return 0;
 }
 
+/* False: it has more than 2^64 - 1. */
+static bool
+bits_of_shape(const struct tensor_given *given, unsigned bits_of_one, uint64_t *bits)
+{
+    bool fits = true;
+
+    *bits = bits_of_one;
+    for (unsigned i = 0; i < given->rank; i++) {
+        if (given->shape[i] == 0) {
+            *bits = 0;
+            return true;
+        }
+        fits &= !__builtin_mul_overflow(*bits, given->shape[i], bits);
+    }
+    return fits;
+}
+
+static errint_t
+check_given(const struct fstfs_checkpoint *checkpoint, const struct tensor_given *given,
+            enum dtype dtype)
+{
+    const struct tensor_source *source = &checkpoint->sources[given->source];
+    uint64_t bits, end;
+
+    if (__builtin_add_overflow(given->offset, given->size, &end) || end > source->list->size)
+        return fail(-EBADMSG, "%.*s: bytes from %llu on, %llu of them, are not within %s",
+                    (int)given->name_length, given->name, (unsigned long long)given->offset,
+                    (unsigned long long)given->size, source->path);
+    if (dtype == DTYPE_UNKNOWN)
+        return 0; /* nobody can say what its elements are */
+    if (!bits_of_shape(given, dtype_bits(dtype), &bits) || bits % 8 || bits / 8 != given->size)
+        return fail(-EBADMSG, "%.*s: its shape and dtype do not make the %llu bytes that it has",
+                    (int)given->name_length, given->name, (unsigned long long)given->size);
+    return 0;
+}
+
 errint_t
 build_tensor(struct fstfs_checkpoint *checkpoint, const struct tensor_given *given)
 {
     enum dtype dtype = dtype_from_name(given->dtype, given->dtype_length);
-    uint64_t *shape = keep(checkpoint, given->rank * sizeof(*shape));
+    errint_t error = check_given(checkpoint, given, dtype);
+    uint64_t *shape;
     struct client_tensor *tensor;
 
+    if (error)
+        return error;
+    shape = keep(checkpoint, given->rank * sizeof(*shape));
     if (!shape || !grow((void **)&checkpoint->tensors, checkpoint->count, sizeof(*tensor)))
         return -ENOMEM;
     if (given->rank > 0)
@@ -150,8 +191,12 @@ errint_t
 build_metadata(struct fstfs_checkpoint *checkpoint, const char *key, size_t key_length,
                const char *value, size_t value_length)
 {
-    struct metadata_pair pair = {keep_text(checkpoint, key, key_length),
-                                 keep_text(checkpoint, value, value_length)};
+    struct fstfs_metadata pair = {
+        .key = keep_text(checkpoint, key, key_length),
+        .key_length = key_length,
+        .value = keep_text(checkpoint, value, value_length),
+        .value_length = value_length,
+    };
 
     if (!pair.key || !pair.value ||
         !grow((void **)&checkpoint->metadata, checkpoint->metadata_count, sizeof(pair)))
@@ -165,23 +210,23 @@ compare_names(const void *a, const void *b)
 {
     const struct fstfs_tensor *x = &((const struct client_tensor *)a)->shown;
     const struct fstfs_tensor *y = &((const struct client_tensor *)b)->shown;
-    size_t shorter = x->name_length < y->name_length ? x->name_length : y->name_length;
-    int order = memcmp(x->name, y->name, shorter);
 
-    return order ? order : (x->name_length > y->name_length) - (x->name_length < y->name_length);
+    return text_compare(x->name, x->name_length, y->name, y->name_length);
 }
 
 static int
 compare_keys(const void *a, const void *b)
 {
-    return strcmp(((const struct metadata_pair *)a)->key, ((const struct metadata_pair *)b)->key);
+    const struct fstfs_metadata *x = a, *y = b;
+
+    return text_compare(x->key, x->key_length, y->key, y->key_length);
 }
 
 /* Each key once, and only those whose values agree. */
 static void
 join_metadata(struct fstfs_checkpoint *checkpoint)
 {
-    struct metadata_pair *all = checkpoint->metadata;
+    struct fstfs_metadata *all = checkpoint->metadata;
     size_t count = checkpoint->metadata_count, kept = 0, end;
 
     if (count == 0)
@@ -191,7 +236,8 @@ join_metadata(struct fstfs_checkpoint *checkpoint)
         bool agreed = true;
 
         for (end = i + 1; end < count && compare_keys(&all[i], &all[end]) == 0; end++)
-            agreed &= strcmp(all[i].value, all[end].value) == 0;
+            agreed &= text_compare(all[i].value, all[i].value_length, all[end].value,
+                                   all[end].value_length) == 0;
         if (agreed)
             all[kept++] = all[i];
     }

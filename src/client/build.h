@@ -2,6 +2,9 @@
 /*
  * Makes the tables of an opened checkpoint, one file, tensor and pair of metadata
  * after another. One thread at a time. All functions: -ENOMEM.
+ *
+ * What is given may come from a mount of somebody else's, so build_tensor() checks it, for all
+ * that opens: nothing after it does.
  */
 #ifndef FSTFS_CLIENT_BUILD_H
 #define FSTFS_CLIENT_BUILD_H
@@ -26,7 +29,11 @@ struct fstfs_checkpoint *build_begin(struct fstfs *fstfs); /* NULL: out of memor
 /* A file that tensors lie in: the version `identity` of `path`, which is absolute. */
 errint_t build_source(struct fstfs_checkpoint *checkpoint, const char *path,
                       const struct file_identity *identity, uint32_t *source);
+
+/* Adds a tensor. -EBADMSG, said by fail(): it is not within its file, or its size is not that of
+ * its shape and dtype (where the dtype is known). */
 errint_t build_tensor(struct fstfs_checkpoint *checkpoint, const struct tensor_given *given);
+
 errint_t build_metadata(struct fstfs_checkpoint *checkpoint, const char *key, size_t key_length,
                         const char *value, size_t value_length);
 

@@ -24,7 +24,7 @@ found_free(struct found *found)
 static errint_t
 find_directory(const char *path, struct found *found)
 {
-    struct catalog_options options = {.source = path};
+    struct catalog_options options = {.source = path, .path_only = true};
     errint_t error = catalog_new(&options, &found->catalog);
 
     if (error)
@@ -100,7 +100,7 @@ bad_index(struct found *found, const char *path, const char *index)
 
     if (error)
         return fail(error, "%s: %s: %s", path, reason.rule, reason.text);
-    st_index_free(read);
+    catalog_free_index(found->catalog, read);
     return fail(-EBADMSG, "%s: none of the shards that it names is there", path);
 }
 
@@ -127,6 +127,7 @@ static errint_t
 find_file(const char *name, struct found *found)
 {
     struct group group = {.stem = name,
+                          .suffix = "",
                           .members = &name,
                           .member_count = 1,
                           .kind = GROUP_SINGLE,
@@ -190,41 +191,75 @@ find_path(const char *path, struct found *found)
     return error;
 }
 
+/* Whether it is the version that the mount shows; lets it go where it is not. */
+static bool
+found_version(struct found *found, uint64_t version)
+{
+    if (checkpoint_version(found->checkpoint) == version)
+        return true;
+    checkpoint_unref(found->checkpoint);
+    found->checkpoint = NULL;
+    return false;
+}
+
+/* Of these shards, whatever else is in their directory. */
+static errint_t
+find_shards(const struct mount_origin *origin, struct found *found)
+{
+    struct group group = {.stem = origin->stem,
+                          .suffix = "",
+                          .members = (const char *const *)origin->shards,
+                          .member_count = origin->shard_count,
+                          .kind = GROUP_NUMBERED,
+                          .state = group_state_new()};
+    errint_t error = -ENOMEM;
+
+    if (group.state)
+        error = group_checkpoint(found->dir, &group, &found->checkpoint);
+    group_state_unref(group.state);
+    if (error)
+        return error;
+    return found_version(found, origin->version) ? 0 : -ENOENT;
+}
+
 /* Several may have the stem, of which all but one are shadowed. */
 static errint_t
-find_stem(const struct listing *listing, const char *stem, uint64_t version, struct found *found)
+find_stem(const struct mount_origin *origin, struct found *found)
 {
-    for (uint32_t i = 0; i < listing->group_count; i++) {
-        errint_t error;
+    struct listing *listing;
+    errint_t error = source_dir_listing(found->dir, &listing);
+    bool is_found = false;
 
-        if (strcmp(listing->groups[i].stem, stem) != 0)
+    if (error)
+        return error;
+    for (uint32_t i = 0; !error && !is_found && i < listing->group_count; i++) {
+        if (strcmp(listing->groups[i].stem, origin->stem) != 0)
             continue;
         error = group_checkpoint(found->dir, &listing->groups[i], &found->checkpoint);
-        if (error)
-            return fail(error, "out of memory");
-        if (checkpoint_version(found->checkpoint) == version)
-            return 0;
-        checkpoint_unref(found->checkpoint);
-        found->checkpoint = NULL;
+        is_found = !error && found_version(found, origin->version);
     }
-    return fail(-ENOENT, "%s: %s in it is not the checkpoint that the mount shows",
-                catalog_source(found->catalog), stem);
+    listing_unref(listing);
+    return error || is_found ? error : -ENOENT;
+}
+
+static void
+fail_of_origin(const struct mount_origin *origin, errint_t error)
+{
+    if (error == -ENOENT)
+        fail(error, "%s: %s in it is not the checkpoint that the mount shows", origin->directory,
+             origin->stem);
+    else if (error)
+        fail(error, "%s: %s", origin->directory, strerror(-error));
 }
 
 errint_t
-find_version(const char *directory, const char *stem, uint64_t version, struct found *found)
+find_origin(const struct mount_origin *origin, struct found *found)
 {
-    struct listing *listing;
-    errint_t error = find_directory(directory, found);
+    errint_t error = find_directory(origin->directory, found);
 
     if (!error) {
-        error = source_dir_listing(found->dir, &listing);
-        if (error)
-            fail(error, "%s: %s", directory, strerror(-error));
-    }
-    if (!error) {
-        error = find_stem(listing, stem, version, found);
-        listing_unref(listing);
+        error = origin->shard_count ? find_shards(origin, found) : find_stem(origin, found);
+        fail_of_origin(origin, error);
     }
     if (error)
         found_free(found);

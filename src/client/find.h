@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "catalog/catalog.h"
+#include "client/mount.h"
 
 #include <stdint.h>
 
@@ -21,10 +22,12 @@ struct found {
  * fstfs_open(), and said by fail(). */
 errint_t find_path(const char *path, struct found *found);
 
-/* The checkpoint `stem` of a directory in that version. -ENOENT and others, said by
- * fail(). */
-errint_t find_version(const char *directory, const char *stem, uint64_t version,
-                      struct found *found);
+/*
+ * The checkpoint in the source that a file of the mount is made of, in that version. Takes time by
+ * its shards, not by what else is in their directory, unless the mount does not name them. -ENOENT
+ * and others, said by fail().
+ */
+errint_t find_origin(const struct mount_origin *origin, struct found *found);
 
 void found_free(struct found *found);
 

@@ -32,6 +32,18 @@ fail(errint_t error, const char *format, ...)
     return error;
 }
 
+errint_t
+check_reserved(const char *structure, const uint64_t *reserved, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (reserved[i])
+            return fail(-EINVAL,
+                        "struct %s: reserved[%zu] is %#llx, expected 0: the program needs a newer "
+                        "libfstfs than " FSTFS_VERSION ", or did not clear the structure",
+                        structure, i, (unsigned long long)reserved[i]);
+    return 0;
+}
+
 const char *
 fstfs_error(void)
 {
@@ -59,12 +71,16 @@ int
 fstfs_new(const struct fstfs_options *options, struct fstfs **out)
 {
     static const struct fstfs_options defaults;
-    struct fstfs *fstfs = calloc(1, sizeof(*fstfs));
+    struct fstfs *fstfs;
     struct io_options io;
     errint_t error;
 
     if (!options)
         options = &defaults;
+    error = CHECK_RESERVED(options, fstfs_options);
+    if (error)
+        return error;
+    fstfs = calloc(1, sizeof(*fstfs));
     if (!fstfs)
         return fail(-ENOMEM, "out of memory");
     /* Errors are the caller's to tell, and standard error is his. */
@@ -74,7 +90,7 @@ fstfs_new(const struct fstfs_options *options, struct fstfs **out)
                              .no_prefetch = true,
                              .memory = options->memory};
     fstfs->no_source = options->no_source != 0;
-    pthread_mutex_init(&fstfs->devices_lock, NULL);
+    pthread_mutex_init(&fstfs->loading_lock, NULL);
     fstfs->worker_count = count_workers();
     error = io_new(&io, &fstfs->io);
     if (!error)
@@ -94,7 +110,7 @@ fstfs_free(struct fstfs *fstfs)
         return;
     workers_free(fstfs->workers);
     devices_free(fstfs);
-    pthread_mutex_destroy(&fstfs->devices_lock);
+    pthread_mutex_destroy(&fstfs->loading_lock);
     io_free(fstfs->io);
     free(fstfs);
 }
@@ -115,8 +131,9 @@ fstfs_status(struct fstfs *fstfs, char *text, size_t size)
     counters.storage_bytes += atomic_load(&fstfs->cufile_bytes);
     buffer_addf(&out,
                 ",\"memory_used\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"storage_bytes\":%" PRIu64
-                ",\"storage_reads\":%" PRIu64 ",",
-                counters.memory, counters.bytes, counters.storage_bytes, counters.storage_reads);
+                ",\"storage_reads\":%" PRIu64 ",\"expired_bytes\":%" PRIu64 ",",
+                counters.memory, counters.bytes, counters.storage_bytes, counters.storage_reads,
+                counters.expired);
     devices_status(fstfs, &out);
     buffer_add_char(&out, '}');
     if (buffer_failed(&out)) {
@@ -180,13 +197,8 @@ fstfs_find(const struct fstfs_checkpoint *checkpoint, const char *name)
     return NULL;
 }
 
-int
-fstfs_metadata(const struct fstfs_checkpoint *checkpoint, size_t place, const char **key,
-               const char **value)
+const struct fstfs_metadata *
+fstfs_metadata(const struct fstfs_checkpoint *checkpoint, size_t place)
 {
-    if (place >= checkpoint->metadata_count)
-        return 0;
-    *key = checkpoint->metadata[place].key;
-    *value = checkpoint->metadata[place].value;
-    return 1;
+    return place < checkpoint->metadata_count ? &checkpoint->metadata[place] : NULL;
 }

@@ -32,6 +32,10 @@ map_source(struct tensor_source *source)
     return 0;
 }
 
+/* The address of empty tensors. The file of one, on a mount, may be empty as well, and an empty
+ * file cannot be mapped. */
+static const char empty;
+
 int
 fstfs_map(struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor,
           struct fstfs_device *device, const void **to)
@@ -44,6 +48,10 @@ fstfs_map(struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor
     if (device && !device->reads_host_pages)
         return fail(-ENOTSUP, "cuda:%d: %s", device->ordinal,
                     device->ladder.why_not[RUNG_UNIFIED].text);
+    if (tensor->size == 0) {
+        *to = &empty;
+        return 0;
+    }
     source = &checkpoint->sources[((const struct client_tensor *)tensor)->source];
     pthread_mutex_lock(&checkpoint->lock);
     if (!source->mapping)

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/mount.h"
 
+#include "base/mountinfo.h"
+
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/limits.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,36 +17,25 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* Whether a line of mountinfo is of this device, and a mount of fstfs. */
-static bool
-line_is_ours(const char *line, unsigned device_major, unsigned device_minor)
-{
-    unsigned line_major, line_minor;
-    const char *type = strstr(line, " - ");
-
-    return type && strncmp(type, " - fuse.fstfs ", 14) == 0 &&
-           sscanf(line, "%*s %*s %u:%u", &line_major, &line_minor) == 2 &&
-           line_major == device_major && line_minor == device_minor;
-}
-
 bool
 mount_is_ours(const char *path)
 {
-    FILE *mounts;
+    struct mountinfo mount;
     struct statfs fs;
     struct stat st;
     bool found = false;
-    char *line = NULL;
-    size_t size = 0;
+    FILE *mounts;
 
     if (statfs(path, &fs) < 0 || fs.f_type != FUSE_SUPER_MAGIC || stat(path, &st) < 0)
         return false;
-    mounts = fopen("/proc/self/mountinfo", "re");
+    mounts = mountinfo_open();
     if (!mounts)
         return false;
-    while (!found && getline(&line, &size, mounts) > 0)
-        found = line_is_ours(line, major(st.st_dev), minor(st.st_dev));
-    free(line);
+    while (!found && mountinfo_next(mounts, &mount)) {
+        found = strcmp(mount.type, "fuse.fstfs") == 0 && mount.major == major(st.st_dev) &&
+                mount.minor == minor(st.st_dev);
+        mountinfo_free(&mount);
+    }
     fclose(mounts);
     return found;
 }
@@ -51,15 +43,19 @@ mount_is_ours(const char *path)
 errint_t
 mount_xattr(const char *path, const char *name, char **value, size_t *length)
 {
-    ssize_t size = getxattr(path, name, NULL, 0);
-    ssize_t got = -1;
+    char small[1024]; /* most are: then they take one request of the mount, not two */
+    ssize_t got = getxattr(path, name, small, sizeof(small));
+    bool is_large = got < 0 && errno == ERANGE;
 
-    if (size < 0)
+    if (got < 0 && !is_large)
         return errno == ENOTSUP ? -ENODATA : -errno;
-    *value = malloc((size_t)size + 1);
+    *value = malloc((is_large ? XATTR_SIZE_MAX : (size_t)got) + 1);
     if (!*value)
         return -ENOMEM;
-    got = getxattr(path, name, *value, (size_t)size);
+    if (is_large)
+        got = getxattr(path, name, *value, XATTR_SIZE_MAX);
+    else
+        memcpy(*value, small, (size_t)got);
     if (got < 0) {
         free(*value);
         *value = NULL;
@@ -173,6 +169,38 @@ mount_extent(const char *path, struct mount_extent *extent)
     return error;
 }
 
+/* Whether it names a file in its directory, and comes after the one before it. */
+static bool
+is_next_shard(const char *before, const char *name)
+{
+    return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
+           (!before || strcmp(before, name) < 0);
+}
+
+static errint_t
+shards_member(const cJSON *object, struct mount_origin *origin)
+{
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(object, "shards"), *item;
+    int count = cJSON_GetArraySize(list);
+
+    if (!list)
+        return 0;
+    origin->shards = calloc((size_t)count + 1, sizeof(*origin->shards));
+    if (!origin->shards)
+        return -ENOMEM;
+    cJSON_ArrayForEach(item, list)
+    {
+        char **shard = &origin->shards[origin->shard_count];
+        errint_t error = name_member(item, "file", "file_hex", shard);
+
+        if (error)
+            return error;
+        if (!is_next_shard(origin->shard_count++ ? shard[-1] : NULL, *shard))
+            return -EBADMSG;
+    }
+    return 0;
+}
+
 errint_t
 mount_origin(const char *path, struct mount_origin *origin)
 {
@@ -188,6 +216,8 @@ mount_origin(const char *path, struct mount_origin *origin)
         error = name_member(json, "directory", "directory_hex", &origin->directory);
     if (!error)
         error = name_member(json, "checkpoint", "checkpoint_hex", &origin->stem);
+    if (!error)
+        error = shards_member(json, origin);
     cJSON_Delete(json);
     if (error)
         mount_origin_free(origin);
@@ -199,7 +229,10 @@ mount_origin_free(struct mount_origin *origin)
 {
     free(origin->directory);
     free(origin->stem);
-    origin->directory = origin->stem = NULL;
+    for (uint32_t i = 0; i < origin->shard_count; i++)
+        free(origin->shards[i]);
+    free(origin->shards);
+    *origin = (struct mount_origin){0};
 }
 
 errint_t

@@ -26,6 +26,8 @@ struct mount_extent {
 struct mount_origin {
     char *directory, *stem;
     uint64_t version;
+    char **shards; /* their file names in the directory, sorted, each once... */
+    uint32_t shard_count; /* ...0: the mount does not say */
 };
 
 /* -ENODATA: the file has none; -EBADMSG: it cannot be understood; -ENOMEM, and what

@@ -26,6 +26,13 @@ out_of_memory(void)
     return fail(-ENOMEM, "out of memory");
 }
 
+/* What is wrong with a tensor, build_tensor() has said. */
+static errint_t
+build_failed(errint_t error)
+{
+    return error == -ENOMEM ? out_of_memory() : error;
+}
+
 /* Adds the tensor by what a table says of it, lying in `source` at `offset`. */
 static errint_t
 add_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
@@ -42,7 +49,7 @@ add_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
     };
 
     given.dtype = st_dtype_text(table, tensor, &given.dtype_length);
-    return build_tensor(checkpoint, &given) ? out_of_memory() : 0;
+    return build_failed(build_tensor(checkpoint, &given));
 }
 
 static errint_t
@@ -132,7 +139,7 @@ look_below(struct fstfs_checkpoint *checkpoint, const char *path, struct below *
     }
     below_free(below);
     below->origin = origin;
-    error = find_version(origin.directory, origin.stem, origin.version, &below->found);
+    error = find_origin(&origin, &below->found);
     for (uint32_t i = 0; !error && i < below->found.checkpoint->shard_count; i++) {
         uint32_t source = 0;
 
@@ -245,7 +252,7 @@ open_directory_below(struct fstfs_checkpoint *checkpoint, const char *path)
 
     if (error)
         return fail(error, "%s: the mount does not say what it is made of", path);
-    error = find_version(origin.directory, origin.stem, origin.version, &found);
+    error = find_origin(&origin, &found);
     mount_origin_free(&origin);
     if (!error)
         error = add_all(checkpoint, &found);
@@ -296,10 +303,9 @@ add_file(struct fstfs_checkpoint *checkpoint, const char *path, struct tensor_gi
         given->offset = (uint64_t)st.st_size - extent->length;
         file_identity_from_stat(&identity, &st);
     }
-    if (build_source(checkpoint, below ? extent->path : path, &identity, &given->source) ||
-        build_tensor(checkpoint, given))
+    if (build_source(checkpoint, below ? extent->path : path, &identity, &given->source))
         return out_of_memory();
-    return 0;
+    return build_failed(build_tensor(checkpoint, given));
 }
 
 static errint_t

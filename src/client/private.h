@@ -27,8 +27,10 @@ struct fstfs {
     bool no_source;
     atomic_uint_fast64_t own_bytes; /* handed out past the engine's buffers */
     atomic_uint_fast64_t cufile_reads, cufile_bytes; /* past the engine's storage too */
-    pthread_mutex_t devices_lock; /* guards the list; devices stay until fstfs_free() */
-    struct fstfs_device *devices;
+    /* Held while a device is opened, and while cuFile is loaded and told of files: for seconds.
+     * Whoever only looks at the devices does not take it. */
+    pthread_mutex_t loading_lock;
+    _Atomic(struct fstfs_device *) devices; /* added to with that lock held, until fstfs_free() */
 };
 
 /* A file that tensors lie in. */
@@ -44,10 +46,6 @@ struct client_tensor {
     uint32_t source; /* its place in sources */
 };
 
-struct metadata_pair {
-    const char *key, *value;
-};
-
 struct memory_block;
 
 /* Immutable once opened, but for what `lock` guards. */
@@ -58,7 +56,7 @@ struct fstfs_checkpoint {
     size_t source_count;
     struct client_tensor *tensors; /* by name */
     size_t count;
-    struct metadata_pair *metadata; /* by key */
+    struct fstfs_metadata *metadata; /* by key */
     size_t metadata_count;
     char *through_mount; /* why; NULL: not */
     struct memory_block *blocks; /* that strings and shapes lie in */
@@ -72,5 +70,11 @@ void unmap_sources(struct fstfs_checkpoint *checkpoint);
 
 /* Says why on this thread's fstfs_error(); returns `error`, a negative errno. */
 errint_t fail(errint_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* -EINVAL, said by fail(), if one of the `reserved` words of the caller's structure is set. */
+errint_t check_reserved(const char *structure, const uint64_t *reserved, size_t count);
+#define CHECK_RESERVED(structure, type)                                                            \
+    check_reserved(#type, (structure)->reserved,                                                   \
+                   sizeof((structure)->reserved) / sizeof(*(structure)->reserved))
 
 #endif

@@ -413,9 +413,11 @@ static errint_t
 prepare(struct fstfs_checkpoint *checkpoint, struct fstfs_request *requests, size_t count,
         const struct fstfs_read_options *options, struct fstfs_read **out)
 {
+    errint_t error = options ? CHECK_RESERVED(options, fstfs_read_options) : 0;
     struct fstfs_read *read;
-    errint_t error;
 
+    if (error)
+        return error;
     read = read_new(count, options);
     if (!read)
         return fail(-ENOMEM, "out of memory");

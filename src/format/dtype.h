@@ -32,7 +32,7 @@ enum dtype {
     DTYPE_I64,
     DTYPE_U64,
     DTYPE_COUNT,
-    DTYPE_UNKNOWN = DTYPE_COUNT, /* a name this version does not know */
+    DTYPE_UNKNOWN = DTYPE_COUNT, /* a name that this version does not know */
 };
 
 /* DTYPE_UNKNOWN when `name` is none of the 22. Case matters, as in the format. */
@@ -41,10 +41,9 @@ const char *dtype_name(enum dtype dtype); /* of a known dtype */
 unsigned dtype_bits(enum dtype dtype); /* per element; of a known dtype */
 
 /*
- * The `descr` that a .npy file of this dtype carries: the one NumPy writes
- * where NumPy has the dtype, else the one that numpy.save writes for an array
- * of ml_dtypes ("<V2" for bfloat16, "<V1" for the float8 family; dtype.c).
- * NULL for the sub-byte dtypes and DTYPE_UNKNOWN. Static strings.
+ * The `descr` of a .npy file of this dtype: NumPy's own where NumPy has the dtype, else what
+ * numpy.save writes for an array of ml_dtypes ("<V2" for bfloat16, "<V1" for the float8 family).
+ * NULL: a sub-byte dtype, or DTYPE_UNKNOWN. A static string.
  */
 const char *dtype_npy_descr(enum dtype dtype);
 

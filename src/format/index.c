@@ -6,19 +6,18 @@
 #include "format/index.h"
 
 #include "format/json.h"
+#include "format/safetensors.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Real metadata is one number; beyond this it is not looked into. */
+/* Real metadata is a few numbers; beyond this it is neither looked into nor kept. */
 #define METADATA_MOST 65536u
 
 /* A double holds whole numbers exactly up to here. */
 #define EXACT_MOST 9007199254740992.0
-
-static const char suffix[] = ".safetensors";
 
 static errint_t
 refuse(struct reason *reason, const char *what)
@@ -36,30 +35,31 @@ out_of_memory(struct reason *reason)
 static bool
 is_plain_name(const char *name, size_t length)
 {
-    const size_t end = sizeof(suffix) - 1;
-
-    return length >= end && name[0] != '.' && !memchr(name, '/', length) &&
-           !memchr(name, '\\', length) && !memchr(name, '\0', length) &&
-           memcmp(name + length - end, suffix, end) == 0;
+    return st_suffix_length(name, length) > 0 && name[0] != '.' && !memchr(name, '/', length) &&
+           !memchr(name, '\\', length) && !memchr(name, '\0', length);
 }
 
-/* metadata.total_size. The metadata may be anything, so cJSON reads it. */
+/* metadata.total_size. It may be anything, so cJSON reads it. */
 static void
 read_total_size(struct json_span metadata, struct st_index *index)
 {
-    if (metadata.length > METADATA_MOST)
-        return;
     cJSON *tree = cJSON_ParseWithLength(metadata.text, metadata.length);
     const cJSON *size = cJSON_GetObjectItemCaseSensitive(tree, "total_size");
     if (cJSON_IsNumber(size) && size->valuedouble >= 0 && size->valuedouble <= EXACT_MOST &&
         size->valuedouble == (double)(uint64_t)size->valuedouble) {
         index->has_total_size = true;
         index->total_size = (uint64_t)size->valuedouble;
+    } else if (size) {
+        char *text = cJSON_PrintUnformatted(size);
+
+        quoted(index->bad_total_size, text ? text : "?", text ? strlen(text) : 1);
+        cJSON_free(text);
     }
     cJSON_Delete(tree);
 }
 
-/* The members of an index that are read: at weight_map's object, and metadata. */
+/* The members of an index that are read: at weight_map's object; and metadata, where it is an
+ * object that is not too long. */
 struct parts {
     struct json_reader map;
     struct json_span metadata;
@@ -78,17 +78,19 @@ find_parts(struct json_reader in, struct parts *parts, struct reason *reason)
         struct json_reader value = in;
         struct json_span text = json_take(&in);
         if (json_raw_is(key, "metadata"))
-            parts->metadata = text;
+            parts->metadata = json_type(&value) == JSON_OBJECT && text.length <= METADATA_MOST
+                                  ? text
+                                  : (struct json_span){NULL, 0};
         if (!json_raw_is(key, "weight_map"))
             continue;
         if (parts->map.at)
-            return refuse(reason, "weight_map stands twice");
+            return refuse(reason, "weight_map appears twice");
         parts->map = value;
     }
     if (!parts->map.at)
         return refuse(reason, "weight_map is missing");
     if (json_type(&parts->map) != JSON_OBJECT)
-        return refuse(reason, "weight_map is no object");
+        return refuse(reason, "weight_map is not an object");
     return 0;
 }
 
@@ -107,6 +109,7 @@ struct counts {
     size_t names; /* bytes of the tensors' names */
     size_t run_names; /* of the runs' shards, with their NULs */
     size_t shard_names; /* of the shards, each once, with their NULs */
+    size_t metadata;
 };
 
 /* Whether a raw shard name does not go on with the run of the one before. */
@@ -127,7 +130,7 @@ count_map(struct json_reader in, struct counts *counts, struct reason *reason)
         char shown[QUOTED_SIZE];
         if (json_type(&in) != JSON_STRING)
             return reason_set(reason, -EBADMSG, "InvalidIndex",
-                              "weight_map: the value of \"%s\" is no string",
+                              "weight_map: the value of \"%s\" is not a string",
                               quoted(shown, key.text, key.length));
         struct json_span raw = json_take_string(&in);
         counts->entries++;
@@ -205,7 +208,8 @@ make_index(struct making *making, const struct counts *counts)
     size_t shards = sizeof(struct st_index);
     size_t entries = shards + counts->shards * sizeof(char *);
     size_t text = entries + counts->entries * sizeof(struct st_index_entry);
-    char *memory = malloc(text + counts->names + counts->shard_names);
+    size_t bytes = text + counts->names + counts->shard_names + counts->metadata;
+    char *memory = malloc(bytes);
 
     if (!memory)
         return false;
@@ -219,6 +223,7 @@ make_index(struct making *making, const struct counts *counts)
         .shards = making->shards,
         .entries = making->entries,
         .text = making->text,
+        .bytes = bytes,
     };
     return true;
 }
@@ -289,10 +294,24 @@ sort_entries(struct making *making, struct reason *reason)
     return 0;
 }
 
-static errint_t
-parse_map(struct json_reader map, struct st_index **index, struct reason *reason)
+/* Keeps the metadata behind the names. */
+static void
+fill_metadata(struct making *making, struct json_span metadata)
 {
-    struct counts counts = {0};
+    char *text = making->text + making->text_length;
+
+    if (metadata.length == 0)
+        return;
+    memcpy(text, metadata.text, metadata.length);
+    making->index->metadata = text;
+    making->index->metadata_length = metadata.length;
+}
+
+static errint_t
+parse_parts(const struct parts *parts, struct st_index **index, struct reason *reason)
+{
+    const struct json_reader map = parts->map;
+    struct counts counts = {.metadata = parts->metadata.length};
     struct making making = {0};
     struct run *runs = NULL;
     struct run **order = NULL;
@@ -318,6 +337,7 @@ parse_map(struct json_reader map, struct st_index **index, struct reason *reason
     }
     fill_shards(&making, order, counts.runs);
     fill_entries(&making, map, runs);
+    fill_metadata(&making, parts->metadata);
     error = sort_entries(&making, reason);
     if (error)
         free(making.index);
@@ -353,8 +373,8 @@ st_index_parse(const char *json, size_t length, struct st_index **index, struct 
 
     errint_t error = find_parts(json_read(json, length), &parts, reason);
     if (!error)
-        error = parse_map(parts.map, index, reason);
-    if (!error && parts.metadata.text)
+        error = parse_parts(&parts, index, reason);
+    if (!error && parts.metadata.length)
         read_total_size(parts.metadata, *index);
     return error;
 }

@@ -14,6 +14,9 @@
 
 #define ST_MAX_INDEX 200000000u /* bytes of an index file; above it is refused */
 
+/* Reading and parsing an index takes at most this many times its bytes of memory. */
+#define ST_INDEX_FACTOR UINT64_C(6)
+
 struct st_index_entry {
     uint32_t name, name_length; /* the tensor's, in index->text */
     uint32_t shard; /* index into shards */
@@ -28,6 +31,10 @@ struct st_index {
     const char *text;
     bool has_total_size;
     uint64_t total_size; /* metadata.total_size, where it is a whole number */
+    char bad_total_size[QUOTED_SIZE]; /* what it is where it is anything else, as JSON; or "" */
+    const char *metadata; /* where it is an object of at most 64 KiB: its text, checked JSON */
+    size_t metadata_length; /* 0: there is none */
+    size_t bytes; /* memory the index takes, all of it */
 };
 
 /*
@@ -35,7 +42,7 @@ struct st_index {
  * "InvalidIndex"): not JSON by the strict rules of the header (but a byte order
  * mark, and metadata of any shape, are let pass); no object `weight_map` of
  * string to string; a tensor twice; a file name that is not a plain base name
- * ending in ".safetensors" (empty, absolute, with a '/' or '\\' or NUL, or
+ * of a safetensors file, see st_suffix_length() (empty, absolute, with a '/' or '\\' or NUL, or
  * starting with "."). -ENOMEM.
  */
 errint_t st_index_parse(const char *json, size_t length, struct st_index **index,

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * JSON, as strictly as the safetensors library reads it (serde_json).
+ * A JSON reader as strict as serde_json, which the safetensors library uses.
  *
- * Two steps. json_check() looks at a whole text once and says whether it is
- * JSON. What it has passed is then read where it lies, value by value, in one
- * go from front to back. No tree is made, nothing is allocated, and the work is
- * linear in the text; all of it is functions of the arguments.
+ * json_check() validates a whole text. A valid text is then read in place, value by value, from
+ * front to back. Nothing is allocated, no tree is built, and the time is linear in the text.
  *
- * Reading a text that was not checked is not safe.
+ * It is not safe to read a text that was not checked.
  */
 #ifndef FSTFS_FORMAT_JSON_H
 #define FSTFS_FORMAT_JSON_H
@@ -18,33 +16,32 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define JSON_DEPTH 127 /* objects and arrays inside each other; serde_json's limit */
+#define JSON_DEPTH 127 /* of nested objects and arrays; serde_json's limit */
 
-/* Why and where (byte of the text) a text was refused. */
+/* Why a text was refused, and the offset of the first wrong byte. */
 struct json_fault {
     const char *what;
     size_t at;
 };
 
-/* Whether the text is UTF-8; if not, `*at` is the first byte that is not. */
+/* Whether the text is UTF-8. If not, *at is the offset of the first wrong byte. */
 bool json_check_utf8(const char *text, size_t length, size_t *at);
 
 /*
- * Whether the text, which must be UTF-8, is one JSON value by RFC 8259, with
- * nothing but white space around it; and, as in serde_json, no lone surrogate
- * in a string, no number too big for a double, no nesting over JSON_DEPTH.
- * 0, or -EBADMSG with the fault.
+ * Checks that a UTF-8 text is one JSON value (RFC 8259) between optional white space. As in
+ * serde_json, a lone surrogate in a string, a number too large for a double and nesting deeper
+ * than JSON_DEPTH are refused. 0, or -EBADMSG with the fault.
  */
 errint_t json_check(const char *text, size_t length, struct json_fault *fault);
 
-/* Text inside a checked text. A raw string is what stands between the quotes of
- * a string, with its escapes. */
+/* A part of a checked text. A raw string is the part between the quotes of a string, with its
+ * escapes. */
 struct json_span {
     const char *text;
     size_t length;
 };
 
-/* A place in a checked text: at a value, or inside a container between values. */
+/* A position in a checked text: at a value, or between values of an object or array. */
 struct json_reader {
     const char *at;
     const char *end;
@@ -52,34 +49,34 @@ struct json_reader {
 
 enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
-/* At the one value of a checked text. */
+/* A reader at the value of a checked text. */
 struct json_reader json_read(const char *text, size_t length);
-/* Of the value the reader is at. */
+/* The type of the value at the reader's position. */
 enum json_type json_type(const struct json_reader *reader);
 
 /*
- * Objects and arrays: json_enter() them, then ask for the next member until
- * there is none, which leaves the container. Each member's value must be taken,
- * or skipped, before the next is asked for. Keys are raw strings.
+ * Reads an object or array: json_enter(), then json_next_key() or json_next_element() until it
+ * returns false, which leaves the container. The value of each member must be taken before the
+ * next call. Keys are raw strings.
  */
 void json_enter(struct json_reader *reader);
 bool json_next_key(struct json_reader *reader, struct json_span *key);
 bool json_next_element(struct json_reader *reader);
 
-/* Takes the value, whatever it is, and gives its text. */
+/* Takes a value of any type, and returns its text. */
 struct json_span json_take(struct json_reader *reader);
-/* Takes a string; gives it raw. */
+/* Takes a string, and returns it raw. */
 struct json_span json_take_string(struct json_reader *reader);
-/* Takes a number, exactly. False, and nothing is taken, where the value is no
- * number, or has a sign, a fraction or an exponent, or is over 2^64 - 1. */
+/* Takes a number. Returns false, and takes nothing, if the value is not a number, has a sign, a
+ * fraction or an exponent, or is above 2^64 - 1. */
 bool json_take_u64(struct json_reader *reader, uint64_t *number);
 
-/* Bytes of a raw string without its escapes, and those bytes in UTF-8 written
- * to `out`; never more than raw.length. May hold NUL. */
+/* The length of a raw string once its escapes are resolved, and the string itself, written to
+ * `out` in UTF-8: at most raw.length bytes, without a terminator. It may contain NUL. */
 size_t json_unescaped_length(struct json_span raw);
 size_t json_unescape(struct json_span raw, char *out);
 
-/* Whether the raw string says `text`, of at most 32 bytes, however escaped. */
+/* Whether the raw string, once its escapes are resolved, equals `text` (at most 32 bytes). */
 bool json_raw_is(struct json_span raw, const char *text);
 
 #endif

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * See safetensors.h.
+ * Parses and checks headers. See safetensors.h.
  *
- * A header is walked twice: first every entry is checked and counted, then the
- * table is allocated to fit and filled. So the table has no slack, and a header
- * that is refused costs its own bytes and no more.
+ * A header is parsed twice: the first pass checks and counts entries, the second fills a table
+ * that was allocated to fit. A refused header needs no memory but its own bytes.
  */
 #include "format/safetensors.h"
 
@@ -16,12 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-/* Most headers of one shard are shorter; one read then does for a whole file. */
-#define FIRST_READ 65536u
-
-static const char metadata_key[] = "__metadata__";
 
 static errint_t refuse_tensor(struct reason *reason, const char *rule, struct json_span name,
                               const char *format, ...) __attribute__((format(printf, 4, 5)));
@@ -40,7 +33,7 @@ refuse_tensor(struct reason *reason, const char *rule, struct json_span name, co
                       quoted(shown, name.text, name.length), text);
 }
 
-/* A reason_set() for what serde would refuse to deserialize. */
+/* For an entry that serde could not deserialize. */
 #define refuse_entry(reason, name, ...)                                                            \
     refuse_tensor(reason, "InvalidHeaderDeserialization", name, __VA_ARGS__)
 
@@ -65,12 +58,12 @@ st_header_length(const void *first, uint64_t file_size, uint64_t *n, struct reas
         length |= (uint64_t)bytes[i] << 8 * i;
     if (length > ST_MAX_HEADER)
         return reason_set(reason, -EBADMSG, "HeaderTooLarge",
-                          "the first 8 bytes say a header of %" PRIu64
+                          "the first 8 bytes announce a header of %" PRIu64
                           " bytes; at most %u are read",
                           length, ST_MAX_HEADER);
     if (length > file_size - 8)
         return reason_set(reason, -EBADMSG, "InvalidHeaderLength",
-                          "the first 8 bytes say a header of %" PRIu64
+                          "the first 8 bytes announce a header of %" PRIu64
                           " bytes; the file has %" PRIu64 " after them",
                           length, file_size - 8);
     *n = length;
@@ -79,16 +72,16 @@ st_header_length(const void *first, uint64_t file_size, uint64_t *n, struct reas
 
 /* --- Rules 4 and 5: text, JSON, entries --- */
 
-/* What an entry of the header says, in the header's text. */
+/* One entry of the header. */
 struct entry {
-    struct json_span dtype; /* a raw string */
+    struct json_span dtype; /* with escapes */
     struct json_reader shape; /* at an array of whole numbers */
     uint64_t begin;
     uint64_t end;
     size_t rank;
 };
 
-/* What the table must hold. */
+/* Sizes of a table's arrays. */
 struct counts {
     size_t tensors;
     size_t metadata;
@@ -97,7 +90,7 @@ struct counts {
     bool has_metadata;
 };
 
-/* {"F32":null}: serde's long form of a variant, which the reference reads too. */
+/* {"F32":null}: serde's long form of a variant, which the reference accepts. */
 static bool
 read_variant(struct json_reader *in, struct json_span *name)
 {
@@ -123,14 +116,14 @@ read_dtype(struct json_reader *in, struct json_span name, struct entry *entry,
             return refuse_entry(reason, name, "dtype is an object, expected a string");
         break;
     default:
-        return refuse_entry(reason, name, "dtype is no string");
+        return refuse_entry(reason, name, "dtype is not a string");
     }
     if (json_unescaped_length(entry->dtype) > UINT16_MAX)
         return refuse_entry(reason, name, "dtype is a string of over %d bytes", UINT16_MAX);
     return 0;
 }
 
-/* Takes the number of a list that `field` is; a reason where it is none. */
+/* Reads an element of the array `field`, which must be a whole number. */
 static errint_t
 read_number(struct json_reader *in, struct json_span name, const char *field, uint64_t *number,
             struct reason *reason)
@@ -151,7 +144,7 @@ read_shape(struct json_reader *in, struct json_span name, struct entry *entry,
     uint64_t number;
 
     if (json_type(in) != JSON_ARRAY)
-        return refuse_entry(reason, name, "shape is no array");
+        return refuse_entry(reason, name, "shape is not an array");
     entry->shape = *in;
     entry->rank = 0;
     json_enter(in);
@@ -172,7 +165,7 @@ read_offsets(struct json_reader *in, struct json_span name, struct entry *entry,
     unsigned count = 0;
 
     if (json_type(in) != JSON_ARRAY)
-        return refuse_entry(reason, name, "data_offsets is no array");
+        return refuse_entry(reason, name, "data_offsets is not an array");
     json_enter(in);
     while (json_next_element(in)) {
         if (count == 2)
@@ -209,7 +202,7 @@ field_of_key(struct json_span key)
     return i;
 }
 
-/* {"dtype":"F32","shape":[2],"data_offsets":[0,8]}; other members are let pass. */
+/* {"dtype":"F32","shape":[2],"data_offsets":[0,8]}; unknown members are ignored. */
 static errint_t
 read_entry_object(struct json_reader *in, struct json_span name, struct entry *entry,
                   struct reason *reason)
@@ -225,7 +218,7 @@ read_entry_object(struct json_reader *in, struct json_span name, struct entry *e
             continue;
         }
         if (seen[field])
-            return refuse_entry(reason, name, "%s stands twice", fields[field].name);
+            return refuse_entry(reason, name, "%s appears twice", fields[field].name);
         seen[field] = true;
         errint_t error = fields[field].read(in, name, entry, reason);
         if (error)
@@ -238,7 +231,7 @@ read_entry_object(struct json_reader *in, struct json_span name, struct entry *e
     return 0;
 }
 
-/* ["F32",[2],[0,8]]: the fields by their order, which the reference reads too. */
+/* ["F32",[2],[0,8]]: the fields in order, which the reference accepts. */
 static errint_t
 read_entry_array(struct json_reader *in, struct json_span name, struct entry *entry,
                  struct reason *reason)
@@ -268,7 +261,7 @@ read_entry(struct json_reader *in, struct json_span name, struct entry *entry,
     case JSON_ARRAY:
         return read_entry_array(in, name, entry, reason);
     default:
-        return refuse_entry(reason, name, "the entry is no object");
+        return refuse_entry(reason, name, "the entry is not an object");
     }
 }
 
@@ -310,14 +303,14 @@ count_metadata(struct json_reader *in, struct counts *counts, struct reason *rea
     }
     if (json_type(in) != JSON_OBJECT)
         return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
-                          "__metadata__ is no object");
+                          "__metadata__ is not an object");
     counts->has_metadata = true;
     json_enter(in);
     while (json_next_key(in, &key)) {
         char shown[QUOTED_SIZE];
         if (json_type(in) != JSON_STRING)
             return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
-                              "__metadata__: the value of \"%s\" is no string",
+                              "__metadata__: the value of \"%s\" is not a string",
                               quoted(shown, key.text, key.length));
         counts->metadata++;
         counts->text += json_unescaped_length(key) + json_unescaped_length(json_take_string(in));
@@ -325,7 +318,7 @@ count_metadata(struct json_reader *in, struct counts *counts, struct reason *rea
     return 0;
 }
 
-/* Checks every entry of the header's object. */
+/* Checks and counts all entries. */
 static errint_t
 count_header(struct json_reader in, struct counts *counts, struct reason *reason)
 {
@@ -337,10 +330,10 @@ count_header(struct json_reader in, struct counts *counts, struct reason *reason
                           "the header is JSON but no object");
     json_enter(&in);
     while (json_next_key(&in, &key)) {
-        bool is_metadata = json_raw_is(key, metadata_key);
+        bool is_metadata = json_raw_is(key, ST_METADATA_KEY);
         if (is_metadata && metadata_seen)
             return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
-                              "__metadata__ stands twice");
+                              "__metadata__ appears twice");
         metadata_seen |= is_metadata;
         errint_t error = is_metadata ? count_metadata(&in, counts, reason)
                                      : count_tensor(&in, key, counts, reason);
@@ -352,7 +345,7 @@ count_header(struct json_reader in, struct counts *counts, struct reason *reason
 
 /* --- The table --- */
 
-/* A table while it is made: the same arrays, to be written. */
+/* A table that is being filled: its arrays, writable. */
 struct making {
     struct st_table *table;
     struct st_tensor *tensors;
@@ -363,7 +356,7 @@ struct making {
     uint32_t text_length;
 };
 
-/* Counts are bounded by the header's length, so nothing here overflows. */
+/* Nothing overflows: the counts are bounded by the length of the header. */
 static bool
 make_table(struct making *making, const struct counts *counts)
 {
@@ -395,7 +388,7 @@ make_table(struct making *making, const struct counts *counts)
     return true;
 }
 
-/* Copies a raw string into the table's text; gives its length there. */
+/* Unescapes a string into the text of the table. Returns its length. */
 static uint32_t
 put_text(struct making *making, struct json_span raw, uint32_t *where)
 {
@@ -412,7 +405,7 @@ fill_tensor(struct making *making, struct json_reader *in, struct json_span name
     struct st_tensor *tensor = &making->tensors[making->table->count++];
     struct entry entry = {0};
 
-    read_entry(in, name, &entry, NULL); /* was read without error before */
+    read_entry(in, name, &entry, NULL); /* succeeded in the first pass */
     *tensor = (struct st_tensor){
         .begin = entry.begin,
         .end = entry.end,
@@ -452,7 +445,7 @@ fill_table(struct making *making, struct json_reader in)
 
     json_enter(&in);
     while (json_next_key(&in, &key)) {
-        if (json_raw_is(key, metadata_key))
+        if (json_raw_is(key, ST_METADATA_KEY))
             fill_metadata(making, &in);
         else
             fill_tensor(making, &in, key);
@@ -494,7 +487,7 @@ compare_indexed_names(const void *a, const void *b, void *making)
                          m->text);
 }
 
-/* By key; of equal keys, the one that stood first in the header first. */
+/* By key; equal keys in the order of the header. */
 static int
 compare_pairs(const void *a, const void *b, void *text)
 {
@@ -515,7 +508,7 @@ name_of(const struct making *making, const struct st_tensor *tensor)
     return (struct json_span){making->text + tensor->name, tensor->name_length};
 }
 
-/* Sorts the tensors where they do not stand in order yet, as most do. */
+/* Most headers are sorted already. */
 static void
 sort_tensors(struct making *making)
 {
@@ -528,7 +521,7 @@ sort_tensors(struct making *making)
         qsort_r(making->tensors, count, sizeof(making->tensors[0]), compare_places, making->text);
 }
 
-/* A key that stands twice has its last value, as in the reference. */
+/* A key that appears twice gets its last value, as in the reference. */
 static void
 sort_metadata(struct making *making)
 {
@@ -545,8 +538,7 @@ sort_metadata(struct making *making)
     making->table->metadata_count = kept;
 }
 
-/* Refuses a name that stands twice. Headers sorted by name, as most are within
- * a dtype, need one look only. */
+/* Refuses a name that appears twice. Without sorting if the header is sorted by name. */
 static errint_t
 check_duplicates(const struct making *making, struct reason *reason)
 {
@@ -569,7 +561,7 @@ check_duplicates(const struct making *making, struct reason *reason)
         const struct st_tensor *tensor = &tensors[order[i]];
         if (compare_names(&tensors[order[i - 1]], tensor, making->text) == 0)
             error = refuse_tensor(reason, "DuplicateTensorName", name_of(making, tensor),
-                                  "the name stands more than once in the header");
+                                  "the name appears more than once in the header");
     }
     free(order);
     return error;
@@ -681,66 +673,6 @@ refused:
     return error;
 }
 
-/* --- Reading --- */
-
-/* Reads all of [offset, offset + length). */
-static errint_t
-read_exactly(int fd, char *to, size_t length, uint64_t offset, struct reason *reason)
-{
-    while (length) {
-        ssize_t got = pread(fd, to, length, (off_t)offset);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            errint_t error = -errno;
-            return reason_set(reason, error, "IoError", "reading the header: %s", strerror(-error));
-        }
-        if (got == 0)
-            return reason_set(reason, -ESTALE, "IoError",
-                              "the file became shorter while its header was read");
-        to += got;
-        offset += (uint64_t)got;
-        length -= (size_t)got;
-    }
-    return 0;
-}
-
-errint_t
-st_table_read(int fd, uint64_t file_size, struct st_table **table, struct reason *reason)
-{
-    size_t have = file_size < FIRST_READ ? (size_t)file_size : FIRST_READ;
-    char *bytes = malloc(have + 1); /* never of size 0 */
-    uint64_t n = 0;
-    errint_t error;
-
-    if (!bytes)
-        return out_of_memory(reason);
-    error = read_exactly(fd, bytes, have, 0, reason);
-    if (error)
-        goto out;
-    error = st_header_length(bytes, file_size, &n, reason);
-    if (error)
-        goto out;
-
-    if (8 + n > have) {
-        char *more = realloc(bytes, 8 + n);
-        if (!more) {
-            error = out_of_memory(reason);
-            goto out;
-        }
-        bytes = more;
-        error = read_exactly(fd, bytes + have, 8 + n - have, have, reason);
-        if (error)
-            goto out;
-    }
-    error = st_table_parse(bytes + 8, n, file_size, table, reason);
-out:
-    /* What came with a short header is weights, and a core shall have none. */
-    explicit_bzero(bytes, have);
-    free(bytes);
-    return error;
-}
-
 void
 st_table_free(struct st_table *table)
 {
@@ -759,71 +691,18 @@ st_dtype_text(const struct st_table *table, const struct st_tensor *tensor, size
     return name;
 }
 
-/* --- Writing --- */
+/* ---- names ---- */
 
-/* What st_header_begin() leaves: the place of N and the opening brace. */
-#define EMPTY_HEADER 9
-
-void
-st_header_begin(struct buffer *out)
+size_t
+st_suffix_length(const char *name, size_t length)
 {
-    buffer_add_u64le(out, 0);
-    buffer_add_char(out, '{');
-}
+    static const char *const suffixes[] = {".safetensors", ".sft"};
 
-void
-st_header_metadata(struct buffer *out, const char *key, size_t key_length, const char *value,
-                   size_t value_length)
-{
-    if (buffer_failed(out))
-        return;
-    if (out->length == EMPTY_HEADER) {
-        buffer_add_json_string(out, metadata_key, sizeof(metadata_key) - 1);
-        buffer_add_text(out, ":{");
-    } else {
-        out->data[out->length - 1] = ','; /* was the brace that closed the pairs before */
+    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
+        size_t end = strlen(suffixes[i]);
+
+        if (length >= end && strncasecmp(name + length - end, suffixes[i], end) == 0)
+            return end;
     }
-    buffer_add_json_string(out, key, key_length);
-    buffer_add_char(out, ':');
-    buffer_add_json_string(out, value, value_length);
-    buffer_add_char(out, '}');
-}
-
-void
-st_header_tensor(struct buffer *out, const char *name, size_t name_length, const char *dtype,
-                 size_t dtype_length, const uint64_t *dims, uint32_t rank, uint64_t begin,
-                 uint64_t end)
-{
-    if (out->length > EMPTY_HEADER)
-        buffer_add_char(out, ',');
-    buffer_add_json_string(out, name, name_length);
-    buffer_add_text(out, ":{\"dtype\":");
-    buffer_add_json_string(out, dtype, dtype_length);
-    buffer_add_text(out, ",\"shape\":[");
-    for (uint32_t i = 0; i < rank; i++) {
-        if (i)
-            buffer_add_char(out, ',');
-        buffer_add_u64(out, dims[i]);
-    }
-    buffer_add_text(out, "],\"data_offsets\":[");
-    buffer_add_u64(out, begin);
-    buffer_add_char(out, ',');
-    buffer_add_u64(out, end);
-    buffer_add_text(out, "]}");
-}
-
-errint_t
-st_header_finish(struct buffer *out, uint32_t align)
-{
-    buffer_add_char(out, '}');
-    buffer_add_repeat(out, ' ', (align - out->length % align) % align);
-    if (buffer_failed(out))
-        return -ENOMEM;
-
-    uint64_t n = out->length - 8;
-    if (n > ST_MAX_HEADER)
-        return -EFBIG;
-    for (unsigned i = 0; i < 8; i++)
-        out->data[i] = (char)(n >> 8 * i);
     return 0;
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Safetensors headers: parsed, checked and written.
+ * Parses, checks and writes safetensors headers. No threads, no state.
  *
- * A safetensors file is an 8-byte little-endian N, N bytes of JSON, and the
- * tensors' data. The checks are those of the reference (huggingface/safetensors,
- * safetensors/src/tensor.rs, `read_metadata` and `validate`) in its order and in
- * its terms, and one more: a name that stands twice is refused. Everything here
- * is a function of its arguments: no threads, no state.
+ * A safetensors file is a length N (8 bytes, little-endian), N bytes of JSON, and the data of the
+ * tensors. The checks, their order and their names are those of the reference implementation
+ * (huggingface/safetensors, safetensors/src/tensor.rs, `read_metadata` and `validate`). There is
+ * one more: a tensor name that appears twice is refused.
  */
 #ifndef FSTFS_FORMAT_SAFETENSORS_H
 #define FSTFS_FORMAT_SAFETENSORS_H
@@ -19,83 +18,108 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ST_MAX_HEADER 100000000u /* N above it is HeaderTooLarge; N equal to it is read */
+#define ST_METADATA_KEY "__metadata__"
+#define ST_MAX_HEADER 100000000u /* the largest N that is accepted */
 
-/* One tensor of a table. Its strings and shape lie in the table, see below. */
+/* Reading, parsing and laying out a header of N bytes takes at most this many times N of memory:
+ * for its text, its table (at worst with shapes of one digit: 8 bytes for 2) and for sorting (at
+ * worst with pairs of metadata). A test asserts it. */
+#define ST_PARSE_FACTOR UINT64_C(7)
+
+/* Bytes of the first read of a file, which for most files include the whole header. */
+#define ST_FIRST_READ 65536u
+/* Headers and indexes above this size are read once before memory for them is admitted, so that
+ * little memory is charged while storage does not respond. */
+#define ST_LARGE_HEADER (UINT64_C(4) << 20)
+
+/* One tensor. Strings and shapes are indices into the arrays of its table. */
 struct st_tensor {
     uint64_t begin; /* data_offsets: bytes from the start of the data */
     uint64_t end;
-    uint32_t name; /* where in table->text */
-    uint32_t name_length; /* bytes; the name may be empty and may hold NUL */
-    uint32_t shape; /* where in table->dims */
+    uint32_t name; /* in table->text */
+    uint32_t name_length; /* bytes; the name may be empty and may contain NUL */
+    uint32_t shape; /* in table->dims */
     uint32_t rank; /* number of dimensions; 0: a scalar */
-    uint32_t dtype_text; /* DTYPE_UNKNOWN only: the name in table->text */
+    uint32_t dtype_text; /* DTYPE_UNKNOWN only: its name in table->text */
     uint16_t dtype_text_length;
     uint8_t dtype; /* enum dtype */
 };
 
-/* `__metadata__`: one key and its value, both in table->text. */
+/* A key and value of `__metadata__`, in table->text. Both may contain NUL. */
 struct st_metadata {
     uint32_t key, key_length;
     uint32_t value, value_length;
 };
 
-/* A checked header. Immutable, one allocation, freed with st_table_free(). */
+/* A checked header. Immutable; one allocation, freed by st_table_free(). */
 struct st_table {
-    uint64_t data_start; /* 8 + N: where in the file the data begins */
+    uint64_t data_start; /* 8 + N: offset of the data in the file */
     uint64_t data_length; /* bytes of data: the file's length - data_start */
     uint32_t count;
     uint32_t metadata_count;
-    bool has_metadata; /* `__metadata__` was there (it may be empty) */
+    bool has_metadata; /* there is a `__metadata__`, maybe an empty one */
     const struct st_tensor *tensors; /* in file order: by begin, end, then name */
     const struct st_metadata *metadata; /* sorted by key */
     const uint64_t *dims;
-    const char *text; /* not terminated strings */
-    size_t bytes; /* memory the table takes, all of it */
+    const char *text; /* strings without terminators */
+    size_t bytes; /* size of the allocation */
 };
 
 /*
- * Checks the first 8 bytes of a file of `file_size` bytes (rules 1 to 3:
- * HeaderTooSmall, HeaderTooLarge, InvalidHeaderLength) and gives N. `first`
- * needs min(8, file_size) bytes. -EBADMSG and the reason when refused.
+ * Checks the first 8 bytes of a file of `file_size` bytes (rules 1 to 3: HeaderTooSmall,
+ * HeaderTooLarge, InvalidHeaderLength) and returns N in *n. `first` has min(8, file_size) bytes.
+ * -EBADMSG with a reason: refused.
  */
 errint_t st_header_length(const void *first, uint64_t file_size, uint64_t *n,
                           struct reason *reason);
 
 /*
- * Parses and checks the N bytes of JSON of a file of `file_size` bytes (rules 4
- * to 7 and duplicates). -EBADMSG with the reason when refused, -ENOMEM. A dtype
- * nobody knows is no error: the tensor is kept with DTYPE_UNKNOWN and its size
- * is not checked against its shape.
+ * Parses and checks the N bytes of JSON of a file of `file_size` bytes (rules 4 to 7, and
+ * duplicates). -EBADMSG with a reason: refused; -ENOMEM. An unknown dtype is not an error: the
+ * tensor gets DTYPE_UNKNOWN, and its size is not compared with its shape.
  */
 errint_t st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table **table,
                         struct reason *reason);
 
-/* Reads and checks the header of the open file `fd` (pread; EINTR and short
- * reads handled). Also -errno of the read, with the reason. */
+/* Reads, parses and checks the header of the open file `fd`. Errors as above, and those of
+ * pread(2), with a reason. */
 errint_t st_table_read(int fd, uint64_t file_size, struct st_table **table, struct reason *reason);
+
+/*
+ * As st_table_read(), with a memory budget: calls `admit` before ST_PARSE_FACTOR * n bytes are used
+ * for a header of n bytes. An error of `admit`, with its reason, ends the read. A header above
+ * ST_LARGE_HEADER is first read once, ST_FIRST_READ bytes at a time.
+ */
+errint_t st_table_read_admitted(int fd, uint64_t file_size,
+                                errint_t (*admit)(void *arg, uint64_t n, struct reason *reason),
+                                void *arg, struct st_table **table, struct reason *reason);
 
 void st_table_free(struct st_table *table); /* NULL is allowed */
 
-/* The dtype's name, known or not; not terminated. */
+/* The name of the dtype, known or unknown, without a terminator. */
 const char *st_dtype_text(const struct st_table *table, const struct st_tensor *tensor,
                           size_t *length);
 
 /*
- * Writes a header piece by piece into `out` (which must be empty at begin):
- * the 8 bytes of N, then the JSON. After the last tensor, st_header_finish()
- * pads with spaces until 8 + N is a multiple of `align` and fills N in.
- * Tensors are given in the order of their offsets.
+ * Writing a header: begin, all pairs of metadata, all tensors in the order of their offsets,
+ * finish. `out` is empty at first.
  */
 void st_header_begin(struct buffer *out);
-/* One pair of `__metadata__`; all of them before the first tensor. */
 void st_header_metadata(struct buffer *out, const char *key, size_t key_length, const char *value,
                         size_t value_length);
 void st_header_tensor(struct buffer *out, const char *name, size_t name_length, const char *dtype,
                       size_t dtype_length, const uint64_t *dims, uint32_t rank, uint64_t begin,
                       uint64_t end);
-/* -EFBIG when N would be over ST_MAX_HEADER (safetensors could not read it),
- * -ENOMEM when the buffer failed. */
+/* Pads with spaces until 8 + N is a multiple of `align`, and fills in N. -EFBIG: N is above
+ * ST_MAX_HEADER; -ENOMEM: the buffer failed. */
 errint_t st_header_finish(struct buffer *out, uint32_t align);
+
+#define ST_SUFFIX ".safetensors" /* the usual one */
+
+/*
+ * The length of the suffix by which a file of this name is one of safetensors: ".safetensors" or
+ * ".sft", in any letter case. 0: it has none.
+ */
+size_t st_suffix_length(const char *name, size_t length);
 
 #endif

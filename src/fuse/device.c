@@ -1,53 +1,183 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/device.h"
 
+#include "base/mountinfo.h"
+
 #include <errno.h>
-#include <stdbool.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
-/* Whether a path as mountinfo writes it (space, tab, newline and backslash as
- * \ooo) is `path`. */
-static bool
-is_path(const char *escaped, const char *path)
+/* The last mount on `path` (NULL: any) that has this ID (-1: any). */
+static errint_t
+mount_entry_find(const char *path, int id, struct mountinfo *found)
 {
-    for (; *escaped && *path; path++) {
-        unsigned c = (unsigned char)*escaped;
+    FILE *mounts = mountinfo_open();
+    struct mountinfo entry;
+    errint_t error = -ENOENT;
 
-        if (c == '\\' && sscanf(escaped + 1, "%3o", &c) == 1)
-            escaped += 4;
-        else
-            escaped++;
-        if (c != (unsigned char)*path)
-            return false;
+    if (!mounts)
+        return -errno;
+    *found = (struct mountinfo){0};
+    while (mountinfo_next(mounts, &entry)) {
+        if ((path && strcmp(entry.mountpoint, path) != 0) || (id >= 0 && id != entry.id)) {
+            mountinfo_free(&entry);
+            continue;
+        }
+        mountinfo_free(found);
+        *found = entry;
+        error = 0;
     }
-    return !*escaped && !*path;
+    fclose(mounts);
+    return error;
+}
+
+/* The ID of the mount that a path leads to now. O_PATH asks no file system. */
+static errint_t
+mount_id(const char *path, int *id)
+{
+    char name[sizeof("/proc/self/fdinfo/") + 3 * sizeof(int)];
+    int fd = open(path, O_PATH | O_CLOEXEC);
+    errint_t error = -ENODATA;
+    char *line = NULL;
+    size_t size = 0;
+    FILE *info;
+
+    if (fd < 0)
+        return -errno;
+    snprintf(name, sizeof(name), "/proc/self/fdinfo/%d", fd);
+    info = fopen(name, "re");
+    if (!info)
+        error = -errno;
+    while (info && error && getline(&line, &size, info) > 0)
+        error = sscanf(line, "mnt_id: %d", id) == 1 ? 0 : error;
+    free(line);
+    if (info)
+        fclose(info);
+    close(fd);
+    return error;
 }
 
 errint_t
 mount_device(const char *mountpoint, dev_t *device)
 {
-    FILE *mounts = fopen("/proc/self/mountinfo", "re");
-    errint_t error = -ENOENT;
-    char *line = NULL;
-    size_t size = 0;
+    struct mountinfo entry = {0};
+    errint_t error = mount_entry_find(mountpoint, -1, &entry);
 
-    if (!mounts)
-        return -errno;
-    while (getline(&line, &size, mounts) > 0) {
-        unsigned major, minor;
-        char *path = NULL;
+    if (error)
+        return error;
+    *device = makedev(entry.major, entry.minor);
+    mountinfo_free(&entry);
+    return 0;
+}
 
-        /* id parent major:minor root mountpoint ...: proc(5) */
-        if (sscanf(line, "%*s %*s %u:%u %*s %ms", &major, &minor, &path) == 3 &&
-            is_path(path, mountpoint)) {
-            *device = makedev(major, minor);
-            error = 0;
-        }
-        free(path);
+errint_t
+mount_find_fuse(const char *path, struct fuse_mount *found)
+{
+    struct mountinfo entry = {0};
+    const char *user;
+    int id = -1;
+    errint_t error = mount_id(path, &id);
+
+    *found = (struct fuse_mount){0};
+    if (!error)
+        error = mount_entry_find(NULL, id, &entry);
+    if (error)
+        return error == -ENOENT ? 0 : error;
+    /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): 0 means that it is set */
+    if (strcmp(entry.type, "fuse") == 0 || strncmp(entry.type, "fuse.", 5) == 0) {
+        user = strstr(entry.options, "user_id=");
+        found->user = user ? (uid_t)strtoul(user + strlen("user_id="), NULL, 10) : 0;
+        found->allow_other = strstr(entry.options, ",allow_other") != NULL;
+        found->mountpoint = entry.mountpoint;
+        entry.mountpoint = NULL;
     }
-    free(line);
-    fclose(mounts);
+    mountinfo_free(&entry);
+    return 0;
+}
+
+/* The mounts of fstfs that can be reached from a directory. */
+struct reached {
+    struct mountinfo *all;
+    bool *is_reached;
+    size_t count;
+};
+
+static void
+reached_free(struct reached *mounts)
+{
+    for (size_t i = 0; i < mounts->count; i++)
+        mountinfo_free(&mounts->all[i]);
+    free(mounts->all);
+    free(mounts->is_reached);
+}
+
+/* Reads the list: all mounts of fstfs, none of them reached yet. */
+static errint_t
+reached_read(struct reached *mounts)
+{
+    FILE *list = mountinfo_open();
+    struct mountinfo entry, *all;
+    errint_t error = 0;
+
+    *mounts = (struct reached){0};
+    if (!list)
+        return -errno;
+    while (!error && mountinfo_next(list, &entry)) {
+        if (strcmp(entry.type, "fuse.fstfs") != 0) {
+            mountinfo_free(&entry);
+            continue;
+        }
+        all = realloc(mounts->all, (mounts->count + 1) * sizeof(*all));
+        if (all) {
+            mounts->all = all;
+            all[mounts->count++] = entry;
+        } else {
+            mountinfo_free(&entry);
+            error = -ENOMEM;
+        }
+    }
+    fclose(list);
+    mounts->is_reached = calloc(mounts->count + 1, sizeof(bool));
+    return mounts->is_reached ? error : -ENOMEM;
+}
+
+/* Marks the mounts inside `directory`, those that it is inside of, and those that can be reached
+ * from what they show. */
+/* NOLINTNEXTLINE(misc-no-recursion): once for each mount at most */
+static void
+reach(struct reached *mounts, const char *directory)
+{
+    for (size_t i = 0; i < mounts->count; i++) {
+        const struct mountinfo *entry = &mounts->all[i];
+
+        if (mounts->is_reached[i] || (!path_is_inside(entry->mountpoint, directory) &&
+                                      !path_is_inside(directory, entry->mountpoint)))
+            continue;
+        mounts->is_reached[i] = true;
+        reach(mounts, entry->source);
+    }
+}
+
+errint_t
+mount_find_loop(const char *source, const char *path, char **mountpoint, char **shown)
+{
+    struct reached mounts;
+    errint_t error = reached_read(&mounts);
+
+    *mountpoint = *shown = NULL;
+    if (!error)
+        reach(&mounts, source);
+    for (size_t i = 0; !error && !*shown && i < mounts.count; i++) {
+        if (!mounts.is_reached[i] || !path_is_inside(path, mounts.all[i].source))
+            continue;
+        *mountpoint = mounts.all[i].mountpoint;
+        *shown = mounts.all[i].source;
+        mounts.all[i].mountpoint = mounts.all[i].source = NULL;
+    }
+    reached_free(&mounts);
     return error;
 }

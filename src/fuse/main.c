@@ -7,13 +7,20 @@
  * the kernel has said hello, and until then its errors go to the terminal.
  */
 #include "base/buffer.h"
+#include "base/close.h"
 #include "base/log.h"
 #include "base/open.h"
+#include "base/version.h"
+#include "fuse/device.h"
+#include "fuse/first_look.h"
 #include "fuse/helpers.h"
+#include "fuse/opener.h"
 #include "fuse/options.h"
 #include "fuse/pages.h"
+#include "fuse/preflight.h"
 #include "fuse/sandbox.h"
 #include "fuse/session.h"
+#include "fuse/shutdown.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -26,128 +33,24 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/statfs.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-enum { FUSE_MAGIC = 0x65735546 };
-
-/* One line: paths come from the command line, and that from scripts. */
-static void __attribute__((format(printf, 1, 2))) complain(const char *format, ...)
-{
-    struct buffer line = BUFFER_INIT;
-    char text[2 * PATH_MAX + 256];
-    va_list arguments;
-
-    va_start(arguments, format);
-    vsnprintf(text, sizeof(text), format, arguments);
-    va_end(arguments);
-    buffer_add_quoted(&line, text, strlen(text), sizeof(text));
-    fprintf(stderr, "fstfs: %s\n", buffer_failed(&line) ? "no memory" : line.data);
-    buffer_free(&line);
-}
-
-/* ---- looking before mounting ---- */
-
-static char *
-real_directory(const char *what, const char *path)
-{
-    char *real = realpath(path, NULL);
-    struct stat st;
-
-    if (!real && errno == ENOTCONN) {
-        complain("%s %s: a mount whose program has died is there; fusermount3 -u %s clears it",
-                 what, path, path);
-        return NULL;
-    }
-    if (!real || stat(real, &st) < 0) {
-        if (errno == ENOTCONN)
-            complain("%s %s: a mount whose program has died is there; fusermount3 -u %s clears it",
-                     what, path, path);
-        else
-            complain("%s %s: %s", what, path, strerror(errno));
-        free(real);
-        return NULL;
-    }
-    if (!S_ISDIR(st.st_mode)) {
-        complain("%s %s: not a directory", what, path);
-        free(real);
-        return NULL;
-    }
-    return real;
-}
-
-/* Whether `inside` is `outside` or lies in it; both real paths. */
-static bool
-lies_in(const char *inside, const char *outside)
-{
-    size_t length = strlen(outside);
-
-    if (length == 1)
-        return true; /* "/" */
-    return strncmp(inside, outside, length) == 0 &&
-           (inside[length] == '/' || inside[length] == '\0');
-}
-
-static bool
-is_empty(const char *path)
-{
-    DIR *stream = opendir(path);
-    struct dirent *entry;
-    bool empty = true;
-
-    if (!stream)
-        return true; /* the mount itself will say what is wrong */
-    while (empty && (entry = readdir(stream)))
-        empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
-    closedir(stream);
-    return empty;
-}
-
-static bool
-is_busy(const char *path)
-{
-    char parent[PATH_MAX + 4];
-    struct stat here, above;
-    struct statfs fs;
-
-    snprintf(parent, sizeof(parent), "%s/..", path);
-    return stat(path, &here) == 0 && stat(parent, &above) == 0 && here.st_dev != above.st_dev &&
-           statfs(path, &fs) == 0 && fs.f_type == FUSE_MAGIC;
-}
-
-static bool
-check_mountpoint(const char *source, const char *mountpoint)
-{
-    if (is_busy(mountpoint))
-        complain("mount point %s: busy, something is mounted there already", mountpoint);
-    else if (lies_in(mountpoint, source))
-        complain("mount point %s: it lies in the source %s; mount it elsewhere", mountpoint,
-                 source);
-    else if (lies_in(source, mountpoint))
-        complain("mount point %s: the source %s lies in it; mount it elsewhere", mountpoint,
-                 source);
-    else if (!is_empty(mountpoint))
-        complain("mount point %s: not empty", mountpoint);
-    else if (access("/dev/fuse", F_OK) < 0)
-        complain("/dev/fuse: %s. Load it (modprobe fuse); a container needs --device /dev/fuse",
-                 strerror(errno));
-    else
-        return true;
-    return false;
-}
 
 /* ---- readiness ---- */
 
 struct readiness {
     int pipe; /* to the parent; -1 in the foreground */
     int null; /* what takes the terminal's place then: a sandbox could not open it */
+    int log; /* the logger's socket, in the background */
+    int manager; /* systemd's socket; -1: none */
 };
 
-/* Tells systemd, when it asked to be told (sd_notify(3), the protocol). */
-static void
-notify_systemd(const char *state)
+/* A socket to tell systemd that the mount is ready, where it asked to be told (sd_notify(3), the
+ * protocol); -1 where it did not. Connected early: the sandbox leaves no right to do that. */
+static int
+connect_manager(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -155,29 +58,38 @@ notify_systemd(const char *state)
     int fd;
 
     if (length < 2 || length >= sizeof(address.sun_path))
-        return;
+        return -1;
     memcpy(address.sun_path, path, length);
     if (path[0] == '@')
         address.sun_path[0] = '\0';
     fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return;
-    if (sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)&address,
-               (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) < 0)
-        log_warning("cannot notify systemd: %s", strerror(errno));
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address,
+                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) == 0)
+        return fd;
+    log_warning("cannot notify systemd: %s", strerror(errno));
     close(fd);
+    return -1;
+}
+
+/* Closes the socket: whoever has a datagram socket may send from it to any other. */
+static void
+notify_manager(int manager, const char *state)
+{
+    if (manager < 0)
+        return;
+    if (send(manager, state, strlen(state), MSG_NOSIGNAL) < 0)
+        log_warning("cannot notify systemd: %s", strerror(errno));
+    close(manager);
 }
 
 static void
-leave_terminal(int null)
+leave_terminal(const struct readiness *readiness)
 {
-    log_to_syslog("fstfs");
-    for (int fd = 0; null >= 0 && fd <= 2; fd++)
-        dup2(null, fd);
-    if (null > 2)
-        close(null);
-    if (chdir("/") < 0)
-        log_warning("cannot change to /: %s", strerror(errno));
+    log_to_socket(readiness->log);
+    for (int fd = 0; readiness->null >= 0 && fd <= 2; fd++)
+        dup2(readiness->null, fd);
+    if (readiness->null > 2)
+        close(readiness->null);
 }
 
 static void
@@ -186,10 +98,10 @@ mount_ready(void *arg)
     struct readiness *readiness = arg;
 
     if (readiness->pipe < 0) {
-        notify_systemd("READY=1");
+        notify_manager(readiness->manager, "READY=1");
         return;
     }
-    leave_terminal(readiness->null);
+    leave_terminal(readiness);
     if (write(readiness->pipe, "R", 1) != 1)
         log_warning("cannot tell the parent process: %s", strerror(errno));
     close(readiness->pipe);
@@ -206,9 +118,13 @@ struct mount {
     struct sandbox sandbox;
     struct io *io;
     struct view *view;
+    struct survey *survey;
     struct pages pages;
     struct view_page page_list[PAGES];
+    bool failed; /* the end is one after which fstfs is to be started again */
 };
+
+enum helper_watched { WATCHED_UNMOUNTER, WATCHED_OPENER };
 
 static void
 unmount(void *arg)
@@ -216,20 +132,99 @@ unmount(void *arg)
     session_unmount(arg);
 }
 
-/* The opener reads whatever the source leads to, and is as poor in all else. */
 static void
-shut_opener(void *arg)
+abort_connection(void *arg)
 {
-    struct sandbox sandbox = *(struct sandbox *)arg;
+    session_abort(arg);
+}
+
+static void
+begin_shutdown(void *arg)
+{
+    session_close(((struct mount *)arg)->session);
+}
+
+/* Ends with threads that wait on storage: once the connection is closed no caller waits. */
+static void
+force_shutdown(void *arg)
+{
+    struct mount *mount = arg;
+
+    log_warning("storage does not answer: unmounting without waiting for it");
+    if (session_cut(mount->session))
+        unmounter_force(&mount->unmounter);
+    _exit(mount->failed ? 1 : 0);
+}
+
+/* Without the opener callers would be refused what they may have, for as long as fstfs runs. */
+static bool
+end_without_opener(void *arg, unsigned helper)
+{
+    struct mount *mount = arg;
+
+    if (helper == WATCHED_UNMOUNTER) {
+        log_error("the process fstfs-unmount has ended: serving goes on, but when fstfs ends its "
+                  "mount is left behind, and fusermount3 -u clears it");
+        return false;
+    }
+    log_error("the process fstfs-open has ended: permissions cannot be checked any more, nor links "
+              "out of the source be followed; unmounting, start fstfs again");
+    mount->failed = true;
+    return true;
+}
+
+static errint_t
+start_shutdown(struct mount *mount)
+{
+    const struct shutdown_calls calls = {
+        begin_shutdown,
+        force_shutdown,
+        end_without_opener,
+        mount,
+        {[WATCHED_UNMOUNTER] = &mount->unmounter, [WATCHED_OPENER] = &mount->opener}};
+
+    return shutdown_start(&calls);
+}
+
+/* What the opener calls first: it may read whatever the source leads to, and where there are
+ * other users it may take on their credentials. */
+static void
+give_up_in_opener(void *arg)
+{
+    struct mount *mount = arg;
+    struct sandbox sandbox = mount->sandbox;
 
     sandbox.passthrough = false;
+    sandbox.credentials = mount->options->shared;
     sandbox_enter(&sandbox, -1);
     sandbox_seal(&sandbox);
 }
 
-/* Gives up what serving does not need, while there is one thread. */
+static errint_t
+start_opener(struct mount *mount, int source)
+{
+    errint_t error = opener_start(source, catalog_source(mount->catalog), give_up_in_opener, mount,
+                                  !mount->options->foreground, &mount->opener);
+
+    if (error)
+        complain("cannot start a process to check permissions: %s", strerror(-error));
+    return error;
+}
+
+/* The logger connects to syslog, and needs no right but that. */
 static void
-shut(struct mount *mount)
+give_up_in_logger(void *arg)
+{
+    const struct options *options = arg;
+    struct sandbox sandbox;
+
+    sandbox_init(&sandbox, !options->no_sandbox, false);
+    sandbox_enter(&sandbox, -1);
+}
+
+/* Starts the helpers and gives up what serving does not need, while there is one thread. */
+static errint_t
+enter_sandbox(struct mount *mount)
 {
     struct sandbox *sandbox = &mount->sandbox;
     bool quiet = !mount->options->foreground;
@@ -237,20 +232,18 @@ shut(struct mount *mount)
     errint_t error;
 
     sandbox_init(sandbox, !mount->options->no_sandbox, mount->options->passthrough);
-    if (!sandbox->wanted)
-        return;
-    error = unmounter_start(unmount, mount->session, quiet, &mount->unmounter);
-    if (error) {
+    error = unmounter_start(unmount, abort_connection, mount->session, quiet, &mount->unmounter);
+    if (error && sandbox->wanted)
         sandbox_refuse(sandbox, "no process to unmount", error);
-        return;
+    if (mount->options->shared || sandbox_shuts_files(sandbox)) {
+        error = start_opener(mount, source);
+        if (error)
+            return error;
     }
-    if (sandbox_shuts_files(sandbox) &&
-        opener_start(source, catalog_source(mount->catalog), shut_opener, sandbox, quiet,
-                     &mount->opener) == 0)
+    if (sandbox_shuts_files(sandbox))
         open_set_other(opener_open);
-    else
-        source = -1; /* nobody would open what links lead to */
     sandbox_enter(sandbox, source);
+    return 0;
 }
 
 static errint_t
@@ -269,9 +262,12 @@ make_parts(struct mount *mount, const char *mountpoint)
                                         .owner = geteuid(),
                                         .group = getegid(),
                                         .pages = mount->page_list,
-                                        .page_count = PAGES};
-    errint_t error = io_new(&io_options, &mount->io);
+                                        .page_count = PAGES,
+                                        .check = options->shared ? opener_check : NULL};
+    errint_t error = version_start(0);
 
+    if (!error)
+        error = io_new(&io_options, &mount->io);
     if (!error) {
         mount->pages = (struct pages){.options = options,
                                       .mountpoint = mountpoint,
@@ -284,6 +280,10 @@ make_parts(struct mount *mount, const char *mountpoint)
         error = view_new(mount->catalog, &view_options, &mount->view);
         mount->pages.view = mount->view;
     }
+    if (!error) {
+        mount->pages.survey = mount->survey = survey_new(mount->catalog, &view_options);
+        error = mount->survey ? 0 : -ENOMEM;
+    }
     if (error)
         complain("cannot start: %s", strerror(-error));
     return error;
@@ -293,8 +293,9 @@ static errint_t
 make_session(struct mount *mount, const char *mountpoint, struct readiness *readiness)
 {
     const struct options *options = mount->options;
-    struct catalog_options catalog_options = {
-        .source = options->source, .shared = options->shared, .derived_free = view_derived_free};
+    struct catalog_options catalog_options = {.source = options->source,
+                                              .derived_free = view_derived_free,
+                                              .header_memory = options->memory};
     struct session_options session_options = {
         .options = options, .mountpoint = mountpoint, .ready = mount_ready, .ready_arg = readiness};
     errint_t error = catalog_new(&catalog_options, &mount->catalog);
@@ -304,18 +305,19 @@ make_session(struct mount *mount, const char *mountpoint, struct readiness *read
         return error;
     }
     session_options.catalog = mount->catalog;
-    error = session_new(&session_options, &mount->session);
-    if (error)
-        complain("cannot mount on %s", mountpoint);
-    return error;
+    return session_new(&session_options, &mount->session);
 }
 
 static void
 free_parts(struct mount *mount)
 {
+    survey_free(mount->survey);
     io_free(mount->io);
-    if (mount->unmounter.socket >= 0)
-        unmounter_end(&mount->unmounter, session_cut(mount->session));
+    version_stop();
+    shutdown_stop();
+    if (mount->unmounter.socket >= 0 &&
+        !unmounter_end(&mount->unmounter, session_cut(mount->session)))
+        mount->failed = true;
     if (mount->session)
         session_free(mount->session);
     view_free(mount->view);
@@ -330,18 +332,21 @@ serve(const struct options *options, const char *mountpoint, struct readiness *r
     struct mount mount = {.options = options, .unmounter = HELPER_NONE, .opener = HELPER_NONE};
     errint_t error = make_session(&mount, mountpoint, readiness);
 
-    if (!error) {
-        shut(&mount);
+    if (!error)
+        error = enter_sandbox(&mount);
+    if (!error)
         error = make_parts(&mount, mountpoint);
-    }
     if (!error) {
         sandbox_seal(&mount.sandbox);
+        error = start_shutdown(&mount);
+    }
+    if (!error) {
         error = session_run(mount.session, mount.view, mount.io);
         if (error)
             log_error("serving ended: %s", strerror(-error));
     }
     free_parts(&mount);
-    return error ? 1 : 0;
+    return error || mount.failed ? 1 : 0;
 }
 
 /* The parent's part: waits until the child says ready, or has ended. */
@@ -363,9 +368,11 @@ await_child(pid_t child, int pipe)
 }
 
 static int
-serve_in_background(const struct options *options, const char *mountpoint)
+serve_in_background(struct options *options, const char *mountpoint)
 {
     struct readiness readiness;
+    struct helper logger;
+    errint_t error;
     int ends[2];
     pid_t child;
 
@@ -384,22 +391,42 @@ serve_in_background(const struct options *options, const char *mountpoint)
     }
     close(ends[0]);
     setsid();
-    readiness = (struct readiness){ends[1], open("/dev/null", O_RDWR | O_CLOEXEC)};
+    if (chdir("/") < 0)
+        log_warning("cannot change to /: %s", strerror(errno));
+    error = logger_start(give_up_in_logger, options, &logger);
+    if (error) {
+        complain("cannot start a process for the log: %s", strerror(-error));
+        return 1;
+    }
+    readiness = (struct readiness){.pipe = ends[1],
+                                   .null = open("/dev/null", O_RDWR | O_CLOEXEC),
+                                   .log = logger.socket,
+                                   .manager = -1};
     return serve(options, mountpoint, &readiness);
 }
 
+/* Resolves both paths first: a path may lead through a descriptor of the caller (/dev/fd/9).
+ * Then closes the caller's descriptors, which may hold a lock or be open for writing. */
 static int
 run(struct options *options)
 {
-    char *source = real_directory("source", options->source), *mountpoint;
+    char *source = preflight_source(options->source), *mountpoint;
     int status = 1;
+    errint_t error;
 
     if (!source)
         return 1;
-    mountpoint = real_directory("mount point", options->mountpoint);
-    if (mountpoint && check_mountpoint(source, mountpoint)) {
+    free(options->source);
+    options->source = source;
+    mountpoint = preflight_mountpoint(options->mountpoint);
+    error = mountpoint ? close_inherited() : 0;
+    if (error) {
+        complain("/dev/null: %s", strerror(-error));
+    } else if (mountpoint && preflight_check(source, mountpoint)) {
+        first_look(source);
         if (options->foreground) {
-            struct readiness readiness = {-1, -1};
+            struct readiness readiness = {
+                .pipe = -1, .null = -1, .log = -1, .manager = connect_manager()};
 
             status = serve(options, mountpoint, &readiness);
         } else {
@@ -407,7 +434,6 @@ run(struct options *options)
         }
     }
     free(mountpoint);
-    free(source);
     return status;
 }
 

@@ -18,8 +18,8 @@ static const char usage[] =
     "(merged/) and also shards (shards/). Nothing is converted and nothing is written.\n"
     "\n"
     "    --view=NAME        make one view the root: tensors, merged, shards or npy\n"
-    "    --shards=N         cut every checkpoint of shards/ into N shards\n"
-    "    --shard-size=SIZE  cut into shards of at most SIZE: 512M, 5G, 5GB, ...\n"
+    "    --shards=N         cut what has shards into N, in shards/; single files stay whole\n"
+    "    --shard-size=SIZE  cut into shards of at most SIZE, larger files too: 512M, 5GB, ...\n"
     "    --memory=SIZE      most memory for buffers of the mount (256M)\n"
     "    --io=auto|threads  io_uring where it is allowed, or threads only\n"
     "    --direct=auto|off  read past the page cache where the source allows, or not\n"
@@ -37,6 +37,7 @@ static const char usage[] =
     "    -h, --help         print this and exit\n"
     "    -V, --version      print the version and exit\n"
     "\n"
+    "A value may also be the next word: --memory 1G.\n"
     "To unmount: fusermount3 -u MOUNTPOINT, or send SIGTERM.\n";
 
 #define LEAST_MEMORY ((uint64_t)4 << 20)
@@ -144,6 +145,33 @@ complain(struct parsed *parsed, const char *what, const char *value)
     parsed->wrong = true;
 }
 
+/* The long option that takes a value and has this name, with its dashes or without; or NULL. */
+static const struct fuse_opt *
+find_valued(const char *name, size_t length)
+{
+    size_t dashes = strncmp(name, "--", 2) == 0 ? 0 : 2;
+
+    for (const struct fuse_opt *option = templates; option->templ; option++) {
+        size_t named = strcspn(option->templ, "=");
+
+        if (strncmp(option->templ, "--", 2) == 0 && option->templ[named] &&
+            length + dashes == named && strncmp(option->templ + dashes, name, length) == 0)
+            return option;
+    }
+    return NULL;
+}
+
+static void
+complain_of_no_value(struct parsed *parsed, const struct fuse_opt *option, const char *found)
+{
+    char what[128];
+    int named = (int)strcspn(option->templ, "=");
+
+    snprintf(what, sizeof(what), "%.*s needs a value (fstfs -h says which)%s", named, option->templ,
+             found ? ", found" : "");
+    complain(parsed, what, found);
+}
+
 static int
 take_argument(struct parsed *parsed, const char *argument)
 {
@@ -169,6 +197,7 @@ static int
 take_option(void *data, const char *argument, int key, struct fuse_args *rest)
 {
     struct parsed *parsed = data;
+    const struct fuse_opt *option;
 
     (void)rest;
     switch (key) {
@@ -188,7 +217,11 @@ take_option(void *data, const char *argument, int key, struct fuse_args *rest)
     default:
         if (is_for_others(argument))
             return 0;
-        complain(parsed, "unknown option (fstfs -h lists them)", argument);
+        option = find_valued(argument, strlen(argument));
+        if (option)
+            complain_of_no_value(parsed, option, NULL);
+        else
+            complain(parsed, "unknown option (fstfs -h lists them)", argument);
         return 0;
     }
 }
@@ -295,16 +328,97 @@ join_kept(struct options *options, const struct fuse_args *args)
     return true;
 }
 
+/*
+ * Adds argv[i] to `args`. Where it is a long option and its value is the next word, both are added
+ * as one word: libfuse's table knows only --NAME=VALUE. How many words were added; -1: no memory.
+ */
+static int
+add_word(struct parsed *parsed, int argc, char **argv, int i, struct fuse_args *args)
+{
+    const char *word = argv[i], *next = i + 1 < argc ? argv[i + 1] : NULL;
+    const struct fuse_opt *option =
+        strncmp(word, "--", 2) == 0 ? find_valued(word, strlen(word)) : NULL;
+    char *joined;
+    int result;
+
+    if (option && (!next || next[0] == '-')) {
+        complain_of_no_value(parsed, option, next);
+        return 1;
+    }
+    if (!option)
+        return fuse_opt_add_arg(args, word) < 0 ? -1 : 1;
+    if (asprintf(&joined, "%s=%s", word, next) < 0)
+        return -1;
+    result = fuse_opt_add_arg(args, joined) < 0 ? -1 : 2;
+    free(joined);
+    return result;
+}
+
+/* The command line as libfuse's parser is given it; malloc'ed, freed by fuse_opt_free_args(). */
+static bool
+join_values(struct parsed *parsed, int argc, char **argv, struct fuse_args *args)
+{
+    bool options = true, is_value = false;
+    int added;
+
+    for (int i = 0; i < argc; i += added) {
+        options = options && (is_value || strcmp(argv[i], "--") != 0);
+        if (options && !is_value)
+            added = add_word(parsed, argc, argv, i, args);
+        else
+            added = fuse_opt_add_arg(args, argv[i]) < 0 ? -1 : 1;
+        if (added < 0)
+            return false;
+        is_value = options && !is_value && strcmp(argv[i], "-o") == 0;
+    }
+    return true;
+}
+
+/* Where parse() has put the value of a long option. */
+static char **
+value_of(struct parsed *parsed, const struct fuse_opt *option)
+{
+    return (char **)(void *)((char *)parsed + option->offset);
+}
+
+/* A value that is empty, as in --memory= and -o memory=, is none. */
+static void
+drop_empty_values(struct parsed *parsed)
+{
+    for (const struct fuse_opt *option = templates; option->templ; option++) {
+        char **value;
+
+        if (strncmp(option->templ, "--", 2) != 0 || !strchr(option->templ, '='))
+            continue;
+        value = value_of(parsed, option);
+        if (!*value || **value)
+            continue;
+        complain_of_no_value(parsed, option, NULL);
+        free(*value);
+        *value = NULL;
+    }
+}
+
+static void
+free_values(struct parsed *parsed)
+{
+    for (const struct fuse_opt *option = templates; option->templ; option++)
+        if (strncmp(option->templ, "--", 2) == 0 && strchr(option->templ, '='))
+            free(*value_of(parsed, option));
+}
+
 enum options_result
 options_parse(int argc, char **argv, struct options *options)
 {
-    struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
+    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
     struct parsed parsed = {.options = options};
     enum options_result result = OPTIONS_RUN;
 
     memset(options, 0, sizeof(*options));
-    if (fuse_opt_parse(&args, &parsed, templates, take_option) < 0 || !join_kept(options, &args))
+    if (!join_values(&parsed, argc, argv, &args) ||
+        fuse_opt_parse(&args, &parsed, templates, take_option) < 0 || !join_kept(options, &args))
         parsed.wrong = true;
+    drop_empty_values(&parsed);
     options->debug = parsed.debug;
     options->foreground = parsed.foreground || parsed.debug;
     read_view(&parsed);
@@ -328,18 +442,7 @@ options_parse(int argc, char **argv, struct options *options)
     if (parsed.wrong)
         result = OPTIONS_WRONG;
     fuse_opt_free_args(&args);
-    free(parsed.view);
-    free(parsed.shards);
-    free(parsed.shard_size);
-    free(parsed.readahead);
-    free(parsed.passthrough);
-    free(parsed.sandbox);
-    free(parsed.io);
-    free(parsed.direct);
-    free(parsed.prefetch);
-    free(parsed.queue_depth);
-    free(parsed.threads);
-    free(parsed.memory);
+    free_values(&parsed);
     return result;
 }
 

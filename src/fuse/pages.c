@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/pages.h"
 
+#include "base/lease.h"
 #include "fuse/sandbox.h"
 #include "fuse/session.h"
 
@@ -44,6 +45,7 @@ static const struct number io_numbers[] = {
             "Bytes read before anybody asked for them."),
     COUNTER("prefetched_used_bytes_total", prefetched_used, "Of these: asked for since."),
     COUNTER("prefetched_wasted_bytes_total", prefetched_wasted, "Of these: let go unasked."),
+    COUNTER("expired_bytes_total", expired, "Bytes freed because they were not read for 5 s."),
     COUNTER("storage_retries_total", retries, "Reads of the source done over."),
     GAUGE("storage_reads_in_flight", storage_in_flight, "Reads of the source under way."),
     GAUGE("storage_reads_waiting", storage_waiting, "Reads of the source yet to be started."),
@@ -102,6 +104,24 @@ add_io_counters(struct buffer *out, struct io *io)
 }
 
 static void
+add_leases(struct buffer *out)
+{
+    struct lease_counters leases;
+
+    lease_counters(&leases);
+    add_key(out, "leases");
+    buffer_addf(out, "{\"held\": %u, \"most\": %u, \"broken\": %" PRIu64 ", \"refused\": %" PRIu64,
+                leases.held, leases.most, leases.broken, leases.refused);
+    if (leases.refusal) {
+        const char *why = strerror(-leases.refusal);
+
+        buffer_add_text(out, ", \"refusal\": ");
+        buffer_add_json_string(out, why, strlen(why));
+    }
+    buffer_add_char(out, '}');
+}
+
+static void
 write_status(void *arg, struct buffer *out)
 {
     const struct pages *pages = arg;
@@ -122,9 +142,15 @@ write_status(void *arg, struct buffer *out)
     add_number(out, "checkpoints_read", catalog.checkpoints);
     add_number(out, "tensors_known", catalog.tensors);
     add_number(out, "problems", problems_count(catalog_problems(pages->catalog)));
+    buffer_addf(out,
+                ",\n  \"headers\": {\"budget\": %" PRIu64 ", \"in_use\": %" PRIu64
+                ", \"peak\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
+                catalog.budget.limit, catalog.budget.used, catalog.budget.peak,
+                catalog.budget.refusals);
     add_key(out, "io");
     io_status(pages->io, out);
     add_io_counters(out, pages->io);
+    add_leases(out);
     add_key(out, "kernel");
     session_status(pages->session, out);
     add_key(out, "sandbox");
@@ -221,6 +247,12 @@ write_metrics(void *arg, struct buffer *out)
     add_gauge(out, "tensors", "Tensors known.", catalog.tensors);
     add_gauge(out, "table_bytes", "Memory of the tables of tensors, in bytes.",
               catalog.table_bytes);
+    add_gauge(out, "header_budget_bytes", "The most memory for headers and what is made of them.",
+              catalog.budget.limit);
+    add_gauge(out, "header_memory_bytes", "Of it, in use.", catalog.budget.used);
+    add_gauge(out, "header_memory_peak_bytes", "Of it, the most that was in use at once.",
+              catalog.budget.peak);
+    add_counter(out, "header_refusals_total", "Times it had no room.", catalog.budget.refusals);
     add_gauge(out, "nodes", "Files and directories the kernel holds.", nodes);
     add_gauge(out, "problems", "Lines in .fstfs/problems.",
               problems_count(catalog_problems(pages->catalog)));
@@ -234,11 +266,22 @@ write_problems(void *arg, struct buffer *out)
     problems_write(catalog_problems(pages->catalog), out);
 }
 
+/* All that is wrong, and not only with what somebody has asked for. */
+static void
+open_problems(void *arg, struct buffer *out)
+{
+    const struct pages *pages = arg;
+    bool complete = survey_refresh(pages->survey);
+
+    write_problems(arg, out);
+    survey_write(pages->survey, complete, out);
+}
+
 void
 pages_list(struct pages *pages, struct view_page list[PAGES])
 {
-    list[0] = (struct view_page){"metrics", 0444, write_metrics, pages};
+    list[0] = (struct view_page){"metrics", 0444, write_metrics, write_metrics, pages};
     /* It tells names of files that not everybody may see. */
-    list[1] = (struct view_page){"problems", 0400, write_problems, pages};
-    list[2] = (struct view_page){"status", 0444, write_status, pages};
+    list[1] = (struct view_page){"problems", 0400, write_problems, open_problems, pages};
+    list[2] = (struct view_page){"status", 0444, write_status, write_status, pages};
 }

@@ -8,6 +8,7 @@
 #include "catalog/catalog.h"
 #include "fuse/options.h"
 #include "io/io.h"
+#include "view/survey.h"
 #include "view/view.h"
 
 #include <time.h>
@@ -17,13 +18,14 @@ struct session;
 
 enum { PAGES = 3 };
 
-/* What the pages tell of. Filled by main; `view` and `session` once they are there. */
+/* What the pages tell of. Filled by main; `view` and `survey` once they are there. */
 struct pages {
     const struct options *options;
     const char *mountpoint;
     struct catalog *catalog;
     struct io *io;
     struct view *view;
+    struct survey *survey;
     struct session *session;
     const struct sandbox *sandbox;
     time_t started;

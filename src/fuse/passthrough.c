@@ -13,11 +13,16 @@ static const char not_wanted[] = "not asked for (--passthrough=on)";
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <search.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+static const char not_root[] = "the kernel lets only root do it";
 
 /*
  * While a file is open all its opens must be answered alike, with one backing id or
@@ -39,6 +44,29 @@ struct passthrough {
     errint_t refused; /* the first error there was */
 };
 
+/* Whether this is the first user namespace: the kernel asks for a capability there. */
+static bool
+in_first_namespace(void)
+{
+    FILE *map = fopen("/proc/self/uid_map", "re");
+    unsigned inside = 1, outside = 1, count = 0;
+    bool read = map && fscanf(map, "%u %u %u", &inside, &outside, &count) == 3;
+
+    if (map)
+        fclose(map);
+    return !read || (inside == 0 && outside == 0 && count == UINT32_MAX);
+}
+
+static bool
+has_capability(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {{0}};
+
+    return syscall(SYS_capget, &header, sets) == 0 &&
+           (sets[CAP_TO_INDEX(CAP_SYS_ADMIN)].effective & CAP_TO_MASK(CAP_SYS_ADMIN)) != 0;
+}
+
 struct passthrough *
 passthrough_new(bool wanted)
 {
@@ -46,7 +74,10 @@ passthrough_new(bool wanted)
 
     if (!passthrough)
         return NULL;
-    passthrough->off = wanted ? NULL : not_wanted;
+    if (!wanted)
+        passthrough->off = not_wanted;
+    else if (!has_capability() || !in_first_namespace())
+        passthrough->off = not_root;
     pthread_mutex_init(&passthrough->lock, NULL);
     return passthrough;
 }
@@ -66,10 +97,16 @@ passthrough_init(struct passthrough *passthrough, struct fuse_session *fuse,
                  struct fuse_conn_info *conn)
 {
     passthrough->fuse = fuse;
-    if (!passthrough->off && !(conn->capable & FUSE_CAP_PASSTHROUGH))
+    if (passthrough->off != not_wanted && !(conn->capable & FUSE_CAP_PASSTHROUGH))
         passthrough->off = "the kernel has it not";
     if (!passthrough->off)
         conn->want |= FUSE_CAP_PASSTHROUGH;
+}
+
+const char *
+passthrough_refusal(const struct passthrough *passthrough)
+{
+    return passthrough->off == not_wanted ? NULL : passthrough->off;
 }
 
 static int
@@ -239,7 +276,7 @@ passthrough_status(struct passthrough *passthrough, struct buffer *out)
     passed = passthrough->passed;
     pthread_mutex_unlock(&passthrough->lock);
     if (!off && !permitted(passthrough))
-        off = "the kernel lets only root do it";
+        off = not_root;
     if (off) {
         buffer_addf(out, "{\"on\":false,\"why\":\"%s\"}", off);
         return;
@@ -279,6 +316,12 @@ void
 passthrough_init(struct passthrough *passthrough, struct fuse_session *fuse,
                  struct fuse_conn_info *conn)
 {
+}
+
+const char *
+passthrough_refusal(const struct passthrough *passthrough)
+{
+    return passthrough->wanted ? not_built : NULL;
 }
 
 errint_t

@@ -21,13 +21,17 @@
 
 struct passthrough;
 
-/* NULL: out of memory. */
+/* Before the sandbox is entered. NULL: out of memory. */
 struct passthrough *passthrough_new(bool wanted);
 void passthrough_free(struct passthrough *passthrough); /* NULL is allowed */
 
 /* At INIT: asks the kernel for it. `fuse` must outlive every passthrough_close(). */
 void passthrough_init(struct passthrough *passthrough, struct fuse_session *fuse,
                       struct fuse_conn_info *conn);
+
+/* After INIT: why it is off although it was asked for; NULL: neither. The kernel may refuse it for
+ * another reason later: status. */
+const char *passthrough_refusal(const struct passthrough *passthrough);
 
 /* One file that is open, as often as it is. */
 struct passthrough_file;

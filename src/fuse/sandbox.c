@@ -1,41 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/sandbox.h"
 
-#include "fuse/helpers.h"
+#include "fuse/opener.h"
+#include "fuse/system_calls.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/audit.h>
 #include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
-
-/* A sanitizer works inside the process: it looks into /proc, writes its report, stops
- * the other threads to look for leaks. It gets what it needs. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
 
 static void __attribute__((format(printf, 2, 3)))
 refused(struct sandbox_part *part, const char *format, ...)
@@ -121,14 +102,21 @@ give_up_capabilities(struct sandbox *sandbox)
         refused(&sandbox->capabilities, "%s", strerror(errno));
         return;
     }
-    /* Root reads the files of all: who may see them, the kernel asks their modes. Docker
-     * gives its containers only the greater of the two. */
+    /* Root must be able to read every file; the opener checks what its callers may read.
+     * Docker gives its containers only the greater of the two. */
     if (has(&now, CAP_DAC_READ_SEARCH))
         keep(&kept, CAP_DAC_READ_SEARCH);
     else if (has(&now, CAP_DAC_OVERRIDE))
         keep(&kept, CAP_DAC_OVERRIDE);
+    /* Leases on files of other owners (base/lease.h). */
+    if (has(&now, CAP_LEASE))
+        keep(&kept, CAP_LEASE);
     if (sandbox->passthrough && has(&now, CAP_SYS_ADMIN))
         keep(&kept, CAP_SYS_ADMIN);
+    if (sandbox->credentials && has(&now, CAP_SETUID) && has(&now, CAP_SETGID)) {
+        keep(&kept, CAP_SETUID);
+        keep(&kept, CAP_SETGID);
+    }
     kept.header = now.header;
     if (syscall(SYS_capset, &kept.header, kept.data) == 0)
         done(&sandbox->capabilities);
@@ -155,7 +143,6 @@ enum {
 #define NETWORK_RIGHTS 3ull /* 4: TCP */
 #define FILE_RIGHT_DEVICE (1ull << 15) /* 5 */
 #define SCOPES 3ull /* 6: abstract sockets, signals */
-#define SCOPE_SIGNALS 2ull /* the service manager's socket may be an abstract one */
 
 struct ruleset {
     uint64_t files, network, scopes;
@@ -193,7 +180,7 @@ all_rights(int version)
     if (version >= 5)
         all.files |= FILE_RIGHT_DEVICE;
     if (version >= 6)
-        all.scopes = SCOPE_SIGNALS;
+        all.scopes = SCOPES;
     return all;
 }
 
@@ -272,7 +259,6 @@ load_late_parts(void)
 {
     pthread_t thread;
 
-    tzset(); /* for syslog(3) */
     /* glibc loads a library at the first cancellation of a thread; libfuse cancels
      * its threads at the end. */
     if (pthread_create(&thread, NULL, wait_for_cancel, NULL) == 0) {
@@ -295,152 +281,23 @@ sandbox_enter(struct sandbox *sandbox, int directory)
 
 /* ---- system calls ---- */
 
-#if defined(__x86_64__) || defined(__aarch64__)
-
-#ifdef __x86_64__
-#define THIS_MACHINE AUDIT_ARCH_X86_64
-#else
-#define THIS_MACHINE AUDIT_ARCH_AARCH64
-#endif
-
-#ifndef SYS_cachestat
-#define SYS_cachestat 451 /* Linux 6.5, the same on all machines */
-#endif
-
-/* As serving does, with glibc's and musl's ways to do it. */
-static const uint32_t allowed_calls[] = {
-#ifdef __x86_64__
-    SYS_open, SYS_stat, SYS_lstat, SYS_readlink, SYS_poll, SYS_dup2, SYS_time, SYS_getrlimit,
-#endif
-    /* the connection, the source */
-    SYS_read, SYS_readv, SYS_pread64, SYS_preadv, SYS_preadv2, SYS_write, SYS_writev, SYS_openat,
-    SYS_close, SYS_fstat, SYS_newfstatat, SYS_statx, SYS_getdents64, SYS_lseek, SYS_readlinkat,
-    SYS_fstatfs, SYS_statfs, SYS_getxattr, SYS_fadvise64, SYS_fcntl, SYS_cachestat,
-    SYS_io_uring_enter, SYS_io_uring_register, SYS_ppoll,
-    /* memory */
-    SYS_munmap, SYS_mremap, SYS_madvise, SYS_brk,
-    /* threads, signals, time */
-    SYS_futex, SYS_exit, SYS_exit_group, SYS_set_robust_list, SYS_rseq, SYS_sched_yield,
-    SYS_sched_getaffinity, SYS_set_tid_address, SYS_membarrier, SYS_gettid, SYS_getpid, SYS_getppid,
-    SYS_tgkill, SYS_tkill, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_rt_sigtimedwait, SYS_sigaltstack, SYS_restart_syscall, SYS_nanosleep, SYS_clock_nanosleep,
-    SYS_clock_gettime, SYS_clock_getres, SYS_gettimeofday,
-    /* the log, the service manager, the helpers, the end */
-    SYS_connect, SYS_sendto, SYS_sendmsg, SYS_recvmsg, SYS_socketpair, SYS_pipe2, SYS_dup, SYS_dup3,
-    SYS_chdir, SYS_wait4,
-    /* what a library asks */
-    SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid, SYS_getrandom, SYS_prlimit64, SYS_sysinfo,
-    SYS_uname, SYS_getcpu};
-
-/* Calls whose argument must have, of these bits, this value. */
-static const struct {
-    uint32_t call;
-    unsigned argument;
-    uint32_t bits, value;
-} allowed_arguments[] = {
-    {SYS_mmap, 2, PROT_EXEC, 0},
-    {SYS_mprotect, 2, PROT_EXEC, 0},
-    {SYS_clone, 0, CLONE_THREAD, CLONE_THREAD},
-    {SYS_prctl, 0, UINT32_MAX, PR_SET_NAME},
-    {SYS_socket, 0, UINT32_MAX, AF_UNIX},
-};
-
-#define CALLS (sizeof(allowed_calls) / sizeof(allowed_calls[0]))
-#define ARGUMENTS (sizeof(allowed_arguments) / sizeof(allowed_arguments[0]))
-
-struct filter {
-    struct sock_filter code[2 * CALLS + 5 * ARGUMENTS + 16];
-    unsigned short length;
-};
-
-static void
-add(struct filter *filter, struct sock_filter instruction)
-{
-    filter->code[filter->length++] = instruction;
-}
-
-static void
-add_load(struct filter *filter, size_t offset)
-{
-    add(filter, (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset));
-}
-
-static void
-add_answer(struct filter *filter, uint32_t answer)
-{
-    add(filter, (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, answer));
-}
-
-static void
-add_call(struct filter *filter, uint32_t call)
-{
-    add(filter, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1));
-    add_answer(filter, SECCOMP_RET_ALLOW);
-}
-
-/* What is not allowed is not there (ENOSYS): libraries know what to do then, as with
- * clone3(2), whose flags a filter cannot see. */
-#define NOT_THERE (SANITIZED ? SECCOMP_RET_ALLOW : SECCOMP_RET_ERRNO | ENOSYS)
-
-static void
-make_filter(struct filter *filter, bool devices)
-{
-    filter->length = 0;
-    add_load(filter, offsetof(struct seccomp_data, arch));
-    add(filter, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, THIS_MACHINE, 1, 0));
-    add_answer(filter, SECCOMP_RET_KILL_PROCESS);
-    add_load(filter, offsetof(struct seccomp_data, nr));
-    for (size_t i = 0; i < CALLS; i++)
-        add_call(filter, allowed_calls[i]);
-    if (devices)
-        add_call(filter, SYS_ioctl);
-    for (size_t i = 0; i < ARGUMENTS; i++) {
-        add(filter, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K,
-                                                 allowed_arguments[i].call, 0, 5));
-        /* The lower half comes first on both machines. */
-        add_load(filter, offsetof(struct seccomp_data, args) + 8 * allowed_arguments[i].argument);
-        add(filter,
-            (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K, allowed_arguments[i].bits));
-        add(filter, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K,
-                                                 allowed_arguments[i].value, 0, 1));
-        add_answer(filter, SECCOMP_RET_ALLOW);
-        add_answer(filter, NOT_THERE);
-    }
-    add_answer(filter, NOT_THERE);
-}
-
 void
 sandbox_seal(struct sandbox *sandbox)
 {
-    struct filter filter;
-    struct sock_fprog program = {.filter = filter.code};
-    long result;
+    errint_t error;
 
     if (!sandbox->wanted)
         return;
-    make_filter(&filter, sandbox->passthrough);
-    program.len = filter.length;
-    /* Kernels before 5.16 slow a filtered process down, for those that run the code of
-     * others: this one does not. */
-    result = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
-                     SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
-    if (result == 0)
+    error = system_calls_restrict(sandbox->passthrough, sandbox->credentials);
+    if (!error)
         done(&sandbox->system_calls);
-    else
-        refused(&sandbox->system_calls, "%s",
-                result > 0 ? "a thread has a filter of its own" : strerror(errno));
-}
-
-#else
-
-void
-sandbox_seal(struct sandbox *sandbox)
-{
-    if (sandbox->wanted)
+    else if (error == -ENOTSUP)
         refused(&sandbox->system_calls, "not written for this kind of machine");
+    else if (error == -EBUSY)
+        refused(&sandbox->system_calls, "a thread has a filter of its own");
+    else
+        refused(&sandbox->system_calls, "%s", strerror(-error));
 }
-
-#endif
 
 /* ---- status ---- */
 

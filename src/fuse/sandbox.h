@@ -7,9 +7,9 @@
  * - capabilities, but for the one that reads other users' files, and the one that
  *   passthrough needs where that was asked for;
  * - files: Landlock leaves the source to be read, and nothing to be written, made or
- *   executed. What links in the source lead to, another process opens (helpers.h);
- * - system calls but for those that serving takes; and with io_uring everything but
- *   reading (src/io/ring.c).
+ *   executed. What links in the source lead to, another process opens (opener.h);
+ * - system calls but for those that serving takes (system_calls.h); and with io_uring
+ *   everything but reading (src/io/ring.c).
  *
  * Each is tried, and done without where the kernel, or a sandbox around this one, will
  * not have it; status says why.
@@ -22,6 +22,19 @@
 
 #include <stdbool.h>
 
+/* A sanitizer works inside the process: it looks into /proc, writes its report, stops
+ * the other threads to look for leaks. It gets what it needs. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
 struct sandbox_part {
     bool on;
     char why[120]; /* not, where it is not */
@@ -30,6 +43,7 @@ struct sandbox_part {
 struct sandbox {
     bool wanted;
     bool passthrough; /* is to go on working */
+    bool credentials; /* those of other users are to be taken on (credentials.h) */
     struct sandbox_part no_new_privileges, capabilities, landlock, system_calls;
     bool shut_in; /* Landlock leaves the source alone to be read */
 };

@@ -3,9 +3,14 @@
 
 #include "base/log.h"
 #include "base/open.h"
+#include "base/version.h"
+#include "fuse/abort.h"
 #include "fuse/device.h"
+#include "fuse/mounting.h"
 #include "fuse/passthrough.h"
 #include "fuse/readahead.h"
+#include "fuse/requests.h"
+#include "fuse/shutdown.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,20 +26,23 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* How long the kernel may believe a name and what stat says of it. Together with
- * CATALOG_CHECK_MS it keeps the promise that a change shows within a second. */
-static const double believe = VIEW_BELIEVED_MS / 1000.0;
+/* Together with CATALOG_CHECK_MS it keeps the promise that a change shows within a second. */
+static const double cache_seconds = VIEW_CACHE_MS / 1000.0;
 
-/* Requests that may wait in the daemon at the same time, and libfuse's threads:
- * names may wait for slow storage, and must not keep others waiting. */
-enum { MOST_BACKGROUND = 128, CONGESTED = 96, MOST_THREADS = 32, IDLE_THREADS = 8 };
+/* Background requests of the kernel (reads) in flight. */
+enum { MOST_BACKGROUND = 128, CONGESTED = 96 };
+
+/* libfuse's threads. Those beyond REQUESTS_RUNNING never wait on storage. */
+enum { MOST_THREADS = REQUESTS_RUNNING + 32, IDLE_THREADS = 8 };
 
 /* An open file or directory. The kernel may go without closing it. */
 struct handle {
     struct handle *next, *previous;
+    unsigned references; /* guarded by session->lock: the kernel's, one of each request */
     struct extent_list *list; /* of a file */
     bool live; /* it is a page of .fstfs */
     struct view_directory *directory;
+    pthread_mutex_t reading; /* the directory: a request that was interrupted may be late */
     struct passthrough_file *passthrough; /* or NULL: see passthrough_open() */
 };
 
@@ -43,11 +51,14 @@ struct session {
     struct view *view;
     struct io *io;
     struct fuse_session *fuse;
+    dev_t device; /* of the mount; 0: not known */
     uint64_t readahead; /* the mount's, in bytes */
     errint_t readahead_error; /* why it could not be raised */
     struct passthrough *passthrough;
+    struct requests *requests;
     pthread_mutex_t lock; /* guards handles */
     struct handle *handles;
+    uint64_t handle_count;
 };
 
 static struct session *
@@ -77,11 +88,18 @@ refuse_self(fuse_req_t req)
     return true;
 }
 
+/* How long the kernel may cache a name: to look up one that is cached is not checked. */
+static double
+entry_timeout(struct view *view, node_id parent)
+{
+    return view_checks_names(view, parent) ? 0 : cache_seconds;
+}
+
 static struct fuse_entry_param
-entry_of(node_id id, const struct stat *st)
+entry_of(node_id id, const struct stat *st, double timeout)
 {
     return (struct fuse_entry_param){
-        .ino = id, .attr = *st, .attr_timeout = believe, .entry_timeout = believe};
+        .ino = id, .attr = *st, .attr_timeout = cache_seconds, .entry_timeout = timeout};
 }
 
 static struct handle *
@@ -91,25 +109,42 @@ handle_new(struct session *session)
 
     if (!handle)
         return NULL;
+    handle->references = 1;
+    pthread_mutex_init(&handle->reading, NULL);
     pthread_mutex_lock(&session->lock);
     handle->next = session->handles;
     if (handle->next)
         handle->next->previous = handle;
     session->handles = handle;
+    session->handle_count++;
+    pthread_mutex_unlock(&session->lock);
+    return handle;
+}
+
+static struct handle *
+handle_ref(struct session *session, struct handle *handle)
+{
+    pthread_mutex_lock(&session->lock);
+    handle->references++;
     pthread_mutex_unlock(&session->lock);
     return handle;
 }
 
 static void
-handle_free(struct session *session, struct handle *handle)
+handle_unref(struct session *session, struct handle *handle)
 {
     pthread_mutex_lock(&session->lock);
+    if (--handle->references > 0) {
+        pthread_mutex_unlock(&session->lock);
+        return;
+    }
     if (handle->next)
         handle->next->previous = handle->previous;
     if (handle->previous)
         handle->previous->next = handle->next;
     else
         session->handles = handle->next;
+    session->handle_count--;
     pthread_mutex_unlock(&session->lock);
     if (handle->passthrough)
         passthrough_close(session->passthrough, handle->passthrough);
@@ -117,7 +152,15 @@ handle_free(struct session *session, struct handle *handle)
         view_close(session->view, handle->list);
     if (handle->directory)
         view_closedir(session->view, handle->directory);
+    pthread_mutex_destroy(&handle->reading);
     free(handle);
+}
+
+/* Of a request that has used it: see requests_new(). */
+static void
+release_handle(void *userdata, void *handle)
+{
+    handle_unref(userdata, handle);
 }
 
 static struct handle *
@@ -134,20 +177,27 @@ reply_error(fuse_req_t req, errint_t error)
     fuse_reply_err(req, error == -ENOTCONN ? EIO : -error);
 }
 
-/* Answers an open; what nobody waits for any more is closed again. */
+/* As reply_error(), unless the request was interrupted. */
 static void
-reply_open(fuse_req_t req, struct handle *handle, errint_t error, struct fuse_file_info *fi)
+answer_error(struct request *request, errint_t error)
 {
-    struct session *session = session_of(req);
+    fuse_req_t req = request_claim(request);
 
-    if (error) {
-        handle_free(session, handle);
+    if (req)
         reply_error(req, error);
-        return;
-    }
-    fi->fh = (uint64_t)(uintptr_t)handle;
-    if (fuse_reply_open(req, fi) == -ENOENT)
-        handle_free(session, handle);
+}
+
+/* Answers an open. Where no caller waits for it any more, the handle is closed again. */
+static void
+answer_open(struct request *request, struct handle *handle, errint_t error)
+{
+    fuse_req_t req = request_claim(request);
+
+    request->fi.fh = (uint64_t)(uintptr_t)handle;
+    if (req && error)
+        reply_error(req, error);
+    if (!req || error || fuse_reply_open(req, &request->fi) == -ENOENT)
+        handle_unref(request_userdata(request), handle);
 }
 
 /* Between mount and INIT it may have been raised; INIT can lower it, whoever asks. */
@@ -162,6 +212,23 @@ set_readahead(struct session *session, struct fuse_conn_info *conn)
     io_set_readahead(session->io, session->readahead);
 }
 
+/* What options asked for and is not so. On the terminal: the mount does not answer yet. */
+static void
+warn_of_refusals(struct session *session)
+{
+    uint64_t wanted = session->options.options->readahead;
+    const char *refusal = passthrough_refusal(session->passthrough);
+
+    if (session->readahead < wanted)
+        log_warning("--readahead=%" PRIu64 "K: refused by the kernel (%s): over 128K only root may "
+                    "ask for; the kernel reads ahead %" PRIu64 "K on this mount",
+                    wanted / 1024,
+                    session->readahead_error ? strerror(-session->readahead_error) : "a limit",
+                    session->readahead / 1024);
+    if (refusal)
+        log_warning("--passthrough=on: refused: %s; fstfs reads all files for the kernel", refusal);
+}
+
 static void
 op_init(void *userdata, struct fuse_conn_info *conn)
 {
@@ -170,39 +237,61 @@ op_init(void *userdata, struct fuse_conn_info *conn)
     /* A file's id is one version of its content, so a new time stamp or size
      * never means that cached pages are wrong. */
     conn->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA;
-    conn->want |= conn->capable &
-                  (FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO |
-                   FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
+    conn->want |= conn->capable & (FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_ASYNC_READ |
+                                   FUSE_CAP_ASYNC_DIO | FUSE_CAP_PARALLEL_DIROPS);
+    /* To fill the cache of names has a use only where the kernel may use it. */
+    if (session->options.options->shared)
+        conn->want &= ~(unsigned)(FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
+    else
+        conn->want |= conn->capable & (FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
     /* Replies come from memory; moving pages measured slower than copying. */
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
     set_readahead(session, conn);
     passthrough_init(session->passthrough, session->fuse, conn);
     conn->max_background = MOST_BACKGROUND;
     conn->congestion_threshold = CONGESTED;
+    warn_of_refusals(session);
     session->options.ready(session->options.ready_arg);
+}
+
+/* A request that may wait on storage: what `run` does answers it, now or later. NULL: it has
+ * been answered. */
+static struct request *
+new_request(fuse_req_t req, fuse_ino_t id, const char *name)
+{
+    if (refuse_self(req))
+        return NULL;
+    return request_new(session_of(req)->requests, req, id, name);
+}
+
+static void
+run_lookup(struct request *request)
+{
+    struct view *view = ((struct session *)request_userdata(request))->view;
+    double timeout = entry_timeout(view, request->id);
+    struct fuse_entry_param entry;
+    struct stat st;
+    node_id id;
+    errint_t error = view_lookup(view, &request->caller, request->id, request->name, &id, &st);
+    fuse_req_t req = request_claim(request);
+
+    if (error) {
+        if (req)
+            reply_error(req, error); /* ENOENT too: the kernel must not cache that */
+        return;
+    }
+    entry = entry_of(id, &st, timeout);
+    if (!req || fuse_reply_entry(req, &entry) == -ENOENT)
+        view_forget(view, id, 1); /* no caller waits for the answer any more */
 }
 
 static void
 op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    struct fuse_entry_param entry;
-    struct stat st;
-    node_id id;
-    errint_t error;
+    struct request *request = new_request(req, parent, name);
 
-    if (refuse_self(req))
-        return;
-    error = view_lookup(view_of(req), parent, name, &id, &st);
-    if (error == -ENOENT) {
-        entry = (struct fuse_entry_param){.entry_timeout = believe};
-        fuse_reply_entry(req, &entry);
-    } else if (error) {
-        reply_error(req, error);
-    } else {
-        entry = entry_of(id, &st);
-        if (fuse_reply_entry(req, &entry) == -ENOENT)
-            view_forget(view_of(req), id, 1); /* nobody waits for the answer any more */
-    }
+    if (request)
+        request_serve(request, run_lookup, true);
 }
 
 static void
@@ -221,70 +310,111 @@ op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
 }
 
 static void
+run_getattr(struct request *request)
+{
+    struct session *session = request_userdata(request);
+    struct stat st;
+    errint_t error = view_getattr(session->view, request->id, &st);
+    fuse_req_t req = request_claim(request);
+
+    if (req && error)
+        reply_error(req, error);
+    else if (req)
+        fuse_reply_attr(req, &st, cache_seconds);
+}
+
+static void
 op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-    struct stat st;
-    errint_t error;
+    struct request *request = new_request(req, id, NULL);
 
-    if (refuse_self(req))
-        return;
-    error = view_getattr(view_of(req), id, &st);
-    if (error)
-        reply_error(req, error);
-    else
-        fuse_reply_attr(req, &st, believe);
+    if (request)
+        request_serve(request, run_getattr, false);
+}
+
+static void
+run_access(struct request *request)
+{
+    struct session *session = request_userdata(request);
+
+    answer_error(request, view_access(session->view, &request->caller, request->id, request->mask));
 }
 
 static void
 op_access(fuse_req_t req, fuse_ino_t id, int mask)
 {
-    fuse_reply_err(req, (mask & W_OK) ? EROFS : 0);
+    struct request *request = new_request(req, id, NULL);
+
+    if (!request)
+        return;
+    request->mask = mask;
+    request_serve(request, run_access, false);
+}
+
+static void
+run_statfs(struct request *request)
+{
+    struct session *session = request_userdata(request);
+    struct statvfs st;
+    errint_t error = catalog_statvfs(session->options.catalog, &st);
+    fuse_req_t req = request_claim(request);
+
+    st.f_namemax = 255;
+    if (req && error)
+        reply_error(req, error);
+    else if (req)
+        fuse_reply_statfs(req, &st);
 }
 
 static void
 op_statfs(fuse_req_t req, fuse_ino_t id)
 {
-    struct statvfs st;
-    errint_t error = catalog_statvfs(session_of(req)->options.catalog, &st);
+    struct request *request = request_new(session_of(req)->requests, req, VIEW_ROOT_ID, ".");
 
-    if (error) {
-        reply_error(req, error);
-        return;
-    }
-    st.f_namemax = 255;
-    fuse_reply_statfs(req, &st);
+    if (request)
+        request_serve(request, run_statfs, true);
 }
 
 /* ---- directories ---- */
 
 static void
+run_opendir(struct request *request)
+{
+    struct session *session = request_userdata(request);
+    struct handle *handle = handle_new(session);
+
+    if (handle)
+        answer_open(request, handle,
+                    view_opendir(session->view, &request->caller, request->id, &handle->directory));
+    else
+        answer_error(request, -ENOMEM);
+}
+
+static void
+/* cppcheck-suppress constParameter ; libfuse gives the type */
 op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-    struct handle *handle;
+    struct request *request = new_request(req, id, NULL);
 
-    if (refuse_self(req))
+    if (!request)
         return;
-    handle = handle_new(session_of(req));
-    if (!handle)
-        fuse_reply_err(req, ENOMEM);
-    else
-        reply_open(req, handle, view_opendir(view_of(req), id, &handle->directory), fi);
+    request->fi = *fi;
+    request_serve(request, run_opendir, false);
 }
 
 static void
 op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-    handle_free(session_of(req), handle_of(fi));
+    handle_unref(session_of(req), handle_of(fi));
     fuse_reply_err(req, 0);
 }
 
 /* Adds one entry with its attributes; 0 when the buffer is full. */
 static size_t
-add_plus(fuse_req_t req, struct view_directory *directory, uint64_t position, const char *name,
+add_plus(struct view *view, struct view_directory *directory, uint64_t position, const char *name,
          const struct stat *st, char *at, size_t room)
 {
-    struct view *view = view_of(req);
-    struct fuse_entry_param entry = entry_of(0, st);
+    struct fuse_entry_param entry = entry_of(0, st, cache_seconds);
     struct stat full;
     node_id id;
     size_t size;
@@ -292,8 +422,8 @@ add_plus(fuse_req_t req, struct view_directory *directory, uint64_t position, co
     /* "." and "..", and what is gone by now, come without an id: the kernel asks
      * when somebody does. */
     if (position >= 2 && view_readdir_lookup(view, directory, position, &id, &full) == 0)
-        entry = entry_of(id, &full);
-    size = fuse_add_direntry_plus(req, at, room, name, &entry, (off_t)position + 1);
+        entry = entry_of(id, &full, cache_seconds);
+    size = fuse_add_direntry_plus(NULL, at, room, name, &entry, (off_t)position + 1);
     if (size <= room)
         return size;
     if (entry.ino)
@@ -301,7 +431,7 @@ add_plus(fuse_req_t req, struct view_directory *directory, uint64_t position, co
     return 0;
 }
 
-/* Leaves the names: without an id the kernel takes nothing else. */
+/* Takes back the IDs of a reply that no caller waits for: each has been looked up once. */
 static void
 take_back(struct view *view, char *buffer, size_t used)
 {
@@ -315,27 +445,23 @@ take_back(struct view *view, char *buffer, size_t used)
     }
 }
 
-static void
-reply_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi, bool plus)
+/* Fills the buffer from `offset` on; how much of it was used. */
+static size_t
+fill_directory(struct view *view, struct view_directory *directory, const struct request *request,
+               char *buffer)
 {
-    struct view_directory *directory = handle_of(fi)->directory;
-    char *buffer = malloc(size);
-    size_t used = 0, added;
+    size_t size = request->size, used = 0, added;
     const char *name;
     struct stat st;
 
-    if (!buffer) {
-        fuse_reply_err(req, ENOMEM);
-        return;
-    }
-    for (uint64_t position = (uint64_t)offset;; position++) {
-        if (view_readdir(view_of(req), directory, position, &name, &st) != 0)
+    for (uint64_t position = (uint64_t)request->offset;; position++) {
+        if (view_readdir(view, directory, position, &name, &st) != 0)
             break;
-        if (plus) {
-            added = add_plus(req, directory, position, name, &st, buffer + used, size - used);
+        if (request->plus) {
+            added = add_plus(view, directory, position, name, &st, buffer + used, size - used);
         } else {
             added =
-                fuse_add_direntry(req, buffer + used, size - used, name, &st, (off_t)position + 1);
+                fuse_add_direntry(NULL, buffer + used, size - used, name, &st, (off_t)position + 1);
             if (added > size - used)
                 added = 0;
         }
@@ -343,51 +469,97 @@ reply_directory(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info
             break;
         used += added;
     }
-    if (plus && !view_readdir_attributes(view_of(req), directory))
-        take_back(view_of(req), buffer, used);
-    fuse_reply_buf(req, buffer, used);
+    return used;
+}
+
+static void
+run_readdir(struct request *request)
+{
+    struct view *view = ((struct session *)request_userdata(request))->view;
+    struct handle *handle = request->handle;
+    char *buffer = malloc(request->size);
+    size_t used;
+    fuse_req_t req;
+
+    if (!buffer) {
+        answer_error(request, -ENOMEM);
+        return;
+    }
+    pthread_mutex_lock(&handle->reading);
+    used = fill_directory(view, handle->directory, request, buffer);
+    pthread_mutex_unlock(&handle->reading);
+    req = request_claim(request);
+    if ((!req || fuse_reply_buf(req, buffer, used) == -ENOENT) && request->plus)
+        take_back(view, buffer, used); /* no caller waits for the ids any more */
     free(buffer);
+}
+
+static void
+serve_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset,
+              const struct fuse_file_info *fi, bool plus)
+{
+    struct session *session = session_of(req);
+    struct request *request = request_new(session->requests, req, id, NULL);
+
+    if (!request)
+        return;
+    request->handle = handle_ref(session, handle_of(fi));
+    request->size = size;
+    request->offset = offset;
+    request->plus = plus;
+    request_serve(request, run_readdir, false);
 }
 
 static void
 op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-    reply_directory(req, size, offset, fi, false);
+    serve_readdir(req, id, size, offset, fi, false);
 }
 
 static void
 op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-    reply_directory(req, size, offset, fi, true);
+    serve_readdir(req, id, size, offset, fi, true);
 }
 
 /* ---- files ---- */
 
 static void
-op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+run_open(struct request *request)
 {
-    struct session *session = session_of(req);
-    struct handle *handle;
+    struct session *session = request_userdata(request);
+    struct handle *handle = handle_new(session);
+    struct fuse_file_info *fi = &request->fi;
     errint_t error;
 
-    if (refuse_self(req))
+    if (!handle) {
+        answer_error(request, -ENOMEM);
         return;
+    }
+    error = view_open(session->view, &request->caller, request->id, &handle->list, &handle->live);
+    fi->keep_cache = !error && !handle->live && version_list_is_kept(handle->list);
+    fi->direct_io = handle->live;
+    fi->noflush = 1;
+    if (!error)
+        error = passthrough_open(session->passthrough, request->id, handle->list, fi,
+                                 &handle->passthrough);
+    answer_open(request, handle, error);
+}
+
+static void
+op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+    struct request *request;
+
     if ((fi->flags & O_ACCMODE) != O_RDONLY || fi->flags & O_TRUNC) {
         fuse_reply_err(req, EROFS);
         return;
     }
-    handle = handle_new(session);
-    if (!handle) {
-        fuse_reply_err(req, ENOMEM);
+    request = new_request(req, id, NULL);
+    if (!request)
         return;
-    }
-    error = view_open(view_of(req), id, &handle->list, &handle->live);
-    fi->keep_cache = !handle->live;
-    fi->direct_io = handle->live;
-    fi->noflush = 1;
-    if (!error)
-        error = passthrough_open(session->passthrough, id, handle->list, fi, &handle->passthrough);
-    reply_open(req, handle, error, fi);
+    request->fi = *fi;
+    request_serve(request, run_open, false);
 }
 
 static void
@@ -428,9 +600,14 @@ op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_fi
 /* ---- xattrs ---- */
 
 static void
-reply_xattr(fuse_req_t req, errint_t error, struct buffer *value, size_t size)
+answer_xattr(struct request *request, errint_t error, struct buffer *value)
 {
-    if (error)
+    fuse_req_t req = request_claim(request);
+    size_t size = request->size;
+
+    if (!req)
+        ; /* interrupted */
+    else if (error)
         reply_error(req, error);
     else if (size == 0)
         fuse_reply_xattr(req, value->length);
@@ -442,21 +619,46 @@ reply_xattr(fuse_req_t req, errint_t error, struct buffer *value, size_t size)
 }
 
 static void
+run_getxattr(struct request *request)
+{
+    struct session *session = request_userdata(request);
+    struct buffer value = BUFFER_INIT;
+    errint_t error =
+        view_getxattr(session->view, &request->caller, request->id, request->name, &value);
+
+    answer_xattr(request, error, &value);
+}
+
+static void
 op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size)
 {
-    struct buffer value = BUFFER_INIT;
-    errint_t error = view_getxattr(view_of(req), id, name, &value);
+    struct request *request = request_new(session_of(req)->requests, req, id, name);
 
-    reply_xattr(req, error, &value, size);
+    if (!request)
+        return;
+    request->size = size;
+    request_serve(request, run_getxattr, false);
+}
+
+static void
+run_listxattr(struct request *request)
+{
+    struct session *session = request_userdata(request);
+    struct buffer names = BUFFER_INIT;
+    errint_t error = view_listxattr(session->view, request->id, &names);
+
+    answer_xattr(request, error, &names);
 }
 
 static void
 op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 {
-    struct buffer names = BUFFER_INIT;
-    errint_t error = view_listxattr(view_of(req), id, &names);
+    struct request *request = request_new(session_of(req)->requests, req, id, NULL);
 
-    reply_xattr(req, error, &names, size);
+    if (!request)
+        return;
+    request->size = size;
+    request_serve_at_once(request, run_listxattr);
 }
 
 /* ---- everything that writes ---- */
@@ -566,39 +768,17 @@ static const struct fuse_lowlevel_ops operations = {
 
 /* ---- the session ---- */
 
-/* What libfuse is told: our own options first, then the user's. */
-static errint_t
-fuse_arguments(const struct session_options *options, struct fuse_args *args)
-{
-    const char *user = options->options->mount_options;
-    char *fsname = NULL, *all = NULL;
-    errint_t error = -ENOMEM;
-
-    if (asprintf(&fsname, "fsname=%s", catalog_source(options->catalog)) < 0)
-        return -ENOMEM;
-    if (fuse_opt_add_opt(&all, "ro,default_permissions,nosuid,nodev,subtype=fstfs") == 0 &&
-        (user && strstr(user, "fsname=") ? 0 : fuse_opt_add_opt_escaped(&all, fsname)) == 0 &&
-        (user ? fuse_opt_add_opt(&all, user) : 0) == 0 && fuse_opt_add_arg(args, "fstfs") == 0 &&
-        fuse_opt_add_arg(args, "-o") == 0 && fuse_opt_add_arg(args, all) == 0 &&
-        (options->options->debug ? fuse_opt_add_arg(args, "-d") : 0) == 0)
-        error = 0;
-    free(fsname);
-    free(all);
-    return error;
-}
-
 /* What is to be done between the mount and the kernel's INIT. */
 static void
 prepare_mount(struct session *session)
 {
     const struct options *options = session->options.options;
-    dev_t device;
-    errint_t error = mount_device(session->options.mountpoint, &device);
+    errint_t error = mount_device(session->options.mountpoint, &session->device);
 
     if (!error)
-        open_leave_out(device);
+        open_leave_out(session->device);
     if (!error && options->readahead)
-        error = readahead_set(device, options->readahead);
+        error = readahead_set(session->device, options->readahead);
     session->readahead_error = error;
 }
 
@@ -606,7 +786,6 @@ errint_t
 session_new(const struct session_options *options, struct session **out)
 {
     struct session *session = calloc(1, sizeof(*session));
-    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
     errint_t error = -ENOMEM;
 
     if (!session)
@@ -614,43 +793,38 @@ session_new(const struct session_options *options, struct session **out)
     session->options = *options;
     pthread_mutex_init(&session->lock, NULL);
     session->passthrough = passthrough_new(options->options->passthrough);
-    if (session->passthrough && fuse_arguments(options, &args) == 0) {
-        error = -EINVAL; /* libfuse prints what it does not like */
-        session->fuse = fuse_session_new(&args, &operations, sizeof(operations), session);
+    if (session->passthrough && requests_new(session, release_handle, &session->requests) == 0)
+        error = mounting_mount(options, &operations, sizeof(operations), session, &session->fuse);
+    else
+        log_error("no memory for the session");
+    if (error) {
+        requests_free(session->requests);
+        passthrough_free(session->passthrough);
+        pthread_mutex_destroy(&session->lock);
+        free(session);
+        return error;
     }
-    fuse_opt_free_args(&args);
-    if (!session->fuse)
-        goto fail;
-    error = -EIO;
-    if (fuse_set_signal_handlers(session->fuse) < 0)
-        goto fail_destroy;
-    if (fuse_session_mount(session->fuse, options->mountpoint) < 0)
-        goto fail_signals;
     prepare_mount(session);
     *out = session;
     return 0;
-
-fail_signals:
-    fuse_remove_signal_handlers(session->fuse);
-fail_destroy:
-    fuse_session_destroy(session->fuse);
-fail:
-    passthrough_free(session->passthrough);
-    pthread_mutex_destroy(&session->lock);
-    free(session);
-    return error;
 }
 
 errint_t
 session_run(struct session *session, struct view *view, struct io *io)
 {
     struct fuse_loop_config *config = fuse_loop_cfg_create();
+    errint_t error;
     int result;
 
     if (!config)
         return -ENOMEM;
     session->view = view;
     session->io = io;
+    error = requests_start(session->requests, view);
+    if (error) {
+        fuse_loop_cfg_destroy(config);
+        return error;
+    }
     fuse_loop_cfg_set_clone_fd(config, 0);
     fuse_loop_cfg_set_idle_threads(config, IDLE_THREADS);
     fuse_loop_cfg_set_max_threads(config, MOST_THREADS);
@@ -666,8 +840,9 @@ session_run(struct session *session, struct view *view, struct io *io)
 }
 
 void
-session_status(const struct session *session, struct buffer *out)
+session_status(struct session *session, struct buffer *out)
 {
+    uint64_t handles;
     bool refused = session->readahead < session->options.options->readahead;
 
     buffer_addf(out, "{\"readahead\":{\"bytes\":%" PRIu64, session->readahead);
@@ -675,6 +850,11 @@ session_status(const struct session *session, struct buffer *out)
         buffer_addf(out, ",\"refused\":\"%s\"", strerror(-session->readahead_error));
     buffer_add_text(out, "},\"passthrough\":");
     passthrough_status(session->passthrough, out);
+    pthread_mutex_lock(&session->lock);
+    handles = session->handle_count;
+    pthread_mutex_unlock(&session->lock);
+    buffer_addf(out, ",\"open_files\":%" PRIu64 ",\"requests\":", handles);
+    requests_status(session->requests, out);
     buffer_add_char(out, '}');
 }
 
@@ -682,6 +862,19 @@ void
 session_unmount(struct session *session)
 {
     fuse_session_unmount(session->fuse);
+}
+
+void
+session_abort(struct session *session)
+{
+    if (session->device)
+        connection_abort(session->options.mountpoint, session->device);
+}
+
+void
+session_close(struct session *session)
+{
+    requests_close(session->requests);
 }
 
 /*
@@ -709,9 +902,11 @@ void
 session_free(struct session *session)
 {
     fuse_session_unmount(session->fuse);
+    shutdown_release_signals();
     fuse_remove_signal_handlers(session->fuse);
+    requests_free(session->requests);
     while (session->handles)
-        handle_free(session, session->handles);
+        handle_unref(session, session->handles);
     passthrough_free(session->passthrough);
     fuse_session_destroy(session->fuse);
     pthread_mutex_destroy(&session->lock);

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/open.h"
+#include "base/version.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -252,14 +253,18 @@ close_later(struct slot *slot)
     return fd;
 }
 
-/* With the lock held: makes room for one more, and returns the descriptor to
- * close for it, or -1 when there was room. Waits while all are held. */
+/* With the lock held: makes room for one more, and returns the descriptor to close for it, or -1
+ * when there was room; where the process is out of descriptors, there is room only if none is
+ * open here. Waits while all are held. */
 static int
-make_room(struct descriptors *descriptors)
+make_room(struct descriptors *descriptors, bool out_of_descriptors)
 {
-    while (descriptors->open >= descriptors->most && descriptors->idle.next == &descriptors->idle)
+    const struct slot *nothing = &descriptors->idle;
+
+    while (descriptors->open >= (out_of_descriptors ? 1 : descriptors->most) &&
+           descriptors->idle.next == nothing)
         pthread_cond_wait(&descriptors->released, &attach_lock);
-    if (descriptors->open < descriptors->most) {
+    if (descriptors->open < (out_of_descriptors ? 1 : descriptors->most)) {
         descriptors->open++;
         return -1;
     }
@@ -373,17 +378,6 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
     return fd;
 }
 
-/* The process has no descriptor left, whoever used them up: be content with
- * fewer from now on. With the lock held; false where there is nothing to spare. */
-static bool
-lower_limit(struct descriptors *descriptors)
-{
-    if (descriptors->open == 0)
-        return false;
-    descriptors->most = descriptors->open;
-    return true;
-}
-
 /* With the lock held: what can be said without opening; -EAGAIN: nothing. */
 static int
 at_once(struct state *state, enum access access)
@@ -406,7 +400,7 @@ descriptors_try(struct descriptors *descriptors, struct backing *backing, enum a
     pthread_mutex_lock(&attach_lock);
     fd = at_once(state, access);
     pthread_mutex_unlock(&attach_lock);
-    return fd;
+    return fd == -ESTALE ? descriptors_stale(backing) : fd;
 }
 
 /* With the lock held. */
@@ -423,13 +417,14 @@ int
 descriptors_acquire(struct descriptors *descriptors, struct backing *backing, enum access access)
 {
     struct state *state = state_of(descriptors, backing);
+    bool out_of_descriptors = false;
     int fd, surplus, other;
 
     if (!state)
         return -ENOMEM;
     pthread_mutex_lock(&attach_lock);
     while ((fd = at_once(state, access)) == -EAGAIN) {
-        surplus = make_room(descriptors);
+        surplus = make_room(descriptors, out_of_descriptors);
         other = state->slots[!access].fd >= 0 ? hold(&state->slots[!access]) : -1;
         pthread_mutex_unlock(&attach_lock);
         if (surplus >= 0)
@@ -447,11 +442,13 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
         pthread_cond_broadcast(&descriptors->released);
         if (fd >= 0)
             close(fd); /* another thread was first; take its descriptor */
-        else if ((fd != -EMFILE && fd != -ENFILE) || !lower_limit(descriptors))
+        /* Whoever used them up: tries again with one that is open here, if there is any. */
+        out_of_descriptors = fd == -EMFILE || fd == -ENFILE;
+        if (fd < 0 && (!out_of_descriptors || descriptors->open == 0))
             break;
     }
     pthread_mutex_unlock(&attach_lock);
-    return fd;
+    return fd == -ESTALE ? descriptors_stale(backing) : fd;
 }
 
 void
@@ -557,14 +554,9 @@ descriptors_refuse_direct(struct descriptors *descriptors, struct backing *backi
 errint_t
 descriptors_verify(struct backing *backing, int fd)
 {
-    struct file_identity now;
-    errint_t result = file_identity_from_fd(&now, fd);
+    errint_t result = version_verify(backing, fd);
 
-    if (result < 0)
-        return means_another_file(result) ? descriptors_stale(backing) : result;
-    if (!S_ISREG(now.mode) || !file_identity_same_content(&backing->identity, &now))
-        return descriptors_stale(backing);
-    return 0;
+    return result < 0 && means_another_file(result) ? descriptors_stale(backing) : result;
 }
 
 errint_t
@@ -572,8 +564,9 @@ descriptors_stale(struct backing *backing)
 {
     struct state *state = __atomic_load_n(&backing->io_state, __ATOMIC_ACQUIRE);
     char name[QUOTED_SIZE];
+    bool was_stale = atomic_exchange(&backing->stale, true);
 
-    if (!atomic_exchange(&backing->stale, true) && (!state || !atomic_exchange(&state->said, true)))
+    if (state ? !atomic_exchange(&state->said, true) : !was_stale)
         log_warning("%s: changed, replaced or removed; readers of the old file get an error",
                     quoted(name, backing->path, strlen(backing->path)));
     return -ESTALE;

@@ -84,6 +84,7 @@ struct io_counters {
     uint64_t prefetched_bytes; /* read before anybody asked */
     uint64_t prefetched_used; /* of these: asked for since */
     uint64_t prefetched_wasted; /* of these: let go unasked */
+    uint64_t expired; /* bytes freed because they were not read for five seconds */
     uint64_t retries; /* reads of the storage done over */
     uint64_t storage_in_flight; /* reads the kernel has now */
     uint64_t storage_waiting; /* reads that wait to be given to it, or for a file to be opened */

@@ -50,12 +50,45 @@ take_spare(struct memory *memory, unsigned class)
     return buffer;
 }
 
+/* At the start of a buffer that is to be unmapped. */
+struct unneeded {
+    void *next;
+    size_t size;
+};
+
+static void
+give_up(struct memory *memory, void *buffer, unsigned class)
+{
+    *(struct unneeded *)buffer = (struct unneeded){memory->unneeded, classes[class]};
+    memory->unneeded = buffer;
+}
+
+void *
+memory_take_unneeded(struct memory *memory)
+{
+    void *unneeded = memory->unneeded;
+
+    memory->unneeded = NULL;
+    return unneeded;
+}
+
+void
+memory_unmap(void *unneeded)
+{
+    while (unneeded) {
+        struct unneeded buffer = *(struct unneeded *)unneeded;
+
+        munmap(unneeded, buffer.size);
+        unneeded = buffer.next;
+    }
+}
+
 void
 memory_trim(struct memory *memory, uint64_t most)
 {
     for (unsigned class = MEMORY_CLASSES; class -- > 0;)
         while (memory->spare > most && memory->spares[class])
-            munmap(take_spare(memory, class), classes[class]);
+            give_up(memory, take_spare(memory, class), class);
 }
 
 static void
@@ -97,57 +130,62 @@ map_huge(size_t size)
     return mapped + before;
 }
 
-/* A new buffer, and spares if `room` bytes besides it leave some. */
-static void *
-make(struct memory *memory, unsigned class, uint64_t room)
+char *
+memory_map(size_t size, unsigned count)
 {
-    size_t size = classes[class];
-    uint64_t count = room / size + 1;
-    char *buffers;
+    size = memory_cost(size);
+    return count > 1 ? map_huge(size * count) : map(size);
+}
 
-    if (count > BUFFERS_AT_ONCE)
-        count = BUFFERS_AT_ONCE;
-    if (class < MEMORY_CLASSES - 1 || count == 1)
-        return map(size);
-    buffers = map_huge(size * count);
-    if (!buffers)
-        return NULL;
-    for (uint64_t i = count - 1; i > 0; i--)
-        add_spare(memory, class, buffers + i * size);
-    return buffers;
+/* Bytes that are neither used nor kept. */
+static uint64_t
+room_beside(const struct memory *memory)
+{
+    uint64_t taken = memory->used + memory->spare;
+
+    return memory->budget > taken ? memory->budget - taken : 0;
+}
+
+unsigned
+memory_at_once(const struct memory *memory, unsigned wanted)
+{
+    uint64_t count = wanted + room_beside(memory) / MEMORY_LARGEST;
+
+    return count > BUFFERS_AT_ONCE ? BUFFERS_AT_ONCE : (unsigned)count;
 }
 
 void *
 memory_get(struct memory *memory, size_t size)
 {
     unsigned class = class_of(size);
+    uint64_t cost = classes[class];
     void *buffer = take_spare(memory, class);
-    uint64_t room;
 
-    if (!buffer) {
-        room = memory->budget > memory->used + classes[class]
-                   ? memory->budget - memory->used - classes[class]
-                   : 0;
-        memory_trim(memory, room);
-        buffer = make(memory, class, room - memory->spare);
-        if (!buffer)
-            return NULL;
-    }
-    memory->used += classes[class];
+    if (!buffer)
+        memory_trim(memory, memory->budget > memory->used + cost
+                                ? memory->budget - memory->used - cost
+                                : 0);
+    memory->used += cost;
     if (memory->used > memory->most_used)
         memory->most_used = memory->used;
     return buffer;
 }
 
 void
-memory_put(struct memory *memory, void *buffer, size_t size)
+memory_add_spare(struct memory *memory, void *buffer, size_t size)
 {
     unsigned class = class_of(size);
 
-    memory->used -= classes[class];
-    if (memory->used + memory->spare + classes[class] > memory->budget) {
-        munmap(buffer, classes[class]);
-        return;
-    }
-    add_spare(memory, class, buffer);
+    if (room_beside(memory) < classes[class])
+        give_up(memory, buffer, class);
+    else
+        add_spare(memory, class, buffer);
+}
+
+void
+memory_put(struct memory *memory, void *buffer, size_t size)
+{
+    memory->used -= memory_cost(size);
+    if (buffer)
+        memory_add_spare(memory, buffer, size);
 }

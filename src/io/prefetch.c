@@ -6,50 +6,54 @@
 #define KIB 1024
 #define MIB (1024 * KIB)
 
-/* The window of a reader of whom little is known, and of one that begins a
- * piece with a read worth the name: most such readers want all of it. */
-#define FIRST_WINDOW (256 * KIB)
-#define PIECE_WINDOW (2 * MIB)
-#define EARNEST_READ (64 * KIB)
-/* A piece up to this size is fetched whole with its first byte. */
-#define SMALL_PIECE (1 * MIB)
-/* Requests of one reader come out of order by so much: the kernel asks for
- * several at a time, from several threads. */
-#define DISORDER (2 * MIB)
-/* The kernel asks for whole pages, so a piece may begin so far into a range. */
-#define PAGE 4096
-/* A reader that went over so many ends of pieces goes on; of those who pick a
- * tenth of the pieces one in a thousand looks like that. Who came from the top of
- * the file need go over one: that a few pieces are read so happens once a file. */
-#define CROSSINGS_FOR_ONWARD 3
-#define LANDINGS_FOR_ORDER 3 /* likewise */
-/* A byte passed over is forgotten for so many in a row that were not. */
-#define HOLES_FORGIVEN 4
-#define GLANCES 3 /* likewise */
-#define GLANCES_AHEAD 16 /* pieces whose starts are fetched then */
-/* So many pieces that were not asked for may come between two that were; of this size
- * at most, but for those whose start came with another's. */
-#define MOST_UNSEEN 8
-#define UNSEEN (256 * KIB)
+#define PAGE_BYTES 4096
+
+/* ---- streams ---- */
+/* The first window of a stream that starts in the middle of a file, and of one that starts a piece
+ * with a large request: most readers that do so read all of the piece. */
+#define WINDOW_MIN (256 * KIB)
+#define PIECE_WINDOW_BYTES (2 * MIB)
+#define LARGE_REQUEST (64 * KIB)
+/* A piece up to this size is prefetched whole with its first byte. */
+#define SMALL_PIECE_BYTES (1 * MIB)
+/* Requests of one reader arrive out of order by up to this distance: the kernel sends several at a
+ * time, from several threads. */
+#define REORDER_BYTES (2 * MIB)
+/* A stream that crossed this many ends of pieces is sequential. Of readers that read a random tenth
+ * of the pieces, one in a thousand does so by chance. */
+#define CROSSED_FOR_SEQUENTIAL 3
+/* Each byte read in sequence makes up for 1/SKIPPED_DECAY skipped bytes. */
+#define SKIPPED_DECAY 4
+
+/* ---- piece order ---- */
+#define PIECES_FOR_ORDER 3 /* started in a row */
+/* Up to this many pieces may be missing between two: they may have been cached, if they are no
+ * larger than this, or if their start came with another request. */
+#define PIECES_BETWEEN_MAX 8
+#define CACHED_PIECE_BYTES (256 * KIB)
+
+/* ---- probes ---- */
+#define PROBES_FOR_PROBING 3 /* in a row */
+#define PROBES_AHEAD 16 /* pieces whose starts are then prefetched */
 
 static uint64_t
-lesser(uint64_t a, uint64_t b)
+min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
 static uint64_t
-greater(uint64_t a, uint64_t b)
+max_u64(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
 }
 
 void
-prefetch_init(struct prefetch *prefetch, struct habits *habits)
+prefetch_init(struct prefetch *prefetch, struct access_history *history)
 {
     memset(prefetch, 0, sizeof(*prefetch));
-    prefetch->habits = habits ? habits : &prefetch->own;
-    prefetch->last_landed = UINT32_MAX;
+    prefetch->history = history ? history : &prefetch->own;
+    prefetch->last_piece = UINT32_MAX;
 }
 
 static uint64_t
@@ -67,143 +71,143 @@ piece_end(const struct layout *layout, uint32_t piece)
 }
 
 static bool
-is_onward(const struct stream *stream)
+stream_is_sequential(const struct stream *stream)
 {
-    return stream->crossings >= CROSSINGS_FOR_ONWARD;
+    return stream->pieces_crossed >= CROSSED_FOR_SEQUENTIAL;
 }
 
-/* Whether a range of the stream that begins at `offset`, behind the piece that
- * it is in, can be the kernel's doing alone: when a program comes to one run of
- * the readahead the kernel asks for the next, and that may begin behind the end. */
+/* Whether a request at `offset`, after the end of the stream's piece, may be readahead alone: the
+ * kernel requests its next readahead window early, and that may start after the end. */
 static bool
-may_be_the_kernels(const struct prefetch_limits *limits, const struct layout *layout,
-                   const struct stream *stream, uint64_t offset)
+may_be_kernel_readahead(const struct prefetch_limits *limits, const struct layout *layout,
+                        const struct stream *stream, uint64_t offset)
 {
-    return offset < piece_end(layout, stream->landed) + limits->overshoot;
+    return offset < piece_end(layout, stream->piece) + limits->readahead;
 }
 
 static uint64_t
-reach(const struct prefetch_limits *limits)
+near_bytes(const struct prefetch_limits *limits)
 {
-    return limits->overshoot > DISORDER ? limits->overshoot : DISORDER;
+    return limits->readahead > REORDER_BYTES ? limits->readahead : REORDER_BYTES;
 }
 
-/* Whether the stream has come so near the offset that it may be its next. */
+/* Whether a request at `offset` may belong to the stream. */
 static bool
-is_near(const struct stream *stream, uint64_t offset, uint64_t far)
+stream_is_near(const struct stream *stream, uint64_t offset, uint64_t far)
 {
-    return stream->used > 0 && offset + DISORDER >= stream->start &&
+    return stream->last_used > 0 && offset + REORDER_BYTES >= stream->start &&
            offset <= stream->position + far && stream->position <= offset + far;
 }
 
-/* The stream that asked for what lies just before, or NULL: the one that ends
- * right there, else the one of those near that was used last. A range from which
- * nobody went on is not to catch who passes by, and had only to jump over it. */
+/* The stream that a request at `offset` belongs to, or NULL: the one whose position it is, else the
+ * most recently used of those near it. A sequential stream that skipped some bytes is preferred to
+ * a single request that happens to end at `offset`. */
 static struct stream *
-find(struct prefetch *prefetch, uint64_t offset, uint64_t far)
+stream_find(struct prefetch *prefetch, uint64_t offset, uint64_t far)
 {
     struct stream *best = NULL, *ends_here = NULL;
 
     for (int i = 0; i < PREFETCH_STREAMS; i++) {
         struct stream *stream = &prefetch->streams[i];
 
-        if (stream->used > 0 && stream->position == offset && (!ends_here || ends_here->is_lone))
+        if (stream->last_used > 0 && stream->position == offset &&
+            (!ends_here || ends_here->is_single))
             ends_here = stream;
-        else if (is_near(stream, offset, far) && (!best || stream->used > best->used))
+        else if (stream_is_near(stream, offset, far) &&
+                 (!best || stream->last_used > best->last_used))
             best = stream;
     }
-    if (ends_here && !(ends_here->is_lone && best && is_onward(best)))
+    if (ends_here && !(ends_here->is_single && best && stream_is_sequential(best)))
         return ends_here;
     return best;
 }
 
 static struct stream *
-oldest(struct prefetch *prefetch)
+stream_oldest(struct prefetch *prefetch)
 {
     struct stream *found = &prefetch->streams[0];
 
     for (int i = 1; i < PREFETCH_STREAMS; i++)
-        if (prefetch->streams[i].used < found->used)
+        if (prefetch->streams[i].last_used < found->last_used)
             found = &prefetch->streams[i];
     return found;
 }
 
-/* Whether the piece may have been wanted without a request of its own: small ones
- * come with their neighbours, and of others the start may lie in the page cache. */
+/* Whether a reader may have read the piece without a request: small pieces are cached with their
+ * neighbours, and the start of a large one may be in the page cache. */
 static bool
-may_be_unseen(const struct prefetch *prefetch, const struct piece *piece)
+piece_may_be_cached(const struct prefetch *prefetch, const struct piece *piece)
 {
-    return piece->end - piece->start <= UNSEEN ||
-           (piece->start >= prefetch->landed_start && piece->start < prefetch->landed_end);
+    return piece->end - piece->start <= CACHED_PIECE_BYTES ||
+           (piece->start >= prefetch->last_start && piece->start < prefetch->last_end);
 }
 
-/* Whether `piece` comes by name after that begun last. */
+/* Whether `piece` follows the piece started last in name order. */
 static bool
 is_next_by_name(const struct prefetch *prefetch, const struct layout *layout, uint32_t piece)
 {
-    uint32_t last = prefetch->last_landed;
+    uint32_t last = prefetch->last_piece;
 
-    for (int i = 0; i < MOST_UNSEEN && last < layout->count; i++) {
+    for (int i = 0; i < PIECES_BETWEEN_MAX && last < layout->count; i++) {
         last = layout->pieces[last].next;
         if (last == piece)
             return true;
-        if (last < layout->count && !may_be_unseen(prefetch, &layout->pieces[last]))
+        if (last < layout->count && !piece_may_be_cached(prefetch, &layout->pieces[last]))
             return false;
     }
     return false;
 }
 
-/* The same for the order of the file. */
+/* The same in file order. */
 static bool
 is_next_in_file(const struct prefetch *prefetch, const struct layout *layout, uint32_t piece)
 {
-    uint32_t last = prefetch->last_landed;
+    uint32_t last = prefetch->last_piece;
 
-    if (last >= piece || piece - last > MOST_UNSEEN)
+    if (last >= piece || piece - last > PIECES_BETWEEN_MAX)
         return false;
     while (++last < piece)
-        if (!may_be_unseen(prefetch, &layout->pieces[last]))
+        if (!piece_may_be_cached(prefetch, &layout->pieces[last]))
             return false;
     return true;
 }
 
 static void
-note_order(struct order *order, bool kept, const struct piece *piece)
+note_order(struct order_run *order, bool kept, const struct piece *piece)
 {
     if (kept) {
         order->count++;
         order->bytes += piece->end - piece->start;
     } else {
-        /* Requests that overtook others look like that, too. */
+        /* Reordered requests look like this, too. */
         order->count /= 2;
         order->bytes /= 2;
     }
 }
 
-/* A reader went to a piece: is it the one that comes next? */
+/* A reader started a piece: updates the piece order. */
 static void
-note_landing(struct prefetch *prefetch, const struct layout *layout, uint32_t piece,
-             uint64_t offset, uint64_t end)
+note_piece_start(struct prefetch *prefetch, const struct layout *layout, uint32_t piece,
+                 uint64_t offset, uint64_t end)
 {
-    struct habits *habits = prefetch->habits;
+    struct access_history *history = prefetch->history;
 
-    if (piece == prefetch->last_landed || piece == UINT32_MAX)
+    if (piece == prefetch->last_piece || piece == UINT32_MAX)
         return;
-    /* The first follows nothing. */
-    if (prefetch->last_landed != UINT32_MAX) {
-        note_order(&habits->by_name, is_next_by_name(prefetch, layout, piece),
+    if (prefetch->last_piece != UINT32_MAX) {
+        note_order(&history->name_order, is_next_by_name(prefetch, layout, piece),
                    &layout->pieces[piece]);
-        note_order(&habits->by_file, is_next_in_file(prefetch, layout, piece),
+        note_order(&history->file_order, is_next_in_file(prefetch, layout, piece),
                    &layout->pieces[piece]);
     }
-    prefetch->last_landed = piece;
-    prefetch->landed_start = offset;
-    prefetch->landed_end = end;
+    prefetch->last_piece = piece;
+    prefetch->last_start = offset;
+    prefetch->last_end = end;
 }
 
-/* The first piece that starts in [offset, end); UINT32_MAX: none does. */
+/* The first piece that starts in [offset, end); UINT32_MAX: there is none. */
 static uint32_t
-piece_begun(const struct layout *layout, uint64_t offset, uint64_t end)
+first_piece_starting_in(const struct layout *layout, uint64_t offset, uint64_t end)
 {
     uint32_t piece = layout_find(layout, offset);
 
@@ -215,50 +219,50 @@ piece_begun(const struct layout *layout, uint64_t offset, uint64_t end)
 }
 
 uint64_t
-prefetch_fault(const struct prefetch_limits *limits, uint64_t offset, uint64_t end)
+prefetch_fault_offset(const struct prefetch_limits *limits, uint64_t offset, uint64_t end)
 {
     uint64_t length = end - offset;
 
-    /* Twice as much after POSIX_FADV_SEQUENTIAL, which safetensors gives. */
-    if (length != limits->overshoot && length != 2 * limits->overshoot)
+    /* POSIX_FADV_SEQUENTIAL, which safetensors uses, doubles the readahead. */
+    if (length != limits->readahead && length != 2 * limits->readahead)
         return UINT64_MAX;
     return offset + length / 2;
 }
 
-/* The piece that a range from a new place is after. */
+/* The piece that a request which continues no stream wants to start; UINT32_MAX: none. */
 static uint32_t
 piece_wanted(const struct prefetch_limits *limits, const struct layout *layout, uint64_t offset,
              uint64_t end)
 {
-    uint64_t fault = prefetch_fault(limits, offset, end);
+    uint64_t fault = prefetch_fault_offset(limits, offset, end);
     uint32_t piece = UINT32_MAX;
 
     if (fault != UINT64_MAX)
-        piece = piece_begun(layout, fault, fault + PAGE);
-    return piece != UINT32_MAX ? piece : piece_begun(layout, offset, end);
+        piece = first_piece_starting_in(layout, fault, fault + PAGE_BYTES);
+    return piece != UINT32_MAX ? piece : first_piece_starting_in(layout, offset, end);
 }
 
 static bool
-is_glancing(const struct prefetch *prefetch)
+is_probing(const struct prefetch *prefetch)
 {
-    return prefetch->glances >= GLANCES;
+    return prefetch->probes >= PROBES_FOR_PROBING;
 }
 
-/* Is more wanted of pieces than their starts? Of large ones, others do not tell. */
+/* Counts probes. Only large pieces count: of small ones a probe requests everything. */
 static void
-note_glance(struct prefetch *prefetch, const struct prefetch_limits *limits,
-            const struct layout *layout, uint64_t offset, uint64_t end)
+note_probe(struct prefetch *prefetch, const struct prefetch_limits *limits,
+           const struct layout *layout, uint64_t offset, uint64_t end)
 {
     uint32_t piece = piece_wanted(limits, layout, offset, end);
     uint32_t around = layout_find(layout, offset);
-    uint64_t touch = 2 * limits->overshoot;
+    uint64_t touch = 2 * limits->readahead;
 
     if (end - offset > touch ||
         (piece == UINT32_MAX && offset >= piece_start(layout, around) + touch))
-        prefetch->glances = 0;
-    else if (piece != UINT32_MAX && piece != prefetch->last_landed &&
+        prefetch->probes = 0;
+    else if (piece != UINT32_MAX && piece != prefetch->last_piece &&
              piece_end(layout, piece) - piece_start(layout, piece) > 2 * touch)
-        prefetch->glances++;
+        prefetch->probes++;
 }
 
 static uint64_t
@@ -266,259 +270,262 @@ first_window(const struct layout *layout, uint32_t piece, uint64_t offset, uint6
 {
     uint64_t start = piece_start(layout, piece);
 
-    /* In the middle of something: it may want these bytes and no more. */
+    /* It starts inside a piece: it may want these bytes only. */
     if (offset > start)
         return 0;
-    if (layout && layout->count > 0 && piece_end(layout, piece) - start <= SMALL_PIECE)
-        return SMALL_PIECE;
-    return end - offset >= EARNEST_READ ? PIECE_WINDOW : FIRST_WINDOW;
+    if (layout && layout->count > 0 && piece_end(layout, piece) - start <= SMALL_PIECE_BYTES)
+        return SMALL_PIECE_BYTES;
+    return end - offset >= LARGE_REQUEST ? PIECE_WINDOW_BYTES : WINDOW_MIN;
 }
 
-/* For a new one: that used least of late, or, if it is a glance, the glance before. */
+/* The slot for a new stream: that of the previous probe while probing, else the least recently
+ * used. */
 static struct stream *
-spare(struct prefetch *prefetch)
+stream_slot(struct prefetch *prefetch)
 {
-    for (int i = 0; i < PREFETCH_STREAMS && is_glancing(prefetch); i++) {
+    for (int i = 0; i < PREFETCH_STREAMS && is_probing(prefetch); i++) {
         struct stream *stream = &prefetch->streams[i];
 
-        if (stream->used == prefetch->clock && stream->is_lone)
+        if (stream->last_used == prefetch->clock && stream->is_single)
             return stream;
     }
-    return oldest(prefetch);
+    return stream_oldest(prefetch);
 }
 
-/* A stream begins. */
 static struct stream *
-begin(struct prefetch *prefetch, const struct prefetch_limits *limits, const struct layout *layout,
-      const void *file, uint64_t offset, uint64_t end, enum prefetch_from from,
-      const struct ahead *fetched)
+stream_begin(struct prefetch *prefetch, const struct prefetch_limits *limits,
+             const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
+             enum prefetch_origin origin, const struct prefetch_plan *cause)
 {
-    struct stream *stream = spare(prefetch);
+    struct stream *stream = stream_slot(prefetch);
     uint32_t piece = piece_wanted(limits, layout, offset, end);
     uint64_t window;
 
     if (piece != UINT32_MAX) {
-        note_landing(prefetch, layout, piece, offset, end);
-        prefetch->habits->before = 0;
-        if (offset + PAGE <= piece_start(layout, piece))
-            prefetch->habits->before =
-                (piece_start(layout, piece) - offset + PAGE - 1) / PAGE * PAGE;
+        note_piece_start(prefetch, layout, piece, offset, end);
+        prefetch->history->lead_bytes = 0;
+        if (offset + PAGE_BYTES <= piece_start(layout, piece))
+            prefetch->history->lead_bytes =
+                (piece_start(layout, piece) - offset + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
     } else {
         piece = layout_find(layout, end - 1);
     }
-    window = from == PREFETCH_BEFORE ? 0 : first_window(layout, piece, offset, end);
-    if (window > 0 && prefetch->habits->proven > window)
-        window = prefetch->habits->proven;
+    window = origin == PREFETCH_ORIGIN_EARLIER ? 0 : first_window(layout, piece, offset, end);
+    if (window > 0 && prefetch->history->proven_window > window)
+        window = prefetch->history->proven_window;
     *stream = (struct stream){
-        .id = ++prefetch->habits->streams,
+        .id = ++prefetch->history->streams_started,
         .start = offset,
         .position = end,
         .window = window,
-        .landed = piece,
-        .from_top = from == PREFETCH_TOP,
-        .is_lone = true,
+        .piece = piece,
+        .from_top = origin == PREFETCH_ORIGIN_TOP,
+        .is_single = true,
         .file = file,
     };
-    if (prefetch->habits->by_file.count >= LANDINGS_FOR_ORDER && !is_glancing(prefetch))
-        stream->crossings = CROSSINGS_FOR_ONWARD;
-    if (fetched && !fetched->glance) {
-        /* Foreseen: it is the reader for whom these bytes were fetched. */
-        if (fetched->onward)
-            stream->crossings = CROSSINGS_FOR_ONWARD;
-        if (fetched->window > stream->window)
-            stream->window = fetched->window;
+    if (prefetch->history->file_order.count >= PIECES_FOR_ORDER && !is_probing(prefetch))
+        stream->pieces_crossed = CROSSED_FOR_SEQUENTIAL;
+    if (cause && !cause->probe_bytes) {
+        /* The reader of another file for which these bytes were prefetched has arrived. */
+        if (cause->is_sequential)
+            stream->pieces_crossed = CROSSED_FOR_SEQUENTIAL;
+        if (cause->window > stream->window)
+            stream->window = cause->window;
     }
     return stream;
 }
 
-/* Whether the range begins a piece, and does not just go on where the stream is
- * that asked last. */
+/* Whether the request starts a piece, instead of continuing the stream. */
 static bool
-lands(const struct prefetch *prefetch, const struct prefetch_limits *limits,
-      const struct stream *stream, const struct layout *layout, uint64_t offset, uint64_t end)
+starts_piece(const struct prefetch *prefetch, const struct prefetch_limits *limits,
+             const struct stream *stream, const struct layout *layout, uint64_t offset,
+             uint64_t end)
 {
-    uint64_t fault = prefetch_fault(limits, offset, end);
+    uint64_t fault = prefetch_fault_offset(limits, offset, end);
 
-    if (offset == stream->position && stream->used == prefetch->clock)
+    if (offset == stream->position && stream->last_used == prefetch->clock)
         return false;
-    if (is_glancing(prefetch))
+    if (is_probing(prefetch))
         return piece_wanted(limits, layout, offset, end) != UINT32_MAX;
-    if (is_onward(stream))
+    if (stream_is_sequential(stream))
         return false;
     if (offset != stream->position && fault != UINT64_MAX &&
-        piece_begun(layout, fault, fault + PAGE) != UINT32_MAX)
+        first_piece_starting_in(layout, fault, fault + PAGE_BYTES) != UINT32_MAX)
         return true;
-    return piece_begun(layout, offset, offset + PAGE) != UINT32_MAX;
+    return first_piece_starting_in(layout, offset, offset + PAGE_BYTES) != UINT32_MAX;
 }
 
-/* Counts what was passed over, and takes off what came late, and some for each time
- * that the reader just goes on: it may have been here before, and pass over what
+/* Moves the stream, and counts the bytes it skipped. Bytes that arrive late no longer count as
+ * skipped. Neither do some for each request in sequence: a reader that was here before skips what
  * the page cache has. */
 static void
-advance(struct stream *stream, uint64_t offset, uint64_t end)
+stream_advance(struct stream *stream, uint64_t offset, uint64_t end)
 {
     if (offset > stream->position)
-        stream->holes += offset - stream->position;
+        stream->skipped += offset - stream->position;
     else if (offset == stream->position)
-        stream->holes -= lesser(stream->holes, (end - offset) / HOLES_FORGIVEN);
+        stream->skipped -= min_u64(stream->skipped, (end - offset) / SKIPPED_DECAY);
     else if (end <= stream->position)
-        stream->holes -= lesser(stream->holes, end - offset);
+        stream->skipped -= min_u64(stream->skipped, end - offset);
     if (end > stream->position)
         stream->position = end;
     if (offset < stream->start)
         stream->start = offset;
 }
 
-/* What a range that begins at `offset` says of where the stream's reader goes. */
+/* Updates pieces_crossed after a request at `offset`. */
 static void
-learn_onward(struct prefetch *prefetch, struct stream *stream, const struct prefetch_limits *limits,
-             const struct layout *layout, const void *file, uint64_t offset, bool handed_over)
+stream_note_crossing(struct prefetch *prefetch, struct stream *stream,
+                     const struct prefetch_limits *limits, const struct layout *layout,
+                     const void *file, uint64_t offset, bool handed_over)
 {
     uint32_t piece = layout_find(layout, stream->position - 1);
 
     stream->from_top &= file == stream->file;
     stream->file = file;
-    if (stream->holes > reach(limits)) {
-        /* It picks here and there. */
+    if (stream->skipped > near_bytes(limits)) {
+        /* It reads here and there. */
         stream->from_top = false;
-        stream->crossings = 0;
-        stream->holes = 0;
+        stream->pieces_crossed = 0;
+        stream->skipped = 0;
         stream->start = stream->position;
-        stream->landed = piece;
-    } else if (handed_over ||
-               (piece != stream->landed && !may_be_the_kernels(limits, layout, stream, offset))) {
-        /* The kernel does not go so far by itself, nor on to a new file of the
-         * mount that begins where the last one ended. But only a reader that came
-         * a good way to the end of a piece says anything by going over it. */
-        if (handed_over || piece_end(layout, stream->landed) > stream->start + limits->overshoot)
-            stream->crossings += stream->from_top ? CROSSINGS_FOR_ONWARD : 1;
-        stream->landed = piece;
-        note_landing(prefetch, layout, piece, offset, stream->position);
+        stream->piece = piece;
+    } else if (handed_over || (piece != stream->piece &&
+                               !may_be_kernel_readahead(limits, layout, stream, offset))) {
+        /* Readahead does not reach that far, nor another file of the mount. A crossing counts if
+         * the stream read more of the piece than readahead would. */
+        if (handed_over || piece_end(layout, stream->piece) > stream->start + limits->readahead)
+            stream->pieces_crossed += stream->from_top ? CROSSED_FOR_SEQUENTIAL : 1;
+        stream->piece = piece;
+        note_piece_start(prefetch, layout, piece, offset, stream->position);
     }
 }
 
 static void
-follow(struct prefetch *prefetch, struct stream *stream, const struct prefetch_limits *limits,
-       const struct layout *layout, const void *file, uint64_t offset, uint64_t end, bool stalled)
+stream_follow(struct prefetch *prefetch, struct stream *stream,
+              const struct prefetch_limits *limits, const struct layout *layout, const void *file,
+              uint64_t offset, uint64_t end, bool stalled)
 {
     uint64_t before = stream->position;
     bool handed_over = file != stream->file && offset == before;
 
-    stream->is_lone = false;
-    advance(stream, offset, end);
-    learn_onward(prefetch, stream, limits, layout, file, offset, handed_over);
-    /* Not for what came late, nor for one that picks here and there. */
-    if (end <= before || (offset > before && stream->holes > (end - stream->start) / 4))
+    stream->is_single = false;
+    stream_advance(stream, offset, end);
+    stream_note_crossing(prefetch, stream, limits, layout, file, offset, handed_over);
+    /* No window for a late request, nor for a stream that reads here and there. */
+    if (end <= before || (offset > before && stream->skipped > (end - stream->start) / 4))
         return;
-    /* It was to be there, or would have been with a larger window. */
-    if (stalled && (stream->cut || offset < stream->granted))
+    /* The bytes were being prefetched, or would have been with a larger window. */
+    if (stalled && (stream->is_cut || offset < stream->prefetched_to))
         stream->window *= 2;
-    if (end >= piece_end(layout, stream->landed) && before < piece_end(layout, stream->landed))
-        prefetch->habits->proven = stream->window;
-    if (stream->window < FIRST_WINDOW)
-        stream->window = FIRST_WINDOW;
+    if (end >= piece_end(layout, stream->piece) && before < piece_end(layout, stream->piece))
+        prefetch->history->proven_window = stream->window;
+    if (stream->window < WINDOW_MIN)
+        stream->window = WINDOW_MIN;
 }
 
-/* How far to be ahead of the stream, which is in this piece. Over ends of pieces
- * no further than it came. */
+/* Plans the window of a stream whose position is in `piece`. Past the end of the piece it extends
+ * no further than the stream has come. */
 static void
-grant(const struct prefetch *prefetch, struct stream *stream, const struct layout *layout,
-      uint32_t piece, struct ahead *ahead)
+plan_window(const struct prefetch *prefetch, struct stream *stream, const struct layout *layout,
+            uint32_t piece, struct prefetch_plan *plan)
 {
     uint64_t rest = piece_end(layout, piece) - stream->position;
 
-    ahead->stream = stream->id;
-    ahead->piece = piece;
-    ahead->stop = piece_end(layout, piece);
-    ahead->onward = is_onward(stream);
-    ahead->by_name = !ahead->onward && prefetch->habits->by_name.count >= LANDINGS_FOR_ORDER &&
-                     piece != UINT32_MAX;
-    ahead->before = prefetch->habits->before;
-    ahead->glance = 0;
-    ahead->window = stream->window;
-    if (ahead->onward)
-        ahead->window = lesser(ahead->window, greater(stream->position - stream->start,
-                                                      prefetch->habits->by_file.bytes));
-    else if (ahead->by_name)
-        ahead->window = lesser(ahead->window, rest + prefetch->habits->by_name.bytes);
-    else if (piece != stream->landed)
-        /* It may only have been carried over the start of this piece by the kernel. */
-        ahead->window = 0;
-    stream->cut = ahead->onward || ahead->by_name || ahead->window < rest;
-    stream->granted = stream->position + (stream->cut ? ahead->window : rest);
+    plan->stream_id = stream->id;
+    plan->piece = piece;
+    plan->stop = piece_end(layout, piece);
+    plan->is_sequential = stream_is_sequential(stream);
+    plan->in_name_order = !plan->is_sequential &&
+                          prefetch->history->name_order.count >= PIECES_FOR_ORDER &&
+                          piece != UINT32_MAX;
+    plan->lead_bytes = prefetch->history->lead_bytes;
+    plan->probe_bytes = 0;
+    plan->window = stream->window;
+    if (plan->is_sequential)
+        plan->window = min_u64(plan->window, max_u64(stream->position - stream->start,
+                                                     prefetch->history->file_order.bytes));
+    else if (plan->in_name_order)
+        plan->window = min_u64(plan->window, rest + prefetch->history->name_order.bytes);
+    else if (piece != stream->piece)
+        /* Readahead alone may have reached the start of this piece. */
+        plan->window = 0;
+    stream->is_cut = plan->is_sequential || plan->in_name_order || plan->window < rest;
+    stream->prefetched_to = stream->position + (stream->is_cut ? plan->window : rest);
 }
 
-/* The same for one that only looks at the starts of pieces, in a known order. */
+/* Plans to prefetch the starts of the next pieces, if their order is known. */
 static void
-grant_glances(const struct prefetch *prefetch, uint64_t length, struct ahead *ahead)
+plan_probes(const struct prefetch *prefetch, uint64_t length, struct prefetch_plan *plan)
 {
-    const struct habits *habits = prefetch->habits;
+    const struct access_history *history = prefetch->history;
 
-    if (habits->by_name.count < LANDINGS_FOR_ORDER && habits->by_file.count < LANDINGS_FOR_ORDER)
+    if (history->name_order.count < PIECES_FOR_ORDER &&
+        history->file_order.count < PIECES_FOR_ORDER)
         return;
-    ahead->onward = false;
-    ahead->by_name = habits->by_name.count > habits->by_file.count;
-    ahead->glance = length + PAGE;
-    ahead->window = GLANCES_AHEAD * ahead->glance;
+    plan->is_sequential = false;
+    plan->in_name_order = history->name_order.count > history->file_order.count;
+    plan->probe_bytes = length + PAGE_BYTES;
+    plan->window = PROBES_AHEAD * plan->probe_bytes;
 }
 
 void
-prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
-              const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
-              enum prefetch_from from, bool stalled, const struct ahead *fetched,
-              struct ahead *ahead)
+prefetch_observe(struct prefetch *prefetch, const struct prefetch_limits *limits,
+                 const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
+                 enum prefetch_origin origin, bool stalled, const struct prefetch_plan *cause,
+                 struct prefetch_plan *plan)
 {
-    struct stream *stream = find(prefetch, offset, reach(limits));
+    struct stream *stream = stream_find(prefetch, offset, near_bytes(limits));
     bool begins = false;
     uint32_t piece;
 
-    note_glance(prefetch, limits, layout, offset, end);
-    ahead->follows = stream && stream->position == offset;
-    if (stream && !lands(prefetch, limits, stream, layout, offset, end))
-        follow(prefetch, stream, limits, layout, file, offset, end, stalled);
+    note_probe(prefetch, limits, layout, offset, end);
+    plan->continues_stream = stream && stream->position == offset;
+    if (stream && !starts_piece(prefetch, limits, stream, layout, offset, end))
+        stream_follow(prefetch, stream, limits, layout, file, offset, end, stalled);
     else {
-        stream = begin(prefetch, limits, layout, file, offset, end, from, fetched);
+        stream = stream_begin(prefetch, limits, layout, file, offset, end, origin, cause);
         begins = true;
     }
-    stream->used = ++prefetch->clock;
-    if (stream->window > limits->most)
-        stream->window = limits->most;
+    stream->last_used = ++prefetch->clock;
+    if (stream->window > limits->window_max)
+        stream->window = limits->window_max;
 
     piece = layout_find(layout, stream->position - 1);
-    grant(prefetch, stream, layout, piece, ahead);
-    if (begins && is_glancing(prefetch))
-        grant_glances(prefetch, end - offset, ahead);
-    /* A range that came late: its stream is already ahead of it. */
+    plan_window(prefetch, stream, layout, piece, plan);
+    if (begins && is_probing(prefetch))
+        plan_probes(prefetch, end - offset, plan);
+    /* A late request: its stream has prefetched further already. */
     if (end < stream->position)
-        ahead->window = 0;
+        plan->window = 0;
 }
 
 void
-prefetch_unused(struct prefetch *prefetch, const struct ahead *ahead)
+prefetch_note_waste(struct prefetch *prefetch, const struct prefetch_plan *plan)
 {
     for (int i = 0; i < PREFETCH_STREAMS; i++) {
         struct stream *stream = &prefetch->streams[i];
 
-        /* Once for each place where it was: a window is many chunks. */
-        if (stream->used == 0 || stream->id != ahead->stream ||
+        /* Once for each position: a window is many chunks. */
+        if (stream->last_used == 0 || stream->id != plan->stream_id ||
             stream->shrunk_at == stream->position)
             continue;
         stream->shrunk_at = stream->position;
         stream->window /= 2;
-        prefetch->habits->proven /= 2;
-        stream->crossings = 0;
-        prefetch->habits->by_file = (struct order){0};
-        prefetch->glances = 0;
-        if (ahead->by_name)
-            prefetch->habits->by_name = (struct order){0};
+        prefetch->history->proven_window /= 2;
+        stream->pieces_crossed = 0;
+        prefetch->history->file_order = (struct order_run){0};
+        prefetch->probes = 0;
+        if (plan->in_name_order)
+            prefetch->history->name_order = (struct order_run){0};
     }
 }
 
 void
-prefetch_short(struct prefetch *prefetch, uint64_t position)
+prefetch_note_no_memory(struct prefetch *prefetch, uint64_t position)
 {
-    struct stream *stream = find(prefetch, position, DISORDER);
+    struct stream *stream = stream_find(prefetch, position, REORDER_BYTES);
 
-    if (stream && stream->window > FIRST_WINDOW)
+    if (stream && stream->window > WINDOW_MIN)
         stream->window /= 2;
 }

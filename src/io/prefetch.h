@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What to read ahead of the readers of one backing file.
+ * Decides what to prefetch of one backing file. Bookkeeping without I/O, guarded by its owner's
+ * lock.
  *
- * Watches the ranges that are asked for, finds the streams in them (a stream is
- * one reader's way through the file, whatever handle or view it comes by), and
- * says how far to read ahead of each. Reads nothing itself: pure bookkeeping,
- * guarded by its owner's lock.
+ * The file consists of pieces: byte ranges that programs read as a unit, that is, tensors. Three
+ * heuristics look at the requests:
  *
- * A stream's window grows when its reader had to wait and shrinks when what was
- * fetched for it was not used. It ends where the piece ends, until the reader
- * has shown that it goes on: into what follows in the file, or in the order of
- * names. Of pieces that are only looked at, one after another, the starts are
- * fetched: safetensors' load_file() touches each tensor before it reads any.
+ * - Streams. A stream is one reader's sequential progress, whichever handle or view it comes from.
+ *   Its window, the bytes to prefetch, doubles when the reader had to wait and halves when
+ *   prefetched bytes were evicted unused. The window ends with the piece, until the reader has
+ *   gone on into the pieces that follow.
+ * - Piece order. Readers start pieces in file order or in the order of names. Once several pieces
+ *   in a row were started in one order, the window goes on into the next piece of that order.
+ * - Probes. safetensors' load_file() touches the start of each tensor before it reads any. Once
+ *   several pieces in a row were only probed, the starts of the next pieces are prefetched instead.
+ *
+ * Piece order and window sizes are remembered for all shards of a checkpoint (struct
+ * access_history), since a program reads the second shard as it read the first.
  */
 #ifndef FSTFS_IO_PREFETCH_H
 #define FSTFS_IO_PREFETCH_H
@@ -23,94 +28,97 @@
 
 #define PREFETCH_STREAMS 16
 
+/* Offsets are offsets in the backing file. */
 struct stream {
-    uint64_t used; /* when, by the prefetch's clock; 0: free */
-    uint64_t id; /* never used twice in a family */
-    uint64_t start; /* where it began */
-    uint64_t position; /* end of the furthest range asked for */
-    uint64_t holes; /* bytes before position that were passed over */
-    uint64_t window; /* bytes to be ahead of position */
-    uint64_t granted; /* end of what was to be fetched when it last asked */
-    bool cut; /* that end is the window's, not the piece's */
-    uint64_t shrunk_at; /* position when the window was last shrunk for want of use */
-    uint32_t landed; /* the piece that its reader surely wants: the first, or one it went on into */
-    uint32_t crossings; /* ends of pieces that it went over, in a row */
-    bool from_top; /* it began where its file does, and has not left that */
-    bool is_lone; /* one range, and nobody went on from it */
-    const void *file; /* which one it reads now: only compared */
+    uint64_t last_used; /* value of prefetch->clock; 0: the slot is free */
+    uint64_t id; /* unique in an access_history */
+    uint64_t start; /* of the first request */
+    uint64_t position; /* end of the furthest request */
+    uint64_t skipped; /* bytes before `position` that were not requested */
+    uint64_t window; /* bytes to have prefetched after `position` */
+    uint64_t prefetched_to; /* offset, as of the last plan */
+    bool is_cut; /* the window ended there, not the piece */
+    uint64_t shrunk_at; /* position when the window was last halved */
+    uint32_t piece; /* the last piece that the reader certainly wants */
+    uint32_t pieces_crossed; /* ends of pieces that it read past, in a row */
+    bool from_top; /* it started at the top of its file, and has not left it */
+    bool is_single; /* one request so far */
+    const void *file; /* identifies the file of the mount that it reads now */
 };
 
-/* An order in which pieces are begun. */
-struct order {
-    uint32_t count; /* pieces in a row */
-    uint64_t bytes; /* of those */
+/* Pieces in a row that were started in one order. */
+struct order_run {
+    uint32_t count;
+    uint64_t bytes; /* of those pieces */
 };
 
-/* What readers have shown: of any stream, for several threads may share the work, and
- * of any file of a family, for who reads one shard by name reads the next so, too. */
-struct habits {
-    struct order by_name, by_file;
-    uint64_t before; /* bytes before the piece that is begun that the kernel asks for, too */
-    uint64_t proven; /* the window that last brought a reader to the end of a piece */
-    uint64_t streams; /* that there have been */
+/* What requests have shown so far, for all streams of all shards of a checkpoint: several threads
+ * may share the work, and a program reads the next shard as it read the last. */
+struct access_history {
+    struct order_run name_order, file_order;
+    uint64_t lead_bytes; /* requested before the start of a piece: the kernel's readahead */
+    uint64_t proven_window; /* that last brought a reader to the end of a piece */
+    uint64_t streams_started;
 };
 
 struct prefetch {
     struct stream streams[PREFETCH_STREAMS];
-    uint64_t clock;
-    uint32_t last_landed; /* the piece begun last, by any stream */
-    uint64_t landed_start, landed_end; /* what was asked for when it was */
-    uint32_t glances; /* pieces in a row that were begun, and no more than begun */
-    struct habits *habits; /* those of the family, or its own */
-    struct habits own;
+    uint64_t clock; /* counts requests */
+    uint32_t last_piece; /* the piece started last, by any stream; UINT32_MAX: none */
+    uint64_t last_start, last_end; /* of the request that started it */
+    uint32_t probes; /* pieces in a row that were only probed */
+    struct access_history *history; /* shared, or `own` */
+    struct access_history own;
 };
 
 /* Constants of the engine. */
 struct prefetch_limits {
-    uint64_t most; /* bytes: the largest window; 0: no reading ahead */
-    uint64_t overshoot; /* bytes that the kernel may ask for and no program did */
+    uint64_t window_max; /* bytes; 0: no prefetching */
+    uint64_t readahead; /* bytes that the kernel may request although no program did */
 };
 
-/* How far to read ahead now. */
-struct ahead {
-    uint64_t window; /* bytes from the end of the range; 0: nothing */
-    uint64_t stop; /* end of the piece in the backing: not to be passed, unless onward */
-    bool onward; /* on to what follows the piece */
-    bool by_name; /* at `stop`, on to the next piece by name... */
-    uint32_t piece; /* ...which follows this one */
-    uint64_t before; /* bytes before the start of that that the kernel will ask for, too */
-    uint64_t glance; /* unless 0: not the rest, but so much of the start of each that follows */
-    uint64_t stream; /* whose intention it is */
-    bool follows; /* the range begins where that ended */
+/* What to prefetch after a request. */
+struct prefetch_plan {
+    uint64_t window; /* bytes from the end of the request; 0: none */
+    uint64_t stop; /* end of the piece; the window ends there unless is_sequential */
+    bool is_sequential; /* go on in file order, past `stop` */
+    bool in_name_order; /* at `stop`, go on with the next piece by name */
+    uint32_t piece; /* the piece of the request */
+    uint64_t lead_bytes; /* also prefetch these, before the start of each further piece */
+    uint64_t probe_bytes; /* unless 0: prefetch only these, at the start of each further piece */
+    uint64_t stream_id;
+    bool continues_stream; /* the request starts where the stream ended */
 };
 
-/* Where what was asked for begins. */
-enum prefetch_from {
-    PREFETCH_HERE, /* with this range */
-    PREFETCH_BEFORE, /* elsewhere: it came to this range by going on */
-    PREFETCH_TOP, /* with this range, which is the first of its file, or follows its header */
+/* How a request came to its first byte in this file. */
+enum prefetch_origin {
+    PREFETCH_ORIGIN_HERE, /* it starts there */
+    PREFETCH_ORIGIN_EARLIER, /* it starts in an extent before, and goes on to here */
+    PREFETCH_ORIGIN_TOP, /* it starts at the top of the file of the mount, or after its header */
 };
 
-/* `habits`: of the family, all zero at first, to outlive the prefetch; NULL: it has none. */
-void prefetch_init(struct prefetch *prefetch, struct habits *habits);
+/* `history`: all zero at first; it outlives the prefetch. NULL: the file belongs to no checkpoint.
+ */
+void prefetch_init(struct prefetch *prefetch, struct access_history *history);
 
 /*
- * Bytes [offset, end) were asked for by way of `file`; `stalled`: they were not there yet.
- * `fetched`: what a stream of another backing intended when it had these bytes fetched, or NULL.
+ * Bytes [offset, end) were requested through `file`, which is only compared. `stalled`: they were
+ * not cached. `cause`: the plan by which a stream of another backing had these bytes prefetched,
+ * or NULL. Fills in *plan.
  */
-void prefetch_note(struct prefetch *prefetch, const struct prefetch_limits *limits,
-                   const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
-                   enum prefetch_from from, bool stalled, const struct ahead *fetched,
-                   struct ahead *ahead);
+void prefetch_observe(struct prefetch *prefetch, const struct prefetch_limits *limits,
+                      const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
+                      enum prefetch_origin origin, bool stalled, const struct prefetch_plan *cause,
+                      struct prefetch_plan *plan);
 
-/* The byte whose page fault [offset, end) was asked for, when that is what it looks
- * like: the kernel asks for as much before it as behind. Else UINT64_MAX. */
-uint64_t prefetch_fault(const struct prefetch_limits *limits, uint64_t offset, uint64_t end);
+/* The offset of the page fault for which the kernel's readahead requests [offset, end), if the
+ * range looks like one: the kernel reads as much before the fault as after it. Else UINT64_MAX. */
+uint64_t prefetch_fault_offset(const struct prefetch_limits *limits, uint64_t offset, uint64_t end);
 
-/* What was fetched because of `ahead` was let go, and nobody had asked for it. */
-void prefetch_unused(struct prefetch *prefetch, const struct ahead *ahead);
+/* Bytes prefetched by this plan were evicted, and no reader had requested them. */
+void prefetch_note_waste(struct prefetch *prefetch, const struct prefetch_plan *plan);
 
-/* There was no memory for the window of the stream that is at `position`. */
-void prefetch_short(struct prefetch *prefetch, uint64_t position);
+/* There was no memory for the window of the stream at `position`. */
+void prefetch_note_no_memory(struct prefetch *prefetch, uint64_t position);
 
 #endif

@@ -14,7 +14,12 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
+
+/* Submissions that the kernel may refuse for want of memory, one after another, a millisecond
+ * apart. */
+enum { MOST_REFUSALS = 1000 };
 
 /* Storage serves what it is given side by side: an urgent read ends when the burst does that
  * it is in. An eighth of the depth, a few megabytes, keeps most storage busy as well; where
@@ -37,10 +42,11 @@ struct ring {
     unsigned depth;
     unsigned in_flight;
     unsigned others_in_flight; /* of these: not urgent */
+    unsigned refusals; /* submissions that failed, since one succeeded */
     struct concurrency others_at_once; /* at its limit any thread may look */
     uint64_t woken; /* what is read from wake_fd */
     /* Constant. */
-    atomic_uint *all_in_flight; /* of all rings */
+    struct rings *rings;
     int wake_fd; /* an eventfd, always being read by the ring */
     pthread_t thread;
     /* How ring_new learns whether the thread got its ring. */
@@ -115,7 +121,8 @@ restrict_uring(struct ring *ring)
     return 0;
 }
 
-/* A ring with these flags, restricted where the kernel lets it. */
+/* A ring with these flags, and restricted: one that cannot be would do for code injected into
+ * the daemon what the sandbox refuses. */
 static errint_t
 init_uring(struct ring *ring, unsigned flags)
 {
@@ -123,11 +130,12 @@ init_uring(struct ring *ring, unsigned flags)
     /* One more, for the eventfd. */
     int result = io_uring_queue_init_params(ring->depth + 1, &ring->uring, &params);
 
-    if (result < 0 || restrict_uring(ring) == 0)
+    if (result < 0)
         return result;
-    io_uring_queue_exit(&ring->uring);
-    params = (struct io_uring_params){.flags = flags | IORING_SETUP_CLAMP};
-    return io_uring_queue_init_params(ring->depth + 1, &ring->uring, &params);
+    result = restrict_uring(ring);
+    if (result < 0)
+        io_uring_queue_exit(&ring->uring);
+    return result;
 }
 
 static errint_t
@@ -178,7 +186,7 @@ prepare(struct ring *ring, struct ring_read *read, uint64_t now)
     entry->rw_flags = read->flags;
     io_uring_sqe_set_data(entry, read);
     read->started = now;
-    read->beside = atomic_fetch_add_explicit(ring->all_in_flight, 1, memory_order_relaxed);
+    read->beside = atomic_fetch_add_explicit(&ring->rings->in_flight, 1, memory_order_relaxed);
     ring->in_flight++;
     ring->others_in_flight += !read->urgent;
 }
@@ -210,6 +218,15 @@ fill(struct ring *ring)
     return !stopping || ring->in_flight > 0;
 }
 
+/* The kernel has the read no more, or never had it. Returns how many it still has. */
+static unsigned
+forget_read(struct ring *ring, const struct ring_read *read)
+{
+    ring->in_flight--;
+    ring->others_in_flight -= !read->urgent;
+    return atomic_fetch_sub_explicit(&ring->rings->in_flight, 1, memory_order_relaxed) - 1;
+}
+
 static void
 take_completion(struct ring *ring, struct io_uring_cqe *cqe)
 {
@@ -222,12 +239,10 @@ take_completion(struct ring *ring, struct io_uring_cqe *cqe)
         listen_for_wake(ring);
         return;
     }
-    ring->in_flight--;
-    ring->others_in_flight -= !read->urgent;
     read->duration = monotonic_ns() - read->started;
     ended.duration = read->duration;
     ended.beside_first = read->beside;
-    ended.beside_last = atomic_fetch_sub_explicit(ring->all_in_flight, 1, memory_order_relaxed) - 1;
+    ended.beside_last = forget_read(ring, read);
     ended.ahead = !read->urgent;
     if (result > 0)
         concurrency_ended(&ring->others_at_once, &ended, ring->others_in_flight);
@@ -235,27 +250,104 @@ take_completion(struct ring *ring, struct io_uring_cqe *cqe)
 }
 
 static void
-run(struct ring *ring)
+pause_a_moment(void)
+{
+    struct timespec moment = {.tv_nsec = 1000000};
+
+    nanosleep(&moment, NULL);
+}
+
+/* Submits what has been prepared, or sleeps where there is nothing to submit and nothing to take.
+ * Fails when that will not be otherwise the next time. */
+static errint_t
+submit(struct ring *ring)
 {
     struct io_uring_cqe *cqe;
     int result;
 
-    listen_for_wake(ring);
-    while (fill(ring)) {
-        /* Nothing to hand in, nothing to take: sleep. */
-        if (io_uring_sq_ready(&ring->uring) > 0)
-            result = io_uring_submit(&ring->uring);
-        else if (io_uring_peek_cqe(&ring->uring, &cqe) == 0)
-            result = 0;
+    if (io_uring_sq_ready(&ring->uring) > 0)
+        result = io_uring_submit(&ring->uring);
+    else if (io_uring_peek_cqe(&ring->uring, &cqe) == 0)
+        return 0;
+    else
+        result = io_uring_submit_and_wait(&ring->uring, 1);
+    if (result >= 0) {
+        ring->refusals = 0;
+        return 0;
+    }
+    if (result == -EINTR)
+        return 0;
+    if ((result != -EAGAIN && result != -EBUSY) || ring->refusals++ == MOST_REFUSALS)
+        return result;
+    /* What has completed first makes room. */
+    if (io_uring_peek_cqe(&ring->uring, &cqe) != 0)
+        pause_a_moment();
+    return 0;
+}
+
+/* The ring has failed. Gives back the reads that the kernel has not been given: those that are
+ * queued, and those prepared that it did not take. */
+static void
+give_back(struct ring *ring)
+{
+    const struct io_uring_sq *queue = &ring->uring.sq;
+    unsigned prepared = io_uring_sq_ready(&ring->uring);
+    struct ring_read *read;
+    struct queue back;
+
+    queue_init(&back);
+    for (unsigned at = queue->sqe_tail - prepared; at != queue->sqe_tail; at++) {
+        read = (struct ring_read *)(uintptr_t)queue->sqes[at & queue->ring_mask].user_data;
+        if (read) {
+            forget_read(ring, read);
+            queue_add(&back, read);
+        }
+    }
+    pthread_mutex_lock(&ring->lock);
+    while ((read = queue_take(&ring->urgent)) || (read = queue_take(&ring->others)))
+        queue_add(&back, read);
+    pthread_mutex_unlock(&ring->lock);
+    while ((read = queue_take(&back)))
+        read->complete(read, -ECANCELED);
+}
+
+/* Waits for the reads that the kernel has: until they end it may write to their buffers. */
+static void
+take_the_rest(struct ring *ring)
+{
+    struct io_uring_cqe *cqe;
+
+    while (ring->in_flight > 0) {
+        if (io_uring_peek_cqe(&ring->uring, &cqe) != 0)
+            pause_a_moment();
+        else if (io_uring_cqe_get_data(cqe))
+            take_completion(ring, cqe);
         else
-            result = io_uring_submit_and_wait(&ring->uring, 1);
-        if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY)
-            log_error("io_uring: %s", strerror(-result));
+            io_uring_cqe_seen(&ring->uring, cqe);
+    }
+}
+
+/* Until the ring is to stop, or fails. */
+static void
+run(struct ring *ring)
+{
+    struct io_uring_cqe *cqe;
+    errint_t error = 0;
+    int none = 0;
+
+    listen_for_wake(ring);
+    while (fill(ring) && !(error = submit(ring))) {
         /* One at a time: a callback takes as long as a copy of what was read,
          * and what it frees the kernel should be given at once. */
         if (io_uring_peek_cqe(&ring->uring, &cqe) == 0)
             take_completion(ring, cqe);
     }
+    if (!error)
+        return;
+    if (atomic_compare_exchange_strong(&ring->rings->error, &none, error))
+        log_error("io_uring takes no more reads: %s; threads read from now on", strerror(-error));
+    give_back(ring);
+    take_the_rest(ring);
 }
 
 static void *
@@ -311,7 +403,7 @@ release(struct ring *ring)
 }
 
 errint_t
-ring_new(unsigned depth, atomic_uint *in_flight, struct ring **ring, struct reason *reason)
+ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason *reason)
 {
     struct ring *made = calloc(1, sizeof(*made));
     errint_t result;
@@ -323,7 +415,7 @@ ring_new(unsigned depth, atomic_uint *in_flight, struct ring **ring, struct reas
     queue_init(&made->urgent);
     queue_init(&made->others);
     made->depth = depth;
-    made->all_in_flight = in_flight;
+    made->rings = rings;
     concurrency_init(&made->others_at_once, LEAST_SHARE_OF_OTHERS(depth),
                      MOST_SHARE_OF_OTHERS(depth));
     made->wake_fd = eventfd(0, EFD_CLOEXEC);
@@ -359,19 +451,24 @@ ring_free(struct ring *ring)
     release(ring);
 }
 
-void
+bool
 ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
 {
     bool asleep;
 
     read->urgent = urgent;
     pthread_mutex_lock(&ring->lock);
+    if (atomic_load(&ring->rings->error)) {
+        pthread_mutex_unlock(&ring->lock);
+        return false;
+    }
     queue_add(urgent ? &ring->urgent : &ring->others, read);
     asleep = !ring->awake;
     ring->awake = true;
     pthread_mutex_unlock(&ring->lock);
     if (asleep)
         wake(ring);
+    return true;
 }
 
 unsigned

@@ -15,6 +15,13 @@
 
 struct ring;
 
+/* What the rings of one storage share, all zero at first. */
+struct rings {
+    atomic_uint
+        in_flight; /* reads that the kernel has, of all rings, and of threads that count theirs */
+    atomic_int error; /* with which the first of them failed: none takes reads any more; or 0 */
+};
+
 struct ring_read {
     struct ring_read *next;
     int fd;
@@ -28,23 +35,23 @@ struct ring_read {
     uint64_t started;
     unsigned beside;
     uint64_t duration;
-    /* From the ring's thread; `result` is what pread would give, errors negative. */
+    /* From the ring's thread; `result` is what pread would give, errors negative. -ECANCELED: the
+     * ring has failed, and the kernel was not given the read. */
     void (*complete)(struct ring_read *read, int result);
 };
 
 /* At most `depth` reads given to the kernel at once, of which only some that are not
- * urgent: as many as the storage serves side by side. `in_flight` counts those that the kernel
- * has, of this ring and of others that share it. Fails where the kernel or a sandbox
+ * urgent: as many as the storage serves side by side. Fails where the kernel or a sandbox
  * refuses, and says in `reason` why. */
-errint_t ring_new(unsigned depth, atomic_uint *in_flight, struct ring **ring,
-                  struct reason *reason);
+errint_t ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason *reason);
 
 /* Nothing may be under way. */
 void ring_free(struct ring *ring); /* NULL is allowed */
 
 /* Urgent reads go before others that the kernel has not been given yet, and have few of
- * them beside them. */
-void ring_submit(struct ring *ring, struct ring_read *read, bool urgent);
+ * them beside them. Returns false, and does not take the read, once a ring has failed: the
+ * kernel does not take submissions any more, which is logged once. */
+bool ring_submit(struct ring *ring, struct ring_read *read, bool urgent);
 
 /* How many reads that are not urgent the kernel may be given, as of now. Any thread. */
 unsigned ring_most_ahead(struct ring *ring);

@@ -42,6 +42,7 @@ struct storage {
     struct descriptors *descriptors;
     struct workers *workers;
     struct ring *rings[MOST_RINGS];
+    struct rings all_rings;
     unsigned ring_count;
     atomic_uint next_ring;
     unsigned depth;
@@ -52,7 +53,6 @@ struct storage {
     atomic_bool no_dontcache; /* the kernel or a file system does not know it */
     atomic_bool no_cachestat;
     atomic_uint pending; /* reads not yet completed */
-    atomic_uint reading; /* those that the kernel has, from rings and from threads */
     struct storage_counters counters;
 };
 
@@ -117,6 +117,15 @@ static void
 give_to_worker(struct storage *storage, struct storage_read *read)
 {
     workers_add(storage->workers, &read->job, read->urgent);
+}
+
+/* With the descriptor held: has a worker read it all, step by step. */
+static void
+read_by_worker(struct storage *storage, struct storage_read *read)
+{
+    read->alone = true;
+    descriptors_release(storage->descriptors, read->backing, read->access);
+    give_to_worker(storage, read);
 }
 
 /* No descriptor is held any more. */
@@ -196,9 +205,11 @@ ring_ended(struct ring_read *ring_read, int result)
 {
     struct storage_read *read = read_of_ring(ring_read);
     struct storage *storage = read->storage;
-    bool again = result >= 0 || result == -EINTR || result == -EAGAIN || result == -EIO;
+    bool unread = result == -ECANCELED;
+    bool again = result >= 0 || unread || result == -EINTR || result == -EAGAIN || result == -EIO;
 
-    histogram_add(&storage->counters.duration, ring_read->duration);
+    if (!unread)
+        histogram_add(&storage->counters.duration, ring_read->duration);
     if (result > 0)
         count_bytes(storage, (size_t)result);
     if (result > 0 && (size_t)result >= read->valid) {
@@ -210,10 +221,8 @@ ring_ended(struct ring_read *ring_read, int result)
         return;
     }
     /* All of it again, without haste. */
-    add(&storage->counters.retries, 1);
-    read->alone = true;
-    descriptors_release(storage->descriptors, read->backing, read->access);
-    give_to_worker(storage, read);
+    add(&storage->counters.retries, !unread);
+    read_by_worker(storage, read);
 }
 
 /* A direct read can go on only where a block starts. */
@@ -231,11 +240,11 @@ read_once(struct storage *storage, struct storage_read *read, int fd, size_t got
     uint64_t started = monotonic_ns();
     ssize_t result;
 
-    atomic_fetch_add_explicit(&storage->reading, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&storage->all_rings.in_flight, 1, memory_order_relaxed);
     result = preadv2(fd, &vector, 1, (off_t)(read->offset + got), read->flags);
     if (result < 0)
         result = -errno;
-    atomic_fetch_sub_explicit(&storage->reading, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&storage->all_rings.in_flight, 1, memory_order_relaxed);
     histogram_add_since(&storage->counters.duration, started);
     return result;
 }
@@ -315,34 +324,40 @@ use_page_cache(struct storage *storage, struct storage_read *read, int *fd)
     return true;
 }
 
+/* With the descriptor held; false: there is no ring, or none takes reads any more. */
+static bool
+give_to_ring(struct storage *storage, struct storage_read *read, int fd)
+{
+    unsigned ring;
+
+    if (storage->ring_count == 0)
+        return false;
+    ring = atomic_fetch_add_explicit(&storage->next_ring, 1, memory_order_relaxed);
+    read->ring_read.fd = fd;
+    read->ring_read.flags = read->flags;
+    read->ring_read.buffer = read->buffer;
+    read->ring_read.length = (uint32_t)read->length;
+    read->ring_read.offset = read->offset;
+    read->ring_read.complete = ring_ended;
+    return ring_submit(storage->rings[ring % storage->ring_count], &read->ring_read, read->urgent);
+}
+
 /* With the descriptor held, from any thread: `worker` says whether it may block. */
 static void
 start(struct storage *storage, struct storage_read *read, int fd, bool worker)
 {
-    unsigned ring;
-
     if (use_page_cache(storage, read, &fd))
         return;
     read->flags = read->access == ACCESS_BUFFERED && !read->was_cached &&
                           !atomic_load_explicit(&storage->no_dontcache, memory_order_relaxed)
                       ? RWF_DONTCACHE
                       : 0;
-    if (storage->ring_count > 0) {
-        ring = atomic_fetch_add_explicit(&storage->next_ring, 1, memory_order_relaxed);
-        read->ring_read.fd = fd;
-        read->ring_read.flags = read->flags;
-        read->ring_read.buffer = read->buffer;
-        read->ring_read.length = (uint32_t)read->length;
-        read->ring_read.offset = read->offset;
-        read->ring_read.complete = ring_ended;
-        ring_submit(storage->rings[ring % storage->ring_count], &read->ring_read, read->urgent);
-    } else if (worker) {
+    if (give_to_ring(storage, read, fd))
+        return;
+    if (worker)
         run_alone(storage, read, fd);
-    } else {
-        read->alone = true;
-        descriptors_release(storage->descriptors, read->backing, read->access);
-        give_to_worker(storage, read);
-    }
+    else
+        read_by_worker(storage, read);
 }
 
 /* From a worker: a descriptor, with as many attempts as a read has. */
@@ -436,7 +451,7 @@ static void
 make_rings(struct storage *storage, unsigned wanted)
 {
     while (storage->ring_count < wanted &&
-           ring_new(storage->depth, &storage->reading, &storage->rings[storage->ring_count],
+           ring_new(storage->depth, &storage->all_rings, &storage->rings[storage->ring_count],
                     &storage->no_ring) == 0)
         storage->ring_count++;
 }
@@ -505,7 +520,7 @@ storage_queue(struct storage *storage, uint64_t *in_flight, uint64_t *waiting)
 {
     uint64_t pending = atomic_load(&storage->pending);
 
-    *in_flight = atomic_load(&storage->reading);
+    *in_flight = atomic_load(&storage->all_rings.in_flight);
     /* They are not of the same moment. */
     *waiting = pending > *in_flight ? pending - *in_flight : 0;
 }
@@ -523,7 +538,9 @@ storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_WAYS])
 {
     bool direct_refused = descriptors_direct_refused(storage->descriptors) != NULL;
 
-    fallbacks[IO_WAY_URING] = fallback_of(storage->ring, storage->ring_count == 0);
+    bool ring_refused = storage->ring_count == 0 || atomic_load(&storage->all_rings.error) != 0;
+
+    fallbacks[IO_WAY_URING] = fallback_of(storage->ring, ring_refused);
     fallbacks[IO_WAY_DIRECT] = fallback_of(storage->direct, direct_refused);
     fallbacks[IO_WAY_DONTCACHE] = fallback_of(true, atomic_load(&storage->no_dontcache));
     fallbacks[IO_WAY_CACHESTAT] = fallback_of(true, atomic_load(&storage->no_cachestat));
@@ -540,13 +557,24 @@ add_switch(struct buffer *out, const char *name, const char *why_not)
     buffer_add_text(out, "},");
 }
 
+static void
+add_ring_switch(struct storage *storage, struct buffer *out)
+{
+    int error = atomic_load(&storage->all_rings.error);
+    struct reason why = storage->no_ring;
+
+    if (storage->ring_count > 0 && error)
+        reason_set(&why, error, "IoUring", "io_uring took no more reads: %s", strerror(-error));
+    add_switch(out, "io_uring", storage->ring_count > 0 && !error ? NULL : why.text);
+}
+
 void
 storage_status(struct storage *storage, struct buffer *out)
 {
     const char *refused = descriptors_direct_refused(storage->descriptors);
     unsigned ahead = 0;
 
-    add_switch(out, "io_uring", storage->ring_count ? NULL : storage->no_ring.text);
+    add_ring_switch(storage, out);
     add_switch(out, "direct", storage->direct ? NULL : "not wanted");
     if (refused) {
         buffer_add_text(out, "\"direct_refused\":");

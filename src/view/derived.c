@@ -11,23 +11,37 @@
 /* The sizes of what is made of one version; hangs on checkpoint->derived. */
 struct derived {
     pthread_mutex_t lock; /* guards the rest; held while it is worked out */
-    bool merged_known, parts_known, tensor_index_known, shard_index_known;
+    bool merged_known, merged_index_known, parts_known, tensor_index_known[2], shard_index_known;
     errint_t merged_error, parts_error;
-    uint64_t merged_size;
-    uint64_t tensor_index_size, shard_index_size, part_index_size;
+    uint64_t merged_size, merged_index_size;
+    uint64_t tensor_index_size[2]; /* by `part` */
+    uint64_t shard_index_size, part_index_size;
     struct layout_part *parts;
     uint64_t *part_sizes;
     size_t part_count;
+    struct header_budget *budget; /* what the parts are charged to */
+    uint64_t charged; /* bytes, for the parts */
 };
+
+static void
+drop_parts(struct derived *derived)
+{
+    free(derived->parts);
+    free(derived->part_sizes);
+    derived->parts = NULL;
+    derived->part_sizes = NULL;
+    derived->part_count = 0;
+    header_budget_give(derived->budget, derived->charged);
+    derived->charged = 0;
+}
 
 void
 view_derived_free(void *pointer)
 {
     struct derived *derived = pointer;
 
+    drop_parts(derived);
     pthread_mutex_destroy(&derived->lock);
-    free(derived->parts);
-    free(derived->part_sizes);
     free(derived);
 }
 
@@ -43,6 +57,7 @@ derived_of(struct checkpoint *checkpoint)
     if (!fresh)
         return NULL;
     pthread_mutex_init(&fresh->lock, NULL);
+    fresh->budget = catalog_budget(checkpoint->catalog);
     if (atomic_compare_exchange_strong(&checkpoint->derived, &derived, fresh)) {
         if (checkpoint->shard_count > 1)
             layout_check_metadata(checkpoint);
@@ -58,6 +73,36 @@ is_whole(const struct checkpoint *checkpoint)
     return !checkpoint->unsound;
 }
 
+/* ---- memory ---- */
+
+/* What laying out takes for each tensor: its place in the shards and in the file; and, where
+ * a checkpoint is re-cut, a part, with the room that a growing array has and had. */
+enum {
+    ORDER_BYTES = 2 * sizeof(struct tensor_ref),
+    CUT_BYTES = 3 * sizeof(struct layout_part) + sizeof(uint64_t),
+};
+
+/* Charges memory for laying out; give it back with header_budget_give(). -ENOBUFS: no room.
+ * Settled at once, since more is charged before it is given back. */
+static errint_t
+take_for_order(const struct checkpoint *checkpoint, uint64_t *bytes)
+{
+    struct header_budget *budget = catalog_budget(checkpoint->catalog);
+
+    *bytes = ORDER_BYTES * ((uint64_t)checkpoint->tensor_count + 2);
+    if (header_budget_take(budget, *bytes) != 0)
+        return -ENOBUFS;
+    header_budget_settle(budget, *bytes, *bytes);
+    return 0;
+}
+
+static errint_t
+report_no_room(struct checkpoint *checkpoint)
+{
+    checkpoint_report_no_room(checkpoint, checkpoint->tensor_count, "a file made of its tensors");
+    return -ENOMEM;
+}
+
 /* ---- making ---- */
 
 static void
@@ -70,15 +115,44 @@ say_too_large(const struct checkpoint *checkpoint, const char *what)
                     what, ST_MAX_HEADER);
 }
 
+/* The file of a checkpoint that is one file already: the same bytes, by which others know it. */
 static errint_t
-make_merged(const struct checkpoint *checkpoint, uint64_t *size, struct extent_list **list)
+make_alone(const struct checkpoint *checkpoint, uint64_t *size, struct extent_list **list)
 {
-    struct tensor_ref *refs = layout_shard_order(checkpoint);
-    errint_t error =
-        refs ? layout_file(checkpoint, refs, checkpoint->tensor_count, size, list) : -ENOMEM;
+    struct backing *backing = checkpoint->shards[0]->backing;
 
+    *size = backing->identity.size;
+    return list ? list_of_backing(backing, list) : 0;
+}
+
+/* A file of all tensors. `list` may be NULL: only its size is wanted. */
+static errint_t
+make_whole(const struct checkpoint *checkpoint, uint64_t *size, struct extent_list **list)
+{
+    uint64_t bytes;
+    errint_t error;
+    struct tensor_ref *refs;
+
+    if (checkpoint->shard_count == 1)
+        return make_alone(checkpoint, size, list);
+    error = take_for_order(checkpoint, &bytes);
+    if (error)
+        return error;
+    refs = layout_shard_order(checkpoint);
+    error = refs ? layout_file(checkpoint, refs, checkpoint->tensor_count, size, list) : -ENOMEM;
     free(refs);
+    header_budget_give(catalog_budget(checkpoint->catalog), bytes);
     return error;
+}
+
+errint_t
+list_of_backing(struct backing *backing, struct extent_list **list)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+
+    extent_builder_add_backing(&builder, backing, 0, backing->identity.size);
+    *list = extent_builder_finish(&builder);
+    return *list ? 0 : -ENOMEM;
 }
 
 errint_t
@@ -103,12 +177,13 @@ list_of_text(struct buffer *text, struct extent_list **list)
 
 /* ---- parts ---- */
 
+/* What work_out_parts() does, memory charged. */
 static errint_t
-work_out_parts(struct checkpoint *checkpoint, struct derived *derived,
-               const struct view_options *options)
+cut_parts(struct checkpoint *checkpoint, struct derived *derived,
+          const struct view_options *options)
 {
     struct tensor_ref *refs = layout_shard_order(checkpoint);
-    struct buffer index = BUFFER_INIT;
+    struct buffer index = BUFFER_COUNTING;
     errint_t error;
 
     if (!refs)
@@ -119,16 +194,34 @@ work_out_parts(struct checkpoint *checkpoint, struct derived *derived,
         derived->part_sizes = calloc(derived->part_count, sizeof(*derived->part_sizes));
     if (!error && !derived->part_sizes)
         error = -ENOMEM;
-    for (size_t i = 0; !error && i < derived->part_count; i++)
+    if (!error && derived->part_count == 1)
+        error = make_whole(checkpoint, &derived->part_sizes[0], NULL);
+    for (size_t i = 0; !error && derived->part_count > 1 && i < derived->part_count; i++)
         error = layout_file(checkpoint, refs + derived->parts[i].first, derived->parts[i].count,
                             &derived->part_sizes[i], NULL);
     if (!error)
         error = index_of_parts(checkpoint, derived->parts, derived->part_count, &index);
-    if (!error && buffer_failed(&index))
-        error = -ENOMEM;
     derived->part_index_size = index.length;
-    buffer_free(&index);
     free(refs);
+    return error;
+}
+
+/* -ENOBUFS: no room in the budget. After an error there are no parts. */
+static errint_t
+work_out_parts(struct checkpoint *checkpoint, struct derived *derived,
+               const struct view_options *options)
+{
+    uint64_t bytes = (ORDER_BYTES + CUT_BYTES) * ((uint64_t)checkpoint->tensor_count + 16);
+    errint_t error;
+
+    if (header_budget_take(derived->budget, bytes) != 0)
+        return -ENOBUFS;
+    error = cut_parts(checkpoint, derived, options);
+    derived->charged =
+        derived->part_count * (2 * sizeof(*derived->parts) + sizeof(*derived->part_sizes));
+    header_budget_settle(derived->budget, bytes, derived->charged);
+    if (error)
+        drop_parts(derived);
     return error;
 }
 
@@ -142,8 +235,8 @@ parts_locked(struct checkpoint *checkpoint, struct derived *derived,
             is_whole(checkpoint) ? work_out_parts(checkpoint, derived, options) : -ENOENT;
         if (derived->parts_error == -EFBIG)
             say_too_large(checkpoint, "re-cut shards");
-        if (derived->parts_error)
-            derived->part_count = 0;
+        if (derived->parts_error == -ENOBUFS)
+            derived->parts_error = report_no_room(checkpoint);
         derived->parts_known = derived->parts_error != -ENOMEM;
     }
     return derived->parts_error == -EFBIG ? -ENOENT : derived->parts_error;
@@ -171,11 +264,13 @@ merged_locked(struct checkpoint *checkpoint, struct derived *derived, uint64_t *
 {
     if (!derived->merged_known) {
         derived->merged_error =
-            is_whole(checkpoint) ? make_merged(checkpoint, &derived->merged_size, NULL) : -ENOENT;
+            is_whole(checkpoint) ? make_whole(checkpoint, &derived->merged_size, NULL) : -ENOENT;
         if (derived->merged_error == -EFBIG) {
             say_too_large(checkpoint, "merged file");
             derived->merged_error = -ENOENT;
         }
+        if (derived->merged_error == -ENOBUFS)
+            derived->merged_error = report_no_room(checkpoint);
         derived->merged_known = derived->merged_error != -ENOMEM;
     }
     *size = derived->merged_size;
@@ -192,7 +287,7 @@ part_locked(struct checkpoint *checkpoint, struct derived *derived,
         return error;
     if (made->kind == MADE_PART_INDEX) {
         *size = derived->part_index_size;
-        return derived->part_count > 1 ? 0 : -ENOENT;
+        return 0;
     }
     if (made->part >= derived->part_count)
         return -ENOENT;
@@ -200,23 +295,49 @@ part_locked(struct checkpoint *checkpoint, struct derived *derived,
     return 0;
 }
 
-static errint_t
-index_locked(struct checkpoint *checkpoint, const struct made *made, bool *known,
-             uint64_t *known_size, uint64_t *size)
+static void
+write_tensor_index(const struct checkpoint *checkpoint, const struct made *made,
+                   struct buffer *text)
 {
-    struct buffer text = BUFFER_INIT;
+    const char *directory =
+        made->part && checkpoint->shard_count ? checkpoint->shards[0]->name : checkpoint->stem;
+
+    index_of_tensors(checkpoint, directory, text);
+}
+
+static errint_t
+write_index(const struct checkpoint *checkpoint, const struct derived *derived,
+            const struct made *made, struct buffer *text)
+{
+    const struct layout_part whole = {0, checkpoint->tensor_count};
+
+    if (made->kind == MADE_MERGED_INDEX)
+        return index_of_parts(checkpoint, &whole, 1, text);
+    if (made->kind == MADE_PART_INDEX)
+        return index_of_parts(checkpoint, derived->parts, derived->part_count, text);
+    if (made->kind == MADE_SHARD_INDEX)
+        index_of_shards(checkpoint, text);
+    else
+        write_tensor_index(checkpoint, made, text);
+    return 0;
+}
+
+static errint_t
+index_locked(const struct checkpoint *checkpoint, const struct derived *derived,
+             const struct made *made, bool *known, uint64_t *known_size, uint64_t *size)
+{
+    struct buffer text = BUFFER_COUNTING;
 
     if (!*known) {
-        if (made->kind == MADE_TENSOR_INDEX)
-            index_of_tensors(checkpoint, made->name, &text);
-        else
-            index_of_shards(checkpoint, &text);
+        errint_t error = write_index(checkpoint, derived, made, &text);
+
+        if (error)
+            return error;
         *known_size = text.length;
-        *known = !buffer_failed(&text);
-        buffer_free(&text);
+        *known = true;
     }
     *size = *known_size;
-    return *known ? 0 : -ENOMEM;
+    return 0;
 }
 
 errint_t
@@ -233,18 +354,24 @@ derived_size(struct checkpoint *checkpoint, const struct view_options *options,
     case MADE_MERGED:
         error = merged_locked(checkpoint, derived, size);
         break;
+    case MADE_MERGED_INDEX:
+        error = merged_locked(checkpoint, derived, size);
+        if (!error)
+            error = index_locked(checkpoint, derived, made, &derived->merged_index_known,
+                                 &derived->merged_index_size, size);
+        break;
     case MADE_PART:
     case MADE_PART_INDEX:
         error = part_locked(checkpoint, derived, options, made, size);
         break;
     case MADE_SHARD_INDEX:
         if (is_whole(checkpoint))
-            error = index_locked(checkpoint, made, &derived->shard_index_known,
+            error = index_locked(checkpoint, derived, made, &derived->shard_index_known,
                                  &derived->shard_index_size, size);
         break;
     case MADE_TENSOR_INDEX:
-        error = index_locked(checkpoint, made, &derived->tensor_index_known,
-                             &derived->tensor_index_size, size);
+        error = index_locked(checkpoint, derived, made, &derived->tensor_index_known[made->part],
+                             &derived->tensor_index_size[made->part], size);
         break;
     }
     pthread_mutex_unlock(&derived->lock);
@@ -254,42 +381,37 @@ derived_size(struct checkpoint *checkpoint, const struct view_options *options,
 /* ---- opening ---- */
 
 static errint_t
-make_part(struct checkpoint *checkpoint, const struct view_options *options,
-          const struct made *made, struct extent_list **list)
+make_part(struct checkpoint *checkpoint, const struct layout_part *part, struct extent_list **list)
 {
-    struct tensor_ref *refs = layout_shard_order(checkpoint);
-    struct derived *derived = derived_of(checkpoint);
-    struct layout_part part = {0, 0};
-    errint_t error = -ENOMEM;
-    uint64_t size;
+    struct tensor_ref *refs;
+    uint64_t bytes, size;
+    errint_t error = take_for_order(checkpoint, &bytes);
 
-    if (refs && derived) {
-        pthread_mutex_lock(&derived->lock);
-        error = part_locked(checkpoint, derived, options, made, &size);
-        if (!error)
-            part = derived->parts[made->part];
-        pthread_mutex_unlock(&derived->lock);
-    }
-    if (!error)
-        error = layout_file(checkpoint, refs + part.first, part.count, &size, list);
+    if (error)
+        return error;
+    refs = layout_shard_order(checkpoint);
+    error = refs ? layout_file(checkpoint, refs + part->first, part->count, &size, list) : -ENOMEM;
     free(refs);
+    header_budget_give(catalog_budget(checkpoint->catalog), bytes);
     return error;
 }
 
 static errint_t
-make_part_index(struct checkpoint *checkpoint, const struct view_options *options,
-                struct buffer *text)
+make_index(struct checkpoint *checkpoint, const struct derived *derived, const struct made *made,
+           uint64_t size, struct extent_list **list)
 {
-    struct derived *derived = derived_of(checkpoint);
+    uint64_t bytes = size + sizeof(**list) + 2 * sizeof(struct extent);
+    struct buffer text = BUFFER_INIT;
     errint_t error;
 
-    if (!derived)
-        return -ENOMEM;
-    pthread_mutex_lock(&derived->lock);
-    error = parts_locked(checkpoint, derived, options);
+    if (header_budget_take(derived->budget, bytes) != 0)
+        return -ENOBUFS;
+    buffer_reserve(&text, size);
+    error = write_index(checkpoint, derived, made, &text);
     if (!error)
-        error = index_of_parts(checkpoint, derived->parts, derived->part_count, text);
-    pthread_mutex_unlock(&derived->lock);
+        error = list_of_text(&text, list);
+    buffer_free(&text);
+    layout_settle_list(derived->budget, bytes, error ? NULL : *list);
     return error;
 }
 
@@ -297,30 +419,20 @@ static errint_t
 make_list(struct checkpoint *checkpoint, const struct view_options *options,
           const struct made *made, struct extent_list **list)
 {
-    struct buffer text = BUFFER_INIT;
-    errint_t error = 0;
     uint64_t size;
+    /* The parts are known when this succeeds, and do not change any more. */
+    errint_t error = derived_size(checkpoint, options, made, &size);
+    const struct derived *derived = derived_of(checkpoint);
 
-    switch (made->kind) {
-    case MADE_MERGED:
-        return make_merged(checkpoint, &size, list);
-    case MADE_PART:
-        return make_part(checkpoint, options, made, list);
-    case MADE_PART_INDEX:
-        error = make_part_index(checkpoint, options, &text);
-        break;
-    case MADE_SHARD_INDEX:
-        index_of_shards(checkpoint, &text);
-        break;
-    case MADE_TENSOR_INDEX:
-        index_of_tensors(checkpoint, made->name, &text);
-        break;
-    }
-    if (error) {
-        buffer_free(&text);
+    if (error)
         return error;
-    }
-    return list_of_text(&text, list);
+    if (made->kind == MADE_MERGED || (made->kind == MADE_PART && derived->part_count == 1))
+        error = make_whole(checkpoint, &size, list);
+    else if (made->kind == MADE_PART)
+        error = make_part(checkpoint, &derived->parts[made->part], list);
+    else
+        error = make_index(checkpoint, derived, made, size, list);
+    return error == -ENOBUFS ? report_no_room(checkpoint) : error;
 }
 
 /* ---- lists made of late ---- */
@@ -360,17 +472,6 @@ opened_free(struct opened *opened)
         extent_list_unref(opened->slots[i].list);
     pthread_mutex_destroy(&opened->lock);
     free(opened);
-}
-
-static uint64_t
-list_bytes(const struct extent_list *list)
-{
-    uint64_t bytes = list->count * sizeof(list->extents[0]);
-
-    for (uint32_t i = 0; i < list->count; i++)
-        if (list->extents[i].blob)
-            bytes += list->extents[i].length;
-    return bytes;
 }
 
 static struct opened_slot *
@@ -444,7 +545,7 @@ idle_slot(struct opened *opened, uint64_t *idle_bytes)
 
         if (!slot->list || atomic_load(&slot->list->references) > 1)
             continue;
-        *idle_bytes += list_bytes(slot->list);
+        *idle_bytes += layout_list_bytes(slot->list);
         if (!oldest || slot->used < oldest->used)
             oldest = slot;
     }

@@ -12,23 +12,27 @@
 #include "view/view.h"
 
 enum made_kind {
-    MADE_MERGED, /* the merged file */
-    MADE_PART, /* a shard of a re-cut */
-    MADE_PART_INDEX, /* its index */
+    MADE_MERGED, /* the merged file; of one shard, that file */
+    MADE_MERGED_INDEX, /* an index that names it alone */
+    MADE_PART, /* a shard of a re-cut; the only one is the merged file */
+    MADE_PART_INDEX, /* the index of all of them, be they only one */
     MADE_SHARD_INDEX, /* an index for shards that have none in the source */
     MADE_TENSOR_INDEX, /* the merged index, in tensors/ */
 };
 
-/* How a file is made; `name` is the directory of the tensors, for their index. */
+/* How a file is made. `part`: of MADE_PART, which one, from 0; of MADE_TENSOR_INDEX, 1 where the
+ * directory of the tensors has the name of the checkpoint's first file, else 0: its stem. */
 struct made {
     enum made_kind kind;
     uint32_t part;
-    const char *name;
 };
 
 /* The file's size. -ENOENT: there is no such file of this checkpoint. */
 errint_t derived_size(struct checkpoint *checkpoint, const struct view_options *options,
                       const struct made *made, uint64_t *size);
+
+/* A file that is this one, all of it. */
+errint_t list_of_backing(struct backing *backing, struct extent_list **list);
 
 /* A file that is this text; the buffer is emptied, whatever comes of it. */
 errint_t list_of_text(struct buffer *text, struct extent_list **list);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/index.h"
 
+#include "format/json.h"
 #include "view/names.h"
 
 #include <errno.h>
@@ -9,12 +10,12 @@
 #include <string.h>
 
 void
-index_part_name(const char *stem, size_t part, size_t count, char out[512])
+index_part_name(const char *stem, const char *suffix, size_t part, size_t count, char out[512])
 {
     if (count == 1)
-        snprintf(out, 512, "%s.safetensors", stem);
+        snprintf(out, 512, "%s%s", stem, suffix);
     else
-        snprintf(out, 512, "%s-%05zu-of-%05zu.safetensors", stem, part + 1, count);
+        snprintf(out, 512, "%s-%05zu-of-%05zu%s", stem, part + 1, count, suffix);
 }
 
 static uint64_t
@@ -36,12 +37,36 @@ add_json_text(struct buffer *out, const char *text)
     buffer_add_json_string(out, text, strlen(text));
 }
 
+/* What the metadata of its own index says besides the size. */
+static void
+add_index_metadata(const struct checkpoint *checkpoint, struct buffer *out)
+{
+    struct json_reader in;
+    struct json_span key;
+
+    if (!checkpoint->index_metadata)
+        return;
+    in = json_read(checkpoint->index_metadata, checkpoint->index_metadata_length);
+    json_enter(&in);
+    while (json_next_key(&in, &key)) {
+        struct json_span value = json_take(&in);
+
+        if (json_raw_is(key, "total_size"))
+            continue;
+        buffer_add_text(out, ",\n    \"");
+        buffer_add(out, key.text, key.length);
+        buffer_add_text(out, "\": ");
+        buffer_add(out, value.text, value.length);
+    }
+}
+
 /* `{"metadata": {...}, "weight_map": {`, laid out as json.dumps(indent=2) does. */
 static void
 begin_index(const struct checkpoint *checkpoint, struct buffer *out)
 {
     buffer_add_text(out, "{\n  \"metadata\": {\n    \"total_size\": ");
     buffer_add_u64(out, total_size(checkpoint));
+    add_index_metadata(checkpoint, out);
     buffer_add_text(out, "\n  },\n  \"weight_map\": {");
 }
 
@@ -170,8 +195,8 @@ index_of_parts(const struct checkpoint *checkpoint, const struct layout_part *pa
     for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
         struct tensor_ref ref = checkpoint->tensors[i];
 
-        index_part_name(checkpoint->stem, part_of(parts, count, starts[ref.shard] + ref.tensor),
-                        count, name);
+        index_part_name(checkpoint->stem, checkpoint->suffix,
+                        part_of(parts, count, starts[ref.shard] + ref.tensor), count, name);
         add_weight(checkpoint, i, name, out);
     }
     end_weights(checkpoint, out);

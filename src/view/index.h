@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Index files the mount makes.
+ * Index files the mount makes. The `metadata` of each is `total_size` and whatever else the
+ * checkpoint's own index has there.
  */
 #ifndef FSTFS_VIEW_INDEX_H
 #define FSTFS_VIEW_INDEX_H
@@ -27,6 +28,7 @@ errint_t index_of_parts(const struct checkpoint *checkpoint, const struct layout
 
 /* STEM-00001-of-00007.safetensors, or STEM.safetensors where there is one part.
  * `part` counts from 0. */
-void index_part_name(const char *stem, size_t part, size_t count, char out[512]);
+void index_part_name(const char *stem, const char *suffix, size_t part, size_t count,
+                     char out[512]);
 
 #endif

@@ -195,7 +195,7 @@ static struct layout *
 find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
             uint64_t data_start)
 {
-    struct layout *layout = malloc(sizeof(*layout) + (count + 1) * sizeof(layout->pieces[0]));
+    struct layout *layout = layout_new((uint32_t)count);
     size_t *first = calloc(checkpoint->shard_count + 1, sizeof(*first));
     uint32_t *piece_of = NULL, *last = NULL;
     uint64_t position = data_start;
@@ -207,7 +207,7 @@ find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order,
     }
     piece_of = malloc((tensors + 1) * sizeof(*piece_of));
     if (!layout || !first || !piece_of) {
-        free(layout);
+        layout_unref(layout);
         layout = NULL;
         goto out;
     }
@@ -269,24 +269,78 @@ make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order
     return 0;
 }
 
+/* ---- memory ---- */
+
+/* What making a list takes for each tensor: an extent, with the room that a growing list
+ * has and had, a piece, and the place of the piece. */
+enum { LIST_BYTES = 3 * sizeof(struct extent) + sizeof(struct piece) + sizeof(uint32_t) };
+
+uint64_t
+layout_list_bytes(const struct extent_list *list)
+{
+    uint64_t bytes = sizeof(*list) + list->count * sizeof(list->extents[0]);
+
+    if (list->layout)
+        bytes += sizeof(*list->layout) + list->layout->count * sizeof(list->layout->pieces[0]);
+    for (uint32_t i = 0; i < list->count; i++)
+        if (list->extents[i].blob)
+            bytes += list->extents[i].length;
+    return bytes;
+}
+
+static void
+give_list(void *budget, uint64_t bytes)
+{
+    header_budget_give(budget, bytes);
+}
+
+void
+layout_settle_list(struct header_budget *budget, uint64_t bytes, struct extent_list *list)
+{
+    uint64_t kept = list ? layout_list_bytes(list) : 0;
+
+    if (list)
+        list->charge = (struct charge){give_list, budget, kept};
+    header_budget_settle(budget, bytes, kept);
+}
+
+/* The header again, kept this time, and the extents. */
+static errint_t
+make_list(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
+          size_t header_length, struct extent_list **list)
+{
+    struct header_budget *budget = catalog_budget(checkpoint->catalog);
+    uint64_t bytes = header_length + LIST_BYTES * ((uint64_t)count + 2), data_length;
+    struct buffer header = BUFFER_INIT;
+    errint_t error;
+
+    if (header_budget_take(budget, bytes) != 0)
+        return -ENOBUFS;
+    buffer_reserve(&header, header_length);
+    error = write_header(checkpoint, order, count, &header, &data_length);
+    if (!error)
+        error = make_extents(checkpoint, order, count, &header, list);
+    buffer_free(&header);
+    layout_settle_list(budget, bytes, error ? NULL : *list);
+    return error;
+}
+
 errint_t
 layout_file(const struct checkpoint *checkpoint, const struct tensor_ref *refs, size_t count,
             uint64_t *size, struct extent_list **list)
 {
     struct tensor_ref *order = file_order(checkpoint, refs, count);
-    struct buffer header = BUFFER_INIT;
+    struct buffer header = BUFFER_COUNTING;
     uint64_t data_length;
     errint_t error;
 
     if (!order)
         return -ENOMEM;
     error = write_header(checkpoint, order, count, &header, &data_length);
-    if (!error) {
+    if (!error)
         *size = header.length + data_length;
-        if (list)
-            error = make_extents(checkpoint, order, count, &header, list);
-    }
-    buffer_free(&header);
+    if (!error && list)
+        error = make_list(checkpoint, order, count, header.length, list);
     free(order);
     return error;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Safetensors files that exist only in the mount: the merged file, re-cut shards.
+ * Safetensors files that exist only in the mount: the merged file of several shards, re-cut
+ * shards.
  *
  * Such a file has a fresh header, padded with spaces until the data starts at a
  * multiple of 4096, and its tensors with no hole between them (the format
@@ -18,9 +19,17 @@
 /* The tensors of a checkpoint in shard order: shards by name, then by offset. */
 struct tensor_ref *layout_shard_order(const struct checkpoint *checkpoint);
 
+/* Memory of a list with its layout and blobs. */
+uint64_t layout_list_bytes(const struct extent_list *list);
+/* Settles a charge of `bytes` for making a list; what the list takes stays charged until it
+ * is freed. NULL: none was made. */
+void layout_settle_list(struct header_budget *budget, uint64_t bytes, struct extent_list *list);
+
 /*
  * Lays out `count` tensors (in shard order). Gives the file's size and, where
- * `list` is not NULL, its extents. -EFBIG: safetensors could not read the header.
+ * `list` is not NULL, its extents, charged. -EFBIG: safetensors could not read the header.
+ * -ENOBUFS: the budget has no room for the list. The caller has no transient charge where
+ * `list` is not NULL.
  */
 errint_t layout_file(const struct checkpoint *checkpoint, const struct tensor_ref *refs,
                      size_t count, uint64_t *size, struct extent_list **list);

@@ -4,6 +4,8 @@
 #include "base/buffer.h"
 #include "catalog/group.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +13,6 @@
 struct draft {
     struct dir_entry entry;
     size_t made; /* place in `names`, where entry.name is NULL */
-    bool second_choice; /* already has its other name */
 };
 
 struct gather {
@@ -21,6 +22,8 @@ struct gather {
     size_t count, capacity;
     struct buffer names;
     bool failed;
+    bool has_several; /* checkpoints, in merged/ and shards/ */
+    bool has_sharded; /* one of them is in shards or has an index */
 };
 
 static struct draft *
@@ -37,7 +40,7 @@ add(struct gather *gather, enum dir_entry_kind kind, uint32_t group)
         gather->drafts = drafts;
         gather->capacity = capacity;
     }
-    gather->drafts[gather->count] = (struct draft){.entry = {NULL, kind, group}};
+    gather->drafts[gather->count] = (struct draft){.entry = {.kind = kind, .group = group}};
     return &gather->drafts[gather->count++];
 }
 
@@ -81,16 +84,81 @@ static void
 add_tensor_views(struct gather *gather, enum view_kind view, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
-    const char *name = group->shadowed ? other_name(group) : group->stem;
-    struct draft *draft;
+    const char *name = group->second ? other_name(group) : group->stem;
 
     add_made(gather, ENTRY_TENSORS, g, name, "");
-    if (group->shadowed && gather->count) {
-        draft = &gather->drafts[gather->count - 1];
-        draft->second_choice = true;
-    }
+    if (group->second && gather->count)
+        gather->drafts[gather->count - 1].entry.named_by_file = true;
     if (view == VIEW_TENSORS)
         add_made(gather, ENTRY_TENSOR_INDEX, g, name, ".index.json");
+}
+
+void
+dir_listing_index_name(const struct group *group, char name[300])
+{
+    if (group->index)
+        snprintf(name, 300, "%s", group->index);
+    else
+        group_name_index(group->stem, group->suffix, name);
+}
+
+/*
+ * Loaders that take all *.safetensors files of a directory leave out those that an index does
+ * not name. So a checkpoint in shards keeps an index where there are other checkpoints, even
+ * when it is shown as one file. There is none for others: accelerate refuses two.
+ */
+static bool
+is_indexed(const struct gather *gather, const struct group *group)
+{
+    return gather->has_several && group->kind != GROUP_SINGLE;
+}
+
+static void
+add_merged(struct gather *gather, uint32_t g)
+{
+    const struct group *group = &gather->listing->groups[g];
+    char index[300];
+
+    if (group->shadowed)
+        return;
+    add_made(gather, ENTRY_MERGED, g, group->stem, group->suffix);
+    if (!is_indexed(gather, group))
+        return;
+    dir_listing_index_name(group, index);
+    add_made(gather, ENTRY_MERGED_INDEX, g, index, "");
+}
+
+/* STEM.safetensors and nothing else, with or without an index. */
+static bool
+is_one_file(const struct group *group)
+{
+    char stem[256];
+
+    return group->member_count == 1 && group->missing_count == 0 &&
+           group_single_name(group->members[0], stem) && strcmp(stem, group->stem) == 0;
+}
+
+/* Whether the file is of a kind that is read by name and never by an index: adapters by peft
+ * and diffusers, Mistral's own format by mistral_inference. */
+static bool
+is_read_by_name(const struct group *group)
+{
+    static const char *const kinds[] = {"adapter_model", "pytorch_lora_weights", "consolidated"};
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (strncmp(group->stem, kinds[i], strlen(kinds[i])) == 0)
+            return true;
+    return false;
+}
+
+/* One file is only cut to a size, and not where its index would be a second one. */
+static bool
+may_be_cut(const struct gather *gather, const struct view_options *options,
+           const struct group *group)
+{
+    if (!is_one_file(group))
+        return true;
+    return options->shard_size && !is_read_by_name(group) && (group->index || !gather->has_sharded);
 }
 
 /* Whether this checkpoint is to be cut anew. */
@@ -99,8 +167,7 @@ is_cut(struct gather *gather, const struct view_options *options, const struct g
 {
     if (!options->shards && !options->shard_size)
         return false;
-    /* peft reads an adapter from one file only. */
-    if (strncmp(group->stem, "adapter_model", strlen("adapter_model")) == 0)
+    if (!may_be_cut(gather, options, group))
         return false;
     if (strlen(group->stem) + strlen("-000001-of-000001.safetensors") > 255) {
         problem_set_add(gather->listing->problems, gather->directory, other_name(group),
@@ -119,7 +186,10 @@ add_shards(struct gather *gather, const struct view_options *options, uint32_t g
     if (group->shadowed)
         return;
     if (is_cut(gather, options, group)) {
-        add(gather, ENTRY_RECUT, g);
+        struct draft *draft = add(gather, ENTRY_RECUT, g);
+
+        if (draft)
+            draft->entry.is_indexed = is_indexed(gather, group);
         return;
     }
     for (uint32_t i = 0; i < group->member_count; i++)
@@ -127,9 +197,25 @@ add_shards(struct gather *gather, const struct view_options *options, uint32_t g
     if (group->index) {
         add_source(gather, ENTRY_INDEX, g, group->index);
     } else if (group->kind == GROUP_NUMBERED) {
-        group_name_index(group->stem, index);
+        dir_listing_index_name(group, index);
         add_made(gather, ENTRY_SHARD_INDEX, g, index, "");
     }
+}
+
+static void
+count_checkpoints(struct gather *gather)
+{
+    const struct listing *listing = gather->listing;
+    uint32_t count = 0;
+
+    for (uint32_t g = 0; g < listing->group_count; g++) {
+        if (listing->groups[g].shadowed)
+            continue;
+        count++;
+        if (listing->groups[g].kind != GROUP_SINGLE)
+            gather->has_sharded = true;
+    }
+    gather->has_several = count > 1;
 }
 
 static void
@@ -137,14 +223,15 @@ gather_names(struct gather *gather, enum view_kind view, const struct view_optio
 {
     const struct listing *listing = gather->listing;
 
+    count_checkpoints(gather);
     for (uint32_t i = 0; i < listing->directory_count; i++)
         add_source(gather, ENTRY_DIRECTORY, 0, listing->directories[i]);
     if (view == VIEW_MERGED || view == VIEW_SHARDS)
         for (uint32_t i = 0; i < listing->file_count; i++)
             add_source(gather, ENTRY_SIDE_FILE, 0, listing->files[i]);
     for (uint32_t g = 0; g < listing->group_count; g++) {
-        if (view == VIEW_MERGED && !listing->groups[g].shadowed)
-            add_made(gather, ENTRY_MERGED, g, listing->groups[g].stem, ".safetensors");
+        if (view == VIEW_MERGED)
+            add_merged(gather, g);
         else if (view == VIEW_SHARDS)
             add_shards(gather, options, g);
         else if (view == VIEW_TENSORS || view == VIEW_NPY)
@@ -166,8 +253,8 @@ compare_drafts(const void *a, const void *b)
     order = strcmp(x->entry.name, y->entry.name);
     if (order)
         return order;
-    if (x->second_choice != y->second_choice)
-        return x->second_choice - y->second_choice;
+    if (x->entry.named_by_file != y->entry.named_by_file)
+        return x->entry.named_by_file - y->entry.named_by_file;
     if (x->entry.kind != y->entry.kind)
         return (int)x->entry.kind - (int)y->entry.kind;
     return (x->entry.group > y->entry.group) - (x->entry.group < y->entry.group);
@@ -192,7 +279,7 @@ settle_names(struct gather *gather)
         struct draft *draft = &gather->drafts[i];
         const char *other;
 
-        if (draft->entry.kind != ENTRY_TENSORS || draft->second_choice ||
+        if (draft->entry.kind != ENTRY_TENSORS || draft->entry.named_by_file ||
             !same_name(draft, draft - 1))
             continue;
         other = other_name(&gather->listing->groups[draft->entry.group]);
@@ -200,7 +287,7 @@ settle_names(struct gather *gather)
                         "its tensors are in a directory of this name: the name of the checkpoint "
                         "is taken by something else in the directory");
         draft->entry.name = other;
-        draft->second_choice = true;
+        draft->entry.named_by_file = true;
         renamed = true;
     }
     return renamed;
@@ -229,6 +316,38 @@ drop_unnamed(struct gather *gather)
         gather->drafts[kept++] = *draft;
     }
     gather->count = kept;
+}
+
+/* Drops the indexes of directories that were dropped; the others learn how theirs is named. */
+static void
+pair_indexes(struct gather *gather)
+{
+    enum { DROPPED, BY_STEM, BY_FILE };
+    char *directories = calloc(gather->listing->group_count + 1, 1);
+    size_t kept = 0;
+
+    if (!directories) {
+        gather->failed = true;
+        return;
+    }
+    for (size_t i = 0; i < gather->count; i++) {
+        const struct dir_entry *entry = &gather->drafts[i].entry;
+
+        if (entry->kind == ENTRY_TENSORS)
+            directories[entry->group] = entry->named_by_file ? BY_FILE : BY_STEM;
+    }
+    for (size_t i = 0; i < gather->count; i++) {
+        struct dir_entry *entry = &gather->drafts[i].entry;
+
+        if (entry->kind == ENTRY_TENSOR_INDEX) {
+            if (directories[entry->group] == DROPPED)
+                continue;
+            entry->named_by_file = directories[entry->group] == BY_FILE;
+        }
+        gather->drafts[kept++] = gather->drafts[i];
+    }
+    gather->count = kept;
+    free(directories);
 }
 
 static struct dir_listing *
@@ -272,7 +391,10 @@ dir_listing_new(struct listing *listing, const char *directory, enum view_kind v
         while (gather.count && settle_names(&gather))
             ;
         drop_unnamed(&gather);
-        out = finish(&gather, listing);
+        if (view == VIEW_TENSORS)
+            pair_indexes(&gather);
+        if (!gather.failed)
+            out = finish(&gather, listing);
     }
     free(gather.drafts);
     buffer_free(&gather.names);
@@ -299,6 +421,21 @@ dir_listing_unref(struct dir_listing *listing)
     free(listing);
 }
 
+void
+dir_listing_report_no_room(struct dir_listing *listing, struct catalog *catalog,
+                           const char *directory, uint64_t bytes)
+{
+    struct header_budget_counters now;
+
+    if (atomic_exchange(&listing->no_room_reported, true))
+        return;
+    header_budget_count(catalog_budget(catalog), &now);
+    problem_set_add(listing->listing->problems, directory, NULL,
+                    "NoMemoryForHeaders: no room for the names in the directory (%" PRIu64
+                    " bytes), %" PRIu64 " of %" PRIu64 " bytes are in use; raise --memory",
+                    bytes, now.used, now.limit);
+}
+
 const struct dir_entry *
 dir_listing_find(const struct dir_listing *listing, const char *name)
 {
@@ -318,23 +455,19 @@ dir_listing_find(const struct dir_listing *listing, const char *name)
     return NULL;
 }
 
-const struct dir_entry *
+uint32_t
 dir_listing_find_recut(const struct dir_listing *listing, const char *stem)
 {
-    const struct dir_entry *entries = listing->entries + listing->count;
-    uint32_t low = 0, high = listing->recut_count;
+    uint32_t low = listing->count, high = listing->count + listing->recut_count;
 
     /* Groups are sorted by stem, and so are these. */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        int order = strcmp(listing->listing->groups[entries[middle].group].stem, stem);
 
-        if (order == 0)
-            return &entries[middle];
-        if (order < 0)
+        if (strcmp(dir_entry_group(listing, &listing->entries[middle])->stem, stem) < 0)
             low = middle + 1;
         else
             high = middle;
     }
-    return NULL;
+    return low;
 }

@@ -2,6 +2,7 @@
 #include "view/node.h"
 
 #include "base/hash.h"
+#include "base/version.h"
 #include "view/names.h"
 
 #include <errno.h>
@@ -19,9 +20,9 @@ node_is_tensor(node_id id)
 }
 
 node_id
-node_id_of(const struct view *view, const struct node *node)
+node_id_of(const struct node *node)
 {
-    return node == view->root ? VIEW_ROOT_ID : (node_id)(uintptr_t)node;
+    return node->number;
 }
 
 node_id
@@ -30,10 +31,71 @@ node_tensor_id(const struct tensor_set *set, uint32_t position)
     return TENSOR_ID | (node_id)set->slot << 32 | position;
 }
 
+/* The chunk of a slot; `at` is its index there. */
+static unsigned
+chunk_of(uint32_t number, uint64_t *at)
+{
+    uint64_t shifted = (uint64_t)number + (1u << FIRST_SLOTS_LOG2);
+    unsigned log2 = 63 - (unsigned)__builtin_clzll(shifted);
+
+    *at = shifted - ((uint64_t)1 << log2);
+    return log2 - FIRST_SLOTS_LOG2;
+}
+
+static union node_slot *
+slot_of(struct node_slots *slots, uint32_t number)
+{
+    uint64_t at;
+    unsigned chunk = chunk_of(number, &at);
+
+    return atomic_load_explicit(&slots->chunks[chunk], memory_order_acquire) + at;
+}
+
+/* Finds a slot for a new node; view->lock held. The first one is the root's, VIEW_ROOT_ID. 0: out
+ * of memory. */
+static uint32_t
+take_slot(struct node_slots *slots, struct node *node)
+{
+    uint32_t number = slots->free ? slots->free : slots->used + 1;
+    union node_slot *fresh;
+    uint64_t at;
+    unsigned chunk = chunk_of(number, &at);
+
+    if (number == UINT32_MAX)
+        return 0;
+    if (!atomic_load(&slots->chunks[chunk])) {
+        fresh = malloc(sizeof(*fresh) << (chunk + FIRST_SLOTS_LOG2));
+        if (!fresh)
+            return 0;
+        atomic_store(&slots->chunks[chunk], fresh);
+    }
+    if (slots->free)
+        slots->free = slot_of(slots, number)->next;
+    else
+        slots->used = number;
+    slot_of(slots, number)->node = node;
+    return number;
+}
+
+/* view->lock held. */
+static void
+release_slot(struct node_slots *slots, uint32_t number)
+{
+    slot_of(slots, number)->next = slots->free;
+    slots->free = number;
+}
+
+void
+node_slots_free(struct node_slots *slots)
+{
+    for (int i = 0; i < SLOT_CHUNKS; i++)
+        free(atomic_load(&slots->chunks[i]));
+}
+
 struct node *
 node_of(struct view *view, node_id id)
 {
-    return id == VIEW_ROOT_ID ? view->root : (struct node *)(uintptr_t)id;
+    return slot_of(&view->slots, (uint32_t)id)->node;
 }
 
 struct tensor_set *
@@ -65,7 +127,7 @@ same_version(const struct node *a, const struct node *b)
     switch (a->kind) {
     case NODE_WHOLE:
         /* What went stale stays so, even if the file is well again. */
-        return a->is_shard == b->is_shard && !atomic_load(&a->backing->stale) &&
+        return a->is_shard == b->is_shard && version_is_current(a->backing) &&
                file_identity_same_content(&a->backing->identity, &b->backing->identity);
     case NODE_MADE:
         return a->checkpoint->serial == b->checkpoint->serial && a->made == b->made &&
@@ -99,6 +161,7 @@ release_contents(struct node *node)
     source_dir_unref(node->dir);
     dir_listing_unref(node->listing);
     backing_unref(node->backing);
+    backing_unref(node->served);
     checkpoint_unref(node->checkpoint);
 }
 
@@ -107,6 +170,7 @@ node_find_or_add(struct view *view, struct node *parent, const char *name, struc
 {
     struct node *fresh = malloc(sizeof(*fresh) + strlen(name) + 1), *node;
     struct node **bucket = &view->buckets[wanted->inode % NODE_BUCKETS];
+    uint32_t number = 0;
 
     if (!fresh) {
         release_contents(wanted);
@@ -116,9 +180,10 @@ node_find_or_add(struct view *view, struct node *parent, const char *name, struc
     node = find_node(*bucket, parent, name, wanted);
     if (node) {
         node->references++;
-        node->access = wanted->access;
-    } else {
+        node->ownership = wanted->ownership;
+    } else if ((number = take_slot(&view->slots, fresh)) > 0) {
         *fresh = *wanted;
+        fresh->number = number;
         strcpy(fresh->name, name);
         fresh->references = 1;
         fresh->parent = parent;
@@ -129,7 +194,7 @@ node_find_or_add(struct view *view, struct node *parent, const char *name, struc
         view->node_count++;
     }
     pthread_mutex_unlock(&view->lock);
-    if (!node)
+    if (number)
         return fresh;
     release_contents(wanted);
     free(fresh);
@@ -145,6 +210,7 @@ unlink_node(struct view *view, struct node *node)
     while (*link != node)
         link = &(*link)->next;
     *link = node->next;
+    release_slot(&view->slots, node->number);
     view->node_count--;
 }
 
@@ -281,10 +347,25 @@ keep_first(const struct checkpoint *checkpoint, const struct named_position *all
     return kept;
 }
 
-/* Sorts by file name: count and order of a set. */
+/* What sorting takes: names, twice while they grow; places, and as many for qsort(). */
+static uint64_t
+sorting_bytes(const struct checkpoint *checkpoint)
+{
+    uint64_t bytes = 4096;
+
+    for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
+        uint64_t length = 3 * checkpoint_tensor(checkpoint, checkpoint->tensors[i])->name_length;
+
+        bytes += 2 * sizeof(struct named_position) + sizeof(uint32_t) +
+                 3 * (length + 5 < FILE_NAME_SIZE ? length + 5 : FILE_NAME_SIZE);
+    }
+    return bytes;
+}
+
+/* As make_order(), memory charged. */
 static errint_t
-make_order(const struct checkpoint *checkpoint, enum view_kind view, uint32_t **order,
-           uint32_t *kept)
+sort_by_file_name(const struct checkpoint *checkpoint, enum view_kind view, uint32_t **order,
+                  uint32_t *kept)
 {
     size_t count = 0, total = checkpoint->tensor_count;
     struct named_position *all = malloc((total + 1) * sizeof(*all));
@@ -316,6 +397,30 @@ make_order(const struct checkpoint *checkpoint, enum view_kind view, uint32_t **
     return 0;
 }
 
+static uint64_t
+order_bytes(const struct checkpoint *checkpoint)
+{
+    return ((uint64_t)checkpoint->tensor_count + 1) * sizeof(uint32_t);
+}
+
+/* Sorts by file name: count and order of a set. The order stays charged. */
+static errint_t
+make_order(struct checkpoint *checkpoint, enum view_kind view, uint32_t **order, uint32_t *kept)
+{
+    struct header_budget *budget = catalog_budget(checkpoint->catalog);
+    uint64_t bytes = sorting_bytes(checkpoint);
+    errint_t error;
+
+    if (header_budget_take(budget, bytes) != 0) {
+        checkpoint_report_no_room(checkpoint, checkpoint->tensor_count,
+                                  "the file names of its tensors");
+        return -ENOMEM;
+    }
+    error = sort_by_file_name(checkpoint, view, order, kept);
+    header_budget_settle(budget, bytes, error ? 0 : order_bytes(checkpoint));
+    return error;
+}
+
 static struct tensor_set *
 set_new(struct checkpoint *checkpoint, enum view_kind view, uint64_t inode)
 {
@@ -335,11 +440,13 @@ set_new(struct checkpoint *checkpoint, enum view_kind view, uint64_t inode)
     return set;
 }
 
-static void
+void
 set_free(struct tensor_set *set)
 {
-    checkpoint_unref(set->checkpoint);
+    if (set->order)
+        header_budget_give(catalog_budget(set->checkpoint->catalog), order_bytes(set->checkpoint));
     free(set->order);
+    checkpoint_unref(set->checkpoint);
     free(set);
 }
 

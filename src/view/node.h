@@ -26,6 +26,7 @@ enum node_kind {
     NODE_MADE, /* a file made of a checkpoint: see enum made_kind */
 };
 
+struct shown_names;
 struct tensor_set;
 
 struct node {
@@ -35,20 +36,20 @@ struct node {
     enum node_kind kind;
     enum view_kind view;
     uint64_t inode; /* as stat shows it */
+    uint32_t number; /* its ID: of a slot of view->slots */
 
     /* NODE_DIRECTORY, and NODE_TENSORS: the directory its checkpoint is in */
     struct source_dir *dir;
     struct dir_listing *listing; /* last made; guarded by view->lock */
     struct tensor_set *set; /* last made; guarded by view->lock */
 
-    /* NODE_DIRECTORY, NODE_TENSORS: for whom the kernel was told that it is, and when (see
-     * now_ms()). Guarded by view->lock */
-    struct access told;
-    uint64_t told_at;
+    struct shown_names *shown; /* of open directories; not counted; guarded by view->lock */
 
     /* NODE_WHOLE */
     struct backing *backing;
-    struct access access; /* guarded by view->lock: chmod keeps the node */
+    struct ownership ownership; /* guarded by view->lock: chmod keeps the node */
+    struct backing *served; /* is_shard: the version that is read, since it was first opened;
+                             * guarded by view->lock */
     bool is_shard; /* its header must be sound before it is opened, and what is read is
                     * the backing of its checkpoint */
 
@@ -78,11 +79,30 @@ struct tensor_set {
 
 enum { NODE_BUCKETS = 65536 };
 
+/*
+ * Nodes by ID, so that no ID is an address of the daemon: name_to_handle_at() gives IDs to every
+ * caller. Chunks never move, so that an ID the kernel has a count of is resolved without the lock;
+ * each chunk has twice the slots of the one before it. ID 0 is no node's.
+ */
+union node_slot {
+    struct node *node;
+    uint32_t next; /* of a free slot: the next free one; 0: none */
+};
+
+enum { FIRST_SLOTS_LOG2 = 6, SLOT_CHUNKS = 32 - FIRST_SLOTS_LOG2 };
+
+struct node_slots {
+    union node_slot *_Atomic chunks[SLOT_CHUNKS]; /* the rest is guarded by view->lock */
+    uint32_t used; /* slots that were in use at the same time */
+    uint32_t free; /* the free one that was used last; 0: none */
+};
+
 struct view {
     struct catalog *catalog;
     struct view_options options;
     pthread_mutex_t lock; /* guards nodes, their counts, sets */
     struct node *buckets[NODE_BUCKETS];
+    struct node_slots slots;
     struct node *root;
     struct tensor_set **sets; /* by slot; NULL: free */
     uint32_t set_capacity, set_next;
@@ -93,7 +113,7 @@ struct view {
 
 /* ids */
 bool node_is_tensor(node_id id);
-node_id node_id_of(const struct view *view, const struct node *node);
+node_id node_id_of(const struct node *node);
 node_id node_tensor_id(const struct tensor_set *set, uint32_t position);
 /* The node of an id that is not a tensor's. */
 struct node *node_of(struct view *view, node_id id);
@@ -109,6 +129,8 @@ struct tensor_set *node_set_of(struct view *view, node_id id, uint32_t *position
 struct node *node_find_or_add(struct view *view, struct node *parent, const char *name,
                               struct node *wanted);
 void node_unref(struct view *view, struct node *node, uint64_t count);
+/* Frees the slots of all nodes. */
+void node_slots_free(struct node_slots *slots);
 
 uint64_t node_child_inode(uint64_t parent, const char *name, size_t length);
 
@@ -117,6 +139,9 @@ errint_t node_tensor_set(struct view *view, struct node *node, struct checkpoint
                          struct tensor_set **set);
 void node_set_ref(struct view *view, struct tensor_set *set, uint64_t count);
 void node_set_unref(struct view *view, struct tensor_set *set, uint64_t count);
+
+/* Frees a set whatever its count is. */
+void set_free(struct tensor_set *set);
 
 /* A tensor of the set by its place in the order of file names. */
 struct tensor_ref set_tensor(const struct tensor_set *set, uint32_t position);

@@ -2,14 +2,18 @@
 #include "view/view.h"
 
 #include "base/parallel.h"
+#include "base/version.h"
 #include "catalog/group.h"
 #include "format/json.h"
 #include "format/npy.h"
+#include "view/directory.h"
 #include "view/index.h"
 #include "view/names.h"
 #include "view/node.h"
+#include "view/permission.h"
 
 #include <errno.h>
+#include <linux/limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,18 +73,17 @@ free_nodes(struct view *view)
             source_dir_unref(node->dir);
             dir_listing_unref(node->listing);
             backing_unref(node->backing);
+            backing_unref(node->served);
             checkpoint_unref(node->checkpoint);
             free(node);
         }
     }
     for (uint32_t i = 0; i < view->set_capacity; i++) {
-        if (!view->sets[i])
-            continue;
-        checkpoint_unref(view->sets[i]->checkpoint);
-        free(view->sets[i]->order);
-        free(view->sets[i]);
+        if (view->sets[i])
+            set_free(view->sets[i]);
     }
     free(view->sets);
+    node_slots_free(&view->slots);
 }
 
 void
@@ -106,15 +109,15 @@ view_counters(struct view *view, uint64_t *nodes, uint64_t *sets)
 /* ---- attributes ---- */
 
 static void
-fill_stat(struct stat *st, uint64_t inode, mode_t type, struct access access, uint64_t size,
+fill_stat(struct stat *st, uint64_t inode, mode_t type, struct ownership ownership, uint64_t size,
           const struct timespec *modified)
 {
     memset(st, 0, sizeof(*st));
     st->st_ino = inode;
-    st->st_mode = type | access.mode;
+    st->st_mode = type | ownership.mode;
     st->st_nlink = 1; /* of directories too: it says nothing of how many are inside */
-    st->st_uid = access.owner;
-    st->st_gid = access.group;
+    st->st_uid = ownership.owner;
+    st->st_gid = ownership.group;
     st->st_size = (off_t)size;
     st->st_blksize = 4096;
     st->st_blocks = (blkcnt_t)((size + 511) / 512);
@@ -122,76 +125,63 @@ fill_stat(struct stat *st, uint64_t inode, mode_t type, struct access access, ui
 }
 
 /* A directory may be searched by those who may read what it is made of. */
-static struct access
-search_too(struct access access)
+static struct ownership
+ownership_of_directory(struct ownership ownership)
 {
-    access.mode |= (access.mode & 0444) >> 2;
-    return access;
+    ownership.mode |= (ownership.mode & 0444) >> 2;
+    return ownership;
 }
 
 static void
 fill_own_stat(const struct view *view, struct stat *st, uint64_t inode, mode_t mode)
 {
-    struct access access = {view->options.owner, view->options.group, mode & 0777};
+    struct ownership own = {view->options.owner, view->options.group, mode & 0777};
 
-    fill_stat(st, inode, mode & S_IFMT, access, 0, &view->started);
+    fill_stat(st, inode, mode & S_IFMT, own, 0, &view->started);
 }
 
-/* The kernel is told for whom a directory is: see check_rights(). */
-static void
-tell_rights(struct view *view, struct node *node, struct access access)
-{
-    if (!catalog_shared(view->catalog))
-        return;
-    pthread_mutex_lock(&view->lock);
-    node->told = access;
-    node->told_at = now_ms();
-    pthread_mutex_unlock(&view->lock);
-}
-
+/* `identity`: of the directory that the attributes are of. */
 static errint_t
-stat_directory(struct view *view, struct node *node, struct stat *st)
+stat_directory(const struct node *node, struct stat *st, struct file_identity *identity)
 {
-    struct access access;
     struct stat source;
-    errint_t error = source_dir_stat(node->dir, &source, &access);
+    errint_t error = source_dir_stat(node->dir, &source);
 
     if (error)
         return error;
-    fill_stat(st, node->inode, S_IFDIR, access, 0, &source.st_mtim);
-    tell_rights(view, node, access);
+    fill_stat(st, node->inode, S_IFDIR, ownership_from_stat(&source), 0, &source.st_mtim);
+    file_identity_from_stat(identity, &source);
     return 0;
 }
 
 static void
-stat_tensors(struct view *view, struct node *node, const struct checkpoint *checkpoint,
-             struct stat *st)
+stat_tensors(const struct node *node, const struct checkpoint *checkpoint, struct stat *st)
 {
-    tell_rights(view, node, checkpoint->access);
-    fill_stat(st, node->inode, S_IFDIR, search_too(checkpoint->access), 0, &checkpoint->modified);
+    fill_stat(st, node->inode, S_IFDIR, ownership_of_directory(checkpoint->ownership), 0,
+              &checkpoint->modified);
 }
 
 static void
 stat_file(struct view *view, struct node *node, struct stat *st)
 {
-    struct access access;
+    struct ownership ownership;
 
     if (node->kind == NODE_MADE) {
-        fill_stat(st, node->inode, S_IFREG, node->checkpoint->access, node->size,
+        fill_stat(st, node->inode, S_IFREG, node->checkpoint->ownership, node->size,
                   &node->checkpoint->modified);
         return;
     }
     pthread_mutex_lock(&view->lock);
-    access = node->access;
+    ownership = node->ownership;
     pthread_mutex_unlock(&view->lock);
-    fill_stat(st, node->inode, S_IFREG, access, node->backing->identity.size,
+    fill_stat(st, node->inode, S_IFREG, ownership, node->backing->identity.size,
               &node->backing->identity.modified);
 }
 
 static errint_t
-page_text(const struct view_page *page, struct buffer *text)
+page_text(void (*write)(void *arg, struct buffer *out), void *arg, struct buffer *text)
 {
-    page->write(page->arg, text);
+    write(arg, text);
     if (!buffer_failed(text))
         return 0;
     buffer_free(text);
@@ -202,7 +192,7 @@ static errint_t
 stat_page(struct view *view, const struct node *node, struct stat *st)
 {
     struct buffer text = BUFFER_INIT;
-    errint_t error = page_text(node->page, &text);
+    errint_t error = page_text(node->page->write, node->page->arg, &text);
 
     if (error)
         return error;
@@ -244,7 +234,7 @@ stat_tensor(const struct tensor_set *set, uint32_t position, const char *name, s
         size += header.length;
         buffer_free(&header);
     }
-    fill_stat(st, node_child_inode(set->inode, name, length), S_IFREG, shard->file.access, size,
+    fill_stat(st, node_child_inode(set->inode, name, length), S_IFREG, shard->file.ownership, size,
               &shard->file.identity.modified);
     return 0;
 }
@@ -312,7 +302,7 @@ static errint_t
 entry_checkpoint(const struct node *node, const struct dir_listing *listing,
                  const struct dir_entry *entry, struct checkpoint **checkpoint)
 {
-    return group_checkpoint(node->dir, &listing->listing->groups[entry->group], checkpoint);
+    return group_checkpoint(node->dir, dir_entry_group(listing, entry), checkpoint);
 }
 
 /* The checkpoint of the entry `name` of a directory, if it is of this kind. */
@@ -349,53 +339,86 @@ current_tensors(struct view *view, struct node *node, struct tensor_set **set)
     return error;
 }
 
-/* ---- rights ---- */
+/* ---- permissions ---- */
 
-/* Whether the kernel may still let people in by other rights than these. After that time
- * it asks before it does. */
-static bool
-told_otherwise(struct view *view, struct node *node, struct access access)
+/* The directory of the source that a directory of the mount is made of, or in which the
+ * checkpoint is that it is made of; NULL: the mount's own. */
+static struct source_dir *
+source_dir_of_node(const struct node *node)
 {
-    bool otherwise;
-
-    pthread_mutex_lock(&view->lock);
-    otherwise =
-        now_ms() - node->told_at <= 2 * VIEW_BELIEVED_MS && !access_equal(node->told, access);
-    pthread_mutex_unlock(&view->lock);
-    return otherwise;
+    if (node->kind == NODE_TENSORS)
+        node = node->parent;
+    return node->kind == NODE_DIRECTORY ? node->dir : NULL;
 }
 
-/*
- * The kernel lets people into a directory by the rights that it was told, for a moment also
- * where another directory has taken its place. So what is found there is given out only
- * when these are the rights that the directory has, and those above it have; ESTALE makes
- * the kernel ask for the whole path anew. To be called when it has been found. `set`: of a
- * directory of tensors, what was.
- */
-static errint_t
-check_rights(struct view *view, struct node *node, const struct tensor_set *set)
+/* Whether to look again, since the source has other files now than the view knew. */
+static bool
+looks_again(const struct node *directory, errint_t error, int *tries)
 {
-    struct access access;
-    struct stat st;
-    errint_t error;
+    struct source_dir *dir = source_dir_of_node(directory);
 
-    if (!catalog_shared(view->catalog))
+    if (error != -ESTALE || !dir || (*tries)++ > 0)
+        return false;
+    source_dir_expire(dir);
+    return true;
+}
+
+/* To read a file that has a node. */
+static errint_t
+check_node(struct view *view, const struct caller *caller, const struct node *node, int mask)
+{
+    struct permission_request request;
+
+    permission_begin(&request, view->options.check, caller);
+    if (node->kind == NODE_WHOLE)
+        permission_need_backing(&request, node->backing, mask);
+    else if (node->kind == NODE_MADE)
+        permission_need_shards(&request, node->checkpoint, mask);
+    return permission_ask(&request);
+}
+
+/* To read a page of .fstfs. */
+static errint_t
+check_page(const struct view *view, const struct caller *caller, const struct view_page *page)
+{
+    if (!view->options.check || caller->uid == 0 || caller->uid == view->options.owner ||
+        page->mode & S_IROTH)
         return 0;
-    if (set && told_otherwise(view, node, set->checkpoint->access))
-        return -ESTALE;
-    for (; node && node != view->root; node = node->parent) {
-        if (node->kind != NODE_DIRECTORY)
-            continue;
-        error = source_dir_stat(node->dir, &st, &access);
-        if (error)
-            return error;
-        if (told_otherwise(view, node, access))
-            return -ESTALE;
-    }
-    return 0;
+    return -EACCES;
+}
+
+/* To read a tensor file, or to be told of it. */
+static errint_t
+check_tensor(struct view *view, const struct caller *caller, const struct tensor_set *set,
+             uint32_t position)
+{
+    struct permission_request request;
+
+    permission_begin(&request, view->options.check, caller);
+    permission_need_backing(
+        &request, set->checkpoint->shards[set_tensor(set, position).shard]->backing, R_OK);
+    return permission_ask(&request);
+}
+
+/* To be told which tensors a checkpoint has. */
+static errint_t
+check_tensors(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint)
+{
+    struct permission_request request;
+
+    permission_begin(&request, view->options.check, caller);
+    permission_need_shards(&request, checkpoint, R_OK);
+    return permission_ask(&request);
 }
 
 /* ---- lookup ---- */
+
+/* A name that was looked up, with its attributes. */
+struct found {
+    struct node *node; /* its lookup count is incremented */
+    struct stat st;
+    struct file_identity directory; /* of a directory of the source: which one has `st` */
+};
 
 /* Finds or makes the child that `wanted` describes. */
 static errint_t
@@ -410,35 +433,34 @@ give_out(struct view *view, struct node *parent, const char *name, struct node *
 /* As give_out(), of a directory of the source that must be there. */
 static errint_t
 give_out_directory(struct view *view, struct node *parent, const char *name, struct node *wanted,
-                   struct node **node, struct stat *st)
+                   struct found *found)
 {
-    errint_t error = give_out(view, parent, name, wanted, node);
+    errint_t error = give_out(view, parent, name, wanted, &found->node);
 
     if (error)
         return error;
-    error = stat_directory(view, *node, st);
+    error = stat_directory(found->node, &found->st, &found->directory);
     if (error)
-        node_unref(view, *node, 1);
+        node_unref(view, found->node, 1);
     return error;
 }
 
 static errint_t
-lookup_pages(struct view *view, struct node *parent, struct node **node, struct stat *st)
+lookup_pages(struct view *view, struct node *parent, struct found *found)
 {
     struct node wanted = {.kind = NODE_PAGES};
-    errint_t error = give_out(view, parent, pages_name, &wanted, node);
+    errint_t error = give_out(view, parent, pages_name, &wanted, &found->node);
 
     if (!error)
-        fill_own_stat(view, st, (*node)->inode, S_IFDIR | 0555);
+        fill_own_stat(view, &found->st, found->node->inode, S_IFDIR | 0555);
     return error;
 }
 
 static errint_t
-lookup_top(struct view *view, struct node *parent, const char *name, struct node **node,
-           struct stat *st)
+lookup_top(struct view *view, struct node *parent, const char *name, struct found *found)
 {
     if (strcmp(name, pages_name) == 0)
-        return lookup_pages(view, parent, node, st);
+        return lookup_pages(view, parent, found);
     for (int kind = 0; kind < VIEW_KINDS; kind++) {
         struct node wanted = {.kind = NODE_DIRECTORY, .view = (enum view_kind)kind};
 
@@ -447,14 +469,13 @@ lookup_top(struct view *view, struct node *parent, const char *name, struct node
         wanted.dir = catalog_root(view->catalog);
         if (!wanted.dir)
             return -ENOMEM;
-        return give_out_directory(view, parent, name, &wanted, node, st);
+        return give_out_directory(view, parent, name, &wanted, found);
     }
     return -ENOENT;
 }
 
 static errint_t
-lookup_page(struct view *view, struct node *parent, const char *name, struct node **node,
-            struct stat *st)
+lookup_page(struct view *view, struct node *parent, const char *name, struct found *found)
 {
     for (size_t i = 0; i < view->options.page_count; i++) {
         struct node wanted = {.kind = NODE_PAGE, .page = &view->options.pages[i]};
@@ -462,32 +483,31 @@ lookup_page(struct view *view, struct node *parent, const char *name, struct nod
 
         if (strcmp(name, wanted.page->name) != 0)
             continue;
-        error = give_out(view, parent, name, &wanted, node);
+        error = give_out(view, parent, name, &wanted, &found->node);
         if (error)
             return error;
-        error = stat_page(view, *node, st);
+        error = stat_page(view, found->node, &found->st);
         if (error)
-            node_unref(view, *node, 1);
+            node_unref(view, found->node, 1);
         return error;
     }
     return -ENOENT;
 }
 
 static errint_t
-lookup_subdirectory(struct view *view, struct node *parent, const char *name, struct node **node,
-                    struct stat *st)
+lookup_subdirectory(struct view *view, struct node *parent, const char *name, struct found *found)
 {
     struct node wanted = {.kind = NODE_DIRECTORY, .view = parent->view};
 
     wanted.dir = source_dir_child(parent->dir, name);
     if (!wanted.dir)
         return -ENOMEM;
-    return give_out_directory(view, parent, name, &wanted, node, st);
+    return give_out_directory(view, parent, name, &wanted, found);
 }
 
 static errint_t
 lookup_whole(struct view *view, struct node *parent, const char *name, bool is_shard,
-             struct node **node, struct stat *st)
+             struct found *found)
 {
     struct node wanted = {.kind = NODE_WHOLE, .view = parent->view, .is_shard = is_shard};
     struct source_file file;
@@ -495,20 +515,20 @@ lookup_whole(struct view *view, struct node *parent, const char *name, bool is_s
 
     if (error)
         return error;
-    wanted.access = file.access;
+    wanted.ownership = file.ownership;
     wanted.backing = source_dir_backing(parent->dir, name, &file);
     if (!wanted.backing)
         return -ENOMEM;
-    error = give_out(view, parent, name, &wanted, node);
+    error = give_out(view, parent, name, &wanted, &found->node);
     if (!error)
-        stat_file(view, *node, st);
+        stat_file(view, found->node, &found->st);
     return error;
 }
 
 static errint_t
 lookup_tensors(struct view *view, struct node *parent, const char *name,
-               const struct dir_listing *listing, const struct dir_entry *entry, struct node **node,
-               struct stat *st)
+               const struct dir_listing *listing, const struct dir_entry *entry,
+               struct found *found)
 {
     struct node wanted = {.kind = NODE_TENSORS, .view = parent->view};
     struct checkpoint *checkpoint;
@@ -516,71 +536,92 @@ lookup_tensors(struct view *view, struct node *parent, const char *name,
 
     if (error)
         return error;
-    error = give_out(view, parent, name, &wanted, node);
+    error = give_out(view, parent, name, &wanted, &found->node);
     if (!error)
-        stat_tensors(view, *node, checkpoint, st);
+        stat_tensors(found->node, checkpoint, &found->st);
     checkpoint_unref(checkpoint);
     return error;
 }
 
-/* The directory whose tensors an index in tensors/ lists. */
-static void
-index_directory(const char *name, char directory[FILE_NAME_SIZE])
+/* What is not there may only be left out while a shard is being written. */
+static errint_t
+absent_or_busy(const struct checkpoint *checkpoint, errint_t error)
 {
-    snprintf(directory, FILE_NAME_SIZE, "%.*s", (int)(strlen(name) - strlen(".index.json")), name);
+    return error == -ENOENT && checkpoint->busy ? -ETXTBSY : error;
 }
 
 static errint_t
 lookup_made(struct view *view, struct node *parent, const char *name,
             const struct dir_listing *listing, const struct dir_entry *entry, enum made_kind kind,
-            uint32_t part, struct node **node, struct stat *st)
+            uint32_t part, struct found *found)
 {
     struct node wanted = {.kind = NODE_MADE, .view = parent->view, .made = kind, .part = part};
-    char directory[FILE_NAME_SIZE] = "";
-    struct made made = {kind, part, directory};
+    struct made made = {kind, part};
     errint_t error = entry_checkpoint(parent, listing, entry, &wanted.checkpoint);
 
     if (error)
         return error;
-    if (kind == MADE_TENSOR_INDEX)
-        index_directory(name, directory);
     error = derived_size(wanted.checkpoint, &view->options, &made, &wanted.size);
     if (error) {
+        error = absent_or_busy(wanted.checkpoint, error);
         checkpoint_unref(wanted.checkpoint);
         return error;
     }
-    error = give_out(view, parent, name, &wanted, node);
+    error = give_out(view, parent, name, &wanted, &found->node);
     if (!error)
-        stat_file(view, *node, st);
+        stat_file(view, found->node, &found->st);
     return error;
 }
 
-/* Whether the re-cut checkpoint of this stem has a file of this name, its part `part`. */
+static bool
+has_part_index(const struct dir_entry *entry, uint32_t parts)
+{
+    return parts > 1 || entry->is_indexed;
+}
+
+/* Whether the file of this name is the part `part` of the re-cut checkpoint, or its index. */
+static errint_t
+match_recut(struct view *view, struct node *parent, const char *name,
+            const struct dir_listing *listing, const struct dir_entry *entry, enum made_kind kind,
+            uint32_t part)
+{
+    const struct group *group = dir_entry_group(listing, entry);
+    struct checkpoint *checkpoint;
+    char expected[512];
+    uint32_t parts;
+    errint_t error = entry_checkpoint(parent, listing, entry, &checkpoint);
+
+    if (error)
+        return error;
+    error = absent_or_busy(checkpoint, derived_parts(checkpoint, &view->options, &parts));
+    checkpoint_unref(checkpoint);
+    if (error)
+        return error;
+    if (kind == MADE_PART)
+        index_part_name(group->stem, group->suffix, part, parts, expected);
+    else if (has_part_index(entry, parts))
+        dir_listing_index_name(group, expected);
+    else
+        return -ENOENT;
+    return strcmp(name, expected) == 0 ? 0 : -ENOENT;
+}
+
+/* The re-cut checkpoint of this stem that has a file of this name. */
 static errint_t
 find_recut_of(struct view *view, struct node *parent, const char *name, const char *stem,
               const struct dir_listing *listing, const struct dir_entry **entry,
               enum made_kind kind, uint32_t part)
 {
-    struct checkpoint *checkpoint;
-    char expected[512];
-    uint32_t parts;
-    errint_t error;
+    uint32_t end = listing->count + listing->recut_count;
+    errint_t error = -ENOENT;
 
-    *entry = dir_listing_find_recut(listing, stem);
-    if (!*entry)
-        return -ENOENT;
-    error = entry_checkpoint(parent, listing, *entry, &checkpoint);
-    if (error)
-        return error;
-    error = derived_parts(checkpoint, &view->options, &parts);
-    checkpoint_unref(checkpoint);
-    if (error)
-        return error;
-    if (kind == MADE_PART)
-        index_part_name(stem, part, parts, expected);
-    else
-        group_name_index(stem, expected);
-    return strcmp(name, expected) == 0 ? 0 : -ENOENT;
+    for (uint32_t i = dir_listing_find_recut(listing, stem); error && i < end; i++) {
+        *entry = &listing->entries[i];
+        if (strcmp(dir_entry_group(listing, *entry)->stem, stem) != 0)
+            break;
+        error = match_recut(view, parent, name, listing, *entry, kind, part);
+    }
+    return error;
 }
 
 /* A name that may be of a re-cut: whose, and which of its files. One that looks like
@@ -614,12 +655,23 @@ find_recut(struct view *view, struct node *parent, const char *name,
     return find_recut_of(view, parent, name, stem, listing, entry, *kind, 0);
 }
 
+/* What the file of an entry is that is made, a re-cut's apart. */
+static enum made_kind
+made_kind_of(enum dir_entry_kind kind)
+{
+    if (kind == ENTRY_TENSOR_INDEX)
+        return MADE_TENSOR_INDEX;
+    if (kind == ENTRY_MERGED_INDEX)
+        return MADE_MERGED_INDEX;
+    return kind == ENTRY_SHARD_INDEX ? MADE_SHARD_INDEX : MADE_MERGED;
+}
+
 static errint_t
 lookup_entry(struct view *view, struct node *parent, const char *name,
-             const struct dir_listing *listing, struct node **node, struct stat *st)
+             const struct dir_listing *listing, struct found *found)
 {
     const struct dir_entry *entry = dir_listing_find(listing, name);
-    enum made_kind made = MADE_MERGED;
+    enum made_kind made;
     uint32_t part = 0;
     errint_t error;
 
@@ -627,51 +679,75 @@ lookup_entry(struct view *view, struct node *parent, const char *name,
         error = find_recut(view, parent, name, listing, &entry, &made, &part);
         if (error)
             return error;
-        return lookup_made(view, parent, name, listing, entry, made, part, node, st);
+        return lookup_made(view, parent, name, listing, entry, made, part, found);
     }
     switch (entry->kind) {
     case ENTRY_DIRECTORY:
-        return lookup_subdirectory(view, parent, name, node, st);
+        return lookup_subdirectory(view, parent, name, found);
     case ENTRY_SIDE_FILE:
     case ENTRY_INDEX:
-        return lookup_whole(view, parent, name, false, node, st);
+        return lookup_whole(view, parent, name, false, found);
     case ENTRY_SHARD:
-        return lookup_whole(view, parent, name, true, node, st);
+        return lookup_whole(view, parent, name, true, found);
     case ENTRY_TENSORS:
-        return lookup_tensors(view, parent, name, listing, entry, node, st);
+        return lookup_tensors(view, parent, name, listing, entry, found);
     case ENTRY_TENSOR_INDEX:
-        made = MADE_TENSOR_INDEX;
-        break;
-    case ENTRY_SHARD_INDEX:
-        made = MADE_SHARD_INDEX;
+        part = entry->named_by_file;
         break;
     case ENTRY_MERGED:
+    case ENTRY_MERGED_INDEX:
+    case ENTRY_SHARD_INDEX:
     case ENTRY_RECUT:
         break;
     }
-    return lookup_made(view, parent, name, listing, entry, made, 0, node, st);
+    return lookup_made(view, parent, name, listing, entry, made_kind_of(entry->kind), part, found);
 }
 
 static errint_t
-lookup_directory(struct view *view, struct node *parent, const char *name, struct node **node,
-                 struct stat *st)
+lookup_listed(struct view *view, struct node *parent, const char *name, struct found *found)
 {
     struct dir_listing *listing;
-    errint_t error;
+    errint_t error = directory_listing(view, parent, &listing);
 
-    if (parent == view->root && strcmp(name, pages_name) == 0)
-        return lookup_pages(view, parent, node, st);
-    error = directory_listing(view, parent, &listing);
     if (error)
         return error;
-    error = lookup_entry(view, parent, name, listing, node, st);
+    error = lookup_entry(view, parent, name, listing, found);
     dir_listing_unref(listing);
     return error;
 }
 
 static errint_t
-lookup_tensor(struct view *view, struct node *parent, const char *name, node_id *id,
-              struct stat *st)
+lookup_directory(struct view *view, struct node *parent, const char *name, struct found *found)
+{
+    errint_t error;
+
+    if (parent == view->root && strcmp(name, pages_name) == 0)
+        return lookup_pages(view, parent, found);
+    error = lookup_listed(view, parent, name, found);
+    if (error != -ENOENT)
+        return error;
+    /* It may have come since the source was last looked at. */
+    source_dir_expire_listing(parent->dir);
+    return lookup_listed(view, parent, name, found);
+}
+
+/* The place of a name among the tensors of a directory, which the caller may be told of. */
+static errint_t
+find_tensor(struct view *view, const struct caller *caller, const struct tensor_set *set,
+            const char *name, uint32_t *position)
+{
+    errint_t error = absent_or_busy(set->checkpoint, set_find(set, name, position)), refused;
+
+    if (error)
+        refused = check_tensors(view, caller, set->checkpoint);
+    else
+        refused = check_tensor(view, caller, set, *position);
+    return refused ? refused : error;
+}
+
+static errint_t
+lookup_tensor_now(struct view *view, const struct caller *caller, struct node *parent,
+                  const char *name, node_id *id, struct stat *st)
 {
     struct tensor_set *set;
     uint32_t position;
@@ -679,9 +755,7 @@ lookup_tensor(struct view *view, struct node *parent, const char *name, node_id 
 
     if (error)
         return error;
-    error = check_rights(view, parent, set);
-    if (!error)
-        error = set_find(set, name, &position);
+    error = find_tensor(view, caller, set, name, &position);
     if (!error)
         error = stat_tensor(set, position, name, strlen(name), st);
     if (error) {
@@ -692,53 +766,127 @@ lookup_tensor(struct view *view, struct node *parent, const char *name, node_id 
     return 0;
 }
 
-/* As view_lookup(), but for the rights to anything that is no tensor. */
 static errint_t
-look_up(struct view *view, struct node *parent, const char *name, node_id *id, struct stat *st)
+lookup_tensor(struct view *view, const struct caller *caller, struct node *parent, const char *name,
+              node_id *id, struct stat *st)
 {
-    errint_t error = -ENOTDIR;
-    struct node *node;
+    errint_t error = lookup_tensor_now(view, caller, parent, name, id, st);
 
-    if (strlen(name) > 255)
-        return -ENAMETOOLONG;
+    if (error != -ENOENT)
+        return error;
+    source_dir_expire_listing(parent->parent->dir); /* as lookup_directory() */
+    return lookup_tensor_now(view, caller, parent, name, id, st);
+}
+
+/* Finds any name but a tensor's. */
+static errint_t
+find_name(struct view *view, struct node *parent, const char *name, struct found *found)
+{
     switch (parent->kind) {
     case NODE_TOP:
-        error = lookup_top(view, parent, name, &node, st);
-        break;
+        return lookup_top(view, parent, name, found);
     case NODE_PAGES:
-        error = lookup_page(view, parent, name, &node, st);
-        break;
+        return lookup_page(view, parent, name, found);
     case NODE_DIRECTORY:
-        error = lookup_directory(view, parent, name, &node, st);
-        break;
+        return lookup_directory(view, parent, name, found);
     case NODE_TENSORS:
-        return lookup_tensor(view, parent, name, id, st);
     case NODE_PAGE:
     case NODE_WHOLE:
     case NODE_MADE:
         break;
     }
+    return -ENOTDIR;
+}
+
+/* To be told of what was found in a directory of the source, or that it is not there. */
+static errint_t
+check_found(struct view *view, const struct caller *caller, struct node *parent, const char *name,
+            const struct found *found)
+{
+    struct permission_request request;
+    struct checkpoint *checkpoint = NULL;
+    errint_t error = 0;
+
+    permission_begin(&request, view->options.check, caller);
+    switch (found->node ? found->node->kind : NODE_TOP) {
+    case NODE_DIRECTORY:
+        permission_need_directory(&request, source_dir_path(found->node->dir), 0,
+                                  &found->directory);
+        break;
+    case NODE_WHOLE:
+        permission_need_backing(&request, found->node->backing, 0);
+        break;
+    case NODE_MADE:
+        permission_need_shards(&request, found->node->checkpoint, 0);
+        break;
+    case NODE_TENSORS:
+        error = named_checkpoint(view, parent, name, ENTRY_TENSORS, &checkpoint);
+        if (!error)
+            permission_need_shards(&request, checkpoint, 0);
+        break;
+    case NODE_TOP:
+    case NODE_PAGES:
+    case NODE_PAGE:
+        break;
+    }
+    /* The way to a file leads through the directory; without a file the right to search it is
+     * what counts. */
+    if (request.count == 0)
+        permission_need_directory(&request, source_dir_path(parent->dir), X_OK, NULL);
     if (!error)
-        *id = node_id_of(view, node);
+        error = permission_ask(&request);
+    checkpoint_unref(checkpoint);
     return error;
 }
 
+/* Looks up any name but a tensor's. */
+static errint_t
+lookup_name(struct view *view, const struct caller *caller, struct node *parent, const char *name,
+            node_id *id, struct stat *st)
+{
+    struct found found = {.node = NULL};
+    errint_t error = find_name(view, parent, name, &found), refused = 0;
+
+    if (error)
+        found.node = NULL;
+    if (parent->kind == NODE_DIRECTORY && view->options.check)
+        refused = check_found(view, caller, parent, name, &found);
+    if (refused && found.node)
+        node_unref(view, found.node, 1);
+    if (refused || error)
+        return refused ? refused : error;
+    *id = node_id_of(found.node);
+    *st = found.st;
+    return 0;
+}
+
+bool
+view_checks_names(struct view *view, node_id directory)
+{
+    const struct node *node = node_is_tensor(directory) ? NULL : node_of(view, directory);
+
+    return view->options.check && node &&
+           (node->kind == NODE_DIRECTORY || node->kind == NODE_TENSORS);
+}
+
 errint_t
-view_lookup(struct view *view, node_id parent_id, const char *name, node_id *id, struct stat *st)
+view_lookup(struct view *view, const struct caller *caller, node_id parent_id, const char *name,
+            node_id *id, struct stat *st)
 {
     struct node *parent;
-    errint_t error, refused;
+    errint_t error;
+    int tries = 0;
 
     if (node_is_tensor(parent_id))
         return -ENOTDIR;
+    if (strlen(name) > 255)
+        return -ENAMETOOLONG;
     parent = node_of(view, parent_id);
-    error = look_up(view, parent, name, id, st);
-    if (parent->kind != NODE_DIRECTORY)
-        return error;
-    refused = check_rights(view, parent, NULL);
-    if (refused && !error)
-        view_forget(view, *id, 1);
-    return refused ? refused : error;
+    do
+        error = parent->kind == NODE_TENSORS ? lookup_tensor(view, caller, parent, name, id, st)
+                                             : lookup_name(view, caller, parent, name, id, st);
+    while (looks_again(parent, error, &tries));
+    return error;
 }
 
 void
@@ -755,6 +903,7 @@ view_forget(struct view *view, node_id id, uint64_t count)
 errint_t
 view_getattr(struct view *view, node_id id, struct stat *st)
 {
+    struct file_identity identity;
     struct tensor_set *set;
     char name[FILE_NAME_SIZE];
     struct node *node;
@@ -774,12 +923,12 @@ view_getattr(struct view *view, node_id id, struct stat *st)
     case NODE_PAGE:
         return stat_page(view, node, st);
     case NODE_DIRECTORY:
-        return stat_directory(view, node, st);
+        return stat_directory(node, st, &identity);
     case NODE_TENSORS:
         error = current_tensors(view, node, &set);
         if (error)
             return error;
-        stat_tensors(view, node, set->checkpoint, st);
+        stat_tensors(node, set->checkpoint, st);
         node_set_unref(view, set, 1);
         return 0;
     case NODE_WHOLE:
@@ -792,41 +941,18 @@ view_getattr(struct view *view, node_id id, struct stat *st)
 
 /* ---- reading directories ---- */
 
-struct view_entry {
-    size_t name; /* place in the directory's names */
-    mode_t type;
-};
-
 struct view_directory {
     struct node *node;
     struct tensor_set *set; /* of a NODE_TENSORS, counted; else NULL and: */
-    struct view_entry *entries;
-    size_t count, capacity;
-    struct buffer names;
+    struct shown_names *names; /* counted */
     char file_name[FILE_NAME_SIZE];
 };
-
-static errint_t
-list_name(struct view_directory *directory, const char *name, mode_t type)
-{
-    if (directory->count == directory->capacity) {
-        size_t capacity = directory->capacity ? 2 * directory->capacity : 32;
-        struct view_entry *entries = realloc(directory->entries, capacity * sizeof(*entries));
-
-        if (!entries)
-            return -ENOMEM;
-        directory->entries = entries;
-        directory->capacity = capacity;
-    }
-    directory->entries[directory->count++] = (struct view_entry){directory->names.length, type};
-    buffer_add(&directory->names, name, strlen(name) + 1);
-    return buffer_failed(&directory->names) ? -ENOMEM : 0;
-}
 
 static bool
 is_conditional(enum dir_entry_kind kind)
 {
-    return kind == ENTRY_MERGED || kind == ENTRY_SHARD_INDEX || kind == ENTRY_RECUT;
+    return kind == ENTRY_MERGED || kind == ENTRY_MERGED_INDEX || kind == ENTRY_SHARD_INDEX ||
+           kind == ENTRY_RECUT;
 }
 
 /* Whether each conditional entry has its file, worked out side by side; for a
@@ -854,142 +980,154 @@ work_out_condition(void *arg, size_t i)
         if (derived_parts(checkpoint, options, &conditions->parts[i]) != 0)
             conditions->parts[i] = 0;
     } else {
-        struct made made = {entry->kind == ENTRY_MERGED ? MADE_MERGED : MADE_SHARD_INDEX, 0, ""};
+        struct made made = {made_kind_of(entry->kind), 0};
 
         conditions->parts[i] = derived_size(checkpoint, options, &made, &size) == 0;
     }
     checkpoint_unref(checkpoint);
 }
 
-static errint_t
-list_recut(struct view_directory *directory, const char *stem, uint32_t parts)
+static void
+list_recut(struct names_writer *writer, const struct dir_listing *listing,
+           const struct dir_entry *entry, uint32_t parts)
 {
+    const struct group *group = dir_entry_group(listing, entry);
     char name[512];
-    errint_t error = 0;
 
-    for (uint32_t i = 0; !error && i < parts; i++) {
-        index_part_name(stem, i, parts, name);
-        error = list_name(directory, name, S_IFREG);
+    for (uint32_t i = 0; i < parts; i++) {
+        index_part_name(group->stem, group->suffix, i, parts, name);
+        shown_names_add(writer, name, S_IFREG);
     }
-    if (!error && parts > 1) {
-        group_name_index(stem, name);
-        error = list_name(directory, name, S_IFREG);
+    if (parts && has_part_index(entry, parts)) {
+        dir_listing_index_name(group, name);
+        shown_names_add(writer, name, S_IFREG);
     }
-    return error;
 }
 
-static errint_t
-list_entries(struct view_directory *directory, const struct conditions *conditions)
+static void
+list_entries(void *arg, struct names_writer *writer)
 {
+    const struct conditions *conditions = arg;
     const struct dir_listing *listing = conditions->listing;
-    errint_t error = 0;
 
-    for (uint32_t i = 0; !error && i < listing->count + listing->recut_count; i++) {
+    for (uint32_t i = 0; i < listing->count + listing->recut_count; i++) {
         const struct dir_entry *entry = &listing->entries[i];
 
         if (is_conditional(entry->kind) && !conditions->parts[i])
             continue;
         if (entry->kind == ENTRY_RECUT)
-            error = list_recut(directory, listing->listing->groups[entry->group].stem,
-                               conditions->parts[i]);
+            list_recut(writer, listing, entry, conditions->parts[i]);
         else
-            error = list_name(
-                directory, entry->name,
+            shown_names_add(
+                writer, entry->name,
                 entry->kind == ENTRY_DIRECTORY || entry->kind == ENTRY_TENSORS ? S_IFDIR : S_IFREG);
     }
-    return error;
 }
 
-static int
-compare_entries(const void *a, const void *b, void *names)
+/* The names are the same for all who may list the directory. */
+static errint_t
+show_listing(struct view *view, struct node *node, struct dir_listing *listing,
+             struct shown_names **names)
 {
-    const struct view_entry *x = a, *y = b;
+    uint32_t count = listing->count + listing->recut_count;
+    struct conditions conditions = {view, node, listing,
+                                    calloc((size_t)count + 1, sizeof(*conditions.parts))};
+    uint64_t bytes;
+    errint_t error;
 
-    return strcmp((char *)names + x->name, (char *)names + y->name);
+    if (!conditions.parts)
+        return -ENOMEM;
+    if (node->view == VIEW_MERGED || node->view == VIEW_SHARDS)
+        parallel_for(count, 8, work_out_condition, &conditions);
+    error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries, &conditions,
+                            listing->recut_count > 0, names, &bytes);
+    free(conditions.parts);
+    if (error != -ENOBUFS)
+        return error;
+    dir_listing_report_no_room(listing, view->catalog, source_dir_path(node->dir), bytes);
+    return -ENOMEM;
 }
 
 static errint_t
-list_directory(struct view *view, struct node *node, struct view_directory *directory)
+list_directory(struct view *view, const struct caller *caller, struct node *node,
+               struct shown_names **names)
 {
-    struct conditions conditions = {view, node, NULL, NULL};
+    struct permission_request request;
     struct dir_listing *listing;
     errint_t error = directory_listing(view, node, &listing);
-    uint32_t count;
 
     if (error)
         return error;
-    count = listing->count + listing->recut_count;
-    conditions.listing = listing;
-    conditions.parts = calloc(count + 1, sizeof(*conditions.parts));
-    if (!conditions.parts) {
-        dir_listing_unref(listing);
-        return -ENOMEM;
-    }
-    if (node->view == VIEW_MERGED || node->view == VIEW_SHARDS)
-        parallel_for(count, 8, work_out_condition, &conditions);
-    error = list_entries(directory, &conditions);
-    if (!error && listing->recut_count && directory->count)
-        /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): count is not 0 */
-        qsort_r(directory->entries, directory->count, sizeof(*directory->entries), compare_entries,
-                directory->names.data);
-    free(conditions.parts);
+    permission_begin(&request, view->options.check, caller);
+    permission_need_directory(&request, source_dir_path(node->dir), R_OK,
+                              listing_directory(listing->listing));
+    error = permission_ask(&request);
+    if (!error)
+        error = show_listing(view, node, listing, names);
     dir_listing_unref(listing);
     return error;
 }
 
-static errint_t
-list_top(struct view_directory *directory)
+static void
+list_top(void *arg, struct names_writer *writer)
 {
     static const char *const sorted[] = {pages_name, "merged", "npy", "shards", "tensors"};
-    errint_t error = 0;
 
-    for (size_t i = 0; !error && i < sizeof(sorted) / sizeof(sorted[0]); i++)
-        error = list_name(directory, sorted[i], S_IFDIR);
-    return error;
+    (void)arg;
+    for (size_t i = 0; i < sizeof(sorted) / sizeof(sorted[0]); i++)
+        shown_names_add(writer, sorted[i], S_IFDIR);
+}
+
+static void
+list_pages(void *arg, struct names_writer *writer)
+{
+    const struct view *view = arg;
+
+    for (size_t i = 0; i < view->options.page_count; i++)
+        shown_names_add(writer, view->options.pages[i].name, S_IFREG);
 }
 
 static errint_t
-list_pages(struct view *view, struct view_directory *directory)
+list_tensors(struct view *view, const struct caller *caller, struct node *node,
+             struct view_directory *directory)
 {
-    errint_t error = 0;
+    errint_t error = current_tensors(view, node, &directory->set);
 
-    for (size_t i = 0; !error && i < view->options.page_count; i++)
-        error = list_name(directory, view->options.pages[i].name, S_IFREG);
-    return error;
+    if (error)
+        directory->set = NULL;
+    return error ? error : check_tensors(view, caller, directory->set->checkpoint);
 }
 
-errint_t
-view_opendir(struct view *view, node_id id, struct view_directory **out)
+static errint_t
+open_directory(struct view *view, const struct caller *caller, struct node *node,
+               struct view_directory **out)
 {
-    struct view_directory *directory;
+    struct view_directory *directory = calloc(1, sizeof(*directory));
     errint_t error = -ENOTDIR;
+    uint64_t bytes;
 
-    if (node_is_tensor(id))
-        return -ENOTDIR;
-    directory = calloc(1, sizeof(*directory));
     if (!directory)
         return -ENOMEM;
-    directory->node = node_of(view, id);
-    switch (directory->node->kind) {
+    directory->node = node;
+    switch (node->kind) {
     case NODE_TOP:
-        error = list_top(directory);
+        error = shown_names_get(view, node, NULL, list_top, NULL, false, &directory->names, &bytes);
         break;
     case NODE_PAGES:
-        error = list_pages(view, directory);
+        error =
+            shown_names_get(view, node, NULL, list_pages, view, false, &directory->names, &bytes);
         break;
     case NODE_DIRECTORY:
-        error = list_directory(view, directory->node, directory);
+        error = list_directory(view, caller, node, &directory->names);
         break;
     case NODE_TENSORS:
-        error = current_tensors(view, directory->node, &directory->set);
+        error = list_tensors(view, caller, node, directory);
         break;
     case NODE_PAGE:
     case NODE_WHOLE:
     case NODE_MADE:
         break;
     }
-    if (!error)
-        error = check_rights(view, directory->node, directory->set);
     if (error) {
         view_closedir(view, directory);
         return error;
@@ -998,13 +1136,27 @@ view_opendir(struct view *view, node_id id, struct view_directory **out)
     return 0;
 }
 
+errint_t
+view_opendir(struct view *view, const struct caller *caller, node_id id,
+             struct view_directory **directory)
+{
+    errint_t error;
+    int tries = 0;
+
+    if (node_is_tensor(id))
+        return -ENOTDIR;
+    do
+        error = open_directory(view, caller, node_of(view, id), directory);
+    while (looks_again(node_of(view, id), error, &tries));
+    return error;
+}
+
 void
 view_closedir(struct view *view, struct view_directory *directory)
 {
     if (directory->set)
         node_set_unref(view, directory->set, 1);
-    free(directory->entries);
-    buffer_free(&directory->names);
+    shown_names_unref(view, directory->names);
     free(directory);
 }
 
@@ -1013,7 +1165,8 @@ static bool
 entry_at(const struct view_directory *directory, uint64_t position, uint64_t *index)
 {
     *index = position - 2;
-    return position >= 2 && *index < (directory->set ? directory->set->count : directory->count);
+    return position >= 2 &&
+           *index < (directory->set ? directory->set->count : directory->names->count);
 }
 
 errint_t
@@ -1042,17 +1195,11 @@ view_readdir(struct view *view, struct view_directory *directory, uint64_t posit
         *name = directory->file_name;
         st->st_mode = S_IFREG;
     } else {
-        *name = directory->names.data + directory->entries[index].name;
-        st->st_mode = directory->entries[index].type;
+        *name = directory->names->text + directory->names->entries[index].name;
+        st->st_mode = directory->names->entries[index].type;
     }
     st->st_ino = node_child_inode(node->inode, *name, strlen(*name));
     return 0;
-}
-
-bool
-view_readdir_attributes(struct view *view, const struct view_directory *directory)
-{
-    return check_rights(view, directory->node, directory->set) == 0;
 }
 
 errint_t
@@ -1066,8 +1213,8 @@ view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_
     if (!entry_at(directory, position, &index))
         return -ENOENT;
     if (!set)
-        return look_up(view, directory->node,
-                       directory->names.data + directory->entries[index].name, id, st);
+        return lookup_name(view, NULL, directory->node,
+                           directory->names->text + directory->names->entries[index].name, id, st);
     error = stat_tensor(set, (uint32_t)index, directory->file_name,
                         set_file_name(set, (uint32_t)index, directory->file_name), st);
     if (error)
@@ -1096,7 +1243,7 @@ shard_backing(struct view *view, const struct node *node, struct backing **backi
         if (strcmp(shard->name, node->name) != 0)
             continue;
         if (shard->refusal) {
-            error = -EIO;
+            error = shard->error == -ETXTBSY ? -ETXTBSY : -EIO;
         } else if (file_identity_same_content(&node->backing->identity, &shard->file.identity)) {
             *backing = backing_ref(shard->backing);
             error = 0;
@@ -1106,10 +1253,26 @@ shard_backing(struct view *view, const struct node *node, struct backing **backi
     return error;
 }
 
+/* What the kernel keeps of a node is of one version. One that ended is followed by another,
+ * even of a file that looks the same: that needs another node. */
 static errint_t
-open_whole(struct view *view, const struct node *node, struct extent_list **list)
+node_serve(struct view *view, struct node *node, struct backing *backing)
 {
-    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    bool same;
+
+    pthread_mutex_lock(&view->lock);
+    if (!node->served)
+        node->served = backing_ref(backing);
+    same = node->served == backing;
+    pthread_mutex_unlock(&view->lock);
+    if (!same)
+        atomic_store(&node->backing->stale, true);
+    return same ? 0 : -ESTALE;
+}
+
+static errint_t
+open_whole(struct view *view, struct node *node, struct extent_list **list)
+{
     struct backing *backing;
     errint_t error = 0;
 
@@ -1119,20 +1282,19 @@ open_whole(struct view *view, const struct node *node, struct extent_list **list
         backing = backing_ref(node->backing);
     if (error)
         return error;
-    extent_builder_add_backing(&builder, backing, 0, backing->identity.size);
+    if (node->is_shard)
+        error = node_serve(view, node, backing);
+    if (!error)
+        error = list_of_backing(backing, list);
     backing_unref(backing);
-    *list = extent_builder_finish(&builder);
-    return *list ? 0 : -ENOMEM;
+    return error;
 }
 
 static errint_t
 open_made(struct view *view, const struct node *node, struct extent_list **list)
 {
-    char directory[FILE_NAME_SIZE] = "";
-    struct made made = {node->made, node->part, directory};
+    struct made made = {node->made, node->part};
 
-    if (node->made == MADE_TENSOR_INDEX)
-        index_directory(node->name, directory);
     return opened_get(view->opened, node->checkpoint, &view->options, &made, list);
 }
 
@@ -1140,56 +1302,130 @@ static errint_t
 open_page(const struct node *node, struct extent_list **list)
 {
     struct buffer text = BUFFER_INIT;
-    errint_t error = page_text(node->page, &text);
+    errint_t error = page_text(node->page->open, node->page->arg, &text);
 
     return error ? error : list_of_text(&text, list);
 }
 
 static errint_t
-open_file(struct view *view, node_id id, struct extent_list **list, bool *live)
+open_node(struct view *view, const struct caller *caller, struct node *node,
+          struct extent_list **list, bool *live)
 {
-    struct node *node;
-    uint32_t position;
+    errint_t error = -EISDIR;
 
-    if (node_is_tensor(id)) {
-        struct tensor_set *set = node_set_of(view, id, &position);
-
-        return open_tensor(set, position, list);
-    }
-    node = node_of(view, id);
     switch (node->kind) {
     case NODE_WHOLE:
-        return open_whole(view, node, list);
+        error = check_node(view, caller, node, R_OK);
+        return error ? error : open_whole(view, node, list);
     case NODE_MADE:
-        return open_made(view, node, list);
+        error = check_node(view, caller, node, R_OK);
+        return error ? error : open_made(view, node, list);
     case NODE_PAGE:
         *live = true;
-        return open_page(node, list);
+        error = check_page(view, caller, node->page);
+        return error ? error : open_page(node, list);
     case NODE_TOP:
     case NODE_PAGES:
     case NODE_DIRECTORY:
     case NODE_TENSORS:
         break;
     }
-    return -EISDIR;
+    return error;
+}
+
+static errint_t
+open_tensor_file(struct view *view, const struct caller *caller, node_id id,
+                 struct extent_list **list)
+{
+    uint32_t position;
+    struct tensor_set *set = node_set_of(view, id, &position);
+    errint_t error = check_tensor(view, caller, set, position);
+
+    return error ? error : open_tensor(set, position, list);
 }
 
 errint_t
-view_open(struct view *view, node_id id, struct extent_list **list, bool *live)
+view_open(struct view *view, const struct caller *caller, node_id id, struct extent_list **list,
+          bool *live)
 {
+    struct node *node;
     errint_t error;
 
     *live = false;
-    error = open_file(view, id, list, live);
-    if (!error)
-        extent_list_opened(*list);
-    return error;
+    if (node_is_tensor(id)) {
+        error = open_tensor_file(view, caller, id, list);
+    } else {
+        node = node_of(view, id);
+        error = open_node(view, caller, node, list, live);
+        /* The kernel looks the path up anew, and has to find what is there now. */
+        if (error == -ESTALE && node->parent && source_dir_of_node(node->parent))
+            source_dir_expire(source_dir_of_node(node->parent));
+    }
+    if (error)
+        return error;
+    error = version_open_list(*list);
+    if (error) {
+        extent_list_unref(*list);
+        *list = NULL;
+        return error;
+    }
+    extent_list_opened(*list);
+    return 0;
+}
+
+/* access(2), where the kernel does not answer it by the modes shown. */
+static errint_t
+access_node(struct view *view, const struct caller *caller, struct node *node, int mask)
+{
+    struct permission_request request;
+    struct tensor_set *set;
+    errint_t error;
+
+    switch (node->kind) {
+    case NODE_TOP:
+    case NODE_PAGES:
+        return 0;
+    case NODE_PAGE:
+        return (mask & X_OK) ? -EACCES : check_page(view, caller, node->page);
+    case NODE_DIRECTORY:
+        permission_begin(&request, view->options.check, caller);
+        permission_need_directory(&request, source_dir_path(node->dir), mask, NULL);
+        return permission_ask(&request);
+    case NODE_TENSORS:
+        error = current_tensors(view, node, &set);
+        if (error)
+            return error;
+        error = check_tensors(view, caller, set->checkpoint);
+        node_set_unref(view, set, 1);
+        return error;
+    case NODE_WHOLE:
+    case NODE_MADE:
+        return check_node(view, caller, node, mask);
+    }
+    return -EIO;
+}
+
+errint_t
+view_access(struct view *view, const struct caller *caller, node_id id, int mask)
+{
+    struct tensor_set *set;
+    uint32_t position;
+
+    if (mask & W_OK)
+        return -EROFS;
+    if (!view->options.check || mask == 0)
+        return 0;
+    if (!node_is_tensor(id))
+        return access_node(view, caller, node_of(view, id), mask);
+    set = node_set_of(view, id, &position);
+    return (mask & X_OK) ? -EACCES : check_tensor(view, caller, set, position);
 }
 
 void
 view_close(struct view *view, struct extent_list *list)
 {
     extent_list_closed(list);
+    version_close_list(list);
     extent_list_unref(list);
     opened_trim(view->opened);
 }
@@ -1266,6 +1502,26 @@ add_extents(const struct view *view, const struct backing *backing, uint64_t off
                 (unsigned long long)file_identity_hash(&backing->identity, 0));
 }
 
+/* The file names of the shards, sorted; nothing where the xattr would be longer than the kernel
+ * allows: a reader then lists the directory. */
+static void
+add_shards(const struct checkpoint *checkpoint, struct buffer *value)
+{
+    size_t before = value->length;
+
+    buffer_add_text(value, ", \"shards\": [");
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const char *name = checkpoint->shards[i]->name;
+
+        buffer_add_text(value, i ? ", {" : "{");
+        add_file_name("file", name, strlen(name), value);
+        buffer_add_char(value, '}');
+    }
+    buffer_add_char(value, ']');
+    if (value->length >= XATTR_SIZE_MAX)
+        value->length = before;
+}
+
 static void
 add_source(const struct view *view, const struct checkpoint *checkpoint, struct buffer *value)
 {
@@ -1273,12 +1529,15 @@ add_source(const struct view *view, const struct checkpoint *checkpoint, struct 
     add_source_path(view, "directory", checkpoint->directory, value);
     buffer_add_text(value, ", ");
     add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
-    buffer_addf(value, ", \"version\": \"%016llx\"}",
+    buffer_addf(value, ", \"version\": \"%016llx\"",
                 (unsigned long long)checkpoint_version(checkpoint));
+    add_shards(checkpoint, value);
+    buffer_add_char(value, '}');
 }
 
 static errint_t
-tensor_xattr(struct view *view, node_id id, const char *name, struct buffer *value)
+tensor_xattr(struct view *view, const struct caller *caller, node_id id, const char *name,
+             struct buffer *value)
 {
     const struct st_tensor *tensor;
     const struct shard *shard;
@@ -1286,9 +1545,13 @@ tensor_xattr(struct view *view, node_id id, const char *name, struct buffer *val
     struct tensor_ref ref;
     const char *dtype;
     uint32_t position;
+    errint_t error;
     size_t length;
 
     set = node_set_of(view, id, &position);
+    error = check_tensor(view, caller, set, position);
+    if (error)
+        return error;
     ref = set_tensor(set, position);
     shard = set->checkpoint->shards[ref.shard];
     tensor = &shard->table->tensors[ref.tensor];
@@ -1321,11 +1584,17 @@ node_xattr(const struct node *node)
 }
 
 static errint_t
-add_node_xattr(struct view *view, struct node *node, struct buffer *value)
+add_node_xattr(struct view *view, const struct caller *caller, struct node *node,
+               struct buffer *value)
 {
     struct tensor_set *set;
     errint_t error;
 
+    if (view->options.check) {
+        error = access_node(view, caller, node, R_OK);
+        if (error)
+            return error;
+    }
     if (node->kind == NODE_WHOLE) {
         add_extents(view, node->backing, 0, node->backing->identity.size, value);
     } else if (node->kind == NODE_MADE) {
@@ -1341,18 +1610,19 @@ add_node_xattr(struct view *view, struct node *node, struct buffer *value)
 }
 
 errint_t
-view_getxattr(struct view *view, node_id id, const char *name, struct buffer *value)
+view_getxattr(struct view *view, const struct caller *caller, node_id id, const char *name,
+              struct buffer *value)
 {
     const char *has;
     errint_t error;
 
     if (node_is_tensor(id)) {
-        error = tensor_xattr(view, id, name, value);
+        error = tensor_xattr(view, caller, id, name, value);
     } else {
         has = node_xattr(node_of(view, id));
         if (!has || strcmp(name, has) != 0)
             return -ENODATA;
-        error = add_node_xattr(view, node_of(view, id), value);
+        error = add_node_xattr(view, caller, node_of(view, id), value);
     }
     return !error && buffer_failed(value) ? -ENOMEM : error;
 }

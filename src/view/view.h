@@ -17,6 +17,7 @@
 #include "base/buffer.h"
 #include "base/extent.h"
 #include "catalog/catalog.h"
+#include "view/permission.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,7 +33,8 @@ extern const char *const view_names[VIEW_KINDS]; /* "tensors", "merged", ... */
 struct view_page {
     const char *name;
     mode_t mode;
-    void (*write)(void *arg, struct buffer *out);
+    void (*write)(void *arg, struct buffer *out); /* does not wait */
+    void (*open)(void *arg, struct buffer *out); /* what is read; may wait a bounded time */
     void *arg;
 };
 
@@ -44,6 +46,7 @@ struct view_options {
     gid_t group;
     const struct view_page *pages; /* outlive the view */
     size_t page_count;
+    permission_check *check; /* other users may enter: asked for each; NULL: they may not */
 };
 
 errint_t view_new(struct catalog *catalog, const struct view_options *options, struct view **view);
@@ -56,36 +59,63 @@ typedef uint64_t node_id;
 
 enum { VIEW_ROOT_ID = 1 };
 
-/* How long the kernel may believe what it is told of a name or an id. */
-enum { VIEW_BELIEVED_MS = 500 };
+/* How long the kernel may cache attributes, and names that are not checked. */
+enum { VIEW_CACHE_MS = 500 };
 
-/* Looks `name` up in a directory. On 0 the id is given out once more. -ESTALE, here and
- * of view_opendir(): the kernel has to ask anew for the directories on the way. */
-errint_t view_lookup(struct view *view, node_id parent, const char *name, node_id *id,
-                     struct stat *st);
+/*
+ * Where other users may enter, the calls that take a `caller` answer -EACCES unless he
+ * could do the same in the source. A name may be looked up by those who can reach the
+ * files it is made of; a tensor, its xattrs and the names in its directory are for
+ * those who can read its shard. -ESTALE: the source has other files by now.
+ */
+
+/* Whether view_lookup() checks the caller here, so that the kernel must not cache the names. */
+bool view_checks_names(struct view *view, node_id directory);
+
+/* Looks `name` up in a directory. On success the node's lookup count is incremented. */
+errint_t view_lookup(struct view *view, const struct caller *caller, node_id parent,
+                     const char *name, node_id *id, struct stat *st);
 void view_forget(struct view *view, node_id id, uint64_t count);
+/* Increments the lookup count of an id that has one, for a call that may outlast the kernel's
+ * own; view_forget() undoes it. */
+void view_ref(struct view *view, node_id id);
+
+/* Where in the source a call works, from the coarsest to the finest. Each member is a hash:
+ * equal ones may, in theory, belong to different places. */
+struct view_place {
+    uint64_t filesystem; /* st_dev of the directory when it was last looked at; 0: not known */
+    uint64_t directory;
+    uint64_t name; /* of a file, a checkpoint or a subdirectory in it, or of itself */
+};
+
+/* Returns where a call for `id` works: view_lookup() of `name`, or with NULL any other.
+ * False: the call does not wait on storage. Does not wait on storage itself. */
+bool view_place(struct view *view, node_id id, const char *name, struct view_place *place);
+
 errint_t view_getattr(struct view *view, node_id id, struct stat *st);
 
 /* A directory as it was when it was opened. Read by one thread at a time. */
 struct view_directory;
 
-errint_t view_opendir(struct view *view, node_id id, struct view_directory **directory);
+errint_t view_opendir(struct view *view, const struct caller *caller, node_id id,
+                      struct view_directory **directory);
+/* access(2): -EACCES, -EROFS. */
+errint_t view_access(struct view *view, const struct caller *caller, node_id id, int mask);
 void view_closedir(struct view *view, struct view_directory *directory);
 
 /* The entry at `position`, counted from 0, "." and ".." first: its name (good
  * until the next call), inode number and type. -ENOENT past the last one. */
 errint_t view_readdir(struct view *view, struct view_directory *directory, uint64_t position,
                       const char **name, struct stat *st);
-/* Whether more than names may be told, of what view_readdir_lookup() found. An open directory
- * stays open when rights change. */
-bool view_readdir_attributes(struct view *view, const struct view_directory *directory);
-/* As view_lookup() of that entry, and cheaper; st has all attributes. */
+/* As view_lookup() of that entry, without a check: only where other users may not enter.
+ * `st` gets all attributes. */
 errint_t view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
                              node_id *id, struct stat *st);
 
 /* Opens a file: its extents. `live` says the file is a page: the list holds it as
  * it is now, and nothing of it may be cached. -EIO where a shard is refused. */
-errint_t view_open(struct view *view, node_id id, struct extent_list **list, bool *live);
+errint_t view_open(struct view *view, const struct caller *caller, node_id id,
+                   struct extent_list **list, bool *live);
 /* To be called when an open file is closed; takes over the reference. */
 void view_close(struct view *view, struct extent_list *list);
 
@@ -96,7 +126,8 @@ void view_close(struct view *view, struct extent_list *list);
  * lie, and of which version; what is not UTF-8 of a path, docs/libfstfs.md says how. The
  * value is appended to `value`. -ENODATA.
  */
-errint_t view_getxattr(struct view *view, node_id id, const char *name, struct buffer *value);
+errint_t view_getxattr(struct view *view, const struct caller *caller, node_id id, const char *name,
+                       struct buffer *value);
 /* The names, each with its NUL. */
 errint_t view_listxattr(struct view *view, node_id id, struct buffer *names);
 

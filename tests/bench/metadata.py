@@ -10,6 +10,7 @@ interleaved A B A B; medians are given, with the range.
 """
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -202,6 +203,66 @@ def sandbox(binary, place, rounds):
               f"{ratio:.2f} times")
 
 
+def median_seconds(work, times=100):
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def as_uid(uid, work):
+    """What work() returns in a process of that user."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        os.write(into, json.dumps(work()).encode())
+        os._exit(0)
+    os.close(into)
+    with open(out, "rb") as f:
+        answer = f.read()
+    os.waitpid(pid, 0)
+    return json.loads(answer)
+
+
+def permissions(binary, place, rounds):
+    """What the checks of permissions cost: a mount of one's own and one for all users. The least
+    of the medians of rounds, since others may use the machine. Needs root."""
+    source = trees.Source(place / "permissions")
+    source.add("one", "model", [trees.tensor(f"t{i:03}", "U8", (4096,), seed=i)
+                                for i in range(100)])
+    source.add("many", "model", [trees.tensor(f"t{i:03}", "U8", (4096,), seed=i)
+                                 for i in range(163)], shards=163)
+    os.chmod(place, 0o755)
+
+    def measure(root):
+        one, many = (f"{root}/merged/{name}/model.safetensors" for name in ("one", "many"))
+        tensor = f"{root}/tensors/one/model/t050"
+        calls = {"stat of a tensor": lambda: os.stat(tensor),
+                 "open+read+close of a tensor": lambda: open_read_close(tensor),
+                 "the same of a merged file of 1 shard": lambda: open_read_close(one),
+                 "the same of a merged file of 163 shards": lambda: open_read_close(many),
+                 "listing with stat of 100 tensors":
+                 lambda: list_with_stat(f"{root}/tensors/one/model")}
+        return {label: median_seconds(call) for label, call in calls.items()}
+
+    found = {}
+    for _ in range(max(5, rounds)):
+        for label, options, uid in (("private mount, root", (), 0),
+                                    ("allow_other, root", ("-o", "allow_other"), 0),
+                                    ("allow_other, user 1000", ("-o", "allow_other"), 1000)):
+            with Mounted(binary, source.root, *options) as m:
+                for call, seconds in as_uid(uid, lambda path=m.path: measure(path)).items():
+                    found.setdefault(call, {}).setdefault(label, []).append(seconds)
+    for call, by_mount in found.items():
+        print(f"{call}: " + ", ".join(f"{label} {min(seconds) * 1e6:.0f} us"
+                                      for label, seconds in by_mount.items()))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -209,7 +270,8 @@ def main():
     parser.add_argument("--place", help="where to make the sources (default: a new directory)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*",
-                        default=["published", "experts", "files", "latency", "sandbox"])
+                        default=["published", "experts", "files", "latency", "sandbox",
+                                 "permissions"])
     arguments = parser.parse_args()
     binary = Path(arguments.build).resolve() / "fstfs"
     if not binary.exists():
@@ -231,6 +293,8 @@ def main():
             latency(binary, place, arguments.rounds)
         if "sandbox" in arguments.only:
             sandbox(binary, place, arguments.rounds)
+        if "permissions" in arguments.only:
+            permissions(binary, place, arguments.rounds)
         if "files" in arguments.only:
             many_files(binary, place, min(3, arguments.rounds))
     finally:

@@ -4,6 +4,9 @@
  *
  *   client [options] list PATH     what is at PATH, as JSON
  *   client [options] read PATH     the bytes of the requests on standard input, in their order
+ *   client [options] map PATH      the bytes of all tensors in their order, from where they are
+ * mapped
+ *   client sizes                   the sizes of the structures of fstfs.h, as JSON
  *
  * A request is a line: the tensor's place, and for a box of it a slice "start:stop:step"
  * for each dimension. On failure prints the errno and fstfs_error() to standard error and
@@ -65,7 +68,8 @@ print_tensor(const struct fstfs_tensor *tensor)
 static void
 list(void)
 {
-    const char *through = fstfs_through_mount(checkpoint), *key, *value;
+    const char *through = fstfs_through_mount(checkpoint);
+    const struct fstfs_metadata *pair;
 
     printf("{\"tensors\":[");
     for (size_t i = 0; i < fstfs_count(checkpoint); i++) {
@@ -74,12 +78,12 @@ list(void)
         print_tensor(fstfs_tensor(checkpoint, i));
     }
     printf("],\"metadata\":{");
-    for (size_t i = 0; fstfs_metadata(checkpoint, i, &key, &value); i++) {
+    for (size_t i = 0; (pair = fstfs_metadata(checkpoint, i)); i++) {
         if (i)
             putchar(',');
-        print_text(key, strlen(key));
+        print_text(pair->key, pair->key_length);
         putchar(':');
-        print_text(value, strlen(value));
+        print_text(pair->value, pair->value_length);
     }
     printf("},\"through_mount\":");
     if (through)
@@ -246,6 +250,33 @@ read_requests(void)
     free(works);
 }
 
+static void
+map_all(void)
+{
+    for (size_t i = 0; i < fstfs_count(checkpoint); i++) {
+        const struct fstfs_tensor *tensor = fstfs_tensor(checkpoint, i);
+        const void *bytes = NULL;
+        int error = fstfs_map(checkpoint, tensor, NULL, &bytes);
+
+        if (error)
+            die(error);
+        if (!bytes)
+            abort();
+        fwrite(bytes, 1, tensor->size, stdout);
+    }
+}
+
+/* What a caller in another language must declare as it is here. */
+static void
+print_sizes(void)
+{
+    printf("{\"fstfs_tensor\":%zu,\"fstfs_metadata\":%zu,\"fstfs_slice\":%zu,"
+           "\"fstfs_request\":%zu,\"fstfs_read_options\":%zu,\"fstfs_options\":%zu}\n",
+           sizeof(struct fstfs_tensor), sizeof(struct fstfs_metadata), sizeof(struct fstfs_slice),
+           sizeof(struct fstfs_request), sizeof(struct fstfs_read_options),
+           sizeof(struct fstfs_options));
+}
+
 int
 main(int argc, char **argv)
 {
@@ -288,6 +319,10 @@ main(int argc, char **argv)
             return 2;
         }
     }
+    if (argc - optind == 1 && strcmp(argv[optind], "sizes") == 0) {
+        print_sizes();
+        return 0;
+    }
     if (argc - optind != 2)
         return 2;
     error = fstfs_new(&options, &fstfs);
@@ -302,6 +337,8 @@ main(int argc, char **argv)
     }
     if (strcmp(argv[optind], "list") == 0)
         list();
+    else if (strcmp(argv[optind], "map") == 0)
+        map_all();
     else
         read_requests();
     if (status && fstfs_status(fstfs, text, sizeof(text)) > 0)

@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import oracle
 import pytest
-from conftest import BUILD, SLOW, eventually, unless_slow
+from conftest import BUILD, SLOW, as_user, eventually
 from corpus import trees
 
 CLIENT = BUILD / "tests/client/client"
@@ -35,8 +35,8 @@ class Refused(Exception):
     """(errno, text)"""
 
 
-def run(*arguments, requests="", wrapper=()):
-    done = subprocess.run([*wrapper, CLIENT, *map(os.fspath, arguments)], input=requests.encode(),
+def run(*arguments, requests="", wrapper=(), program=CLIENT):
+    done = subprocess.run([*wrapper, program, *map(os.fspath, arguments)], input=requests.encode(),
                           capture_output=True, timeout=60 * SLOW)
     if done.returncode == 1:
         number, text = done.stderr.decode().rstrip("\n").split(" ", 1)
@@ -45,8 +45,8 @@ def run(*arguments, requests="", wrapper=()):
     return done
 
 
-def listing(path, *options, wrapper=()):
-    return json.loads(os.fsdecode(run(*options, "list", path, wrapper=wrapper).stdout))
+def listing(path, *options, **how):
+    return json.loads(os.fsdecode(run(*options, "list", path, **how).stdout))
 
 
 def read(path, count, *options, wrapper=()):
@@ -90,6 +90,17 @@ def test_files(rich, engine):
             with open(path, "rb") as f:
                 f.seek(t["offset"])
                 assert f.read(t["size"]) == next(x.data for x in tensors if x.name == t["name"])
+
+
+def test_metadata_with_nul(place):
+    """A NUL is like any other byte of a key or value: of a file, and where shards are joined."""
+    source = trees.Source(place)
+    nul = {"a\0b": "1", "a\0c": "2", "a": "x\0y", "": "\0"}
+    metadata = [nul, {"a\0b": "1", "a\0c": "2\0", "a": "x\0z"}]
+    c = source.add("m", "model", trees.small_tensors(), shards=2, metadata=metadata)
+    for (shard, _), its_own in zip(c.shards, metadata):
+        assert listing(place / "m" / shard)["metadata"] == its_own
+    assert listing(place / "m")["metadata"] == {"a\0b": "1", "": "\0"}
 
 
 def test_any_file_name(place):
@@ -167,32 +178,31 @@ def test_memory_as_the_file_is(mount, place, engine):
 
 
 def storage_bytes(path, *requests, options=()):
+    """The bytes of the requests, those read for them, and those that expired and so may have been
+    read again."""
     forget(path)
     done = run("-x", *options, "read", path, requests="".join(r + "\n" for r in requests))
-    return len(done.stdout), json.loads(done.stderr)["storage_bytes"]
+    status = json.loads(done.stderr)
+    return len(done.stdout), status["storage_bytes"], status["expired_bytes"]
 
 
 def test_bytes_read(place):
     """Rows cost their bytes, columns the blocks that hold them, and edges are read once; by the
     engine's buffers and into memory that lies as the file does."""
-    unless_slow(lambda: count_bytes(place))
-
-
-def count_bytes(place):
     shape = (1000, 8000)
     tensors = [trees.tensor(f"t{i}", "U8", shape) for i in range(2)]
     trees.Source(place / "m").add("", "model", tensors)
-    asked, cost = storage_bytes(place / "m", "0 250:500:1 0:8000:1", "1 0:250:1 0:8000:1")
-    assert asked <= cost <= asked * 1.05
-    asked, cost = storage_bytes(place / "m", "0 0:1000:1 2000:2100:1")
-    assert asked < cost <= 1000 * 8192
+    asked, cost, expired = storage_bytes(place / "m", "0 250:500:1 0:8000:1", "1 0:250:1 0:8000:1")
+    assert asked <= cost <= asked * 1.05 + expired
+    asked, cost, expired = storage_bytes(place / "m", "0 0:1000:1 2000:2100:1")
+    assert asked < cost <= 1000 * 8192 + expired
     for options in ((), ("-A",)):
-        asked, cost = storage_bytes(place / "m", "0", "1", options=options)
-        assert asked <= cost <= asked + 2 * 4096
+        asked, cost, expired = storage_bytes(place / "m", "0", "1", options=options)
+        assert asked <= cost <= asked + 2 * 4096 + expired
     # All ranks of a split by columns in one call: every block once.
     ranks = [f"0 0:1000:1 {r * 1000}:{r * 1000 + 1000}:1" for r in range(8)]
-    asked, cost = storage_bytes(place / "m", *ranks)
-    assert asked <= cost <= asked + 2 * 4096
+    asked, cost, expired = storage_bytes(place / "m", *ranks)
+    assert asked <= cost <= asked + 2 * 4096 + expired
 
 
 def view_paths(mount, c, recut):
@@ -241,6 +251,23 @@ def test_tensor_files(mount, rich):
             assert check(path, [t], "-s")["through_mount"] == "not wanted"
 
 
+def test_mapped(mount, place):
+    """Of the source, of every view, and through the mount alone; empty tensors too."""
+    source = trees.Source(place / "s")
+    c = source.add("m", "model", [trees.tensor("full", "U8", (70_001,)),
+                                  trees.tensor("none", "F32", (0, 3))])
+    m = mount(source.root)
+    paths = [(source.path("m"), c.tensors), *view_paths(m, c, False)]
+    paths += [(oracle.tensor_file(m / view, c, t, view == "npy"), [t])
+              for view in ("tensors", "npy") for t in c.tensors]
+    for path, tensors in paths:
+        if os.fsencode(path).endswith(b".index.json"):
+            continue  # one shard has none
+        for options in ((), ("-s",)):
+            assert run(*options, "map", path).stdout == \
+                b"".join(t.data for t in sorted(tensors, key=lambda t: t.name))
+
+
 def test_names(mount, place):
     """Tensors whose names are no file names."""
     source = trees.names(place / "names")
@@ -287,6 +314,108 @@ def test_source_out_of_reach(mount, rich):
     for path, tensors in paths:
         assert "No such file" in check(path, tensors, wrapper=wrapper)["through_mount"] or \
             "is not the checkpoint" in check(path, tensors, wrapper=wrapper)["through_mount"]
+
+
+def forged(**settings):
+    """A command prefix: the program sees the mount of a stranger (tests/sandbox/forged.c)."""
+    library = BUILD / "tests/sandbox/forged.so"
+    if not library.exists():
+        pytest.skip("tests/sandbox/forged.so is not built")
+    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return ["env", f"LD_PRELOAD={library}", f"ASAN_OPTIONS={sanitizer}",
+            *(f"{name}={value}" for name, value in settings.items())]
+
+
+@pytest.mark.parametrize("recut", (False, True))
+def test_no_directory_is_listed(mount, rich, recut):
+    """What is opened of a mount by its file costs nothing by what else is in its directory, on the
+    mount or in the source."""
+    m = mount(rich.root, *(("--shard-size=2M",) if recut else ()))
+    files = [(path, tensors) for path, tensors in view_paths(m, rich.checkpoints[0], recut)
+             if os.path.isfile(path) and not path.endswith(".json")]
+    assert len(files) > 3
+    for path, tensors in files:
+        assert check(path, tensors, wrapper=forged(NO_LISTING=1))["through_mount"] is None
+    with pytest.raises(Refused, match="Permission denied"):
+        listing(m / "merged/rich", wrapper=forged(NO_LISTING=1))
+
+
+def test_more_shards_than_an_xattr_can_name(mount, place):
+    """Their directory is listed."""
+    source = trees.Source(place / "s")
+    tensors = [trees.Tensor(f"t{i:04}", "U8", [1], bytes([i % 251])) for i in range(1500)]
+    stem = "x" * 150
+    shards = [(f"{stem}-{i + 1:05}-of-01500.safetensors", [t]) for i, t in enumerate(tensors)]
+    os.makedirs(place / "s/m")
+    for name, held in shards:
+        head = json.dumps({held[0].name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}})
+        with open(place / "s/m" / name, "wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head.encode() + held[0].data)
+    m = mount(source.root)
+    path = m / f"merged/m/{stem}.safetensors"
+    assert "shards" not in json.loads(os.getxattr(path, "user.fstfs.source"))
+    assert check(path, tensors)["through_mount"] is None
+
+
+@pytest.mark.parametrize("value", [
+    "[]", "{}", "[1]", '[""]', '[{"file": ""}]', '[{"file": "../m/model.safetensors"}]',
+    '[{"file": "."}]', '[{"file": ".."}]', '[{"file_hex": "6"}]', '[{"file": "none.safetensors"}]',
+    '[{"file": "B"}, {"file": "B"}]', '[{"file": "B"}, {"file": "A"}]'])
+def test_forged_shards(mount, place, value):
+    """No file but one of the directory is looked at, and none that is not of the version: what the
+    mount shows is read through it."""
+    source = trees.Source(place / "s")
+    c = source.add("m", "model", trees.small_tensors())
+    os.symlink("model.safetensors", place / "s/m/B")
+    m = mount(source.root)
+    path = m / "merged/m/model.safetensors"
+    origin = json.loads(os.getxattr(path, "user.fstfs.source"))
+    origin["shards"] = json.loads(value)
+    found = check(path, c.tensors,
+                  wrapper=forged(FORGED_XATTR=f"user.fstfs.source={json.dumps(origin)}"))
+    assert (found["through_mount"] is None) == (value in ("[]", "{}"))
+
+
+def with_forged_extent(path, **changes):
+    extents = json.loads(os.getxattr(path, "user.fstfs.extents"))
+    extents[0].update(changes)
+    return forged(FORGED_XATTR=f"user.fstfs.extents={json.dumps(extents)}")
+
+
+@pytest.fixture
+def six(mount, place):
+    """A tensor's file, and the tensor: 24 bytes."""
+    source = trees.Source(place / "s")
+    c = source.add("m", "model", [trees.Tensor("t", "F32", [6], bytes(range(24)))])
+    return mount(source.root) / "tensors/m/model/t", c.tensors
+
+
+@pytest.mark.parametrize("shape", [
+    "[1048576]", "[6, 2]", "[5]", "[]", "[0]", "[4611686018427387904, 4]",
+    "[18446744073709551615, 18446744073709551615]", "[2147483648, 2147483648, 4, 6]"])
+@pytest.mark.parametrize("options", [(), ("-s",)], ids=["source", "mount"])
+def test_forged_shape(six, shape, options):
+    """Whoever made the mount says what a tensor is: none is opened whose elements are not the bytes
+    that will be read."""
+    with pytest.raises(Refused, match="shape and dtype") as refusal:
+        listing(six[0], *options, wrapper=forged(FORGED_XATTR=f"user.safetensors.shape={shape}"))
+    assert refusal.value.args[0] == errno.EBADMSG
+
+
+@pytest.mark.parametrize("length", [0, 20, 28, 1 << 20, (1 << 53) - 1])
+@pytest.mark.parametrize("options", [(), ("-s",)], ids=["source", "mount"])
+def test_forged_length(six, length, options):
+    with pytest.raises(Refused) as refusal:
+        listing(six[0], *options, wrapper=with_forged_extent(six[0], length=length))
+    assert refusal.value.args[0] == errno.EBADMSG
+
+
+@pytest.mark.parametrize("offset", [1 << 12, 1 << 40, (1 << 53) - 1])
+def test_forged_offset(six, offset):
+    """No tensor lies there; the mount itself has it."""
+    path, tensors = six
+    found = check(path, tensors, wrapper=with_forged_extent(path, offset=offset))
+    assert "not within" in found["through_mount"]
 
 
 def test_other_files_at_the_source(mount, place):
@@ -450,13 +579,9 @@ def test_refused(place):
     check(place / "several", tensors[:2])
 
 
-def test_closed_file(place, test_user):
-    if os.geteuid() == 0 and not shutil.which("setpriv"):
-        pytest.skip("setpriv is not installed")
+def test_closed_file(place, test_user, user_program):
     (place / "m.safetensors").write_bytes(trees.file_bytes(trees.small_tensors()))
     os.chmod(place / "m.safetensors", 0)
-    wrapper = ("setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all") \
-        if os.geteuid() == 0 else ()
     with pytest.raises(Refused) as error:
-        listing(place / "m.safetensors", wrapper=wrapper)
+        listing(place / "m.safetensors", wrapper=as_user(test_user), program=user_program(CLIENT))
     assert "Permission denied" in error.value.args[1]

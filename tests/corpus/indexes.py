@@ -180,6 +180,40 @@ def index_wrong_total_size(source, outside):
     return Expect(tensors={"model": FIRST + SECOND}, merged={"model.safetensors": True})
 
 
+def bad_total_size(name, value, shown):
+    """A case: the index is taken, and its total size named."""
+
+    def make(source, outside):
+        pair(source, b'{"metadata": {"total_size": %s}, "weight_map": %s}' % (
+            value, json.dumps(weight_map()).encode()))
+        return Expect(said=[(f"bad/{INDEX}", (f"metadata.total_size is {shown}, expected",))],
+                      tensors={"model": FIRST + SECOND}, merged={"model.safetensors": True})
+
+    make.__name__ = f"index_total_size_{name}"
+    CASES.append(make)
+
+
+bad_total_size("text", b'"x"', '"x"')
+bad_total_size("digits_in_text", b'"84"', '"84"')
+bad_total_size("null", b"null", "null")
+bad_total_size("true", b"true", "true")
+bad_total_size("negative", b"-1", "-1")
+bad_total_size("fraction", b"84.5", "84.5")
+bad_total_size("beyond_exact", b"9007199254740994", "9007199254740994")
+bad_total_size("huge", b"1e300", "1e+300")
+bad_total_size("list", b"[84]", "[84]")
+
+
+@case
+def index_total_size_whole_as_float(source, outside):
+    """transformers has written it so."""
+    total = float(sum(len(t.data) for t in FIRST + SECOND))
+    pair(source, json.dumps({"metadata": {"total_size": total},
+                             "weight_map": weight_map()}).encode())
+    return Expect(tensors={"model": FIRST + SECOND}, merged={"model.safetensors": True},
+                  silent=True)
+
+
 @case
 def index_without_metadata(source, outside):
     pair(source, json.dumps({"weight_map": weight_map()}).encode())
@@ -292,11 +326,63 @@ hole("hole_last", (1, 2), 3, 3)
 hole("hole_all_but_one_of_99999", (77,), 99999, 1)
 
 
+def number_of_no_set(name, numbers, spelled="model-{}.safetensors"):
+    """A case: one file, of a number that no set of that total has."""
+    file = spelled.format(numbers)
+    number, of = (int(n) for n in numbers.split("-of-"))
+
+    def make(source, outside):
+        source.place(f"bad/{file}", trees.file_bytes(FIRST))
+        return Expect(said=[(f"bad/{file}", (f"named as shard {number} of {of}, expected",))],
+                      tensors={file.removesuffix(".safetensors"): FIRST}, merged={file: True})
+
+    make.__name__ = f"number_{name}"
+    CASES.append(make)
+
+
+number_of_no_set("beyond_the_total", "00003-of-00002")
+number_of_no_set("zero", "00000-of-00002")
+number_of_no_set("of_none", "00001-of-00000")
+number_of_no_set("zero_of_none", "00000-of-00000")
+number_of_no_set("of_six_digits", "100001-of-100000")
+number_of_no_set("before_a_variant", "00003-of-00002", "model-{}.fp16.safetensors")
+
+
+@case
+def numbers_that_are_no_shards(source, outside):
+    """Shards have at least five digits; files of such names stand for themselves."""
+    names = ["model-1-of-2", "model-0003-of-0002", "model-00003-of-2", "3-of-2",
+             "model-0000000003-of-0000000002"]
+    for name in names:
+        source.place(f"bad/{name}.safetensors", trees.file_bytes(FIRST))
+    return Expect(tensors={name: FIRST for name in names}, silent=True)
+
+
+@case
+def number_beyond_a_set_that_is_there(source, outside):
+    pair(source, None)
+    source.place("bad/model-00003-of-00002.safetensors", trees.file_bytes(FIRST))
+    return Expect(said=[("bad/model-00003-of-00002.safetensors", ("named as shard 3 of 2",))],
+                  tensors={"model": FIRST + SECOND, "model-00003-of-00002": FIRST},
+                  merged={"model.safetensors": True})
+
+
+@case
+def number_beyond_the_total_of_an_index(source, outside):
+    """Loaders go by the index, whatever the names are."""
+    source.place("bad/model-00003-of-00002.safetensors", trees.file_bytes(FIRST))
+    source.place(f"bad/{INDEX}", trees.index_bytes(
+        {t.name: "model-00003-of-00002.safetensors" for t in FIRST}))
+    return Expect(tensors={"model": FIRST}, merged={"model.safetensors": True}, silent=True)
+
+
 @case
 def number_beyond_the_set(source, outside):
     source.place("bad/model-00003-of-00002.safetensors", trees.file_bytes(FIRST))
     source.place("bad/model-00000-of-00002.safetensors", trees.file_bytes(SECOND))
-    return Expect(tensors={"model-00003-of-00002": FIRST, "model-00000-of-00002": SECOND},
+    return Expect(said=[("bad/model-00003-of-00002.safetensors", ("named as shard 3 of 2",)),
+                        ("bad/model-00000-of-00002.safetensors", ("named as shard 0 of 2",))],
+                  tensors={"model-00003-of-00002": FIRST, "model-00000-of-00002": SECOND},
                   merged={"model.safetensors": False})
 
 
@@ -523,7 +609,8 @@ def index_name_only_extension(source, outside):
 @case
 def upper_case_extension(source, outside):
     source.place("bad/model.SAFETENSORS", trees.file_bytes(FIRST))
-    return Expect(shards={"model.SAFETENSORS": "same"}, silent=True)
+    return Expect(tensors={"model": FIRST}, merged={"model.SAFETENSORS": True},
+                  shards={"model.SAFETENSORS": "same"}, silent=True)
 
 
 @case

@@ -90,6 +90,11 @@ class Checkpoint:
     shards: list
     index: str | None = None  # its file name in the source
     metadata: list = field(default_factory=list)  # per shard, None where it has none
+    index_metadata: dict = field(default_factory=dict)  # what the index has beside total_size
+
+    @property
+    def one_file(self):
+        return [name for name, _ in self.shards] == [f"{self.stem}.safetensors"]
 
     @property
     def tensors(self):
@@ -165,9 +170,11 @@ class Source:
         self.place(relative, data)
         self.side[relative] = data
 
-    def add(self, directory, stem, tensors, shards=1, index=None, metadata=None, pad=8, names=None):
+    def add(self, directory, stem, tensors, shards=1, index=None, metadata=None, pad=8, names=None,
+            index_metadata=None):
         """A checkpoint. `index`: None is the usual spelling for more than one shard, False none,
-        or a file name. `metadata`: one for all or a list. `names`: of the shard files."""
+        or a file name. `metadata`: one for all or a list. `names`: of the shard files.
+        `index_metadata`: of the index, beside its total_size."""
         if names is None:
             names = ([f"{stem}.safetensors"] if shards == 1 else
                      [f"{stem}-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)])
@@ -182,9 +189,10 @@ class Source:
         if index:
             weight_map = {t.name: n for n, part in zip(names, per_shard) for t in part}
             self.place(join(directory, index),
-                       index_bytes(weight_map, sum(t.size for t in tensors)))
+                       index_bytes(weight_map, sum(t.size for t in tensors), index_metadata))
         checkpoint = Checkpoint(directory, stem, sorted(zip(names, per_shard)), index or None,
-                                [m for _, m in sorted(zip(names, metas), key=lambda x: x[0])])
+                                [m for _, m in sorted(zip(names, metas), key=lambda x: x[0])],
+                                index_metadata or {})
         self.checkpoints.append(checkpoint)
         return checkpoint
 
@@ -285,6 +293,39 @@ def adapters(root):
     source.add("base", "model", small_tensors("b.", count=8), shards=2)
     source.add("base", "adapter_model", small_tensors("a.", count=4))
     source.add("base", "pytorch_lora_weights", small_tensors("p.", count=2))
+    return source
+
+
+def together(root):
+    """Several checkpoints a directory: with one index, with none, with two, in odd spellings."""
+    source = Source(root)
+    # a model as Mistral ships it, with adapters for peft and diffusers
+    source.add("mistral", "model", small_tensors("m.", count=8), shards=3, metadata={"format": "pt"},
+               index_metadata={"total_parameters": 9007199254740993, "note": 'a "b" \u00e9\n',
+                               "nested": {"total_size": [1, {}], "x": None}})
+    source.add("mistral", "consolidated", small_tensors("c.", seed=1, count=8))
+    source.add("mistral", "adapter_model", small_tensors("a.", count=4))
+    source.add("mistral", "pytorch_lora_weights", small_tensors("l.", count=4))
+    source.add_side("mistral/config.json")
+    # shards that no index names, and what SGLang reads beside a model by its name
+    source.add("unnamed", "model", small_tensors("u.", count=6), shards=2, index=False)
+    source.add("unnamed", "mtp", small_tensors("p.", count=4))
+    # a variant, and the same of an older diffusers
+    source.add("variants", "diffusion_pytorch_model", small_tensors("v.", count=6), shards=2)
+    source.add("variants", "diffusion_pytorch_model.fp16", small_tensors("v.", seed=3, count=6),
+               shards=2, index="diffusion_pytorch_model.safetensors.index.fp16.json")
+    source.add("legacy", "diffusion_pytorch_model.fp16", small_tensors("g.", count=6), shards=2,
+               index="diffusion_pytorch_model.safetensors.fp16.index.json",
+               index_metadata={"total_parameters": 7})
+    source.add("legacy", "other", small_tensors("o.", count=4))
+    # one file that has an index, alone and not
+    source.add("indexed", "model", small_tensors("i.", count=4), index="model.safetensors.index.json")
+    source.add("indexed-beside", "model", small_tensors("i.", count=4),
+               index="model.safetensors.index.json")
+    source.add("indexed-beside", "extra", small_tensors("e.", count=4))
+    # two models of one file each
+    source.add("singles", "model", small_tensors("s.", count=6))
+    source.add("singles", "model.fp16", small_tensors("s.", seed=2, count=6))
     return source
 
 

@@ -9,6 +9,7 @@
 #include "fuzz.h"
 
 #include "catalog/group.h"
+#include "format/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,16 +78,14 @@ check_names(const char *file)
 
     if (group_index_name(file, stem)) {
         EXPECT(*stem && strlen(stem) < 256);
-        group_name_index(stem, index);
-        /* The name that the mount gives is read as an index of that stem; not so with a
-         * variant that begins with the word "safetensors", which nothing has. */
-        EXPECT(strlen(index) > 255 || strstr(stem, ".safetensors") ||
-               (group_index_name(index, again) && !strcmp(stem, again)));
+        group_name_index(stem, strlen(stem) % 2 ? ".sft" : ST_SUFFIX, index);
+        /* The name that the mount gives is read as an index of that stem. */
+        EXPECT(strlen(index) > 255 || (group_index_name(index, again) && !strcmp(stem, again)));
     }
     if (group_numbered_name(file, stem, &number, &of))
         EXPECT(*stem && number >= 1 && number <= of && group_single_name(file, again));
     if (group_single_name(file, stem))
-        EXPECT(strlen(stem) + strlen(".safetensors") == strlen(file));
+        EXPECT(strlen(stem) + st_suffix_length(file, strlen(file)) == strlen(file));
 }
 
 static size_t
@@ -160,7 +159,8 @@ check_directory(const struct directory *directory)
 
         check_group(directory, group);
         EXPECT(g == 0 || strcmp(group[-1].stem, group->stem) <= 0);
-        EXPECT(group->shadowed == (g > 0 && strcmp(group[-1].stem, group->stem) == 0));
+        EXPECT(group->second == (g > 0 && strcmp(group[-1].stem, group->stem) == 0));
+        EXPECT(group->shadowed == (group->second && strcmp(group[-1].suffix, group->suffix) == 0));
     }
     fuzz_expect_problems(problems, "dir");
     grouping_free(&grouping);

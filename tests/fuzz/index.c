@@ -7,6 +7,7 @@
 #include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 int
 LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -14,14 +15,20 @@ LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
+static bool
+ends_with(const char *name, const char *suffix)
+{
+    size_t length = strlen(name), end = strlen(suffix);
+
+    return length > end && strcasecmp(name + length - end, suffix) == 0;
+}
+
 static void
 expect_plain(const char *shard)
 {
-    size_t length = strlen(shard);
-
-    EXPECT(length > strlen(".safetensors") && shard[0] != '.');
+    EXPECT(shard[0] != '.');
     EXPECT(!strchr(shard, '/') && !strchr(shard, '\\'));
-    EXPECT(strcmp(shard + length - strlen(".safetensors"), ".safetensors") == 0);
+    EXPECT(ends_with(shard, ".safetensors") || ends_with(shard, ".sft"));
 }
 
 static void

@@ -146,6 +146,18 @@ compare_refs(const void *a, const void *b, void *data)
     return fuzz_compare(x, x_length, y, y_length);
 }
 
+/* For its budget. Made once. */
+static struct catalog *
+fuzz_catalog(void)
+{
+    static const struct catalog_options options = {.source = "/"};
+    static struct catalog *catalog;
+
+    if (!catalog)
+        EXPECT(catalog_new(&options, &catalog) == 0);
+    return catalog;
+}
+
 static struct checkpoint *
 take_checkpoint(struct input *input, struct made *made, struct problem_set *problems)
 {
@@ -153,8 +165,10 @@ take_checkpoint(struct input *input, struct made *made, struct problem_set *prob
     uint32_t shards = 1 + input_byte(input) % MOST_SHARDS;
 
     memset(made, 0, sizeof(*made));
+    checkpoint->catalog = fuzz_catalog();
     checkpoint->directory = "dir";
     checkpoint->stem = "model";
+    checkpoint->suffix = ST_SUFFIX;
     checkpoint->shards = made->pointers;
     checkpoint->tensors = made->tensors;
     checkpoint->problems = problems;

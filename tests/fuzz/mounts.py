@@ -10,7 +10,7 @@ reader does. Running it again does the same again; only when things happen is le
 The model knows every content that a file of the source ever has, and so what a file of a view can
 be: runs of bytes of one state of each shard. What an open file gives, read by read, must fit one
 such choice from its first byte to its last; instead of bytes there may be an error that the
-documents name (ESTALE, EIO; ENOENT where a path is looked up). A shard that is rewritten in place
+documents name (ESTALE, EIO; ENOENT and ETXTBSY where a path is looked up). A shard that is rewritten in place
 is a mixture by itself while it is: of such a one each byte must be a right byte of some state. In
 the end the source stands still, and every view must show just that.
 
@@ -45,7 +45,7 @@ READERS = 3
 OPERATIONS = 40  # of each reader
 CHANGES = 12
 GONE = {errno.ESTALE, errno.EIO}
-ABSENT = GONE | {errno.ENOENT, errno.ENOTDIR}
+ABSENT = GONE | {errno.ENOENT, errno.ENOTDIR, errno.ETXTBSY}
 METADATA = {"format": "pt"}
 OPTIONS = [[], ["--io=threads"], ["--direct=off"], ["--prefetch=off"], ["--memory=4M"],
            ["--shards=1"], ["--io=threads", "--direct=off", "--memory=4M"]]
@@ -337,11 +337,11 @@ class Model:
                                       if t.name == name]
                 self.add(f"npy/{directory}/model/{file}.npy",
                          lambda s=shard, n=name: self.tensor(s, n, True))
-            if not self.recut:
+            if not self.recut or len(shards) == 1:  # one file stays as it is
                 self.add(f"shards/{directory}/{shard.name}", lambda s=shard: self.whole(s))
                 self.cut[f"shards/{directory}/{shard.name}"] = shard.cut
         self.add(f"merged/{directory}/model.safetensors", lambda: self.merged(shards))
-        if self.recut:
+        if self.recut and len(shards) > 1:
             self.add(f"shards/{directory}/model.safetensors", lambda: self.merged(shards))
 
     def states(self, shard, layout):
@@ -365,6 +365,8 @@ class Model:
                 for layout in range(2) if self.states(shard, layout)]
 
     def merged(self, shards):
+        if len(shards) == 1:
+            return self.whole(shards[0])
         choices = []
         for layouts in itertools.product(range(2), repeat=len(shards)):
             states = {s: self.states(s, layout) for s, layout in zip(shards, layouts)}

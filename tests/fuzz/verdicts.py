@@ -15,6 +15,7 @@ import io
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -111,6 +112,9 @@ def number(text):
     return value
 
 
+SUFFIX = re.compile(r"\.(safetensors|sft)\Z", re.IGNORECASE | re.ASCII)
+
+
 def never(text):
     raise ValueError(text)
 
@@ -128,7 +132,7 @@ def read_index(data):
     if len(maps) != 1 or not isinstance(maps[0], Pairs) or len(dict(maps[0])) != len(maps[0]):
         return None
     for _, shard in maps[0]:
-        if not isinstance(shard, str) or not shard.endswith(".safetensors") or shard[0] == "." \
+        if not isinstance(shard, str) or not SUFFIX.search(shard) or shard[0] == "." \
                 or set(shard) & set("/\\\0"):
             return None
     return dict(maps[0])

@@ -38,6 +38,8 @@ static struct range {
 } ranges[MOST_RANGES]; /* registered */
 static unsigned range_count;
 static size_t most;
+static bool held;
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
 
 static CUfileError_t
 leave(int error)
@@ -141,12 +143,23 @@ double_cufile_calls(const char *function)
     return calls;
 }
 
+void
+double_cufile_hold(bool hold)
+{
+    pthread_mutex_lock(&lock);
+    held = hold;
+    pthread_cond_broadcast(&released);
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---- the driver ---- */
 
 CUfileError_t
 cuFileDriverOpen(void)
 {
     ENTER();
+    while (held)
+        pthread_cond_wait(&released, &lock);
     if (!now.nvfs && !now.p2p && !now.compatible)
         return leave(NOT_INITIALIZED);
     open_count++;

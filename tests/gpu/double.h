@@ -36,6 +36,8 @@ void double_cufile_fail(const char *function, unsigned call, int error);
 /* cuFileRead() brings no more than so many bytes; 0: all. */
 void double_cufile_shorten(size_t most);
 unsigned double_cufile_calls(const char *function);
+/* Until it is called with false again, cuFileDriverOpen() does not return. */
+void double_cufile_hold(bool hold);
 
 /* For the other double: where the CPU finds device memory; NULL: that is none. */
 char *double_cuda_memory(unsigned long long address, size_t size);

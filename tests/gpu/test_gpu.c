@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -52,6 +53,7 @@ static struct fstfs_device *device;
     X(double_cufile_fail)                                                                          \
     X(double_cufile_shorten)                                                                       \
     X(double_cufile_calls)                                                                         \
+    X(double_cufile_hold)                                                                          \
     X(cuMemAllocManaged)                                                                           \
     X(cuMemcpyDtoH_v2)
 
@@ -626,6 +628,57 @@ begin_direct(uint64_t memory)
     found.fs_type = EXT4_SUPER_MAGIC;
 }
 
+static atomic_bool answered, answered_in_time;
+
+static void
+wait_for_driver(void)
+{
+    while (doubles.double_cufile_calls("cuFileDriverOpen") == 0)
+        usleep(1000);
+}
+
+static void *
+ask_status(void *arg)
+{
+    struct fstfs_device *again = NULL;
+    char text[8192];
+
+    wait_for_driver();
+    if (fstfs_status(fstfs, text, sizeof(text)) > 0 && strstr(text, "\"device\":\"cuda:0\"") &&
+        fstfs_device(fstfs, "cuda:0", &again) == 0 && again == device)
+        atomic_store(&answered, true);
+    return arg;
+}
+
+/* The driver is open once that has been answered, or after 10 seconds without an answer. */
+static void *
+release_driver(void *arg)
+{
+    wait_for_driver();
+    for (int i = 0; i < 10000 && !atomic_load(&answered); i++)
+        usleep(1000);
+    atomic_store(&answered_in_time, atomic_load(&answered));
+    doubles.double_cufile_hold(false);
+    return arg;
+}
+
+/* While cuFile's driver is being opened, which may take seconds, other threads get answers. */
+START_TEST(status_while_the_driver_loads)
+{
+    pthread_t asker, releaser;
+
+    begin_direct(0);
+    doubles.double_cufile_hold(true);
+    ck_assert_int_eq(pthread_create(&asker, NULL, ask_status, NULL), 0);
+    ck_assert_int_eq(pthread_create(&releaser, NULL, release_driver, NULL), 0);
+    check_all(device_memory);
+    pthread_join(asker, NULL);
+    pthread_join(releaser, NULL);
+    ck_assert(atomic_load(&answered_in_time));
+    finish();
+}
+END_TEST
+
 START_TEST(direct)
 {
     static const struct double_cufile peer = {.p2p = true}, strict = {.nvfs = true};
@@ -1092,6 +1145,7 @@ suite(void)
     tcase_add_test(c, pageable);
     tcase_add_test(c, no_registration);
     tcase_add_test(c, nothing_works);
+    tcase_add_test(c, status_while_the_driver_loads);
     tcase_add_test(c, direct);
     tcase_add_test(c, not_direct);
     tcase_add_test(c, cufile_fails);

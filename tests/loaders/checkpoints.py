@@ -6,6 +6,7 @@ says otherwise; the weights are random.
 """
 
 import importlib.util
+import shutil
 
 import torch
 import transformers
@@ -60,6 +61,15 @@ def lora(path):
     get_peft_model(decoder(), adapter).save_pretrained(path)
 
 
+def beside(path):
+    """In the directory of a model: the same weights in Mistral's own format, and an adapter."""
+    own = {f"layers.{i}.{part}.weight": torch.randn(64, 96).to(torch.bfloat16)
+           for i in range(5) for part in ("attention.wq", "attention.wk", "feed_forward.w1")}
+    save_file(own, path / "consolidated.safetensors", metadata={"format": "pt"})
+    save_file({f"base_model.model.layers.{i}.lora_{side}.weight": torch.randn(8, 64)
+               for i in range(2) for side in "AB"}, path / "adapter_model.safetensors")
+
+
 def pipeline(root):
     """A diffusers pipeline in two variants, its larger parts in shards; and its largest part
     alone, in shards and in one file."""
@@ -96,6 +106,8 @@ def write(root):
         model.save_pretrained(root / name, max_shard_size=size, **more)
 
     save(decoder(), "decoder", "1MB")
+    shutil.copytree(root / "decoder", root / "beside")
+    beside(root / "beside")
     save(decoder(tied=True), "tied", "1MB")
     save(decoder(), "decoder-single", "5GB")
     if importlib.util.find_spec("peft"):

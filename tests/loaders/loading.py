@@ -146,22 +146,14 @@ def at_best(once):
     return once()
 
 
-def age(mount):
-    """Seconds that its daemon has been there; of a clock that does not jump."""
-    with open(f"/proc/{mount.pid}/stat") as f:
-        started = int(f.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
-    with open("/proc/uptime") as f:
-        return float(f.read().split()[0]) - started
-
-
 def check_read(mount, view, which=lambda name: name.endswith(".safetensors"), whole=True):
     """Asserts that what was loaded of a view was read once; ReadAgain says that it was not.
 
     To be loaded were those files that which(name) says are safetensors; as a whole, or parts of
     them. From the storage came their tensors at least, if they were to be read as a whole, and at
     most they, every side file, and for each the two blocks that its ends lie in; copies of what the
-    page cache of the source had are not counted there. What is fetched ahead is let go after five
-    seconds: of a load that took longer, as on a busy machine, some may have been read twice. The
+    page cache of the source had are not counted there, nor what expired, which a load that takes
+    longer than five seconds may have to read again. The
     kernel, whose page cache keeps what it has, was given no more than the files of the view; and
     what some read past the page cache when they had read the header by way of it.
     """
@@ -172,16 +164,16 @@ def check_read(mount, view, which=lambda name: name.endswith(".safetensors"), wh
         return shards, [path for path in paths if not path.endswith(".safetensors")]
 
     metrics = mount.metrics()
-    read, copied, given = (metrics[f"fstfs_{what}_bytes_total"]
-                           for what in ("storage_read", "page_cache_read", "read"))
-    slow = age(mount) > 5
+    read, copied, expired, given = (
+        metrics[f"fstfs_{what}_bytes_total"]
+        for what in ("storage_read", "page_cache_read", "expired", "read"))
     shards, others = split(mount.source)
     least = tensor_bytes(shards) if whole else 0
     most = sum(os.path.getsize(path) + 2 * 4096 for path in {*shards, *others})
     assert read >= least, f"{read} bytes read; {least} must be"
-    most *= 2 if slow else 1
-    if read - copied > most:
-        raise ReadAgain(f"{read - copied} bytes read from the storage; {most} may be")
+    if read - copied - expired > most:
+        raise ReadAgain(f"{read - copied} bytes read from the storage, {expired} of them expired; "
+                        f"{most} may be")
     shards, others = split(mount / view)
     most = sum(os.path.getsize(path) + 32768 for path in {*shards, *others})
     if given > most:

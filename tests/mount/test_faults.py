@@ -331,7 +331,7 @@ def test_hanging_opens_keep_no_other_waiting(mount, place):
     for i, tensor in enumerate(tensors):
         source.add(f"m{i}", "model", [tensor])
     rules = place / "faults"
-    below = mount(source.root, "-o", f"faults={rules}", binary=SLOWFS)
+    below = mount(source.root, "-o", f"faults={rules},age=60", binary=SLOWFS)
     m = mount(below.path)
     paths = [f"tensors/m{i}/model/w" for i in range(7)]
     for path in paths:

@@ -2,11 +2,14 @@
 """Root's daemon serves all (allow_other): nobody reads in the mount what he could not read in the
 source. Each of several ordinary users tries every file in both."""
 
+import concurrent.futures
 import ctypes
 import errno
 import itertools
 import os
+import pwd
 import struct
+import subprocess
 
 import oracle
 import pytest
@@ -66,6 +69,10 @@ def become(who):
 def readable(who, paths):
     """In a child: which of the files this person can read."""
     become(who)
+    return openable(paths)
+
+
+def openable(paths):
     found = set()
     for path in paths:
         try:
@@ -86,19 +93,19 @@ def files_of(m, directory, stem, name="t"):
 
 
 def check(m, pairs):
-    """pairs: [(files of the source, files of the mount made of them, whether by modes alone)].
-    Nobody gets more; where modes say all, nobody gets less. Gives who got what at all."""
-    sources = sorted({path for ours, _, _ in pairs for path in ours})
-    shown = sorted({path for _, theirs, _ in pairs for path in theirs})
+    """pairs: [(files of the source, files of the mount made of them)]. A user reads a file of the
+    mount exactly if he can read all files of the source that it is made of. Returns who read what."""
+    sources = sorted({path for ours, _ in pairs for path in ours})
+    shown = sorted({path for _, theirs in pairs for path in theirs})
     got = {}
     for who in PEOPLE:
         may = child(readable, who, sources)
         does = got[who] = child(readable, who, shown)
-        for ours, theirs, plain in pairs:
+        for ours, theirs in pairs:
             right = all(path in may for path in ours)
             for path in theirs:
                 assert right or path not in does, f"{who} reads {path} and not {ours}"
-                assert not (right and plain) or path in does, f"{who} reads {ours}, not {path}"
+                assert not right or path in does, f"{who} reads {ours}, not {path}"
     return got
 
 
@@ -120,7 +127,7 @@ def test_modes_and_owners(mount, source):
         os.chmod(path, mode)
         made.append((path, f"f{i}"))
     m = mount(source.root, "-o", "allow_other")
-    got = check(m, [([path], files_of(m, "", stem), True) for path, stem in made])
+    got = check(m, [([path], files_of(m, "", stem)) for path, stem in made])
     assert all(got.values()) and len({frozenset(g) for g in got.values()}) > 2
 
 
@@ -134,7 +141,7 @@ def test_lists_of_access(mount, source):
         give_list(path, entries)
         made.append((path, f"f{i}"))
     m = mount(source.root, "-o", "allow_other")
-    got = check(m, [([path], files_of(m, "", stem), False) for path, stem in made])
+    got = check(m, [([path], files_of(m, "", stem)) for path, stem in made])
     assert got["bob"] and got["alice"]
 
 
@@ -150,9 +157,9 @@ def test_directories(mount, source):
         os.chmod(source.path(f"d{i}"), mode)
         if entries:
             give_list(source.path(f"d{i}"), entries)
-        made.append((path, f"d{i}", entries is None))
+        made.append((path, f"d{i}"))
     m = mount(source.root, "-o", "allow_other")
-    check(m, [([path], files_of(m, stem, "m"), plain) for path, stem, plain in made])
+    check(m, [([path], files_of(m, stem, "m")) for path, stem in made])
 
 
 def test_root_of_the_source(mount, source):
@@ -161,7 +168,7 @@ def test_root_of_the_source(mount, source):
     os.chown(source.root, 0, LEFT)
     os.chmod(source.root, 0o750)
     m = mount(source.root, "-o", "allow_other")
-    got = check(m, [([path], files_of(m, "", "m"), True)])
+    got = check(m, [([path], files_of(m, "", "m"))])
     assert got["alice"] and not got["bob"]
 
 
@@ -179,9 +186,9 @@ def test_files_of_several(mount, source):
         made.append((f"d{i}", paths))
     m = mount(source.root, "-o", "allow_other")
     whole = ("merged/{}/model.safetensors", "tensors/{}/model.index.json")
-    got = check(m, [(paths, [m / path.format(d) for path in whole], False) for d, paths in made])
+    got = check(m, [(paths, [m / path.format(d) for path in whole]) for d, paths in made])
     assert got["alice"]
-    check(m, [([path], [m / f"shards/{d}/{os.path.basename(path)}"], True)
+    check(m, [([path], [m / f"shards/{d}/{os.path.basename(path)}"])
               for d, paths in made for path in paths])
 
 
@@ -199,10 +206,10 @@ def test_links(mount, place, source):
             give_list(place / f"way{i}", entries)
         os.symlink(path, source.path(f"near{i}.safetensors"))
         os.symlink(other.root, source.path(f"dir{i}"))
-        made += [(path, "", f"near{i}", entries is None), (path, f"dir{i}", "far", entries is None)]
+        made += [(path, "", f"near{i}"), (path, f"dir{i}", "far")]
     m = mount(source.root, "-o", "allow_other")
-    got = check(m, [([path], files_of(m, directory, stem), False)
-                    for path, directory, stem, _ in made])
+    got = check(m, [([path], files_of(m, directory, stem))
+                    for path, directory, stem in made])
     assert got["alice"] and got["carol"]
 
 
@@ -215,7 +222,7 @@ def test_side_files(mount, source):
         os.chmod(source.path(name), mode)
         made.append((source.path(name), [f"merged/{name}", f"shards/{name}"]))
     m = mount(source.root, "-o", "allow_other")
-    check(m, [([ours], [m / path for path in theirs], True) for ours, theirs in made])
+    check(m, [([ours], [m / path for path in theirs]) for ours, theirs in made])
 
 
 def test_names_and_attributes(mount, source):
@@ -428,3 +435,248 @@ def test_files_change_places(mount, source, view, link):
 def exists(who, path):
     become(who)
     return os.path.exists(path)
+
+
+# --- permissions are checked at each request, of the source, as it is now ---
+
+
+def enter_user_namespace():
+    """The calling process gets a user namespace in which it is root, with all capabilities over
+    what its user owns."""
+    uid, gid = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x10000000) != 0:  # CLONE_NEWUSER
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as f:
+            f.write(text)
+
+
+def read_in_user_namespace(who, paths):
+    become(who)
+    ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: else /proc/self/uid_map is root's
+    try:
+        enter_user_namespace()
+    except OSError as error:
+        return error
+    return openable(paths)
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
+def test_owner_in_a_user_namespace(mount, place, source, link):
+    """Who owns the first shard of a checkpoint, and so may be shown as owner of the merged file,
+    does not read the others by the capabilities that a user namespace gives him."""
+    c = source.add("d", "model", trees.small_tensors(count=2), shards=2)
+    mine, other = (source.path("d", name) for name, _ in c.shards)
+    if link:
+        os.mkdir(place / "closed", 0o700)
+        os.rename(other, place / "closed/secret")
+        os.symlink(place / "closed/secret", other)
+    os.chmod(other, 0o600)
+    os.chown(mine, ALICE, LEFT)
+    os.chown(source.path("d"), ALICE, LEFT)
+    m = mount(source.root, "-o", "allow_other", "--shards=1")
+    made = [m / path for path in ("merged/d/model.safetensors", "shards/d/model.safetensors",
+                                  "tensors/d/model.index.json")]
+    assert child(openable, made) == set(made)
+    got = child(read_in_user_namespace, "alice", [mine, other, *made])
+    if isinstance(got, OSError):
+        pytest.skip(f"users get no namespaces of their own here: {got}")
+    assert got == {mine}
+
+
+def around(before, change, after):
+    """What after(before()) gives in a child, when change() was called here in between."""
+    ready, is_ready = os.pipe()
+    proceed, may_proceed = os.pipe()
+    ends = (ready, is_ready, proceed, may_proceed)
+
+    def work():
+        state = before()
+        os.write(is_ready, b"r")
+        os.read(proceed, 1)
+        return after(state)
+
+    def wait_and_change():
+        try:
+            os.read(ready, 1)
+            change()
+        finally:
+            os.write(may_proceed, b"p")
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(wait_and_change)
+        try:
+            answer = child(work)
+        finally:
+            os.write(is_ready, b"r")  # so that a child that failed keeps nobody waiting
+        changed.result()
+    for end in ends:
+        os.close(end)
+    return answer
+
+
+def errors_of(calls):
+    """The errno of each call; 0: it succeeded."""
+    errors = []
+    for call in calls:
+        try:
+            call()
+            errors.append(0)
+        except OSError as error:
+            errors.append(error.errno)
+    return errors
+
+
+def test_working_directory_is_replaced(mount, source):
+    """Who works in a directory, which another one that is closed to him replaces, reads nothing of
+    that, for as long as he stays."""
+    for directory, mode in (("d", 0o755), ("closed", 0o700)):
+        source.add_side(f"{directory}/{directory}.txt", directory.encode())
+        os.chmod(add(source, directory, "m"), 0o644)
+        os.chmod(source.path(directory), mode)
+    m = mount(source.root, "-o", "allow_other")
+
+    def enter():
+        os.chdir(m / "merged/d")
+        become("carol")
+        return os.listdir(".")
+
+    def replace():
+        os.rename(source.path("d"), source.path("away"))
+        os.rename(source.path("closed"), source.path("d"))
+        assert eventually(lambda: os.path.exists(m / "merged/d/closed.txt"))
+
+    def look(names):
+        assert sorted(names) == ["d.txt", "m.safetensors"]
+        return errors_of([lambda: os.listdir("."), lambda: oracle.read_all("closed.txt"),
+                          lambda: oracle.read_all("m.safetensors"), lambda: os.stat("closed.txt")])
+
+    assert set(around(enter, replace, look)) <= {errno.EACCES, errno.ESTALE}
+
+
+def test_descriptor_from_before(mount, source):
+    """A descriptor that is open by O_PATH since before a right was taken away opens nothing."""
+    source.add_side("side.txt", b"secret")
+    files = [add(source, "", "m"), source.path("side.txt")]
+    for path in files:
+        os.chmod(path, 0o644)
+    m = mount(source.root, "-o", "allow_other")
+    shown = [*files_of(m, "", "m"), m / "merged/side.txt"]
+
+    def hold():
+        become("bob")
+        links = [f"/proc/self/fd/{os.open(path, os.O_PATH)}" for path in shown]
+        assert openable(links) == set(links)
+        return links
+
+    def close():
+        for path in files:
+            os.chmod(path, 0o600)
+
+    assert around(hold, close, openable) == set()
+
+
+def test_looked_up_by_another(mount, source):
+    """A name that one user has just looked up is not there for another one, who may not search
+    the directory."""
+    add(source, "closed/sub", "m")
+    source.add_side("closed/side.txt", b"secret")
+    os.chmod(source.path("closed"), 0o700)
+    m = mount(source.root, "-o", "allow_other")
+    shown = [m / path for path in (
+        "merged/closed/side.txt", "merged/closed/sub", "merged/closed/none",
+        "merged/closed/sub/m.safetensors", "tensors/closed/sub/m", "tensors/closed/sub/m/t")]
+
+    def attempt():
+        become("bob")
+        return errors_of([lambda path=path: os.stat(path) for path in shown])
+
+    for path in shown:
+        assert os.path.exists(path) == (not path.endswith("none"))
+    assert set(child(attempt)) == {errno.EACCES}
+
+
+def test_root_without_capabilities(mount, source):
+    """User 0 reads the files of others by his capabilities, and not without them."""
+    path = add(source, "", "m")
+    os.chown(path, ALICE, LEFT)
+    os.chmod(path, 0o600)
+    m = mount(source.root, "-o", "allow_other")
+    shown = files_of(m, "", "m")
+    assert child(openable, shown) == set(shown)
+    for file in (path, *shown):
+        done = subprocess.run(["setpriv", "--bounding-set=-dac_override,-dac_read_search", "cat", file],
+                              capture_output=True, text=True)
+        assert done.returncode != 0 and "Permission denied" in done.stderr, file
+
+
+def test_access(mount, source):
+    """access(2) and chdir(2) say what open(2) does."""
+    for stem, mode in (("open", 0o644), ("closed", 0o600)):
+        os.chmod(add(source, stem, "m"), mode)
+        source.add_side(f"{stem}/run.sh", b"#!/bin/sh\n")
+        os.chmod(source.path(stem, "run.sh"), mode | 0o100)
+    m = mount(source.root, "-o", "allow_other")
+
+    def attempt():
+        become("carol")
+        for view in ("merged", "shards"):
+            assert os.access(m / f"{view}/open/m.safetensors", os.R_OK)
+            assert not os.access(m / f"{view}/open/m.safetensors", os.X_OK)
+            assert not os.access(m / f"{view}/closed/m.safetensors", os.R_OK)
+            assert not os.access(m / f"{view}/closed/run.sh", os.X_OK)
+            assert not os.access(m / f"{view}/open/run.sh", os.W_OK)
+        os.chdir(m / "tensors/open/m")
+        with pytest.raises(PermissionError):
+            os.chdir(m / "tensors/closed/m")
+        for name in ("shards/closed/m.safetensors", "merged/closed/m.safetensors"):
+            for xattr in ("user.fstfs.extents", "user.fstfs.source"):
+                with pytest.raises(OSError) as refused:
+                    os.getxattr(m / name, xattr)
+                assert refused.value.errno in (errno.EACCES, errno.ENODATA)
+
+    child(attempt)
+
+
+def test_daemon_of_an_ordinary_user(place, source, test_user, user_binary):
+    """It cannot ask the kernel on behalf of others: they read what the modes permit, and nothing
+    that has an access control list."""
+    who = pwd.getpwnam(test_user)
+    made = {}
+    for name, group, mode, entries in (
+            ("all", LEFT, 0o644, None), ("group", LEFT, 0o640, None), ("own", LEFT, 0o600, None),
+            ("not-group", LEFT, 0o604, None),
+            ("list", LEFT, 0o644, [(USER, BOB, R), (MASK, None, R)])):
+        path = made[name] = add(source, name, "m")
+        os.chown(path, who.pw_uid, group)
+        os.chmod(path, mode)
+        if entries:
+            give_list(path, entries)
+    mountpoint = place / "mnt"
+    mountpoint.mkdir()
+    os.chown(mountpoint, who.pw_uid, who.pw_gid)
+    conf = place / "fuse.conf"
+    conf.write_text("user_allow_other\n")
+
+    def attempt():
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(0x20000) == 0  # CLONE_NEWNS: the mount goes with this process
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        subprocess.run(["mount", "--bind", conf, "/etc/fuse.conf"], check=True)
+        subprocess.run(["setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups",
+                        user_binary, "-o", "allow_other", source.root, mountpoint], check=True)
+        got = {}
+        paths = {f"{mountpoint}/merged/{name}/m.safetensors": name for name in made}
+        for reader in PEOPLE:
+            got[reader] = {paths[path] for path in child(readable, reader, list(paths))}
+        got["root"] = {paths[path] for path in openable(paths)}
+        got["own"] = {paths[path] for path in child(openable, list(paths), user=test_user)}
+        subprocess.run(["fusermount3", "-u", mountpoint], check=True)
+        return got
+
+    got = child(attempt)
+    assert got == {
+        "own": set(made), "root": set(made), "alice": {"all", "group"},
+        "bob": {"all", "not-group"}, "carol": {"all", "not-group"},
+        "bob-with-left": {"all", "group"}, "carol-with-both": {"all", "group"}}

@@ -2,23 +2,28 @@
 """What the daemon gives up once it has mounted: that it has given it up, that nothing that
 serving takes was in it, and what is done without where the kernel will not have it."""
 
+import contextlib
 import json
 import os
 import pwd
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
+from pathlib import Path
 
 import oracle
 import pytest
-from conftest import BUILD, SANITIZED, as_user, child, eventually, mounted_at
+from conftest import (
+    BUILD, ROOT, SANITIZED, alive, as_user, child, eventually, helpers_of, mounted_at)
 from corpus import trees
 
 INTRUDER = BUILD / "tests/sandbox/intruder.so"
 REFUSE = BUILD / "tests/sandbox/refuse"
 PARTS = ("no_new_privileges", "capabilities", "landlock", "system_calls")
-DAC_OVERRIDE, DAC_READ_SEARCH, SYS_ADMIN = 1 << 1, 1 << 2, 1 << 21
+DAC_OVERRIDE, DAC_READ_SEARCH, SYS_ADMIN, LEASE = 1 << 1, 1 << 2, 1 << 21, 1 << 28
 
 
 def sandbox_of(m):
@@ -46,17 +51,6 @@ def threads(pid):
     return found
 
 
-def helpers_of(m):
-    """{name: id} of the processes that the daemon has forked, when they have their names."""
-    def look():
-        with open(f"/proc/{m.pid}/task/{m.pid}/children") as f:
-            return {open(f"/proc/{pid}/comm").read().strip(): int(pid) for pid in f.read().split()}
-
-    child(m.read, ".fstfs/status", user=m.user)  # it serves: they are there
-    assert eventually(lambda: "fstfs" not in look())
-    return look()
-
-
 @pytest.fixture
 def source(place):
     return trees.in_root(place / "s")
@@ -76,7 +70,8 @@ def test_all_is_given_up(mount, source, who):
         for thread in threads(pid):
             assert (thread["NoNewPrivs"], thread["Seccomp"]) == ("1", "2"), thread["Name"]
             rights = int(thread["CapPrm"], 16)
-            assert rights in (DAC_OVERRIDE, DAC_READ_SEARCH) if m.user is None else rights == 0
+            assert (rights & ~LEASE in (DAC_OVERRIDE, DAC_READ_SEARCH) if m.user is None
+                    else rights == 0)
             assert int(thread["CapEff"], 16) == rights
             assert int(thread["CapInh"], 16) == int(thread["CapAmb"], 16) == 0
 
@@ -86,7 +81,7 @@ def test_nothing_is_given_up(mount, source, who):
     child(oracle.check_source, m.path, source, user=m.user)
     said = sandbox_of(m)
     assert [said[part] for part in PARTS] == [{"on": False, "why": "not wanted"}] * len(PARTS)
-    assert helpers_of(m) == {}
+    assert list(helpers_of(m)) == ["fstfs-unmount"]
     assert all(thread["Seccomp"] == threads("self")[0]["Seccomp"] for thread in threads(m.pid))
     m.signal(signal.SIGTERM)
     assert m.wait() == 0 and not mounted_at(m.path)
@@ -100,7 +95,7 @@ def test_passthrough_keeps_its_right(mount, source):
     assert all(int(thread["CapEff"], 16) & SYS_ADMIN for thread in threads(m.pid))
 
 
-def intrude(mount, place, source, **more):
+def intrude(mount, place, source, services, **more):
     """{attempt: how it went} of what got to run in a daemon."""
     if not INTRUDER.exists():
         pytest.skip("tests/sandbox/intruder is not built with this C library")
@@ -117,36 +112,183 @@ def intrude(mount, place, source, **more):
         os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
     options = more.pop("options", ())
     library = shutil.copy(INTRUDER, place)  # the build may lie where the user cannot look
-    m = mount(source.root, *options, **more, environment={
-        "LD_PRELOAD": os.fspath(library), "INTRUDER": os.fspath(report),
-        "INTRUDER_INSIDE": os.fspath(inside), "INTRUDER_OUTSIDE": os.fspath(outside)})
-    child(oracle.read_all, m / "tensors/model/t0.weight", user=m.user)
-    found = dict(line.split() for line in report.read_text().splitlines())
+    victim = subprocess.Popen([*as_user(user), "sleep", "1000"])
+    limits = Path(f"/proc/{victim.pid}/limits").read_text()
+    try:
+        m = mount(source.root, *options, **more, environment={
+            "LD_PRELOAD": os.fspath(library), "INTRUDER": os.fspath(report),
+            "INTRUDER_INSIDE": os.fspath(inside), "INTRUDER_OUTSIDE": os.fspath(outside),
+            "INTRUDER_STREAM": services.stream, "INTRUDER_DATAGRAM": services.datagram,
+            "INTRUDER_VICTIM": str(victim.pid)})
+        child(oracle.read_all, m / "tensors/model/t0.weight", user=m.user)
+        found = dict(line.split() for line in report.read_text().splitlines())
+        found["limits-changed"] = limits != Path(f"/proc/{victim.pid}/limits").read_text()
+    finally:
+        victim.kill()
+        victim.wait()
     assert found.pop("end") == "works"
-    child(oracle.read_all, m / "merged/model.safetensors", user=m.user)  # it goes on
+    child(oracle.check_source, m.path, source, user=m.user)  # it goes on
+    assert sandbox_of(m)["system_calls"]["on"] == (not options)
     return found
 
 
+class Services:
+    """Sockets of other programs of the daemon's user, mode 0600, or abstract ones."""
+
+    def __init__(self, place, user, abstract):
+        self.stream, self.datagram = (
+            f"@{place}/{name}" if abstract else f"{place}/{name}" for name in ("stream", "datagram"))
+        self.sockets = []
+        for path, kind in ((self.stream, socket.SOCK_STREAM), (self.datagram, socket.SOCK_DGRAM)):
+            one = socket.socket(socket.AF_UNIX, kind)
+            one.bind(path.replace("@", "\0") if abstract else path)
+            one.setblocking(False)
+            if not abstract:
+                os.chmod(path, 0o600)
+                if user and os.geteuid() == 0:
+                    os.chown(path, pwd.getpwnam(user).pw_uid, -1)
+            self.sockets.append(one)
+        self.sockets[0].listen(1)
+
+    def reached(self):
+        """How many of them anybody has reached."""
+        count = 0
+        for one, look in zip(self.sockets, ("accept", "recv")):
+            with contextlib.suppress(BlockingIOError):
+                one.accept() if look == "accept" else one.recv(99)
+                count += 1
+            one.close()
+        return count
+
+
+@pytest.fixture(params=[False, True], ids=["path", "abstract"])
+def services(place, who, request):
+    return Services(place, who.get("user"), request.param)
+
+
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer needs what is to be refused")
-def test_who_gets_in_gets_little(mount, place, source, who):
+def test_who_gets_in_gets_little(mount, place, source, services, who):
     if not have_landlock():
         pytest.skip("the kernel has no Landlock")
-    found = intrude(mount, place, source, **who)
+    found = intrude(mount, place, source, services, **who)
     assert found.pop("read-inside") == "works"
-    refused = {"fork", "internet", "ptrace", "mount", "unmount", "namespace", "kill", "ring",
-               "code", "execute", "truncate", "chmod", "remove"}
-    assert found == {**{name: "EACCES" for name in found}, **{name: "ENOSYS" for name in refused}}
+    assert found.pop("limits-changed") is False
+    by_landlock = {"read-outside", "list-root"}
+    assert found == {name: "EACCES" if name in by_landlock else "ENOSYS" for name in found}
     assert (place / "outside").read_text() == "a secret"
+    assert services.reached() == 0
 
 
 @pytest.mark.skipif(SANITIZED, reason="as above")
-def test_without_it_who_gets_in_gets_all(mount, place, source, who):
+def test_without_it_who_gets_in_gets_all(mount, place, source, services, who):
     """That the intruder can do what the test above says it cannot."""
-    found = intrude(mount, place, source, options=("--sandbox=off",), **who)
+    found = intrude(mount, place, source, services, options=("--sandbox=off",), **who)
+    assert found.pop("limits-changed") is True
+    assert services.reached() == 2
     for name in ("read-outside", "write-inside", "write-outside", "make", "truncate", "chmod",
-                 "remove", "list-root", "open-proc", "fork", "internet", "kill", "code"):
+                 "remove", "list-root", "open-proc", "fork", "internet", "kill", "code", "socket",
+                 "connect", "datagram-pair", "sendto", "limits", "read-limits", "own-limits",
+                 "tgkill", "tkill", "owner", "owner-ex", "pidfd", "memory", "priority", "ioctl"):
         assert found[name] == "works", found
     assert "ENOSYS" not in found.values(), found
+
+
+@pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
+def test_systemd_is_notified(mount, place, source, who, abstract):
+    """Once, by the daemon itself, and no socket is left that could send elsewhere."""
+    path = f"{place}/notify"
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    manager.bind("\0" + path if abstract else path)
+    if not abstract:
+        os.chmod(path, 0o666)
+    m = mount(source.root, environment={"NOTIFY_SOCKET": "@" + path if abstract else path}, **who)
+    child(oracle.check_source, m.path, source, user=m.user)
+    manager.setblocking(False)
+    said, ancillary, _, _ = manager.recvmsg(99, socket.CMSG_SPACE(12))
+    assert said == b"READY=1"
+    assert struct.unpack("iii", ancillary[0][2])[0] == m.pid
+    with pytest.raises(BlockingIOError):
+        manager.recv(99)
+    assert set(socket_types(m.pid)) <= {socket.SOCK_SEQPACKET}
+
+
+def socket_types(pid):
+    """The types of the Unix sockets that a process has open."""
+    types = {}
+    with open(f"/proc/{pid}/net/unix") as f:
+        for line in list(f)[1:]:
+            words = line.split()
+            types[words[6]] = int(words[4], 16)
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    return [types[link[8:-1]] for link in links if link.startswith("socket:")]
+
+
+def test_log(fstfs, place, source):
+    """A daemon in the background writes to syslog, also to one that was started again, in its own
+    name, and cannot itself: a helper does."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a mount namespace with a /dev/log")
+    dev, mnt = place / "dev", place / "mnt"
+    for path in (dev, mnt):
+        path.mkdir()
+    for name in ("null", "fuse"):
+        (dev / name).touch()
+
+    def syslogd():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(dev / "log")
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        made.bind(f"{dev}/log")
+        made.setblocking(False)
+        return made
+
+    def line():
+        with contextlib.suppress(BlockingIOError):
+            return log.recv(4096).decode()
+
+    log = syslogd()
+    script = ('mount --bind /dev/null "$1/null" && mount --bind /dev/fuse "$1/fuse" && '
+              'mount --rbind "$1" /dev && "$2" "$3" "$4" && echo && read end')
+    namespace = subprocess.Popen(["unshare", "-m", "--propagation", "private", "sh", "-c", script,
+                                  "sh", dev, fstfs, source.root, mnt],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert namespace.stdout.readline() == b"\n"
+        inside = Path(f"/proc/{namespace.pid}/root{mnt}")
+        pid = json.loads((inside / ".fstfs/status").read_text())["pid"]
+        assert set(socket_types(pid)) == {socket.SOCK_SEQPACKET}
+
+        def replaced():
+            """What is logged when another directory takes the place of the source."""
+            shutil.rmtree(source.root)
+            trees.in_root(source.root)
+            return eventually(lambda: os.listdir(inside / "tensors") and next(
+                filter(mark.match, iter(line, None)), None))
+
+        mark = re.compile(rf"^<\d+>.* fstfs\[{pid}\]: .*{re.escape(str(source.root))}")
+        assert replaced()
+        log.close()  # syslogd starts again
+        log = syslogd()
+        assert replaced()
+        os.kill(pid, signal.SIGTERM)
+        assert "unmounting: Terminated" in eventually(line)
+        assert eventually(lambda: not alive(pid))
+    finally:
+        namespace.communicate(b"\n")
+        log.close()
+
+
+def test_calls_are_documented():
+    """SECURITY.md lists the calls that the code allows, and no others."""
+    code = (ROOT / "src/fuse/system_calls.c").read_text()
+    rules = set(re.findall(r"\{SYS_(\w+), \{", code))
+    text = (ROOT / "SECURITY.md").read_text()
+    table, = re.findall(r"## System calls that remain\n(.*?)\n## ", text, re.DOTALL)
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row[1])]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == rules
 
 
 # --- what the sandbox has to leave alone ---
@@ -154,7 +296,7 @@ def test_without_it_who_gets_in_gets_all(mount, place, source, who):
 
 def test_links_lead_out(mount, place, source, who):
     """Files and directories that only links in the source lead to are read all the same, and no
-    others, and a daemon that lost its opener reads the source on."""
+    others."""
     other = trees.Source(place / "elsewhere")
     linked = other.add("", "far", trees.small_tensors("f.", count=3))
     linked = trees.Checkpoint("", "near", [("near.safetensors", linked.tensors)])
@@ -170,22 +312,8 @@ def test_links_lead_out(mount, place, source, who):
         oracle.check_tensors(m / "tensors", source.checkpoints[0])
 
     child(check, user=m.user)
-    if sandbox_of(m)["reads"] != "the source":
-        return
-    assert sandbox_of(m)["opened_outside"] >= 4  # a directory, shards
-    os.kill(helpers_of(m)["fstfs-open"], signal.SIGKILL)
-    shutil.copy(source.path("model.safetensors"), source.path("later.safetensors"))
-    shutil.copy(place / "elsewhere/far.safetensors", place / "elsewhere/other.safetensors")
-    os.symlink(place / "elsewhere/other.safetensors", source.path("other.safetensors"))
-
-    def check_again():
-        path = m / "tensors/later/t0.weight"
-        assert eventually(lambda: os.path.exists(path))
-        assert oracle.read_all(path) == oracle.read_all(m / "tensors/model/t0.weight")
-        with pytest.raises(OSError):
-            oracle.read_all(m / "shards/other.safetensors")
-
-    child(check_again, user=m.user)
+    if sandbox_of(m)["reads"] == "the source":
+        assert sandbox_of(m)["opened_outside"] >= 4  # a directory, shards
 
 
 def test_mounts_below_the_source(mount, place, source):
@@ -309,14 +437,6 @@ def test_helpers_outlive_no_daemon(mount, source, who):
     m.wait()
     subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
     assert eventually(lambda: not any(alive(pid) for pid in helpers))
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_helpers_ignore_the_terminal(mount, source):

@@ -3,7 +3,9 @@
 killed, the mount taken away, a shard cut off or replaced. All of them end, in time, with an error
 or with right bytes; no process, mount or connection is left."""
 
+import contextlib
 import errno
+import json
 import os
 import random
 import shutil
@@ -15,7 +17,8 @@ import time
 import oracle
 import pytest
 import readers
-from conftest import BUILD, SLOW, as_user, child, eventually, mounted_at, processes_of
+from conftest import (
+    BINARY, BUILD, SLOW, alive, as_user, child, eventually, helpers_of, mounted_at, processes_of)
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -83,6 +86,20 @@ def ended(m, number):
         pytest.fail(f"the daemon does not end:\n{told}")
     status = m.exit
     return 128 - status if status > 128 else status  # as timeout(1) gives a death by a signal
+
+
+class InBackground:
+    """What a mount is to the functions here that is served in the background."""
+
+    user = None
+
+    def __init__(self, path):
+        self.path = os.fspath(path)
+        self.pid = json.loads(self.read(".fstfs/status"))["pid"]
+
+    def read(self, relative):
+        with open(f"{self.path}/{relative}", "rb") as f:
+            return f.read()
 
 
 def judge(crowd, allowed):
@@ -198,6 +215,125 @@ def test_source_changes(mount, versions, crowd, place, who, options):
 
     assert child(lambda: eventually(right), user=m.user)
     assert m.unmount() == 0
+
+
+# --- the helpers (docs/reliability.md, "Faults in the daemon") ---
+
+
+@pytest.fixture(params=["private", "allow_other"])
+def shared(request, who):
+    """Options of a mount that is the mounting user's alone, or of all users."""
+    if request.param == "private":
+        return ()
+    if who:
+        pytest.skip("needs user_allow_other in /etc/fuse.conf")
+    return "-o", "allow_other"
+
+
+def kill_helper(m, name):
+    helpers = helpers_of(m)
+    if name not in helpers:
+        pytest.skip("without Landlock a private mount has no process fstfs-open")
+    os.kill(helpers[name], signal.SIGKILL)
+
+
+def test_opener_is_killed(mount, versions, crowd, who, shared):
+    """Callers would be refused what they may have for ever: the daemon ends, and says that it did
+    not end well, so that it is started again."""
+    m = mount(versions[0].root, *shared, died=True, **who)
+    all_of_them = crowd(m, expected(m, versions[:1]))
+    number = connection(m)
+    kill_helper(m, "fstfs-open")
+    judge(all_of_them, ENDS | {errno.EACCES})
+    assert ended(m, number) == 1
+    assert eventually(lambda: not mounted_at(m.path)), "the mount is still there"
+    assert m.log_text().count("fstfs-open has ended") == 1
+    again = mount(versions[0].root, *shared, mountpoint=m.path, **who)
+    child(readers.check_files, expected(again, versions[:1]), "read", user=m.user)
+
+
+def test_opener_is_killed_while_storage_hangs(mount, versions, place):
+    """Its threads wait on storage and keep its sockets open. That it is dead is seen all the
+    same, and nobody waits for an answer of it."""
+    if os.geteuid() != 0 or not SLOWFS.exists():
+        pytest.skip("needs root (allow_other) and tests/slowfs/slowfs")
+    faults = place / "faults"
+    storage = mount(versions[0].root, "-o", f"faults={faults},valid=0,allow_other", binary=SLOWFS)
+    m = mount(storage.path, "-o", "allow_other", died=True)
+    number = connection(m)
+    path = m / "merged/m/model.safetensors"
+    child(os.stat, path)
+    (place / "rules").write_text("lookup m/* hang\n")
+    os.rename(place / "rules", faults)
+    helper = helpers_of(m)["fstfs-open"]
+
+    def hung():
+        """Whether a thread of the helper waits on the storage."""
+        for task in os.listdir(f"/proc/{helper}/task"):
+            with open(f"/proc/{helper}/task/{task}/wchan") as f:
+                if f.read().startswith(("request_wait_answer", "fuse_", "__fuse")):
+                    return True
+        return False
+
+    waiting = os.fork()
+    if waiting == 0:
+        with contextlib.suppress(OSError):
+            os.stat(path)
+        os._exit(0)
+    assert eventually(hung, LIMIT)
+    os.kill(helper, signal.SIGKILL)
+    freed = eventually(lambda: os.waitpid(waiting, os.WNOHANG)[0], 10)
+    gone = eventually(lambda: not mounted_at(m.path), 10)
+    faults.unlink()
+    assert freed and gone
+    assert m.log_text().count("fstfs-open has ended") == 1
+    assert ended(m, number) == 1
+
+
+def test_unmounter_is_killed(mount, versions, crowd, who, shared):
+    """Readers notice nothing. In the end the mount is left, dead, which the log and the exit
+    status say."""
+    m = mount(versions[0].root, *shared, died=True, **who)
+    files = expected(m, versions[:1])
+    all_of_them = crowd(m, files)
+    number = connection(m)
+    kill_helper(m, "fstfs-unmount")
+    assert eventually(lambda: "fstfs-unmount has ended" in m.log_text())
+    child(readers.check_files, files, "read", user=m.user)
+    m.signal(signal.SIGTERM)
+    judge(all_of_them, ENDS)
+    assert ended(m, number) == 1
+    assert "cannot unmount" in m.log_text()
+    dead(m)
+    subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+
+
+def test_unmount_without_the_unmounter(mount, versions, who):
+    """Others may unmount it still, which leaves nothing behind."""
+    m = mount(versions[0].root, **who)
+    kill_helper(m, "fstfs-unmount")
+    assert eventually(lambda: "fstfs-unmount has ended" in m.log_text())
+    assert m.unmount() == 0
+
+
+def test_logger_is_killed(versions, place, fstfs, shared):
+    """The log is lost and nothing else."""
+    mountpoint = place / "mnt"
+    mountpoint.mkdir()
+    subprocess.run([BINARY, *shared, versions[0].root, mountpoint], check=True)
+    try:
+        m = InBackground(mountpoint)
+        files = expected(m, versions[:1])
+        pid, helpers = m.pid, helpers_of(m)
+        os.kill(helpers["fstfs-log"], signal.SIGKILL)
+        assert eventually(lambda: not alive(helpers["fstfs-log"]))
+        readers.check_files(files, "read")
+        os.kill(pid, signal.SIGTERM)
+        assert eventually(lambda: not mounted_at(mountpoint))
+        assert eventually(lambda: not any(alive(p) for p in (pid, *helpers.values())))
+    finally:
+        if mounted_at(mountpoint):
+            subprocess.run(["fusermount3", "-uz", mountpoint], check=True)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)

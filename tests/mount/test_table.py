@@ -202,7 +202,7 @@ class Stage:
             pytest.skip("tests/slowfs/slowfs is not built")
         # what it has open when it is taken away is no leak
         sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-        self.storage = self.mount(self.root / "d", "-o", f"valid=0,faults={self.place}/faults",
+        self.storage = self.mount(self.root / "d", "-o", f"valid=0,age=60,faults={self.place}/faults",
                                   binary=SLOWFS, mountpoint=mountpoint, died=True,
                                   environment={"ASAN_OPTIONS": sanitizer})
         return self.storage.path

@@ -16,7 +16,7 @@ from corpus import trees
 
 VIEWS = ("tensors", "merged", "shards", "npy")
 MAKERS = [trees.in_root, trees.nested, trees.diffusers, trees.adapters, trees.hub_cache,
-          trees.sharded_without_index, trees.names]
+          trees.together, trees.sharded_without_index, trees.names]
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,8 @@ def sources(shared_place):
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda m: m.__name__)
-@pytest.mark.parametrize("options", [(), ("--shards=2",)], ids=["as-source", "recut"])
+@pytest.mark.parametrize("options", [(), ("--shards=2",), ("--shards=1",), ("--shard-size=5K",)],
+                         ids=["as-source", "recut", "recut-to-one", "recut-by-size"])
 def test_tree(mount, sources, maker, options):
     source = sources(maker)
     m = mount(source.root, *options)
@@ -76,7 +77,8 @@ def test_recut_of_names_that_look_numbered(mount, place):
     source.add("indexed", "o-00001-of-00002", trees.small_tensors("i.", count=1),
                names=["a.safetensors"], index="o-00001-of-00002.safetensors.index.json")
     source.add("cut", "o-00009-of-00002", trees.small_tensors("b.", count=4))
-    m = mount(source.root, "--shards=2")
+    options = ["--shard-size=4104"]
+    m = mount(source.root, *options)
     for directory, names in (
             ("beyond", ["o-00009-of-00002.safetensors"]),
             ("indexed", ["o-00001-of-00002.safetensors"]),
@@ -84,9 +86,112 @@ def test_recut_of_names_that_look_numbered(mount, place):
                      "o-00009-of-00002-00002-of-00002.safetensors",
                      "o-00009-of-00002.safetensors.index.json"])):
         assert sorted(os.listdir(m / f"shards/{directory}")) == names
-    oracle.check_source(m.path, source, ["--shards=2"])
+    oracle.check_source(m.path, source, options)
     with pytest.raises(FileNotFoundError):
         os.lstat(m / "shards/cut/o-00009-of-00002.safetensors")
+
+
+def of(stem, count):
+    return [f"{stem}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+
+
+# What of trees.together is in shards/ with an option, beside what is as in the source.
+RECUT_TOGETHER = {
+    "--shards=2": {
+        "mistral": of("model", 2) + ["model.safetensors.index.json"],
+        "unnamed": of("model", 2) + ["model.safetensors.index.json"],
+        "variants": of("diffusion_pytorch_model", 2) + of("diffusion_pytorch_model.fp16", 2) +
+                    ["diffusion_pytorch_model.safetensors.index.json",
+                     "diffusion_pytorch_model.safetensors.index.fp16.json"],
+        "legacy": of("diffusion_pytorch_model.fp16", 2) +
+                  ["diffusion_pytorch_model.safetensors.fp16.index.json"],
+        "indexed": [], "indexed-beside": [], "singles": []},
+    # one file, beside others: the index stays
+    "--shards=1": {
+        "mistral": ["model.safetensors", "model.safetensors.index.json"],
+        "unnamed": ["model.safetensors", "model.safetensors.index.json"],
+        "variants": ["diffusion_pytorch_model.safetensors",
+                     "diffusion_pytorch_model.fp16.safetensors",
+                     "diffusion_pytorch_model.safetensors.index.json",
+                     "diffusion_pytorch_model.safetensors.index.fp16.json"],
+        "legacy": ["diffusion_pytorch_model.fp16.safetensors",
+                   "diffusion_pytorch_model.safetensors.fp16.index.json"],
+        "indexed": [], "indexed-beside": [], "singles": []},
+    # single files of over 5000 bytes are cut, where no other checkpoint has an index
+    "--shard-size=5000": {
+        "mistral": of("model", 4) + ["model.safetensors.index.json"],
+        "unnamed": of("model", 2) + ["model.safetensors.index.json"],
+        "variants": of("diffusion_pytorch_model", 2) + of("diffusion_pytorch_model.fp16", 2) +
+                    ["diffusion_pytorch_model.safetensors.index.json",
+                     "diffusion_pytorch_model.safetensors.index.fp16.json"],
+        "legacy": of("diffusion_pytorch_model.fp16", 2) +
+                  ["diffusion_pytorch_model.safetensors.fp16.index.json"],
+        "indexed": ["model.safetensors"],
+        "indexed-beside": ["model.safetensors", "model.safetensors.index.json"],
+        "singles": of("model", 2) + of("model.fp16", 2) +
+                   ["model.safetensors.index.json", "model.safetensors.index.fp16.json"]},
+}
+
+
+@pytest.mark.parametrize("option", RECUT_TOGETHER)
+def test_recut_beside_others(mount, sources, option):
+    """Files that loaders open by name stay as they are; and where the source has one index, there
+    is one."""
+    source = sources(trees.together)
+    m = mount(source.root, option)
+    for directory, made in RECUT_TOGETHER[option].items():
+        stems = {re.sub(r"-\d{5}-of-\d{5}|\.safetensors.*", "", name) for name in made
+                 if name.endswith(".safetensors")}
+        others = [c for c in source.checkpoints
+                  if c.directory == directory and c.stem not in stems]
+        kept = [name for c in others for name, _ in c.shards]
+        kept += [c.index for c in others if c.index]
+        kept += ["config.json"] if directory == "mistral" else []
+        assert sorted(os.listdir(m / f"shards/{directory}")) == sorted(made + kept), directory
+        for name in kept:
+            assert m.read(f"shards/{directory}/{name}") == \
+                oracle.read_all(source.path(directory, name)), name
+    assert m.problems() == []
+
+
+def test_index_of_a_merged_file_beside_others(mount, place):
+    """It comes and goes with the other checkpoint, and with the merged file."""
+    source = trees.Source(place / "s")
+    c = source.add("m", "model", trees.small_tensors(count=6), shards=2)
+    m = mount(source.root)
+    assert os.listdir(m / "merged/m") == ["model.safetensors"]
+    source.place("m/adapter_model.safetensors", trees.file_bytes(trees.small_tensors("a.")))
+    both = ["adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"]
+    assert eventually(lambda: os.listdir(m / "merged/m") == both)
+    oracle.check_merged(m / "merged", c, keeps_index=True)
+    os.rename(source.path("m", c.shards[0][0]), source.path("away"))
+    assert eventually(lambda: os.listdir(m / "merged/m") == ["adapter_model.safetensors"])
+    assert eventually(lambda: not os.path.lexists(m / "merged/m/model.safetensors.index.json"))
+    os.rename(source.path("away"), source.path("m", c.shards[0][0]))
+    assert eventually(lambda: os.listdir(m / "merged/m") == both)
+    os.unlink(source.path("m/adapter_model.safetensors"))
+    assert eventually(lambda: os.listdir(m / "merged/m") == ["model.safetensors"])
+    assert eventually(lambda: not os.path.lexists(m / "merged/m/model.safetensors.index.json"))
+
+
+@pytest.mark.parametrize("metadata", [
+    b'{}', b'[1]', b'7', b'null', b'{"total_size": "wrong", "total_size\\u0000": 1}',
+    b'{"total\\u005fsize": 5, "a": {"b": [1.50, -0e1, "\\u00e9"]}}', b'{"x": "' + b"y" * 70000 + b'"}'])
+def test_metadata_of_the_index(mount, place, metadata):
+    """Whatever the source's index has beside the size stands in the indexes made of it."""
+    source = trees.Source(place / "s")
+    c = source.add("m", "model", trees.small_tensors(count=4), shards=2, index=False)
+    source.add("m", "other", trees.small_tensors(count=2))
+    text = trees.index_bytes({t.name: name for name, tensors in c.shards for t in tensors})
+    source.place("m/model.safetensors.index.json", text.replace(b'"metadata": {}',
+                                                                b'"metadata": ' + metadata))
+    given = json.loads(metadata)
+    want = dict(given) if isinstance(given, dict) and len(metadata) < 65536 else {}
+    want["total_size"] = sum(t.size for t in c.tensors)
+    m = mount(source.root, "--shards=3")
+    for path in ("merged/m/model.safetensors.index.json", "shards/m/model.safetensors.index.json",
+                 "tensors/m/model.index.json"):
+        assert json.loads(m.read(path))["metadata"] == want, path
 
 
 def test_one_coherent_checkpoint_a_directory(mount, sources):
@@ -276,6 +381,69 @@ def test_merged_index_tells_all(mount, sources):
                         os.path.join(os.fsencode(c.stem), os.path.basename(path)))
 
 
+def indexed_files(m, directory):
+    """{name: {tensor: file}} of the indexes of a directory in tensors/."""
+    found = {}
+    for name in os.listdir(m / f"tensors/{directory}"):
+        if name.endswith(".index.json"):
+            with open(m / f"tensors/{directory}/{name}") as file:
+                entries = index_entries(json.load(file))
+            found[name] = {tensor: e["file"] for tensor, e in entries.items()}
+    return found
+
+
+def check_indexed_files(m, directory, expected):
+    """The indexes are these, and the files that they name have the tensors."""
+    assert eventually(lambda: indexed_files(m, directory) == expected), indexed_files(m, directory)
+    for files in expected.values():
+        for tensor, file in files.items():
+            name = os.getxattr(m / f"tensors/{directory}/{file}", "user.safetensors.name")
+            assert name == tensor.encode()
+
+
+def in_directory(directory, tensors):
+    return {t.name: f"{directory}/{t.name}" for t in tensors}
+
+
+def test_index_of_a_checkpoint_whose_name_is_taken(mount, place):
+    """Its tensors are in another directory, which the index names; also when the name is taken and
+    freed again while it is mounted."""
+    source = trees.Source(place / "s")
+    tensors = trees.small_tensors("m.", count=2)
+    source.add("m", "model", tensors)
+    m = mount(source.root)
+    check_indexed_files(m, "m", {"model.index.json": in_directory("model", tensors)})
+    for _ in range(2):
+        source.add("m/model", "other", trees.small_tensors("o.", count=2))
+        check_indexed_files(m, "m",
+                            {"model.index.json": in_directory("model.safetensors", tensors)})
+        shutil.rmtree(source.path("m/model"))
+        check_indexed_files(m, "m", {"model.index.json": in_directory("model", tensors)})
+
+
+def test_no_index_of_tensors_that_are_left_out(mount, place):
+    """Both names that a checkpoint's directory may have are taken."""
+    source = trees.Source(place / "s")
+    source.add("m", "a", trees.small_tensors("x.", count=1))
+    other = source.add("m", "a.safetensors", trees.small_tensors("y.", count=1))
+    source.add("m/a", "model", trees.small_tensors("z.", count=1))
+    m = mount(source.root)
+    check_indexed_files(m, "m", {
+        "a.safetensors.index.json": in_directory("a.safetensors", other.tensors)})
+    assert any("left out of a view" in p for p in m.problems())
+
+
+def test_index_of_a_shadowed_checkpoint(mount, place):
+    source = trees.Source(place / "s")
+    sharded = source.add("m", "model", trees.small_tensors("n.", count=4), shards=2)
+    single = trees.small_tensors("s.", count=1)
+    source.place("m/model.safetensors", trees.file_bytes(single))
+    m = mount(source.root)
+    check_indexed_files(m, "m", {
+        "model.index.json": in_directory("model", sharded.tensors),
+        "model.safetensors.index.json": in_directory("model.safetensors", single)})
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_view_option(mount, sources, view):
     source = sources(trees.nested)
@@ -401,7 +569,7 @@ def test_nothing_is_scanned_before_it_is_looked_at(mount, place):
     m = mount(source.root)
     os.listdir(m / "tensors")
     counters = metric_values(m.read(".fstfs/metrics").decode())
-    headers = {k: v for k, v in counters.items() if "header" in k}
+    headers = {k: v for k, v in counters.items() if "headers" in k or "header_bytes" in k}
     assert headers and all(v == 0 for v in headers.values()), headers
     oracle.check_tensors(m / "tensors", source.checkpoints[7])
     counters = metric_values(m.read(".fstfs/metrics").decode())

@@ -85,10 +85,11 @@ def test_zsh_options(program):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_choices(program):
-    """--io=auto|threads offers both, in both shells, when the = is typed and after a letter."""
+    """--io=auto|threads offers both, in both shells, when the = or a space is typed
+    and after a letter."""
     zsh = {}
     for spec in specs_of_zsh(program):
-        choice = re.match(r"(?:\([^)]*\))?(--[\w-]+)=-\[.*:\(([a-z ]+)\)$", spec)
+        choice = re.match(r"(?:\([^)]*\))?(--[\w-]+)=\[.*:\(([a-z ]+)\)$", spec)
         if choice:
             zsh[choice[1]] = set(choice[2].split())
     choices = choices_in(help_of(program))
@@ -98,6 +99,8 @@ def test_choices(program):
         assert offered_by_bash(program, option, "=") == words
         some = min(words)
         assert some in offered_by_bash(program, option, "=", some[0])
+        assert offered_by_bash(program, option, "") == words
+        assert some in offered_by_bash(program, option, some[0])
 
 
 def test_views():
@@ -134,3 +137,11 @@ def test_paths(place, monkeypatch):
     assert offered_by_bash("fstfs-bench", "--rounds", "=") == set()
     assert offered_by_bash("fstfs-top", "") == {"directory"}
     assert offered_by_bash("fstfs-top", "--interval", "=") == set()
+    # a number, a size or a name is the next word
+    for program, options in {"fstfs": ["--shards", "--shard-size", "--memory", "--queue-depth",
+                                       "--threads"],
+                             "fstfs-pack": ["--max-shard-size", "--shards", "--stem", "--pick",
+                                            "--drop"],
+                             "fstfs-bench": ["--rounds"], "fstfs-top": ["--interval"]}.items():
+        for option in options:
+            assert offered_by_bash(program, option, "") == set(), option

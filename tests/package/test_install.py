@@ -59,6 +59,26 @@ def test_files(installed):
             assert stat.S_IMODE(path.stat().st_mode) == mode, name
 
 
+@pytest.mark.parametrize("options", [[], ["-Dlibdir=lib/elsewhere"]], ids=["default", "explicit"])
+def test_libdir_without_dpkg_dev(place, options):
+    """The multiarch folder, which the linker searches, and nothing else when -Dlibdir names one."""
+    for program in ("meson", "cc"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed")
+    triplet = subprocess.run(["cc", "-print-multiarch"], capture_output=True,
+                             text=True).stdout.strip()
+    if not triplet:
+        pytest.skip("this system has no multiarch folders")
+    (place / "dpkg-architecture").write_text("#!/bin/sh\nexit 127\n")
+    (place / "dpkg-architecture").chmod(0o755)
+    subprocess.run(["meson", "setup", place / "build", ROOT, *options], check=True,
+                   capture_output=True, env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}"})
+    told = subprocess.run(["meson", "introspect", "--buildoptions", place / "build"], check=True,
+                          capture_output=True, text=True)
+    libdir = {option["name"]: option["value"] for option in json.loads(told.stdout)}["libdir"]
+    assert libdir == ("lib/elsewhere" if options else f"lib/{triplet}")
+
+
 def test_paths_in_files(installed):
     """What names another installed file names it where it will be, not in DESTDIR or a build."""
     prefix, libdir = installed

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python module with NumPy, against safetensors and against the bytes that were written."""
 
+import ctypes
 import gc
 import importlib
 import json
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from conftest import SLOW, child
+from conftest import BUILD, SLOW, child
 
 from . import files
 from .module import fstfs
@@ -65,6 +66,24 @@ def test_ml_dtypes(path):
             assert found[name].dtype == "u1" and found[name].shape == (*shape[:-1], shape[-1] // 2)
 
 
+def test_files_of_one_stem(place, mount):
+    """Of each suffix, bare and by the mount."""
+    (place / "s").mkdir()
+    want = {}
+    for i, name in enumerate(("a.safetensors", "a.sft", "a.SAFETENSORS")):
+        want[name] = files.tensors_of(["F32"], [(i + 2, 3)])
+        files.write(place / "s" / name, want[name])
+    m = mount(place / "s")
+    for name, tensors in want.items():
+        for path in (place / "s" / name, m / f"merged/{name}", m / f"shards/{name}",
+                     m / ("tensors/a" if name == "a.safetensors" else f"tensors/{name}")):
+            with fstfs.safe_open(path, "np") as file:
+                assert set(file.keys()) == set(tensors), path
+                for tensor, (_, shape, data) in tensors.items():
+                    found = file.get_tensor(tensor)
+                    assert found.shape == tuple(shape) and found.tobytes() == data, path
+
+
 def test_without_ml_dtypes(path):
     """And without safetensors: the module needs neither."""
     program = """
@@ -100,7 +119,7 @@ def test_names_and_metadata(path, place):
             assert file.get_slice(name).get_shape() == want.get_slice(name).get_shape()
             assert file.get_slice(name).get_dtype() == want.get_slice(name).get_dtype()
     some = {name: ALL[name] for name in ("U8.6x4", "BOOL.1", "F32.2x3x4")}
-    for metadata in (None, {}):
+    for metadata in (None, {}, {"a\0b": "1", "a\0c": "2", "a": "x\0y", "": "\0"}):
         files.write(place / "some", some, metadata)
         with fstfs.safe_open(place / "some", "np") as file, \
                 safetensors.safe_open(place / "some", "np") as want:
@@ -115,7 +134,9 @@ def test_strange_names(place):
     with fstfs.safe_open(place / "names", "np") as file:
         for name, (_, _, data) in tensors.items():
             assert file.get_tensor(name).tobytes() == data
-        for name in ("\ud800", "b", "a\0"):
+        with pytest.raises(UnicodeEncodeError):  # as of safetensors
+            file.get_tensor("\ud800")
+        for name in ("b", "a\0"):
             with pytest.raises(fstfs.SafetensorError, match="File does not contain tensor"):
                 file.get_tensor(name)
 
@@ -338,6 +359,16 @@ def test_on_a_mount(mount, models, view):
             assert [name for name in file.offset_keys() if tensors[name][2]] == full
             assert file.metadata() == want.metadata()
             same(file.get_slice("U16.300x100")[7:, ::9], want.get_slice("U16.300x100")[7:, ::9])
+
+
+def test_structures_are_those_of_the_header():
+    """As a C compiler lays them out."""
+    done = subprocess.run([BUILD / "tests/client/client", "sizes"], capture_output=True, check=True)
+    library = fstfs._library
+    assert json.loads(done.stdout) | {
+        "fstfs_tensor": library.TENSOR.size, "fstfs_metadata": library.METADATA.size,
+        "fstfs_slice": ctypes.sizeof(library.Slice), "fstfs_request": ctypes.sizeof(library.Request),
+        "fstfs_read_options": ctypes.sizeof(library.Options)} == json.loads(done.stdout)
 
 
 def test_library_is_missing(place):

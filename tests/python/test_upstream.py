@@ -4,6 +4,7 @@ PyPI, of the version that is installed, and are kept in the cache of tools/test.
 
 import hashlib
 import html
+import importlib.util
 import http.client
 import os
 import re
@@ -26,6 +27,11 @@ pytest.importorskip("torch")
 INDEX = "https://pypi.org/simple/safetensors/"
 TESTS = ("test_simple.py", "test_pt_comparison.py", "test_pt_model.py", "test_multithreaded.py",
          "test_pread_backend.py")
+# of safetensors, the framework's module, its tests, and how many pass at least
+# (those of mlx run on a Mac only)
+OTHERS = (("flax", "jax", "test_flax_comparison.py", 4),
+          ("tensorflow", "tensorflow", "test_tf_comparison.py", 4),
+          ("paddle", "paddle", "test_paddle_comparison.py", 6))
 
 
 def get(address):
@@ -57,19 +63,32 @@ def source():
     return archive, name
 
 
-@pytest.mark.limit(180)
-def test_of_safetensors(source, place):
+def run_tests(source, place, tests, least, framework=""):
     archive, name = source
     (place / "tests").mkdir()
     with tarfile.open(archive) as tar:
-        for test in TESTS:
+        for test in tests:
             with tar.extractfile(f"{name}/bindings/python/tests/{test}") as file:
                 (place / "tests" / test).write_bytes(file.read())
     (place / "work/tests/data").mkdir(parents=True)  # where they write
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "swapped", "-q", "-rs",
-         place / "tests"],
+         *(("-k", "not gpu") if framework else ()), place / "tests"],
         cwd=place / "work", capture_output=True, text=True, timeout=170 * SLOW,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, f"{HERE}/python"])})
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, f"{HERE}/python"]),
+             "SWAPPED_FRAMEWORK": framework})
     assert done.returncode == 0, done.stdout[-8000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= least
+
+
+@pytest.mark.limit(180)
+def test_of_safetensors(source, place):
+    run_tests(source, place, TESTS, 31)
+
+
+@pytest.mark.limit(180)
+@pytest.mark.parametrize("framework, module, test, least", OTHERS, ids=lambda value: str(value))
+def test_of_safetensors_with(source, place, framework, module, test, least):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    run_tests(source, place, [test], least, framework)

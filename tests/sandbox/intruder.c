@@ -4,10 +4,13 @@
  * would who got to run code there, at its first posix_fadvise(2): fstfs calls that on a
  * thread that serves, when it has opened a file of the source.
  *
- *   INTRUDER=REPORT   a file that it makes at once, for a line for each attempt: its
- *                     name, and "works" or the name of the error
+ *   INTRUDER=REPORT   a file that it opens at once as standard input, which fstfs does not
+ *                     close, for a line for each attempt: its name, and "works" or the
+ *                     name of the error
  *   INTRUDER_INSIDE=, INTRUDER_OUTSIDE=   files that the user may read and write, in
  *                     the source and elsewhere
+ *   INTRUDER_STREAM=, INTRUDER_DATAGRAM=   sockets of that user
+ *   INTRUDER_VICTIM=  the ID of another process of that user
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,15 +19,20 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static int report = -1;
@@ -34,8 +42,12 @@ static void __attribute__((constructor)) begin(void)
 {
     const char *path = getenv("INTRUDER");
 
-    if (path)
-        report = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+
+    if (fd >= 0)
+        report = dup2(fd, STDIN_FILENO);
+    if (fd > STDIN_FILENO)
+        close(fd);
 }
 
 static void
@@ -47,22 +59,31 @@ tell(const char *what, long result)
         dprintf(report, "%s works\n", what);
 }
 
+/* A file that stays open for writing would be refused to readers. */
+static void
+tell_opened(const char *what, int fd)
+{
+    tell(what, fd);
+    if (fd >= 0)
+        close(fd);
+}
+
 static void
 try_files(const char *inside, const char *outside)
 {
     char made[4096];
 
     snprintf(made, sizeof(made), "%s.made", inside);
-    tell("read-inside", open(inside, O_RDONLY | O_CLOEXEC));
-    tell("read-outside", open(outside, O_RDONLY | O_CLOEXEC));
-    tell("write-inside", open(inside, O_WRONLY | O_CLOEXEC));
-    tell("write-outside", open(outside, O_WRONLY | O_CLOEXEC));
-    tell("make", open(made, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    tell_opened("read-inside", open(inside, O_RDONLY | O_CLOEXEC));
+    tell_opened("read-outside", open(outside, O_RDONLY | O_CLOEXEC));
+    tell_opened("write-inside", open(inside, O_WRONLY | O_CLOEXEC));
+    tell_opened("write-outside", open(outside, O_WRONLY | O_CLOEXEC));
+    tell_opened("make", open(made, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     tell("truncate", truncate(outside, 0));
     tell("chmod", chmod(outside, 0777));
     tell("remove", unlink(outside));
-    tell("list-root", open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    tell("open-proc", open("/proc/self/mem", O_RDWR | O_CLOEXEC));
+    tell_opened("list-root", open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    tell_opened("open-proc", open("/proc/self/mem", O_RDWR | O_CLOEXEC));
 }
 
 /* None of them may do anything where it is allowed: it is asked for in vain. */
@@ -89,14 +110,123 @@ try_calls(void)
     tell("execute", execv("/nowhere", arguments));
 }
 
+/* Tells the name's last error where no attempt worked. */
+static void
+tell_any(const char *what, long works)
+{
+    tell(what, works > 0 ? works : -1);
+}
+
+static socklen_t
+set_address(struct sockaddr_un *address, const char *path)
+{
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    snprintf(address->sun_path, sizeof(address->sun_path), "%s", path);
+    if (path[0] == '@')
+        address->sun_path[0] = '\0';
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
+}
+
+/* From this descriptor to that address. sendmsg(2) may succeed and ignore the address: the
+ * receiver knows. */
+static void
+send_message(int fd, const char *path)
+{
+    struct sockaddr_un address;
+    socklen_t length = set_address(&address, path);
+    struct iovec vector = {(void *)(uintptr_t) "intruder", 8};
+    struct msghdr message = {
+        .msg_name = &address, .msg_namelen = length, .msg_iov = &vector, .msg_iovlen = 1};
+
+    sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static bool
+send_text(int fd, const char *path)
+{
+    struct sockaddr_un address;
+    socklen_t length = set_address(&address, path);
+
+    return sendto(fd, "intruder", 8, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&address,
+                  length) > 0;
+}
+
+/* Without a sandbox: where any message makes the unmounter unmount. */
+static bool
+is_helper_socket(int fd)
+{
+    int type = 0;
+
+    return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &(socklen_t){sizeof(type)}) == 0 &&
+           type == SOCK_SEQPACKET;
+}
+
+static void
+try_sockets(const char *stream, const char *datagram)
+{
+    struct sockaddr_un address;
+    socklen_t length = set_address(&address, stream);
+    int fd, ends[2] = {-1, -1};
+    long connected = 0, sent = 0;
+
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    tell("socket", fd);
+    for (int other = 3; other < 64; other++)
+        connected += other != fd && connect(other, (struct sockaddr *)&address, length) == 0;
+    connected += connect(fd, (struct sockaddr *)&address, length) == 0;
+    tell_any("connect", connected);
+    tell("datagram-pair", socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends));
+    send_message(ends[0], datagram);
+    for (int other = 3; other < 64; other++)
+        if (!is_helper_socket(other))
+            sent += send_text(other, datagram);
+    tell_any("sendto", sent);
+    /* Not from the daemon's own sockets: whatever comes makes the unmounter unmount. */
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0)
+        send_message(ends[0], datagram);
+}
+
+/* Of another process: its limits, and signals to it. Signal 0 is none. */
+static void
+try_process(pid_t victim)
+{
+    struct rlimit none = {0, 0};
+    struct f_owner_ex owner = {F_OWNER_PID, victim};
+    siginfo_t info = {.si_code = SI_QUEUE};
+
+    tell("limits", prlimit(victim, RLIMIT_CORE, &none, NULL));
+    tell("read-limits", prlimit(victim, RLIMIT_CORE, NULL, &none));
+    tell("own-limits", prlimit(0, RLIMIT_CORE, &none, NULL));
+    tell("tgkill", syscall(SYS_tgkill, victim, victim, 0));
+    tell("tkill", syscall(SYS_tkill, victim, 0));
+    tell("sigqueue", syscall(SYS_rt_sigqueueinfo, victim, 0, &info));
+    tell("owner", fcntl(report, F_SETOWN, victim));
+    tell("owner-ex", fcntl(report, F_SETOWN_EX, &owner));
+    tell("pidfd", syscall(SYS_pidfd_open, victim, 0));
+    tell("memory", syscall(SYS_process_vm_readv, victim, NULL, 0, NULL, 0, 0));
+    tell("priority", setpriority(PRIO_PROCESS, (id_t)victim, getpriority(PRIO_PROCESS, 0)));
+    tell("ring-register", syscall(SYS_io_uring_register, report, IORING_REGISTER_PROBE, NULL, 0));
+    tell("ioctl", syscall(SYS_ioctl, report, FIOCLEX));
+    /* In vain where it is allowed: a length of 0, and flags that do not go together. */
+    tell("poison", madvise((void *)(uintptr_t)sysconf(_SC_PAGESIZE), 0, MADV_HWPOISON));
+    tell("namespace-thread",
+         syscall(SYS_clone, CLONE_THREAD | CLONE_NEWNET, NULL, NULL, NULL, NULL));
+    tell("handle", syscall(SYS_open_by_handle_at, AT_FDCWD, NULL, O_RDONLY));
+}
+
 int
 posix_fadvise(int fd, off_t offset, off_t length, int advice)
 {
     const char *inside = getenv("INTRUDER_INSIDE"), *outside = getenv("INTRUDER_OUTSIDE");
+    const char *stream = getenv("INTRUDER_STREAM"), *datagram = getenv("INTRUDER_DATAGRAM");
+    const char *victim = getenv("INTRUDER_VICTIM");
 
-    if (report >= 0 && inside && outside && !atomic_exchange(&done, true)) {
+    if (report >= 0 && inside && outside && stream && datagram && victim && gettid() != getpid() &&
+        !atomic_exchange(&done, true)) {
         try_files(inside, outside);
         try_calls();
+        try_sockets(stream, datagram);
+        try_process((pid_t)atoi(victim));
         tell("end", 0);
     }
     return (int)syscall(SYS_fadvise64, fd, offset, length, advice);

@@ -3,9 +3,13 @@
  * misfortune: loaded before a program's libraries (LD_PRELOAD), ends it or fails it at
  * a place that the test counts to, so that nothing depends on time.
  *
- *   KILL_AT=N      SIGKILL instead of its Nth call that changes a file system
- *   READDIR_AT=N   its Nth readdir(3) fails with EIO, and those after it on that stream
- *   NO_TMPFILE=1   there are no files without a name (O_TMPFILE)
+ *   KILL_AT=N           SIGKILL instead of its Nth call that changes a file system
+ *   FAIL_AT=N           its Nth call that changes a file system fails with ENOSPC
+ *   STOP_AT=N           SIGSTOP before its Nth call that changes a file system
+ *   READDIR_AT=N        its Nth readdir(3) fails with EIO, and those after it on that stream
+ *   NO_TMPFILE=1        there are no files without a name (O_TMPFILE)
+ *   NO_RENAME_FLAGS=1   renameat2(2) knows no flags, as on NFS and many FUSE file systems
+ *   NO_LINKS=1          there are no hard links
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -28,13 +32,20 @@ is_now(const char *variable, _Atomic long *count)
     return at && atomic_fetch_add(count, 1) + 1 == strtol(at, NULL, 10);
 }
 
-static void
+/* Whether the call is to fail. */
+static int
 change(void)
 {
-    static _Atomic long changes;
+    static _Atomic long changes, calls, failures;
 
     if (is_now("KILL_AT", &changes))
         kill(getpid(), SIGKILL);
+    if (is_now("STOP_AT", &calls))
+        kill(getpid(), SIGSTOP);
+    if (!is_now("FAIL_AT", &failures))
+        return 0;
+    errno = ENOSPC;
+    return 1;
 }
 
 /* NAME: as it is in the library; what follows is its type, parameters and arguments. */
@@ -44,8 +55,7 @@ change(void)
     {                                                                                              \
         type(*next) parameters = (type(*) parameters)dlsym(RTLD_NEXT, #name);                      \
                                                                                                    \
-        change();                                                                                  \
-        return next arguments;                                                                     \
+        return change() ? -1 : next arguments;                                                     \
     }
 /* NOLINTEND(bugprone-macro-parentheses) */
 
@@ -55,12 +65,34 @@ CHANGES(pwrite64, ssize_t, (int fd, const void *from, size_t size, off64_t at),
 CHANGES(ftruncate64, int, (int fd, off64_t size), (fd, size))
 CHANGES(fallocate64, int, (int fd, int mode, off64_t at, off64_t size), (fd, mode, at, size))
 CHANGES(fsync, int, (int fd), (fd))
-CHANGES(linkat, int, (int from, const char *old, int to, const char *new, int flags),
-        (from, old, to, new, flags))
 CHANGES(renameat, int, (int from, const char *old, int to, const char *new), (from, old, to, new))
-CHANGES(renameat2, int, (int from, const char *old, int to, const char *new, unsigned flags),
-        (from, old, to, new, flags))
 CHANGES(unlinkat, int, (int fd, const char *path, int flags), (fd, path, flags))
+
+int
+linkat(int from, const char *old, int to, const char *new, int flags)
+{
+    int (*next)(int, const char *, int, const char *, int) =
+        (int (*)(int, const char *, int, const char *, int))dlsym(RTLD_NEXT, "linkat");
+
+    if (getenv("NO_LINKS")) {
+        errno = EPERM;
+        return -1;
+    }
+    return change() ? -1 : next(from, old, to, new, flags);
+}
+
+int
+renameat2(int from, const char *old, int to, const char *new, unsigned flags)
+{
+    int (*next)(int, const char *, int, const char *, unsigned) =
+        (int (*)(int, const char *, int, const char *, unsigned))dlsym(RTLD_NEXT, "renameat2");
+
+    if (flags && getenv("NO_RENAME_FLAGS")) {
+        errno = EINVAL;
+        return -1;
+    }
+    return change() ? -1 : next(from, old, to, new, flags);
+}
 
 int
 openat64(int fd, const char *path, int flags, ...)
@@ -78,7 +110,8 @@ openat64(int fd, const char *path, int flags, ...)
         va_start(rest, flags);
         mode = va_arg(rest, mode_t);
         va_end(rest);
-        change();
+        if (change())
+            return -1;
     }
     return next(fd, path, flags, mode);
 }

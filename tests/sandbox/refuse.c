@@ -5,7 +5,7 @@
  *
  *   refuse CALL=ERROR... -- COMMAND [ARGUMENT...]
  *
- *   CALL   io_uring_setup, io_uring_enter, io_uring_register, cachestat, statx;
+ *   CALL   io_uring_setup, io_uring_enter, io_uring_register, cachestat, statx, close_range;
  *          O_DIRECT: openat or fcntl(F_SETFL) with that flag;
  *          RWF_NOWAIT, RWF_DONTCACHE: preadv2 with that flag;
  *          landlock, seccomp, capset; no_new_privs: prctl with that option
@@ -36,6 +36,7 @@
 #define SYS_cachestat 451 /* Linux 6.5, the same on all machines */
 #endif
 
+#define CLOSE_RANGE 436 /* Linux 5.9, likewise */
 #define LANDLOCK_CREATE_RULESET 444 /* Linux 5.13, likewise */
 
 #define MOST_INSTRUCTIONS 256
@@ -58,6 +59,7 @@ static const struct call {
     {"io_uring_register", SYS_io_uring_register, {{0}}},
     {"cachestat", SYS_cachestat, {{0}}},
     {"statx", SYS_statx, {{0}}},
+    {"close_range", CLOSE_RANGE, {{0}}},
     {"O_DIRECT", SYS_openat, {{2, O_DIRECT, O_DIRECT}}},
     {"O_DIRECT", SYS_fcntl, {{1, UINT32_MAX, F_SETFL}, {2, O_DIRECT, O_DIRECT}}},
     {"RWF_NOWAIT", SYS_preadv2, {{5, RWF_NOWAIT, RWF_NOWAIT}}},

@@ -9,6 +9,7 @@
  *   -o threads=N    requests at once (256)
  *   -o valid=S      seconds that names and attributes are believed, as a network file
  *                   system's are (1); 0: what changes is seen at once
+ *   -o age=S        seconds by which files look older than they are (0)
  *   -o faults=FILE  what else befalls requests: see faults.h
  *
  * With no delay it is a plain FUSE passthrough, a peer to measure against. It
@@ -40,7 +41,7 @@
 struct options {
     unsigned delay; /* microseconds */
     unsigned threads;
-    unsigned valid; /* seconds */
+    unsigned valid, age; /* seconds */
     char *faults; /* file */
 };
 
@@ -50,6 +51,7 @@ static const struct fuse_opt option_table[] = {
     {"delay=%u", offsetof(struct options, delay), 0},
     {"threads=%u", offsetof(struct options, threads), 0},
     {"valid=%u", offsetof(struct options, valid), 0},
+    {"age=%u", offsetof(struct options, age), 0},
     {"faults=%s", offsetof(struct options, faults), 0},
     FUSE_OPT_END,
 };
@@ -160,6 +162,16 @@ on_init(void *arg, struct fuse_conn_info *conn)
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
 }
 
+static int
+stat_aged(const char *path, struct stat *st)
+{
+    if (fstatat(source, path, st, AT_SYMLINK_NOFOLLOW) < 0)
+        return -1;
+    st->st_mtim.tv_sec -= options.age;
+    st->st_ctim.tv_sec -= options.age;
+    return 0;
+}
+
 static void
 on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
@@ -176,7 +188,7 @@ on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         fuse_reply_err(req, fault.error);
         return;
     }
-    if (fstatat(source, path, &e.attr, AT_SYMLINK_NOFOLLOW) < 0) {
+    if (stat_aged(path, &e.attr) < 0) {
         fuse_reply_err(req, errno);
         return;
     }
@@ -192,7 +204,7 @@ on_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
     if (fault.error)
         fuse_reply_err(req, fault.error);
-    else if (fstatat(source, path_of(ino), &st, AT_SYMLINK_NOFOLLOW) < 0)
+    else if (stat_aged(path_of(ino), &st) < 0)
         fuse_reply_err(req, errno);
     else
         fuse_reply_attr(req, &st, options.valid);

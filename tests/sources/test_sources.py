@@ -12,6 +12,7 @@ import sys
 import oracle
 import pytest
 import tables
+import versions
 from conftest import ROOT, SLOW, child, eventually
 from corpus import trees
 from gluster import Gluster
@@ -175,6 +176,39 @@ def test_source(disk, mount, rich, kind):
     assert len(below) == 1, below
     core = NO_CORE.get(kind) or core_tests(path)
     tables.check("sources", kind, below.pop(), "right", core)
+
+
+VERSIONS = {"ext4": ["mkfs.ext4", "-q"], "ext4, 128-byte inodes": ["mkfs.ext4", "-q", "-I", "128"],
+            "btrfs": ["mkfs.btrfs", "-q"], "XFS": ["mkfs.xfs", "-q"], "tmpfs": None}
+
+
+@pytest.mark.limit(900)
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_versions(place, mount, kind):
+    """Writers of every kind beside readers of every view."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: file systems are mounted")
+    path = place / "disk"
+    path.mkdir()
+    if VERSIONS[kind]:
+        run("truncate", "-s", "3G", place / "image")
+        run(*VERSIONS[kind], place / "image")
+        run("mount", "-o", "loop", place / "image", path)
+    else:
+        run("mount", "-t", "tmpfs", "tmpfs", path)
+    mounts = []
+
+    def mount_at(source, *options):
+        mounts.append(mount(source, *options, limit=800 * SLOW))
+        return mounts[-1].path
+
+    try:
+        found = versions.measure(path / "s", mount_at, 5 * SLOW)
+    finally:
+        for m in mounts:
+            m.unmount()
+        assert eventually(lambda: subprocess.run(["umount", path]).returncode == 0)
+    tables.check("versions", kind, *versions.cells(found))
 
 
 @pytest.mark.limit(900)

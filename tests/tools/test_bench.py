@@ -7,9 +7,7 @@ No test looks at how fast anything was.
 import json
 import os
 import pty
-import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 import xml.etree.ElementTree
@@ -17,140 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import BINARY, BUILD, SLOW, as_user, eventually, mounted_at
+from benching import (BENCH, FAKE, LOADERS, MIB, READERS, alone, bench, can_be_cold,
+                      expected, model, named, on_tmpfs, program, write_model, write_shard,
+                      write_sparse)
+from conftest import BINARY, BUILD, SLOW, eventually, mounted_at
 
-BENCH = BUILD / "fstfs-bench"
-MIB = 1 << 20
-READERS = ["direct", "read", "mmap", "names"]
-LOADERS = ["load_file", "safe_open", "fastsafetensors", "runai", "transformers", "diffusers"]
-
-
-def header(sizes):
-    entries, at = {}, 0
-    for name, size in sizes.items():
-        entries[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(entries).encode()
-    return struct.pack("<Q", len(text)) + text
-
-
-def write_shard(path, sizes, seed):
-    block = bytes((seed + i * i) % 251 for i in range(65537))
-    with open(path, "wb") as f:
-        f.write(header(sizes))
-        for size in sizes.values():
-            f.write((block * (size // len(block) + 1))[:size])
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def write_sparse(path, size):
-    with open(path, "wb") as f:
-        f.write(header({"one": size}))
-        f.truncate(f.tell() + size)
-
-
-def write_model(directory, seed=1):
-    """112 MiB in two shards of odd sizes; names go another way than the file."""
-    directory.mkdir()
-    shards = {
-        "model-00001-of-00002.safetensors": {"b": 40 * MIB + 5, "a": 4097, "empty": 0, "z": MIB},
-        "model-00002-of-00002.safetensors": {"c": 71 * MIB, "B": 1},
-    }
-    for name, sizes in shards.items():
-        write_shard(directory / name, sizes, seed)
-    with open(directory / "model.safetensors.index.json", "w") as f:
-        json.dump({"weight_map": {t: s for s, names in shards.items() for t in names}}, f)
-    return directory
-
-
-class Bench:
-    """Runs the bench with a folder of the test's own for its mounts."""
-
-    def __init__(self, place):
-        self.folder = Path(tempfile.mkdtemp(prefix="points-", dir=place))
-        self.folder.chmod(0o1777)
-        self.program = BENCH
-        self.environment = {**os.environ, "TMPDIR": str(self.folder)}
-
-    def start(self, *args, user=None, **options):
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        return subprocess.Popen([*as_user(user), self.program, *map(str, args)],
-                                stdin=subprocess.DEVNULL, text=True, env=self.environment,
-                                **streams)
-
-    def run(self, *args, status=0, **options):
-        process = self.start(*args, **options)
-        out, err = process.communicate(timeout=110 * SLOW)
-        assert process.returncode == status, (process.returncode, out, err)
-        self.nothing_left()
-        return out, err
-
-    def json(self, *args, **options):
-        out, err = self.run("--json", *args, **options)
-        assert err == ""
-        return json.loads(out)["models"][0]
-
-    def points(self):
-        """Its own; packages of Python have folders of theirs in TMPDIR."""
-        return list(self.folder.glob("fstfs-bench.*"))
-
-    def nothing_left(self):
-        assert eventually(lambda: not mounted_at(self.folder) and not self.points(), 20), (
-            mounted_at(self.folder), self.points())
-
-
-@pytest.fixture
-def bench(place):
-    if not BENCH.exists():
-        pytest.fail(f"{BENCH} is not there: build first, or set FSTFS_BUILD", pytrace=False)
-    return Bench(place)
-
-
-@pytest.fixture
-def alone(bench, place):
-    """The bench in a folder with nothing beside it, and none in PATH."""
-    folder = place / "alone"
-    folder.mkdir()
-    shutil.copy(BENCH, folder)
-    bench.program = folder / "fstfs-bench"
-    bench.environment["PATH"] = f"{folder}:/usr/bin:/bin"
-    return bench
-
-
-@pytest.fixture(scope="module")
-def model(shared_place):
-    return write_model(shared_place / "model & <co>")
-
-
-def program(path, text):
-    path.write_text("#!/bin/sh\n" + text)
-    path.chmod(0o755)
-
-
-def named(rows):
-    return {(row["way"], row["place"], row["state"]) for row in rows}
-
-
-def every_row(ways=READERS, places=("bare", "mounted")):
-    return {(way, where, state) for way in ways for where in places
-            for state in ("cold", "warm") if (way, state) != ("direct", "warm")}
-
-
-def can_be_cold(found):
-    """What lies on tmpfs cannot."""
-    return not found["storage"].startswith("tmpfs")
-
-
-def on_tmpfs(path):
-    said = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
-                          check=True)
-    return said.stdout.strip() == "tmpfs"
-
-
-def expected(found, **options):
-    states = ("cold", "warm") if can_be_cold(found) else ("warm",)
-    return {row for row in every_row(**options) if row[2] in states}
+__all__ = ["alone", "bench", "model"]  # fixtures
 
 
 # ---- what it measures ----
@@ -293,8 +163,10 @@ def test_other_bytes_are_seen(alone, fstfs, model, place):
     assert all("other bytes" in f["why"] for f in found["failed"])
 
 
-def test_user(bench, fstfs, test_user, place):
+def test_user(bench, test_user, user_program, user_binary, place):
     folder = write_model(place / "model")
+    bench.program = user_program(bench.program)  # and beside it the fstfs that it runs
+    assert user_binary.parent == bench.program.parent
     found = bench.json("--rounds=1", "--ways=read", folder, user=test_user)
     assert found["failed"] == []
     assert named(found["rows"]) == expected(found, ways=["read"])
@@ -371,8 +243,9 @@ def test_killed_reader(bench, fstfs, place):
     (["--rounds=0", "x"], 2, "--rounds wants a number"),
     (["--rounds=2x", "x"], 2, "--rounds wants a number"),
     (["--nonsense", "x"], 2, "unrecognized option"),
-    (["--device=gpu", "x"], 1, '--device: a device is "cuda:N", not "gpu"'),
-    (["--device=cuda:", "x"], 1, '--device: a device is "cuda:N"'),
+    (["--device=gpu", "x"], 2, "--device wants cuda:N, as cuda:0, not gpu"),
+    (["--device=cuda:", "x"], 2, "--device wants cuda:N"),
+    (["--device=cuda:0x", "x"], 2, "--device wants cuda:N"),
     (["--device=cuda:99", "x"], 1, "--device: cuda:99: the "),
     (["--svg=/nonexistent/chart.svg", "x"], 1, "/nonexistent/chart.svg: No such file"),
     (["/nonexistent"], 1, "no such file and no such checkpoint"),
@@ -389,13 +262,18 @@ def test_help_names_all_ways(bench):
     assert all(loader in out for loader in LOADERS)
 
 
-def test_way_that_is_none(bench, model):
-    _, err = bench.run("--ways=read,load_file", model, status=1)
-    assert 'there is no way "load_file"; the loaders want --loaders too' in err
-    _, err = bench.run("--ways=read,", model, status=1)
-    assert 'there is no way ""' in err
-    _, err = bench.run("--ways=gpu", model, status=1)
-    assert 'there is no way "gpu"; it wants --device' in err
+@pytest.mark.parametrize("args, says", [
+    (["--ways=read,load_file"], "--ways: load_file is a loader, which wants --loaders too"),
+    (["--ways=gpu"], "--ways: gpu wants --device too"),
+    (["--ways=read,"], '--ways: there is no way ""; there are direct, read, mmap, names; gpu'),
+    (["--ways=READ"], '--ways: there is no way "READ"; there are direct, read, mmap, names; gpu'),
+    (["--ways=readx", "--loaders"], '--ways: there is no way "readx"; there are direct, '),
+])
+def test_way_that_is_none(bench, args, says):
+    """Before anything is looked at: there need be no such model."""
+    _, err = bench.run(*args, "/nonexistent", status=2)
+    assert says in err and err.count("\n") == 1
+    assert "there are" not in says or all(way in err for way in [*READERS, "gpu", *LOADERS])
 
 
 @pytest.mark.parametrize("json", [[], ["--json"]])
@@ -558,15 +436,6 @@ def test_device_that_is_none(device, model, environment, number, says):
 
 
 # ---- loaders ----
-
-FAKE = """
-cat >/dev/null
-if [ "$2" = list ]; then
-    echo '{"loaders": [{"name": "load_file", "package": "st", "version": "1", "missing": null}]}'
-    exit
-fi
-"""
-
 
 def test_too_little_memory(bench, place):
     program(place / "python3", FAKE)

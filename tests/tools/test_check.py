@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -34,6 +35,13 @@ def run(*args, status=0, user=None, program=CHECK):
     assert not any(sign in err for sign in SANITIZER), err
     assert done.returncode == status, (done.returncode, out, err)
     return out.splitlines(), err
+
+
+def run_any(program, path):
+    """(exit status, lines of standard output)."""
+    done = subprocess.run([program, path], stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=50 * SLOW)
+    return done.returncode, done.stdout.splitlines()
 
 
 def can_hash():
@@ -69,6 +77,30 @@ def only(found, path, *words):
 
 
 # ---- what is sound, and what a path may be ----
+
+@pytest.mark.parametrize("name", ["x.sft", "x.SFT", "x.SafeTensors"])
+def test_files_of_other_suffixes(place, name):
+    source = trees.Source(place / "models")
+    source.add("m", "x", aligned(), names=[name], metadata={"format": "pt"})
+    assert run(source.root)[0] == []
+    assert run(source.path("m", "x"))[0] == []
+    path = Path(source.path("m", name))
+    path.write_bytes(path.read_bytes()[:-1])
+    for what in (source.root, source.path("m"), path):
+        only(run(what, status=1)[0], path, "MetadataIncompleteBuffer")
+
+
+@needs_hashes
+def test_files_of_one_stem_are_hashed_apart(place):
+    source = trees.Source(place / "models")
+    for name in ("x.safetensors", "x.sft"):
+        source.add("", "x", aligned(seed=name), names=[name])
+    run("--deep", f"--hashes={place / 'hashes'}", source.root)
+    run("--deep", f"--hashes={place / 'hashes'}", source.root)
+    Path(source.path("x.sft")).write_bytes(trees.file_bytes(aligned(seed="other")))
+    found, _ = run("--deep", f"--hashes={place / 'hashes'}", source.root, status=1)
+    assert found and all("x.sft" in line for line in found), found
+
 
 def test_a_sound_tree_is_silent(source):
     out, err = run(source.root)
@@ -156,15 +188,47 @@ def test_every_rule_of_a_header(place):
             only(said, path, rule)
 
 
+@pytest.mark.limit(240)
 def test_a_file_by_itself(place):
-    for name, content, rule, _ in headers.CASES[::7]:
+    """Every finding for a checkpoint is one for its file, too, whatever that is called."""
+    dtypes = [(f"foreign-dtype-{i}", headers.file({"a": headers.entry(0, 4, dtype, [4])}, 4), None,
+               "") for i, dtype in enumerate(("int8", "f32", "X", "", "F16X"))]
+    folder = place / "one"
+    for name, content, rule, _ in headers.CASES + dtypes:
+        folder.mkdir()
+        path, other = folder / "m.safetensors", folder / "blob"
         if callable(content):
-            continue
-        path = place / name  # whatever it is called
-        path.write_bytes(content)
-        done = subprocess.run([CHECK, path], capture_output=True, text=True)
-        assert done.returncode == (1 if done.stdout else 0)
-        assert f"refused: {rule}: " in done.stdout if rule else "refused" not in done.stdout
+            content(path)
+        else:
+            path.write_bytes(content)
+        whole, alone = (run_any(CHECK, of) for of in (folder, path))
+        assert alone == whole, name
+        path.rename(other)
+        status, lines = run_any(CHECK, other)
+        renamed = [line.replace(f"{other}: ", f"{path}: ", 1) for line in lines]
+        assert (status, renamed) == whole, name
+        assert any(f"refused: {rule}: " in line for line in lines) == (rule is not None), name
+        if name.startswith("foreign-dtype-"):
+            assert status == 1 and "of a dtype this fstfs does not know" in lines[0], lines
+        shutil.rmtree(folder)
+
+
+def test_a_file_reached_otherwise(place, source):
+    """Through a link, a descriptor, and a directory that may be searched and not read."""
+    path = source.path("llama/adapter.safetensors")
+    (place / "link").symlink_to(path)
+    for of in (place / "link", "/dev/stdin"):
+        with open(path, "rb") as f:
+            done = subprocess.run([CHECK, "--deep", of], stdin=f, capture_output=True, text=True,
+                                  timeout=50 * SLOW)
+        assert (done.returncode, done.stdout) == (0, ""), (of, done.stderr)
+        assert "1 file" in done.stderr
+    closed = place / "closed"
+    closed.mkdir()
+    shutil.copy(path, closed / "m.safetensors")
+    closed.chmod(0o711)
+    (closed / "m.safetensors").chmod(0o644)
+    assert run("--deep", closed / "m.safetensors", user="nobody")[0] == []
 
 
 def test_how_many_bytes_are_missing(source):
@@ -342,6 +406,52 @@ def test_hashes_know_no_shards(place):
                            "m/model: tensor t6 was there when the hashes were written"]
 
 
+def members_once(pairs):
+    assert len(dict(pairs)) == len(pairs), [name for name, _ in pairs]
+    return dict(pairs)
+
+
+@needs_hashes
+def test_hashes_have_each_name_once(place):
+    """A file under two names, a tensor in two shards, two checkpoints of one name."""
+    source = trees.Source(place / "models")
+    a, b = trees.file_bytes(aligned(seed=1)), trees.file_bytes(aligned(seed=2))
+    for name, data in {"same/m-00001-of-00002": a, "differ/m-00001-of-00002": a,
+                       "differ/m-00002-of-00002": b, "names/m-00001-of-00001": a,
+                       "names/m": b, "names/m.safetensors": a}.items():
+        source.place(f"{name}.safetensors", data)
+    os.link(source.path("same/m-00001-of-00002.safetensors"),
+            source.path("same/m-00002-of-00002.safetensors"))
+    hashes = place / "hashes"
+    run(f"--hashes={hashes}", source.root, status=1)
+    with open(hashes) as f:
+        found = json.load(f, object_pairs_hook=members_once)
+
+    def lines(*seeds):
+        return {t.name: " and ".join(sorted(
+            f"{hashlib.sha256(x.data).hexdigest()} {x.dtype} {x.shape}"
+            for seed in seeds for x in aligned(seed=seed) if x.name == t.name)) for t in aligned()}
+
+    assert found == {"same/m": lines(1), "differ/m": lines(1, 2), "names/m": lines(1),
+                     "names/m.safetensors": lines(1, 2)}
+    assert not [line for line in run(f"--hashes={hashes}", source.root, status=1)[0]
+                if "hashes" in line]
+    twice = place / "twice"  # as earlier versions wrote them
+    twice.write_text("{" + ", ".join(
+        json.dumps(key) + ": {" + ", ".join(f"{json.dumps(name)}: {json.dumps(value)}"
+                                            for name, values in of_key.items()
+                                            for value in 2 * values.split(" and ")) + "}"
+        for key, of_key in found.items()) + "}")
+    assert not [line for line in run(f"--hashes={twice}", source.root, status=1)[0]
+                if "hashes" in line]
+    with open(source.path("differ/m-00002-of-00002.safetensors"), "r+b") as f:
+        f.seek(-1, os.SEEK_END)
+        f.write(b"!")
+    out, _ = run(f"--hashes={hashes}", source.root, status=1)
+    assert [line for line in out if "hashes" in line] == [
+        "differ/m: tensor c is not what it was when the hashes were written"]
+
+
 @needs_hashes
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"m": 1}', b'{"m": {"t": 1}}', b'{"m": {"t": "x"'])
 def test_a_file_that_is_none_of_hashes(source, place, text):
@@ -448,28 +558,17 @@ def test_what_cannot_be_looked_at(source, place):
     only(out, place / "none", "no such")
 
 
-def test_permission_denied(source, test_user):
+def test_permission_denied(source, test_user, user_program):
+    program = user_program(CHECK)
     shard = source.path("llama/model-00001-of-00002.safetensors")
     os.chmod(shard, 0)
-    user = test_user
     for path in (source.root, shard):
-        out, _ = run(path, status=2, user=user, program=user_program(source, test_user))
+        out, _ = run(path, status=2, user=test_user, program=program)
         assert any(line.startswith(f"{shard}: ") and "Permission denied" in line for line in out)
     os.chmod(shard, 0o644)
     os.chmod(source.path("llama"), 0)
-    out, _ = run(source.root, status=2, user=user, program=user_program(source, test_user))
+    out, _ = run(source.root, status=2, user=test_user, program=program)
     only(out, source.path("llama"), "Permission denied")
-
-
-def user_program(source, user):
-    """The program where that user can run it."""
-    if subprocess.run([*as_user(user), "test", "-x", CHECK]).returncode == 0:
-        return CHECK
-    copy = Path(source.root).parent / "fstfs-check"
-    if not copy.exists():
-        copy.write_bytes(CHECK.read_bytes())
-        copy.chmod(0o755)
-    return copy
 
 
 @pytest.mark.parametrize("args", [[], ["--nothing", "."], ["--deep=1", "."], ["--hashes"]])

@@ -11,8 +11,8 @@ A block of code whose first word is a command has a mark above it, a comment tha
     <!-- not run: WHY -->         it is named as a skip, with the reason
 
 or the page has one mark for all: <!-- commands of this page are not run: WHY -->. Paths are moved:
-/models has a small model, or a large one of holes for the bench, /mnt/tensors is mounted where a
-block has it and does not mount itself.
+/models has a small model, or a large one of holes for the bench, or a Hugging Face cache, as
+~/.cache has; /mnt/tensors is mounted where a block has it and does not mount itself.
 
 The examples of the manual have such a mark too, as a comment (.\\" run), and are run one by one.
 """
@@ -34,7 +34,15 @@ COMMANDS = re.compile(r"(\$ )?(sudo |python3? |pip |git |cc |meson |ninja |tools
                       r"|docker |podman |kubectl |cp |cat |ls )")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md",
          *sorted((ROOT / "docs").glob("*.md"))]
+REVISION = "0123456789" * 4
 MANUAL = sorted(page for page in (ROOT / "man").iterdir() if page.suffix in (".1", ".8"))
+
+
+# What examples in Python import, and what is looked at afterwards.
+IMPORTS = {"ml_dtypes": "import ml_dtypes", "np": "import numpy as np",
+           "snapshot_download": "from huggingface_hub import snapshot_download"}
+CHECKS = {"weight": "assert weight.size == 96 * 64",
+          "path": "assert open(f'{path}/model.safetensors', 'rb').read(8)"}
 
 
 class Block:
@@ -93,6 +101,16 @@ def make_models(root):
     source.add("llava", "model", [*tensors, trees.tensor("vision_tower.w", "BF16", (9,))])
 
 
+def make_cached_model(cache):
+    """org/llama, as huggingface_hub lays it out."""
+    model = cache / "models--org--llama"
+    source = trees.Source(model / f"snapshots/{REVISION}")
+    source.add("", "model", [trees.tensor("w", "BF16", (96,))], metadata={"format": "pt"})
+    source.add_side("config.json", b"{}")
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text(REVISION)
+
+
 def make_large_models(root):
     (root / "llama").mkdir(parents=True)
     trees.write_sparse(root / "llama/model.safetensors", [("t", "U8", [256 << 20], 256 << 20)])
@@ -109,8 +127,7 @@ def test_scripts_take_what_they_run_from_the_page():
 @pytest.fixture
 def sandbox(place):
     """(its paths by those in the pages, environment); models are still to be made"""
-    hub = trees.Source(place / "home/.cache/huggingface/hub")
-    hub.add("m", "model", [trees.tensor("w", "BF16", (96,))], metadata={"format": "pt"})
+    make_cached_model(place / "home/.cache/huggingface/hub")
     (place / "home/models").symlink_to(place / "models")
     for name in ("weight", "bias"):
         np.save(place / f"{name}.npy", np.zeros(9, "f4"))
@@ -137,7 +154,9 @@ def may_allow_other():
 def run_block(block, paths, environment, place):
     text = moved("\n".join(block.lines), paths)
     if block.mark == "run as Python":
-        script = f"import ml_dtypes\nimport numpy as np\n{text}\nassert weight.size == 96 * 64\n"
+        names = re.findall(r"\b(ml_dtypes|np|snapshot_download)\b", text)
+        script = "\n".join([*sorted({IMPORTS[name] for name in names}), text, *(
+            check for name, check in CHECKS.items() if re.search(rf"^{name} =", text, re.MULTILINE))])
         command, said = [sys.executable, "-c", script], []
     else:
         lines = text.splitlines()
@@ -166,10 +185,13 @@ def test_commands_do_as_they_stand(fstfs, sandbox, place, block, request):
         if program == "getfattr" and not shutil.which(program):
             pytest.skip(f"{program} is not installed")
     if block.mark == "run as Python":
-        pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+        for module in ("ml_dtypes", "huggingface_hub"):
+            pytest.importorskip(module, reason=f"{module} is not installed")
     if "-o allow_other" in text and not may_allow_other():
         pytest.skip("not root, and no user_allow_other in /etc/fuse.conf")
     (make_large_models if "fstfs-bench" in text else make_models)(place / "models")
+    if "snapshot_download" in text:
+        make_cached_model(place / "models")
     if " llama.safetensors ~/" in text:  # which the example before it has made
         trees.Source(place).add("", "llama", [trees.tensor("w", "BF16", (96,))])
     point = paths["/mnt/tensors"]
@@ -199,3 +221,12 @@ def test_files_that_the_pages_name_are_there():
     missing = [f"{page.name}: {name}" for page in PAGES if page.exists()
                for name in name_of_file.findall(page.read_text()) if not (ROOT / name).exists()]
     assert missing == []
+
+
+def test_the_figure_shows_what_the_table_says():
+    drawn = re.findall(r"<title>(.*?): ([\d.]+), ([\d.]+)</title>",
+                       (ROOT / "docs/cold-loads.svg").read_text())
+    assert len(drawn) == 8
+    table = (ROOT / "docs/performance.md").read_text()
+    for name, bare, through in drawn:
+        assert f"\n| {name} | {bare}, {through} |" in table, name

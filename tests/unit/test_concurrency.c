@@ -2,6 +2,7 @@
 /* How many reads storage is given at once, by a model of storage: each read takes a way there and
  * back, which any number make side by side, and a time of service, which one has after another,
  * or (`shared`) all together. */
+#include "expect.h"
 #include "io/concurrency.h"
 #include "random.h"
 
@@ -119,11 +120,11 @@ read_ahead(struct storage *storage, unsigned ring_count, unsigned reads, unsigne
             while (storage->of_ring[ring] < wanted &&
                    concurrency_allows(&rings[ring], storage->of_ring[ring]))
                 start_read(storage, ring);
-            ck_assert_uint_ge(rings[ring].limit, LEAST);
-            ck_assert_uint_le(rings[ring].limit, MOST);
+            expect(rings[ring].limit >= LEAST && rings[ring].limit <= MOST);
         }
         serve(storage);
     }
+    assert_expectations();
     return (storage->now - begun) / reads;
 }
 
@@ -262,12 +263,12 @@ START_TEST(any_durations)
                                         .beside_last = (unsigned)random_below(MOST),
                                         .ahead = random_below(4) > 0};
 
-        ck_assert(under_way < MOST || !concurrency_allows(concurrency, under_way));
-        ck_assert(under_way > 0 || concurrency_allows(concurrency, under_way));
+        expect(under_way < MOST || !concurrency_allows(concurrency, under_way));
+        expect(under_way > 0 || concurrency_allows(concurrency, under_way));
         concurrency_ended(concurrency, &read, under_way);
-        ck_assert_uint_ge(concurrency->limit, LEAST);
-        ck_assert_uint_le(concurrency->limit, MOST);
+        expect(concurrency->limit >= LEAST && concurrency->limit <= MOST);
     }
+    assert_expectations();
 }
 END_TEST
 

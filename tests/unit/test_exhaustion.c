@@ -54,6 +54,7 @@ void *__wrap_realloc(void *old, size_t size);
 char *__wrap_strdup(const char *text);
 char *__wrap_realpath(const char *path, char *resolved);
 void *__wrap_mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int fd, off_t offset);
 int __wrap_asprintf(char **text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 void *
@@ -90,6 +91,13 @@ void *
 __wrap_mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset)
 {
     return fails() ? MAP_FAILED : __real_mmap(address, length, protection, flags, fd, offset);
+}
+
+/* What glibc makes of mmap() where offsets have 64 bits. */
+void *
+__wrap_mmap64(void *address, size_t length, int protection, int flags, int fd, off_t offset)
+{
+    return __wrap_mmap(address, length, protection, flags, fd, offset);
 }
 
 int
@@ -292,7 +300,7 @@ read_file(struct mount *mount, node_id id)
     struct answer answer = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, 0};
     struct extent_list *list;
     bool live;
-    errint_t error = view_open(mount->view, id, &list, &live);
+    errint_t error = view_open(mount->view, NULL, id, &list, &live);
 
     if (error)
         return error;
@@ -320,7 +328,7 @@ look_at_xattrs(struct mount *mount, node_id id)
     errint_t error = view_listxattr(mount->view, id, &names);
 
     for (size_t i = 0; !error && i < names.length; i += strlen(names.data + i) + 1) {
-        error = view_getxattr(mount->view, id, names.data + i, &value);
+        error = view_getxattr(mount->view, NULL, id, names.data + i, &value);
         buffer_free(&value);
     }
     buffer_free(&names);
@@ -356,7 +364,7 @@ walk(struct mount *mount, node_id id)
     struct view_directory *directory;
     const char *name;
     struct stat st;
-    errint_t error = view_opendir(mount->view, id, &directory);
+    errint_t error = view_opendir(mount->view, NULL, id, &directory);
 
     if (error)
         return error;

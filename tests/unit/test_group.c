@@ -15,7 +15,13 @@ START_TEST(index_names)
         {"diffusion_pytorch_model.safetensors.fp16.index.json", "diffusion_pytorch_model.fp16"},
         {"model.fp16.safetensors.index.json", "model.fp16"},
         {"a.safetensors.b.safetensors.index.json", "a.safetensors.b"},
+        {"model.sft.index.json", "model"},
+        {"model.SafeTensors.index.fp16.json", "model.fp16"},
+        {"model.safetensors.index.sft.json", "model.sft"},
+        {"model.safetensors.safetensors.index.json", "model.safetensors"},
         {"model.safetensors", NULL},
+        {"model.sft", NULL},
+        {".sft.index.json", NULL},
         {"model.bin.index.json", NULL},
         {".safetensors.index.json", NULL},
         {"model.safetensors.index.json.bak", NULL},
@@ -39,14 +45,16 @@ START_TEST(an_index_is_named_as_its_readers_look_for_it)
 {
     char file[300];
 
-    group_name_index("model", file);
+    group_name_index("model", ".safetensors", file);
     ck_assert_str_eq(file, "model.safetensors.index.json");
-    group_name_index("model.fp16", file);
+    group_name_index("model.fp16", ".safetensors", file);
     ck_assert_str_eq(file, "model.safetensors.index.fp16.json");
-    group_name_index("diffusion_pytorch_model.bf16", file);
+    group_name_index("diffusion_pytorch_model.bf16", ".safetensors", file);
     ck_assert_str_eq(file, "diffusion_pytorch_model.safetensors.index.bf16.json");
-    group_name_index("my.stem", file);
+    group_name_index("my.stem", ".safetensors", file);
     ck_assert_str_eq(file, "my.stem.safetensors.index.json");
+    group_name_index("model.fp16", ".sft", file);
+    ck_assert_str_eq(file, "model.sft.index.fp16.json");
 }
 END_TEST
 
@@ -61,6 +69,8 @@ START_TEST(numbered_names)
         {"a-b-000123-of-100000.safetensors", "a-b", 123, 100000},
         {"model-00001-of-00002.fp16.safetensors", "model.fp16", 1, 2},
         {"model.fp16-00001-of-00002.safetensors", "model.fp16", 1, 2},
+        {"model-00001-of-00002.sft", "model", 1, 2},
+        {"model-00001-of-00002.fp16.SAFETENSORS", "model.fp16", 1, 2},
         {"model-00003-of-00002.safetensors", NULL, 0, 0},
         {"model-00000-of-00002.safetensors", NULL, 0, 0},
         {"model-1-of-2.safetensors", NULL, 0, 0},

@@ -35,7 +35,10 @@ static const struct {
     {MAP("safetensors"), "expected a plain name"},
     {MAP("model.bin"), "names the file \"model.bin\""},
     {MAP("model.safetensors.bin"), "expected a plain name"},
-    {MAP("model.SAFETENSORS"), "expected a plain name"},
+    {MAP("model.SAFETENSORS"), NULL},
+    {MAP("model.Sft"), NULL},
+    {MAP(".sft"), "expected a plain name"},
+    {MAP("modelsft"), "expected a plain name"},
     {MAP("model.safetensors "), "expected a plain name"},
     {MAP("/model.safetensors"), "expected a plain name"},
     {MAP("\\/model.safetensors"), "expected a plain name"},
@@ -58,11 +61,11 @@ static const struct {
     {"{}", "weight_map is missing"},
     {"{\"Weight_Map\":" GOOD "}", "weight_map is missing"},
     {"{\"metadata\":{\"weight_map\":" GOOD "}}", "weight_map is missing"},
-    {"{\"weight_map\":null}", "weight_map is no object"},
-    {"{\"weight_map\":[\"m.safetensors\"]}", "weight_map is no object"},
-    {"{\"weight_map\":" GOOD ",\"weight_map\":" GOOD "}", "weight_map stands twice"},
-    {"{\"weight_map\":{\"a\":1}}", "the value of \"a\" is no string"},
-    {"{\"weight_map\":{\"a\":null}}", "the value of \"a\" is no string"},
+    {"{\"weight_map\":null}", "weight_map is not an object"},
+    {"{\"weight_map\":[\"m.safetensors\"]}", "weight_map is not an object"},
+    {"{\"weight_map\":" GOOD ",\"weight_map\":" GOOD "}", "weight_map appears twice"},
+    {"{\"weight_map\":{\"a\":1}}", "the value of \"a\" is not a string"},
+    {"{\"weight_map\":{\"a\":null}}", "the value of \"a\" is not a string"},
     {"{\"weight_map\":{\"a\":\"m.safetensors\",\"a\":\"m.safetensors\"}}", "\"a\" more than once"},
     {"{\"weight_map\":{\"a\":\"m.safetensors\",\"b\":\"m.safetensors\",\"\\u0061\":"
      "\"n.safetensors\"}}",
@@ -126,20 +129,23 @@ START_TEST(total_sizes)
         const char *metadata;
         bool has;
         uint64_t size;
+        const char *bad;
     } sizes[] = {
-        {"{\"total_size\":0}", true, 0},
-        {"{\"total_size\":50182743296,\"x\":[]}", true, 50182743296u},
-        {"{\"total_size\":5.0}", true, 5},
-        {"{\"total_size\":9007199254740992}", true, 9007199254740992u},
-        {"{\"total_size\":9007199254740994}", false, 0},
-        {"{\"total_size\":5.5}", false, 0},
-        {"{\"total_size\":-1}", false, 0},
-        {"{\"total_size\":1e300}", false, 0},
-        {"{\"total_size\":\"5\"}", false, 0},
-        {"{\"Total_Size\":5}", false, 0},
-        {"[5]", false, 0},
-        {"null", false, 0},
-        {"5", false, 0},
+        {"{\"total_size\":0}", true, 0, ""},
+        {"{\"total_size\":50182743296,\"x\":[]}", true, 50182743296u, ""},
+        {"{\"total_size\":5.0}", true, 5, ""},
+        {"{\"total_size\":9007199254740992}", true, 9007199254740992u, ""},
+        {"{\"total_size\":9007199254740994}", false, 0, "9007199254740994"},
+        {"{\"total_size\":5.5}", false, 0, "5.5"},
+        {"{\"total_size\":-1}", false, 0, "-1"},
+        {"{\"total_size\":1e300}", false, 0, "1e+300"},
+        {"{\"total_size\":\"5\\u001b\"}", false, 0, "\"5\\\\u001b\""},
+        {"{\"total_size\":null}", false, 0, "null"},
+        {"{\"total_size\":true}", false, 0, "true"},
+        {"{\"Total_Size\":5}", false, 0, ""},
+        {"[5]", false, 0, ""},
+        {"null", false, 0, ""},
+        {"5", false, 0, ""},
     };
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
@@ -150,6 +156,7 @@ START_TEST(total_sizes)
         ck_assert_int_eq(parse(text.data, text.length, &index, &reason), 0);
         ck_assert_msg(index->has_total_size == sizes[i].has, "%s", sizes[i].metadata);
         ck_assert_uint_eq(index->total_size, sizes[i].size);
+        ck_assert_str_eq(index->bad_total_size, sizes[i].bad);
         st_index_free(index);
         buffer_free(&text);
     }

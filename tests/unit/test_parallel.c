@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* parallel_for: every turn once, at the same time where threads allow. */
 #include "base/parallel.h"
+#include "expect.h"
 
 #include <check.h>
+#include <dirent.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -13,9 +15,10 @@ static atomic_int turns[MOST_TURNS];
 static atomic_int running, most_running;
 
 static void
+/* cppcheck-suppress constParameter ; parallel_for() gives the type */
 note(void *arg, size_t i)
 {
-    ck_assert_ptr_eq(arg, turns);
+    expect(arg == turns);
     atomic_fetch_add(&turns[i], 1);
 }
 
@@ -30,9 +33,10 @@ START_TEST(every_turn_once)
                 atomic_store(&turns[i], 0);
             parallel_for(counts[c], threads[t], note, turns);
             for (size_t i = 0; i < MOST_TURNS; i++)
-                ck_assert_int_eq(atomic_load(&turns[i]), i < counts[c]);
+                expect(atomic_load(&turns[i]) == (i < counts[c]));
         }
     }
+    assert_expectations();
 }
 END_TEST
 
@@ -66,6 +70,54 @@ START_TEST(turns_overlap)
 }
 END_TEST
 
+/* Threads of this process that loops have made. */
+static int
+count_helpers(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    const struct dirent *entry;
+    int count = 0;
+
+    ck_assert_ptr_nonnull(tasks);
+    while ((entry = readdir(tasks)))
+        count += entry->d_name[0] != '.';
+    closedir(tasks);
+    return count - 1;
+}
+
+/* Waits until there are more threads than there may be, or for a while. */
+static void
+/* cppcheck-suppress constParameter ; parallel_for() gives the type */
+crowd(void *arg, size_t i)
+{
+    struct timespec millisecond = {0, 1000000};
+    int now = atomic_fetch_add(&running, 1) + 1, most = atomic_load(&most_running);
+
+    while (now > most && !atomic_compare_exchange_weak(&most_running, &most, now))
+        continue;
+    for (int left = 100; left > 0 && atomic_load(&most_running) <= PARALLEL_HELPERS_MOST + 1;
+         left--)
+        nanosleep(&millisecond, NULL);
+    if (i == 0)
+        expect(count_helpers() <= PARALLEL_HELPERS_MOST);
+    atomic_fetch_sub(&running, 1);
+}
+
+static void
+crowd_inside(void *arg, size_t i)
+{
+    parallel_for(16, 16, crowd, NULL);
+}
+
+START_TEST(loops_inside_of_loops_share_one_bound)
+{
+    atomic_store(&most_running, 0);
+    parallel_for(8, 8, crowd_inside, NULL);
+    ck_assert_int_le(atomic_load(&most_running), PARALLEL_HELPERS_MOST / 2 + 1);
+    assert_expectations();
+}
+END_TEST
+
 static Suite *
 suite(void)
 {
@@ -74,6 +126,7 @@ suite(void)
 
     tcase_add_test(loops, every_turn_once);
     tcase_add_test(loops, turns_overlap);
+    tcase_add_test(loops, loops_inside_of_loops_share_one_bound);
     suite_add_tcase(made, loops);
     return made;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The prefetcher against simulated readers of a simulated file: what they find
- * fetched when they come, and what was fetched that nobody came for.
+ * The prefetch heuristics with simulated readers of a simulated file: what was
+ * prefetched when they read, and what was prefetched that no reader wanted.
  */
+#include "expect.h"
 #include "io/prefetch.h"
 #include "random.h"
 
@@ -16,7 +17,7 @@
 #define PIECES 64
 #define REQUEST (128 * KIB)
 
-static const struct prefetch_limits limits = {.most = 16 * MIB, .overshoot = 128 * KIB};
+static const struct prefetch_limits limits = {.window_max = 16 * MIB, .readahead = 128 * KIB};
 
 enum block { NOTHING, FETCHED, ASKED };
 
@@ -79,49 +80,49 @@ fetch(struct world *world, uint64_t start, uint64_t end)
 }
 
 static uint64_t
-start_before(const struct piece *piece, const struct ahead *ahead)
+start_before(const struct piece *piece, const struct prefetch_plan *plan)
 {
-    return piece->start > ahead->before ? piece->start - ahead->before : 0;
+    return piece->start > plan->lead_bytes ? piece->start - plan->lead_bytes : 0;
 }
 
 static void
-fetch_glances(struct world *world, const struct ahead *ahead)
+fetch_starts(struct world *world, const struct prefetch_plan *plan)
 {
     const struct piece *pieces = world->layout->pieces;
-    uint64_t left = ahead->window;
-    uint32_t piece = ahead->piece;
+    uint64_t left = plan->window;
+    uint32_t piece = plan->piece;
 
-    while (left >= ahead->glance) {
-        piece = ahead->by_name ? pieces[piece].next : piece + 1;
+    while (left >= plan->probe_bytes) {
+        piece = plan->in_name_order ? pieces[piece].next : piece + 1;
         if (piece >= PIECES)
             return;
-        fetch(world, start_before(&pieces[piece], ahead),
-              start_before(&pieces[piece], ahead) + ahead->glance);
-        left -= ahead->glance;
+        fetch(world, start_before(&pieces[piece], plan),
+              start_before(&pieces[piece], plan) + plan->probe_bytes);
+        left -= plan->probe_bytes;
     }
 }
 
 static void
-fetch_ahead(struct world *world, uint64_t end, const struct ahead *ahead)
+fetch_ahead(struct world *world, uint64_t end, const struct prefetch_plan *plan)
 {
     const struct piece *pieces = world->layout->pieces;
-    uint64_t left = ahead->window;
-    uint32_t piece = ahead->piece;
-    uint64_t stop = ahead->onward || ahead->stop > end + left ? end + left : ahead->stop;
+    uint64_t left = plan->window;
+    uint32_t piece = plan->piece;
+    uint64_t stop = plan->is_sequential || plan->stop > end + left ? end + left : plan->stop;
 
-    if (ahead->glance) {
-        fetch_glances(world, ahead);
+    if (plan->probe_bytes) {
+        fetch_starts(world, plan);
         return;
     }
-    ck_assert_uint_le(ahead->window, limits.most);
-    if (ahead->window > world->largest_window)
-        world->largest_window = ahead->window;
+    expect(plan->window <= limits.window_max);
+    if (plan->window > world->largest_window)
+        world->largest_window = plan->window;
     if (stop > end) {
         fetch(world, end, stop);
         left -= stop - end;
     }
-    while (ahead->by_name && left > 0 && (piece = pieces[piece].next) < PIECES) {
-        uint64_t start = start_before(&pieces[piece], ahead);
+    while (plan->in_name_order && left > 0 && (piece = pieces[piece].next) < PIECES) {
+        uint64_t start = start_before(&pieces[piece], plan);
         uint64_t length = pieces[piece].end - start;
 
         length = length < left ? length : left;
@@ -134,7 +135,7 @@ fetch_ahead(struct world *world, uint64_t end, const struct ahead *ahead)
 static bool
 ask(struct world *world, const void *file, uint64_t offset, uint64_t end)
 {
-    struct ahead ahead;
+    struct prefetch_plan plan;
     bool stalled = false;
 
     for (uint64_t block = offset / BLOCK; block <= (end - 1) / BLOCK; block++) {
@@ -143,9 +144,10 @@ ask(struct world *world, const void *file, uint64_t offset, uint64_t end)
     }
     world->requests++;
     world->stalls += stalled;
-    prefetch_note(&world->prefetch, &limits, world->layout, file, offset, end,
-                  offset == 0 ? PREFETCH_TOP : PREFETCH_HERE, stalled, NULL, &ahead);
-    fetch_ahead(world, end, &ahead);
+    prefetch_observe(&world->prefetch, &limits, world->layout, file, offset, end,
+                     offset == 0 ? PREFETCH_ORIGIN_TOP : PREFETCH_ORIGIN_HERE, stalled, NULL,
+                     &plan);
+    fetch_ahead(world, end, &plan);
     return stalled;
 }
 
@@ -315,13 +317,13 @@ START_TEST(order_of_names_in_the_next_shard)
 {
     /* Known from the first piece on, which alone is waited for as in the first shard. */
     struct world first, second;
-    struct habits habits = {0};
+    struct access_history history = {0};
 
     world_init(&first, (uint64_t)_i);
-    prefetch_init(&first.prefetch, &habits);
+    prefetch_init(&first.prefetch, &history);
     fault_by_name(&first, 8);
     world_init(&second, (uint64_t)_i + 1000);
-    prefetch_init(&second.prefetch, &habits);
+    prefetch_init(&second.prefetch, &history);
     ck_assert_uint_le(fault_by_name(&second, 1), 12);
     world_free(&first);
     world_free(&second);
@@ -445,44 +447,44 @@ END_TEST
 START_TEST(shrinks_when_unused)
 {
     struct world world;
-    struct ahead ahead;
+    struct prefetch_plan plan;
     uint64_t window, position;
 
     world_init(&world, (uint64_t)_i);
     position = world.size / 2;
     read_range(&world, &world, 0, position);
-    prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
-                  PREFETCH_HERE, true, NULL, &ahead);
-    window = ahead.window;
-    ck_assert(ahead.onward);
+    prefetch_observe(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
+                     PREFETCH_ORIGIN_HERE, true, NULL, &plan);
+    window = plan.window;
+    ck_assert(plan.is_sequential);
     ck_assert_uint_ge(window, MIB);
-    prefetch_unused(&world.prefetch, &ahead);
-    prefetch_unused(&world.prefetch, &ahead);
+    prefetch_note_waste(&world.prefetch, &plan);
+    prefetch_note_waste(&world.prefetch, &plan);
     position += REQUEST;
-    prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
-                  PREFETCH_HERE, false, NULL, &ahead);
-    ck_assert(!ahead.onward);
-    ck_assert_uint_le(ahead.window, window / 2);
-    prefetch_unused(&world.prefetch, &ahead);
+    prefetch_observe(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
+                     PREFETCH_ORIGIN_HERE, false, NULL, &plan);
+    ck_assert(!plan.is_sequential);
+    ck_assert_uint_le(plan.window, window / 2);
+    prefetch_note_waste(&world.prefetch, &plan);
     position += REQUEST;
-    prefetch_note(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
-                  PREFETCH_HERE, false, NULL, &ahead);
-    ck_assert_uint_le(ahead.window, window / 4);
+    prefetch_observe(&world.prefetch, &limits, world.layout, &world, position, position + REQUEST,
+                     PREFETCH_ORIGIN_HERE, false, NULL, &plan);
+    ck_assert_uint_le(plan.window, window / 4);
     world_free(&world);
 }
 END_TEST
 
 START_TEST(off)
 {
-    struct prefetch_limits none = {.most = 0, .overshoot = 0};
+    struct prefetch_limits none = {.window_max = 0, .readahead = 0};
     struct prefetch prefetch;
-    struct ahead ahead;
+    struct prefetch_plan plan;
 
     prefetch_init(&prefetch, NULL);
     for (uint64_t i = 0; i < 100; i++) {
-        prefetch_note(&prefetch, &none, NULL, NULL, i * MIB, (i + 1) * MIB, PREFETCH_HERE, true,
-                      NULL, &ahead);
-        ck_assert_uint_eq(ahead.window, 0);
+        prefetch_observe(&prefetch, &none, NULL, NULL, i * MIB, (i + 1) * MIB, PREFETCH_ORIGIN_HERE,
+                         true, NULL, &plan);
+        ck_assert_uint_eq(plan.window, 0);
     }
 }
 END_TEST
@@ -495,20 +497,21 @@ START_TEST(anything_at_all)
     for (int i = 0; i < 3000; i++) {
         uint64_t offset = random_below(world.size);
         uint64_t end = offset + 1 + random_below(2 * MIB);
-        struct ahead fetched = {.window = random_below(64 * MIB), .onward = random_below(2)};
-        struct ahead ahead;
+        struct prefetch_plan fetched = {.window = random_below(64 * MIB),
+                                        .is_sequential = random_below(2)};
+        struct prefetch_plan plan;
 
         if (end > world.size)
             end = world.size;
-        prefetch_note(&world.prefetch, &limits, random_below(8) ? world.layout : NULL,
-                      &world.blocks[random_below(3)], offset, end, random_below(3), random_below(2),
-                      random_below(2) ? &fetched : NULL, &ahead);
-        ck_assert_uint_le(ahead.window, limits.most);
-        ck_assert(!ahead.by_name || ahead.piece < PIECES);
+        prefetch_observe(&world.prefetch, &limits, random_below(8) ? world.layout : NULL,
+                         &world.blocks[random_below(3)], offset, end, random_below(3),
+                         random_below(2), random_below(2) ? &fetched : NULL, &plan);
+        expect(plan.window <= limits.window_max);
+        expect(!plan.in_name_order || plan.piece < PIECES);
         if (random_below(4) == 0)
-            prefetch_unused(&world.prefetch, &ahead);
+            prefetch_note_waste(&world.prefetch, &plan);
         if (random_below(4) == 0)
-            prefetch_short(&world.prefetch, random_below(world.size));
+            prefetch_note_no_memory(&world.prefetch, random_below(world.size));
     }
     world_free(&world);
 }
@@ -520,6 +523,7 @@ suite(void)
     Suite *made = suite_create("prefetch");
     TCase *readers = tcase_create("readers");
 
+    tcase_add_checked_fixture(readers, NULL, assert_expectations);
     tcase_add_loop_test(readers, whole_file_in_order, 1, 20);
     tcase_add_loop_test(readers, piece_by_piece_in_order, 1, 20);
     tcase_add_loop_test(readers, some_pieces_as_files, 1, 50);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
+#include "format/safetensors.h"
 #include "machine.h"
 
 #include <errno.h>
@@ -53,11 +54,10 @@ row_skip(struct row *row, bool failed, const char *why)
 static errint_t
 open_source(char *path, struct model *model, struct reason *reason)
 {
-    static const char suffix[] = ".safetensors";
-    size_t length = strlen(path), end = sizeof(suffix) - 1;
+    size_t length = strlen(path), end = st_suffix_length(path, length);
     errint_t error = model_open(path, model, reason);
 
-    if (error != -ENOENT || length < end || strcmp(path + length - end, suffix) != 0)
+    if (error != -ENOENT || end == 0)
         return error;
     model_close(model);
     path[length - end] = '\0';
@@ -165,49 +165,17 @@ add_loaders(struct bench *bench, struct progress *progress, struct reason *reaso
     return error;
 }
 
-/* Whether the first name of the list is one of a way. */
-static bool
-is_known(const struct bench *bench, const char *list)
-{
-    size_t length = strcspn(list, ",");
-
-    for (unsigned i = 0; i < bench->way_count; i++) {
-        if (strlen(bench->ways[i].name) == length &&
-            strncmp(bench->ways[i].name, list, length) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* What may be missing for there to be the list's first name. */
-static const char *
-what_it_wants(const struct bench *bench, const char *list)
-{
-    static const char gpu[] = "gpu";
-
-    if (strncmp(list, gpu, sizeof(gpu) - 1) == 0 && strcspn(list, ",") == sizeof(gpu) - 1)
-        return "; it wants --device";
-    return bench->options->loaders ? "" : "; the loaders want --loaders too";
-}
-
 /* Leaves the ways that were chosen. */
-static errint_t
-choose_ways(struct bench *bench, struct reason *reason)
+static void
+choose_ways(struct bench *bench)
 {
     unsigned kept = 0;
 
-    for (const char *at = bench->options->ways; at; at = strchr(at, ',')) {
-        at += *at == ',';
-        if (!is_known(bench, at))
-            return reason_set(reason, -EINVAL, "Ways", "--ways: there is no way \"%.*s\"%s",
-                              (int)strcspn(at, ","), at, what_it_wants(bench, at));
-    }
     for (unsigned i = 0; i < bench->way_count; i++) {
         if (is_chosen(bench->options->ways, bench->ways[i].name))
             bench->ways[kept++] = bench->ways[i];
     }
     bench->way_count = kept;
-    return 0;
 }
 
 static void
@@ -247,9 +215,9 @@ memory_wanted(const struct bench *bench, const struct row *row)
 }
 
 static void
-check_memory(const struct bench *bench, struct row *row)
+check_memory(const struct bench *bench, struct row *row, uint64_t available)
 {
-    uint64_t wanted = memory_wanted(bench, row), available = machine_memory_available();
+    uint64_t wanted = memory_wanted(bench, row);
     char why[200];
 
     if (wanted <= available)
@@ -303,6 +271,7 @@ static void
 check_rows(struct bench *bench)
 {
     struct reason no_mount = {0};
+    uint64_t available = machine_memory_available();
     bool can_mount = !bench->own_mount || mount_program(bench->program, &no_mount) == 0;
 
     for (unsigned i = 0; i < bench->row_count; i++) {
@@ -317,7 +286,7 @@ check_rows(struct bench *bench)
         if (!row->skipped[0] && row->way->is_device)
             check_device(bench, row);
         if (!row->skipped[0])
-            check_memory(bench, row);
+            check_memory(bench, row, available);
     }
 }
 
@@ -339,10 +308,9 @@ bench_open(const char *path, const struct options *options, const struct device 
         bench->ways[bench->way_count++] = way_of_device(device->name);
     if (options->loaders)
         error = add_loaders(bench, &progress, reason);
-    if (!error)
-        error = choose_ways(bench, reason);
     if (error)
         return error;
+    choose_ways(bench);
     make_rows(bench);
     check_rows(bench);
     return 0;

@@ -120,6 +120,7 @@ loaders_list(struct loader loaders[LOADERS_MOST], unsigned *count, const struct 
         if (*count == LOADERS_MOST)
             break;
         snprintf(loader->name, sizeof(loader->name), "%s", text_of(one, "name"));
+        snprintf(loader->title, sizeof(loader->title), "%s", text_of(one, "title"));
         snprintf(loader->package, sizeof(loader->package), "%s %s", text_of(one, "package"),
                  text_of(one, "version"));
         snprintf(loader->missing, sizeof(loader->missing), "%s", text_of(one, "missing"));

@@ -12,6 +12,7 @@ enum { LOADERS_MOST = 8 };
 
 struct loader {
     char name[32];
+    char title[48]; /* and what it loads into, where that is not torch's */
     char package[64]; /* and its version */
     char missing[200]; /* why it cannot be had; "" when it can */
 };

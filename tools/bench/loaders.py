@@ -18,8 +18,20 @@ import time
 PAGE = 4096
 
 
+def is_installed(package):
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# What safetensors loads into: NumPy's arrays where there is no torch.
+ARRAYS = "torch" if is_installed("torch") else "numpy"
+
+
 def load_file(directory, files):
-    from safetensors.torch import load_file
+    load_file = importlib.import_module(f"safetensors.{ARRAYS}").load_file
 
     return lambda: (t for f in files for t in load_file(f).values())
 
@@ -27,9 +39,11 @@ def load_file(directory, files):
 def safe_open(directory, files):
     from safetensors import safe_open
 
+    framework = {"torch": "pt", "numpy": "np"}[ARRAYS]
+
     def tensors():
         for path in files:
-            with safe_open(path, framework="pt") as f:
+            with safe_open(path, framework=framework) as f:
                 for name in sorted(f.keys()):
                     yield f.get_tensor(name)
 
@@ -105,8 +119,8 @@ def diffusers(directory, files):
 # Name: how it is loaded, its package, and what else it needs. A loader gives a
 # function that gives all tensors; its imports are done before that is called.
 LOADERS = {
-    "load_file": (load_file, "safetensors", ["torch"]),
-    "safe_open": (safe_open, "safetensors", ["torch"]),
+    "load_file": (load_file, "safetensors", [ARRAYS]),
+    "safe_open": (safe_open, "safetensors", [ARRAYS]),
     "fastsafetensors": (fastsafetensors, "fastsafetensors", ["torch"]),
     "runai": (runai, "runai-model-streamer", ["torch", "numpy"]),
     "transformers": (transformers, "transformers", ["torch", "safetensors"]),
@@ -117,10 +131,9 @@ LOADERS = {
 def missing(packages):
     """Why a loader cannot be had here; None when it can."""
     for package in packages:
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return f"{sys.executable} has no {package}"
+        if not is_installed(package):
+            also = "torch and no " if package == "numpy" and ARRAYS == "numpy" else ""
+            return f"{sys.executable} has no {also}{package}"
     return None
 
 
@@ -128,22 +141,28 @@ def listed(name):
     _, package, others = LOADERS[name]
     why = missing([package, *others])
     version = importlib.metadata.version(package) if why is None else None
-    return {"name": name, "package": package, "version": version, "missing": why}
+    title = f"{name} (NumPy)" if ARRAYS in others and ARRAYS == "numpy" else name
+    return {"name": name, "title": title, "package": package, "version": version, "missing": why}
 
 
 def touched(tensor):
     """The sum that readers.h speaks of, of one tensor's bytes, and how many these are."""
-    import torch
+    if ARRAYS == "numpy":
+        flat = tensor.reshape(-1).view("u1")
+        one = flat[::PAGE].sum(dtype="i8")
+    else:
+        import torch
 
-    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-    if flat.numel() == 0:
-        return 0, 0
-    return int(flat[::PAGE].sum(dtype=torch.int64)) + int(flat[-1]), flat.numel()
+        flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        one = flat[::PAGE].sum(dtype=torch.int64)
+    return (int(one) + int(flat[-1]), len(flat)) if len(flat) else (0, 0)
 
 
 def run(name, directory, files):
     """Loads; `sum` is None where tensors may be cast, tied or named anew on the way."""
-    importlib.import_module("torch")  # which safe_open would import on the clock
+    importlib.import_module(ARRAYS)  # which safe_open would import on the clock
+    if ARRAYS == "numpy" and is_installed("ml_dtypes"):
+        importlib.import_module("ml_dtypes")  # gives NumPy bfloat16 and float8
     tensors = LOADERS[name][0](directory, files)
     total = size = 0
     held = []  # as whoever loads a model holds all of it

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mount.h"
 
+#include "base/mountinfo.h"
 #include "common/mounts.h"
 #include "guard.h"
 #include "machine.h"
@@ -75,7 +76,7 @@ make_point(const char *source, char point[PATH_MAX], struct reason *reason)
             continue;
         if (snprintf(point, PATH_MAX, "%s/fstfs-bench.XXXXXX", real) >= PATH_MAX)
             continue;
-        if (mounts_lies_in(point, source))
+        if (path_is_inside(point, source))
             continue;
         if (mkdtemp(point))
             return 0;

@@ -2,6 +2,8 @@
 #include "options.h"
 
 #include "base/size.h"
+#include "common/say.h"
+#include "ways.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +35,7 @@ static const char usage[] =
     "               memory, by which of its rungs libfstfs read, and why not by others\n"
     "with --loaders, where the python3 in PATH has them:\n"
     "  load_file, safe_open, fastsafetensors, runai, transformers, diffusers\n"
+    "  (the first two into NumPy's arrays where there is no torch)\n"
     "\n"
     "Each is run cold and then warm, bare and mounted, all of them in turn, in several\n"
     "rounds. Cold: the files were dropped from the page cache, and it was looked that\n"
@@ -46,7 +49,7 @@ static const char usage[] =
     "  --rounds=N     rounds (5)\n"
     "  --device=cuda:N  load into that GPU too\n"
     "  --json         print JSON and no table\n"
-    "  --svg=FILE     draw a bar chart too\n"
+    "  --svg=FILE     draw a bar chart too, with the model, processor and storage\n"
     "  -h, --help; -V, --version\n"
     "\n"
     "Exit status: 0; 1 when something failed, or nothing could be measured; 2 for a\n"
@@ -73,8 +76,44 @@ read_rounds(const char *text, unsigned *rounds)
 {
     if (number_read(text, ROUNDS_MOST, rounds))
         return true;
-    fprintf(stderr, "fstfs-bench: --rounds wants a number from 1 to %d, not %s\n", ROUNDS_MOST,
-            text);
+    complain("--rounds wants a number from 1 to %d, not %s", ROUNDS_MOST, text);
+    return false;
+}
+
+/* Each name must be one of a way that can be had with these options. */
+static bool
+check_ways(const struct options *options)
+{
+    for (const char *at = options->ways; at; at = strchr(at, ',')) {
+        int length;
+        enum way_kind kind;
+
+        at += *at == ',';
+        length = (int)strcspn(at, ",");
+        kind = way_kind_of(at, (size_t)length);
+        if (kind == WAY_NONE)
+            complain("--ways: there is no way \"%.*s\"; there are %s", length, at, ways_names);
+        else if (kind == WAY_LOADER && !options->loaders)
+            complain("--ways: %.*s is a loader, which wants --loaders too", length, at);
+        else if (kind == WAY_DEVICE && !options->device)
+            complain("--ways: gpu wants --device too");
+        else
+            continue;
+        return false;
+    }
+    return true;
+}
+
+static bool
+check_device(const char *name)
+{
+    static const char prefix[] = "cuda:";
+    size_t length = sizeof(prefix) - 1;
+
+    if (!name || (strncmp(name, prefix, length) == 0 && name[length] &&
+                  strspn(name + length, "0123456789") == strlen(name + length)))
+        return true;
+    complain("--device wants cuda:N, as cuda:0, not %s", name);
     return false;
 }
 
@@ -121,8 +160,8 @@ options_parse(int argc, char **argv, struct options *options)
     options->paths = argv + optind;
     options->path_count = argc - optind;
     if (options->path_count == 0) {
-        fputs("fstfs-bench: a FILE or CHECKPOINT is wanted; fstfs-bench -h says more\n", stderr);
+        complain("a FILE or CHECKPOINT is wanted; fstfs-bench -h says more");
         return OPTIONS_WRONG;
     }
-    return OPTIONS_RUN;
+    return check_device(options->device) && check_ways(options) ? OPTIONS_RUN : OPTIONS_WRONG;
 }

@@ -10,6 +10,10 @@
 #include "bench.h"
 #include "machine.h"
 
+/* A line about the machine; and about the model: its sizes and storage. Without an end. */
+void report_machine(struct buffer *out, const struct machine *machine);
+void report_model(struct buffer *out, const struct bench *bench);
+
 /* `device` may be NULL: there is none to load into. */
 void report_table_machine(struct buffer *out, const struct machine *machine,
                           const struct device *device);

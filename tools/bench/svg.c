@@ -85,10 +85,15 @@ static int
 add_bench(struct buffer *out, const struct bench *bench, int y)
 {
     const char *path = bench->own_mount ? bench->model.path : bench->mounted.path;
+    struct buffer about = BUFFER_INIT;
     double longest = fastest(bench);
 
     add_label(out, 16, y + 14, "head", path);
-    y += TITLE;
+    report_model(&about, bench);
+    add_label(out, 16, y + 14 + LINE, "about", about.data ? about.data : "");
+    out->failed = out->failed || buffer_failed(&about);
+    buffer_free(&about);
+    y += TITLE + LINE;
     for (int t = COLD; t < TEMPERATURES; t++) {
         bool begun = false;
 
@@ -112,10 +117,13 @@ void
 report_svg(struct buffer *out, const struct machine *machine, const struct bench *benches,
            unsigned count)
 {
-    struct buffer body = BUFFER_INIT;
+    struct buffer body = BUFFER_INIT, about = BUFFER_INIT;
     int y = TITLE;
 
-    add_label(&body, 16, 20, "head", machine->kernel);
+    report_machine(&about, machine);
+    add_label(&body, 16, 20, "about", about.data ? about.data : "");
+    out->failed = out->failed || buffer_failed(&about);
+    buffer_free(&about);
     for (unsigned i = 0; i < count; i++)
         y = add_bench(&body, &benches[i], y);
     buffer_addf(out,

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char head[] = "  %-31.31s %-7s %6s  %13s  %7s  %7s  %7s  %7s  %6s  %6s\n";
+static const char head[] = "  %-36.36s %-7s %6s  %13s  %7s  %7s  %7s  %7s  %6s  %6s\n";
 
 bool
 report_has(const struct row *row)
@@ -14,12 +14,30 @@ report_has(const struct row *row)
 }
 
 void
-report_table_machine(struct buffer *out, const struct machine *machine, const struct device *device)
+report_machine(struct buffer *out, const struct machine *machine)
 {
-    buffer_addf(out, "fstfs-bench " FSTFS_VERSION ": %s, %u x %s, %.0f GB of memory\n",
+    buffer_addf(out, "fstfs-bench " FSTFS_VERSION ": %s, %u x %s, %.0f GB of memory",
                 machine->kernel, machine->processors,
                 machine->processor[0] ? machine->processor : "processor",
                 (double)machine->memory / 1e9);
+}
+
+void
+report_model(struct buffer *out, const struct bench *bench)
+{
+    char on[QUOTED_SIZE], storage[160];
+
+    machine_storage_of(bench->model.directory, storage);
+    buffer_addf(out, "%.2f GB, %zu tensors, %zu file%s, %s", (double)bench->model.bytes / 1e9,
+                bench->model.tensor_count, bench->model.file_count,
+                bench->model.file_count == 1 ? "" : "s", quoted(on, storage, strlen(storage)));
+}
+
+void
+report_table_machine(struct buffer *out, const struct machine *machine, const struct device *device)
+{
+    report_machine(out, machine);
+    buffer_add_char(out, '\n');
     if (device)
         buffer_addf(out, "%s: %s, %.0f GB of memory\n", device->name, device->model,
                     (double)device->memory / 1e9);
@@ -42,14 +60,11 @@ static void
 add_head(struct buffer *out, const struct bench *bench)
 {
     const struct model *model = bench->own_mount ? &bench->model : &bench->mounted;
-    char name[QUOTED_SIZE], on[QUOTED_SIZE], storage[160];
+    char name[QUOTED_SIZE];
 
-    machine_storage_of(bench->model.directory, storage);
-    buffer_addf(out, "\n%s: %.2f GB, %zu tensors, %zu file%s, %s\n",
-                quoted(name, model->path, strlen(model->path)), (double)bench->model.bytes / 1e9,
-                bench->model.tensor_count, bench->model.file_count,
-                bench->model.file_count == 1 ? "" : "s", quoted(on, storage, strlen(storage)));
-    buffer_addf(out, "%u round%s%s; ", bench->rounds, bench->rounds == 1 ? "" : "s",
+    buffer_addf(out, "\n%s: ", quoted(name, model->path, strlen(model->path)));
+    report_model(out, bench);
+    buffer_addf(out, "\n%u round%s%s; ", bench->rounds, bench->rounds == 1 ? "" : "s",
                 bench->interrupted ? ", then interrupted" : "");
     add_coldness(out, bench);
 }
@@ -121,19 +136,120 @@ add_rows(struct buffer *out, const struct bench *bench, enum temperature tempera
     }
 }
 
+/* ---- what was not measured ---- */
+
+enum { SKIPPED_MOST = 6, ROWS_OF_WAY = 2 * TEMPERATURES };
+
+static bool
+is_missing(const struct row *row)
+{
+    return row->skipped[0] && report_has(row);
+}
+
+static bool
+is_same_gap(const struct row *a, const struct row *b)
+{
+    return is_missing(a) && is_missing(b) && a->failed == b->failed &&
+           strcmp(a->skipped, b->skipped) == 0;
+}
+
+/* Which rows of a way are missing as this one is: a bit for each, from bare and cold on. A row
+ * that a way does not have is as its cold one. */
+static unsigned
+gap_mask(const struct bench *bench, unsigned way, const struct row *row)
+{
+    const struct row *rows = &bench->rows[way * ROWS_OF_WAY];
+    unsigned mask = 0;
+
+    for (unsigned i = 0; i < ROWS_OF_WAY; i++) {
+        unsigned like = report_has(&rows[i]) ? i : i - 1;
+
+        mask |= (unsigned)is_same_gap(&rows[like], row) << i;
+    }
+    return mask;
+}
+
+/* Whether a row before this one is in the same line. */
+static bool
+is_shown(const struct bench *bench, unsigned number)
+{
+    const struct row *row = &bench->rows[number];
+    unsigned mask = gap_mask(bench, number / ROWS_OF_WAY, row);
+
+    for (unsigned i = 0; i < number; i++)
+        if (is_same_gap(&bench->rows[i], row) &&
+            gap_mask(bench, i / ROWS_OF_WAY, &bench->rows[i]) == mask)
+            return true;
+    return false;
+}
+
+/* " (mounted, cold)": of which rows; nothing of all. */
+static void
+add_states(struct buffer *out, unsigned mask)
+{
+    static const char *const states[1 << ROWS_OF_WAY] = {
+        [1] = "bare, cold", [2] = "bare, warm",    [3] = "bare",  [4] = "mounted, cold",
+        [5] = "cold",       [8] = "mounted, warm", [10] = "warm", [12] = "mounted",
+    };
+    static const char *const single[] = {"bare and cold", "bare and warm", "mounted and cold",
+                                         "mounted and warm"};
+    const char *before = " (";
+
+    if (mask == (1 << ROWS_OF_WAY) - 1)
+        return;
+    for (unsigned i = 0; i < ROWS_OF_WAY && !states[mask]; i++) {
+        if (mask & 1u << i) {
+            buffer_addf(out, "%s%s", before, single[i]);
+            before = "; ";
+        }
+    }
+    if (states[mask])
+        buffer_addf(out, " (%s", states[mask]);
+    buffer_add_char(out, ')');
+}
+
+/* All ways that miss the same rows for the same reason, in a line. */
+static void
+add_gap(struct buffer *out, const struct bench *bench, const struct row *row)
+{
+    unsigned mask = gap_mask(bench, (unsigned)(row - bench->rows) / ROWS_OF_WAY, row);
+    const char *before = row->failed ? "  FAILED: " : "  skipped: ";
+
+    for (unsigned way = 0; way < bench->way_count; way++) {
+        if (gap_mask(bench, way, row) != mask)
+            continue;
+        buffer_addf(out, "%s%s", before, bench->ways[way].name);
+        before = ", ";
+    }
+    add_states(out, mask);
+    buffer_addf(out, ": %s\n", row->skipped);
+}
+
+/* All that failed; and what was skipped, in a few lines. */
 static void
 add_missing(struct buffer *out, const struct bench *bench)
 {
+    const struct row *gaps[ROWS_MOST];
+    unsigned count = 0, shown;
+
     for (unsigned i = 0; i < bench->row_count; i++) {
         const struct row *row = &bench->rows[i];
 
-        if (!row->skipped[0] || !report_has(row))
+        if (!is_missing(row) || is_shown(bench, i))
             continue;
-        buffer_addf(out, "  %s: %s, %s, %s: %s\n", row->failed ? "FAILED" : "skipped",
-                    row->way->name, row->mounted ? "mounted" : "bare",
-                    row->temperature == COLD ? "cold" : "warm", row->skipped);
+        if (row->failed)
+            add_gap(out, bench, row);
+        else
+            gaps[count++] = row;
     }
+    shown = count > SKIPPED_MOST ? SKIPPED_MOST - 1 : count;
+    for (unsigned i = 0; i < shown; i++)
+        add_gap(out, bench, gaps[i]);
+    if (shown < count)
+        buffer_addf(out, "  skipped for %u other reasons, which --json has\n", count - shown);
 }
+
+/* ---- what a device says ---- */
 
 static const char *
 text_of(const cJSON *object, const char *key)

@@ -29,6 +29,32 @@ static const struct way readers[] = {
      .has_warm = true},
 };
 
+/* Those of loaders.py. */
+static const char *const loader_names[] = {
+    "load_file", "safe_open", "fastsafetensors", "runai", "transformers", "diffusers",
+};
+
+const char ways_names[] = "direct, read, mmap, names; gpu (with --device); load_file, safe_open, "
+                          "fastsafetensors, runai, transformers, diffusers (with --loaders)";
+
+static bool
+is_name(const char *known, const char *name, size_t length)
+{
+    return strlen(known) == length && memcmp(known, name, length) == 0;
+}
+
+enum way_kind
+way_kind_of(const char *name, size_t length)
+{
+    for (size_t i = 0; i < sizeof(readers) / sizeof(*readers); i++)
+        if (is_name(readers[i].name, name, length))
+            return WAY_READER;
+    for (size_t i = 0; i < sizeof(loader_names) / sizeof(*loader_names); i++)
+        if (is_name(loader_names[i], name, length))
+            return WAY_LOADER;
+    return is_name("gpu", name, length) ? WAY_DEVICE : WAY_NONE;
+}
+
 unsigned
 ways_list(struct way ways[WAYS_MOST])
 {
@@ -41,12 +67,14 @@ way_of_loader(const struct loader *loader)
 {
     struct way way = {.is_loader = true, .order = ORDER_NAMES, .has_warm = true, .in_memory = true};
 
+    const char *title = loader->title[0] ? loader->title : loader->name;
+
     strcpy(way.name, loader->name);
     strcpy(way.missing, loader->missing);
-    if (strncmp(loader->package, loader->name, strlen(loader->name)) == 0)
+    if (strncmp(loader->package, title, strlen(title)) == 0)
         snprintf(way.text, sizeof(way.text), "%s", loader->package);
     else
-        snprintf(way.text, sizeof(way.text), "%s, %s", loader->name, loader->package);
+        snprintf(way.text, sizeof(way.text), "%s, %s", title, loader->package);
     return way;
 }
 

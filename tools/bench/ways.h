@@ -15,7 +15,7 @@
 
 struct way {
     char name[32]; /* for --ways and JSON */
-    char text[112]; /* for people */
+    char text[128]; /* for people */
     struct reader reader; /* of a way that is no loader */
     enum order order;
     bool is_loader; /* a Python loader of that name */
@@ -26,6 +26,13 @@ struct way {
 };
 
 enum { WAYS_MOST = 5 + LOADERS_MOST };
+
+enum way_kind { WAY_NONE, WAY_READER, WAY_DEVICE, WAY_LOADER };
+
+/* Of a name that --ways may have. */
+enum way_kind way_kind_of(const char *name, size_t length);
+/* All those names, and what each wants, for people. */
+extern const char ways_names[];
 
 /* The ways of the C readers, in the order of the table; gives their number. */
 unsigned ways_list(struct way ways[WAYS_MOST]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hashes.h"
 
+#include "base/text.h"
 #include "common/output.h"
 #include "format/json.h"
 
@@ -23,9 +24,10 @@ struct line {
 /* All lines of a tree or of a file. */
 struct lines {
     struct buffer text;
-    struct line *all; /* sorted by key and name */
+    struct line *all; /* sorted by key and name, each once */
     size_t count, room;
     const char **keys; /* of the models; terminated */
+    struct buffer key_text; /* of a file's keys, which are in it */
     size_t key_count;
     bool failed;
 };
@@ -40,6 +42,7 @@ static void
 lines_free(struct lines *lines)
 {
     buffer_free(&lines->text);
+    buffer_free(&lines->key_text);
     free(lines->all);
     free(lines->keys);
 }
@@ -65,25 +68,72 @@ static int
 compare_names(const struct lines *a, const struct line *x, const struct lines *b,
               const struct line *y)
 {
-    size_t least = x->name_length < y->name_length ? x->name_length : y->name_length;
     int order = strcmp(a->keys[x->model], b->keys[y->model]);
 
-    if (!order)
-        order = memcmp(a->text.data + x->name, b->text.data + y->name, least);
-    return order ? order : (x->name_length > y->name_length) - (x->name_length < y->name_length);
+    return order ? order
+                 : text_compare(a->text.data + x->name, x->name_length, b->text.data + y->name,
+                                y->name_length);
 }
 
 static int
-compare_lines(const void *a, const void *b, void *lines)
+compare_lines(const void *a, const void *b, void *arg)
 {
-    return compare_names(lines, a, lines, b);
+    const struct lines *lines = arg;
+    const struct line *x = a, *y = b;
+    int order = compare_names(lines, x, lines, y);
+
+    return order ? order
+                 : text_compare(lines->text.data + x->value, x->value_length,
+                                lines->text.data + y->value, y->value_length);
 }
 
+/* One line of several of a name, [begin, end) of the sorted lines, with each value once. */
+static struct line
+join_lines(struct lines *lines, size_t begin, size_t end)
+{
+    static const char between[] = " and ";
+    struct line joined = lines->all[begin];
+    struct buffer *text = &lines->text;
+    size_t length = joined.value_length;
+
+    for (size_t i = begin + 1; i < end; i++)
+        if (compare_lines(&lines->all[i - 1], &lines->all[i], lines) != 0)
+            length += sizeof(between) - 1 + lines->all[i].value_length;
+    if (length == joined.value_length)
+        return joined;
+    buffer_reserve(text, length); /* what is added is in the text itself, which so stays */
+    if (buffer_failed(text))
+        return joined;
+    joined.value = text->length;
+    for (size_t i = begin; i < end; i++) {
+        const struct line *line = &lines->all[i];
+
+        if (i > begin && compare_lines(line - 1, line, lines) == 0)
+            continue;
+        if (i > begin)
+            buffer_add_text(text, between);
+        buffer_add(text, text->data + line->value, line->value_length);
+    }
+    joined.value_length = length;
+    return joined;
+}
+
+/* Sorts; afterwards each name is there once: JSON has no two members of one name. */
 static void
 sort_lines(struct lines *lines)
 {
-    if (lines->count && !lines->failed && !buffer_failed(&lines->text))
-        qsort_r(lines->all, lines->count, sizeof(*lines->all), compare_lines, lines);
+    size_t kept = 0, end;
+
+    if (!lines->count || lines->failed || buffer_failed(&lines->text))
+        return;
+    qsort_r(lines->all, lines->count, sizeof(*lines->all), compare_lines, lines);
+    for (size_t i = 0; i < lines->count; i = end) {
+        for (end = i + 1; end < lines->count &&
+                          compare_names(lines, &lines->all[i], lines, &lines->all[end]) == 0;)
+            end++;
+        lines->all[kept++] = join_lines(lines, i, end);
+    }
+    lines->count = kept;
 }
 
 /* ---- what was hashed ---- */
@@ -230,8 +280,8 @@ read_models(struct lines *lines, struct json_reader in)
             return false;
         }
         lines->keys = keys;
-        keys[lines->key_count++] = (const char *)put_text(&lines->text, key, &length);
-        buffer_add_char(&lines->text, '\0');
+        keys[lines->key_count++] = (const char *)put_text(&lines->key_text, key, &length);
+        buffer_add_char(&lines->key_text, '\0');
         if (!read_model(lines, &in))
             return false;
     }
@@ -249,15 +299,15 @@ lines_of_text(const char *text, size_t length, struct lines *lines, struct reaso
         return reason_set(reason, -EBADMSG, "InvalidHashes", "no file of hashes: it is not JSON");
     buffer_add_text(&lines->text, "");
     read = read_models(lines, json_read(text, length));
-    if (lines->failed || buffer_failed(&lines->text))
+    if (lines->failed || buffer_failed(&lines->text) || buffer_failed(&lines->key_text))
         return out_of_memory(reason);
     if (!read)
         return reason_set(reason, -EBADMSG, "InvalidHashes",
                           "no file of hashes: it is not {checkpoint: {tensor: hash}}");
     for (size_t i = 0; i < lines->key_count; i++)
-        lines->keys[i] = lines->text.data + (size_t)lines->keys[i];
+        lines->keys[i] = lines->key_text.data + (size_t)lines->keys[i];
     sort_lines(lines);
-    return 0;
+    return buffer_failed(&lines->text) ? out_of_memory(reason) : 0;
 }
 
 static errint_t
@@ -328,7 +378,7 @@ compare(struct tree *tree, const struct lines *now, const struct lines *then)
 errint_t
 hashes_compare(struct tree *tree, const char *path, bool *written, struct reason *reason)
 {
-    struct lines now = {.text = BUFFER_INIT}, then = {.text = BUFFER_INIT};
+    struct lines now = {.text = BUFFER_INIT, .key_text = BUFFER_INIT}, then = now;
     errint_t error = lines_of_tree(tree, &now, reason);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 

@@ -2,19 +2,17 @@
 #include "tree.h"
 
 #include "base/parallel.h"
+#include "catalog/group.h"
 #include "common/find.h"
 #include "common/progress.h"
 #include "view/layout.h"
 #include "view/listing.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Checkpoints whose headers are read at the same time. */
 enum { READERS = 16 };
@@ -46,7 +44,6 @@ tree_free(struct tree *tree)
         free(tree->models[i].key);
         free(tree->models[i].targets);
         checkpoint_unref(tree->models[i].checkpoint);
-        st_table_free(tree->models[i].table);
     }
     for (size_t i = 0; i < tree->catalog_count; i++)
         catalog_free(tree->catalogs[i]);
@@ -284,7 +281,7 @@ check_merged(const struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
         if (checkpoint->shards[i]->table)
             headers += checkpoint->shards[i]->table->data_start;
-    if (checkpoint->unsound || headers < ST_MAX_HEADER / 2)
+    if (checkpoint->unsound || checkpoint->shard_count == 1 || headers < ST_MAX_HEADER / 2)
         return 0;
     refs = layout_shard_order(checkpoint);
     error = refs ? layout_file(checkpoint, refs, checkpoint->tensor_count, &size, NULL) : -ENOMEM;
@@ -304,7 +301,7 @@ key_of(const struct group *group, const struct checkpoint *checkpoint)
 {
     const char *name = group->stem;
 
-    if (group->shadowed)
+    if (group->second)
         name = group->index ? group->index : group->members[0];
     return join("", checkpoint->directory, name);
 }
@@ -322,7 +319,6 @@ take_checkpoint(struct tree *tree, const struct group *group, struct checkpoint 
             return -ENOMEM;
         model->checkpoint = checkpoint_ref(checkpoint);
     }
-    tree->checkpoint_count++;
     if (checkpoint->shard_count > 1)
         layout_check_metadata(checkpoint);
     check_total_size(tree, group, checkpoint, place);
@@ -377,6 +373,7 @@ check_groups(struct tree *tree, struct source_dir *dir, const struct listing *li
 
         if (!checkpoint)
             error = -ENOMEM;
+        tree->checkpoint_count++;
         if (!error)
             error = take_checkpoint(tree, &listing->groups[i], checkpoint, place);
         checkpoint_unref(checkpoint);
@@ -446,10 +443,9 @@ static bool
 is_new_directory(struct tree *tree, struct source_dir *dir)
 {
     size_t number = tree->directories.count + 1;
-    struct access access;
     struct stat st;
 
-    return source_dir_stat(dir, &st, &access) != 0 ||
+    return source_dir_stat(dir, &st) != 0 ||
            seen_add(&tree->directories, st.st_dev, st.st_ino, number) == number;
 }
 
@@ -516,7 +512,7 @@ check_tree(struct tree *tree, const char *path)
     free(place.base);
     if (!error && tree->checkpoint_count == before && !progress_signal() &&
         tree->findings.unseen == 0)
-        return cannot(tree, path, 0, "no checkpoint in it or below: no *.safetensors");
+        return cannot(tree, path, 0, "no checkpoint in it or below: no *.safetensors, no *.sft");
     return error;
 }
 
@@ -573,6 +569,7 @@ check_named(struct tree *tree, const char *path)
         keep_findings(tree, &of_listing, found.group, place.base);
         place.findings = &tree->findings;
         error = find_headers(&found, &reason);
+        tree->checkpoint_count++;
         if (!error)
             error = take_checkpoint(tree, found.group, found.checkpoint, &place);
         tree->catalogs[tree->catalog_count++] = found.catalog;
@@ -584,70 +581,63 @@ check_named(struct tree *tree, const char *path)
     return error;
 }
 
-static errint_t
-take_file(struct tree *tree, const char *path, const struct stat *st, struct st_table *table)
+/* The name of a file without the suffix, if it has one; malloc'ed. */
+static char *
+stem_of(const char *name)
 {
-    struct file_identity identity;
-    struct backing *backing;
-    struct model *model;
-    char *real, *key, *suffix;
-    errint_t error;
+    char *stem = strdup(name);
+    size_t length = strlen(name);
 
-    check_table(tree, path, table, (uint64_t)st->st_size);
-    if (!tree->options->deep) {
-        st_table_free(table);
-        return 0;
+    if (stem)
+        stem[length - st_suffix_length(name, length)] = '\0';
+    return stem;
+}
+
+/* Checks the file as the checkpoint that it would be alone in its directory. */
+static errint_t
+check_alone(struct tree *tree, struct catalog *catalog, const char *name, const struct place *place)
+{
+    struct source_dir *root = catalog_root(catalog);
+    char *stem = stem_of(name);
+    const struct group group = {.stem = stem,
+                                .suffix = stem ? name + strlen(stem) : NULL,
+                                .members = &name,
+                                .member_count = 1,
+                                .kind = GROUP_SINGLE};
+    struct checkpoint *checkpoint;
+    errint_t error = root && stem ? group_load(root, &group, &checkpoint) : -ENOMEM;
+
+    if (!error) {
+        error = take_checkpoint(tree, &group, checkpoint, place);
+        checkpoint_unref(checkpoint);
     }
-    key = strdup(strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
-    suffix = key ? strstr(key, ".safetensors") : NULL;
-    if (suffix && suffix > key)
-        *suffix = '\0';
-    model = add_model(tree, key, 1);
-    if (!model) {
-        st_table_free(table);
-        return -ENOMEM;
-    }
-    model->table = table;
-    real = realpath(path, NULL);
-    if (!real)
-        return cannot(tree, path, -errno, strerror(errno));
-    file_identity_from_stat(&identity, st);
-    backing = backing_new(AT_FDCWD, real, &identity);
-    free(real);
-    if (!backing)
-        return -ENOMEM;
-    error = add_target(tree, model, path, backing, table);
-    backing_unref(backing);
+    source_dir_unref(root);
+    free(stem);
     return error;
 }
 
+/* A file of any name. */
 static errint_t
 check_file(struct tree *tree, const char *path)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    struct st_table *table;
-    struct reason reason;
-    struct stat st;
-    errint_t error;
+    struct place place = {&tree->findings, base_of(path)};
+    struct catalog_options options = catalog_options(tree, &place);
+    const char *slash = strrchr(path, '/');
+    struct catalog *catalog;
+    errint_t error = place.base ? 0 : -ENOMEM;
 
-    if (fd < 0)
-        return cannot(tree, path, -errno, strerror(errno));
-    error = fstat(fd, &st) < 0 ? -errno : 0;
-    if (error || !S_ISREG(st.st_mode)) {
-        close(fd);
-        return cannot(tree, path, error, error ? strerror(-error) : "no regular file");
-    }
-    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-    error = st_table_read(fd, (uint64_t)st.st_size, &table, &reason);
-    close(fd);
-    if (error == -ENOMEM)
-        return error;
+    options.source = place.base && *place.base ? place.base : ".";
+    options.path_only = true; /* it may be a directory that can be searched and not read */
     if (!error)
-        return take_file(tree, path, &st, table);
-    tree->file_count++;
-    findings_add(&tree->findings, strdup(path), error != -EBADMSG, "refused: %s: %s", reason.rule,
-                 reason.text);
-    return 0;
+        error = catalog_new(&options, &catalog);
+    if (error) {
+        free(place.base);
+        return cannot(tree, path, error, strerror(-error));
+    }
+    tree->catalogs[tree->catalog_count++] = catalog;
+    error = check_alone(tree, catalog, slash ? slash + 1 : path, &place);
+    free(place.base);
+    return error;
 }
 
 static bool
@@ -669,5 +659,7 @@ tree_check(struct tree *tree, const char *path)
                                : cannot(tree, path, -errno, strerror(errno));
     if (S_ISDIR(st.st_mode))
         return check_tree(tree, path);
+    if (!S_ISREG(st.st_mode))
+        return cannot(tree, path, 0, "no regular file");
     return is_index(path) ? check_named(tree, path) : check_file(tree, path);
 }

@@ -31,8 +31,7 @@ struct model {
     char *key; /* path from the command line's on, without suffix */
     size_t *targets; /* indexes into tree->targets */
     size_t target_count;
-    struct checkpoint *checkpoint; /* a reference that keeps the tables; or NULL: */
-    struct st_table *table; /* its own */
+    struct checkpoint *checkpoint; /* a reference that keeps the tables */
 };
 
 struct tree {

@@ -70,7 +70,8 @@ choose_only(struct found *found, struct reason *reason)
     const struct listing *listing = found->listing;
 
     if (listing->group_count == 0)
-        return reason_set(reason, -ENOENT, "None", "no checkpoint in it: no *.safetensors");
+        return reason_set(reason, -ENOENT, "None",
+                          "no checkpoint in it: no *.safetensors, no *.sft");
     if (listing->group_count > 1)
         return refuse_several(listing, reason);
     found->group = &listing->groups[0];

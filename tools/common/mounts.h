@@ -17,9 +17,6 @@ struct mount_entry {
 /* The mount that `path`, absolute and real, lies on. False: not known. */
 bool mounts_find(const char *path, struct mount_entry *entry);
 
-/* Whether `path` is `directory` or lies in it; both absolute and real. */
-bool mounts_lies_in(const char *path, const char *directory);
-
 /* Whether something is mounted at `point` itself. */
 bool mounts_is_point(const char *point);
 

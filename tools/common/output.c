@@ -2,6 +2,7 @@
 #include "common/output.h"
 
 #include "base/hash.h"
+#include "common/say.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,10 +13,9 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { TRIES = 100 };
+enum { TRIES = 100, NAME_KEPT = 200 };
 
 static errint_t
 fail(struct reason *reason, errint_t error, const char *what)
@@ -23,55 +23,174 @@ fail(struct reason *reason, errint_t error, const char *what)
     return reason_set(reason, error, "IoError", "%s: %s", what, strerror(-error));
 }
 
-/* A name beside `name` that nobody else has: the prefix is cut so that it fits. */
+/* ---- hidden names ---- */
+
 static void
-make_temporary(const char *name, unsigned attempt, char temporary[NAME_MAX + 1])
+format_hidden(const char *name, uint64_t number, const char *suffix, char hidden[NAME_MAX + 1])
+{
+    snprintf(hidden, NAME_MAX + 1, ".%.*s.%08llx%s", NAME_KEPT, name,
+             (unsigned long long)number & 0xffffffff, suffix);
+}
+
+/* A name beside `name` that no other program has. */
+static void
+make_hidden(const char *name, unsigned attempt, const char *suffix, char hidden[NAME_MAX + 1])
 {
     struct timespec now;
-    unsigned long long number;
 
     clock_gettime(CLOCK_REALTIME, &now);
-    number = hash64(&now, sizeof(now), ((uint64_t)getpid() << 32) + attempt);
-    snprintf(temporary, NAME_MAX + 1, ".%.200s.%08llx.tmp", name, number & 0xffffffff);
+    format_hidden(name, hash64(&now, sizeof(now), ((uint64_t)getpid() << 32) + attempt), suffix,
+                  hidden);
 }
 
-/* Whether a name is one of make_temporary(). */
+/* Whether a name is one of make_hidden(), beside `name` where that is not NULL. */
 static bool
-is_temporary(const char *found, const char *name)
+is_hidden(const char *found, const char *name, const char *suffix)
 {
-    size_t length = strlen(name) < 200 ? strlen(name) : 200;
+    size_t length = strlen(found), tail = 1 + 8 + strlen(suffix);
+    const char *end;
 
-    return found[0] == '.' && strncmp(found + 1, name, length) == 0 && found[1 + length] == '.' &&
-           strspn(found + 2 + length, "0123456789abcdef") == 8 &&
-           strcmp(found + 10 + length, ".tmp") == 0;
+    if (found[0] != '.' || length < 1 + tail)
+        return false;
+    end = found + length - tail;
+    if (end[0] != '.' || strspn(end + 1, "0123456789abcdef") != 8 || strcmp(end + 9, suffix) != 0)
+        return false;
+    return !name || ((size_t)(end - found - 1) == strnlen(name, NAME_KEPT) &&
+                     strncmp(found + 1, name, strnlen(name, NAME_KEPT)) == 0);
 }
+
+void
+output_directory_name(const char *name, char temporary[NAME_MAX + 1])
+{
+    format_hidden(name, hash64(name, strlen(name), 0), ".tmp", temporary);
+}
+
+/* ---- existing files ---- */
+
+errint_t
+output_look(int directory, const char *name, struct output_entry *entry)
+{
+    struct stat st;
+
+    *entry = (struct output_entry){.fd = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC)};
+    if (entry->fd < 0)
+        return errno == ENOENT ? 0 : -errno;
+    if (fstat(entry->fd, &st) < 0) {
+        errint_t error = -errno;
+
+        output_forget(entry);
+        return error;
+    }
+    entry->size = st.st_size;
+    entry->mtime = st.st_mtim;
+    return 0;
+}
+
+void
+output_forget(struct output_entry *entry)
+{
+    if (entry->fd >= 0)
+        close(entry->fd);
+    entry->fd = -1;
+}
+
+bool
+output_is_inode(int directory, const char *name, int fd)
+{
+    struct stat there, ours;
+
+    return fstatat(directory, name, &there, AT_SYMLINK_NOFOLLOW) == 0 && fstat(fd, &ours) == 0 &&
+           there.st_dev == ours.st_dev && there.st_ino == ours.st_ino;
+}
+
+bool
+output_is_unchanged(int directory, const char *name, const struct output_entry *entry)
+{
+    struct stat now;
+
+    return output_is_inode(directory, name, entry->fd) && fstat(entry->fd, &now) == 0 &&
+           now.st_size == entry->size && now.st_mtim.tv_sec == entry->mtime.tv_sec &&
+           now.st_mtim.tv_nsec == entry->mtime.tv_nsec;
+}
+
+errint_t
+output_rename(int directory, const char *from, const char *to)
+{
+    if (renameat2(directory, from, directory, to, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS)
+        return -errno;
+    /* NFS and some others know no flags. A link does not replace either. */
+    if (linkat(directory, from, directory, to, 0) == 0) {
+        unlinkat(directory, from, 0);
+        return 0;
+    }
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS)
+        return -errno;
+    /* Neither flags nor links: a file that gets this name between the two calls is lost. */
+    if (faccessat(directory, to, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return -EEXIST;
+    return renameat(directory, from, directory, to) < 0 ? -errno : 0;
+}
+
+errint_t
+output_set_aside(int directory, const char *name, const struct output_entry *entry,
+                 char aside[NAME_MAX + 1])
+{
+    unsigned i = 0;
+
+    if (!output_is_unchanged(directory, name, entry))
+        return -ESTALE;
+    do
+        make_hidden(name, i, ".swap", aside);
+    while (faccessat(directory, aside, F_OK, AT_SYMLINK_NOFOLLOW) == 0 && i++ < TRIES);
+    /* One step, not a link and an unlink: those would remove what gets the name in between. */
+    if (renameat(directory, name, directory, aside) < 0)
+        return -errno;
+    if (output_is_inode(directory, aside, entry->fd))
+        return 0;
+    output_rename(directory, aside, name); /* another file than the one that was compared */
+    return -ESTALE;
+}
+
+/* ---- a new file ---- */
 
 static errint_t
 begin_named(struct output *output, struct reason *reason)
 {
     for (unsigned i = 0; i < TRIES; i++) {
-        make_temporary(output->name, i, output->temporary);
+        make_hidden(output->name, i, ".tmp", output->temporary);
         output->fd = openat(output->directory, output->temporary,
                             O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (output->fd >= 0) {
-            flock(output->fd, LOCK_EX | LOCK_NB);
-            return 0;
-        }
-        if (errno != EEXIST)
+        if (output->fd >= 0)
             break;
+        if (errno != EEXIST)
+            return fail(reason, -errno, "creating it");
     }
-    return fail(reason, -errno, "creating it");
+    if (output->fd < 0)
+        return fail(reason, -EEXIST, "creating it");
+    output->state = OUTPUT_TEMPORARY;
+    return 0;
 }
 
 errint_t
 output_begin(int directory, const char *name, struct output *output, struct reason *reason)
 {
+    errint_t error = 0;
+
     *output = (struct output){.fd = -1, .directory = directory};
     if (snprintf(output->name, sizeof(output->name), "%s", name) > NAME_MAX)
         return fail(reason, -ENAMETOOLONG, "creating it");
     output->fd = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    output->unnamed = output->fd >= 0;
-    return output->unnamed ? 0 : begin_named(output, reason);
+    if (output->fd >= 0)
+        output->state = OUTPUT_UNNAMED;
+    else if (errno == EMFILE || errno == ENFILE)
+        return fail(reason, -errno, "creating it");
+    else
+        error = begin_named(output, reason);
+    if (!error)
+        flock(output->fd, LOCK_EX | LOCK_NB); /* for output_remove_stale() of others */
+    return error;
 }
 
 errint_t
@@ -80,67 +199,120 @@ output_sync(struct output *output, struct reason *reason)
     return fsync(output->fd) < 0 ? fail(reason, -errno, "syncing it") : 0;
 }
 
-/* Gives an unnamed file the temporary name, or its own. */
+/* Gives the file a name that is not taken. */
 static errint_t
-link_unnamed(struct output *output, const char *name)
+give_name(struct output *output, const char *name)
 {
     char path[64];
 
+    if (output->state == OUTPUT_TEMPORARY)
+        return output_rename(output->directory, output->temporary, name);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", output->fd);
     return linkat(AT_FDCWD, path, output->directory, name, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
+/* Where two names cannot be exchanged: for a moment there is no file of the name. */
 static errint_t
-place(struct output *output, bool replace)
+replace_in_turn(struct output *output, const struct output_entry *replaced,
+                char aside[NAME_MAX + 1])
 {
-    errint_t error = -EEXIST;
+    errint_t error = output_set_aside(output->directory, output->name, replaced, aside);
 
-    if (!replace && output->unnamed)
-        return link_unnamed(output, output->name);
-    for (unsigned i = 0; output->unnamed && error == -EEXIST && i < TRIES; i++) {
-        make_temporary(output->name, i, output->temporary);
-        error = link_unnamed(output, output->temporary);
-    }
-    if (output->unnamed && error)
+    if (error)
         return error;
-    output->unnamed = false;
-    if (renameat2(output->directory, output->temporary, output->directory, output->name,
-                  replace ? 0 : RENAME_NOREPLACE) == 0)
-        return 0;
-    if (replace || (errno != EINVAL && errno != ENOSYS))
-        return -errno;
-    /* A file system that cannot do it at once: nobody else is expected here. */
-    if (faccessat(output->directory, output->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-        return -EEXIST;
-    return renameat(output->directory, output->temporary, output->directory, output->name) < 0
-               ? -errno
-               : 0;
+    error = give_name(output, output->name);
+    if (error) {
+        output_rename(output->directory, aside, output->name);
+        aside[0] = '\0';
+    }
+    return error;
+}
+
+/* On success `aside` is the name of the replaced file. */
+static errint_t
+place_over(struct output *output, const struct output_entry *replaced, char aside[NAME_MAX + 1])
+{
+    char swap[NAME_MAX + 1];
+    errint_t error = -EEXIST;
+    int directory = output->directory;
+
+    if (!output_is_unchanged(directory, output->name, replaced))
+        return -ESTALE;
+    for (unsigned i = 0; error == -EEXIST && i < TRIES; i++) {
+        make_hidden(output->name, i, ".swap", swap);
+        error = give_name(output, swap);
+    }
+    if (error)
+        return error;
+    strcpy(output->temporary, swap);
+    output->state = OUTPUT_TEMPORARY;
+    if (renameat2(directory, swap, directory, output->name, RENAME_EXCHANGE) < 0)
+        return errno == EINVAL || errno == ENOSYS ? replace_in_turn(output, replaced, aside)
+                                                  : -errno;
+    if (!output_is_inode(directory, swap, replaced->fd)) {
+        renameat2(directory, swap, directory, output->name, RENAME_EXCHANGE);
+        return -ESTALE;
+    }
+    strcpy(aside, swap);
+    return 0;
 }
 
 errint_t
-output_place(struct output *output, bool replace, struct reason *reason)
+output_place_keeping(struct output *output, const struct output_entry *replaced,
+                     char aside[NAME_MAX + 1], struct reason *reason)
 {
-    errint_t error = place(output, replace);
+    char name[QUOTED_SIZE];
+    errint_t error;
 
-    if (error) {
-        output_drop(output);
-        return fail(reason, error, "giving it its name");
-    }
-    close(output->fd);
-    *output = (struct output){0};
-    return 0;
+    aside[0] = '\0';
+    error = replaced && replaced->fd >= 0 ? place_over(output, replaced, aside)
+                                          : give_name(output, output->name);
+    if (!error)
+        output->state = OUTPUT_PLACED;
+    else if (error == -EEXIST || error == -ESTALE)
+        reason_set(reason, error, "Output", "%s was %s by another program meanwhile, and stays",
+                   quoted(name, output->name, strlen(output->name)),
+                   error == -EEXIST ? "made" : "changed");
+    else
+        fail(reason, error, "giving it its name");
+    return error;
+}
+
+errint_t
+output_place(struct output *output, const struct output_entry *replaced, struct reason *reason)
+{
+    char aside[NAME_MAX + 1];
+    errint_t error = output_place_keeping(output, replaced, aside, reason);
+
+    if (!error && aside[0])
+        unlinkat(output->directory, aside, 0);
+    return error;
+}
+
+void
+output_unplace(struct output *output)
+{
+    struct output_entry entry = {.fd = output->fd};
+    char aside[NAME_MAX + 1];
+    struct stat st;
+
+    if (output->state != OUTPUT_PLACED || fstat(output->fd, &st) < 0)
+        return;
+    entry.size = st.st_size;
+    entry.mtime = st.st_mtim;
+    if (output_set_aside(output->directory, output->name, &entry, aside) == 0)
+        unlinkat(output->directory, aside, 0);
 }
 
 void
 output_drop(struct output *output)
 {
-    if (!output->name[0])
-        return;
-    if (output->fd >= 0) {
+    /* After a failed exchange the name may be another file's. */
+    if (output->state == OUTPUT_TEMPORARY &&
+        output_is_inode(output->directory, output->temporary, output->fd))
+        unlinkat(output->directory, output->temporary, 0);
+    if (output->state != OUTPUT_NONE)
         close(output->fd);
-        if (!output->unnamed)
-            unlinkat(output->directory, output->temporary, 0);
-    }
     *output = (struct output){0};
 }
 
@@ -163,6 +335,7 @@ static errint_t
 write_in(int directory, const char *name, const struct buffer *text, bool replace,
          struct reason *reason)
 {
+    struct output_entry replaced = {.fd = -1};
     struct output output;
     errint_t error = output_begin(directory, name, &output, reason);
 
@@ -170,8 +343,11 @@ write_in(int directory, const char *name, const struct buffer *text, bool replac
         fail(reason, error, "writing it");
     if (!error)
         error = output_sync(&output, reason);
+    if (!error && replace && (error = output_look(directory, name, &replaced)))
+        fail(reason, error, "looking at it");
     if (!error)
-        error = output_place(&output, replace, reason);
+        error = output_place(&output, &replaced, reason);
+    output_forget(&replaced);
     output_drop(&output);
     return error ? error : output_sync_directory(directory, reason);
 }
@@ -198,74 +374,31 @@ output_write(const char *path, const struct buffer *text, bool replace, struct r
     return error;
 }
 
-/* ---- directories ---- */
+/* ---- what killed programs leave ---- */
 
-errint_t
-output_make_directory(int parent, const char *name, char temporary[NAME_MAX + 1], int *fd,
-                      struct reason *reason)
-{
-    int result = -1;
-
-    for (unsigned i = 0; result < 0 && i < TRIES; i++) {
-        make_temporary(name, i, temporary);
-        result = mkdirat(parent, temporary, 0777);
-        if (result < 0 && errno != EEXIST)
-            break;
-    }
-    if (result < 0)
-        return fail(reason, -errno, "creating it");
-    *fd = openat(parent, temporary, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (*fd < 0) {
-        errint_t error = fail(reason, -errno, "creating it");
-
-        unlinkat(parent, temporary, AT_REMOVEDIR);
-        return error;
-    }
-    flock(*fd, LOCK_EX | LOCK_NB);
-    return 0;
-}
-
-void
-output_remove_directory(int parent, const char *name)
-{
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
-    const struct dirent *entry;
-
-    if (!stream) {
-        if (fd >= 0)
-            close(fd);
-        return;
-    }
-    while ((entry = readdir(stream)))
-        unlinkat(fd, entry->d_name, 0); /* "." and ".." it refuses */
-    closedir(stream);
-    unlinkat(parent, name, AT_REMOVEDIR);
-}
-
-/* Whoever made it holds a lock on it as long as it lives. */
+/* Whether it is a file of this user that no living program has locked. */
 static bool
-is_left(int parent, const char *name, bool *is_directory)
+is_left(int directory, const char *name)
 {
-    int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     struct stat st;
     bool left;
 
     if (fd < 0)
         return false;
-    left = fstat(fd, &st) == 0 && st.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0;
-    *is_directory = left && S_ISDIR(st.st_mode);
+    left = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+           flock(fd, LOCK_EX | LOCK_NB) == 0;
     close(fd);
     return left;
 }
 
 void
-output_remove_stale(int parent, const char *name)
+output_remove_stale(int directory, const char *name)
 {
-    int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
-    bool is_directory;
+    char shown[QUOTED_SIZE];
 
     if (!stream) {
         if (fd >= 0)
@@ -273,12 +406,13 @@ output_remove_stale(int parent, const char *name)
         return;
     }
     while ((entry = readdir(stream))) {
-        if (!is_temporary(entry->d_name, name) || !is_left(parent, entry->d_name, &is_directory))
-            continue;
-        if (is_directory)
-            output_remove_directory(parent, entry->d_name);
-        else
-            unlinkat(parent, entry->d_name, 0);
+        const char *found = entry->d_name;
+
+        if (is_hidden(found, name, ".tmp") && is_left(directory, found))
+            unlinkat(directory, found, 0);
+        else if (is_hidden(found, name, ".swap") && is_left(directory, found))
+            complain("%s: left by a run that was killed while it replaced this file; it stays",
+                     quoted(shown, found, strlen(found)));
     }
     closedir(stream);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/progress.h"
 
+#include "base/error.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BAR = 24 };
+enum { BAR = 24, BAR_LEAST = 8, COLUMNS = 80 };
 
 static volatile sig_atomic_t caught;
 
@@ -58,43 +60,72 @@ progress_begin(struct progress *progress, uint64_t all)
     };
 }
 
-/* "about 3 min left", from how long it took so far. */
+/* "  0.12 GB/s  3 min left", from how long it took so far. */
 static void
-say_rest(char text[40], double elapsed, double share)
+say_rest(const struct progress *progress, uint64_t done, double share, char text[64])
 {
+    double elapsed = progress->drawn - progress->begin;
     double rest = share > 0.02 ? elapsed / share - elapsed : -1;
+    int length = 0;
 
     text[0] = '\0';
+    if (progress->has_rate && elapsed > 0)
+        length = snprintf(text, 64, "  %.2f GB/s", (double)done / elapsed / 1e9);
     if (rest >= 90)
-        snprintf(text, 40, "about %.0f min left", rest / 60);
+        snprintf(text + length, (size_t)(64 - length), "  %.0f min left", rest / 60);
     else if (rest >= 0)
-        snprintf(text, 40, "about %.0f s left", rest);
+        snprintf(text + length, (size_t)(64 - length), "  %.0f s left", rest);
 }
 
+/* Cuts a text to so many bytes, which are at least as many as its columns. */
+static void
+cut(char *text, size_t most)
+{
+    static const char dots[] = "...";
+
+    if (strlen(text) <= most)
+        return;
+    most -= most < sizeof(dots) ? most : sizeof(dots) - 1;
+    while (most > 0 && ((unsigned char)text[most] & 0xC0) == 0x80)
+        most--; /* inside a character */
+    strcpy(text + most, dots);
+}
+
+static size_t
+columns(void)
+{
+    struct winsize window = {0};
+
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0)
+        return window.ws_col;
+    return COLUMNS;
+}
+
+/* In one line, whatever the terminal's width: the bar gets shorter, then the text is cut. */
 static void
 draw(struct progress *progress)
 {
     uint64_t done = progress->finished + (progress->running ? *progress->running : 0);
     double share = progress->all ? (double)done / (double)progress->all : 0;
-    struct winsize window = {0};
-    char bar[BAR + 1], rate[24] = "", rest[40], line[256];
-    int filled, width = 80;
+    char bar[BAR + 1], what[QUOTED_SIZE], rest[64];
+    size_t width = columns(), taken, length;
 
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0)
-        width = window.ws_col;
     share = share > 1 ? 1 : share;
-    filled = (int)(share * BAR);
-    memset(bar, '-', BAR);
-    memset(bar, '#', (size_t)filled);
-    bar[BAR] = '\0';
     progress->drawn = now();
-    say_rest(rest, progress->drawn - progress->begin, share);
-    if (progress->has_rate && progress->drawn > progress->begin)
-        snprintf(rate, sizeof(rate), "  %.2f GB/s",
-                 (double)done / (progress->drawn - progress->begin) / 1e9);
-    snprintf(line, sizeof(line), "[%s] %3.0f%% %s%s  %s", bar, share * 100, progress->what, rate,
-             rest);
-    fprintf(stderr, "\r%.*s\033[K", width - 1, line);
+    say_rest(progress, done, share, rest);
+    taken = strlen("[] 100% ") + strlen(rest) + 1; /* the last column stays free */
+    if (taken + BAR_LEAST > width) {
+        rest[0] = '\0';
+        taken = strlen("[] 100% ") + 1;
+    }
+    quoted(what, progress->what, strlen(progress->what));
+    width = width > taken + BAR_LEAST ? width - taken : BAR_LEAST;
+    cut(what, width - BAR_LEAST);
+    length = width - strlen(what) > BAR ? BAR : width - strlen(what);
+    memset(bar, '-', length);
+    memset(bar, '#', (size_t)(share * (double)length));
+    bar[length] = '\0';
+    fprintf(stderr, "\r[%s] %3.0f%% %s%s\033[K", bar, share * 100, what, rest);
 }
 
 void

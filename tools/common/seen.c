@@ -50,6 +50,12 @@ seen_add(struct seen *seen, uint64_t device, uint64_t inode, size_t number)
     return entry->number;
 }
 
+size_t
+seen_find(const struct seen *seen, uint64_t device, uint64_t inode)
+{
+    return seen->room ? place_of(seen->entries, seen->room, device, inode)->number : 0;
+}
+
 void
 seen_free(struct seen *seen)
 {

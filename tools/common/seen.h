@@ -24,6 +24,8 @@ struct seen {
 /* The number that was given to it when it was met first: `number` (over 0), if that
  * is now. 0: out of memory. */
 size_t seen_add(struct seen *seen, uint64_t device, uint64_t inode, size_t number);
+/* The number that was given to it; 0: it was not met. */
+size_t seen_find(const struct seen *seen, uint64_t device, uint64_t inode);
 void seen_free(struct seen *seen);
 
 #endif

@@ -47,10 +47,9 @@ struct copier {
     struct io *io;
     char *buffers;
     struct slot slots[PIECES];
-    uint64_t shared;
 };
 
-/* One copy_list() or copy_compare(). */
+/* One copy_run() or copy_compare(). */
 struct run {
     struct copier *copier;
     struct extent_list *list;
@@ -98,12 +97,6 @@ copier_free(struct copier *copier)
     io_free(copier->io);
     free(copier->buffers);
     free(copier);
-}
-
-uint64_t
-copier_shared(const struct copier *copier)
-{
-    return copier->shared;
 }
 
 /* ---- slots ---- */
@@ -448,47 +441,58 @@ set_direct(int fd)
 }
 
 errint_t
-copy_list(struct copier *copier, struct extent_list *list, int fd, struct progress *progress,
-          struct reason *reason)
+copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *reason)
 {
-    struct range *left = malloc(((size_t)list->count + 1) * sizeof(*left));
-    struct run run = {.copier = copier, .list = list, .fd = fd};
-    uint64_t shared = 0;
-    size_t count;
-    errint_t error;
-
-    if (!left)
+    *copy = (struct copy){.list = extent_list_ref(list), .fd = fd};
+    copy->left = malloc(((size_t)list->count + 1) * sizeof(*copy->left));
+    if (!copy->left)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-    if (ftruncate(fd, (off_t)list->size) < 0) {
-        free(left);
+    if (ftruncate(fd, (off_t)list->size) < 0)
         return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
-    }
-    count = share_list(list, fd, left, &shared);
-    copier->shared += shared;
-    atomic_fetch_add(progress->running, shared);
-    error = allocate(fd, left, count);
-    if (error) {
-        reason_set(reason, error, "IoError", "%.2f GB are needed: %s",
-                   (double)(list->size - shared) / 1e9, strerror(-error));
-    } else {
-        atomic_init(&run.direct, set_direct(fd));
-        error = run_ranges(&run, left, count, progress, reason);
-    }
-    free(left);
+    copy->left_count = share_list(list, fd, copy->left, &copy->shared);
+    return 0;
+}
+
+uint64_t
+copy_room(const struct copy *copy)
+{
+    return copy->list->size - copy->shared;
+}
+
+errint_t
+copy_run(struct copier *copier, struct copy *copy, struct progress *progress, struct reason *reason)
+{
+    struct run run = {.copier = copier, .list = copy->list, .fd = copy->fd};
+    errint_t error = allocate(copy->fd, copy->left, copy->left_count);
+
+    atomic_fetch_add(progress->running, copy->shared);
+    if (error)
+        return reason_set(reason, error, "IoError", "%.2f GB are needed: %s",
+                          (double)copy_room(copy) / 1e9, strerror(-error));
+    atomic_init(&run.direct, set_direct(copy->fd));
+    error = run_ranges(&run, copy->left, copy->left_count, progress, reason);
     /* Past the page cache the last page was written whole. */
-    if (!error && ftruncate(fd, (off_t)list->size) < 0)
+    if (!error && ftruncate(copy->fd, (off_t)copy->list->size) < 0)
         return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
     return error;
 }
 
 errint_t
-copy_compare(struct copier *copier, struct extent_list *list, int fd, struct progress *progress,
+copy_compare(struct copier *copier, struct copy *copy, struct progress *progress,
              struct reason *reason)
 {
-    const struct range all = {0, list->size};
-    struct run run = {.copier = copier, .list = list, .fd = fd, .compares = true};
+    const struct range all = {0, copy->list->size};
+    struct run run = {.copier = copier, .list = copy->list, .fd = copy->fd, .compares = true};
 
-    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    atomic_init(&run.direct, set_direct(fd));
-    return run_ranges(&run, &all, list->size > 0, progress, reason);
+    posix_fadvise(copy->fd, 0, 0, POSIX_FADV_DONTNEED);
+    atomic_init(&run.direct, set_direct(copy->fd));
+    return run_ranges(&run, &all, copy->list->size > 0, progress, reason);
+}
+
+void
+copy_end(struct copy *copy)
+{
+    extent_list_unref(copy->list);
+    free(copy->left);
+    *copy = (struct copy){0};
 }

@@ -153,9 +153,40 @@ take_shard(const struct options *options, struct inputs *inputs, struct shard *s
 
 /* ---- checkpoints ---- */
 
+/* Adds a file of the checkpoint to those that may not be replaced. */
+static errint_t
+add_source(struct inputs *inputs, const struct found *found, const char *name,
+           struct reason *reason)
+{
+    errint_t error;
+    char *path;
+
+    if (asprintf(&path, "%s/%s", found->directory, name) < 0)
+        return out_of_memory(reason);
+    error = sources_add(&inputs->sources, path);
+    free(path);
+    return error ? out_of_memory(reason) : 0;
+}
+
+/* What is copied beside the tensors, and the index. */
+static errint_t
+take_files(const struct options *options, struct inputs *inputs, const struct found *found,
+           const char *path, struct reason *reason)
+{
+    errint_t error = 0;
+
+    if (found->one_file)
+        return 0;
+    if (found->group->index)
+        error = add_source(inputs, found, found->group->index, reason);
+    if (!error && options->copies_files)
+        error = side_add(&inputs->side, found, path, reason);
+    return error;
+}
+
 static errint_t
 take_checkpoint(const struct options *options, struct inputs *inputs, struct found *found,
-                struct reason *reason)
+                const char *path, struct reason *reason)
 {
     const struct checkpoint *checkpoint;
     errint_t error = find_headers(found, reason);
@@ -170,7 +201,15 @@ take_checkpoint(const struct options *options, struct inputs *inputs, struct fou
 
         if (found->one_file && strcmp(shard->name, found->name) != 0)
             continue;
-        error = take_shard(options, inputs, shard, reason);
+        error = add_source(inputs, found, shard->name, reason);
+        if (!error)
+            error = take_shard(options, inputs, shard, reason);
+    }
+    if (!error)
+        error = take_files(options, inputs, found, path, reason);
+    if (!error && options->input_count == 1 && options->pattern_count == 0 && !found->one_file) {
+        inputs->checkpoint.index_metadata = checkpoint->index_metadata;
+        inputs->checkpoint.index_metadata_length = checkpoint->index_metadata_length;
     }
     if (!error && !found->one_file && !inputs->stem[0])
         snprintf(inputs->stem, sizeof(inputs->stem), "%s", checkpoint->stem);
@@ -219,6 +258,10 @@ take_file(const struct options *options, struct inputs *inputs, const char *path
     close(fd);
     if (error)
         return error;
+    if (sources_add(&inputs->sources, path)) {
+        st_table_free(table);
+        return out_of_memory(reason);
+    }
     real = realpath(path, NULL);
     backing = real ? backing_new(AT_FDCWD, real, &identity) : NULL;
     free(real);
@@ -273,7 +316,7 @@ take_input(const struct options *options, struct inputs *inputs, const char *pat
     error = find_checkpoint(path, &catalog_options, found, reason);
     inputs->found_count++;
     if (!error)
-        return take_checkpoint(options, inputs, found, reason);
+        return take_checkpoint(options, inputs, found, path, reason);
     if (error == -ENOENT && found->is_directory && found->listing && found->listing->file_count > 0)
         return take_directory(options, inputs, found, reason);
     return error;
@@ -363,7 +406,8 @@ inputs_read(const struct options *options, struct inputs *inputs, struct reason 
     const struct problem_watch watch = {tell, NULL, 0};
     errint_t error = 0;
 
-    *inputs = (struct inputs){.checkpoint = {.directory = "", .stem = inputs->stem}};
+    *inputs =
+        (struct inputs){.checkpoint = {.directory = "", .stem = inputs->stem, .suffix = ST_SUFFIX}};
     inputs->found = calloc((size_t)options->input_count, sizeof(*inputs->found));
     inputs->problems = problems_new(&watch);
     if (!inputs->found || !inputs->problems || !make_room(inputs))
@@ -393,6 +437,8 @@ inputs_free(struct inputs *inputs)
         free(inputs->own[i]);
     }
     free(inputs->own);
+    side_free(&inputs->side);
+    sources_free(&inputs->sources);
     free(inputs->checkpoint.shards);
     free((void *)inputs->checkpoint.tensors);
     problem_set_free(inputs->checkpoint.problems);

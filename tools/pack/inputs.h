@@ -9,6 +9,8 @@
 #include "catalog/catalog.h"
 #include "common/find.h"
 #include "options.h"
+#include "side.h"
+#include "sources.h"
 
 struct inputs {
     struct checkpoint checkpoint; /* not of a catalog: no references, nothing private */
@@ -19,6 +21,8 @@ struct inputs {
     size_t own_count, own_room;
     struct problems *problems;
     uint64_t left_out; /* tensors, by --pick and --drop */
+    struct sources sources; /* all files of tensors */
+    struct side_files side; /* to be copied */
 };
 
 /* Reads headers only. On an error the reason says of which input and why. To be let

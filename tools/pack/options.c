@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "options.h"
 
+#include "base/error.h"
 #include "base/size.h"
 #include "common/say.h"
+#include "format/safetensors.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +26,10 @@ static const char usage[] =
     "\n"
     "In each file tensors whose size is a multiple of 4096 come first, in the order they were\n"
     "in, and begin on pages; the rest follow by falling element size. Of __metadata__ is kept\n"
-    "what the inputs agree on. Files that are no tensors (config.json) are not copied.\n"
+    "what the inputs agree on.\n"
+    "\n"
+    "Into a DIRECTORY go also the other files of an INPUT that is a checkpoint (config.json,\n"
+    "tokenizer, code), but none that holds weights, is hidden or is in a directory below.\n"
     "\n"
     "Options:\n"
     "  --max-shard-size=SIZE  cut into shards of at most SIZE of tensors: 512M, 5G, 5GB\n"
@@ -36,7 +41,9 @@ static const char usage[] =
     "can\n"
     "                         be given again and again: of several that match the last says,\n"
     "                         and where none does, the first\n"
-    "  --force                replace the FILE, or the checkpoint of that name in DIRECTORY\n"
+    "  --tensors-only         copy no other files into DIRECTORY\n"
+    "  --force                replace the FILE, or the checkpoint of that name in DIRECTORY and\n"
+    "                         other files there that differ; never an INPUT\n"
     "  --verify               when it is written, read it back and compare all of it\n"
     "  -h, --help; -V, --version\n"
     "\n"
@@ -60,6 +67,7 @@ enum {
     OPTION_STEM,
     OPTION_PICK,
     OPTION_DROP,
+    OPTION_TENSORS_ONLY,
     OPTION_FORCE,
     OPTION_VERIFY
 };
@@ -70,6 +78,7 @@ static const struct option names[] = {
     {"stem", required_argument, NULL, OPTION_STEM},
     {"pick", required_argument, NULL, OPTION_PICK},
     {"drop", required_argument, NULL, OPTION_DROP},
+    {"tensors-only", no_argument, NULL, OPTION_TENSORS_ONLY},
     {"force", no_argument, NULL, OPTION_FORCE},
     {"verify", no_argument, NULL, OPTION_VERIFY},
 };
@@ -133,6 +142,9 @@ take(int option, void *arg)
     case OPTION_PICK:
     case OPTION_DROP:
         return add_pattern(options, optarg, option == OPTION_DROP);
+    case OPTION_TENSORS_ONLY:
+        options->copies_files = false;
+        break;
     case OPTION_FORCE:
         options->force = true;
         break;
@@ -143,23 +155,37 @@ take(int option, void *arg)
     return true;
 }
 
+/* Shards in a directory that is named as a file are right for some, and a slip of others. */
+static bool
+warn_of_name(const struct options *options, bool is_file)
+{
+    char name[QUOTED_SIZE];
+
+    if (is_file)
+        complain("warning: %s: --%s makes shards in a directory of this name; without it, one "
+                 "file is made",
+                 quoted(name, options->output, strlen(options->output)),
+                 options->shards ? "shards" : "max-shard-size");
+    return true;
+}
+
 /* Whether the arguments make sense together. */
 static bool
 check(const struct options *options)
 {
-    static const char suffix[] = ".safetensors";
     size_t length = options->output ? strlen(options->output) : 0;
-    bool is_file = length >= sizeof(suffix) &&
-                   strcmp(options->output + length - sizeof(suffix) + 1, suffix) == 0;
+    size_t suffix = length ? st_suffix_length(options->output, length) : 0;
+    bool is_file = suffix > 0 && length > suffix;
 
     if (options->input_count < 1)
         complain("an INPUT and an OUTPUT are wanted; fstfs-pack -h says more");
     else if (options->shards && options->shard_size)
         complain("--shards and --max-shard-size exclude each other");
     else if (options->shards || options->shard_size)
-        return true;
+        return warn_of_name(options, is_file);
     else if (!is_file)
-        complain("%s: one file is named *.safetensors; for shards in a directory say --shards or "
+        complain("%s: one file is named *.safetensors or *.sft; for shards in a directory say "
+                 "--shards or "
                  "--max-shard-size",
                  options->output);
     else if (options->stem)
@@ -178,14 +204,17 @@ options_parse(int argc, char **argv, struct options *options)
 {
     enum options_result result;
 
-    *options = (struct options){0};
+    *options = (struct options){.copies_files = true};
     result = command_options(&command, argc, argv, options);
     if (result != OPTIONS_RUN)
         return result;
     options->inputs = argv + optind;
     options->input_count = argc - optind - 1;
     options->output = optind < argc ? argv[argc - 1] : NULL;
-    return check(options) ? OPTIONS_RUN : OPTIONS_WRONG;
+    if (!check(options))
+        return OPTIONS_WRONG;
+    options->copies_files &= options->shards || options->shard_size;
+    return OPTIONS_RUN;
 }
 
 void

@@ -28,6 +28,7 @@ struct options {
     size_t pattern_count;
     bool force; /* replace what is there */
     bool verify; /* read back and compare */
+    bool copies_files; /* of the input that are no tensors; only into a directory */
 };
 
 /* To be freed in any case. */

@@ -112,32 +112,34 @@ free_device(struct fstfs_device *device)
     free(device);
 }
 
-/* With fstfs->devices_lock held. */
-static errint_t
-find_device(struct fstfs *fstfs, const char *name, struct fstfs_device **out)
+static struct fstfs_device *
+find_device(const struct fstfs *fstfs, int number)
 {
-    int number = number_of(name);
-    struct fstfs_device *device;
+    struct fstfs_device *device = atomic_load(&fstfs->devices);
+
+    while (device && device->ordinal != number)
+        device = device->next;
+    return device;
+}
+
+/* With fstfs->loading_lock held. */
+static errint_t
+add_device(struct fstfs *fstfs, const char *name, int number, struct fstfs_device **out)
+{
+    struct fstfs_device *device = new_device(fstfs);
     struct reason reason;
     errint_t error;
 
-    if (number < 0)
-        return fail(-EINVAL, "a device is \"cuda:N\", not \"%s\"", name);
-    for (device = fstfs->devices; device && device->ordinal != number; device = device->next)
-        continue;
-    if (!device) {
-        device = new_device(fstfs);
-        if (!device)
-            return fail(-ENOMEM, "out of memory");
-        device->ordinal = number;
-        error = open_device(device, number, &reason);
-        if (error) {
-            free_device(device);
-            return fail(error, "%s: %s", name, reason.text);
-        }
-        device->next = fstfs->devices;
-        fstfs->devices = device;
+    if (!device)
+        return fail(-ENOMEM, "out of memory");
+    device->ordinal = number;
+    error = open_device(device, number, &reason);
+    if (error) {
+        free_device(device);
+        return fail(error, "%s: %s", name, reason.text);
     }
+    device->next = atomic_load(&fstfs->devices);
+    atomic_store(&fstfs->devices, device);
     *out = device;
     return 0;
 }
@@ -145,11 +147,19 @@ find_device(struct fstfs *fstfs, const char *name, struct fstfs_device **out)
 int
 fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **device)
 {
-    errint_t error;
+    int number = number_of(name);
+    errint_t error = 0;
 
-    pthread_mutex_lock(&fstfs->devices_lock);
-    error = find_device(fstfs, name, device);
-    pthread_mutex_unlock(&fstfs->devices_lock);
+    if (number < 0)
+        return fail(-EINVAL, "a device is \"cuda:N\", not \"%s\"", name);
+    *device = find_device(fstfs, number);
+    if (*device)
+        return 0;
+    pthread_mutex_lock(&fstfs->loading_lock);
+    *device = find_device(fstfs, number);
+    if (!*device)
+        error = add_device(fstfs, name, number, device);
+    pthread_mutex_unlock(&fstfs->loading_lock);
     return error;
 }
 
@@ -225,11 +235,15 @@ check_memory(struct fstfs_device *device, struct fstfs_read *read, bool *host)
 static errint_t
 find_pipeline(struct fstfs_device *device)
 {
+    struct pipeline *made;
     errint_t error = 0;
 
     pthread_mutex_lock(&device->lock);
-    if (!device->pipeline)
-        error = pipeline_new(device, &device->pipeline);
+    if (!atomic_load(&device->pipeline)) {
+        error = pipeline_new(device, &made);
+        if (!error)
+            atomic_store(&device->pipeline, made);
+    }
     pthread_mutex_unlock(&device->lock);
     return error < 0 ? fail(error, "cuda:%d: no memory or thread for its ring", device->ordinal)
                      : 0;
@@ -275,10 +289,10 @@ open_files(struct fstfs_device *device, const struct fstfs_read *read)
         source = read->windows.items[i].source;
         number = source->list->extents[0].backing->identity.device;
         /* Asked with the lock held: another read may just find that there is no cuFile. */
-        pthread_mutex_lock(&device->fstfs->devices_lock);
+        pthread_mutex_lock(&device->fstfs->loading_lock);
         if (ladder_may(&device->ladder, number, RUNG_CUFILE))
             error = pipeline_open_file(device->pipeline, read->windows.items[i].source, &reason);
-        pthread_mutex_unlock(&device->fstfs->devices_lock);
+        pthread_mutex_unlock(&device->fstfs->loading_lock);
         /* That a file has changed the ring will say. */
         if (error < 0 && error != -ESTALE)
             ladder_give_up(&device->ladder, number, RUNG_CUFILE, reason.text);
@@ -310,12 +324,11 @@ device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *host)
 static void
 device_status(struct fstfs_device *device, struct buffer *out)
 {
+    const struct pipeline *pipeline = atomic_load(&device->pipeline);
     uint64_t host = 0, own = 0;
 
-    pthread_mutex_lock(&device->lock);
-    if (device->pipeline)
-        pipeline_memory(device->pipeline, &host, &own);
-    pthread_mutex_unlock(&device->lock);
+    if (pipeline)
+        pipeline_memory(pipeline, &host, &own);
     buffer_addf(out,
                 "{\"device\":\"cuda:%d\",\"ring_memory\":%llu,\"device_memory\":%llu,"
                 "\"storage\":",
@@ -327,13 +340,13 @@ device_status(struct fstfs_device *device, struct buffer *out)
 void
 devices_status(struct fstfs *fstfs, struct buffer *out)
 {
-    pthread_mutex_lock(&fstfs->devices_lock);
+    struct fstfs_device *first = atomic_load(&fstfs->devices);
+
     buffer_add_text(out, "\"devices\":[");
-    for (struct fstfs_device *device = fstfs->devices; device; device = device->next) {
-        if (device != fstfs->devices)
+    for (struct fstfs_device *device = first; device; device = device->next) {
+        if (device != first)
             buffer_add_char(out, ',');
         device_status(device, out);
     }
     buffer_add_char(out, ']');
-    pthread_mutex_unlock(&fstfs->devices_lock);
 }

@@ -25,8 +25,8 @@ struct fstfs_device {
     CUcontext context; /* the primary one, retained */
     bool reads_host_pages; /* through the host's page tables, and has no memory of its own */
     struct ladder ladder;
-    pthread_mutex_t lock; /* guards all below */
-    struct pipeline *pipeline; /* NULL: nothing was read that needs it; stays once made */
+    pthread_mutex_t lock; /* held while the pipeline is made */
+    _Atomic(struct pipeline *) pipeline; /* NULL: nothing was read that needs it; stays once made */
 };
 
 /*
@@ -36,7 +36,7 @@ struct fstfs_device {
  */
 errint_t device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *host);
 
-/* The member "devices" of status. */
+/* The member "devices" of status. Waits for no driver. */
 void devices_status(struct fstfs *fstfs, struct buffer *out);
 
 /* Nothing may be under way, and no worker at work. */

@@ -69,7 +69,7 @@ struct pipeline {
     struct slot slots[MOST_SLOTS + SCRATCHES]; /* the last ones are the copier's own */
     unsigned slot_count; /* without those */
     bool registered; /* with the driver */
-    bool registered_device; /* that memory, with cuFile */
+    atomic_bool registered_device; /* the device's, with cuFile */
     bool tried_cufile, has_copier;
     CUstream stream;
     /* For cuFile; made once, before any slot of these is used. */
@@ -777,7 +777,7 @@ free_device_slots(struct pipeline *pipeline)
 {
     const struct cuda *cuda = &pipeline->device->cuda;
 
-    if (pipeline->registered_device)
+    if (atomic_load(&pipeline->registered_device))
         pipeline->cufile.cuFileBufDeregister((const void *)(uintptr_t)pipeline->device_ring);
     if (pipeline->device_memory)
         cuda->cuMemFree_v2(pipeline->device_memory);
@@ -834,7 +834,7 @@ void
 pipeline_memory(const struct pipeline *pipeline, uint64_t *host, uint64_t *device)
 {
     *host = pipeline->memory_size;
-    *device = pipeline->device_memory ? device_ring_size(pipeline) : 0;
+    *device = atomic_load(&pipeline->registered_device) ? device_ring_size(pipeline) : 0;
 }
 
 static errint_t
@@ -883,7 +883,7 @@ start_cufile(struct pipeline *pipeline, struct reason *reason)
         free_device_slots(pipeline);
         return error;
     }
-    pipeline->registered_device = true;
+    atomic_store(&pipeline->registered_device, true);
     pthread_mutex_lock(&pipeline->lock);
     for (unsigned i = 0; i < DEVICE_SLOTS; i++)
         put_free(&pipeline->device_slots[i]);

@@ -8,7 +8,7 @@ import os
 import struct
 
 from . import _frameworks
-from ._library import Opened, SafetensorError, find_device, process
+from ._library import Opened, SafetensorError, find_device, not_a_text, process
 from ._mapping import MappedFiles
 from ._slices import by_safetensors, by_torch
 
@@ -34,13 +34,19 @@ class Source:
     wanted."""
 
     def __init__(self, path, framework, device, backend):
+        if isinstance(path, bytes):
+            raise not_a_text("filename", path)
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError("argument 'filename': expected str, bytes or os.PathLike object, not "
                             f"{type(path).__name__}")
         self.shown = os.fspath(path)
         self.path = os.path.abspath(self.shown)
         self.framework = _frameworks.framework(framework)
-        self.device = _frameworks.device(device)
+        self.target = self.device = _frameworks.device(device)
+        if self.framework.name == "paddle":
+            self.device = "cpu"  # where it is read to; paddle itself takes it from there
+        if not isinstance(backend, str):
+            raise not_a_text("backend", backend)
         if backend not in BACKENDS:
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", '
                                   '"pread")')
@@ -65,8 +71,7 @@ class Source:
 
     def find(self, opened, name):
         if not isinstance(name, str):
-            raise TypeError(f"argument 'name': '{type(name).__name__}' object is not an instance "
-                            "of 'str'")
+            raise not_a_text("name", name)
         info = opened.find(name)
         if info is None:
             raise SafetensorError(f"File does not contain tensor {name}")
@@ -97,6 +102,16 @@ class Source:
                 tensors[info.name] = tensor
         made = self._read(opened, [(info, None, dtype, shape) for info, dtype, shape in rest])
         tensors.update(zip((info.name for info, *_ in rest), made))
+        return tensors
+
+    def finish(self, tensor):
+        """As the caller gets it."""
+        return self.framework.finish(tensor, self.target)
+
+    def finished(self, tensors):
+        """The same of all; at no time are there two of each."""
+        for name in tensors:
+            tensors[name] = self.finish(tensors[name])
         return tensors
 
     def _read(self, opened, wanted):
@@ -154,6 +169,8 @@ class Source:
                 return self.tensor(opened, info)[index]
             return self._box(opened, info, box, taken)
         dtype, shape = framework.prepare(info)
+        if info.size == 0:
+            return self.tensor(opened, info)[index]  # with the strides that torch gives it
         found = by_torch(framework.module, index, shape)
         if found is None:
             return self.tensor(opened, info)[index]
@@ -192,8 +209,8 @@ class safe_open:
     """Opens a safetensors file, or anything else that fstfs_open() takes, and gives its tensors as
     asked: as safetensors' class of that name does.
 
-    filename: the path. framework: "pt" or "np" (also "torch", "pytorch", "numpy"). device: of the
-    tensors, for torch. backend: "mmap" maps what is in the page cache already and reads the rest,
+    filename: the path. framework: "pt", "np", "flax", "tf", "mlx" or "paddle", or another of the
+    names that safetensors has for these. device: of the tensors, for torch and paddle. backend: "mmap" maps what is in the page cache already and reads the rest,
     "pread" reads all into memory of its own.
     """
 
@@ -238,12 +255,12 @@ class safe_open:
 
     def get_tensor(self, name):
         source, opened = self._open()
-        return source.tensor(opened, source.find(opened, name))
+        return source.finish(source.tensor(opened, source.find(opened, name)))
 
     def get_tensors(self):
         """{name: tensor} of all, which are read in one go."""
         source, opened = self._open()
-        return source.tensors(opened, _by_place(opened.infos()))
+        return source.finished(source.tensors(opened, _by_place(opened.infos())))
 
     def get_slice(self, name):
         source, opened = self._open()
@@ -265,7 +282,8 @@ class SafeSlice:
 
     def __getitem__(self, index):
         opened = self._source.opened()
-        return self._source.slice(opened, self._source.find(opened, self._name), index)
+        source = self._source
+        return source.finish(source.slice(opened, source.find(opened, self._name), index))
 
 
 def _by_place(infos):
@@ -287,4 +305,4 @@ def load_checkpoint(directory, device="cpu", tensors=None, *, framework="pt", ba
     opened = source.opened()
     infos = opened.infos() if tensors is None else \
         [source.find(opened, name) for name in dict.fromkeys(tensors)]
-    return source.tensors(opened, _by_place(infos))
+    return source.finished(source.tensors(opened, _by_place(infos)))

@@ -2,7 +2,8 @@
 """Memory of torch and NumPy for tensors, and tensors of it.
 
 Of each framework: `prepare(info)` gives (dtype, shape) or raises SafetensorError, `empty(dtype,
-shape, offset)` memory that read() fills from there in a file, `address(memory)` where it is.
+shape, offset)` memory that read() fills from there in a file, `address(memory)` where it is, and
+`finish(memory, device)` the tensor that the caller gets.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ import math
 import mmap
 import os
 
-from ._library import SafetensorError
+from ._library import SafetensorError, not_a_text
 
 HUGE = 1 << 20  # from here on memory is worth huge pages: with small ones a load takes a quarter more
 # From here on an address is to a block as the offset in the file is: the library then reads to where
@@ -71,10 +72,19 @@ class Torch:
         end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # or not: it is only advice
         first = _place(offset, memory.data_ptr(), size, dtype)
-        return memory[first:first + size].view(dtype).view(shape)
+        return self._tensor(memory.untyped_storage(), first, size, dtype, shape)
+
+    def _tensor(self, storage, start, size, dtype, shape):
+        """A tensor with a storage of its own: these bytes of another, which it keeps. torch shares
+        and saves storages, not tensors: in a larger one, a tensor would bring all of it along."""
+        tensor = self.module.empty(0, dtype=dtype, device="cpu")
+        return tensor.set_(storage[start:start + size], 0, shape)
 
     def address(self, tensor):
         return tensor.data_ptr()
+
+    def finish(self, tensor, device):
+        return tensor
 
     def map(self, file):
         """A storage that is the file, as safetensors makes it: writes to it are the process's own.
@@ -91,8 +101,7 @@ class Torch:
         is too short."""
         if info.offset % dtype.itemsize or info.offset + info.size > storage.nbytes():
             return None
-        tensor = self.module.empty(0, dtype=dtype, device="cpu")
-        return tensor.set_(storage, info.offset // dtype.itemsize, shape)
+        return self._tensor(storage, info.offset, info.size, dtype, shape)
 
 
 class Numpy:
@@ -128,15 +137,88 @@ class Numpy:
     def address(self, array):
         return array.ctypes.data
 
+    def finish(self, array, device):
+        return array
 
-FRAMEWORKS = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy}
+
+class OverNumpy(Numpy):
+    """A framework that makes its tensors of arrays, as safetensors does for all but torch."""
+
+    lacks = ()  # dtypes that it refuses, or takes for others
+
+    def __init__(self, name, module):
+        super().__init__()
+        self.name = name
+        try:
+            self.other = importlib.import_module(module)
+        except ImportError as error:
+            text = f'{error}; framework="np" needs only NumPy'
+            raise type(error)(text, name=error.name) from None
+
+    def prepare(self, info):
+        if info.dtype in self.lacks:
+            raise SafetensorError(f'{info.name}: {self.name} has no dtype for {info.dtype}; '
+                                  'framework="np" reads it')
+        return super().prepare(info)
+
+
+class Flax(OverNumpy):
+    def __init__(self):
+        super().__init__("flax", "jax.numpy")
+
+    def finish(self, array, device):
+        return self.other.array(array)
+
+
+class Tensorflow(OverNumpy):
+    lacks = ("F8_E8M0",)
+
+    def __init__(self):
+        super().__init__("tensorflow", "tensorflow")
+
+    def finish(self, array, device):
+        return self.other.convert_to_tensor(array)
+
+
+class Mlx(OverNumpy):
+    lacks = ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0")
+
+    def __init__(self):
+        super().__init__("mlx", "mlx.core")
+
+    def finish(self, array, device):
+        if array.dtype.name == "bfloat16":  # mlx does not know the dtypes of ml_dtypes
+            return self.other.array(array.view("uint16")).view(self.other.bfloat16)
+        return self.other.array(array)
+
+
+class Paddle(OverNumpy):
+    lacks = ("U16", "U32", "U64", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0")
+
+    def __init__(self):
+        super().__init__("paddle", "paddle")
+
+    def finish(self, array, device):
+        place = device.replace("cuda", "gpu")
+        name = array.dtype.name
+        if name == "bfloat16" or name.startswith("float8"):
+            if not array.size:
+                return self.other.empty(array.shape, dtype=name)
+            same_size = "int16" if name == "bfloat16" else "uint8"
+            whole = self.other.to_tensor(array.reshape(-1).view(same_size), place=place)
+            return whole.view(name).reshape(array.shape)
+        return self.other.to_tensor(array, place=place)
+
+
+FRAMEWORKS = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy,
+              "flax": Flax, "jax": Flax, "tf": Tensorflow, "tensorflow": Tensorflow, "mlx": Mlx,
+              "paddle": Paddle, "paddlepaddle": Paddle}
 _made = {}
 
 
 def framework(name):
     if not isinstance(name, str):
-        raise TypeError(f"argument 'framework': '{type(name).__name__}' object is not an instance "
-                        "of 'str'")
+        raise not_a_text("framework", name)
     kind = FRAMEWORKS.get(name)
     if kind is None:
         raise SafetensorError(f"framework {name} is invalid")
@@ -160,6 +242,8 @@ def device(name):
         return f"{name}:0"
     if isinstance(name, str) and name.split(":")[0] in ACCELERATORS and name.count(":") == 1:
         kind, index = name.split(":")
+        if not index:
+            raise ValueError("cannot parse integer from empty string")
         if not index.isdecimal():
             raise ValueError("invalid digit found in string")
         if kind == "mps":
@@ -167,4 +251,4 @@ def device(name):
                 raise SafetensorError(f"device {name} is invalid: only mps or mps:0 is supported")
             return kind
         return f"{kind}:{int(index)}"
-    raise SafetensorError(f"device {name} is invalid")
+    raise SafetensorError(f"device {name if isinstance(name, str) else repr(name)} is invalid")

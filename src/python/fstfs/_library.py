@@ -24,6 +24,7 @@ WAIT_MS = 100  # between two looks at signals while a long read goes on
 SHORT = 64 << 20  # bytes that are read too soon for a signal to matter
 
 TENSOR = struct.Struct("@PNPIIPQPQ")  # struct fstfs_tensor
+METADATA = struct.Struct("@PNPN")  # struct fstfs_metadata
 
 
 class Slice(ctypes.Structure):
@@ -32,12 +33,13 @@ class Slice(ctypes.Structure):
 
 class Options(ctypes.Structure):
     _fields_ = [("allocate", ctypes.c_void_p), ("progress", ctypes.c_void_p),
-                ("arg", ctypes.c_void_p), ("device", ctypes.c_void_p)]
+                ("arg", ctypes.c_void_p), ("device", ctypes.c_void_p),
+                ("reserved", ctypes.c_uint64 * 8)]
 
 
 class Request(ctypes.Structure):
     _fields_ = [("tensor", ctypes.c_void_p), ("box", ctypes.POINTER(Slice)),
-                ("to", ctypes.c_void_p)]
+                ("to", ctypes.c_void_p), ("reserved", ctypes.c_uint64 * 3)]
 
 
 FUNCTIONS = {
@@ -51,8 +53,7 @@ FUNCTIONS = {
     "fstfs_count": (ctypes.c_size_t, ctypes.c_void_p),
     "fstfs_tensor": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
     "fstfs_find": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p),
-    "fstfs_metadata": (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t,
-                       ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_char_p)),
+    "fstfs_metadata": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
     "fstfs_read": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
                    ctypes.c_void_p),
     "fstfs_start": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
@@ -130,6 +131,12 @@ class _Process:
 process = _Process()
 
 
+def not_a_text(argument, value):
+    """The error of safetensors for an argument that is to be a str."""
+    shown = "'None'" if value is None else f"'{type(value).__name__}' object"
+    return TypeError(f"argument '{argument}': {shown} is not an instance of 'str'")
+
+
 def identity(path):
     """Of a path or descriptor: what changes when the file does, or is another."""
     st = os.stat(path)
@@ -187,7 +194,7 @@ class Opened:
         pointer = ctypes.c_void_p()
         try:
             self.identity = identity(path)  # before it is opened: when it is so still, it was then
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # ValueError: a NUL is in it
             raise FileNotFoundError(f"No such file or directory: {path}") from None
         error = lib.fstfs_open(process.handle(), os.fsencode(path), ctypes.byref(pointer))
         if error:
@@ -207,10 +214,7 @@ class Opened:
 
     def find(self, name):
         """The tensor of that name, or None."""
-        try:
-            encoded = name.encode()
-        except UnicodeEncodeError:
-            return None
+        encoded = name.encode()
         if b"\0" in encoded:
             return next((info for info in self.infos() if info.name == name), None)
         found = lib.fstfs_find(self.pointer, encoded)
@@ -219,11 +223,13 @@ class Opened:
     def metadata(self):
         """What all shards agree on."""
         pairs = {}
-        key, value = ctypes.c_char_p(), ctypes.c_char_p()
         for place in itertools.count():
-            if not lib.fstfs_metadata(self.pointer, place, ctypes.byref(key), ctypes.byref(value)):
+            pair = lib.fstfs_metadata(self.pointer, place)
+            if not pair:
                 return pairs
-            pairs[key.value.decode()] = value.value.decode()
+            key, key_length, value, value_length = \
+                METADATA.unpack(string_at(pair, METADATA.size))
+            pairs[string_at(key, key_length).decode()] = string_at(value, value_length).decode()
 
     def read(self, wanted, device=None):
         """Reads [(info, box, address)]; a box is [(start, stop, step)] or None. The memory, which

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """For: from safetensors.numpy import load_file."""
 
-from . import _checkpoint
+from . import _checkpoint, _rest
 
 
 def load_file(filename, *, backend="mmap"):
@@ -10,3 +10,4 @@ def load_file(filename, *, backend="mmap"):
 
 
 __all__ = ["load_file"]
+__getattr__ = _rest.of("numpy")

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """For: from safetensors.torch import load_file."""
 
-from ._checkpoint import load_file
+from . import _rest
+from ._checkpoint import load_file as _load_file
+
+
+def load_file(filename, device="cpu", *, backend="mmap"):
+    """{name: tensor} of all tensors of a safetensors file."""
+    return _load_file(filename, device, backend=backend)
+
 
 __all__ = ["load_file"]
+__getattr__ = _rest.of("torch")

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Closes inherited descriptors. For processes with one thread. */
+#ifndef FSTFS_BASE_CLOSE_H
+#define FSTFS_BASE_CLOSE_H
+
+#include "base/error.h"
+
+/* Closes the open descriptors from `first` to `last`, inclusive; none if first > last. Without
+ * close_range(2) this needs /proc. */
+void close_between(int first, int last);
+
+/* Closes everything but the standard streams. A closed standard stream is opened on /dev/null, so
+ * that no later descriptor gets its number. */
+errint_t close_inherited(void);
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads /proc/self/mountinfo (proc(5)), which asks no file system. Any thread. */
+#ifndef FSTFS_BASE_MOUNTINFO_H
+#define FSTFS_BASE_MOUNTINFO_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+/* One mount. Strings are malloc'ed, with the escapes of the table resolved. */
+struct mountinfo {
+    int id;
+    unsigned major, minor; /* of the device */
+    char *mountpoint, *type, *source;
+    char *options; /* of the file system; "" if there are none */
+};
+
+/* The table, from its start; close it with fclose(). NULL: errno says why. */
+FILE *mountinfo_open(void);
+
+/* Reads the next mount; free it with mountinfo_free(). False: there are no more. */
+bool mountinfo_next(FILE *table, struct mountinfo *mount);
+void mountinfo_free(struct mountinfo *mount);
+
+/* Whether `path` is `directory` or is inside it; both absolute and real. */
+bool path_is_inside(const char *path, const char *directory);
+
+#endif

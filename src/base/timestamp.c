@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/timestamp.h"
+
+#define SECOND_NS 1000000000ll
+/* The kernel's coarse clock ticks every 10 ms at the slowest (CONFIG_HZ=100). */
+#define TICK_NS 20000000ll
+/* FAT has the coarsest time stamps of all. Only its own are even numbers of seconds, but
+ * behind a server that cannot be told. */
+#define REMOTE_SECONDS_NS (2 * SECOND_NS)
+/* The clocks of a server and of this machine are assumed to differ by no more. */
+#define CLOCK_SKEW_NS (10 * SECOND_NS)
+
+uint64_t
+monotonic_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* Nanoseconds since `then`; about 292 years at most. */
+static int64_t
+age_ns(const struct timespec *then)
+{
+    struct timespec now;
+    int64_t seconds;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    seconds = (int64_t)now.tv_sec - (int64_t)then->tv_sec;
+    if (seconds > INT32_MAX)
+        seconds = INT32_MAX;
+    if (seconds < INT32_MIN)
+        seconds = INT32_MIN;
+    return seconds * SECOND_NS + (now.tv_nsec - then->tv_nsec);
+}
+
+static int64_t
+granularity_ns(const struct timespec *changed, bool local)
+{
+    int64_t granularity = SECOND_NS;
+
+    if (changed->tv_nsec == 0)
+        return local ? SECOND_NS : REMOTE_SECONDS_NS;
+    while (changed->tv_nsec % granularity)
+        granularity /= 10;
+    return granularity;
+}
+
+uint64_t
+timestamp_settle_ns(const struct timespec *changed, bool local)
+{
+    int64_t age = age_ns(changed), margin = granularity_ns(changed, local) + TICK_NS;
+
+    if (local && age >= 0)
+        return age < margin ? (uint64_t)(margin - age) : 0;
+    /* By another clock, or before the clock was set back: while it stays what it is for
+     * that long, every later change has another. */
+    return age > -CLOCK_SKEW_NS && age < CLOCK_SKEW_NS ? (uint64_t)margin : 0;
+}
+
+bool
+timestamp_is_recent(const struct timespec *changed, unsigned seconds)
+{
+    int64_t age = age_ns(changed);
+
+    return age < seconds * SECOND_NS;
+}

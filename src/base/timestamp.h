@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How far the time stamps of a file can be trusted.
+ */
+#ifndef FSTFS_BASE_TIMESTAMP_H
+#define FSTFS_BASE_TIMESTAMP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+/* Milliseconds of a clock that only goes forward. */
+uint64_t monotonic_ms(void);
+
+/*
+ * Nanoseconds to wait until any later change of the file has a change time other than
+ * `changed`; 0: it has already. Every time stamp is a multiple of the file system's
+ * granularity, so the largest power of ten that divides `changed` bounds it from above.
+ * `local`: the file system uses this machine's clock.
+ */
+uint64_t timestamp_settle_ns(const struct timespec *changed, bool local);
+
+/* Whether `changed` is less than `seconds` ago, or ahead, by this machine's clock. */
+bool timestamp_is_recent(const struct timespec *changed, unsigned seconds);
+
+#endif

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/version.h"
+
+#include "base/lease.h"
+#include "base/open.h"
+#include "base/timestamp.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <pthread.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef F2FS_SUPER_MAGIC
+#define F2FS_SUPER_MAGIC 0xF2F52010
+#endif
+#ifndef XFS_SUPER_MAGIC
+#define XFS_SUPER_MAGIC 0x58465342
+#endif
+
+/* How long to wait for somebody to close a file that he has open for writing: one who has
+ * just written it, or a child process that is about to execute a program. */
+enum { WRITER_TRIES = 20, WRITER_PAUSE_NS = 5000000 };
+
+/* Traits of a backing. */
+enum {
+    TRAIT_KNOWN = 1, /* the others of its file system are set */
+    TRAIT_LOCAL = 2, /* this kernel sees every write, and its clock makes the time stamps */
+    TRAIT_EXACT = 4, /* every write moves the change time */
+    TRAIT_NO_LEASE = 8, /* there are no leases for this file */
+    TRAIT_WRITER = 16, /* somebody opened it for writing */
+};
+
+static pthread_mutex_t accepted_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool
+has_trait(struct backing *backing, unsigned trait)
+{
+    return atomic_load(&backing->traits) & trait;
+}
+
+static void
+learn_file_system(struct backing *backing, int fd)
+{
+    unsigned traits = TRAIT_KNOWN | TRAIT_NO_LEASE;
+    struct statfs fs;
+
+    if (has_trait(backing, TRAIT_KNOWN))
+        return;
+    if (fstatfs(fd, &fs) == 0)
+        switch ((unsigned long)fs.f_type) {
+        case EXT4_SUPER_MAGIC:
+        case XFS_SUPER_MAGIC:
+        case BTRFS_SUPER_MAGIC:
+        case F2FS_SUPER_MAGIC:
+            traits = TRAIT_KNOWN | TRAIT_LOCAL | TRAIT_EXACT;
+            break;
+        case TMPFS_MAGIC:
+            traits = TRAIT_KNOWN | TRAIT_LOCAL;
+            break;
+        }
+    atomic_fetch_or(&backing->traits, traits);
+}
+
+static errint_t
+mark_stale(struct backing *backing)
+{
+    atomic_store(&backing->stale, true);
+    return -ESTALE;
+}
+
+/* ---- identity ---- */
+
+/* Whether all that happened is that a name of the file was removed: by rename over it or by
+ * unlink, which move the change time. */
+static bool
+lost_a_name(const struct file_identity *then, const struct file_identity *now)
+{
+    struct file_identity renamed = *then;
+
+    renamed.changed = now->changed;
+    return now->links < then->links && now->mode == then->mode && now->owner == then->owner &&
+           now->group == then->group && file_identity_same_content(&renamed, now);
+}
+
+/* A backing that was never opened as a version has none: libfstfs on a mount reads such. */
+static bool
+may_have_lease(struct backing *backing)
+{
+    return has_trait(backing, TRAIT_KNOWN) && !has_trait(backing, TRAIT_NO_LEASE);
+}
+
+/* Whether the time stamps say that it is this version. Where there are no leases, who reads
+ * a file that is replaced meanwhile must be believed to read the old one still: a write
+ * before that, with the old modification time restored, is not told from it. */
+static bool
+identity_is_accepted(struct backing *backing, const struct file_identity *now)
+{
+    bool accepted;
+
+    if (file_identity_same_content(&backing->identity, now))
+        return true;
+    pthread_mutex_lock(&accepted_lock);
+    accepted = file_identity_same_content(&backing->accepted, now);
+    if (!accepted && !may_have_lease(backing) && lost_a_name(&backing->accepted, now)) {
+        backing->accepted = *now;
+        accepted = true;
+    }
+    pthread_mutex_unlock(&accepted_lock);
+    return accepted;
+}
+
+/* As it is open now: stale unless it is this version. */
+static errint_t
+check_identity(struct backing *backing, int fd)
+{
+    struct file_identity now;
+    errint_t error = file_identity_from_fd(&now, fd);
+
+    if (error)
+        return error;
+    return S_ISREG(now.mode) && identity_is_accepted(backing, &now) ? 0 : mark_stale(backing);
+}
+
+/* ---- leases ---- */
+
+/* Before a writer gets in: up to now nobody wrote, whatever the change time says. From now on
+ * time stamps must tell; where they cannot, the version ends. */
+static void
+lease_has_ended(struct backing *backing, int fd, enum lease_end how)
+{
+    struct file_identity now;
+
+    if (how == LEASE_BROKEN)
+        atomic_fetch_or(&backing->traits, TRAIT_WRITER);
+    if (!has_trait(backing, TRAIT_EXACT) || file_identity_from_fd(&now, fd) < 0 ||
+        timestamp_settle_ns(&now.changed, true) > 0) {
+        mark_stale(backing);
+        return;
+    }
+    pthread_mutex_lock(&accepted_lock);
+    backing->accepted = now;
+    pthread_mutex_unlock(&accepted_lock);
+}
+
+errint_t
+version_start(unsigned most_leases)
+{
+    return lease_start(most_leases, lease_has_ended);
+}
+
+void
+version_stop(void)
+{
+    lease_stop();
+}
+
+/* 0: a lease is held, or there was no writer, or it cannot be known. */
+static errint_t
+take_lease(struct backing *backing, int fd)
+{
+    bool wait = !atomic_load(&backing->settled) || !has_trait(backing, TRAIT_EXACT), kept;
+    errint_t error = 0;
+
+    for (int tries = 0; tries < WRITER_TRIES && !has_trait(backing, TRAIT_NO_LEASE); tries++) {
+        error = lease_take(backing, fd, &kept);
+        if (error != -EAGAIN && error)
+            atomic_fetch_or(&backing->traits, TRAIT_NO_LEASE);
+        if (error != -EAGAIN || !wait)
+            return 0;
+        nanosleep(&(struct timespec){0, WRITER_PAUSE_NS}, NULL);
+    }
+    return error ? -ETXTBSY : 0;
+}
+
+/* ---- open, close ---- */
+
+static void
+wait_until_settled(const struct backing *backing, bool local)
+{
+    uint64_t ns = timestamp_settle_ns(&backing->identity.changed, local);
+
+    if (ns)
+        nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
+}
+
+/* The version begins. */
+static errint_t
+settle(struct backing *backing, int fd)
+{
+    errint_t error;
+
+    learn_file_system(backing, fd);
+    wait_until_settled(backing, has_trait(backing, TRAIT_LOCAL));
+    error = take_lease(backing, fd);
+    if (!error)
+        error = check_identity(backing, fd);
+    if (error)
+        return error;
+    lease_confirm(backing);
+    if (has_trait(backing, TRAIT_NO_LEASE) &&
+        timestamp_is_recent(&backing->identity.changed, VERSION_YOUNG_SECONDS))
+        atomic_store(&backing->replace_at, monotonic_ms() + 1000ull * VERSION_YOUNG_SECONDS);
+    atomic_store(&backing->settled, true);
+    return 0;
+}
+
+static errint_t
+open_by(struct backing *backing, int fd)
+{
+    errint_t error;
+
+    if (!atomic_load(&backing->settled))
+        return settle(backing, fd);
+    error = take_lease(backing, fd);
+    if (!error)
+        error = check_identity(backing, fd);
+    if (!error)
+        lease_confirm(backing);
+    return error;
+}
+
+static errint_t
+open_by_path(struct backing *backing)
+{
+    int fd =
+        open_at(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    errint_t error;
+
+    if (fd >= 0) {
+        error = open_by(backing, fd);
+        close(fd);
+        return error;
+    }
+    switch (fd) {
+    case -ENOENT:
+    case -ENOTDIR:
+    case -ELOOP:
+    case -ENXIO:
+    case -ESTALE:
+        return mark_stale(backing);
+    }
+    return fd;
+}
+
+/* Whether what time stamps tell is all there is: it need not be opened. */
+static bool
+needs_no_lease(struct backing *backing)
+{
+    return atomic_load(&backing->settled) && has_trait(backing, TRAIT_NO_LEASE | TRAIT_WRITER);
+}
+
+errint_t
+version_open(struct backing *backing, int fd)
+{
+    errint_t error = 0;
+
+    if (atomic_load(&backing->stale))
+        return -ESTALE;
+    if (!lease_use(backing) && !needs_no_lease(backing))
+        error = fd >= 0 ? open_by(backing, fd) : open_by_path(backing);
+    /* No descriptor is left: reads verify by time stamps, as without leases. */
+    if ((error == -EMFILE || error == -ENFILE) && atomic_load(&backing->settled))
+        error = 0;
+    if (!error && atomic_load(&backing->stale))
+        error = -ESTALE;
+    if (error)
+        lease_release(backing);
+    return error;
+}
+
+void
+version_close(struct backing *backing)
+{
+    lease_release(backing);
+}
+
+errint_t
+version_verify(struct backing *backing, int fd)
+{
+    struct file_identity now;
+    errint_t error = file_identity_from_fd(&now, fd);
+
+    if (error)
+        return error;
+    if (!S_ISREG(now.mode) || now.device != backing->identity.device ||
+        now.inode != backing->identity.inode)
+        return mark_stale(backing);
+    /* In this order: a lease that ends now marks what time stamps cannot tell of as stale. */
+    if (!lease_holds(backing) && !identity_is_accepted(backing, &now))
+        return mark_stale(backing);
+    return atomic_load(&backing->stale) ? -ESTALE : 0;
+}
+
+bool
+version_is_current(const struct backing *backing)
+{
+    uint64_t replace_at = atomic_load(&backing->replace_at);
+
+    return !atomic_load(&backing->stale) && (replace_at == 0 || monotonic_ms() < replace_at);
+}
+
+/* ---- lists ---- */
+
+/* The backing of a run, unless it is that of the run before. */
+static struct backing *
+next_backing(const struct extent_list *list, uint32_t i)
+{
+    struct backing *backing = list->extents[i].backing;
+
+    return i > 0 && backing == list->extents[i - 1].backing ? NULL : backing;
+}
+
+static void
+close_first(const struct extent_list *list, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        struct backing *backing = next_backing(list, i);
+
+        if (backing)
+            version_close(backing);
+    }
+}
+
+errint_t
+version_open_list(const struct extent_list *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        struct backing *backing = next_backing(list, i);
+        errint_t error = backing ? version_open(backing, -1) : 0;
+
+        if (error) {
+            close_first(list, i);
+            return error;
+        }
+    }
+    return 0;
+}
+
+void
+version_close_list(const struct extent_list *list)
+{
+    close_first(list, list->count);
+}
+
+bool
+version_list_is_kept(const struct extent_list *list)
+{
+    for (uint32_t i = 0; i < list->count; i++)
+        if (list->extents[i].backing && atomic_load(&list->extents[i].backing->replace_at))
+            return false;
+    return true;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "catalog/header_budget.h"
+
+#include <errno.h>
+#include <time.h>
+
+void
+header_budget_init(struct header_budget *budget, uint64_t limit, bool (*reclaim)(void *arg),
+                   void *arg)
+{
+    pthread_condattr_t monotonic;
+
+    *budget = (struct header_budget){.limit = limit, .reclaim = reclaim, .reclaim_arg = arg};
+    pthread_mutex_init(&budget->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&budget->released, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+void
+header_budget_destroy(struct header_budget *budget)
+{
+    pthread_cond_destroy(&budget->released);
+    pthread_mutex_destroy(&budget->lock);
+}
+
+static bool
+charge_locked(struct header_budget *budget, uint64_t bytes)
+{
+    if (budget->used > budget->limit - bytes)
+        return false;
+    budget->used += bytes;
+    budget->transient += bytes;
+    if (budget->used > budget->peak)
+        budget->peak = budget->used;
+    return true;
+}
+
+/* Reclaims until `bytes` are charged or nothing is left to reclaim; lock held, released
+ * meanwhile. */
+static bool
+charge_or_reclaim_locked(struct header_budget *budget, uint64_t bytes)
+{
+    bool reclaimed = budget->reclaim != NULL;
+
+    while (!charge_locked(budget, bytes)) {
+        if (!reclaimed)
+            return false;
+        pthread_mutex_unlock(&budget->lock);
+        reclaimed = budget->reclaim(budget->reclaim_arg);
+        pthread_mutex_lock(&budget->lock);
+    }
+    return true;
+}
+
+/* False: no release came for long. */
+static bool
+wait_for_release_locked(struct header_budget *budget, uint64_t seen)
+{
+    struct timespec deadline;
+
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    deadline.tv_sec += HEADER_BUDGET_WAIT_SECONDS;
+    atomic_fetch_add(&budget->waiters, 1);
+    while (seen == budget->releases)
+        if (pthread_cond_timedwait(&budget->released, &budget->lock, &deadline) == ETIMEDOUT)
+            break;
+    atomic_fetch_sub(&budget->waiters, 1);
+    return seen != budget->releases;
+}
+
+static errint_t
+take_locked(struct header_budget *budget, uint64_t bytes)
+{
+    if (bytes > budget->limit)
+        return -ENOBUFS; /* nothing is reclaimed for what can never fit */
+    for (;;) {
+        uint64_t seen = budget->releases;
+
+        if (charge_or_reclaim_locked(budget, bytes))
+            return 0;
+        if (budget->transient == 0 || !wait_for_release_locked(budget, seen))
+            return -ENOBUFS;
+    }
+}
+
+errint_t
+header_budget_take(struct header_budget *budget, uint64_t bytes)
+{
+    errint_t error;
+
+    if (!budget)
+        return 0;
+    pthread_mutex_lock(&budget->lock);
+    error = take_locked(budget, bytes);
+    if (error)
+        budget->refusals++;
+    pthread_mutex_unlock(&budget->lock);
+    return error;
+}
+
+static void
+release_locked(struct header_budget *budget, uint64_t bytes)
+{
+    budget->used -= bytes;
+    budget->releases++;
+    pthread_cond_broadcast(&budget->released);
+}
+
+void
+header_budget_settle(struct header_budget *budget, uint64_t bytes, uint64_t kept)
+{
+    if (!budget)
+        return;
+    pthread_mutex_lock(&budget->lock);
+    budget->transient -= bytes;
+    release_locked(budget, bytes - kept);
+    pthread_mutex_unlock(&budget->lock);
+}
+
+void
+header_budget_give(struct header_budget *budget, uint64_t bytes)
+{
+    if (!budget)
+        return;
+    pthread_mutex_lock(&budget->lock);
+    release_locked(budget, bytes);
+    pthread_mutex_unlock(&budget->lock);
+}
+
+void
+header_budget_count(struct header_budget *budget, struct header_budget_counters *counters)
+{
+    pthread_mutex_lock(&budget->lock);
+    *counters = (struct header_budget_counters){budget->limit, budget->used, budget->peak,
+                                                budget->refusals};
+    pthread_mutex_unlock(&budget->lock);
+}

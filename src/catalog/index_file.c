@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Index files of the source, read and parsed within the budget for headers. */
+#include "base/version.h"
+#include "catalog/private.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* What an index takes besides, however short its file. */
+enum { LEAST_CHARGE = 1024 };
+
+static errint_t
+read_whole(int fd, char *text, size_t length)
+{
+    for (size_t done = 0; done < length;) {
+        ssize_t got = pread(fd, text + done, length - done, (off_t)done);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -errno;
+        if (got == 0)
+            return -EIO;
+        done += (size_t)got;
+    }
+    return 0;
+}
+
+/* Waits for storage where no memory is charged yet; the bytes come from the page cache
+ * afterwards. */
+static errint_t
+read_through(int fd, size_t length)
+{
+    char bounce[16384];
+
+    for (size_t done = 0; done < length;) {
+        ssize_t got = pread(fd, bounce, sizeof(bounce), (off_t)done);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : -EIO;
+        done += (size_t)got;
+    }
+    return 0;
+}
+
+void
+catalog_free_index(struct catalog *catalog, struct st_index *index)
+{
+    uint64_t bytes;
+
+    if (!index)
+        return;
+    bytes = index->bytes;
+    st_index_free(index);
+    header_budget_give(&catalog->budget, bytes);
+}
+
+bool
+catalog_drop_index(struct catalog *catalog)
+{
+    struct st_index *index;
+
+    pthread_mutex_lock(&catalog->lock);
+    index = catalog->kept_index;
+    catalog->kept_index = NULL;
+    pthread_mutex_unlock(&catalog->lock);
+    catalog_free_index(catalog, index);
+    return index != NULL;
+}
+
+void
+catalog_keep_index(struct catalog *catalog, struct st_index *index,
+                   const struct file_identity *identity)
+{
+    struct st_index *before;
+
+    pthread_mutex_lock(&catalog->lock);
+    before = catalog->kept_index;
+    catalog->kept_index = index;
+    catalog->kept_identity = *identity;
+    pthread_mutex_unlock(&catalog->lock);
+    catalog_free_index(catalog, before);
+}
+
+/* The kept index, if it is of this file; the caller's then. */
+static struct st_index *
+take_index(struct catalog *catalog, const struct file_identity *identity)
+{
+    struct st_index *index = NULL;
+
+    pthread_mutex_lock(&catalog->lock);
+    if (catalog->kept_index && file_identity_equal(&catalog->kept_identity, identity)) {
+        index = catalog->kept_index;
+        catalog->kept_index = NULL;
+    }
+    pthread_mutex_unlock(&catalog->lock);
+    return index;
+}
+
+/* Reads and parses `size` bytes of a version, and leaves those of the index charged. */
+static errint_t
+read_charged(struct catalog *catalog, struct backing *backing, int fd, size_t size,
+             struct st_index **index, struct reason *reason)
+{
+    uint64_t charged = ST_INDEX_FACTOR * size + LEAST_CHARGE;
+    struct header_budget_counters now;
+    errint_t error = size > ST_LARGE_HEADER ? read_through(fd, size) : 0;
+    char *text;
+
+    if (error)
+        return reason_set(reason, error, "IoError", "%s", strerror(-error));
+    if (header_budget_take(&catalog->budget, charged) != 0) {
+        header_budget_count(&catalog->budget, &now);
+        return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
+                          "index of %zu bytes needs about %" PRIu64 " bytes, %" PRIu64
+                          " of %" PRIu64 " bytes are in use; raise --memory",
+                          size, charged, now.used, now.limit);
+    }
+    text = malloc(size + 1);
+    error = text ? read_whole(fd, text, size) : -ENOMEM;
+    if (!error)
+        error = version_verify(backing, fd);
+    if (error)
+        reason_set(reason, error, "IoError", "%s", strerror(-error));
+    else
+        error = st_index_parse(text, size, index, reason);
+    free(text);
+    header_budget_settle(&catalog->budget, charged, error ? 0 : (*index)->bytes);
+    return error;
+}
+
+/* The same, where the file is the version `identity` before and after. */
+static errint_t
+read_version(struct source_dir *dir, const char *name, int fd, const struct file_identity *identity,
+             struct st_index **index, struct reason *reason)
+{
+    struct source_file file = {.identity = *identity};
+    struct backing *backing = source_dir_backing(dir, name, &file);
+    errint_t error = backing ? version_open(backing, fd) : -ENOMEM;
+
+    if (error) {
+        reason_set(reason, error, "IoError", "%s", strerror(-error));
+    } else {
+        error = read_charged(dir->catalog, backing, fd, (size_t)identity->size, index, reason);
+        version_close(backing);
+    }
+    backing_unref(backing);
+    return error;
+}
+
+static errint_t
+index_load(struct source_dir *dir, const char *name, struct st_index **index,
+           struct file_identity *identity, struct reason *reason)
+{
+    int fd = source_dir_open(dir, name);
+    struct stat st;
+    errint_t error;
+
+    if (fd < 0)
+        return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
+    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return reason_set(reason, -EIO, "IoError", "not a regular file any more");
+    }
+    file_identity_from_stat(identity, &st);
+    *index = take_index(dir->catalog, identity);
+    if (*index) {
+        close(fd);
+        return 0;
+    }
+    if (st.st_size > ST_MAX_INDEX)
+        error = reason_set(reason, -EBADMSG, "InvalidIndex", "%lld bytes, at most %u are read",
+                           (long long)st.st_size, ST_MAX_INDEX);
+    else
+        error = read_version(dir, name, fd, identity, index, reason);
+    close(fd);
+    return error;
+}
+
+errint_t
+source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
+                 struct file_identity *identity, struct reason *reason)
+{
+    errint_t error;
+
+    memset(identity, 0, sizeof(*identity));
+    error = index_load(dir, name, index, identity, reason);
+    /* What the storage or the budget said of it may be another thing the next time. */
+    if (error && error != -EBADMSG)
+        memset(identity, 0, sizeof(*identity));
+    return error;
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "catalog/table_cache.h"
+
+#include "base/text.h"
+#include "catalog/pieces.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+void
+table_cache_init(struct table_cache *cache, struct header_budget *budget)
+{
+    cache->budget = budget;
+    pthread_mutex_init(&cache->lock, NULL);
+    pthread_mutex_init(&cache->sorting, NULL);
+    pthread_cond_init(&cache->loaded, NULL);
+}
+
+void
+table_cache_destroy(struct table_cache *cache)
+{
+    pthread_cond_destroy(&cache->loaded);
+    pthread_mutex_destroy(&cache->sorting);
+    pthread_mutex_destroy(&cache->lock);
+}
+
+/* ---- entries ---- */
+
+/* The same version. Mode, owner and links do not matter: a header is what it is. */
+static bool
+is_same_version(const struct file_identity *a, const struct file_identity *b)
+{
+    return a->device == b->device && a->inode == b->inode && a->size == b->size &&
+           a->modified.tv_sec == b->modified.tv_sec && a->modified.tv_nsec == b->modified.tv_nsec &&
+           a->changed.tv_sec == b->changed.tv_sec && a->changed.tv_nsec == b->changed.tv_nsec;
+}
+
+static struct kept_table **
+table_bucket(struct table_cache *cache, const struct file_identity *identity)
+{
+    return &cache->buckets[(identity->inode ^ identity->device) % TABLE_BUCKETS];
+}
+
+/* The entry of that version, or `fresh`, which becomes it; counted once more. */
+static struct kept_table *
+find_or_add_locked(struct table_cache *cache, const struct file_identity *identity,
+                   struct kept_table *fresh)
+{
+    struct kept_table **bucket = table_bucket(cache, identity), *kept = *bucket;
+
+    while (kept && !is_same_version(&kept->identity, identity))
+        kept = kept->next;
+    if (!kept) {
+        *fresh = (struct kept_table){
+            .next = *bucket, .identity = *identity, .loading = true, .listed = true};
+        *bucket = kept = fresh;
+    }
+    kept->references++;
+    return kept;
+}
+
+static void
+unlist_locked(struct table_cache *cache, struct kept_table *kept)
+{
+    struct kept_table **link = table_bucket(cache, &kept->identity);
+
+    if (!kept->listed)
+        return;
+    while (*link != kept)
+        link = &(*link)->next;
+    *link = kept->next;
+    kept->listed = false;
+}
+
+void
+table_cache_forget(struct table_cache *cache, struct kept_table *kept)
+{
+    pthread_mutex_lock(&cache->lock);
+    unlist_locked(cache, kept);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+static uint64_t
+by_name_bytes(const struct st_table *table)
+{
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): of a table that was loaded */
+    return (uint64_t)table->count * sizeof(struct tensor_ref);
+}
+
+void
+table_cache_unref(struct table_cache *cache, struct kept_table *kept)
+{
+    uint64_t bytes = 0;
+
+    if (!kept)
+        return;
+    pthread_mutex_lock(&cache->lock);
+    if (--kept->references > 0) {
+        pthread_mutex_unlock(&cache->lock);
+        return;
+    }
+    unlist_locked(cache, kept);
+    if (kept->table)
+        bytes = kept->table->bytes;
+    cache->bytes -= bytes;
+    pthread_mutex_unlock(&cache->lock);
+    if (kept->by_name)
+        bytes += by_name_bytes(kept->table);
+    free(kept->by_name);
+    layout_unref(kept->layout);
+    st_table_free(kept->table);
+    free(kept);
+    header_budget_give(cache->budget, bytes);
+}
+
+/* ---- reading ---- */
+
+/* What a table takes besides, however short its header. */
+enum { LEAST_CHARGE = 1024 };
+
+struct admission {
+    struct header_budget *budget;
+    uint64_t charged;
+};
+
+static errint_t
+admit_header(void *arg, uint64_t n, struct reason *reason)
+{
+    struct admission *admission = arg;
+    uint64_t bytes = ST_PARSE_FACTOR * n + LEAST_CHARGE;
+    struct header_budget_counters now;
+
+    if (header_budget_take(admission->budget, bytes) == 0) {
+        admission->charged = bytes;
+        return 0;
+    }
+    header_budget_count(admission->budget, &now);
+    return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
+                      "header of %" PRIu64 " bytes needs about %" PRIu64 " bytes, %" PRIu64
+                      " of %" PRIu64 " bytes are in use; raise --memory",
+                      n, bytes, now.used, now.limit);
+}
+
+/* Reads the table and what goes with it; leaves charged what they take. */
+static errint_t
+read_table(struct table_cache *cache, int fd, struct kept_table *kept)
+{
+    struct admission admission = {cache->budget, 0};
+    errint_t error = st_table_read_admitted(fd, kept->identity.size, admit_header, &admission,
+                                            &kept->table, &kept->reason);
+    uint64_t bytes = 0;
+
+    if (!error) {
+        kept->layout = pieces_of_table(kept->table, cache->budget);
+        bytes = kept->table->bytes + (kept->layout ? kept->layout->charge.bytes : 0);
+    }
+    header_budget_settle(cache->budget, admission.charged, bytes);
+    return error;
+}
+
+static void
+load_entry(struct table_cache *cache, int fd, struct kept_table *kept)
+{
+    errint_t error = read_table(cache, fd, kept);
+
+    pthread_mutex_lock(&cache->lock);
+    kept->error = error;
+    kept->loading = false;
+    if (error)
+        unlist_locked(cache, kept);
+    else
+        cache->bytes += kept->table->bytes;
+    pthread_cond_broadcast(&cache->loaded);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+errint_t
+table_cache_read(struct table_cache *cache, int fd, const struct file_identity *identity,
+                 struct kept_table **out, struct reason *reason)
+{
+    struct kept_table *fresh = malloc(sizeof(*fresh)), *kept;
+    errint_t error;
+
+    if (!fresh)
+        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+    pthread_mutex_lock(&cache->lock);
+    kept = find_or_add_locked(cache, identity, fresh);
+    while (kept != fresh && kept->loading)
+        pthread_cond_wait(&cache->loaded, &cache->lock);
+    pthread_mutex_unlock(&cache->lock);
+    if (kept == fresh)
+        load_entry(cache, fd, kept);
+    else
+        free(fresh);
+    error = kept->error;
+    if (!error) {
+        *out = kept;
+        return 0;
+    }
+    *reason = kept->reason;
+    table_cache_unref(cache, kept);
+    return error;
+}
+
+/* ---- by name ---- */
+
+static int
+compare_names(const void *a, const void *b, void *arg)
+{
+    const struct tensor_ref *x = a, *y = b;
+    const struct st_table *table = arg;
+    const struct st_tensor *left = &table->tensors[x->tensor], *right = &table->tensors[y->tensor];
+
+    return text_compare(table->text + left->name, left->name_length, table->text + right->name,
+                        right->name_length);
+}
+
+/* NULL: no memory. What sorting takes is charged. */
+static struct tensor_ref *
+sort_table(struct header_budget *budget, struct st_table *table)
+{
+    uint64_t bytes = by_name_bytes(table), sorting = 2 * bytes + sizeof(struct tensor_ref);
+    struct tensor_ref *refs;
+
+    if (header_budget_take(budget, sorting) != 0)
+        return NULL;
+    refs = malloc((table->count + 1) * sizeof(*refs));
+    for (uint32_t i = 0; refs && i < table->count; i++)
+        refs[i] = (struct tensor_ref){0, i};
+    if (refs)
+        qsort_r(refs, table->count, sizeof(*refs), compare_names, table);
+    header_budget_settle(budget, sorting, refs ? bytes : 0);
+    return refs;
+}
+
+const struct tensor_ref *
+table_cache_by_name(struct table_cache *cache, struct kept_table *kept)
+{
+    const struct tensor_ref *by_name;
+
+    pthread_mutex_lock(&cache->sorting);
+    if (!kept->by_name)
+        kept->by_name = sort_table(cache->budget, kept->table);
+    by_name = kept->by_name;
+    pthread_mutex_unlock(&cache->sorting);
+    return by_name;
+}

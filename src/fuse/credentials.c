@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fuse/credentials.h"
+
+#include "base/buffer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <inttypes.h>
+#include <linux/capability.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+enum { MOST_GROUPS = 65536 }; /* NGROUPS_MAX */
+
+/* ---- /proc ---- */
+
+/* The whole text of /proc/PID/NAME, with a NUL at its end. */
+static errint_t
+proc_read_file(pid_t pid, const char *name, struct buffer *text)
+{
+    char path[64], part[4096];
+    errint_t error = 0;
+    ssize_t got;
+    int fd;
+
+    if (pid)
+        snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
+    else
+        snprintf(path, sizeof(path), "/proc/self/%s", name);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    while ((got = read(fd, part, sizeof(part))) != 0) {
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            error = -errno;
+            break;
+        }
+        buffer_add(text, part, (size_t)got);
+    }
+    close(fd);
+    buffer_add_char(text, '\0');
+    if (!error && buffer_failed(text))
+        error = -ENOMEM;
+    if (error)
+        buffer_free(text);
+    return error;
+}
+
+/* What follows `label` ("\nGroups:") on its line; NULL: there is no such line. */
+static const char *
+proc_find_line(const char *text, const char *label)
+{
+    const char *line = text ? strstr(text, label) : NULL;
+
+    return line ? line + strlen(label) : NULL;
+}
+
+/* Whether `id` is the real or the file system's one of a line of four ("\nUid:"). access(2) asks
+ * with the real one. */
+static bool
+proc_has_id(const char *status, const char *label, unsigned long id)
+{
+    const char *line = proc_find_line(status, label);
+    unsigned long ids[4];
+
+    return line && sscanf(line, "%lu %lu %lu %lu", &ids[0], &ids[1], &ids[2], &ids[3]) == 4 &&
+           (ids[0] == id || ids[3] == id);
+}
+
+/* Whether /proc is of this process's own PID namespace, so that PIDs mean the same there. In one
+ * of a namespace above, the process has a PID in each of them. */
+static bool
+proc_is_own(void)
+{
+    struct buffer status = BUFFER_INIT;
+    const char *pids;
+    char *end;
+    bool own = false;
+
+    if (proc_read_file(0, "status", &status) < 0)
+        return false;
+    pids = proc_find_line(status.data, "\nNSpid:");
+    if (pids) {
+        own = strtoul(pids, &end, 10) == (unsigned long)getpid() && *end == '\n';
+    } else {
+        pids = proc_find_line(status.data, "\nPid:"); /* a kernel without PID namespaces */
+        own = pids && strtoul(pids, &end, 10) == (unsigned long)getpid();
+    }
+    buffer_free(&status);
+    return own;
+}
+
+static bool proc_usable; /* as proc_is_own() said of the daemon */
+
+errint_t
+credentials_from_status(const char *status, const struct caller *caller,
+                        struct credentials *credentials)
+{
+    const char *at = proc_find_line(status, "\nGroups:");
+    size_t capacity = 0;
+
+    *credentials = (struct credentials){.uid = caller->uid, .gid = caller->gid};
+    if (!at || !proc_has_id(status, "\nUid:", caller->uid) ||
+        !proc_has_id(status, "\nGid:", caller->gid))
+        return 0;
+    credentials->groups_known = true;
+    while (at += strspn(at, " \t"), *at >= '0' && *at <= '9') {
+        char *end;
+        unsigned long group = strtoul(at, &end, 10);
+
+        if (credentials->group_count == MOST_GROUPS)
+            break;
+        at = end;
+        if (credentials->group_count == capacity) {
+            gid_t *groups;
+
+            capacity = capacity ? 2 * capacity : 32;
+            groups = realloc(credentials->groups, capacity * sizeof(*groups));
+            if (!groups) {
+                credentials_free(credentials);
+                return -ENOMEM;
+            }
+            credentials->groups = groups;
+        }
+        credentials->groups[credentials->group_count++] = (gid_t)group;
+    }
+    return 0;
+}
+
+/* Whether this file of both processes has the same text. */
+static bool
+proc_files_equal(pid_t a, pid_t b, const char *name)
+{
+    struct buffer x = BUFFER_INIT, y = BUFFER_INIT;
+    bool equal = proc_read_file(a, name, &x) == 0 && proc_read_file(b, name, &y) == 0 && x.data &&
+                 y.data && strcmp(x.data, y.data) == 0;
+
+    buffer_free(&x);
+    buffer_free(&y);
+    return equal;
+}
+
+static bool
+has_overriding_capability(const char *status)
+{
+    const char *line = proc_find_line(status, "\nCapEff:");
+    uint64_t effective = line ? strtoull(line, NULL, 16) : 0;
+
+    return effective & (1ull << CAP_DAC_OVERRIDE | 1ull << CAP_DAC_READ_SEARCH);
+}
+
+/* ---- reading ---- */
+
+errint_t
+credentials_of_process(struct credentials *credentials)
+{
+    int count = getgroups(0, NULL);
+
+    proc_usable = proc_is_own();
+    *credentials = (struct credentials){.uid = geteuid(), .gid = getegid(), .overrides = true};
+    if (count < 0)
+        return -EIO;
+    credentials->groups = malloc(((size_t)count + 1) * sizeof(*credentials->groups));
+    if (!credentials->groups)
+        return -ENOMEM;
+    count = getgroups(count, credentials->groups);
+    credentials->group_count = count < 0 ? 0 : (size_t)count;
+    return 0;
+}
+
+errint_t
+credentials_of_caller(const struct caller *caller, struct credentials *credentials)
+{
+    struct buffer status = BUFFER_INIT;
+    errint_t error;
+
+    *credentials = (struct credentials){.uid = caller->uid, .gid = caller->gid};
+    /* Without a PID nothing is known but user and group. */
+    if (!proc_usable || caller->pid == 0 || proc_read_file(caller->pid, "status", &status) < 0)
+        return 0;
+    error = credentials_from_status(status.data, caller, credentials);
+    buffer_free(&status);
+    return error;
+}
+
+bool
+credentials_may_override(const struct caller *caller)
+{
+    struct buffer status = BUFFER_INIT;
+    bool may;
+
+    if (!proc_usable || caller->uid != 0 || caller->pid == 0 ||
+        proc_read_file(caller->pid, "status", &status) < 0)
+        return false;
+    may = has_overriding_capability(status.data) && proc_files_equal(caller->pid, 0, "uid_map") &&
+          proc_files_equal(caller->pid, 0, "gid_map");
+    buffer_free(&status);
+    return may;
+}
+
+void
+credentials_free(struct credentials *credentials)
+{
+    free(credentials->groups);
+    *credentials = (struct credentials){.uid = (uid_t)-1, .gid = (gid_t)-1};
+}
+
+/* ---- taking on ---- */
+
+/* The C library would change the groups of all threads. */
+static bool
+set_groups_of_thread(const struct credentials *credentials)
+{
+    return syscall(SYS_setgroups, credentials->group_count, credentials->groups) == 0;
+}
+
+/* All that are permitted, or just those that changing credentials takes. */
+static bool
+set_capabilities_of_thread(bool all)
+{
+    const uint32_t changing = 1u << CAP_SETUID | 1u << CAP_SETGID;
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2] = {{0}};
+
+    if (syscall(SYS_capget, &header, data) < 0)
+        return false;
+    data[0].effective = all ? data[0].permitted : data[0].permitted & changing;
+    data[1].effective = all ? data[1].permitted : 0;
+    return syscall(SYS_capset, &header, data) == 0;
+}
+
+static bool
+set_credentials_of_thread(const struct credentials *credentials)
+{
+    if (!set_groups_of_thread(credentials))
+        return false;
+    setfsgid(credentials->gid);
+    setfsuid(credentials->uid);
+    /* Neither says whether it was allowed. */
+    if ((gid_t)setfsgid((gid_t)-1) != credentials->gid ||
+        (uid_t)setfsuid((uid_t)-1) != credentials->uid)
+        return false;
+    /* Last: to become user 0 gives capabilities back. */
+    return set_capabilities_of_thread(credentials->overrides);
+}
+
+bool
+credentials_assume(const struct credentials *credentials, const struct credentials *process)
+{
+    if (set_credentials_of_thread(credentials))
+        return true;
+    setfsuid(process->uid);
+    setfsgid(process->gid);
+    set_groups_of_thread(process);
+    set_capabilities_of_thread(true);
+    return false;
+}
+
+/* ---- by modes ---- */
+
+static bool
+is_in_group(const struct credentials *credentials, gid_t group)
+{
+    if (credentials->gid == group)
+        return true;
+    for (size_t i = 0; i < credentials->group_count; i++)
+        if (credentials->groups[i] == group)
+            return true;
+    return false;
+}
+
+/* Whether it has an access control list (acl(5)), or nobody knows. */
+static bool
+may_have_acl(int fd)
+{
+    char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    return getxattr(link, "system.posix_acl_access", NULL, 0) >= 0 ||
+           (errno != ENODATA && errno != EOPNOTSUPP);
+}
+
+errint_t
+credentials_permit(void *arg, int fd, int mask)
+{
+    const struct credentials *credentials = arg;
+    struct stat st;
+    mode_t granted;
+
+    if (credentials->overrides)
+        return 0;
+    if (fstat(fd, &st) < 0 || may_have_acl(fd))
+        return -EACCES;
+    if (st.st_uid == credentials->uid)
+        granted = st.st_mode >> 6;
+    else if (is_in_group(credentials, st.st_gid))
+        granted = st.st_mode >> 3;
+    else /* a group that is not known may be the file's */
+        granted = credentials->groups_known ? st.st_mode : st.st_mode & st.st_mode >> 3;
+    return (granted & (mode_t)mask) == (mode_t)mask ? 0 : -EACCES;
+}

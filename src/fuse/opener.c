@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fuse/opener.h"
+
+#include "base/open.h"
+#include "fuse/credentials.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_faccessat2
+#define SYS_faccessat2 439 /* Linux 5.8, the same on all machines */
+#endif
+
+/* ---- messages ---- */
+
+enum question_kind { QUESTION_OPEN, QUESTION_CHECK };
+
+/* What is asked; `count` records follow. */
+struct question {
+    uint32_t kind;
+    uint32_t count;
+    int32_t flags; /* QUESTION_OPEN: of open(2) */
+    struct caller caller; /* QUESTION_CHECK */
+};
+
+/* One path; it follows, with its NUL, padded to 8 bytes. */
+struct record {
+    uint64_t device, inode; /* as in struct permission_query */
+    int64_t seconds, nanoseconds;
+    int32_t mask;
+    uint32_t length; /* of the path as it follows: a multiple of 8 */
+};
+
+enum { MESSAGE_BYTES = 64 << 10 };
+
+_Static_assert(sizeof(struct question) + sizeof(struct record) + PATH_MAX + 8 < MESSAGE_BYTES,
+               "a message has room for any path");
+
+/* One file descriptor beside the bytes of a message. */
+union passed {
+    char room[CMSG_SPACE(sizeof(int))];
+    struct cmsghdr align;
+};
+
+/* `fd` -1: none. */
+static ssize_t
+send_with_fd(int socket, const void *bytes, size_t size, int fd)
+{
+    struct iovec vector = {(void *)(uintptr_t)bytes, size};
+    union passed passed = {{0}};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1};
+    struct cmsghdr *control;
+    ssize_t sent;
+
+    if (fd >= 0) {
+        message.msg_control = &passed;
+        message.msg_controllen = sizeof(passed);
+        control = CMSG_FIRSTHDR(&message);
+        control->cmsg_level = SOL_SOCKET;
+        control->cmsg_type = SCM_RIGHTS;
+        control->cmsg_len = CMSG_LEN(sizeof(fd));
+        memcpy(CMSG_DATA(control), &fd, sizeof(fd));
+    }
+    do
+        sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent;
+}
+
+static ssize_t
+receive_with_fd(int socket, void *bytes, size_t size, int *fd)
+{
+    struct iovec vector = {bytes, size};
+    union passed passed = {{0}};
+    struct msghdr message = {.msg_iov = &vector,
+                             .msg_iovlen = 1,
+                             .msg_control = &passed,
+                             .msg_controllen = sizeof(passed)};
+    struct cmsghdr *control;
+    ssize_t got;
+
+    *fd = -1;
+    do
+        got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    while (got < 0 && errno == EINTR);
+    control = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    if (control && control->cmsg_level == SOL_SOCKET && control->cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(control), sizeof(*fd));
+    return got;
+}
+
+/* ---- in the opener ---- */
+
+/* One thread of the opener, and the channel it serves. */
+struct server {
+    int channel;
+    int source;
+    const char *path; /* of the source */
+    const struct credentials *process; /* the opener's own */
+    bool assumes; /* this process may take on credentials */
+    union {
+        struct question question;
+        char bytes[MESSAGE_BYTES];
+    } message;
+};
+
+/* Whether a path stays below where it starts, but for the links on it. */
+static bool
+path_goes_down(const char *path)
+{
+    if (*path == '/')
+        return false;
+    for (const char *part = path; part; part = strchr(part, '/')) {
+        part += *part == '/';
+        if (part[0] == '.' && part[1] == '.' && (part[2] == '/' || part[2] == '\0'))
+            return false;
+    }
+    return true;
+}
+
+static int
+open_for_daemon(const struct server *server, const char *path, int asked_flags)
+{
+    int flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (asked_flags & O_DIRECTORY);
+    struct stat st;
+    int fd;
+
+    if (!path_goes_down(path))
+        return -EACCES;
+    fd = open_at(server->source, path, flags);
+    if (fd < 0)
+        return fd;
+    if (fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
+        return fd;
+    close(fd);
+    return -ENXIO;
+}
+
+/* Whether it is what the query expects. */
+static bool
+is_expected(int fd, const struct record *record)
+{
+    struct stat st;
+
+    if (!record->inode)
+        return true;
+    if (fstat(fd, &st) < 0 || st.st_dev != record->device || st.st_ino != record->inode)
+        return false;
+    return (!record->seconds && !record->nanoseconds) ||
+           (st.st_ctim.tv_sec == record->seconds && st.st_ctim.tv_nsec == record->nanoseconds);
+}
+
+static errint_t
+check_mask(const struct server *server, int fd, int mask, const struct open_rules *rules)
+{
+    errint_t error = 0;
+
+    if (mask == 0)
+        return 0;
+    if (rules->permits)
+        error = rules->permits(rules->arg, fd, mask);
+    if (error || !server->assumes)
+        return error;
+    return syscall(SYS_faccessat2, fd, "", mask, AT_EMPTY_PATH | AT_EACCESS) == 0 ? 0 : -errno;
+}
+
+/* The paths of one question: files of one directory mostly come one after another, and the way
+ * to that is gone once. */
+struct walk {
+    const struct open_rules *rules;
+    const char *path; /* the last one, whose directory... */
+    size_t length; /* ...has this many bytes of it... */
+    int directory; /* ...and is open here, by O_PATH; -1: none */
+};
+
+/* As open_path_as() of a path below the source. */
+static int
+walk_open(struct walk *walk, int source, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    size_t length = slash ? (size_t)(slash - path) : 0;
+    char directory[PATH_MAX];
+
+    if (!slash || length >= sizeof(directory))
+        return open_path_as(source, *path ? path : ".", walk->rules);
+    if (walk->directory < 0 || walk->length != length || memcmp(walk->path, path, length) != 0) {
+        if (walk->directory >= 0)
+            close(walk->directory);
+        memcpy(directory, path, length);
+        directory[length] = '\0';
+        walk->path = path;
+        walk->length = length;
+        walk->directory = open_path_as(source, directory, walk->rules);
+        if (walk->directory < 0)
+            return walk->directory;
+    }
+    return open_path_as(walk->directory, slash + 1, walk->rules);
+}
+
+/* With the caller's credentials, or by rules that stand for them. */
+static errint_t
+check_record(const struct server *server, const struct record *record, const char *path,
+             struct walk *walk)
+{
+    errint_t error;
+    int fd;
+
+    if (!path_goes_down(path))
+        return -EACCES;
+    fd = walk_open(walk, server->source, path);
+    if (fd == -ENOENT && record->inode)
+        return -ESTALE;
+    if (fd < 0)
+        return fd;
+    error = check_mask(server, fd, record->mask, walk->rules);
+    if (!error && !is_expected(fd, record))
+        error = -ESTALE;
+    close(fd);
+    return error;
+}
+
+/* The path of the record at *at, which then is the next one's; NULL: the message is not whole. */
+static const char *
+next_record(const struct server *server, size_t size, size_t *at, struct record *record)
+{
+    const char *path;
+
+    if (size - *at < sizeof(*record))
+        return NULL;
+    memcpy(record, server->message.bytes + *at, sizeof(*record));
+    *at += sizeof(*record);
+    path = server->message.bytes + *at;
+    if (record->length == 0 || size - *at < record->length || path[record->length - 1] != '\0')
+        return NULL;
+    *at += record->length;
+    return path;
+}
+
+static errint_t
+check_records(const struct server *server, size_t size, const struct credentials *credentials)
+{
+    struct open_rules rules = {.user = credentials->uid};
+    struct walk walk = {.rules = &rules, .directory = -1};
+    size_t at = sizeof(server->message.question);
+    struct record record;
+    errint_t error = 0;
+    const char *path;
+
+    if (!server->assumes || !credentials->groups_known) {
+        rules.permits = credentials_permit;
+        rules.arg = (void *)(uintptr_t)credentials;
+    }
+    for (uint32_t i = 0; !error && i < server->message.question.count; i++) {
+        path = next_record(server, size, &at, &record);
+        error = path ? check_record(server, &record, path, &walk) : -EACCES;
+    }
+    if (walk.directory >= 0)
+        close(walk.directory);
+    return error;
+}
+
+static errint_t
+answer_check(struct server *server, size_t size)
+{
+    struct credentials credentials;
+    errint_t error = credentials_of_caller(&server->message.question.caller, &credentials);
+
+    if (error)
+        return error;
+    server->assumes = credentials_assume(&credentials, server->process);
+    error = check_records(server, size, &credentials);
+    if (error == -EACCES && credentials_may_override(&server->message.question.caller)) {
+        credentials.overrides = true;
+        server->assumes = credentials_assume(&credentials, server->process);
+        error = check_records(server, size, &credentials);
+    }
+    credentials_free(&credentials);
+    return error;
+}
+
+static int
+answer_open(struct server *server, size_t size)
+{
+    size_t at = sizeof(server->message.question);
+    struct record record;
+    const char *path = next_record(server, size, &at, &record);
+
+    if (!path)
+        return -EACCES;
+    return open_for_daemon(server, path, server->message.question.flags);
+}
+
+/* The result, and in *fd what was opened, or -1. */
+static int
+answer_question(struct server *server, size_t size, int *fd)
+{
+    int result;
+
+    *fd = -1;
+    if (server->message.question.kind == QUESTION_OPEN) {
+        open_renew(server->source, server->path);
+        *fd = answer_open(server, size);
+        return *fd < 0 ? *fd : 0;
+    }
+    result = answer_check(server, size);
+    if (result == 0)
+        return 0; /* what is there is what the daemon knows */
+    credentials_assume(server->process, server->process);
+    return open_renew(server->source, server->path) ? answer_check(server, size) : result;
+}
+
+static void *
+serve_channel(void *arg)
+{
+    struct server *server = arg;
+    int result, fd;
+    ssize_t got;
+
+    for (;;) {
+        got = receive_with_fd(server->channel, &server->message, sizeof(server->message), &fd);
+        if (got < (ssize_t)sizeof(server->message.question))
+            break;
+        /* What the last question has assumed may not see the source, or /proc. */
+        credentials_assume(server->process, server->process);
+        result = answer_question(server, (size_t)got, &fd);
+        send_with_fd(server->channel, &result, sizeof(result), fd);
+        if (fd >= 0)
+            close(fd);
+    }
+    close(server->channel);
+    free(server);
+    return NULL;
+}
+
+/* Closes the channel where that is not possible: who asks there is refused. */
+static void
+start_server(int channel, int source, const char *path, const struct credentials *process)
+{
+    struct server *server = malloc(sizeof(*server));
+    pthread_attr_t attributes;
+    pthread_t thread;
+    bool started = false;
+
+    if (server && pthread_attr_init(&attributes) == 0) {
+        server->channel = channel;
+        server->source = source;
+        server->path = path;
+        server->process = process;
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        started = pthread_create(&thread, &attributes, serve_channel, server) == 0;
+        pthread_attr_destroy(&attributes);
+    }
+    if (started)
+        return;
+    free(server);
+    close(channel);
+}
+
+/* Each message is a channel. */
+static void
+serve_until_end(int socket, int source, const char *path, const struct credentials *process)
+{
+    int channel;
+    char byte;
+
+    while (receive_with_fd(socket, &byte, sizeof(byte), &channel) > 0)
+        if (channel >= 0)
+            start_server(channel, source, path, process);
+}
+
+/* ---- in the daemon ---- */
+
+static int opener_socket = -1;
+static atomic_uint_fast64_t opened; /* by the opener, for this process */
+
+/* A thread's own. */
+struct channel {
+    int socket;
+    union {
+        struct question question;
+        char bytes[MESSAGE_BYTES];
+    } message;
+    size_t size;
+};
+
+static pthread_once_t channel_once = PTHREAD_ONCE_INIT;
+static pthread_key_t channel_key;
+
+static void
+channel_free(void *arg)
+{
+    struct channel *channel = arg;
+
+    close(channel->socket);
+    free(channel);
+}
+
+static void
+channel_make_key(void)
+{
+    pthread_key_create(&channel_key, channel_free);
+}
+
+static struct channel *
+channel_new(void)
+{
+    struct channel *channel = malloc(sizeof(*channel));
+    int ends[2];
+
+    if (!channel)
+        return NULL;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0) {
+        free(channel);
+        return NULL;
+    }
+    send_with_fd(opener_socket, "", 1, ends[1]);
+    close(ends[1]);
+    channel->socket = ends[0];
+    return channel;
+}
+
+/* This thread's; NULL: no memory or descriptors. */
+static struct channel *
+channel_of_thread(void)
+{
+    struct channel *channel;
+
+    pthread_once(&channel_once, channel_make_key);
+    channel = pthread_getspecific(channel_key);
+    if (channel)
+        return channel;
+    channel = channel_new();
+    if (channel && pthread_setspecific(channel_key, channel) != 0) {
+        channel_free(channel);
+        channel = NULL;
+    }
+    return channel;
+}
+
+static void
+channel_begin_question(struct channel *channel, enum question_kind kind)
+{
+    channel->message.question = (struct question){.kind = kind};
+    channel->size = sizeof(channel->message.question);
+}
+
+/* False: there is no room for it in this message. */
+static bool
+channel_add_record(struct channel *channel, const struct permission_query *query)
+{
+    size_t length = strlen(query->path) + 1, padded = (length + 7) & ~(size_t)7;
+    struct record record = {.device = query->device,
+                            .inode = query->inode,
+                            .seconds = query->changed.tv_sec,
+                            .nanoseconds = query->changed.tv_nsec,
+                            .mask = query->mask,
+                            .length = (uint32_t)padded};
+    char *at = channel->message.bytes + channel->size;
+
+    if (channel->size + sizeof(record) + padded > sizeof(channel->message))
+        return false;
+    memcpy(at, &record, sizeof(record));
+    memset(at + sizeof(record), 0, padded);
+    memcpy(at + sizeof(record), query->path, length);
+    channel->size += sizeof(record) + padded;
+    channel->message.question.count++;
+    return true;
+}
+
+/* A channel that the opener has closed (no memory for a thread) is no use to this thread any
+ * more: the next question makes another. */
+static void
+channel_drop(struct channel *channel)
+{
+    pthread_setspecific(channel_key, NULL);
+    channel_free(channel);
+}
+
+/* The answer, and the descriptor that came with it or -1. -EACCES: nobody answers. */
+static int
+channel_ask(struct channel *channel, int *fd)
+{
+    int result = -EACCES;
+
+    *fd = -1;
+    if (send_with_fd(channel->socket, &channel->message, channel->size, -1) < 0 ||
+        receive_with_fd(channel->socket, &result, sizeof(result), fd) != sizeof(result)) {
+        channel_drop(channel);
+        return -EACCES;
+    }
+    return result;
+}
+
+errint_t
+opener_start(int source, const char *path, void (*give_up)(void *arg), void *arg, bool quiet,
+             struct helper *helper)
+{
+    struct credentials process;
+    errint_t error = credentials_of_process(&process);
+
+    if (!error)
+        error = helper_fork(helper);
+    if (error || helper->pid > 0) {
+        opener_socket = error ? -1 : helper->socket;
+        credentials_free(&process);
+        return error;
+    }
+    helper_begin(helper, "fstfs-open", quiet);
+    helper_close_all_but(helper->socket, source);
+    give_up(arg);
+    serve_until_end(helper->socket, source, path, &process);
+    _exit(0);
+}
+
+void
+opener_end(struct helper *helper)
+{
+    if (helper->socket < 0)
+        return;
+    opener_socket = -1;
+    close(helper->socket); /* not waited for: storage may hold it, and it holds nothing */
+    helper_forget(helper);
+}
+
+int
+opener_open(int directory, const char *path, int flags)
+{
+    struct permission_query query = {.path = path};
+    struct channel *channel;
+    int fd, result;
+
+    (void)directory;
+    if (strlen(path) >= PATH_MAX)
+        return -ENAMETOOLONG;
+    channel = channel_of_thread();
+    if (!channel)
+        return -EMFILE;
+    channel_begin_question(channel, QUESTION_OPEN);
+    channel->message.question.flags = flags;
+    channel_add_record(channel, &query);
+    result = channel_ask(channel, &fd);
+    if (fd >= 0) {
+        atomic_fetch_add_explicit(&opened, 1, memory_order_relaxed);
+        return fd;
+    }
+    return result < 0 ? result : -EMFILE; /* opened, and no place for it here */
+}
+
+errint_t
+opener_check(const struct caller *caller, const struct permission_query *queries, size_t count)
+{
+    struct channel *channel;
+    errint_t error = 0;
+    size_t done = 0;
+    int fd;
+
+    /* An ordinary user's daemon has no rights but that user's. */
+    if (caller->uid != 0 && caller->uid == geteuid())
+        return 0;
+    channel = channel_of_thread();
+    if (!channel)
+        return -EMFILE;
+    while (!error && done < count) {
+        if (strlen(queries[done].path) >= PATH_MAX)
+            return -ENAMETOOLONG;
+        channel_begin_question(channel, QUESTION_CHECK);
+        channel->message.question.caller = *caller;
+        while (done < count && strlen(queries[done].path) < PATH_MAX &&
+               channel_add_record(channel, &queries[done]))
+            done++;
+        error = channel_ask(channel, &fd);
+        if (fd >= 0)
+            close(fd);
+    }
+    return error;
+}
+
+uint64_t
+opener_opened(void)
+{
+    return atomic_load(&opened);
+}

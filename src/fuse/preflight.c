@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fuse/preflight.h"
+
+#include "base/mountinfo.h"
+#include "fuse/device.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <linux/capability.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CONTAINER "docker run --device /dev/fuse --cap-add SYS_ADMIN"
+
+static const char device[] = "/dev/fuse";
+
+/* One line: paths come from the command line, and that from scripts. */
+void
+complain(const char *format, ...)
+{
+    struct buffer line = BUFFER_INIT;
+    char text[2 * PATH_MAX + 1024];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    buffer_add_quoted(&line, text, strlen(text), sizeof(text));
+    fprintf(stderr, "fstfs: %s\n", buffer_failed(&line) ? "no memory" : line.data);
+    buffer_free(&line);
+}
+
+/* ---- names ---- */
+
+enum { ACCOUNT_BYTES = 64 };
+
+static const char *
+user_name(uid_t user, char name[ACCOUNT_BYTES])
+{
+    const struct passwd *account = getpwuid(user);
+
+    if (account)
+        snprintf(name, ACCOUNT_BYTES, "%s", account->pw_name);
+    else
+        snprintf(name, ACCOUNT_BYTES, "%u", (unsigned)user);
+    return name;
+}
+
+static const char *
+group_name(gid_t group, char name[ACCOUNT_BYTES])
+{
+    const struct group *account = getgrgid(group);
+
+    if (account)
+        snprintf(name, ACCOUNT_BYTES, "%s", account->gr_name);
+    else
+        snprintf(name, ACCOUNT_BYTES, "%u", (unsigned)group);
+    return name;
+}
+
+static const char *
+kind_of_file(mode_t mode)
+{
+    switch (mode & S_IFMT) {
+    case S_IFREG:
+        return "file";
+    case S_IFDIR:
+        return "directory";
+    case S_IFBLK:
+        return "block device";
+    case S_IFCHR:
+        return "character device";
+    case S_IFIFO:
+        return "FIFO";
+    default:
+        return "socket";
+    }
+}
+
+/* ---- both paths ---- */
+
+/* An argument of the command line. */
+struct argument {
+    const char *what;
+    const char *missing; /* what to do where there is nothing at its path: */
+    bool names_missing; /* and whether the path stands behind that */
+    const char *expected; /* in place of a file */
+};
+
+static const struct argument source_argument = {
+    .what = "source",
+    .missing = "expected the directory of the models",
+    .expected = "expected the directory that holds the models",
+};
+
+static const struct argument mountpoint_argument = {
+    .what = "mount point",
+    .missing = "make it first: mkdir -p ",
+    .names_missing = true,
+    .expected = "expected an empty directory",
+};
+
+/* The FUSE file system that the longest part of `path` that can be opened is in. */
+static void
+find_fuse_above(const char *path, struct fuse_mount *found)
+{
+    char *part = strdup(path), *slash;
+
+    *found = (struct fuse_mount){0};
+    while (part && *part) {
+        if (mount_find_fuse(part, found) == 0)
+            break;
+        slash = strrchr(part, '/');
+        *(slash ? slash : part) = '\0';
+    }
+    free(part);
+}
+
+/* Complains of a FUSE mount that keeps this user out or is dead; false: there is none. */
+static bool
+complain_of_mount(const struct argument *argument, const char *path, errint_t error)
+{
+    struct fuse_mount mount;
+    char name[ACCOUNT_BYTES];
+    bool is_reason;
+
+    find_fuse_above(path, &mount);
+    is_reason =
+        mount.mountpoint &&
+        (error == -ENOTCONN || (error == -EACCES && mount.user != geteuid() && !mount.allow_other));
+    if (is_reason && error == -ENOTCONN)
+        complain("%s %s: %s: a mount whose program has died is there; fusermount3 -u %s clears it",
+                 argument->what, path, strerror(-error), mount.mountpoint);
+    else if (is_reason)
+        complain("%s %s: %s: user %s has mounted a FUSE file system on %s, which only that user "
+                 "may enter; mount it with -o allow_other, or run fstfs as that user",
+                 argument->what, path, strerror(-error), user_name(mount.user, name),
+                 mount.mountpoint);
+    free(mount.mountpoint);
+    return is_reason;
+}
+
+static void
+complain_of_path(const struct argument *argument, const char *path, errint_t error)
+{
+    char name[ACCOUNT_BYTES];
+
+    if (complain_of_mount(argument, path, error))
+        return;
+    if (error == -ENOENT)
+        complain("%s %s: %s; %s%s", argument->what, path, strerror(-error), argument->missing,
+                 argument->names_missing ? path : "");
+    else if (error == -EACCES)
+        complain("%s %s: %s for user %s; run fstfs as a user who may read and enter it",
+                 argument->what, path, strerror(-error), user_name(geteuid(), name));
+    else
+        complain("%s %s: %s", argument->what, path, strerror(-error));
+}
+
+static char *
+real_path(const struct argument *argument, const char *path)
+{
+    char *real = realpath(path, NULL);
+
+    if (!real)
+        complain_of_path(argument, path, -errno);
+    return real;
+}
+
+static bool
+is_directory(const struct argument *argument, const char *path)
+{
+    struct stat st;
+
+    if (stat(path, &st) < 0)
+        complain_of_path(argument, path, -errno);
+    else if (!S_ISDIR(st.st_mode))
+        complain("%s %s: not a directory (found a %s, %s)", argument->what, path,
+                 kind_of_file(st.st_mode), argument->expected);
+    else
+        return true;
+    return false;
+}
+
+static bool
+is_readable(const struct argument *argument, const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0) {
+        complain_of_path(argument, path, -errno);
+        return false;
+    }
+    close(fd);
+    return true;
+}
+
+char *
+preflight_source(const char *path)
+{
+    char *source = real_path(&source_argument, path);
+
+    if (source &&
+        (!is_directory(&source_argument, source) || !is_readable(&source_argument, source))) {
+        free(source);
+        return NULL;
+    }
+    return source;
+}
+
+char *
+preflight_mountpoint(const char *path)
+{
+    return real_path(&mountpoint_argument, path);
+}
+
+/* Complains of the first entry there is. */
+static bool
+is_empty(const char *path)
+{
+    DIR *stream = opendir(path);
+    struct dirent *entry;
+    bool empty = true;
+
+    if (!stream)
+        return true; /* the mount itself will say what is wrong */
+    while (empty && (entry = readdir(stream)))
+        empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+    if (!empty)
+        complain("mount point %s: not empty (found %s); mount on an empty directory", path,
+                 entry->d_name);
+    closedir(stream);
+    return empty;
+}
+
+/*
+ * Whether no FUSE file system is mounted there. The list of mounts is asked, before stat and
+ * opendir: on a mount whose daemon has died they succeed while the kernel has its attributes
+ * cached.
+ */
+static bool
+is_free(const char *mountpoint)
+{
+    struct fuse_mount mount;
+    char name[ACCOUNT_BYTES];
+    errint_t error = mount_find_fuse(mountpoint, &mount);
+    bool busy = !error && mount.mountpoint && strcmp(mount.mountpoint, mountpoint) == 0;
+
+    if (error)
+        complain("mount point %s: cannot tell what is mounted there from /proc: %s", mountpoint,
+                 strerror(-error));
+    else if (busy)
+        complain("mount point %s: busy, user %s has mounted a FUSE file system there already. "
+                 "fusermount3 -u %s unmounts it, also if its program has died",
+                 mountpoint, user_name(mount.user, name), mountpoint);
+    free(mount.mountpoint);
+    return !error && !busy;
+}
+
+/* ---- the device ---- */
+
+static void
+complain_of_rights(const struct stat *st)
+{
+    char user[ACCOUNT_BYTES], owner[ACCOUNT_BYTES], group[ACCOUNT_BYTES];
+    mode_t mode = st->st_mode & 07777;
+
+    user_name(geteuid(), user);
+    user_name(st->st_uid, owner);
+    group_name(st->st_gid, group);
+    if ((mode & 0060) == 0060 && st->st_gid != 0)
+        complain("%s: %s for user %s (found mode %04o of %s:%s); join its group (as root: usermod "
+                 "-aG %s %s) and log in again",
+                 device, strerror(EACCES), user, mode, owner, group, group, user);
+    else
+        complain("%s: %s for user %s (found mode %04o of %s:%s, expected 0666); as root: chmod "
+                 "0666 %s",
+                 device, strerror(EACCES), user, mode, owner, group, device);
+}
+
+static bool
+check_device(void)
+{
+    int fd = open(device, O_RDWR | O_CLOEXEC), error = errno;
+    struct stat st = {0};
+
+    if (fd >= 0)
+        close(fd);
+    if (stat(device, &st) == 0 && !S_ISCHR(st.st_mode))
+        complain("%s: found a %s, expected a character device; a container needs " CONTAINER,
+                 device, kind_of_file(st.st_mode));
+    else if (fd >= 0)
+        return true;
+    else if (error == EACCES)
+        complain_of_rights(&st);
+    else if (error == EPERM)
+        complain("%s: %s: the container may not use it; it needs " CONTAINER, device,
+                 strerror(error));
+    else
+        complain("%s: %s; load the kernel's module (as root: modprobe fuse); a container "
+                 "needs " CONTAINER,
+                 device, strerror(error));
+    return false;
+}
+
+/* Whether the source shows, through mounts of fstfs, the directory that the mount point is in. The
+ * mount would then show itself in itself, without end. */
+static bool
+makes_loop(const char *source, const char *mountpoint)
+{
+    char *other, *shown;
+    errint_t error = mount_find_loop(source, mountpoint, &other, &shown);
+    bool loop = error || shown;
+
+    if (error)
+        complain("mount point %s: cannot tell what is mounted from /proc: %s", mountpoint,
+                 strerror(-error));
+    else if (shown)
+        complain("mount point %s: it is in %s, which the source %s shows through the fstfs mount "
+                 "on %s; mount it elsewhere",
+                 mountpoint, shown, source, other);
+    free(other);
+    free(shown);
+    return loop;
+}
+
+bool
+preflight_check(const char *source, const char *mountpoint)
+{
+    if (!is_free(mountpoint) || !is_directory(&mountpoint_argument, mountpoint))
+        return false;
+    if (path_is_inside(mountpoint, source))
+        complain("mount point %s: it lies in the source %s; mount it elsewhere", mountpoint,
+                 source);
+    else if (path_is_inside(source, mountpoint))
+        complain("mount point %s: the source %s lies in it; mount it elsewhere", mountpoint,
+                 source);
+    else
+        return !makes_loop(source, mountpoint) && is_empty(mountpoint) && check_device();
+    return false;
+}
+
+/* ---- a mount that failed ---- */
+
+/* What to do about a mount point that fusermount3 mounts on for its owner only; false: it may. */
+static bool
+advise_on_mountpoint(const char *mountpoint, struct buffer *advice)
+{
+    char user[ACCOUNT_BYTES], owner[ACCOUNT_BYTES];
+    struct stat st;
+
+    if (geteuid() == 0 || stat(mountpoint, &st) < 0)
+        return false;
+    if (access(mountpoint, W_OK) == 0 && (!(st.st_mode & S_ISVTX) || st.st_uid == geteuid()))
+        return false;
+    buffer_addf(advice,
+                "found owner %s and mode %04o, expected a directory that user %s owns and may "
+                "write to: mount on one, or as root: chown %s %s",
+                user_name(st.st_uid, owner), (unsigned)(st.st_mode & 07777),
+                user_name(geteuid(), user), user, mountpoint);
+    return true;
+}
+
+static void
+advise(const char *mountpoint, const char *printed, struct buffer *advice)
+{
+    if (strstr(printed, strerror(ENOTCONN)))
+        buffer_addf(advice, "a mount whose program has died is there; fusermount3 -u %s clears it",
+                    mountpoint);
+    else if (prctl(PR_CAPBSET_READ, CAP_SYS_ADMIN, 0, 0, 0) == 0)
+        buffer_add_text(advice, "CAP_SYS_ADMIN cannot be had here: a container needs " CONTAINER);
+    else if (geteuid() != 0 && prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
+        buffer_add_text(advice, "no_new_privs keeps fusermount3 from becoming root: run without it "
+                                "(docker: no-new-privileges, systemd: NoNewPrivileges=)");
+    else if (strstr(printed, "exec") || strstr(printed, "spawn"))
+        buffer_add_text(advice, "without root's rights only fusermount3 can mount, and it cannot "
+                                "be run: install it (package fuse3)");
+    else if (!advise_on_mountpoint(mountpoint, advice) &&
+             (strstr(printed, strerror(EPERM)) || strstr(printed, strerror(EACCES))))
+        buffer_add_text(advice, "a container needs " CONTAINER
+                                ", and where AppArmor refuses mounts --security-opt "
+                                "apparmor=unconfined");
+}
+
+/* Makes one line of several. */
+static void
+join_lines(struct buffer *text)
+{
+    while (text->length && text->data[text->length - 1] == '\n')
+        text->data[--text->length] = '\0';
+    for (size_t i = 0; i < text->length; i++)
+        if (text->data[i] == '\n')
+            text->data[i] = ';';
+}
+
+void
+preflight_explain(const char *mountpoint, struct buffer *printed)
+{
+    struct buffer advice = BUFFER_INIT;
+
+    join_lines(printed);
+    advise(mountpoint, printed->length ? printed->data : "", &advice);
+    complain("mount point %s: cannot mount%s%s%s%s", mountpoint, printed->length ? ": " : "",
+             printed->length ? printed->data : "", advice.length ? "; " : "",
+             advice.length ? advice.data : "");
+    buffer_free(&advice);
+}

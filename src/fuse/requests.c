@@ -1,0 +1,644 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fuse/requests.h"
+#include "base/timestamp.h"
+
+#include "catalog/catalog.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    LANE_BUCKETS = 4096,
+    NAME_RUNNING = 4,
+    NAMES_SHARE_FROM = 8, /* running in a directory: from there on one for each name */
+    DIRECTORY_RUNNING = 32,
+    DIRECTORIES_SHARE_FROM = 32, /* running in a file system: one for each directory */
+};
+
+enum level { LEVEL_ALL, LEVEL_FILESYSTEM, LEVEL_DIRECTORY, LEVEL_NAME };
+
+/*
+ * A place of the source that has requests. Lanes form a tree: all, file systems, directories,
+ * names. A lane exists as long as it or one below it has requests. Guarded by requests->lock.
+ */
+struct lane {
+    struct lane *next_in_bucket;
+    struct lane *above; /* NULL: of LEVEL_ALL */
+    enum level level;
+    uint64_t key;
+    unsigned running, queued; /* requests here and below */
+    /* Those below that have queued requests, a ring; this is the one to be served next. */
+    struct lane *waiting;
+    struct lane *next, *previous; /* in that ring of `above`; NULL: not in it */
+    /* LEVEL_NAME */
+    struct request *first, *last; /* queued */
+    uint64_t since; /* of monotonic_ms(): nothing has been answered since then */
+};
+
+struct requests {
+    void *userdata;
+    void (*release)(void *userdata, void *handle);
+    struct view *view;
+    pthread_mutex_t lock; /* guards all below; held for moments, and over view->lock */
+    pthread_cond_t changed; /* an interrupt, or stop; for the thread that answers */
+    struct lane all;
+    struct lane *buckets[LANE_BUCKETS];
+    struct lane *spare; /* lanes to be used again, by `next` */
+    struct request *interrupted; /* not yet answered */
+    uint64_t answered_interrupted; /* since the start */
+    pthread_t answerer;
+    bool has_answerer, stop, closed;
+};
+
+/* ---- lanes ---- */
+
+static struct lane **
+lane_bucket(struct requests *requests, enum level level, uint64_t key)
+{
+    return &requests->buckets[(key ^ level * 0x9e3779b97f4a7c15u) % LANE_BUCKETS];
+}
+
+/* Finds or makes a lane. NULL: out of memory. */
+static struct lane *
+lane_get(struct requests *requests, struct lane *above, enum level level, uint64_t key)
+{
+    struct lane **bucket = lane_bucket(requests, level, key), *lane;
+
+    for (lane = *bucket; lane; lane = lane->next_in_bucket)
+        if (lane->key == key && lane->level == level && lane->above == above)
+            return lane;
+    lane = requests->spare;
+    if (lane)
+        requests->spare = lane->next;
+    else
+        lane = malloc(sizeof(*lane));
+    if (!lane)
+        return NULL;
+    *lane = (struct lane){.next_in_bucket = *bucket, .above = above, .level = level, .key = key};
+    lane->since = monotonic_ms();
+    *bucket = lane;
+    return lane;
+}
+
+/* Removes a lane that has no requests, and those above it that have none. */
+static void
+lane_put(struct requests *requests, struct lane *lane)
+{
+    while (lane->above && !lane->running && !lane->queued) {
+        struct lane **link = lane_bucket(requests, lane->level, lane->key), *above = lane->above;
+
+        while (*link != lane)
+            link = &(*link)->next_in_bucket;
+        *link = lane->next_in_bucket;
+        lane->next = requests->spare;
+        requests->spare = lane;
+        lane = above;
+    }
+}
+
+static struct lane *
+lane_of_place(struct requests *requests, const struct view_place *place)
+{
+    struct lane *filesystem, *directory = NULL, *name = NULL;
+
+    filesystem = lane_get(requests, &requests->all, LEVEL_FILESYSTEM, place->filesystem);
+    if (filesystem)
+        directory = lane_get(requests, filesystem, LEVEL_DIRECTORY, place->directory);
+    if (directory)
+        name = lane_get(requests, directory, LEVEL_NAME, place->name);
+    if (!name && (directory || filesystem))
+        lane_put(requests, directory ? directory : filesystem);
+    return name;
+}
+
+static bool
+lane_has_room(const struct lane *lane)
+{
+    const struct lane *above = lane->above;
+
+    switch (lane->level) {
+    case LEVEL_NAME:
+        return lane->running < (above->running < NAMES_SHARE_FROM ? NAME_RUNNING : 1);
+    case LEVEL_DIRECTORY:
+        return lane->running <
+               (above->running < DIRECTORIES_SHARE_FROM ? (unsigned)DIRECTORY_RUNNING : 1u);
+    case LEVEL_FILESYSTEM:
+        return lane->running < REQUESTS_RUNNING - above->running;
+    case LEVEL_ALL:
+        break;
+    }
+    return lane->running < REQUESTS_RUNNING;
+}
+
+static void
+ring_add(struct lane *lane)
+{
+    struct lane *first = lane->above->waiting;
+
+    if (first) {
+        lane->next = first;
+        lane->previous = first->previous;
+        lane->previous->next = lane;
+        first->previous = lane;
+    } else {
+        lane->next = lane->previous = lane->above->waiting = lane;
+    }
+}
+
+static void
+ring_remove(struct lane *lane)
+{
+    if (lane->next == lane) {
+        lane->above->waiting = NULL;
+    } else {
+        lane->previous->next = lane->next;
+        lane->next->previous = lane->previous;
+        if (lane->above->waiting == lane)
+            lane->above->waiting = lane->next;
+    }
+    lane->next = lane->previous = NULL;
+}
+
+static void
+lane_count_queued(struct lane *lane, bool add)
+{
+    for (; lane; lane = lane->above) {
+        if (add && lane->queued++ == 0 && lane->above)
+            ring_add(lane);
+        if (!add && --lane->queued == 0 && lane->above)
+            ring_remove(lane);
+    }
+}
+
+static void
+lane_push(struct lane *lane, struct request *request)
+{
+    request->state = REQUEST_QUEUED;
+    request->next = NULL;
+    if (lane->last)
+        lane->last->next = request;
+    else
+        lane->first = request;
+    lane->last = request;
+    lane_count_queued(lane, true);
+}
+
+/* Takes a request out of its lane's queue, wherever it is in it. */
+static void
+lane_take(struct lane *lane, struct request *request)
+{
+    struct request *before = NULL;
+
+    while ((before ? before->next : lane->first) != request)
+        before = before ? before->next : lane->first;
+    if (before)
+        before->next = request->next;
+    else
+        lane->first = request->next;
+    if (lane->last == request)
+        lane->last = before;
+    lane_count_queued(lane, false);
+}
+
+/*
+ * The lane of a queued request that may run: of those below `lane` the next in turn. Lanes that
+ * have no room have requests running, so few are looked at in vain.
+ */
+static struct lane *
+lane_find_ready(struct lane *lane)
+{
+    struct lane *below = lane->waiting, *found = NULL;
+
+    if (!lane->queued || !lane_has_room(lane))
+        return NULL;
+    if (lane->level == LEVEL_NAME)
+        return lane;
+    do {
+        found = lane_find_ready(below);
+        below = below->next;
+    } while (!found && below != lane->waiting);
+    if (found)
+        lane->waiting = below;
+    return found;
+}
+
+static bool
+lanes_have_room(const struct lane *lane)
+{
+    for (; lane; lane = lane->above)
+        if (!lane_has_room(lane))
+            return false;
+    return true;
+}
+
+static void
+lane_count_running(struct lane *lane, bool add)
+{
+    for (; lane; lane = lane->above)
+        lane->running += add ? 1 : -1u;
+}
+
+/* ---- requests ---- */
+
+struct request *
+request_new(struct requests *requests, fuse_req_t req, node_id id, const char *name)
+{
+    const struct fuse_ctx *ctx = fuse_req_ctx(req);
+    size_t size = (name ? strlen(name) : 0) + 1;
+    struct request *request = calloc(1, sizeof(*request) + size);
+
+    if (!request) {
+        fuse_reply_err(req, ENOMEM);
+        return NULL;
+    }
+    request->requests = requests;
+    request->req = req;
+    request->id = id;
+    request->caller = (struct caller){.uid = ctx->uid, .gid = ctx->gid, .pid = ctx->pid};
+    request->references = 1;
+    memcpy(request->name, name ? name : "", size);
+    return request;
+}
+
+static void
+request_free(struct request *request)
+{
+    struct requests *requests = request->requests;
+
+    if (request->handle)
+        requests->release(requests->userdata, request->handle);
+    if (request->holds_id)
+        view_forget(requests->view, request->id, 1);
+    free(request);
+}
+
+/* requests->lock held; it is dropped where that frees the request. */
+static void
+request_unref(struct requests *requests, struct request *request)
+{
+    if (--request->references > 0)
+        return;
+    pthread_mutex_unlock(&requests->lock);
+    request_free(request);
+    pthread_mutex_lock(&requests->lock);
+}
+
+void *
+request_userdata(const struct request *request)
+{
+    return request->requests->userdata;
+}
+
+static void
+interrupted_add(struct requests *requests, struct request *request)
+{
+    request->next_interrupted = requests->interrupted;
+    if (request->next_interrupted)
+        request->next_interrupted->previous_interrupted = request;
+    requests->interrupted = request;
+    pthread_cond_signal(&requests->changed);
+}
+
+static void
+interrupted_remove(struct requests *requests, struct request *request)
+{
+    if (request->next_interrupted)
+        request->next_interrupted->previous_interrupted = request->previous_interrupted;
+    if (request->previous_interrupted)
+        request->previous_interrupted->next_interrupted = request->next_interrupted;
+    else if (requests->interrupted == request)
+        requests->interrupted = request->next_interrupted;
+    request->next_interrupted = request->previous_interrupted = NULL;
+}
+
+/* From libfuse, which holds the request's own lock: nothing is answered here. */
+static void
+on_interrupt(fuse_req_t req, void *arg)
+{
+    struct request *request = arg;
+    struct requests *requests = request->requests;
+
+    (void)req;
+    pthread_mutex_lock(&requests->lock);
+    if (!request->interrupted && !request->claimed) {
+        request->interrupted = true;
+        if (request->state != REQUEST_NEW)
+            interrupted_add(requests, request);
+    }
+    pthread_mutex_unlock(&requests->lock);
+}
+
+/* requests->lock held: from here on only the caller answers. */
+static void
+mark_claimed(struct request *request)
+{
+    request->claimed = true;
+    if (request->interrupted)
+        interrupted_remove(request->requests, request);
+}
+
+/*
+ * The kernel's request, when it has been claimed. libfuse calls on_interrupt() with its lock
+ * held; to set no function waits for that, so that afterwards nobody uses the request.
+ */
+static fuse_req_t
+without_interrupt(const struct request *request)
+{
+    if (request->may_wait)
+        fuse_req_interrupt_func(request->req, NULL, NULL);
+    return request->req;
+}
+
+fuse_req_t
+request_claim(struct request *request)
+{
+    struct requests *requests = request->requests;
+    bool mine;
+
+    if (!request->may_wait)
+        return request->req;
+    pthread_mutex_lock(&requests->lock);
+    mine = !request->claimed;
+    if (mine)
+        mark_claimed(request);
+    pthread_mutex_unlock(&requests->lock);
+    return mine ? without_interrupt(request) : NULL;
+}
+
+/* Claims a request that waits, and answers it with an error: requests->lock is held, and is
+ * dropped meanwhile. */
+static void
+answer_waiting(struct requests *requests, struct request *request, int error)
+{
+    struct lane *lane = request->lane;
+    bool queued = request->state == REQUEST_QUEUED;
+
+    mark_claimed(request);
+    if (queued) {
+        lane_take(lane, request);
+        lane_put(requests, lane);
+    } else {
+        /* The kernel forgets the id when it may, once it has the answer. */
+        view_ref(requests->view, request->id);
+        request->holds_id = true;
+        request->references++;
+    }
+    pthread_mutex_unlock(&requests->lock);
+    fuse_reply_err(without_interrupt(request), error);
+    pthread_mutex_lock(&requests->lock);
+    request_unref(requests, request);
+}
+
+/* ---- running ---- */
+
+/* The next request to be run by a thread that has none, counted as running. */
+static struct request *
+take_ready(struct lane *lane)
+{
+    struct request *request = lane->first;
+
+    lane_take(lane, request);
+    request->state = REQUEST_RUNNING;
+    lane_count_running(lane, true);
+    return request;
+}
+
+/* Ends a request that has run; requests->lock held. */
+static void
+end_request(struct requests *requests, struct request *request)
+{
+    struct lane *lane = request->lane;
+
+    lane_count_running(lane, false);
+    lane->since = monotonic_ms();
+    lane_put(requests, lane);
+    request_unref(requests, request);
+}
+
+static void
+run_while_ready(struct requests *requests, struct request *request)
+{
+    struct lane *lane;
+
+    while (request) {
+        request->run(request);
+        pthread_mutex_lock(&requests->lock);
+        end_request(requests, request);
+        lane = lane_find_ready(&requests->all);
+        request = lane ? take_ready(lane) : NULL;
+        pthread_mutex_unlock(&requests->lock);
+    }
+}
+
+/* Whether the queue of its file system may take one more. */
+static bool
+may_queue(const struct requests *requests, const struct lane *lane)
+{
+    const struct lane *filesystem = lane->above->above;
+
+    return filesystem->queued < REQUESTS_QUEUED - requests->all.queued;
+}
+
+/* Puts a new request into its lane. *ready: what this thread is to run. 0, or an errno. */
+static int
+enter_lane(struct requests *requests, struct request *request, struct request **ready)
+{
+    struct lane *lane = request->lane;
+    bool room = lanes_have_room(lane);
+
+    *ready = NULL;
+    if (requests->closed || (!room && !may_queue(requests, lane))) {
+        lane_put(requests, lane);
+        return requests->closed ? ENOTCONN : EBUSY;
+    }
+    lane_push(lane, request);
+    if (room)
+        *ready = take_ready(lane);
+    if (request->interrupted)
+        interrupted_add(requests, request);
+    return 0;
+}
+
+static void
+refuse(struct request *request, int error)
+{
+    fuse_req_t req = request_claim(request);
+
+    if (req)
+        fuse_reply_err(req, error);
+    request_free(request);
+}
+
+void
+request_serve_at_once(struct request *request, void (*run)(struct request *request))
+{
+    run(request);
+    request_free(request);
+}
+
+void
+request_serve(struct request *request, void (*run)(struct request *request), bool is_lookup)
+{
+    struct requests *requests = request->requests;
+    struct request *ready;
+    struct view_place place;
+    int error = ENOMEM;
+
+    if (!view_place(requests->view, request->id, is_lookup ? request->name : NULL, &place)) {
+        request_serve_at_once(request, run);
+        return;
+    }
+    request->run = run;
+    request->may_wait = true;
+    fuse_req_interrupt_func(request->req, on_interrupt, request);
+    pthread_mutex_lock(&requests->lock);
+    request->lane = lane_of_place(requests, &place);
+    if (request->lane)
+        error = enter_lane(requests, request, &ready);
+    pthread_mutex_unlock(&requests->lock);
+    if (error)
+        refuse(request, error);
+    else
+        run_while_ready(requests, ready);
+}
+
+/* ---- interrupted requests ---- */
+
+/* One that is due, or NULL; *until: when one is, UINT64_MAX: none. requests->lock held. */
+static struct request *
+find_due(struct requests *requests, uint64_t *until)
+{
+    uint64_t now = monotonic_ms(), due;
+
+    *until = UINT64_MAX;
+    for (struct request *request = requests->interrupted; request;
+         request = request->next_interrupted) {
+        due = request->lane->since + REQUESTS_GRACE_MS;
+        if (due <= now)
+            return request;
+        if (due < *until)
+            *until = due;
+    }
+    return NULL;
+}
+
+static void
+wait_until(struct requests *requests, uint64_t until)
+{
+    struct timespec at = {(time_t)(until / 1000), (long)(until % 1000) * 1000000};
+
+    if (until == UINT64_MAX)
+        pthread_cond_wait(&requests->changed, &requests->lock);
+    else
+        pthread_cond_timedwait(&requests->changed, &requests->lock, &at);
+}
+
+static void *
+answer_interrupted(void *arg)
+{
+    struct requests *requests = arg;
+    struct request *request;
+    uint64_t until;
+
+    pthread_mutex_lock(&requests->lock);
+    while (!requests->stop) {
+        request = find_due(requests, &until);
+        if (request) {
+            requests->answered_interrupted++;
+            answer_waiting(requests, request, EINTR);
+        } else {
+            wait_until(requests, until);
+        }
+    }
+    pthread_mutex_unlock(&requests->lock);
+    return NULL;
+}
+
+/* ---- all of them ---- */
+
+errint_t
+requests_new(void *userdata, void (*release)(void *userdata, void *handle), struct requests **out)
+{
+    struct requests *requests = calloc(1, sizeof(*requests));
+    pthread_condattr_t monotonic;
+
+    if (!requests)
+        return -ENOMEM;
+    requests->userdata = userdata;
+    requests->release = release;
+    requests->all.level = LEVEL_ALL;
+    pthread_mutex_init(&requests->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&requests->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    *out = requests;
+    return 0;
+}
+
+errint_t
+requests_start(struct requests *requests, struct view *view)
+{
+    sigset_t all, before;
+    int error;
+
+    requests->view = view;
+    sigfillset(&all); /* signals are for the thread that waits for them */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&requests->answerer, NULL, answer_interrupted, requests);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    requests->has_answerer = error == 0;
+    return -error;
+}
+
+void
+requests_close(struct requests *requests)
+{
+    struct lane *lane;
+
+    pthread_mutex_lock(&requests->lock);
+    requests->closed = true;
+    while (requests->all.queued) {
+        for (lane = &requests->all; lane->level != LEVEL_NAME; lane = lane->waiting)
+            continue;
+        answer_waiting(requests, lane->first, ENOTCONN);
+    }
+    pthread_mutex_unlock(&requests->lock);
+}
+
+void
+requests_free(struct requests *requests)
+{
+    struct lane *lane;
+
+    if (!requests)
+        return;
+    if (requests->has_answerer) {
+        pthread_mutex_lock(&requests->lock);
+        requests->stop = true;
+        pthread_cond_signal(&requests->changed);
+        pthread_mutex_unlock(&requests->lock);
+        pthread_join(requests->answerer, NULL);
+    }
+    while ((lane = requests->spare)) {
+        requests->spare = lane->next;
+        free(lane);
+    }
+    pthread_cond_destroy(&requests->changed);
+    pthread_mutex_destroy(&requests->lock);
+    free(requests);
+}
+
+void
+requests_status(struct requests *requests, struct buffer *out)
+{
+    pthread_mutex_lock(&requests->lock);
+    buffer_addf(out, "{\"running\":%u,\"queued\":%u,\"interrupted\":%" PRIu64 "}",
+                requests->all.running, requests->all.queued, requests->answered_interrupted);
+    pthread_mutex_unlock(&requests->lock);
+}

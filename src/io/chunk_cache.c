@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/chunk_cache.h"
+
+#include "io/block.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Delivered chunks are kept up to this size, for the readers of their first and last block. */
+#define DELIVERED_BYTES_MAX (8 * 1024 * 1024)
+/* Bytes requested again that show a second pass. The blocks at the ends of tensors, which
+ * neighbours share, stay below it. */
+#define SECOND_PASS_BYTES (256 * 1024)
+
+/* ---- index of a file ---- */
+
+uint32_t
+cached_file_find(const struct cached_file *file, uint64_t offset)
+{
+    uint32_t low = 0, high = file->count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (chunk_end(file->chunks[middle]) > offset)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+static bool
+cached_file_insert(struct cached_file *file, struct chunk *chunk)
+{
+    uint32_t place = cached_file_find(file, chunk->read.offset);
+
+    if (file->count == file->capacity) {
+        uint32_t capacity = file->capacity ? file->capacity * 2 : 8;
+        struct chunk **chunks = realloc(file->chunks, capacity * sizeof(struct chunk *));
+
+        if (!chunks)
+            return false;
+        file->chunks = chunks;
+        file->capacity = capacity;
+    }
+    memmove(&file->chunks[place + 1], &file->chunks[place],
+            (file->count - place) * sizeof(struct chunk *));
+    file->chunks[place] = chunk;
+    file->count++;
+    return true;
+}
+
+static void
+cached_file_remove(struct cached_file *file, struct chunk *chunk)
+{
+    uint32_t place = cached_file_find(file, chunk->read.offset);
+
+    file->count--;
+    memmove(&file->chunks[place], &file->chunks[place + 1],
+            (file->count - place) * sizeof(struct chunk *));
+}
+
+/* ---- delivered and resident bytes ---- */
+
+static void
+cached_file_note_delivered(struct cached_file *file, uint64_t start, uint64_t end)
+{
+    for (unsigned i = 0; i < file->delivered_count; i++) {
+        struct span *span = &file->delivered[i];
+
+        if (start > span->end || end < span->start)
+            continue;
+        span->start = start < span->start ? start : span->start;
+        span->end = end > span->end ? end : span->end;
+        return;
+    }
+    if (file->delivered_count < DELIVERED_SPANS) {
+        file->delivered[file->delivered_count++] = (struct span){start, end};
+    } else {
+        file->delivered[file->oldest_delivered] = (struct span){start, end};
+        file->oldest_delivered = (file->oldest_delivered + 1) % DELIVERED_SPANS;
+    }
+}
+
+void
+cached_file_note_request(struct cached_file *file, uint64_t start, uint64_t end)
+{
+    for (unsigned i = 0; i < file->delivered_count; i++) {
+        const struct span *span = &file->delivered[i];
+
+        if (start >= span->start && end <= span->end)
+            file->delivered_again += end - start;
+    }
+    if (file->delivered_again < SECOND_PASS_BYTES)
+        return;
+    file->delivered_again = 0;
+    file->delivered_count = 0;
+    file->oldest_delivered = 0;
+}
+
+uint64_t
+cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint64_t *end)
+{
+    uint64_t skipped = offset;
+
+    for (unsigned i = 0; i < file->delivered_count; i++) {
+        const struct span *span = &file->delivered[i];
+
+        /* The block at each end may have been delivered in part only. */
+        uint64_t start = span->start + BLOCK_SIZE, stop = span->end - BLOCK_SIZE;
+
+        if (start <= offset && stop > skipped)
+            skipped = stop;
+        else if (start > offset && start < *end && stop > start)
+            *end = start;
+    }
+    return skipped;
+}
+
+/* A prefetch was cancelled, since the page cache holds the bytes. This is trusted for one tick: to
+ * ask for each prefetch costs as much as to read. */
+static void
+cached_file_note_resident(struct cached_file *file, uint64_t start, uint64_t end)
+{
+    struct span *resident = &file->resident;
+
+    if (file->resident_tick == file->cache->ticks && start <= resident->end &&
+        end >= resident->start) {
+        if (start > resident->start)
+            start = resident->start;
+        if (end < resident->end)
+            end = resident->end;
+    }
+    *resident = (struct span){start, end};
+    file->resident_tick = file->cache->ticks;
+}
+
+uint64_t
+cached_file_skip_resident(const struct cached_file *file, uint64_t offset)
+{
+    bool is_resident = file->resident_tick == file->cache->ticks &&
+                       offset >= file->resident.start && offset < file->resident.end;
+
+    return is_resident ? file->resident.end : offset;
+}
+
+/* ---- idle chunks ---- */
+
+static struct idle_list *
+idle_list_of(struct chunk_cache *cache, const struct chunk *chunk)
+{
+    /* All but a block at each end, which the neighbours may want. */
+    bool all = chunk->delivered > 0 && chunk->delivered + 2 * BLOCK_SIZE > chunk->read.valid;
+
+    return all ? &cache->delivered : &cache->undelivered;
+}
+
+static void
+chunk_free(struct chunk_cache *cache, struct chunk *chunk)
+{
+    if (chunk->is_charged)
+        memory_put(&cache->memory, chunk->read.buffer, chunk->read.length);
+    free(chunk);
+}
+
+/* Frees an idle chunk. */
+static void
+chunk_evict(struct chunk_cache *cache, struct chunk *chunk)
+{
+    struct idle_list *list = idle_list_of(cache, chunk);
+
+    if (list == &cache->delivered)
+        cached_file_note_delivered(chunk->file, chunk->read.offset, chunk_end(chunk));
+    idle_list_remove(list, chunk);
+    cached_file_remove(chunk->file, chunk);
+    if (chunk->is_prefetched && chunk->delivered == 0) {
+        atomic_fetch_add(&cache->prefetched_wasted, chunk->read.valid);
+        if (chunk->read.valid >= SMALL_GAP_BYTES)
+            prefetch_note_waste(&chunk->file->prefetch, &chunk->plan);
+    }
+    chunk_free(cache, chunk);
+}
+
+static void
+chunk_become_idle(struct chunk_cache *cache, struct chunk *chunk)
+{
+    chunk->idle_since = cache->ticks;
+    idle_list_add(idle_list_of(cache, chunk), chunk);
+    /* The page cache of the file keeps a second copy; the buffer is in the processor's cache. */
+    if (chunk->read.was_cached && chunk->delivered > 0)
+        chunk_evict(cache, chunk);
+    while (cache->delivered.bytes > DELIVERED_BYTES_MAX)
+        chunk_evict(cache, cache->delivered.first);
+}
+
+bool
+chunk_cache_make_room(struct chunk_cache *cache, uint64_t cost, uint64_t budget, bool undelivered)
+{
+    while (cache->memory.used + cost > budget && cache->delivered.first)
+        chunk_evict(cache, cache->delivered.first);
+    while (undelivered && cache->memory.used + cost > budget && cache->undelivered.first)
+        chunk_evict(cache, cache->undelivered.first);
+    return cache->memory.used + cost <= budget;
+}
+
+static void
+idle_list_expire(struct chunk_cache *cache, struct idle_list *list, uint64_t ticks)
+{
+    while (list->first && list->first->idle_since + ticks < cache->ticks) {
+        atomic_fetch_add(&cache->expired, list->first->read.valid);
+        chunk_evict(cache, list->first);
+    }
+}
+
+void
+chunk_cache_expire(struct chunk_cache *cache, uint64_t ticks)
+{
+    cache->ticks++;
+    idle_list_expire(cache, &cache->delivered, ticks);
+    idle_list_expire(cache, &cache->undelivered, ticks);
+}
+
+/* ---- chunks ---- */
+
+struct chunk *
+chunk_new(struct cached_file *file, uint64_t start, uint64_t end, bool urgent)
+{
+    struct chunk *chunk = calloc(1, sizeof(*chunk));
+    uint64_t size = file->backing->identity.size;
+
+    if (!chunk)
+        return NULL;
+    chunk->file = file;
+    chunk->state = CHUNK_READING;
+    chunk->read.backing = file->backing;
+    chunk->read.offset = start;
+    chunk->read.length = end - start;
+    chunk->read.valid = (size_t)((end < size ? end : size) - start);
+    chunk->read.urgent = urgent;
+    chunk->read.complete = file->cache->read_done;
+    if (!cached_file_insert(file, chunk)) {
+        free(chunk);
+        return NULL;
+    }
+    return chunk;
+}
+
+void
+chunk_discard(struct chunk *chunk)
+{
+    cached_file_remove(chunk->file, chunk);
+    free(chunk);
+}
+
+void
+chunk_charge(struct chunk *chunk, struct chunk **batch)
+{
+    struct chunk_cache *cache = chunk->file->cache;
+
+    chunk->is_charged = true;
+    chunk->read.buffer = memory_get(&cache->memory, chunk->read.length);
+    chunk->next_in_batch = *batch;
+    *batch = chunk;
+    cache->reading++;
+    backing_ref(chunk->read.backing);
+}
+
+static bool
+chunk_lacks_large_buffer(const struct chunk *chunk)
+{
+    return !chunk->read.buffer && memory_cost(chunk->read.length) == MEMORY_LARGEST;
+}
+
+/* Maps large buffers, of which `wanted` are charged. *count: how many. NULL: out of memory. */
+static char *
+map_large_buffers(struct chunk_cache *cache, unsigned wanted, unsigned *count)
+{
+    char *buffers;
+
+    pthread_mutex_lock(&cache->lock);
+    *count = memory_at_once(&cache->memory, wanted);
+    chunk_cache_unlock(cache);
+    buffers = memory_map(MEMORY_LARGEST, *count);
+    if (buffers || *count == 1)
+        return buffers;
+    *count = 1;
+    return memory_map(MEMORY_LARGEST, 1);
+}
+
+static void
+keep_spare_buffers(struct chunk_cache *cache, char *buffers, unsigned count)
+{
+    pthread_mutex_lock(&cache->lock);
+    for (; count > 0; count--, buffers += MEMORY_LARGEST)
+        memory_add_spare(&cache->memory, buffers, MEMORY_LARGEST);
+    chunk_cache_unlock(cache);
+}
+
+/* Maps buffers for the chunks that got no spare one. Out of memory: some chunks still have none. */
+static void
+batch_map_buffers(struct chunk_cache *cache, struct chunk *batch)
+{
+    unsigned wanted = 0, count = 0;
+    char *buffers = NULL;
+
+    for (const struct chunk *chunk = batch; chunk; chunk = chunk->next_in_batch)
+        wanted += chunk_lacks_large_buffer(chunk);
+    for (struct chunk *chunk = batch; chunk; chunk = chunk->next_in_batch) {
+        if (chunk->read.buffer)
+            continue;
+        if (!chunk_lacks_large_buffer(chunk)) {
+            chunk->read.buffer = memory_map(chunk->read.length, 1);
+            continue;
+        }
+        if (count == 0)
+            buffers = map_large_buffers(cache, wanted, &count);
+        if (!buffers)
+            return;
+        chunk->read.buffer = buffers;
+        buffers += MEMORY_LARGEST;
+        count--;
+        wanted--;
+    }
+    if (count > 0)
+        keep_spare_buffers(cache, buffers, count);
+}
+
+void
+chunk_cache_submit_batch(struct chunk_cache *cache, struct chunk *batch)
+{
+    struct chunk *ordered = NULL;
+
+    batch_map_buffers(cache, batch);
+    while (batch) {
+        struct chunk *next = batch->next_in_batch;
+
+        batch->next_in_batch = ordered;
+        ordered = batch;
+        batch = next;
+    }
+    while (ordered) {
+        struct chunk *next = ordered->next_in_batch; /* the chunk may be freed from here on */
+
+        if (ordered->read.buffer)
+            storage_read(cache->storage, &ordered->read);
+        else
+            cache->read_done(&ordered->read, -ENOMEM);
+        ordered = next;
+    }
+}
+
+void
+chunk_pin(struct chunk *chunk)
+{
+    if (chunk->pins++ == 0 && chunk->state == CHUNK_READY)
+        idle_list_remove(idle_list_of(chunk->file->cache, chunk), chunk);
+}
+
+void
+chunk_unpin(struct chunk *chunk, uint64_t delivered)
+{
+    struct chunk_cache *cache = chunk->file->cache;
+
+    if (delivered > 0 && chunk->is_prefetched && chunk->delivered == 0)
+        atomic_fetch_add(&cache->prefetched_used, chunk->read.valid);
+    chunk->delivered += delivered;
+    if (--chunk->pins > 0)
+        return;
+    if (chunk->state == CHUNK_READY)
+        chunk_become_idle(cache, chunk);
+    else if (chunk->state == CHUNK_FAILED)
+        chunk_free(cache, chunk);
+}
+
+void
+chunk_end_read(struct chunk *chunk, errint_t result)
+{
+    struct chunk_cache *cache = chunk->file->cache;
+
+    if (result == -ECANCELED)
+        cached_file_note_resident(chunk->file, chunk->read.offset, chunk_end(chunk));
+    chunk->result = result;
+    chunk->state = result < 0 ? CHUNK_FAILED : CHUNK_READY;
+    if (result < 0)
+        cached_file_remove(chunk->file, chunk);
+    else if (chunk->is_prefetched)
+        atomic_fetch_add(&cache->prefetched, chunk->read.valid);
+    if (chunk->pins > 0)
+        return;
+    if (result < 0)
+        chunk_free(cache, chunk);
+    else
+        chunk_become_idle(cache, chunk);
+}
+
+/* ---- files ---- */
+
+/* The backing or the engine is freed. No chunk is pinned: a request holds its extent list, which
+ * holds the backing. */
+static void
+cached_file_free(void *data)
+{
+    struct cached_file *file = data;
+    struct chunk_cache *cache = file->cache;
+
+    pthread_mutex_lock(&cache->lock);
+    while (file->count > 0)
+        chunk_evict(cache, file->chunks[file->count - 1]);
+    /* A lock of the descriptors is held, too: the next chunk_cache_unlock() unmaps. */
+    pthread_mutex_unlock(&cache->lock);
+    free(file->chunks);
+    free(file);
+}
+
+/* NULL: the backing belongs to no family, or out of memory. */
+static struct access_history *
+family_history(const struct backing *backing)
+{
+    if (backing->family && !backing->family->history)
+        backing->family->history = calloc(1, sizeof(struct access_history));
+    return backing->family ? backing->family->history : NULL;
+}
+
+bool
+chunk_cache_attach(struct chunk_cache *cache, struct backing *backing)
+{
+    struct attachment *attachment =
+        descriptors_attachment(storage_descriptors(cache->storage), backing);
+    struct cached_file *file;
+
+    if (!attachment)
+        return false;
+    pthread_mutex_lock(&cache->lock);
+    if (!attachment->data) {
+        file = calloc(1, sizeof(*file));
+        if (file) {
+            file->cache = cache;
+            file->backing = backing;
+            prefetch_init(&file->prefetch, family_history(backing));
+            attachment->forget = cached_file_free;
+            attachment->data = file;
+        }
+    }
+    file = attachment->data;
+    chunk_cache_unlock(cache);
+    return file != NULL;
+}
+
+struct cached_file *
+chunk_cache_file(struct chunk_cache *cache, struct backing *backing)
+{
+    struct attachment *attachment =
+        descriptors_attachment(storage_descriptors(cache->storage), backing);
+
+    return attachment ? attachment->data : NULL;
+}
+
+void
+chunk_cache_init(struct chunk_cache *cache, uint64_t budget)
+{
+    pthread_mutex_init(&cache->lock, NULL);
+    memory_init(&cache->memory, budget);
+}
+
+void
+chunk_cache_unlock(struct chunk_cache *cache)
+{
+    void *unneeded = memory_take_unneeded(&cache->memory);
+
+    pthread_mutex_unlock(&cache->lock);
+    memory_unmap(unneeded);
+}
+
+void
+chunk_cache_destroy(struct chunk_cache *cache)
+{
+    memory_trim(&cache->memory, 0);
+    memory_unmap(memory_take_unneeded(&cache->memory));
+    pthread_mutex_destroy(&cache->lock);
+}

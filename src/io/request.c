@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/request.h"
+
+#include "io/block.h"
+#include "io/prefetch_submit.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An answer of more iovecs is copied into one buffer: writev(2) takes 1024. */
+#define ANSWER_IOVECS_MAX 1000
+/* Repetitions after errors in bytes that other requests wanted. */
+#define ATTEMPTS_MAX 4
+
+struct extent_part
+extent_part_at(const struct extent *extent, uint64_t offset, size_t length)
+{
+    uint64_t skipped = offset - extent->start;
+    uint64_t rest = extent->length - skipped;
+
+    return (struct extent_part){extent, extent->offset + skipped,
+                                rest < length ? (size_t)rest : length};
+}
+
+bool
+request_cursor_next(struct request_cursor *cursor)
+{
+    const struct request *request = cursor->request;
+    uint64_t end = request->offset + request->length;
+    const struct extent *extent;
+
+    if (!cursor->part.extent) {
+        cursor->offset = request->offset;
+        extent = &request->list->extents[extent_list_find(request->list, cursor->offset)];
+        cursor->pins = request->pins;
+    } else {
+        cursor->offset += cursor->part.length;
+        extent = cursor->part.extent + 1;
+        cursor->pins += cursor->count;
+    }
+    cursor->count = 0;
+    if (cursor->offset == end)
+        return false;
+    cursor->part = extent_part_at(extent, cursor->offset, (size_t)(end - cursor->offset));
+    end = cursor->part.offset + cursor->part.length;
+    for (bool more = extent->backing != NULL; more; cursor->count++)
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a part of a backing has pins */
+        more = chunk_end(cursor->pins[cursor->count].chunk) < end;
+    return true;
+}
+
+/* ---- pinning: with the lock held ---- */
+
+static struct pin *
+request_pin(struct request *request, struct chunk *chunk, bool is_first)
+{
+    if (request->count == request->capacity) {
+        unsigned capacity = request->capacity ? request->capacity * 2 : 4;
+        struct pin *pins = realloc(request->pins, capacity * sizeof(*pins));
+
+        if (!pins)
+            return NULL;
+        request->pins = pins;
+        request->capacity = capacity;
+    }
+    chunk_pin(chunk);
+    request->pins[request->count] =
+        (struct pin){.chunk = chunk, .request = request, .is_first = is_first};
+    return &request->pins[request->count++];
+}
+
+/* Pins the chunks of bytes [offset, end) of the file, new ones where there are none. *cost grows by
+ * the memory that the new ones need. */
+static errint_t
+request_pin_range(struct request *request, struct cached_file *file, uint64_t offset, uint64_t end,
+                  uint64_t *cost)
+{
+    uint64_t position = block_down(offset);
+    uint64_t stop = block_up(end);
+    uint32_t i = cached_file_find(file, position);
+
+    while (position < stop) {
+        struct chunk *chunk = i < file->count ? file->chunks[i] : NULL;
+
+        if (!chunk || chunk->read.offset > position) {
+            uint64_t gap_end = chunk && chunk->read.offset < stop ? chunk->read.offset : stop;
+
+            if (gap_end - position > MEMORY_LARGEST)
+                gap_end = position + CHUNK_BYTES;
+            chunk = chunk_new(file, position, gap_end, true);
+            if (!chunk)
+                return -ENOMEM;
+            if (!request_pin(request, chunk, true)) {
+                chunk_discard(chunk);
+                return -ENOMEM;
+            }
+            *cost += memory_cost(chunk->read.length);
+            cached_file_note_request(file, position, gap_end);
+        } else if (!request_pin(request, chunk, false)) {
+            return -ENOMEM;
+        }
+        position = chunk_end(chunk);
+        i++;
+    }
+    return 0;
+}
+
+static errint_t
+request_pin_all(struct io *io, struct request *request, uint64_t *cost)
+{
+    const struct extent_list *list = request->list;
+    const struct extent *extent = &list->extents[extent_list_find(list, request->offset)];
+    uint64_t offset = request->offset;
+    size_t left = request->length;
+    errint_t result = 0;
+
+    for (; left > 0 && result == 0; extent++) {
+        struct extent_part part = extent_part_at(extent, offset, left);
+
+        if (extent->backing && atomic_load(&extent->backing->stale))
+            result = descriptors_stale(extent->backing);
+        else if (extent->backing)
+            result = request_pin_range(request, chunk_cache_file(&io->cache, extent->backing),
+                                       part.offset, part.offset + part.length, cost);
+        offset += part.length;
+        left -= part.length;
+    }
+    return result;
+}
+
+static void
+request_unpin_all(struct request *request)
+{
+    for (unsigned i = 0; i < request->count; i++) {
+        struct chunk *chunk = request->pins[i].chunk;
+
+        if (chunk->state == CHUNK_READING && !chunk->is_charged && chunk->pins == 1)
+            chunk_discard(chunk);
+        else
+            chunk_unpin(chunk, 0);
+    }
+    request->count = 0;
+}
+
+/* Charges the new chunks of a request. */
+static void
+request_charge(struct request *request, struct chunk **batch)
+{
+    for (unsigned i = 0; i < request->count; i++) {
+        struct chunk *chunk = request->pins[i].chunk;
+
+        if (chunk->state == CHUNK_READING && !chunk->is_charged)
+            chunk_charge(chunk, batch);
+    }
+}
+
+static void
+request_wait_for_chunks(struct request *request)
+{
+    for (unsigned i = 0; i < request->count; i++) {
+        struct pin *pin = &request->pins[i];
+
+        if (pin->chunk->state != CHUNK_READING)
+            continue;
+        pin->next = pin->chunk->waiters;
+        pin->chunk->waiters = pin;
+        pin->waited = true;
+        pin->chunk->read.urgent = true;
+        request->pending++;
+    }
+}
+
+/* Pins all chunks of the request. Those in *batch must then be submitted. -EAGAIN: memory is short;
+ * nothing has changed. */
+static errint_t
+request_plan(struct io *io, struct request *request, bool may_allocate, struct chunk **batch)
+{
+    struct chunk_cache *cache = &io->cache;
+    uint64_t cost = 0;
+    errint_t result = request_pin_all(io, request, &cost);
+
+    if (result == 0 && cost > 0 && !may_allocate)
+        result = -EAGAIN;
+    if (result == 0 && cost > 0 &&
+        !chunk_cache_make_room(cache, cost, cache->memory.budget, true) && io->active > 0)
+        result = -EAGAIN;
+    if (result < 0) {
+        request_unpin_all(request);
+        return result;
+    }
+    request_charge(request, batch);
+    request_wait_for_chunks(request);
+    io->active++;
+    return 0;
+}
+
+static void
+request_enqueue(struct io *io, struct request *request)
+{
+    request->next = NULL;
+    *io->queue_end = request;
+    io->queue_end = &request->next;
+}
+
+/* ---- answers: without the lock ---- */
+
+void
+request_answer(struct io *io, const struct request *request, errint_t result,
+               const struct iovec *vectors, int count)
+{
+    struct request_counters *counters = &io->counters;
+
+    /* Before `done`: a reader that looks at the counters finds its read counted. */
+    histogram_add_since(&counters->duration, request->started);
+    atomic_fetch_add(&counters->answered, 1);
+    if (result == 0)
+        atomic_fetch_add(&counters->bytes, request->length);
+    else
+        atomic_fetch_add(&counters->errors, 1);
+    if (result == -ESTALE)
+        atomic_fetch_add(&counters->stale, 1);
+    request->done(request->arg, result, vectors, result == 0 ? count : 0);
+    atomic_fetch_sub(&counters->in_flight, 1);
+}
+
+static void
+/* NOLINTNEXTLINE(readability-non-const-parameter): an iovec has no const */
+iovec_append(struct iovec *vectors, int *count, char *base, size_t length)
+{
+    if (*count > 0) {
+        struct iovec *last = &vectors[*count - 1];
+
+        if ((char *)last->iov_base + last->iov_len == base) {
+            last->iov_len += length;
+            return;
+        }
+    }
+    vectors[(*count)++] = (struct iovec){base, length};
+}
+
+/* The bytes of a request whose chunks are ready: at most one iovec for each extent and each pin. */
+static int
+request_gather(const struct request *request, struct iovec *vectors)
+{
+    struct request_cursor cursor = {.request = request};
+    int count = 0;
+
+    while (request_cursor_next(&cursor)) {
+        const struct extent_part *part = &cursor.part;
+        uint64_t position = part->offset;
+        uint64_t end = part->offset + part->length;
+
+        if (part->extent->blob)
+            iovec_append(vectors, &count, part->extent->blob->data + position, part->length);
+        for (unsigned i = 0; i < cursor.count; i++) {
+            struct chunk *chunk = cursor.pins[i].chunk;
+            uint64_t stop = chunk_end(chunk) < end ? chunk_end(chunk) : end;
+
+            cursor.pins[i].delivered = stop - position;
+            iovec_append(vectors, &count, chunk->read.buffer + (position - chunk->read.offset),
+                         stop - position);
+            position = stop;
+        }
+    }
+    return count;
+}
+
+/* Counts where the bytes came from; after request_gather(). Bytes copied from the page cache of the
+ * file count as cached, and nobody waited for storage. */
+static void
+request_count_sources(struct io *io, const struct request *request)
+{
+    uint64_t cached = request->length;
+    bool stalled = false;
+
+    for (unsigned i = 0; i < request->count; i++) {
+        const struct pin *pin = &request->pins[i];
+
+        if (pin->chunk->read.copied)
+            continue;
+        if (pin->is_first)
+            cached -= pin->delivered;
+        stalled |= pin->waited;
+    }
+    atomic_fetch_add(&io->counters.cached_bytes, cached);
+    if (stalled)
+        atomic_fetch_add(&io->counters.stalls, 1);
+}
+
+static char *
+iovec_join(const struct iovec *vectors, int count, size_t length)
+{
+    char *bytes = malloc(length);
+    char *to = bytes;
+
+    for (int i = 0; bytes && i < count; i++) {
+        memcpy(to, vectors[i].iov_base, vectors[i].iov_len);
+        to += vectors[i].iov_len;
+    }
+    return bytes;
+}
+
+static size_t
+request_iovecs_max(const struct request *request)
+{
+    uint32_t first = extent_list_find(request->list, request->offset);
+    uint32_t last = extent_list_find(request->list, request->offset + request->length - 1);
+
+    return last - first + 1 + request->count;
+}
+
+static void
+request_answer_from_chunks(struct io *io, struct request *request)
+{
+    struct iovec on_stack[STACK_IOVECS];
+    size_t most = request_iovecs_max(request);
+    struct iovec *vectors = most <= STACK_IOVECS ? on_stack : malloc(most * sizeof(*vectors));
+    char *copy = NULL;
+    int count;
+
+    if (!vectors) {
+        request_answer(io, request, -ENOMEM, NULL, 0);
+        return;
+    }
+    count = request_gather(request, vectors);
+    if (count > ANSWER_IOVECS_MAX) {
+        copy = iovec_join(vectors, count, request->length);
+        vectors[0] = (struct iovec){copy, request->length};
+        count = 1;
+    }
+    if (count == 1 && !vectors[0].iov_base) {
+        request_answer(io, request, -ENOMEM, NULL, 0);
+    } else {
+        request_count_sources(io, request);
+        request_answer(io, request, 0, vectors, count);
+    }
+    free(copy);
+    if (vectors != on_stack)
+        free(vectors);
+}
+
+/* ---- completion ---- */
+
+static void requests_admit(struct io *io);
+
+static void
+request_free(struct request *request)
+{
+    extent_list_unref(request->list);
+    free(request->pins);
+    free(request);
+}
+
+/* With the lock held: whether a chunk failed that has blocks which the request does not need, so
+ * that the error may be in those. */
+static bool
+request_failed_for_others(const struct request *request)
+{
+    struct request_cursor cursor = {.request = request};
+
+    while (request_cursor_next(&cursor)) {
+        uint64_t start = block_down(cursor.part.offset);
+        uint64_t end = block_up(cursor.part.offset + cursor.part.length);
+
+        for (unsigned i = 0; i < cursor.count; i++) {
+            const struct chunk *chunk = cursor.pins[i].chunk;
+
+            if (chunk->state == CHUNK_FAILED &&
+                (chunk->read.offset < start || chunk_end(chunk) > end))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Queues a failed request again, to read only the blocks that it needs. False: that was done, or
+ * cannot help. */
+static bool
+request_retry(struct io *io, struct request *request)
+{
+    bool again;
+
+    if (request->result == -ESTALE || request->attempts == ATTEMPTS_MAX)
+        return false;
+    pthread_mutex_lock(&io->cache.lock);
+    again = request_failed_for_others(request);
+    if (again) {
+        request_unpin_all(request);
+        request->attempts++;
+        request->result = 0;
+        io->active--;
+        request_enqueue(io, request);
+    }
+    chunk_cache_unlock(&io->cache);
+    if (again)
+        requests_admit(io);
+    return again;
+}
+
+static void
+request_log_failure(struct io *io, const struct request *request)
+{
+    for (unsigned i = 0; i < request->count && request->result != -ESTALE; i++) {
+        const struct chunk *chunk = request->pins[i].chunk;
+
+        if (chunk->state == CHUNK_FAILED) {
+            descriptors_failed(storage_descriptors(io->storage), chunk->file->backing,
+                               chunk->read.offset, chunk->result);
+            return;
+        }
+    }
+}
+
+/* Answers and frees a request that has no pending chunks. */
+static void
+request_complete(struct io *io, struct request *request)
+{
+    if (request->result < 0) {
+        if (request_retry(io, request))
+            return;
+        request_log_failure(io, request);
+    }
+    if (request->result == 0)
+        request_answer_from_chunks(io, request);
+    else
+        request_answer(io, request, request->result, NULL, 0);
+    pthread_mutex_lock(&io->cache.lock);
+    for (unsigned i = 0; i < request->count; i++)
+        chunk_unpin(request->pins[i].chunk, request->pins[i].delivered);
+    io->active--;
+    pthread_cond_signal(&io->drained);
+    chunk_cache_unlock(&io->cache);
+    request_free(request);
+    requests_admit(io);
+}
+
+/* After request_plan(), which returned `result`: submits the reads, or completes the request if it
+ * needs none (`is_ready`). */
+static void
+request_proceed(struct io *io, struct request *request, errint_t result, bool is_ready,
+                struct chunk *batch)
+{
+    if (result < 0) {
+        request_answer(io, request, result, NULL, 0);
+        request_free(request);
+        return;
+    }
+    /* Unless it is ready, the request may be freed from here on. */
+    chunk_cache_submit_batch(&io->cache, batch);
+    if (is_ready)
+        request_complete(io, request);
+}
+
+/*
+ * Starts queued requests, in order, as long as there is memory. One thread at a time: a request
+ * that is started may complete at once and call this again, without a bound on the stack.
+ */
+static void
+requests_admit(struct io *io)
+{
+    pthread_mutex_lock(&io->cache.lock);
+    if (io->is_admitting) {
+        chunk_cache_unlock(&io->cache);
+        return;
+    }
+    io->is_admitting = true;
+    while (io->queued) {
+        struct request *request = io->queued;
+        struct chunk *batch = NULL;
+        errint_t result = request_plan(io, request, true, &batch);
+        bool is_ready = request->pending == 0;
+
+        if (result == -EAGAIN)
+            break;
+        io->queued = request->next;
+        if (!io->queued)
+            io->queue_end = &io->queued;
+        chunk_cache_unlock(&io->cache);
+        request_proceed(io, request, result, is_ready, batch);
+        pthread_mutex_lock(&io->cache.lock);
+    }
+    io->is_admitting = false;
+    chunk_cache_unlock(&io->cache);
+}
+
+/* With the lock held: removes the waiters of a chunk, and returns the requests that waited for no
+ * other. */
+static struct request *
+chunk_take_waiters(struct chunk *chunk, errint_t result)
+{
+    struct request *completed = NULL;
+    struct pin *pin;
+
+    while ((pin = chunk->waiters)) {
+        struct request *request = pin->request;
+
+        chunk->waiters = pin->next;
+        if (result < 0 && request->result == 0)
+            request->result = result;
+        if (--request->pending == 0) {
+            request->next = completed;
+            completed = request;
+        }
+    }
+    return completed;
+}
+
+void
+request_chunk_read(struct storage_read *read, errint_t result)
+{
+    struct chunk *chunk = (struct chunk *)((char *)read - offsetof(struct chunk, read));
+    struct io *io = chunk->file->cache->owner;
+    struct backing *backing = read->backing;
+    struct request *completed;
+
+    pthread_mutex_lock(&io->cache.lock);
+    if (result == -ECANCELED && chunk->waiters) {
+        /* The prefetch was cancelled, but meanwhile a request waits for it. */
+        chunk_cache_unlock(&io->cache);
+        storage_read(io->storage, read);
+        return;
+    }
+    completed = chunk_take_waiters(chunk, result);
+    chunk_end_read(chunk, result);
+    chunk_cache_unlock(&io->cache);
+
+    while (completed) {
+        struct request *next = completed->next;
+
+        request_complete(io, completed);
+        completed = next;
+    }
+    requests_admit(io);
+    /* This may be the last reference, which frees the file. */
+    backing_unref(backing);
+    pthread_mutex_lock(&io->cache.lock);
+    io->cache.reading--;
+    pthread_cond_signal(&io->drained);
+    chunk_cache_unlock(&io->cache);
+}
+
+/* ---- start ---- */
+
+void
+request_start(struct io *io, struct request *request)
+{
+    struct extent_list *list = request->list;
+    uint64_t end = request->offset + request->length;
+    struct chunk *batch = NULL;
+    struct prefetch_plan plan = {0};
+    bool prefetches = false;
+    errint_t result;
+    bool is_ready;
+
+    pthread_mutex_lock(&io->cache.lock);
+    result = request_plan(io, request, io->queued == NULL, &batch);
+    if (result == -EAGAIN)
+        request_enqueue(io, request);
+    if (result == 0)
+        prefetches = prefetch_decide(io, request, &plan);
+    is_ready = request->pending == 0;
+    /* Without the lock the request may be answered and its file closed. */
+    if (prefetches)
+        extent_list_ref(list);
+    if (io->reclaim_sleeps)
+        pthread_cond_signal(&io->reclaim);
+    chunk_cache_unlock(&io->cache);
+    if (result == -EAGAIN)
+        return;
+    /* Foreground reads first, then background reads; a request that is ready is answered last. */
+    if (result == 0 && !is_ready)
+        chunk_cache_submit_batch(&io->cache, batch);
+    if (prefetches)
+        prefetch_submit(io, list, end, &plan);
+    if (result < 0 || is_ready)
+        request_proceed(io, request, result, is_ready, batch);
+    if (prefetches)
+        extent_list_unref(list);
+}

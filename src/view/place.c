@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "view/node.h"
+
+#include "base/hash.h"
+
+#include <string.h>
+
+static const char pages_name[] = ".fstfs";
+
+static bool
+place_in(struct view_place *place, uint64_t device, const char *directory, const char *name)
+{
+    place->filesystem = device;
+    place->directory = hash64(directory, strlen(directory), 0);
+    place->name = hash64(name, strlen(name), place->directory);
+    return true;
+}
+
+static bool
+place_in_directory(struct view_place *place, const struct source_dir *dir, const char *name)
+{
+    return place_in(place, source_dir_device(dir), source_dir_path(dir), name);
+}
+
+static bool
+place_of_tensor(struct view *view, node_id id, struct view_place *place)
+{
+    uint32_t position;
+    const struct checkpoint *checkpoint = node_set_of(view, id, &position)->checkpoint;
+    uint64_t device = checkpoint->shard_count ? checkpoint->shards[0]->file.identity.device : 0;
+
+    return place_in(place, device, checkpoint->directory, checkpoint->stem);
+}
+
+/* The root where it holds the views: its names are of the source's own directory. */
+static bool
+place_of_top(struct view *view, const char *name, struct view_place *place)
+{
+    struct source_dir *dir;
+    bool found;
+
+    if (!name || strcmp(name, pages_name) == 0)
+        return false;
+    dir = catalog_root(view->catalog);
+    found = dir && place_in_directory(place, dir, ".");
+    source_dir_unref(dir);
+    return found;
+}
+
+bool
+view_place(struct view *view, node_id id, const char *name, struct view_place *place)
+{
+    const struct node *node;
+
+    if (node_is_tensor(id))
+        return place_of_tensor(view, id, place);
+    node = node_of(view, id);
+    switch (node->kind) {
+    case NODE_TOP:
+        return place_of_top(view, name, place);
+    case NODE_PAGES:
+    case NODE_PAGE:
+        return false;
+    case NODE_DIRECTORY:
+        if (name && node == view->root && strcmp(name, pages_name) == 0)
+            return false;
+        return place_in_directory(place, node->dir, name ? name : ".");
+    case NODE_TENSORS:
+    case NODE_WHOLE:
+    case NODE_MADE:
+        break;
+    }
+    return place_in_directory(place, node->parent->dir, node->name);
+}
+
+void
+view_ref(struct view *view, node_id id)
+{
+    uint32_t position;
+
+    if (node_is_tensor(id)) {
+        node_set_ref(view, node_set_of(view, id, &position), 1);
+        return;
+    }
+    pthread_mutex_lock(&view->lock);
+    node_of(view, id)->references++;
+    pthread_mutex_unlock(&view->lock);
+}

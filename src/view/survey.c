@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "view/survey.h"
+
+#include "base/timestamp.h"
+#include "view/derived.h"
+#include "view/listing.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct directories {
+    struct source_dir **all; /* counted references */
+    size_t count, capacity;
+};
+
+struct survey {
+    struct catalog *catalog;
+    struct view_options options;
+    struct directories held; /* the thread's own, as `unlisted` is */
+    struct problem_set *unlisted; /* directories that could not be listed; or NULL */
+    pthread_mutex_t lock; /* guards the rest; not held over storage */
+    pthread_cond_t changed;
+    uint64_t wanted, done; /* surveys, by number */
+    unsigned waiters;
+    bool has_thread, is_running, stop;
+    pthread_t thread;
+    struct source_dir *at; /* what is looked at; NULL: nothing is */
+    uint64_t since; /* of monotonic_ms(): it is */
+    uint64_t looked_at, queued, left_out; /* directories of this survey, or of the last one */
+};
+
+/* ---- directories ---- */
+
+/* Takes the reference over, also where there is no memory to keep it. */
+static bool
+directories_add(struct directories *directories, struct source_dir *dir)
+{
+    if (directories->count == directories->capacity) {
+        size_t capacity = directories->capacity ? 2 * directories->capacity : 64;
+        struct source_dir **all = realloc(directories->all, capacity * sizeof(struct source_dir *));
+
+        if (!all) {
+            source_dir_unref(dir);
+            return false;
+        }
+        directories->all = all;
+        directories->capacity = capacity;
+    }
+    directories->all[directories->count++] = dir;
+    return true;
+}
+
+static void
+directories_free(struct directories *directories)
+{
+    for (size_t i = 0; i < directories->count; i++)
+        source_dir_unref(directories->all[i]);
+    free(directories->all);
+    *directories = (struct directories){0};
+}
+
+/* ---- one directory ---- */
+
+static bool
+has_view(const struct survey *survey, enum view_kind view)
+{
+    return survey->options.root < 0 || survey->options.root == (int)view;
+}
+
+/* Works out what the views make of a checkpoint: what is wrong with it is then known. */
+static void
+survey_checkpoint(const struct survey *survey, struct source_dir *dir, const struct group *group)
+{
+    const struct made merged = {MADE_MERGED, 0};
+    struct checkpoint *checkpoint;
+    uint64_t size;
+    uint32_t parts;
+
+    if (group_checkpoint(dir, group, &checkpoint) != 0)
+        return;
+    if (has_view(survey, VIEW_MERGED) && !group->shadowed)
+        (void)derived_size(checkpoint, &survey->options, &merged, &size);
+    if (has_view(survey, VIEW_SHARDS) && (survey->options.shards || survey->options.shard_size))
+        (void)derived_parts(checkpoint, &survey->options, &parts);
+    checkpoint_unref(checkpoint);
+}
+
+static void
+survey_names(const struct survey *survey, const struct source_dir *dir, struct listing *listing)
+{
+    for (int view = 0; view < VIEW_KINDS; view++)
+        if (has_view(survey, (enum view_kind)view))
+            dir_listing_unref(dir_listing_new(listing_ref(listing), source_dir_path(dir),
+                                              (enum view_kind)view, &survey->options));
+}
+
+static bool
+must_stop(struct survey *survey)
+{
+    bool stop;
+
+    pthread_mutex_lock(&survey->lock);
+    stop = survey->stop;
+    pthread_mutex_unlock(&survey->lock);
+    return stop;
+}
+
+/* Looks at a directory and adds those in it to `queue`. Whether it is to be held. */
+static bool
+survey_directory(struct survey *survey, struct source_dir *dir, struct problem_set *unlisted,
+                 struct directories *queue)
+{
+    struct listing *listing;
+    errint_t error = source_dir_listing(dir, &listing);
+    uint64_t left_out = 0;
+    bool hold;
+
+    if (error) {
+        if (error != -ENOENT && error != -ENOTDIR)
+            problem_set_add(unlisted, source_dir_path(dir), NULL,
+                            "cannot be listed: %s: what is in it is not shown", strerror(-error));
+        return false;
+    }
+    for (uint32_t i = 0; i < listing->group_count && !must_stop(survey); i++)
+        survey_checkpoint(survey, dir, &listing->groups[i]);
+    survey_names(survey, dir, listing);
+    for (uint32_t i = 0; i < listing->directory_count; i++) {
+        struct source_dir *child = queue->count < SURVEY_DIRECTORIES
+                                       ? source_dir_child(dir, listing->directories[i])
+                                       : NULL;
+
+        if (!child || !directories_add(queue, child))
+            left_out++;
+    }
+    hold = listing->group_count > 0 || problem_set_count(listing->problems) > 0;
+    listing_unref(listing);
+    pthread_mutex_lock(&survey->lock);
+    survey->left_out += left_out;
+    pthread_mutex_unlock(&survey->lock);
+    return hold;
+}
+
+/* ---- a survey ---- */
+
+static void
+begin_directory(struct survey *survey, struct source_dir *dir, uint64_t looked_at, uint64_t queued)
+{
+    pthread_mutex_lock(&survey->lock);
+    survey->at = dir;
+    survey->since = monotonic_ms();
+    survey->looked_at = looked_at;
+    survey->queued = queued;
+    if (looked_at == 0)
+        survey->left_out = 0;
+    pthread_mutex_unlock(&survey->lock);
+}
+
+static void
+survey_source(struct survey *survey)
+{
+    struct problem_set *unlisted = problem_set_new(catalog_problems(survey->catalog));
+    struct directories queue = {0}, held = {0};
+    struct source_dir *dir = catalog_root(survey->catalog);
+    size_t at = 0;
+
+    if (dir)
+        directories_add(&queue, dir);
+    for (; at < queue.count && !must_stop(survey); at++) {
+        dir = queue.all[at];
+        begin_directory(survey, dir, at, queue.count - at);
+        if (survey_directory(survey, dir, unlisted, &queue))
+            directories_add(&held, source_dir_ref(dir));
+    }
+    begin_directory(survey, NULL, at, queue.count - at);
+    directories_free(&queue);
+    directories_free(&survey->held);
+    problem_set_free(survey->unlisted);
+    survey->held = held;
+    survey->unlisted = unlisted;
+}
+
+static void *
+run_surveys(void *arg)
+{
+    struct survey *survey = arg;
+    uint64_t wanted;
+
+    pthread_mutex_lock(&survey->lock);
+    while (survey->done < survey->wanted && !survey->stop) {
+        wanted = survey->wanted;
+        pthread_mutex_unlock(&survey->lock);
+        survey_source(survey);
+        pthread_mutex_lock(&survey->lock);
+        survey->done = wanted;
+        pthread_cond_broadcast(&survey->changed);
+    }
+    survey->is_running = false;
+    pthread_mutex_unlock(&survey->lock);
+    return NULL;
+}
+
+/* survey->lock held. */
+static void
+start_thread(struct survey *survey)
+{
+    sigset_t all, before;
+
+    if (survey->is_running || survey->stop)
+        return;
+    if (survey->has_thread)
+        pthread_join(survey->thread, NULL); /* it has nothing left to do but to end */
+    sigfillset(&all); /* signals are for the thread that waits for them */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    survey->has_thread = pthread_create(&survey->thread, NULL, run_surveys, survey) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    survey->is_running = survey->has_thread;
+}
+
+bool
+survey_refresh(struct survey *survey)
+{
+    uint64_t until = monotonic_ms() + SURVEY_WAIT_MS, number;
+    struct timespec at = {(time_t)(until / 1000), (long)(until % 1000) * 1000000};
+    bool complete;
+
+    pthread_mutex_lock(&survey->lock);
+    number = ++survey->wanted;
+    start_thread(survey);
+    if (survey->waiters < SURVEY_WAITERS) {
+        survey->waiters++;
+        while (survey->is_running && survey->done < number &&
+               pthread_cond_timedwait(&survey->changed, &survey->lock, &at) == 0)
+            ;
+        survey->waiters--;
+    }
+    complete = survey->done >= number;
+    pthread_mutex_unlock(&survey->lock);
+    return complete;
+}
+
+/* survey->lock held. */
+static void
+write_progress(const struct survey *survey, struct buffer *out)
+{
+    const char *path;
+
+    if (!survey->at) {
+        buffer_add_text(out, ".: incomplete: the source is yet to be looked at; read this file "
+                             "again\n");
+        return;
+    }
+    path = source_dir_path(survey->at);
+    buffer_addf(out,
+                ".: incomplete: %" PRIu64 " directories have been looked at, %" PRIu64
+                " and what is below them have not; looking at ",
+                survey->looked_at, survey->queued);
+    buffer_add_quoted(out, *path ? path : ".", *path ? strlen(path) : 1, SIZE_MAX);
+    buffer_addf(out, " for %" PRIu64 " s; read this file again\n",
+                (monotonic_ms() - survey->since) / 1000);
+}
+
+void
+survey_write(struct survey *survey, bool complete, struct buffer *out)
+{
+    pthread_mutex_lock(&survey->lock);
+    if (!complete)
+        write_progress(survey, out);
+    if (survey->left_out)
+        buffer_addf(out,
+                    ".: incomplete: %" PRIu64 " directories and what is below them are not looked "
+                    "at: the source has more than %d\n",
+                    survey->left_out, SURVEY_DIRECTORIES);
+    pthread_mutex_unlock(&survey->lock);
+}
+
+struct survey *
+survey_new(struct catalog *catalog, const struct view_options *options)
+{
+    struct survey *survey = calloc(1, sizeof(*survey));
+    pthread_condattr_t monotonic;
+
+    if (!survey)
+        return NULL;
+    survey->catalog = catalog;
+    survey->options = *options;
+    pthread_mutex_init(&survey->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&survey->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return survey;
+}
+
+void
+survey_free(struct survey *survey)
+{
+    if (!survey)
+        return;
+    pthread_mutex_lock(&survey->lock);
+    survey->stop = true;
+    pthread_mutex_unlock(&survey->lock);
+    if (survey->has_thread)
+        pthread_join(survey->thread, NULL);
+    directories_free(&survey->held);
+    problem_set_free(survey->unlisted);
+    pthread_cond_destroy(&survey->changed);
+    pthread_mutex_destroy(&survey->lock);
+    free(survey);
+}

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model in shards beside other checkpoints, as Mistral ships its models, and with an adapter:
+each loader gets of the views what it gets of the source, which is the model and no more."""
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from . import serving, test_accelerate, test_transformers  # noqa: E402
+from .loading import VIEWS, load, load_bare  # noqa: E402
+from .test_serving import check_that_it_runs  # noqa: E402
+
+# A re-cut to one file, and merged/, have an index here; where the model is alone they have none.
+BESIDE = {**VIEWS, "recut-to-one": ("shards", ("--shards=1",))}
+
+
+def distributed(path):
+    """torch.distributed.checkpoint takes every file of the directory."""
+    from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader, load
+
+    reader = HuggingFaceStorageReader(path)
+    found = reader.read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype)
+               for name, entry in found.items()}
+    load(tensors, storage_reader=HuggingFaceStorageReader(path), planner=DefaultLoadPlanner(),
+         no_dist=True)
+    return tensors
+
+
+LOADERS = {
+    "transformers": test_transformers.decoder,
+    "accelerate": test_accelerate.in_model,
+    "huggingface_hub": test_accelerate.hub,
+    "vllm": functools.partial(serving.vllm, load_format="hf"),
+    "vllm-fastsafetensors-files": functools.partial(serving.vllm_files,
+                                                    load_format="fastsafetensors"),
+    "sglang": serving.sglang,
+}
+# These take the files of Mistral's own format, or all.
+OTHERS = {"vllm-mistral": functools.partial(serving.vllm, load_format="mistral"),
+          "vllm-auto": serving.vllm,
+          "torch.distributed": distributed}
+
+
+def check_that_package_runs(loader, models):
+    package = loader.split("-")[0]
+    if package in ("vllm", "sglang"):
+        check_that_it_runs(package, models)
+    elif package != "torch.distributed":
+        pytest.importorskip(package)
+
+
+@pytest.mark.parametrize("view", BESIDE)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_model_alone(mount, models, loader, view):
+    check_that_package_runs(loader, models)
+    want = load_bare(LOADERS[loader], models / "decoder")
+    source = models / "beside"
+    assert load_bare(LOADERS[loader], source) == want
+    folder, options = BESIDE[view]
+    assert load(LOADERS[loader], mount(source, *options) / folder) == want
+
+
+@pytest.mark.parametrize("view", BESIDE)
+@pytest.mark.parametrize("loader", OTHERS)
+def test_as_the_source(mount, models, loader, view):
+    check_that_package_runs(loader, models)
+    source = models / "beside"
+    want = load_bare(OTHERS[loader], source)
+    assert want.tensors
+    folder, options = BESIDE[view]
+    assert load(OTHERS[loader], mount(source, *options) / folder) == want

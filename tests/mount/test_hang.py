@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storage that does not answer: callers that need it wait and can be killed, all others are served,
+and the daemon ends, or is killed, as if it answered."""
+
+import errno
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import oracle
+import pytest
+import readers
+from conftest import BUILD, as_user, child, eventually, mounted_at
+from corpus import trees
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+FUSECTL = "/sys/fs/fuse/connections"
+LIMIT = 30
+CALLERS_MOST = 1024
+MODEL = "model.safetensors"
+# what a caller may get from a mount that ends while it waits
+ENDS = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EIO, errno.ENODEV, errno.EINTR}
+
+
+class Callers:
+    """Processes that each make one call again and again, until they are killed or it fails."""
+
+    def __init__(self, user=None):
+        self.user = user
+        self.pids = {}
+        # [caller, 0]: calls begun, [caller, 1]: calls that returned; shared with the callers
+        self.calls = memoryview(mmap.mmap(-1, 2 * 8 * CALLERS_MOST)).cast("Q", (CALLERS_MOST, 2))
+
+    def add(self, call, *args):
+        caller = len(self.pids)
+        pid = os.fork()
+        if pid == 0:
+            status = 255
+            try:
+                readers.become(self.user)
+                while True:
+                    self.calls[caller, 0] += 1
+                    call(*args)
+                    self.calls[caller, 1] += 1
+                    time.sleep(0.01)
+            except OSError as error:
+                status = error.errno
+            finally:
+                os._exit(status)
+        self.pids[pid] = None
+
+    def count(self):
+        """(calls begun, calls that returned)"""
+        return tuple(sum(self.calls[i, k] for i in range(len(self.pids))) for k in (0, 1))
+
+    def reap(self):
+        """Whether all have ended."""
+        for pid in [pid for pid, status in self.pids.items() if status is None]:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self.pids[pid] = os.waitstatus_to_exitcode(status)
+        return None not in self.pids.values()
+
+    def kill(self):
+        for pid, status in self.pids.items():
+            if status is None:
+                os.kill(pid, signal.SIGKILL)
+
+    def left(self):
+        return sum(status is None for status in self.pids.values())
+
+
+def read_one(path):
+    with open(path, "rb") as f:
+        return f.read(1)
+
+
+def list_again(fd):
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.listdir(fd)
+
+
+class Hanging:
+    """A source with one checkpoint on good storage, `good`, and a directory that is a mount of
+    slowfs, `slow`: `slow/other` answers always, what is in `slow/h` when the test wants."""
+
+    def __init__(self, mount, place, user=None):
+        if not SLOWFS.exists():
+            pytest.skip("tests/slowfs/slowfs is not built")
+        self.mount, self.place, self.user = mount, place, user
+        self.good = trees.Source(place / "s")
+        self.good.add("good", "model", [trees.tensor(f"t{i}", "U8", (300_000 + i,))
+                                        for i in range(4)], shards=2)
+        self.real = trees.Source(place / "real")
+        self.real.add("other", "model", trees.small_tensors("o."))
+        os.makedirs(place / "s/slow")
+        self.file = place / "faults"
+        others = ",allow_other" if os.geteuid() == 0 else ""
+        self.storage = mount(self.real.root, "-o", f"faults={self.file},valid=0,age=60{others}",
+                             binary=SLOWFS, mountpoint=place / "s/slow")
+
+    def directories(self, count):
+        for i in range(count):
+            self.real.add(f"h/d{i}", "model", trees.small_tensors(f"{i}."))
+
+    def serve(self, *options, **more):
+        self.m = self.mount(self.good.root, *options, **more)
+        self.files = child(oracle.plain_files, self.m.path, self.good, user=self.m.user)
+        return self.m
+
+    def set(self, *rules):
+        new = self.file.with_suffix(".new")
+        new.write_text("".join(f"{rule}\n" for rule in rules))
+        os.rename(new, self.file)
+
+    def kernel(self):
+        return child(self.m.status, user=self.m.user)["kernel"]
+
+    def waiting(self):
+        requests = self.kernel()["requests"]
+        return requests["running"] + requests["queued"]
+
+    def others_are_served(self):
+        for way in readers.WAYS:
+            child(readers.check_files, self.files, way, user=self.m.user, seconds=LIMIT)
+        path = os.path.join(self.m.path, "shards/slow/other", MODEL)
+        assert child(oracle.read_all, path, user=self.m.user, seconds=LIMIT) == \
+            oracle.read_all(self.real.path("other", MODEL))
+
+    def view(self, relative, view="shards"):
+        return os.path.join(self.m.path, view, "slow", relative)
+
+
+@pytest.fixture
+def callers():
+    made = []
+
+    def make(user=None):
+        made.append(Callers(user))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()
+        ended = eventually(one.reap, LIMIT)
+        assert ended, f"{one.left()} callers cannot be killed"
+
+
+CALLS = {
+    "stat": lambda h, i: (os.stat, h.view(f"h/d{i}/{MODEL}", "merged")),
+    "ls": lambda h, i: (os.listdir, h.view(f"h/d{i}", "merged")),
+    "readdir": lambda h, i: (list_again, h.fds[i]),
+    "open": lambda h, i: (read_one, h.view(f"h/d{i}/{MODEL}")),
+}
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("rule", ["* h/* hang", "* h/*/* hang"], ids=["one-directory", "many"])
+@pytest.mark.parametrize("what", CALLS)
+def test_others_are_served(mount, place, callers, what, rule):
+    """Three callers for each of forty names of one directory, or for one name of each of forty.
+    All others are served, those of the same file system too; the callers can be killed; and when
+    the storage answers again, nothing is left of what was interrupted."""
+    count = 40
+    h = Hanging(mount, place)
+    m = h.serve(limit=200)
+    os.stat(h.view("other/" + MODEL))
+    os.stat(h.view("other", "merged"))
+    with pytest.raises(FileNotFoundError):
+        os.stat(h.view("h"))
+    h.others_are_served()
+    held = m.metrics()["fstfs_nodes"]
+    h.directories(count)
+    assert eventually(lambda: len(os.listdir(h.view("."))) == 2)
+    for view in ("merged", "shards"):
+        assert eventually(lambda: len(oracle.walk(h.view("h", view))) >= 2 * count)
+    h.fds = [os.open(h.view(f"h/d{i}", "merged"), os.O_RDONLY) for i in range(count)]
+    crowd = callers()
+    for i in range(3 * count):
+        crowd.add(*CALLS[what](h, i % count))
+    h.set(rule)
+    # one name's calls may wait for each other in the kernel
+    assert eventually(lambda: h.waiting() >= count, LIMIT), (h.kernel(), crowd.reap(), crowd.pids)
+    h.others_are_served()
+    assert h.waiting() >= count
+    assert m.status()["kernel"]["requests"]["running"] <= 256
+    crowd.kill()
+    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
+    assert h.kernel()["requests"]["interrupted"] > 0
+    h.others_are_served()
+
+    h.set()
+    assert eventually(lambda: h.waiting() == 0, LIMIT), h.kernel()
+    for fd in h.fds:
+        list_again(fd)
+        os.close(fd)
+    for i in range(count):
+        assert oracle.read_all(h.view(f"h/d{i}/{MODEL}")) == \
+            oracle.read_all(h.real.path(f"h/d{i}", MODEL))
+    assert eventually(lambda: h.kernel()["open_files"] == 1), h.kernel()  # the page itself
+    # The kernel forgets what is gone; what an interrupted request had counted would stay.
+    shutil.rmtree(h.real.path("h"))
+
+    def forgotten():
+        for view in ("merged", "shards"):
+            try:
+                os.stat(h.view("h", view))
+                return False
+            except FileNotFoundError:
+                pass
+        return m.metrics()["fstfs_nodes"] <= held + 2  # .fstfs/metrics and status
+
+    assert eventually(forgotten, LIMIT), (m.metrics()["fstfs_nodes"], held)
+    assert m.unmount() == 0
+
+
+@pytest.mark.limit(120)
+def test_thousand_lookups_beside_a_loader(mount, place, callers):
+    """In three directories; the loader reads right bytes, and the thousand can be killed."""
+    h = Hanging(mount, place)
+    for i in range(3):
+        for k in range(334):
+            h.real.add_side(f"h/d{i}/f{k}.json", b"{}\n")
+    m = h.serve(limit=200)
+    oracle.walk(h.view("h"))
+    crowd = callers()
+    h.set("* h/*/* hang")
+    time.sleep(1)  # the kernel believes none of the names any more
+    for n in range(1000):
+        crowd.add(os.stat, h.view(f"h/d{n % 3}/f{n // 3}.json"))
+
+    def all_wait():
+        return crowd.count()[0] == 1000 and h.waiting() >= 3
+
+    # With libfuse 3.14.0 lookups of names that the kernel does not hold wait for each other in
+    # the kernel, in each directory.
+    assert eventually(all_wait, LIMIT), (crowd.count(), h.kernel())
+    loaders = readers.Crowd(h.files, 8)
+    try:
+        assert eventually(lambda: loaders.count > 2000, LIMIT)
+        loaders.stop()
+        loaders.finish(LIMIT)
+        assert not loaders.faults({0})
+    finally:
+        loaders.kill()
+    assert (*crowd.count(), crowd.left()) == (1000, 0, 1000)
+    h.others_are_served()
+    crowd.kill()
+    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
+    h.set()
+    assert eventually(lambda: h.waiting() == 0, LIMIT), h.kernel()
+    assert m.unmount() == 0
+
+
+# --- the end ---
+
+
+@pytest.fixture
+def fusectl():
+    """Where the system shows connections, as systemd has it on any machine."""
+    if os.path.ismount(FUSECTL):
+        yield
+        return
+    if os.geteuid() != 0:
+        pytest.skip(f"{FUSECTL} is not mounted")
+    subprocess.run(["mount", "-t", "fusectl", "none", FUSECTL], check=True)
+    yield
+    subprocess.run(["umount", "-l", FUSECTL], check=True)
+
+
+HUNG = {
+    "stat": ("* h/* hang", lambda h: (os.stat, h.view("h/d0/" + MODEL))),
+    "ls": ("* h/*/* hang", lambda h: (os.listdir, h.view("h/d0", "merged"))),
+    "open": ("open h/* hang", lambda h: (read_one, h.view("h/d0/" + MODEL))),
+    "read": ("read* h/* hang", lambda h: (read_one, h.view("h/d0/" + MODEL))),
+}
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+@pytest.mark.parametrize("what", HUNG)
+def test_end(mount, place, callers, who, fusectl, what, end, sandbox):
+    """The daemon ends while calls hang: the mount is gone, or dead, and no caller waits."""
+    h = Hanging(mount, place)
+    h.directories(1)
+    m = h.serve(f"--sandbox={sandbox}", limit=200, died=end == signal.SIGKILL, **who)
+    path = h.view("h/d0/" + MODEL)
+    child(os.stat, path, user=m.user)
+    child(os.stat, h.view("h/d0/" + MODEL, "merged"), user=m.user)  # headers are read for it
+    rule, call = HUNG[what]
+    held = callers(m.user)  # a file of the good storage: the mount is in use
+    held.add(hold, h.files[0][0])
+    h.set(rule)
+    crowd = callers(m.user)
+    for _ in range(3):
+        crowd.add(*call(h))
+
+    def hangs():
+        return h.waiting() or child(m.metrics, user=m.user)["fstfs_reads_in_flight"]
+
+    assert eventually(hangs, LIMIT)
+    m.signal(end)
+    assert eventually(crowd.reap, 10), f"{crowd.left()} wait on"
+    assert set(crowd.pids.values()) <= ENDS, crowd.pids
+    if end == signal.SIGTERM:
+        assert eventually(lambda: not mounted_at(m.path))
+        assert os.listdir(m.path) == []
+    else:
+        assert mounted_at(m.path)
+        with pytest.raises(OSError) as raised:
+            child(os.stat, m.path + "/unheard-of", user=m.user, seconds=LIMIT)
+        assert raised.value.errno == errno.ENOTCONN
+    held.kill()
+    assert eventually(held.reap)
+    if end == signal.SIGKILL:
+        subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+        assert not mounted_at(m.path)
+    h.set()  # a thread that waits on storage can be killed, or not, as the storage likes
+    assert m.wait(LIMIT) in ((0,) if end == signal.SIGTERM else (-end, 128 + end))
+
+
+def hold(path):
+    with open(path, "rb"):
+        signal.pause()

@@ -1,0 +1,509 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks on the check of permissions (test_permissions.py): file numbers used again, callers whose
+groups are not what they seem, the end of the helper process, limits."""
+
+import concurrent.futures
+import ctypes
+import errno
+import os
+import struct
+import subprocess
+
+import oracle
+import pytest
+from conftest import child, eventually
+from corpus import trees
+from test_permissions import (ALICE, BOB, CAROL, GROUP, LEFT, MASK, NONE, RIGHT, R, add, around, become,
+                              errors_of, exchange, files_of, give_list, openable, readable, source)
+
+__all__ = ["source"]  # a fixture
+
+# of <asm/unistd.h>
+SYS = {"x86_64": {"setgroups": 116, "setresuid": 117},
+       "aarch64": {"setgroups": 159, "setresuid": 147}}[os.uname().machine]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes several users")
+
+
+def replaced_with_same_inode(path, content):
+    """The calling user, who owns the directory, replaces a file by one of his own, for all, with
+    the same inode number, size and modification time. False: the file system gave no such one."""
+    before = os.stat(path)
+    assert len(content) == before.st_size
+    os.unlink(path)
+    for i in range(1000):
+        fd = os.open(f"{path}.{i}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        try:
+            if os.fstat(fd).st_ino != before.st_ino:
+                continue
+            os.write(fd, content)
+        finally:
+            os.close(fd)
+        os.utime(f"{path}.{i}", ns=(before.st_mtime_ns, before.st_mtime_ns))
+        os.rename(f"{path}.{i}", path)
+        return True
+    return False
+
+
+def read_or_errno(path):
+    try:
+        return oracle.read_all(path)
+    except OSError as error:
+        return error.errno
+
+
+@pytest.fixture
+def ext4(place):
+    """A directory on an ext4 of its own, which gives the number of a removed inode to the next."""
+    image, root = place / "ext4.img", place / "ext4"
+    root.mkdir()
+    with open(image, "wb") as f:
+        f.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, root], check=True)
+    yield root
+    subprocess.run(["umount", "-l", root], check=True)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["path", "descriptor"])
+def test_inode_number_is_used_again(mount, ext4, held):
+    """Who owns a directory, and replaces a closed file of root in it by one of his own that has its
+    inode number, size and modification time, gets nothing of the closed one from the page cache."""
+    source = trees.Source(ext4 / "s")
+    source.add_side("d/side.txt", b"secret" * 100)
+    path = source.path("d/side.txt")
+    os.chmod(path, 0o600)
+    os.chown(source.path("d"), ALICE, LEFT)
+    m = mount(source.root, "-o", "allow_other")
+    shown = m / "merged/d/side.txt"
+    assert oracle.read_all(shown) == b"secret" * 100
+    # until the daemon has closed it: an open file keeps its number
+    assert eventually(lambda: not [link for link in os.listdir(f"/proc/{m.pid}/fd") if path ==
+                                   os.readlink(f"/proc/{m.pid}/fd/{link}")], 30)
+
+    def attempt():
+        become("alice")
+        descriptor = os.open(shown, os.O_PATH)
+        assert replaced_with_same_inode(path, b"public" * 100)
+        return read_or_errno(f"/proc/self/fd/{descriptor}" if held else shown)
+
+    def later():
+        become("alice")
+        return read_or_errno(shown)
+
+    assert child(attempt) in (b"public" * 100, errno.ESTALE)
+    assert eventually(lambda: child(later) == b"public" * 100), child(later)
+
+
+def test_inode_number_is_used_again_for_tensors(mount, ext4):
+    """Nor is he told which tensors the closed one has."""
+    source = trees.Source(ext4 / "s")
+    source.add("d", "m", [trees.tensor("secret", "U8", (8,))])
+    path = source.path("d/m.safetensors")
+    os.chmod(path, 0o600)
+    os.chown(source.path("d"), ALICE, LEFT)
+    m = mount(source.root, "-o", "allow_other")
+    shown = m / "tensors/d/m"
+    assert os.listdir(shown) == ["secret"]
+    assert eventually(lambda: not [link for link in os.listdir(f"/proc/{m.pid}/fd") if path ==
+                                   os.readlink(f"/proc/{m.pid}/fd/{link}")], 30)
+
+    def attempt():
+        assert os.listdir(shown) == ["secret"]  # so that the daemon has just looked at the source
+        become("alice")
+        assert replaced_with_same_inode(path, trees.file_bytes([trees.tensor("public", "U8", (8,))]))
+        try:
+            return os.listdir(shown)
+        except OSError as error:
+            return error.errno
+
+    assert child(attempt) in (["public"], errno.ESTALE)
+
+
+@pytest.mark.parametrize("who", ["root", "alice"])
+def test_busy_directory(mount, source, who):
+    """Names that come and go in a directory fail no request for it or for what stays in it."""
+    os.chmod(add(source, "d/sub", "m"), 0o644)
+    source.add_side("d/side.txt", b"side")
+    os.chmod(source.path("d/side.txt"), 0o644)
+    m = mount(source.root, "-o", "allow_other")
+    busy = os.fork()
+    if busy == 0:
+        while True:
+            os.close(os.open(source.path("d/coming-and-going"), os.O_CREAT | os.O_WRONLY))
+            os.unlink(source.path("d/coming-and-going"))
+
+    def attempt():
+        if who != "root":
+            become(who)
+        for _ in range(300):
+            assert "side.txt" in os.listdir(m / "merged/d")
+            assert oracle.read_all(m / "merged/d/side.txt") == b"side"
+            assert oracle.read_all(m / "tensors/d/sub/m/t")
+        return True
+
+    try:
+        assert child(attempt)
+    finally:
+        os.kill(busy, 9)
+        os.waitpid(busy, 0)
+
+
+# --- callers of whom the daemon cannot know the groups ---
+
+
+def in_pid_namespace_of(m, pid, command):
+    """Runs a command in the PID namespace of a mount's daemon, as this PID of it."""
+    return subprocess.run(
+        ["nsenter", "-t", str(m.pid_inside), "-p", "sh", "-c",
+         f'echo {pid - 1} > /proc/sys/kernel/ns_last_pid; "$@"; exit $?', "sh", *command],
+        capture_output=True)
+
+
+def mount_in_pid_namespace(mount, source):
+    """A mount whose daemon has a PID namespace of its own."""
+    m = mount(source, "-o", "allow_other", wrapper=["unshare", "-p", "-f", "--kill-child"])
+    with open(f"/proc/{m.pid}/task/{m.pid}/children") as f:  # of unshare
+        m.pid_inside = int(f.read().split()[0])
+    return m
+
+
+def test_proc_of_another_pid_namespace(mount, source):
+    """A PID that means another process in /proc gives nobody that process's rights."""
+    path = add(source, "", "m")
+    os.chmod(path, 0o600)
+    os.chown(path, ALICE, LEFT)
+    m = mount_in_pid_namespace(mount, source.root)
+    shown = m / "shards/m.safetensors"
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    # user 0 without capabilities has the PID that ours is, which has them
+    command = [*without, "sh", "-c", 'echo $$; exec cat "$1"', "sh", shown]
+
+    def attempt():
+        """None: a thread of the daemon has taken that PID."""
+        done = in_pid_namespace_of(m, os.getpid(), command)
+        return done if done.stdout.startswith(b"%d\n" % os.getpid()) else None
+
+    done = eventually(attempt)
+    assert done and done.stdout == b"%d\n" % os.getpid() and b"Permission denied" in done.stderr, done
+
+
+def test_groups_are_not_known(mount, source):
+    """Who is denied a right by a supplementary group, which the daemon cannot see, has not the right
+    of those outside of the group."""
+    for stem, mode, entries in (("all", 0o644, None), ("not-left", 0o604, None),
+                                ("list", 0o644, [(GROUP, LEFT, 0), (MASK, None, R)])):
+        path = add(source, "", stem)
+        os.chown(path, ALICE, LEFT)
+        os.chmod(path, mode)
+        if entries:
+            os.chown(path, ALICE, RIGHT)
+            give_list(path, entries)
+    m = mount_in_pid_namespace(mount, source.root)
+    shown = {m / f"shards/{stem}.safetensors": stem for stem in ("all", "not-left", "list")}
+    ours = {source.path(f"{stem}.safetensors"): stem for stem in shown.values()}
+    assert {ours[path] for path in child(readable, "bob-with-left", list(ours))} == {"all", "list"}
+    for who in ("bob-with-left", "carol-with-both"):
+        may = {ours[path] for path in child(readable, who, list(ours))}
+        assert {shown[path] for path in child(readable, who, list(shown))} == {"all"} <= may
+
+
+# --- where the source is ---
+
+
+def test_source_comes_anew_below_a_closed_directory(mount, place):
+    """Directories above the source need not be open to users: also where the source is mounted
+    again, and users are the first to notice."""
+    os.makedirs(place / "closed/s")
+    root = place / "closed/s"
+
+    def make(seed):
+        subprocess.run(["mount", "-t", "tmpfs", "none", root], check=True)
+        source = trees.Source(root)
+        source.add("", "m", [trees.tensor("t", "U8", (8,), seed=seed)])
+        os.chmod(root, 0o755)
+        os.chmod(source.path("m.safetensors"), 0o644)
+        return oracle.read_all(source.path("m.safetensors"))
+
+    first = make("first")
+    try:
+        os.chmod(place / "closed", 0o700)
+        m = mount(root, "-o", "allow_other")
+
+        def attempt():
+            become("bob")
+            try:
+                return oracle.read_all(m / "shards/m.safetensors")
+            except OSError:
+                return None
+
+        for _ in range(20):
+            assert child(attempt) == first
+        subprocess.run(["umount", "-l", root], check=True)
+        second = make("second")
+        assert first != second and eventually(lambda: child(attempt) == second)
+    finally:
+        subprocess.run(["umount", "-l", root], check=True)
+
+
+# --- sizes ---
+
+
+@pytest.mark.limit(120)
+def test_many_shards(mount, source):
+    """Of a checkpoint whose shards' paths fill several messages to the helper each one is asked for."""
+    directory = "d" * 240
+    tensors = [trees.tensor(f"t{i:03}", "U8", (8,), seed=str(i)) for i in range(500)]
+    c = source.add(directory, "model", tensors, shards=500)
+    paths = [source.path(directory, name) for name, _ in c.shards]
+    assert len(paths) == 500
+    for path in paths:
+        os.chmod(path, 0o644)
+    m = mount(source.root, "-o", "allow_other")
+    shown = [m / f"merged/{directory}/model.safetensors", m / f"tensors/{directory}/model.index.json"]
+    assert child(readable, "bob", shown) == set(shown)
+    for path in (paths[0], paths[250], paths[-1]):
+        os.chmod(path, 0o600)
+        assert eventually(lambda: child(readable, "bob", shown) == set())
+        os.chmod(path, 0o644)
+        assert eventually(lambda: child(readable, "bob", shown) == set(shown))
+
+
+def test_names_and_groups_at_their_limits(mount, source):
+    """A path of 4,000 bytes, a name with a newline, and a caller with 65,536 groups."""
+    long = "/".join(["n" * 239 + "\n"] * 16)
+    for directory in (long, "new\nline"):
+        path = add(source, directory, "m")
+        os.chown(path, ALICE, LEFT)
+        os.chmod(path, 0o640)
+    m = mount(source.root, "-o", "allow_other")
+
+    def attempt(groups):
+        os.setgroups(groups)
+        os.setresgid(RIGHT, RIGHT, RIGHT)
+        os.setresuid(BOB, BOB, BOB)
+        view = os.open(m / "shards", os.O_PATH)
+        os.chdir(m / "shards/new\nline")
+        found = errors_of([lambda: oracle.read_all("m.safetensors")])
+        os.fchdir(view)
+        return found + errors_of([lambda: oracle.read_all(f"{long}/m.safetensors")])
+
+    others = list(range(100_000, 100_000 + 65_535))
+    assert child(attempt, [*others, LEFT]) == [0, 0]
+    assert child(attempt, [LEFT, *others]) == [0, 0]
+    assert child(attempt, others) == [errno.EACCES] * 2
+
+
+def test_threads_have_users_of_their_own(mount, source):
+    """Each thread has the rights of its own user and groups (nfs-ganesha does that)."""
+    for stem, owner in (("alice", ALICE), ("bob", BOB)):
+        path = add(source, "", stem)
+        os.chown(path, owner, NONE)
+        os.chmod(path, 0o600)
+    path = add(source, "", "left")
+    os.chown(path, 0, LEFT)
+    os.chmod(path, 0o640)
+    m = mount(source.root, "-o", "allow_other")
+    shown = {m / f"shards/{stem}.safetensors": stem for stem in ("alice", "bob", "left")}
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def in_thread(user, groups):
+        numbers = (ctypes.c_uint32 * len(groups))(*groups)
+        # of this thread only: past the C library, as the kernel has it
+        assert libc.syscall(SYS["setgroups"], len(groups), numbers) == 0
+        assert libc.syscall(SYS["setresuid"], user, user, user) == 0
+        for _ in range(100):
+            found = {shown[path] for path in openable(shown)}
+        return found
+
+    def attempt():
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            return [f.result() for f in [pool.submit(in_thread, *who) for who in (
+                (ALICE, []), (BOB, []), (CAROL, [LEFT]))]]
+
+    assert child(attempt) == [{"alice"}, {"bob"}, {"left"}]
+
+
+# --- what each single check is for ---
+
+
+def test_names_behind_a_closed_way(mount, place, source):
+    """What a link leads to is not looked up by who may not go there: nor its size, nor its xattrs."""
+    other = trees.Source(place / "way/on")
+    path = add(other, "", "far")
+    os.chmod(path, 0o644)
+    os.symlink(path, source.path("near.safetensors"))
+    os.symlink(other.root, source.path("dir"))
+    os.chmod(place / "way", 0o700)
+    m = mount(source.root, "-o", "allow_other")
+    shown = [*files_of(m, "", "near"), m / "tensors/near", m / "merged/dir"]
+
+    def attempt():
+        become("bob")
+        return errors_of([lambda path=path: os.stat(path) for path in shown])
+
+    assert set(child(attempt)) == {errno.EACCES}
+    os.chmod(place / "way", 0o711)
+    assert set(child(attempt)) == {0}
+
+
+def test_xattrs_of_a_descriptor_from_before(mount, source):
+    """They are as closed as the file is now."""
+    path = add(source, "", "m")
+    os.chmod(path, 0o644)
+    m = mount(source.root, "-o", "allow_other")
+
+    def hold():
+        become("bob")
+        return [f"/proc/self/fd/{os.open(m / name, os.O_PATH)}"
+                for name in ("tensors/m/t", "shards/m.safetensors", "merged/m.safetensors")]
+
+    def look(links):
+        return errors_of([lambda: os.getxattr(links[0], "user.fstfs.extents"),
+                          lambda: os.getxattr(links[0], "user.safetensors.name"),
+                          lambda: os.getxattr(links[1], "user.fstfs.extents"),
+                          lambda: os.getxattr(links[2], "user.fstfs.source")])
+
+    assert around(hold, lambda: None, look) == [0] * 4
+    assert around(hold, lambda: os.chmod(path, 0o600), look) == [errno.EACCES] * 4
+
+
+@pytest.mark.parametrize("view", ["tensors", "merged", "shards", "npy"])
+def test_listing_of_the_one_before(mount, source, view):
+    """The names of a closed directory, which the daemon has just read, are not those of the open
+    one that takes its place."""
+    for directory, mode in (("d", 0o755), ("closed", 0o700)):
+        os.chmod(add(source, directory, directory), 0o644)
+        os.chmod(source.path(directory), mode)
+    m = mount(source.root, "-o", "allow_other")
+    shown = m / f"{view}/d"
+
+    def attempt():
+        become("carol")
+        return [name for name in os.listdir(shown) if name.startswith("closed")]
+
+    for _ in range(10):
+        exchange(source.path("d"), source.path("closed"))
+        assert eventually(lambda: any(name.startswith("closed") for name in os.listdir(shown)))
+        exchange(source.path("d"), source.path("closed"))
+        assert child(attempt) == []
+
+
+@pytest.mark.parametrize("mapped", ["users", "groups", "neither"])
+def test_user_0_of_a_namespace(mount, source, mapped):
+    """User 0 of a user namespace that has not all users and groups has capabilities in it only."""
+    path = add(source, "", "m")
+    os.chown(path, ALICE, LEFT)
+    os.chmod(path, 0o600)
+    m = mount(source.root, "-o", "allow_other")
+    paths = [path, *files_of(m, "", "m")]
+
+    def inside():
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(0x10000000) == 0  # CLONE_NEWUSER
+        assert around_parent("map") == "mapped"
+        with open("/proc/self/status") as f:
+            assert "CapEff:\t0000000000000000" not in f.read()
+        return openable(paths)
+
+    def around_parent(word):
+        """Asks the process above, which is not in the namespace, to map it."""
+        os.write(ask, word.encode())
+        return os.read(answered, 10).decode()
+
+    def map_ids(pid):
+        for name, whole in (("uid_map", mapped == "users"), ("gid_map", mapped == "groups")):
+            with open(f"/proc/{pid}/{name}", "w") as f:
+                f.write("0 0 4294967295" if whole else "0 0 1")
+
+    asked, ask = os.pipe()
+    answered, answer = os.pipe()
+
+    def inside_with_pid():
+        os.write(ask, str(os.getpid()).encode().ljust(10))
+        return inside()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        got = pool.submit(child, inside_with_pid)
+        pid = int(os.read(asked, 10))
+        assert os.read(asked, 3) == b"map"
+        map_ids(pid)
+        os.write(answer, b"mapped")
+        assert got.result() == set()
+    for end in (asked, ask, answered, answer):
+        os.close(end)
+
+
+def test_working_directory_below_a_closed_one(mount, source):
+    """The whole way from the source on counts, also for who was brought past a closed directory, and
+    just after somebody who may go there."""
+    os.chmod(add(source, "closed/sub", "m"), 0o644)
+    os.chmod(source.path("closed"), 0o700)
+    m = mount(source.root, "-o", "allow_other")
+
+    def attempt():
+        os.chdir(m / "shards/closed/sub")
+        calls = [lambda: oracle.read_all("m.safetensors"), lambda: os.stat("m.safetensors"),
+                 lambda: os.listdir(".")]
+        assert errors_of(calls) == [0] * 3
+        become("bob")
+        return errors_of(calls)
+
+    for _ in range(10):
+        assert child(attempt) == [errno.EACCES] * 3
+
+
+def test_access_to_directories(mount, source):
+    """access(2) and chdir(2) of a directory, and names that are not there in a closed one."""
+    os.chmod(add(source, "open/sub", "m"), 0o644)
+    for directory, mode in (("closed", 0o700), ("search", 0o711), ("list", 0o744)):
+        add(source, directory, "m")
+        os.chmod(source.path(directory), mode)
+    m = mount(source.root, "-o", "allow_other")
+
+    def attempt():
+        become("bob")
+        got = {}
+        for directory in ("open", "closed", "search", "list"):
+            path = m / f"merged/{directory}"
+            got[directory] = (os.access(path, os.R_OK), os.access(path, os.X_OK),
+                              *errors_of([lambda path=path: os.chdir(path),
+                                          lambda path=path: os.stat(f"{path}/none")]))
+        return got
+
+    assert child(attempt) == {
+        "open": (True, True, 0, errno.ENOENT), "closed": (False, False, errno.EACCES, errno.EACCES),
+        "search": (False, True, 0, errno.ENOENT), "list": (True, False, errno.EACCES, errno.EACCES)}
+
+
+# --- node IDs ---
+
+
+class FileHandle(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint), ("type", ctypes.c_int), ("bytes", ctypes.c_ubyte * 128)]
+
+
+def node_id_of(path):
+    """The ID that FUSE has for it, which name_to_handle_at() gives to every caller."""
+    handle, mount_id = FileHandle(size=128), ctypes.c_int()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.name_to_handle_at(-100, os.fsencode(path), ctypes.byref(handle),
+                              ctypes.byref(mount_id), 0):
+        raise OSError(ctypes.get_errno(), "name_to_handle_at", path)
+    high, low = struct.unpack_from("=II", bytes(handle.bytes))  # fuse_encode_fh()
+    return high << 32 | low
+
+
+def test_no_node_id_is_an_address(mount, place):
+    source = trees.Source(place / "s")
+    source.add("a/b", "model", trees.small_tensors("g.", count=3), shards=2)
+    source.add_side("a/config.json")
+    m = mount(source.root)
+    paths = [m.path, *(os.path.join(at, name) for at, directories, files in os.walk(m.path)
+                       for name in directories + files)]
+    ids = {path: node_id_of(path) for path in paths}
+    assert len(set(ids.values())) == len(ids) > 30
+    with open(f"/proc/{m.pid}/maps") as f:
+        mapped = [[int(end, 16) for end in line.split()[0].split("-")] for line in f]
+    for path, of in ids.items():
+        assert not any(low <= of < high for low, high in mapped), (path, hex(of))

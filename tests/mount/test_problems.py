@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+""".fstfs/problems has what is wrong anywhere in the source, whether anybody has looked or not, and
+what it means; where it cannot know in time, it says how much it has not seen."""
+
+import os
+import signal
+import time
+
+import oracle
+import pytest
+from conftest import as_user, child, eventually, mounted_at
+from corpus import trees
+from test_bad import check_problems_form
+from test_hang import LIMIT, Hanging, callers  # noqa: F401 (a fixture)
+
+
+def broken(path):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(b"\xff" * 100)
+
+
+@pytest.fixture
+def source(place):
+    """Sound models, and one of each kind of problem, deep in the tree."""
+    source = trees.nested(place / "s", models=3)
+    source.add("x/two", "model", trees.small_tensors("t."), shards=3)
+    for name in ("model-00002-of-00003.safetensors", "model.safetensors.index.json"):
+        os.unlink(source.path("x/two", name))
+    broken(place / "s/x/y/z/bad/model.safetensors")
+    (place / "s/x/link").symlink_to("nowhere")
+    os.mkfifo(place / "s/x/y/fifo")
+    return source
+
+
+EXPECTED = ["x/link: left out: a link that leads nowhere", "x/two/model-00001-of-00003.safetensors: ",
+            "x/y/fifo: left out: neither a file nor a directory",
+            "x/y/z/bad/model.safetensors: refused: HeaderTooLarge"]
+
+
+def check_complete(lines):
+    check_problems_form(lines)
+    assert len(lines) == len(EXPECTED), lines
+    for line, start in zip(lines, EXPECTED, strict=True):
+        assert line.startswith(start), (line, start)
+
+
+@pytest.mark.parametrize("options", [[], ["--view=merged"], ["--view=tensors"], ["--shards=2"]],
+                         ids=" ".join)
+def test_complete_when_read(mount, source, who, options):
+    """Nobody has looked at anything."""
+    m = mount(source.root, *options, **who)
+    check_complete(child(m.problems, user=m.user))
+    assert child(m.status, user=m.user)["problems"] == len(EXPECTED)
+    assert m.unmount() == 0
+
+
+def test_what_views_leave_out(mount, place):
+    """Problems that are found when a view is listed or a file is made."""
+    source = trees.Source(place / "s")
+    source.add("names", "n" * 240, trees.small_tensors("t."))
+    source.add_side("names/" + "n" * 240, b"x")
+    source.add("meta", "model", trees.small_tensors("t."), shards=2, metadata={"format": "pt"})
+    path = source.path("meta", "model-00002-of-00002.safetensors")
+    data = oracle.read_all(path)
+    with open(path, "wb") as f:
+        f.write(data.replace(b'"format":"pt"', b'"format":"tf"').replace(b'"format": "pt"',
+                                                                         b'"format": "tf"'))
+    before = mount(source.root)
+    fresh = before.problems()
+    for view in ("tensors", "merged", "shards", "npy"):
+        oracle.walk(before / view)
+    assert before.problems() == fresh
+    assert any("metadata" in line for line in fresh), fresh
+
+
+def test_a_stat_looks_at_nothing(mount, source):
+    m = mount(source.root)
+    listings = m.metrics()["fstfs_listings_total"]
+    for _ in range(3):
+        os.stat(m / ".fstfs/problems")
+        os.listdir(m / ".fstfs")
+    assert m.metrics()["fstfs_listings_total"] == listings
+    check_complete(m.problems())
+    assert m.metrics()["fstfs_listings_total"] > listings
+
+
+def test_what_is_unchanged_is_not_read_again(mount, source):
+    m = mount(source.root)
+    check_complete(m.problems())
+    headers = m.metrics()["fstfs_headers_total"]
+    time.sleep(0.5)  # longer than the catalog believes what it saw
+    check_complete(m.problems())
+    assert m.metrics()["fstfs_headers_total"] == headers > 0
+
+
+def test_changes(mount, source, place):
+    """What is mended is gone, and what is broken since is there, with no look at either."""
+    m = mount(source.root)
+    check_complete(m.problems())
+    os.unlink(place / "s/x/link")
+    os.unlink(place / "s/x/y/z/bad/model.safetensors")
+    broken(place / "s/new/deep/model.safetensors")
+
+    def now():
+        return [line.split(": ")[0] for line in m.problems()]
+
+    want = ["new/deep/model.safetensors", "x/two/model-00001-of-00003.safetensors", "x/y/fifo"]
+    assert eventually(lambda: now() == want), now()
+    os.rename(place / "s/x", place / "elsewhere")
+    assert eventually(lambda: now() == want[:1]), now()
+    source.add("x", "again", trees.small_tensors("t."))
+    broken(place / "s/x/again.safetensors")
+    assert eventually(lambda: now() == want[:1] + ["x/again.safetensors"]), now()
+
+
+def test_directory_that_cannot_be_listed(mount, source, test_user, user_binary, place):
+    if not as_user(test_user):
+        pytest.skip("needs root: a directory of somebody else")
+    (place / "s/x/y").chmod(0)
+    m = mount(source.root, user=test_user, binary=user_binary)
+    lines = child(m.problems, user=test_user)
+    assert any(line.startswith("x/y: cannot be listed: Permission denied: ") for line in lines), lines
+    assert not any("z/bad" in line for line in lines)
+    (place / "s/x/y").chmod(0o755)
+    assert eventually(lambda: check_is_complete(child(m.problems, user=test_user)))
+
+
+def check_is_complete(lines):
+    return [line.split(": ")[0] for line in lines] == [line.split(": ")[0] for line in EXPECTED]
+
+
+def test_other_users_learn_nothing(mount, source, test_user, place):
+    """With allow_other the page stays the mounting user's; another one can make nobody look."""
+    if not as_user(test_user):
+        pytest.skip("needs root: another user looks")
+    (place / "s/x").chmod(0o700)
+    m = mount(source.root, "-o", "allow_other")
+    listings = m.metrics()["fstfs_listings_total"]
+
+    def look():
+        with pytest.raises(PermissionError):
+            open(m / ".fstfs/problems", "rb")
+        return os.stat(m / ".fstfs/problems").st_size
+
+    assert child(look, user=test_user) == 0
+    assert m.metrics()["fstfs_listings_total"] == listings
+    check_complete(m.problems())
+
+
+def test_more_directories_than_are_looked_at(mount, place):
+    """Twenty thousand; links to directories count for each name."""
+    for i in range(143):
+        (place / f"many/{i}").mkdir(parents=True)
+    (place / "s/fan").mkdir(parents=True)
+    for i in range(143):
+        (place / f"s/fan/{i}").symlink_to(place / "many")
+    broken(place / "s/model.safetensors")
+    m = mount(place / "s")
+    lines = m.problems()
+    assert lines[0].startswith("model.safetensors: refused")
+
+    def settled():
+        return "are not looked at: the source has more than 20000" in m.problems()[-1] or None
+
+    # 2 + 143 + 143 * 143 directories; a read waits for a survey that may take several seconds
+    assert eventually(settled, 60), m.problems()
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("readers", [1, 60])
+def test_storage_that_hangs(mount, place, callers, who, readers):  # noqa: F811
+    """The page is there in time and names what it waits for; others are served; the daemon ends."""
+    h = Hanging(mount, place)
+    h.directories(3)
+    broken(place / "s/a/model.safetensors")
+    m = h.serve(limit=200, **who)
+    h.set("* h/d1 hang", "* h/d1/* hang")
+    crowd = callers(m.user)
+    for _ in range(readers):
+        crowd.add(m.problems)
+    assert eventually(lambda: crowd.count()[1] >= readers, LIMIT), crowd.count()
+    lines = child(m.problems, user=m.user, seconds=LIMIT)
+    assert lines[-1].startswith(".: incomplete: "), lines
+    assert any(line.startswith("a/model.safetensors: refused") for line in lines), lines
+    assert "looking at slow/h" in lines[-1] and "have not" in lines[-1]
+    h.others_are_served()
+    crowd.kill()
+    assert eventually(crowd.reap, LIMIT)
+    h.set()
+
+    def complete():
+        return [line.split(": ")[0] for line in child(m.problems, user=m.user)] == \
+            ["a/model.safetensors"]
+
+    assert eventually(complete, LIMIT), child(m.problems, user=m.user)
+    assert m.unmount() == 0
+
+
+@pytest.mark.limit(120)
+def test_end_while_it_looks(mount, place, who):
+    """SIGTERM, while the survey waits for storage that does not answer."""
+    h = Hanging(mount, place)
+    h.directories(3)
+    m = h.serve(limit=200, **who)
+    h.set("* h/d1 hang", "* h/d1/* hang")
+    assert "incomplete" in child(m.problems, user=m.user, seconds=LIMIT)[-1]
+    m.signal(signal.SIGTERM)
+    assert eventually(lambda: not mounted_at(m.path), LIMIT)
+    h.set()  # a thread that waits on storage can be killed, or not, as the storage likes
+    assert m.wait(LIMIT) == 0

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * forged: loaded before a program's libraries (LD_PRELOAD), shows it a mount as
+ * somebody else may have made it.
+ *
+ *   FORGED_XATTR=NAME=VALUE  every file with the xattr NAME has this value
+ *   NO_LISTING=1             a directory cannot be opened to be read, only with O_PATH
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+ssize_t
+getxattr(const char *path, const char *name, void *value, size_t size)
+{
+    ssize_t (*next)(const char *, const char *, void *, size_t) =
+        (ssize_t(*)(const char *, const char *, void *, size_t))dlsym(RTLD_NEXT, "getxattr");
+    const char *forged = getenv("FORGED_XATTR");
+    ssize_t found = next(path, name, value, size);
+    size_t length = strlen(name);
+
+    if (!forged || (found < 0 && errno != ERANGE) || strncmp(forged, name, length) != 0 ||
+        forged[length] != '=')
+        return found;
+    forged += length + 1;
+    length = strlen(forged);
+    if (size > 0 && size < length) {
+        errno = ERANGE;
+        return -1;
+    }
+    if (size > 0)
+        memcpy(value, forged, length);
+    return (ssize_t)length;
+}
+
+static int
+is_listing(int directory, const char *path, int flags)
+{
+    struct stat st;
+
+    return getenv("NO_LISTING") && !(flags & O_PATH) && fstatat(directory, path, &st, 0) == 0 &&
+           S_ISDIR(st.st_mode);
+}
+
+/* Without O_CREAT a mode is not passed, and what is read for it is not used. */
+#define OPENS(name, parameters, directory, ...)                                                    \
+    int name parameters                                                                            \
+    {                                                                                              \
+        int(*next) parameters = (int(*) parameters)dlsym(RTLD_NEXT, #name);                        \
+        va_list arguments;                                                                         \
+        mode_t mode = 0;                                                                           \
+                                                                                                   \
+        if (flags & (O_CREAT | O_TMPFILE)) {                                                       \
+            va_start(arguments, flags);                                                            \
+            mode = va_arg(arguments, mode_t);                                                      \
+            va_end(arguments);                                                                     \
+        }                                                                                          \
+        if (is_listing(directory, path, flags)) {                                                  \
+            errno = EACCES;                                                                        \
+            return -1;                                                                             \
+        }                                                                                          \
+        return next(__VA_ARGS__, mode);                                                            \
+    }
+
+OPENS(open, (const char *path, int flags, ...), AT_FDCWD, path, flags)
+OPENS(open64, (const char *path, int flags, ...), AT_FDCWD, path, flags)
+OPENS(openat, (int fd, const char *path, int flags, ...), fd, fd, path, flags)
+OPENS(openat64, (int fd, const char *path, int flags, ...), fd, fd, path, flags)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of fstfs-pack share: running it, looking at what it made, misfortunes."""
+
+import hashlib
+import os
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import oracle
+import pytest
+from conftest import BUILD, SANITIZER, SLOW, as_user
+from corpus import trees
+
+PACK = BUILD / "fstfs-pack"
+MIB = 1 << 20
+
+if not PACK.exists():
+    pytest.fail(f"{PACK} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+
+
+def run(*args, status=0, user=None, program=PACK, **more):
+    """What it said on standard error; it says nothing else."""
+    done = subprocess.run([*as_user(user), program, *map(str, args)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=50 * SLOW, **more)
+    assert not any(sign in done.stderr for sign in SANITIZER), done.stderr
+    assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
+    assert done.stdout == "" or status == 0
+    return done.stderr
+
+
+def content(path):
+    """({name: (dtype, shape, bytes)}, metadata) of a safetensors file."""
+    entries, metadata, _ = oracle.read_header(path)
+    return {e.name: (e.dtype, e.shape, e.read()) for e in entries}, metadata
+
+
+def expected(tensors):
+    return {t.name: (t.dtype, t.shape, t.data) for t in tensors}
+
+
+def hidden(directory):
+    return [name for name in os.listdir(directory) if name.startswith(".")]
+
+
+def plain(count=6, prefix="", seed=0, scale=1):
+    return [trees.tensor(f"{prefix}t{i}", "F32", (i + 1, 300 * scale), seed=seed)
+            for i in range(count)]
+
+
+def snapshot(directory):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+            for p in Path(directory).iterdir()}
+
+
+@contextmanager
+def tmpfs(place, size):
+    point = place / "small"
+    point.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", point],
+                      capture_output=True).returncode:
+        pytest.skip("a tmpfs cannot be mounted: not root, or not allowed")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+def misfortune(**settings):
+    """The environment in which it meets these (tests/sandbox/misfortune.c)."""
+    library = BUILD / "tests/sandbox/misfortune.so"
+    if not library.exists():
+        pytest.skip("tests/sandbox/misfortune.so is not built")
+    options = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return {**os.environ, "LD_PRELOAD": str(library), "ASAN_OPTIONS": options,
+            **{name: str(value) for name, value in settings.items()}}
+
+
+# file systems: with all that is asked for; without O_TMPFILE; as NFS; as FUSE without rename2
+SYSTEMS = {"full": {}, "named": {"NO_TMPFILE": 1}, "nfs": {"NO_TMPFILE": 1, "NO_RENAME_FLAGS": 1},
+           "fuse": {"NO_TMPFILE": 1, "NO_RENAME_FLAGS": 1, "NO_LINKS": 1}}

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fstfs-pack: the files that it copies beside tensors, the inputs that it never replaces, and the
+room that it needs."""
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from corpus import trees
+from packing import (MIB, PACK, SYSTEMS, content, expected, hidden, misfortune, plain, run,
+                     snapshot, tmpfs)
+
+SIDE = {"config.json": b'{"model_type": "llama"}\n', "tokenizer.json": b"{}",
+        "tokenizer.model": b"\0", "chat_template.jinja": b"{{ x }}", "modeling_x.py": b"pass\n",
+        "merges.txt": b"", "LICENSE": b"L"}
+WEIGHTS = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.gguf",
+           "tf_model.h5", "flax_model.msgpack", "model.onnx", "a.npy", "x.safetensors.incomplete"]
+
+
+@pytest.fixture
+def source(place):
+    made = trees.Source(place / "models")
+    made.add("m", "model", plain(), shards=2, metadata={"format": "pt"})
+    for name, data in SIDE.items():
+        made.add_side(f"m/{name}", data)
+    for name in WEIGHTS:
+        made.add_side(f"m/{name}", b"other weights")
+    made.add_side("m/.hidden", b"hidden")
+    made.add_side("m/1_Pooling/config.json", b"{}")
+    return made
+
+
+def side_files(directory):
+    return {p.name: p.read_bytes() for p in Path(directory).iterdir()
+            if not re.match(r"model.*\.safetensors", p.name)}
+
+
+# ---- files beside tensors ----
+
+@pytest.mark.parametrize("path", ["m", "m/", "m/model", "m/model.safetensors.index.json"])
+def test_they_are_copied_into_a_directory(place, source, path):
+    err = run("--verify", "--shards=3", source.path(path), place / "out")
+    assert side_files(place / "out") == SIDE
+    assert f"; {len(SIDE)} other files" in err
+    assert "directories in it are not copied: 1_Pooling" in err
+
+
+def test_they_are_those_that_loaders_save(place):
+    """What save_pretrained() of transformers and its tokenizers writes, but the weights."""
+    source = trees.Source(place / "models")
+    source.add("m", "model", plain())
+    saved = ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json",
+             "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+             "merges.txt", "spiece.model", "tokenizer.model", "qwen.tiktoken", "preprocessor_config.json",
+             "processor_config.json", "chat_template.jinja", "chat_template.json",
+             "adapter_config.json", "quantize_config.json", "configuration_x.py", "model_index.json", "modules.json"]
+    for name in saved:
+        source.add_side(f"m/{name}", name.encode())
+    run("--shards=2", source.path("m"), place / "out")
+    assert side_files(place / "out") == {name: name.encode() for name in saved}
+
+
+@pytest.mark.parametrize("args, output", [
+    (["--shards=2", "--tensors-only"], "out"), ([], "out.safetensors")])
+def test_they_are_left_where_nobody_wants_them(place, source, args, output):
+    (place / "to").mkdir()
+    err = run(*args, source.path("m"), place / "to" / output)
+    made = place / "to" / output if args else place / "to"
+    assert {name for name in os.listdir(made) if name in SIDE} == set()
+    assert "other file" not in err and "not copied" not in err
+
+
+def test_what_lies_beside_a_file_is_none_of_its(place, source):
+    run("--shards=1", source.path("m/model-00001-of-00002.safetensors"), place / "out")
+    assert os.listdir(place / "out") == ["model.safetensors"]
+
+
+def test_links_are_followed_as_those_of_shards(place):
+    """A snapshot of the hub's cache: all its files are links out of it."""
+    blobs, snap = place / "blobs", place / "snapshots/main"
+    blobs.mkdir()
+    snap.mkdir(parents=True)
+    (blobs / "1").write_bytes(trees.file_bytes(plain()))
+    (blobs / "2").write_bytes(b"{}")
+    (snap / "model.safetensors").symlink_to("../../blobs/1")
+    (snap / "config.json").symlink_to("../../blobs/2")
+    run("--shards=1", snap, place / "out")
+    assert not (place / "out/config.json").is_symlink()
+    assert side_files(place / "out") == {"config.json": b"{}"}
+
+
+def test_of_several_inputs_the_first_has_the_say(place, source):
+    source.add("other", "model", plain(prefix="other"))
+    source.add_side("other/config.json", b"other")
+    source.add_side("other/extra.json", b"extra")
+    err = run("--shards=1", source.path("m"), source.path("other"), place / "out")
+    assert side_files(place / "out") == SIDE | {"extra.json": b"extra"}
+    assert (f"{source.path('other')}: not copied, since an INPUT before it has files of these "
+            "names: config.json\n" in err)
+
+
+def test_existing_files_stay(place, source):
+    out = place / "out"
+    out.mkdir()
+    (out / "config.json").write_bytes(b"mine")
+    err = run("--shards=2", source.path("m"), out, status=1)
+    assert "config.json" in err and "--force" in err and "--tensors-only" in err
+    assert snapshot(out).keys() == {"config.json"} and hidden(out) == []
+    run("--shards=2", "--tensors-only", source.path("m"), out)
+    assert side_files(out) == {"config.json": b"mine"}
+    run("--shards=2", "--force", source.path("m"), out)
+    assert side_files(out) == SIDE and hidden(out) == []
+
+
+def test_the_same_content_is_left_alone(place, source):
+    """Also where another user owns the file: nothing is written."""
+    out = place / "out"
+    out.mkdir()
+    shutil.copy(source.path("m/config.json"), out)
+    os.symlink(source.path("m/LICENSE"), out / "LICENSE")
+    inode = os.stat(out / "config.json").st_ino
+    err = run("--shards=2", source.path("m"), out)
+    assert os.stat(out / "config.json").st_ino == inode and (out / "LICENSE").is_symlink()
+    assert side_files(out) == SIDE and f"; {len(SIDE) - 2} other files" in err
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_in_the_way(place, source, make):
+    out = place / "out"
+    out.mkdir()
+    make(out / "config.json")
+    err = run("--shards=2", "--force", source.path("m"), out, status=1)
+    assert "config.json is in the way" in err and os.listdir(out) == ["config.json"]
+
+
+def test_a_link_is_replaced_and_not_what_it_leads_to(place, source):
+    out, other = place / "out", place / "precious.json"
+    out.mkdir()
+    other.write_bytes(b"precious")
+    os.symlink(other, out / "config.json")
+    run("--shards=2", "--force", source.path("m"), out)
+    assert side_files(out) == SIDE and not (out / "config.json").is_symlink()
+    assert other.read_bytes() == b"precious"
+
+
+def test_a_file_that_cannot_be_read(place, source, test_user, user_program):
+    os.chmod(source.path("m/config.json"), 0)
+    (place / "to").mkdir()
+    (place / "to").chmod(0o777)
+    err = run("--shards=2", source.path("m"), place / "to/out", status=1, user=test_user,
+              program=user_program(PACK))
+    assert "config.json" in err and "Permission denied" in err
+    assert os.listdir(place / "to") == []
+
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("setting", ["KILL_AT", "FAIL_AT"])
+@pytest.mark.parametrize("existing", ["shards", "other shards"])
+def test_no_side_file_is_lost_at_any_step(place, existing, setting, system):
+    """Killed, or failing, before each call that changes something: what was there is there, under
+    its name or after a kill a hidden one, or the new is."""
+    source = trees.Source(place / "models")
+    for name in "old", "new":
+        source.add(name, "model", plain(prefix=name))
+        source.add_side(f"{name}/config.json", name.encode())
+    template, out = place / "template", place / "out"
+    run(f"--shards={2 if existing == 'shards' else 3}", source.path("old"), template)
+    (template / "notes.txt").write_bytes(b"notes")
+    gaps = done_in_a_row = 0
+    for step in range(1, 300):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(template, out)
+        before = snapshot(out)
+        done = subprocess.run([PACK, "--shards=2", "--force", source.path("new"), out], text=True,
+                              env=misfortune(**{setting: step}, **SYSTEMS[system]),
+                              capture_output=True)
+        after = snapshot(out)
+        assert (out / "notes.txt").read_bytes() == b"notes"
+        gaps += not (out / "config.json").exists()
+        if done.returncode == 0:
+            assert (out / "config.json").read_bytes() == b"new"
+        elif setting == "FAIL_AT" and "model-00002-of-00002.safetensors" not in after:
+            assert after == before, done.stderr
+        elif setting == "KILL_AT":
+            assert {b"old", b"new"} & {p.read_bytes() for p in out.iterdir()}
+            if not (out / "model.safetensors.index.json").exists():
+                assert set(before.values()) <= set(after.values())
+        done_in_a_row = 0 if done.returncode else done_in_a_row + 1
+        if done_in_a_row == (1 if setting == "KILL_AT" else 15):  # it goes on after some failures
+            break
+    else:
+        pytest.fail("it is killed again and again, and never done")
+    if system in ("full", "named"):
+        assert gaps == 0
+    assert step > 5
+
+
+# ---- inputs ----
+
+def test_an_input_is_not_replaced_by_a_file(place, source):
+    only = place / "only.safetensors"
+    only.write_bytes(trees.file_bytes(plain()))
+    before = only.read_bytes()
+    os.symlink(only, place / "link.safetensors")
+    os.link(only, place / "hard.safetensors")
+    for given, output in [("only", "only"), ("only", "link"), ("link", "only"), ("hard", "only"),
+                          ("only", "../{}/only".format(place.name))]:
+        for args in [], ["--force"], ["--force", "--drop=t1"]:
+            err = run(*args, place / f"{given}.safetensors", f"{place}/{output}.safetensors",
+                      status=1)
+            assert "it is an input, by the path " in err and "another name" in err
+    assert only.read_bytes() == before and (place / "link.safetensors").is_symlink()
+    assert hidden(place) == []
+
+
+@pytest.mark.parametrize("given", ["m", "m/model", "m/model-00002-of-00002.safetensors"])
+def test_an_input_is_not_replaced_in_its_directory(place, source, given):
+    out = source.path("m")
+    os.symlink(out, place / "link")
+    before = snapshot_files(out)
+    for output in out, place / "link/../m":
+        for args in [], ["--force"]:
+            err = run("--shards=4", "--stem=model", *args, source.path(given), output, status=1)
+            assert "is an input, by the path " in err and "another DIRECTORY" in err
+    assert snapshot_files(out) == before
+    run("--shards=4", "--stem=second", source.path(given), out)  # beside it
+    assert snapshot_files(out).items() > before.items()
+
+
+def snapshot_files(directory):
+    return {p.name: p.read_bytes() for p in Path(directory).iterdir() if p.is_file()}
+
+
+def test_links_to_shards_of_an_input_are_not_replaced(place, source):
+    out = place / "out"
+    out.mkdir()
+    for path in Path(source.path("m")).glob("model-*"):
+        os.symlink(path, out / path.name)
+    err = run("--shards=2", "--force", source.path("m"), out, status=1)
+    assert "is an input, by the path " in err
+    assert all(p.is_symlink() for p in out.iterdir())
+
+
+@pytest.mark.parametrize("given", ["merged/m/model.safetensors", "shards/m", "merged/m",
+                                   "tensors/m/model/t1", "npy/m/model"])
+def test_an_input_is_not_replaced_through_a_mount(mount, place, source, given):
+    """What a mount shows is read from its source, which so must stay."""
+    only = source.path("one", "model.safetensors")
+    os.mkdir(os.path.dirname(only))
+    Path(only).write_bytes(trees.file_bytes(plain()))
+    m = mount(source.root)
+    before = snapshot_files(source.path("m"))
+    err = run("--shards=2", "--stem=model", "--force", m / given, source.path("m"), status=1)
+    assert "is an input, by the path " in err and str(m.path) in err
+    err = run("--force", m / "merged/one/model.safetensors", only, status=1)
+    assert "it is an input, by the path " in err and str(m.path) in err
+    assert snapshot_files(source.path("m")) == before and content(only)[0] == expected(plain())
+
+
+def test_other_files_are_replaced_beside_inputs(place, source):
+    other = Path(source.path("m/other.safetensors"))
+    other.write_bytes(b"old")
+    run("--force", source.path("m/model"), other)
+    assert content(other)[0] == expected(plain())
+
+
+# ---- names ----
+
+@pytest.mark.parametrize("cut", ["--shards=2", "--max-shard-size=1G"])
+def test_a_directory_named_as_a_file(place, source, cut):
+    err = run(cut, source.path("m"), place / "out.safetensors")
+    option = cut.partition("=")[0]
+    assert f"warning: {place}/out.safetensors: {option} makes shards in a directory" in err
+    assert (place / "out.safetensors").is_dir()
+    assert "warning" not in run(cut, source.path("m"), place / "out")
+
+
+# ---- room ----
+
+def test_all_the_room_is_asked_for_before_anything_is_written(place):
+    """Each of the shards fits, and a first one would be written for nothing."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain(scale=1000), metadata={"format": "pt"})  # 25.2 MB
+    with tmpfs(place, "16M") as small:
+        err = run("--shards=6", source.root, small / "out", status=1)
+        assert re.search(r": 25\.2 MB are needed on the file system at " + re.escape(str(small)) +
+                         r", and 16\.[78] MB are free; nothing was written", err), err
+        assert os.listdir(small) == []
+
+
+def test_side_files_need_room_too(place):
+    source = trees.Source(place / "models")
+    source.add("m", "model", plain())
+    with open(source.path("m/tokenizer.json"), "wb") as f:
+        f.truncate(20 * MIB)
+    with tmpfs(place, "16M") as small:
+        assert "21.0 MB are needed" in run("--shards=2", source.path("m"), small / "out", status=1)
+        run("--shards=2", "--tensors-only", source.path("m"), small / "out")
+
+
+@contextmanager
+def image(place, size, *make):
+    if not shutil.which(make[0]):
+        pytest.skip(f"{make[0]} is not installed")
+    with open(place / "image", "wb") as f:
+        f.truncate(size)
+    subprocess.run([*make, place / "image"], check=True, capture_output=True)
+    point = place / "point"
+    point.mkdir()
+    if subprocess.run(["mount", "-o", "loop", place / "image", point],
+                      capture_output=True).returncode:
+        pytest.skip("an image cannot be mounted: not root, or no loop devices")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+def test_blocks_that_are_shared_need_no_room(place):
+    with image(place, 400 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1") as point:
+        tensors = [trees.tensor("t", "U8", (200 * MIB,))]
+        (point / "odd").mkdir()
+        (point / "odd/model.safetensors").write_bytes(trees.file_bytes(tensors, pad=8))
+        shutil.move(point / "odd", place / "odd")
+        run(place / "odd", point / "once.safetensors")
+        free = os.statvfs(point).f_bavail * 4096
+        assert free < 200 * MIB
+        assert "0.21 GB shared" in run(point / "once.safetensors", point / "again.safetensors")
+        err = run(place / "odd", point / "not.safetensors", status=1)
+        assert "209.7 MB are needed" in err and "are free" in err

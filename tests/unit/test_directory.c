@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The names that open directories show, and the memory that they take. */
+#include "base/buffer.h"
+#include "catalog/catalog.h"
+#include "view/view.h"
+
+#include "expect.h"
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { NAMES = 500, HANDLES = 64, THREADS = 4 };
+
+static char place[] = "/tmp/fstfs-directory-XXXXXX";
+static struct catalog *catalog;
+static struct view *view;
+
+static void
+make_file(const char *name)
+{
+    char path[600];
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", place, name);
+    fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0644);
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+}
+
+static void
+name_of(int i, char name[300])
+{
+    snprintf(name, 300, "%04d%0150d", i, 0);
+}
+
+static void
+setup(void)
+{
+    const struct view_options view_options = {.root = VIEW_MERGED};
+    struct catalog_options options = {.source = place, .derived_free = view_derived_free};
+    char name[300];
+
+    strcpy(place, "/tmp/fstfs-directory-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(place));
+    for (int i = 0; i < NAMES; i++) {
+        name_of(i, name);
+        make_file(name);
+    }
+    ck_assert_int_eq(catalog_new(&options, &catalog), 0);
+    ck_assert_int_eq(view_new(catalog, &view_options, &view), 0);
+}
+
+static void
+teardown(void)
+{
+    char name[300], path[600];
+
+    view_free(view);
+    catalog_free(catalog);
+    for (int i = 0; i <= NAMES; i++) {
+        name_of(i, name);
+        snprintf(path, sizeof(path), "%s/%s", place, name);
+        unlink(path);
+    }
+    ck_assert_int_eq(rmdir(place), 0);
+    assert_expectations();
+}
+
+static uint64_t
+charged(void)
+{
+    struct catalog_counters counters;
+
+    catalog_counters(catalog, &counters);
+    return counters.budget.used;
+}
+
+static struct view_directory *
+open_root(void)
+{
+    struct view_directory *directory = NULL;
+
+    expect(view_opendir(view, NULL, VIEW_ROOT_ID, &directory) == 0);
+    return directory;
+}
+
+static bool
+shows(struct view_directory *directory, int count)
+{
+    const char *name;
+    char expected[300];
+    struct stat st;
+
+    for (int i = 0; i < count; i++) {
+        name_of(i, expected);
+        if (view_readdir(view, directory, (uint64_t)i + 2, &name, &st) != 0 ||
+            strcmp(name, expected) != 0 || !S_ISREG(st.st_mode))
+            return false;
+    }
+    return view_readdir(view, directory, (uint64_t)count + 2, &name, &st) == -ENOENT;
+}
+
+/* Adds a file and makes the view look at the source. */
+static void
+grow(void)
+{
+    struct source_dir *root = catalog_root(catalog);
+    char name[300];
+
+    name_of(NAMES, name);
+    make_file(name);
+    source_dir_expire(root);
+    source_dir_unref(root);
+}
+
+START_TEST(handles_share_their_names)
+{
+    struct view_directory *handles[HANDLES];
+    uint64_t one;
+
+    handles[0] = open_root();
+    one = charged();
+    ck_assert_uint_gt(one, NAMES * 155);
+    for (int i = 1; i < HANDLES; i++)
+        handles[i] = open_root();
+    ck_assert_uint_eq(charged(), one);
+    for (int i = 0; i < HANDLES; i++) {
+        ck_assert(shows(handles[i], NAMES));
+        view_closedir(view, handles[i]);
+    }
+    ck_assert_uint_eq(charged(), 0);
+}
+END_TEST
+
+START_TEST(a_change_shows_to_new_handles_only)
+{
+    struct view_directory *before = open_root(), *after;
+    uint64_t one = charged();
+
+    grow();
+    after = open_root();
+    ck_assert(shows(before, NAMES));
+    ck_assert(shows(after, NAMES + 1));
+    ck_assert_uint_gt(charged(), 2 * one);
+    ck_assert_uint_lt(charged(), 3 * one);
+    view_closedir(view, before);
+    before = open_root();
+    ck_assert(shows(before, NAMES + 1));
+    ck_assert_uint_lt(charged(), 2 * one);
+    view_closedir(view, after);
+    view_closedir(view, before);
+    ck_assert_uint_eq(charged(), 0);
+}
+END_TEST
+
+static void *
+open_and_close(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 100; i++) {
+        struct view_directory *a = open_root(), *b = open_root();
+
+        if (a && b)
+            expect(shows(a, NAMES) && shows(b, NAMES));
+        if (a)
+            view_closedir(view, a);
+        if (b)
+            view_closedir(view, b);
+    }
+    return open_root();
+}
+
+START_TEST(threads_share_their_names)
+{
+    pthread_t threads[THREADS];
+    void *handles[THREADS];
+
+    for (int i = 0; i < THREADS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, open_and_close, NULL), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], &handles[i]);
+    assert_expectations();
+    ck_assert_uint_lt(charged(), NAMES * 155 * 2);
+    for (int i = 0; i < THREADS; i++)
+        view_closedir(view, handles[i]);
+    ck_assert_uint_eq(charged(), 0);
+}
+END_TEST
+
+/* ENOMEM and one problem where the budget is full; the next open after that succeeds. */
+START_TEST(a_full_budget_refuses)
+{
+    struct header_budget *budget = catalog_budget(catalog);
+    uint64_t all = HEADER_BUDGET_LEAST - 1000;
+    struct view_directory *directory;
+    struct buffer problems = BUFFER_INIT;
+
+    ck_assert_int_eq(header_budget_take(budget, all), 0);
+    header_budget_settle(budget, all, all);
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(view_opendir(view, NULL, VIEW_ROOT_ID, &directory), -ENOMEM);
+    ck_assert_uint_eq(problems_count(catalog_problems(catalog)), 1);
+    problems_write(catalog_problems(catalog), &problems);
+    ck_assert_ptr_nonnull(strstr(problems.data, "NoMemoryForHeaders: no room for the names"));
+    ck_assert_ptr_nonnull(strstr(problems.data, "raise --memory"));
+    buffer_free(&problems);
+    header_budget_give(budget, all);
+    directory = open_root();
+    ck_assert(shows(directory, NAMES));
+    view_closedir(view, directory);
+    ck_assert_uint_eq(charged(), 0);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *suite = suite_create("directory");
+    TCase *tests = tcase_create("directory");
+
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_set_timeout(tests, 120);
+    tcase_add_test(tests, handles_share_their_names);
+    tcase_add_test(tests, a_change_shows_to_new_handles_only);
+    tcase_add_test(tests, threads_share_their_names);
+    tcase_add_test(tests, a_full_budget_refuses);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+#include "check_main.h"

@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The budget for headers, the table cache, and what a parse takes of memory. */
+#include "catalog/header_budget.h"
+#include "catalog/pieces.h"
+#include "catalog/table_cache.h"
+#include "format/index.h"
+#include "format/safetensors.h"
+
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- the budget ---- */
+
+struct idle {
+    struct header_budget budget;
+    unsigned items; /* each of 10 bytes */
+};
+
+static bool
+evict_item(void *arg)
+{
+    struct idle *idle = arg;
+
+    if (idle->items == 0)
+        return false;
+    idle->items--;
+    header_budget_give(&idle->budget, 10);
+    return true;
+}
+
+static void
+take_and_keep(struct header_budget *budget, uint64_t bytes)
+{
+    ck_assert_int_eq(header_budget_take(budget, bytes), 0);
+    header_budget_settle(budget, bytes, bytes);
+}
+
+START_TEST(test_take_reclaims)
+{
+    struct idle idle = {.items = 5};
+
+    header_budget_init(&idle.budget, 100, evict_item, &idle);
+    take_and_keep(&idle.budget, 50); /* the items' */
+    ck_assert_int_eq(header_budget_take(&idle.budget, 70), 0);
+    ck_assert_uint_eq(idle.items, 3);
+    ck_assert_uint_eq(idle.budget.used, 100);
+    ck_assert_int_eq(header_budget_take(&idle.budget, 101), -ENOBUFS);
+    ck_assert_uint_eq(idle.items, 3); /* nothing is reclaimed for what can never fit */
+    ck_assert_uint_eq(idle.budget.peak, 100);
+    ck_assert_uint_eq(idle.budget.refusals, 1);
+    header_budget_destroy(&idle.budget);
+}
+END_TEST
+
+START_TEST(test_take_does_not_wait_for_what_is_kept)
+{
+    struct header_budget budget;
+
+    header_budget_init(&budget, 100, NULL, NULL);
+    take_and_keep(&budget, 60);
+    ck_assert_int_eq(header_budget_take(&budget, 50), -ENOBUFS);
+    ck_assert_int_eq(header_budget_take(&budget, 40), 0);
+    header_budget_settle(&budget, 40, 10);
+    ck_assert_uint_eq(budget.used, 70);
+    header_budget_give(&budget, 70);
+    ck_assert_uint_eq(budget.used, 0);
+    ck_assert_uint_eq(budget.transient, 0);
+    header_budget_destroy(&budget);
+}
+END_TEST
+
+static void *
+take_seventy(void *arg)
+{
+    return (void *)(intptr_t)header_budget_take(arg, 70);
+}
+
+START_TEST(test_take_waits_for_others)
+{
+    struct header_budget budget;
+    pthread_t thread;
+    void *error;
+
+    header_budget_init(&budget, 100, NULL, NULL);
+    ck_assert_int_eq(header_budget_take(&budget, 60), 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, take_seventy, &budget), 0);
+    while (atomic_load(&budget.waiters) == 0)
+        sched_yield();
+    header_budget_settle(&budget, 60, 30);
+    ck_assert_int_eq(pthread_join(thread, &error), 0);
+    ck_assert_ptr_null(error);
+    ck_assert_uint_eq(budget.used, 100);
+    header_budget_destroy(&budget);
+}
+END_TEST
+
+/* ---- the table cache ---- */
+
+static int
+file_of(const char *json, struct file_identity *identity)
+{
+    uint64_t n = strlen(json);
+    int fd = memfd_create("header", 0);
+    unsigned char first[8];
+
+    ck_assert_int_ge(fd, 0);
+    for (unsigned i = 0; i < 8; i++)
+        first[i] = (unsigned char)(n >> 8 * i);
+    ck_assert_int_eq(write(fd, first, 8), 8);
+    ck_assert_int_eq(write(fd, json, n), (ssize_t)n);
+    ck_assert_int_eq(file_identity_from_fd(identity, fd), 0);
+    return fd;
+}
+
+static const char small[] = "{\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+                            "\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}";
+
+struct caching {
+    struct header_budget budget;
+    struct table_cache cache;
+};
+
+static struct caching *
+caching_new(uint64_t limit)
+{
+    struct caching *caching = calloc(1, sizeof(*caching));
+
+    ck_assert_ptr_nonnull(caching);
+    header_budget_init(&caching->budget, limit, NULL, NULL);
+    table_cache_init(&caching->cache, &caching->budget);
+    return caching;
+}
+
+static void
+caching_free(struct caching *caching)
+{
+    ck_assert_uint_eq(caching->budget.used, 0);
+    ck_assert_uint_eq(caching->budget.transient, 0);
+    ck_assert_uint_eq(caching->cache.bytes, 0);
+    for (int i = 0; i < TABLE_BUCKETS; i++)
+        ck_assert_ptr_null(caching->cache.buckets[i]);
+    table_cache_destroy(&caching->cache);
+    header_budget_destroy(&caching->budget);
+    free(caching);
+}
+
+START_TEST(test_one_table_of_one_file)
+{
+    struct caching *caching = caching_new(1 << 20);
+    struct table_cache *cache = &caching->cache;
+    struct kept_table *first, *second, *third;
+    struct file_identity identity, changed;
+    const struct tensor_ref *by_name;
+    struct reason reason;
+    int fd = file_of(small, &identity);
+
+    ck_assert_int_eq(table_cache_read(cache, fd, &identity, &first, &reason), 0);
+    changed = identity;
+    changed.mode = 0100000;
+    changed.links++;
+    ck_assert_int_eq(table_cache_read(cache, -1, &changed, &second, &reason), 0);
+    ck_assert_ptr_eq(first, second);
+    ck_assert_uint_eq(caching->budget.used, first->table->bytes);
+    changed.changed.tv_nsec ^= 1;
+    ck_assert_int_eq(table_cache_read(cache, fd, &changed, &third, &reason), 0);
+    ck_assert_ptr_ne(third, first);
+    table_cache_unref(cache, third);
+    by_name = table_cache_by_name(cache, first);
+    ck_assert_ptr_nonnull(by_name);
+    ck_assert_ptr_eq(table_cache_by_name(cache, first), by_name);
+    ck_assert_int_eq(first->table->text[first->table->tensors[by_name[0].tensor].name], 'a');
+    ck_assert_uint_eq(caching->budget.used, first->table->bytes + 2 * sizeof(*by_name));
+    table_cache_unref(cache, second);
+    table_cache_forget(cache, first);
+    ck_assert_int_eq(table_cache_read(cache, fd, &identity, &second, &reason), 0);
+    ck_assert_ptr_ne(first, second);
+    table_cache_unref(cache, second);
+    table_cache_unref(cache, first);
+    close(fd);
+    caching_free(caching);
+}
+END_TEST
+
+START_TEST(test_refused_header_is_not_kept)
+{
+    struct caching *caching = caching_new(1 << 20);
+    struct file_identity identity;
+    struct kept_table *kept;
+    struct reason reason;
+    int fd = file_of("{", &identity);
+
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &kept, &reason),
+                         -EBADMSG);
+        ck_assert_str_eq(reason.rule, "InvalidHeaderDeserialization");
+    }
+    close(fd);
+    caching_free(caching);
+}
+END_TEST
+
+/* A header of `length` bytes. */
+static int
+long_file(size_t length, struct file_identity *identity)
+{
+    char *json = malloc(length + 1);
+    int fd;
+
+    ck_assert_ptr_nonnull(json);
+    memset(json, ' ', length);
+    memcpy(json, "{}", 2);
+    json[length] = '\0';
+    fd = file_of(json, identity);
+    free(json);
+    return fd;
+}
+
+START_TEST(test_header_without_room)
+{
+    struct caching *caching = caching_new(ST_PARSE_FACTOR * 200000);
+    struct file_identity identity;
+    struct kept_table *kept;
+    struct reason reason;
+    int fd = long_file(200000, &identity);
+
+    ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &kept, &reason), -ENOBUFS);
+    ck_assert_str_eq(reason.rule, "NoMemoryForHeaders");
+    ck_assert_uint_eq(caching->budget.refusals, 1);
+    caching->budget.limit *= 2;
+    ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &kept, &reason), 0);
+    table_cache_unref(&caching->cache, kept);
+    close(fd);
+    caching_free(caching);
+}
+END_TEST
+
+struct reader {
+    struct caching *caching;
+    struct file_identity identity;
+    int fd;
+    struct kept_table *kept;
+    errint_t error;
+    bool has_table; /* when it was handed out */
+};
+
+static void *
+read_one(void *arg)
+{
+    struct reader *reader = arg;
+    struct reason reason;
+
+    reader->error = table_cache_read(&reader->caching->cache, reader->fd, &reader->identity,
+                                     &reader->kept, &reason);
+    reader->has_table = !reader->error && reader->kept->table;
+    return NULL;
+}
+
+static unsigned
+references_of(struct table_cache *cache, const struct file_identity *identity)
+{
+    unsigned references;
+
+    pthread_mutex_lock(&cache->lock);
+    references = cache->buckets[(identity->inode ^ identity->device) % TABLE_BUCKETS]->references;
+    pthread_mutex_unlock(&cache->lock);
+    return references;
+}
+
+/* The first thread is held up in the budget; the second waits for its table and does not parse:
+ * its descriptor cannot be read. */
+START_TEST(test_two_threads_parse_once)
+{
+    struct caching *caching = caching_new(10 * ST_PARSE_FACTOR * 200000);
+    struct reader readers[2];
+    pthread_t threads[2];
+
+    ck_assert_int_eq(header_budget_take(&caching->budget, caching->budget.limit), 0);
+    readers[0] = (struct reader){.caching = caching};
+    readers[0].fd = long_file(200000, &readers[0].identity);
+    readers[1] = readers[0];
+    readers[1].fd = -1;
+    ck_assert_int_eq(pthread_create(&threads[0], NULL, read_one, &readers[0]), 0);
+    while (atomic_load(&caching->budget.waiters) == 0)
+        sched_yield();
+    ck_assert_int_eq(pthread_create(&threads[1], NULL, read_one, &readers[1]), 0);
+    while (references_of(&caching->cache, &readers[0].identity) < 2)
+        sched_yield();
+    header_budget_settle(&caching->budget, caching->budget.limit, 0);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        ck_assert_int_eq(readers[i].error, 0);
+        ck_assert(readers[i].has_table);
+    }
+    ck_assert_ptr_eq(readers[0].kept, readers[1].kept);
+    for (int i = 0; i < 2; i++)
+        table_cache_unref(&caching->cache, readers[i].kept);
+    close(readers[0].fd);
+    caching_free(caching);
+}
+END_TEST
+
+/* ---- what a parse takes ---- */
+
+enum { TEXT_BYTES = 16 << 20, NOISE_BYTES = 2 << 20 };
+
+static void
+entry_metadata(struct buffer *out, uint32_t i)
+{
+    if (i == 0)
+        buffer_add_text(out, "\"__metadata__\":{\"b\":\"\"");
+    else
+        buffer_add_text(out, ",\"\":\"\"");
+}
+
+static void
+entry_tensor(struct buffer *out, uint32_t i)
+{
+    buffer_addf(out, "%s\"%x\":[\"U8\",[0],[0,0]]", i ? "," : "", UINT32_MAX - i);
+}
+
+static void
+entry_byte(struct buffer *out, uint32_t i)
+{
+    buffer_addf(out, "%s\"%x\":[\"U8\",[1],[%u,%u]]", i ? "," : "", UINT32_MAX - i, i, i + 1);
+}
+
+static void
+entry_escapes(struct buffer *out, uint32_t i)
+{
+    buffer_addf(out, "%s\"\\u00e9%x\":[\"Q%x\",[],[0,0]]", i ? "," : "", UINT32_MAX - i, i);
+}
+
+static void
+entry_dims(struct buffer *out, uint32_t i)
+{
+    buffer_add_text(out, i ? ",0" : "\"a\":[\"U8\",[0");
+}
+
+static void
+entry_index(struct buffer *out, uint32_t i)
+{
+    buffer_addf(out, "%s\"%x\":\"%x.safetensors\"", i ? "," : "{\"weight_map\":{", UINT32_MAX - i,
+                i);
+}
+
+static const struct {
+    void (*entry)(struct buffer *out, uint32_t i);
+    const char *end;
+    bool is_index;
+} worst[] = {
+    {entry_metadata, "}}", false},    {entry_tensor, "}", false}, {entry_escapes, "}", false},
+    {entry_dims, "],[0,0]]}", false}, {entry_index, "}}", true},  {entry_byte, "}", false},
+};
+
+/* Gives the number of entries. */
+static uint32_t
+write_worst(int i, struct buffer *text)
+{
+    uint32_t n = 0;
+
+    if (!worst[i].is_index)
+        buffer_add_char(text, '{');
+    while (text->length < TEXT_BYTES)
+        worst[i].entry(text, n++);
+    buffer_add_text(text, worst[i].end);
+    return n;
+}
+
+/* As the cache does: the table, and its pieces when the text is gone. */
+static bool
+parse_header(struct buffer *text, uint64_t data)
+{
+    struct header_budget budget;
+    struct st_table *table = NULL;
+    struct layout *layout;
+    struct reason reason;
+
+    header_budget_init(&budget, UINT64_MAX, NULL, NULL);
+    if (st_table_parse(text->data, text->length, 8 + text->length + data, &table, &reason) != 0)
+        return false;
+    buffer_free(text);
+    layout = pieces_of_table(table, &budget);
+    return (layout != NULL) == (data > 0);
+}
+
+/* The most memory that a child had which parsed the text, or only had it. */
+static uint64_t
+peak_of(struct buffer *text, bool is_index, uint64_t data, bool parse)
+{
+    struct rusage usage;
+    struct reason reason;
+    struct st_index *index = NULL;
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        if (!parse)
+            _exit(0);
+        if (is_index)
+            _exit(st_index_parse(text->data, text->length, &index, &reason) != 0);
+        _exit(!parse_header(text, data));
+    }
+    ck_assert_int_gt(pid, 0);
+    ck_assert_int_eq(wait4(pid, &status, 0, &usage), pid);
+    ck_assert_int_eq(status, 0);
+    return (uint64_t)usage.ru_maxrss * 1024;
+}
+
+START_TEST(test_factor)
+{
+    struct buffer text = BUFFER_INIT;
+    uint64_t factor = worst[_i].is_index ? ST_INDEX_FACTOR : ST_PARSE_FACTOR;
+    uint64_t idle, parsed, data;
+
+    data = write_worst(_i, &text);
+    data = worst[_i].entry == entry_byte ? data : 0;
+    ck_assert(!buffer_failed(&text));
+    idle = peak_of(&text, worst[_i].is_index, data, false);
+    parsed = peak_of(&text, worst[_i].is_index, data, true);
+    printf("# worst %d: %.2f times the text\n", _i,
+           1 + (double)(parsed - idle) / (double)text.length);
+#ifndef __SANITIZE_ADDRESS__
+    /* The text itself is in both. */
+    ck_assert_uint_le(parsed - idle, (factor - 1) * text.length + NOISE_BYTES);
+#endif
+    ck_assert_uint_gt(factor, 1);
+    buffer_free(&text);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *made = suite_create("header_budget");
+    TCase *budget = tcase_create("budget"), *cache = tcase_create("cache"),
+          *factor = tcase_create("factor");
+
+    tcase_add_test(budget, test_take_reclaims);
+    tcase_add_test(budget, test_take_does_not_wait_for_what_is_kept);
+    tcase_add_test(budget, test_take_waits_for_others);
+    suite_add_tcase(made, budget);
+    tcase_add_test(cache, test_one_table_of_one_file);
+    tcase_add_test(cache, test_refused_header_is_not_kept);
+    tcase_add_test(cache, test_header_without_room);
+    tcase_add_test(cache, test_two_threads_parse_once);
+    suite_add_tcase(made, cache);
+    tcase_set_timeout(factor, 300);
+    tcase_add_loop_test(factor, test_factor, 0, sizeof(worst) / sizeof(worst[0]));
+    suite_add_tcase(made, factor);
+    return made;
+}
+
+#include "check_main.h"

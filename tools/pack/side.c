@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "side.h"
+
+#include "common/say.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAMES_SHOWN = 3 };
+
+/* What holds weights, in any format: the output has them as safetensors. */
+static bool
+is_weights(const char *name)
+{
+    static const char *const suffixes[] = {
+        ".safetensors", ".index.json", ".bin",       ".pt",     ".pth",  ".ckpt",
+        ".gguf",        ".ggml",       ".npy",       ".npz",    ".h5",   ".keras",
+        ".msgpack",     ".onnx",       ".onnx_data", ".tflite", ".nemo", ".incomplete",
+    };
+    size_t length = strlen(name);
+
+    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
+        size_t end = strlen(suffixes[i]);
+
+        if (length >= end && strcmp(name + length - end, suffixes[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool
+has_name(const struct side_files *files, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(files->all[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+static errint_t
+add_file(struct side_files *files, const struct found *found, const char *name,
+         struct reason *reason)
+{
+    struct side_file *all = files->all;
+    struct source_file source;
+    errint_t error = source_dir_file(found->root, name, &source);
+    char shown[QUOTED_SIZE];
+
+    if (error)
+        return reason_set(reason, error, "IoError", "%s: %s", quoted(shown, name, strlen(name)),
+                          strerror(-error));
+    if (files->count == files->room) {
+        size_t room = files->room ? 2 * files->room : 16;
+
+        all = realloc(files->all, room * sizeof(*all));
+        if (!all)
+            return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        files->all = all;
+        files->room = room;
+    }
+    all[files->count] =
+        (struct side_file){strdup(name), source_dir_backing(found->root, name, &source)};
+    files->count++;
+    if (!all[files->count - 1].name || !all[files->count - 1].backing)
+        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+    return 0;
+}
+
+/* Adds a name to a list of a few, with commas between. */
+static void
+show(struct buffer *shown, size_t count, const char *name)
+{
+    if (count < NAMES_SHOWN) {
+        buffer_add_text(shown, count ? ", " : "");
+        buffer_add_quoted(shown, name, strlen(name), SIZE_MAX);
+    } else if (count == NAMES_SHOWN) {
+        buffer_add_text(shown, ", ...");
+    }
+}
+
+static void
+print(const char *path, const struct buffer *shown, const char *what)
+{
+    char name[QUOTED_SIZE];
+
+    if (shown->length && !buffer_failed(shown))
+        complain("%s: %s: %.*s", quoted(name, path, strlen(path)), what, (int)shown->length,
+                 shown->data);
+}
+
+errint_t
+side_add(struct side_files *files, const struct found *found, const char *path,
+         struct reason *reason)
+{
+    const struct listing *listing = found->listing;
+    struct buffer twins = BUFFER_INIT, directories = BUFFER_INIT;
+    const size_t before = files->count;
+    size_t twin_count = 0, directory_count = 0;
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < listing->file_count; i++) {
+        const char *name = listing->files[i];
+
+        if (name[0] == '.' || is_weights(name))
+            continue;
+        if (has_name(files, before, name))
+            show(&twins, twin_count++, name);
+        else
+            error = add_file(files, found, name, reason);
+    }
+    for (uint32_t i = 0; !error && i < listing->directory_count; i++)
+        if (listing->directories[i][0] != '.')
+            show(&directories, directory_count++, listing->directories[i]);
+    print(path, &twins, "not copied, since an INPUT before it has files of these names");
+    print(path, &directories, "directories in it are not copied");
+    buffer_free(&twins);
+    buffer_free(&directories);
+    return error;
+}
+
+struct extent_list *
+side_list(const struct side_file *file)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+
+    extent_builder_add_backing(&builder, file->backing, 0, file->backing->identity.size);
+    return extent_builder_finish(&builder);
+}
+
+void
+side_free(struct side_files *files)
+{
+    for (size_t i = 0; i < files->count; i++) {
+        free(files->all[i].name);
+        backing_unref(files->all[i].backing);
+    }
+    free(files->all);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The files beside a checkpoint that loaders open: configuration, tokenizer, code.
+ */
+#ifndef FSTFS_PACK_SIDE_H
+#define FSTFS_PACK_SIDE_H
+
+#include "base/extent.h"
+#include "common/find.h"
+
+struct side_file {
+    char *name;
+    struct backing *backing; /* a reference */
+};
+
+/* All zero is an empty list. */
+struct side_files {
+    struct side_file *all;
+    size_t count, room;
+};
+
+/*
+ * Adds the files of the checkpoint's directory that are neither hidden nor weights, through
+ * links. A name that the list has already stays what it is. Prints what is not added and could
+ * be missed: files of the same name, directories.
+ */
+errint_t side_add(struct side_files *files, const struct found *found, const char *path,
+                  struct reason *reason);
+
+/* The whole file as a list; NULL: no memory. */
+struct extent_list *side_list(const struct side_file *file);
+
+void side_free(struct side_files *files);
+
+#endif

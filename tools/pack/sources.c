@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sources.h"
+
+#include "client/mount.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Adds the file that `real` leads to, as one that was given as `path`. */
+static errint_t
+add_file(struct sources *sources, const char *real, const char *path)
+{
+    struct stat st;
+    size_t number;
+
+    if (stat(real, &st) < 0)
+        return 0; /* whoever reads it says so */
+    if (sources->count == sources->room) {
+        size_t room = sources->room ? 2 * sources->room : 16;
+        char **paths = realloc(sources->paths, room * sizeof(*paths));
+
+        if (!paths)
+            return -ENOMEM;
+        sources->paths = paths;
+        sources->room = room;
+    }
+    number = seen_add(&sources->seen, st.st_dev, st.st_ino, sources->count + 1);
+    if (number <= sources->count)
+        return number ? 0 : -ENOMEM;
+    sources->paths[sources->count] = strdup(path);
+    return sources->paths[sources->count++] ? 0 : -ENOMEM;
+}
+
+static errint_t
+add_shards(struct sources *sources, const struct mount_origin *origin, const char *path)
+{
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < origin->shard_count; i++) {
+        char *shard;
+
+        if (asprintf(&shard, "%s/%s", origin->directory, origin->shards[i]) < 0)
+            return -ENOMEM;
+        error = add_file(sources, shard, path);
+        free(shard);
+    }
+    return error;
+}
+
+errint_t
+sources_add(struct sources *sources, const char *path)
+{
+    struct mount_origin origin;
+    struct mount_extent extent;
+    errint_t error = add_file(sources, path, path);
+
+    if (error || !mount_is_ours(path))
+        return error;
+    if (mount_extent(path, &extent) == 0) {
+        error = add_file(sources, extent.path, path);
+        free(extent.path);
+    } else if (mount_origin(path, &origin) == 0) {
+        error = add_shards(sources, &origin, path);
+        mount_origin_free(&origin);
+    }
+    return error;
+}
+
+const char *
+sources_find(const struct sources *sources, uint64_t device, uint64_t inode)
+{
+    size_t number = seen_find(&sources->seen, device, inode);
+
+    return number ? sources->paths[number - 1] : NULL;
+}
+
+void
+sources_free(struct sources *sources)
+{
+    for (size_t i = 0; i < sources->count; i++)
+        free(sources->paths[i]);
+    free(sources->paths);
+    seen_free(&sources->seen);
+}

@@ -2,20 +2,10 @@
 #include "base/histogram.h"
 
 #include <inttypes.h>
-#include <time.h>
 
 #define LEAST_US UINT64_C(64)
 #define US UINT64_C(1000)
 #define SECOND UINT64_C(1000000000)
-
-uint64_t
-monotonic_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
-}
 
 static uint64_t
 bound_us(unsigned bucket)

@@ -8,6 +8,7 @@
 #define FSTFS_BASE_HISTOGRAM_H
 
 #include "base/buffer.h"
+#include "base/clock.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -23,9 +24,6 @@ struct histogram_snapshot {
     uint64_t counts[HISTOGRAM_BUCKETS];
     uint64_t nanoseconds;
 };
-
-/* CLOCK_MONOTONIC in nanoseconds. */
-uint64_t monotonic_ns(void);
 
 void histogram_add(struct histogram *histogram, uint64_t nanoseconds);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/lease.h"
 
+#include "base/thread.h"
 #include "base/timestamp.h"
 
 #include <errno.h>
@@ -188,7 +189,6 @@ close_ended(void)
 static void *
 tidy_until_stopped(void *arg)
 {
-    struct timespec until;
     uint64_t now;
 
     pthread_mutex_lock(&leases.lock);
@@ -203,9 +203,7 @@ tidy_until_stopped(void *arg)
         if (leases.count == 0) {
             pthread_cond_wait(&leases.wake, &leases.lock);
         } else {
-            clock_gettime(CLOCK_MONOTONIC, &until);
-            until.tv_sec += TIDY_MS / 1000;
-            pthread_cond_timedwait(&leases.wake, &leases.lock, &until);
+            condition_wait(&leases.wake, &leases.lock, monotonic_ns() + TIDY_MS * 1000000u);
         }
         leases.quiet = false;
     }
@@ -228,14 +226,10 @@ default_most(void)
 errint_t
 lease_start(unsigned most, lease_ended ended)
 {
-    pthread_condattr_t monotonic;
     sigset_t set;
     int error;
 
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&leases.wake, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&leases.wake);
     leases.most = most ? most : default_most();
     leases.ended = ended;
     leases.stopping = false;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/parallel.h"
 
+#include "base/thread.h"
+
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -66,17 +67,12 @@ parallel_for(size_t count, unsigned threads, void (*work)(void *arg, size_t i), 
     pthread_t others[PARALLEL_HELPERS_MOST];
     size_t wanted = threads < count ? threads : count;
     unsigned reserved, made = 0;
-    sigset_t all, before;
 
     if (wanted > PARALLEL_HELPERS_MOST)
         wanted = PARALLEL_HELPERS_MOST;
     reserved = wanted > 1 ? reserve_helpers((unsigned)wanted - 1) : 0;
-    /* Signals are for the thread that waits for them, not for helpers. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (made < reserved && pthread_create(&others[made], NULL, run_helper, &loop) == 0)
+    while (made < reserved && thread_start(&others[made], run_helper, &loop) == 0)
         made++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     depth++;
     take_turns(&loop);
     depth--;

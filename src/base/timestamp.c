@@ -10,15 +10,6 @@
 /* The clocks of a server and of this machine are assumed to differ by no more. */
 #define CLOCK_SKEW_NS (10 * SECOND_NS)
 
-uint64_t
-monotonic_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* Nanoseconds since `then`; about 292 years at most. */
 static int64_t
 age_ns(const struct timespec *then)

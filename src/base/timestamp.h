@@ -5,12 +5,11 @@
 #ifndef FSTFS_BASE_TIMESTAMP_H
 #define FSTFS_BASE_TIMESTAMP_H
 
+#include "base/clock.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
-
-/* Milliseconds of a clock that only goes forward. */
-uint64_t monotonic_ms(void);
 
 /*
  * Nanoseconds to wait until any later change of the file has a change time other than

@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "catalog/header_budget.h"
 
+#include "base/clock.h"
+#include "base/thread.h"
+
 #include <errno.h>
-#include <time.h>
 
 void
 header_budget_init(struct header_budget *budget, uint64_t limit, bool (*reclaim)(void *arg),
                    void *arg)
 {
-    pthread_condattr_t monotonic;
-
     *budget = (struct header_budget){.limit = limit, .reclaim = reclaim, .reclaim_arg = arg};
     pthread_mutex_init(&budget->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&budget->released, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&budget->released);
 }
 
 void
@@ -58,13 +55,11 @@ charge_or_reclaim_locked(struct header_budget *budget, uint64_t bytes)
 static bool
 wait_for_release_locked(struct header_budget *budget, uint64_t seen)
 {
-    struct timespec deadline;
+    uint64_t deadline = monotonic_ns() + HEADER_BUDGET_WAIT_SECONDS * UINT64_C(1000000000);
 
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
-    deadline.tv_sec += HEADER_BUDGET_WAIT_SECONDS;
     atomic_fetch_add(&budget->waiters, 1);
     while (seen == budget->releases)
-        if (pthread_cond_timedwait(&budget->released, &budget->lock, &deadline) == ETIMEDOUT)
+        if (!condition_wait(&budget->released, &budget->lock, deadline))
             break;
     atomic_fetch_sub(&budget->waiters, 1);
     return seen != budget->releases;

@@ -15,6 +15,7 @@
 #include "client/read.h"
 
 #include "base/histogram.h"
+#include "base/thread.h"
 #include "client/gpu/device.h"
 #include "client/gpu/pipeline.h"
 #include "io/storage.h"
@@ -23,7 +24,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define WINDOW (1024 * 1024) /* larger reads bring no more from any storage */
 /* Bytes under way at first: few, for what is copied soon is still in the processor's
@@ -323,7 +323,6 @@ static struct fstfs_read *
 read_new(size_t count, const struct fstfs_read_options *options)
 {
     struct fstfs_read *read = calloc(1, sizeof(*read));
-    pthread_condattr_t monotonic;
 
     if (!read)
         return NULL;
@@ -339,10 +338,7 @@ read_new(size_t count, const struct fstfs_read_options *options)
     read->most_bytes = FIRST_BYTES;
     pthread_mutex_init(&read->telling, NULL);
     pthread_mutex_init(&read->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&read->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&read->changed);
     return read;
 }
 
@@ -465,34 +461,19 @@ fstfs_start(struct fstfs_checkpoint *checkpoint, struct fstfs_request *requests,
     return 0;
 }
 
-static struct timespec
-time_in(int milliseconds)
-{
-    struct timespec until;
-
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += milliseconds / 1000;
-    until.tv_nsec += milliseconds % 1000 * 1000000L;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
-    return until;
-}
-
 int
 fstfs_wait(struct fstfs_read *read, int milliseconds)
 {
-    struct timespec until = time_in(milliseconds > 0 ? milliseconds : 0);
+    uint64_t until = monotonic_ns() + (milliseconds > 0 ? (uint64_t)milliseconds * 1000000 : 0);
+    bool late = false;
     errint_t result;
-    int late = 0;
 
     pthread_mutex_lock(&read->lock);
     while (!read->ended && !late) {
         if (milliseconds < 0)
             pthread_cond_wait(&read->changed, &read->lock);
         else
-            late = pthread_cond_timedwait(&read->changed, &read->lock, &until);
+            late = !condition_wait(&read->changed, &read->lock, until);
     }
     result = read->ended ? read->result : -EINPROGRESS;
     pthread_mutex_unlock(&read->lock);

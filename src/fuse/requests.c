@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/requests.h"
-#include "base/timestamp.h"
+#include "base/clock.h"
+#include "base/thread.h"
 
 #include "catalog/catalog.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     LANE_BUCKETS = 4096,
@@ -530,12 +529,10 @@ find_due(struct requests *requests, uint64_t *until)
 static void
 wait_until(struct requests *requests, uint64_t until)
 {
-    struct timespec at = {(time_t)(until / 1000), (long)(until % 1000) * 1000000};
-
     if (until == UINT64_MAX)
         pthread_cond_wait(&requests->changed, &requests->lock);
     else
-        pthread_cond_timedwait(&requests->changed, &requests->lock, &at);
+        condition_wait(&requests->changed, &requests->lock, until * 1000000);
 }
 
 static void *
@@ -565,7 +562,6 @@ errint_t
 requests_new(void *userdata, void (*release)(void *userdata, void *handle), struct requests **out)
 {
     struct requests *requests = calloc(1, sizeof(*requests));
-    pthread_condattr_t monotonic;
 
     if (!requests)
         return -ENOMEM;
@@ -573,10 +569,7 @@ requests_new(void *userdata, void (*release)(void *userdata, void *handle), stru
     requests->release = release;
     requests->all.level = LEVEL_ALL;
     pthread_mutex_init(&requests->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&requests->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&requests->changed);
     *out = requests;
     return 0;
 }
@@ -584,16 +577,12 @@ requests_new(void *userdata, void (*release)(void *userdata, void *handle), stru
 errint_t
 requests_start(struct requests *requests, struct view *view)
 {
-    sigset_t all, before;
-    int error;
+    errint_t error;
 
     requests->view = view;
-    sigfillset(&all); /* signals are for the thread that waits for them */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&requests->answerer, NULL, answer_interrupted, requests);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    error = thread_start(&requests->answerer, answer_interrupted, requests);
     requests->has_answerer = error == 0;
-    return -error;
+    return error;
 }
 
 void

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/shutdown.h"
 
+#include "base/clock.h"
+#include "base/thread.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <time.h>
 #include <unistd.h>
 
 static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
@@ -82,14 +84,11 @@ shutdown_release_signals(void)
 static bool
 await_stop(void)
 {
-    struct timespec until;
+    uint64_t until = monotonic_ns() + SHUTDOWN_MS * UINT64_C(1000000);
     bool stopping;
 
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += SHUTDOWN_MS / 1000;
     pthread_mutex_lock(&watch.lock);
-    while (!watch.stopping &&
-           pthread_cond_timedwait(&watch.stopped, &watch.lock, &until) != ETIMEDOUT)
+    while (!watch.stopping && condition_wait(&watch.stopped, &watch.lock, until))
         continue;
     stopping = watch.stopping;
     pthread_mutex_unlock(&watch.lock);
@@ -151,23 +150,15 @@ watch_until_end(void *arg)
 errint_t
 shutdown_start(const struct shutdown_calls *calls)
 {
-    pthread_condattr_t monotonic;
-    sigset_t all, mask;
-    int error;
+    errint_t error;
 
     pthread_mutex_init(&watch.lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&watch.stopped, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&watch.stopped);
     watch.calls = *calls;
     watch.server = pthread_self();
-    sigfillset(&all); /* a signal must wake the thread that serves */
-    pthread_sigmask(SIG_SETMASK, &all, &mask);
-    error = pthread_create(&watch.thread, NULL, watch_until_end, NULL);
-    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    error = thread_start(&watch.thread, watch_until_end, NULL);
     watch.started = error == 0;
-    return -error;
+    return error;
 }
 
 void

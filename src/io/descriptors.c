@@ -25,7 +25,7 @@ struct slot {
     int fd; /* -1: not open */
     unsigned holders; /* of fd */
     bool opening; /* somebody is at it... */
-    struct job *kept, **last_kept; /* ...and these wait for that */
+    struct fifo kept; /* ...and these wait for that */
     unsigned round; /* the owner's when it became idle */
     struct slot *previous, *next; /* in the owner's idle list; NULL: not there */
 };
@@ -191,7 +191,6 @@ attach(struct descriptors *descriptors, struct backing *backing)
     for (int i = 0; i < ACCESS_COUNT; i++) {
         state->slots[i].state = state;
         state->slots[i].fd = -1;
-        state->slots[i].last_kept = &state->slots[i].kept;
     }
     atomic_init(&state->direct_refused, !descriptors->direct);
     state->next = &descriptors->states;
@@ -474,30 +473,26 @@ descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing
     slot = &state->slots[access];
     pthread_mutex_lock(&attach_lock);
     keep = slot->opening && slot->fd < 0;
-    if (keep) {
-        job->next = NULL;
-        *slot->last_kept = job;
-        slot->last_kept = &job->next;
-    }
+    if (keep)
+        fifo_add(&slot->kept, &job->node);
     slot->opening = true;
     pthread_mutex_unlock(&attach_lock);
     return !keep;
 }
 
-struct job *
+struct fifo
 descriptors_acquired(struct descriptors *descriptors, struct backing *backing, enum access access)
 {
     struct state *state = state_of(descriptors, backing);
     struct slot *slot;
-    struct job *kept;
+    struct fifo kept;
 
     if (!state)
-        return NULL;
+        return (struct fifo){0};
     slot = &state->slots[access];
     pthread_mutex_lock(&attach_lock);
     kept = slot->kept;
-    slot->kept = NULL;
-    slot->last_kept = &slot->kept;
+    slot->kept = (struct fifo){0};
     slot->opening = false;
     pthread_mutex_unlock(&attach_lock);
     return kept;

@@ -68,7 +68,7 @@ void descriptors_release(struct descriptors *descriptors, struct backing *backin
  */
 bool descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
                              enum access access, struct job *job);
-struct job *descriptors_acquired(struct descriptors *descriptors, struct backing *backing,
+struct fifo descriptors_acquired(struct descriptors *descriptors, struct backing *backing,
                                  enum access access);
 
 /* A direct read was refused: this file is read through the page cache from now on. */

@@ -5,7 +5,8 @@
  */
 #include "io/io.h"
 
-#include "base/timestamp.h"
+#include "base/clock.h"
+#include "base/thread.h"
 #include "io/engine.h"
 #include "io/reclaim.h"
 #include "io/request.h"
@@ -104,7 +105,6 @@ static void
 io_init(struct io *io, const struct io_options *options)
 {
     uint64_t budget = options->memory ? options->memory : default_memory();
-    pthread_condattr_t monotonic;
 
     if (budget < MEMORY_MIN)
         budget = MEMORY_MIN;
@@ -115,11 +115,8 @@ io_init(struct io *io, const struct io_options *options)
     if (!options->no_prefetch)
         io->limits.window_max = budget / 4 < WINDOW_MAX ? budget / 4 : WINDOW_MAX;
     io->queue_end = &io->queued;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&io->drained, NULL);
-    pthread_cond_init(&io->reclaim, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&io->reclaim);
 }
 
 errint_t

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/reclaim.h"
 
+#include "base/thread.h"
 #include "io/engine.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <signal.h>
-#include <time.h>
 
 #define TICK_SECONDS 1
 #define IDLE_TICKS 5 /* after which a chunk is evicted, and spare buffers are freed */
@@ -25,7 +23,7 @@ reclaim_run(void *arg)
     struct io *io = arg;
     struct chunk_cache *cache = &io->cache;
     unsigned descriptors = 0;
-    struct timespec until;
+    uint64_t until;
 
     pthread_setname_np(pthread_self(), "fstfs-reclaim");
     pthread_mutex_lock(&cache->lock);
@@ -36,10 +34,8 @@ reclaim_run(void *arg)
             pthread_cond_wait(&io->reclaim, &cache->lock);
             continue;
         }
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += TICK_SECONDS;
-        while (!io->is_stopping &&
-               pthread_cond_timedwait(&io->reclaim, &cache->lock, &until) != ETIMEDOUT)
+        until = monotonic_ns() + TICK_SECONDS * UINT64_C(1000000000);
+        while (!io->is_stopping && condition_wait(&io->reclaim, &cache->lock, until))
             continue;
         chunk_cache_expire(cache, IDLE_TICKS);
         if (cache->ticks % IDLE_TICKS == 0)
@@ -55,15 +51,10 @@ reclaim_run(void *arg)
 errint_t
 reclaim_start(struct io *io)
 {
-    sigset_t all, before;
-    int error;
+    errint_t error = thread_start(&io->reclaim_thread, reclaim_run, io);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&io->reclaim_thread, NULL, reclaim_run, io);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     io->has_reclaim_thread = error == 0;
-    return -error;
+    return error;
 }
 
 void

@@ -3,12 +3,12 @@
 
 #include "base/histogram.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "io/concurrency.h"
 
 #include <errno.h>
 #include <liburing.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,14 +27,10 @@ enum { MOST_REFUSALS = 1000 };
 #define LEAST_SHARE_OF_OTHERS(depth) ((depth) > 8 ? (depth) / 8 : 1)
 #define MOST_SHARE_OF_OTHERS(depth) ((depth) / 4 * 3)
 
-struct queue {
-    struct ring_read *first, **last;
-};
-
 struct ring {
     /* By any thread, guarded by `lock`. */
     pthread_mutex_t lock;
-    struct queue urgent, others;
+    struct fifo urgent, others;
     bool awake; /* the thread will look at the queues before it sleeps */
     bool stopping;
     /* By the ring's thread alone. */
@@ -54,34 +50,6 @@ struct ring {
     bool start_ended;
     errint_t start_result;
 };
-
-static void
-queue_init(struct queue *queue)
-{
-    queue->first = NULL;
-    queue->last = &queue->first;
-}
-
-static void
-queue_add(struct queue *queue, struct ring_read *read)
-{
-    read->next = NULL;
-    *queue->last = read;
-    queue->last = &read->next;
-}
-
-static struct ring_read *
-queue_take(struct queue *queue)
-{
-    struct ring_read *read = queue->first;
-
-    if (read) {
-        queue->first = read->next;
-        if (!queue->first)
-            queue->last = &queue->first;
-    }
-    return read;
-}
 
 /* Does nothing by way of the ring: a sandbox may let it be made and not be used. */
 static errint_t
@@ -201,11 +169,11 @@ fill(struct ring *ring)
 
     pthread_mutex_lock(&ring->lock);
     while (ring->in_flight < ring->depth) {
-        struct ring_read *read = queue_take(&ring->urgent);
+        struct ring_read *read = fifo_take(&ring->urgent);
 
         if (!read && ring->others.first &&
             concurrency_allows(&ring->others_at_once, ring->others_in_flight))
-            read = queue_take(&ring->others);
+            read = fifo_take(&ring->others);
         if (!read)
             break;
         if (!now)
@@ -293,21 +261,20 @@ give_back(struct ring *ring)
     const struct io_uring_sq *queue = &ring->uring.sq;
     unsigned prepared = io_uring_sq_ready(&ring->uring);
     struct ring_read *read;
-    struct queue back;
+    struct fifo back = {0};
 
-    queue_init(&back);
     for (unsigned at = queue->sqe_tail - prepared; at != queue->sqe_tail; at++) {
         read = (struct ring_read *)(uintptr_t)queue->sqes[at & queue->ring_mask].user_data;
         if (read) {
             forget_read(ring, read);
-            queue_add(&back, read);
+            fifo_add(&back, &read->node);
         }
     }
     pthread_mutex_lock(&ring->lock);
-    while ((read = queue_take(&ring->urgent)) || (read = queue_take(&ring->others)))
-        queue_add(&back, read);
+    while ((read = fifo_take(&ring->urgent)) || (read = fifo_take(&ring->others)))
+        fifo_add(&back, &read->node);
     pthread_mutex_unlock(&ring->lock);
-    while ((read = queue_take(&back)))
+    while ((read = fifo_take(&back)))
         read->complete(read, -ECANCELED);
 }
 
@@ -374,15 +341,10 @@ ring_main(void *arg)
 static errint_t
 start(struct ring *ring)
 {
-    sigset_t all, before;
-    int error;
+    errint_t error = thread_start(&ring->thread, ring_main, ring);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&ring->thread, NULL, ring_main, ring);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
-        return -error;
+        return error;
     pthread_mutex_lock(&ring->lock);
     while (!ring->start_ended)
         pthread_cond_wait(&ring->started, &ring->lock);
@@ -412,8 +374,6 @@ ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason 
         return reason_set(reason, -ENOMEM, "Memory", "no memory for a ring");
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->started, NULL);
-    queue_init(&made->urgent);
-    queue_init(&made->others);
     made->depth = depth;
     made->rings = rings;
     concurrency_init(&made->others_at_once, LEAST_SHARE_OF_OTHERS(depth),
@@ -462,7 +422,7 @@ ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
         pthread_mutex_unlock(&ring->lock);
         return false;
     }
-    queue_add(urgent ? &ring->urgent : &ring->others, read);
+    fifo_add(urgent ? &ring->urgent : &ring->others, &read->node);
     asleep = !ring->awake;
     ring->awake = true;
     pthread_mutex_unlock(&ring->lock);

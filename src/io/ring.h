@@ -7,6 +7,7 @@
 #define FSTFS_IO_RING_H
 
 #include "base/error.h"
+#include "base/fifo.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,7 +24,7 @@ struct rings {
 };
 
 struct ring_read {
-    struct ring_read *next;
+    struct fifo_node node;
     int fd;
     int flags; /* RWF_... */
     void *buffer;

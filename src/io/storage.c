@@ -377,12 +377,13 @@ acquire(struct storage *storage, const struct storage_read *read)
 
 /* Those that waited for the same open: it gave them a descriptor too, or a reason. */
 static void
-pass_on(struct storage *storage, struct job *kept, int fd)
+pass_on(struct storage *storage, struct fifo kept, int fd)
 {
-    while (kept) {
-        struct storage_read *read = read_of_job(kept);
+    struct job *job;
 
-        kept = kept->next;
+    while ((job = fifo_take(&kept))) {
+        struct storage_read *read = read_of_job(job);
+
         if (fd >= 0 || fd == -EOPNOTSUPP)
             give_to_worker(storage, read);
         else

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/workers.h"
 
+#include "base/thread.h"
+
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
-
-struct queue {
-    struct job *first, **last;
-};
 
 struct workers {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work;
-    struct queue urgent, others;
+    struct fifo urgent, others;
     bool stopping;
     unsigned waiting; /* jobs in the queues */
     unsigned idle; /* threads that wait, or are about to wake */
@@ -21,34 +18,6 @@ struct workers {
     unsigned most;
     pthread_t threads[];
 };
-
-static void
-queue_init(struct queue *queue)
-{
-    queue->first = NULL;
-    queue->last = &queue->first;
-}
-
-static void
-queue_add(struct queue *queue, struct job *job)
-{
-    job->next = NULL;
-    *queue->last = job;
-    queue->last = &job->next;
-}
-
-static struct job *
-queue_take(struct queue *queue)
-{
-    struct job *job = queue->first;
-
-    if (job) {
-        queue->first = job->next;
-        if (!queue->first)
-            queue->last = &queue->first;
-    }
-    return job;
-}
 
 /* The next job, or NULL when there will be none. */
 static struct job *
@@ -58,9 +27,9 @@ take(struct workers *workers)
 
     pthread_mutex_lock(&workers->lock);
     for (;;) {
-        job = queue_take(&workers->urgent);
+        job = fifo_take(&workers->urgent);
         if (!job)
-            job = queue_take(&workers->others);
+            job = fifo_take(&workers->others);
         workers->waiting -= job != NULL;
         if (job || workers->stopping)
             break;
@@ -88,16 +57,11 @@ work(void *arg)
 static errint_t
 add_thread(struct workers *workers)
 {
-    sigset_t all, before;
-    int error;
+    errint_t error = thread_start(&workers->threads[workers->count], work, workers);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&workers->threads[workers->count], NULL, work, workers);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error == 0)
         workers->count++;
-    return -error;
+    return error;
 }
 
 errint_t
@@ -110,8 +74,6 @@ workers_new(unsigned most, struct workers **workers)
         return -ENOMEM;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->work, NULL);
-    queue_init(&made->urgent);
-    queue_init(&made->others);
     made->most = most;
     /* One at least, so that no job can be left lying later. */
     pthread_mutex_lock(&made->lock);
@@ -145,7 +107,7 @@ void
 workers_add(struct workers *workers, struct job *job, bool urgent)
 {
     pthread_mutex_lock(&workers->lock);
-    queue_add(urgent ? &workers->urgent : &workers->others, job);
+    fifo_add(urgent ? &workers->urgent : &workers->others, &job->node);
     workers->waiting++;
     /* No job may have to wait for another, which may be long. */
     if (workers->waiting > workers->idle && workers->count < workers->most && !workers->stopping)

@@ -7,13 +7,14 @@
 #define FSTFS_IO_WORKERS_H
 
 #include "base/error.h"
+#include "base/fifo.h"
 
 #include <stdbool.h>
 
 struct workers;
 
 struct job {
-    struct job *next;
+    struct fifo_node node;
     void (*run)(struct job *job); /* from a worker; the job may be gone after it */
 };
 

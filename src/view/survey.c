@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/survey.h"
 
-#include "base/timestamp.h"
+#include "base/clock.h"
+#include "base/thread.h"
 #include "view/derived.h"
 #include "view/listing.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct directories {
     struct source_dir **all; /* counted references */
@@ -208,16 +207,11 @@ run_surveys(void *arg)
 static void
 start_thread(struct survey *survey)
 {
-    sigset_t all, before;
-
     if (survey->is_running || survey->stop)
         return;
     if (survey->has_thread)
         pthread_join(survey->thread, NULL); /* it has nothing left to do but to end */
-    sigfillset(&all); /* signals are for the thread that waits for them */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    survey->has_thread = pthread_create(&survey->thread, NULL, run_surveys, survey) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    survey->has_thread = thread_start(&survey->thread, run_surveys, survey) == 0;
     survey->is_running = survey->has_thread;
 }
 
@@ -225,7 +219,6 @@ bool
 survey_refresh(struct survey *survey)
 {
     uint64_t until = monotonic_ms() + SURVEY_WAIT_MS, number;
-    struct timespec at = {(time_t)(until / 1000), (long)(until % 1000) * 1000000};
     bool complete;
 
     pthread_mutex_lock(&survey->lock);
@@ -234,7 +227,7 @@ survey_refresh(struct survey *survey)
     if (survey->waiters < SURVEY_WAITERS) {
         survey->waiters++;
         while (survey->is_running && survey->done < number &&
-               pthread_cond_timedwait(&survey->changed, &survey->lock, &at) == 0)
+               condition_wait(&survey->changed, &survey->lock, until * 1000000))
             ;
         survey->waiters--;
     }
@@ -282,17 +275,13 @@ struct survey *
 survey_new(struct catalog *catalog, const struct view_options *options)
 {
     struct survey *survey = calloc(1, sizeof(*survey));
-    pthread_condattr_t monotonic;
 
     if (!survey)
         return NULL;
     survey->catalog = catalog;
     survey->options = *options;
     pthread_mutex_init(&survey->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&survey->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&survey->changed);
     return survey;
 }
 

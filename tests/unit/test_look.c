@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When the catalog looks at the files of a checkpoint again, and who waits for that: with a clock
  * and a storage that the test holds. The linker puts them in the place of the real ones. */
-#include "base/timestamp.h"
+#include "base/clock.h"
 #include "catalog/private.h"
 #include "expect.h"
 

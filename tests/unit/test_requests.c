@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which requests run, which are queued, in which order, and how those end that are interrupted.
  * What requests.c calls of libfuse and of the view is here, and so is the clock. */
-#include "base/timestamp.h"
+#include "base/clock.h"
 #include "fuse/requests.h"
 
 #include "expect.h"
@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { CALLS_MOST = 20000, STACK_BYTES = 256 << 10 };
 
@@ -262,10 +261,7 @@ release(void *userdata, void *handle)
 static void
 setup(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    atomic_store(&now_ms, (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000);
+    atomic_store(&now_ms, monotonic_ns() / 1000000);
     calls = calloc(CALLS_MOST, sizeof(*calls));
     ck_assert_ptr_nonnull(calls);
     test_thread = pthread_self();

@@ -5,6 +5,7 @@
  */
 #include "device.h"
 
+#include "base/clock.h"
 #include "client/gpu/cuda.h"
 #include "fstfs.h"
 
@@ -17,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
@@ -72,15 +72,6 @@ must(const struct job *job, CUresult result, const char *function)
 
     if (cuda_check(&job->cuda, result, function, &reason))
         die(job, 1, "%s: %s", job->name, reason.text);
-}
-
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 static void *
@@ -217,7 +208,7 @@ load_tensors(struct job *job, struct tensors *tensors, CUdeviceptr memory)
     struct fstfs_read_options options = {
         .progress = show_progress, .arg = job, .device = job->device};
     struct fstfs_checkpoint *checkpoint;
-    double start = now();
+    double start = monotonic_seconds();
 
     if (fstfs_open(job->fstfs, job->load->path, &checkpoint) < 0)
         die(job, 1, "%s", fstfs_error());
@@ -228,7 +219,7 @@ load_tensors(struct job *job, struct tensors *tensors, CUdeviceptr memory)
     }
     if (fstfs_read(checkpoint, tensors->requests, tensors->count, &options) < 0)
         die(job, 1, "%s", fstfs_error());
-    return now() - start;
+    return monotonic_seconds() - start;
 }
 
 /* As struct reader_result says, of the tensors in the device. */
@@ -278,11 +269,11 @@ copy_pinned(const struct job *job, CUdeviceptr to, size_t room)
             return 0;
         if (i == 0) { /* the first one is not timed: it may have to begin something */
             must(job, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
-            start = now();
+            start = monotonic_seconds();
         }
     }
     must(job, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
-    return (double)size * COPIES / (now() - start);
+    return (double)size * COPIES / (monotonic_seconds() - start);
 }
 
 static void __attribute__((noreturn)) load_all(struct job *job)

@@ -5,6 +5,8 @@
  */
 #include "readers.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +20,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096u
@@ -60,15 +61,6 @@ die(const struct job *job, int status, const char *format, ...)
     vdprintf(job->out, format, args);
     va_end(args);
     _exit(status);
-}
-
-static uint64_t
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 static const char *
@@ -374,12 +366,12 @@ run_thread(void *arg)
     uint64_t time, seen = 0;
 
     pthread_barrier_wait(&shared->start);
-    time = now();
+    time = monotonic_ns();
     atomic_compare_exchange_strong(&shared->started, &seen, time);
     if (job->reader->kind != READER_FILE)
         open_files(job);
     atomic_fetch_add(&shared->sum, read_claimed(job, buffer));
-    time = now();
+    time = monotonic_ns();
     seen = atomic_load(&shared->ended);
     while (seen < time && !atomic_compare_exchange_weak(&shared->ended, &seen, time)) {
     }

@@ -8,6 +8,7 @@
 #include "deep.h"
 
 #include "base/histogram.h"
+#include "base/thread.h"
 #include "common/progress.h"
 #include "io/storage.h"
 #include "values.h"
@@ -383,7 +384,7 @@ run_threads(struct deep *deep, struct progress *progress)
     deep->depth = deep->depth > DEPTH_MOST ? DEPTH_MOST : deep->depth;
     while (made < wanted) {
         atomic_fetch_add(&deep->running, 1);
-        if (pthread_create(&threads[made], NULL, run_thread, deep) != 0) {
+        if (thread_start(&threads[made], run_thread, deep) != 0) {
             atomic_fetch_sub(&deep->running, 1);
             break;
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/progress.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
 #include <signal.h>
@@ -8,7 +9,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { BAR = 24, BAR_LEAST = 8, COLUMNS = 80 };
@@ -37,15 +37,6 @@ progress_signal(void)
     return caught;
 }
 
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 void
 progress_begin(struct progress *progress, uint64_t all)
 {
@@ -54,7 +45,7 @@ progress_begin(struct progress *progress, uint64_t all)
 
     *progress = (struct progress){
         .shown = isatty(STDERR_FILENO),
-        .begin = now(),
+        .begin = monotonic_seconds(),
         .all = all,
         .running = shared == MAP_FAILED ? NULL : shared,
     };
@@ -111,7 +102,7 @@ draw(struct progress *progress)
     size_t width = columns(), taken, length;
 
     share = share > 1 ? 1 : share;
-    progress->drawn = now();
+    progress->drawn = monotonic_seconds();
     say_rest(progress, done, share, rest);
     taken = strlen("[] 100% ") + strlen(rest) + 1; /* the last column stays free */
     if (taken + BAR_LEAST > width) {
@@ -161,7 +152,7 @@ progress_tick(void *arg)
 {
     struct progress *progress = arg;
 
-    if (progress->shown && now() - progress->drawn > 0.1)
+    if (progress->shown && monotonic_seconds() - progress->drawn > 0.1)
         draw(progress);
     return caught == 0;
 }

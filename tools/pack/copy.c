@@ -7,6 +7,8 @@
  */
 #include "copy.h"
 
+#include "base/clock.h"
+#include "base/thread.h"
 #include "io/io.h"
 
 #include <errno.h>
@@ -18,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -238,17 +239,13 @@ await_slot(struct run *run, struct progress *progress)
 
     pthread_mutex_lock(&run->lock);
     while (!slot && !run->error) {
-        struct timespec until;
-
         slot = run->idle;
         if (slot) {
             run->idle = slot->next;
             run->under_way++;
             break;
         }
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec++;
-        pthread_cond_timedwait(&run->changed, &run->lock, &until);
+        condition_wait(&run->changed, &run->lock, monotonic_ns() + 1000000000);
         if (!progress_tick(progress))
             break;
     }
@@ -280,11 +277,7 @@ await_all(struct run *run, struct progress *progress)
 {
     pthread_mutex_lock(&run->lock);
     while (run->under_way > 0) {
-        struct timespec until;
-
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec++;
-        pthread_cond_timedwait(&run->changed, &run->lock, &until);
+        condition_wait(&run->changed, &run->lock, monotonic_ns() + 1000000000);
         progress_tick(progress);
     }
     run->ended = true;
@@ -305,7 +298,7 @@ run_ranges(struct run *run, const struct range *ranges, size_t count, struct pro
     unsigned made = 0;
 
     pthread_mutex_init(&run->lock, NULL);
-    pthread_cond_init(&run->changed, NULL);
+    condition_init(&run->changed);
     run->done = progress->running;
     for (size_t i = 0; i < PIECES; i++) {
         run->copier->slots[i].other =
@@ -313,7 +306,7 @@ run_ranges(struct run *run, const struct range *ranges, size_t count, struct pro
         run->copier->slots[i].next = run->idle;
         run->idle = &run->copier->slots[i];
     }
-    while (made < WRITERS && pthread_create(&writers[made], NULL, run_writer, run) == 0)
+    while (made < WRITERS && thread_start(&writers[made], run_writer, run) == 0)
         made++;
     if (made == 0)
         return reason_set(reason, -EAGAIN, "Threads", "no thread can be made");

@@ -2,6 +2,7 @@
 /*
  * fstfs-pack: real files of what the views of a mount show.
  */
+#include "base/clock.h"
 #include "catalog/group.h"
 #include "common/mounts.h"
 #include "common/progress.h"
@@ -22,7 +23,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { DONE = 0, FAILED = 1, WRONG = 2 };
@@ -47,15 +47,6 @@ static bool
 is_cut(const struct options *options)
 {
     return options->shards || options->shard_size;
-}
-
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 /* ---- what the files are made of ---- */
@@ -384,7 +375,7 @@ run(const struct options *options)
     struct pack pack = {.options = options};
     char output[QUOTED_SIZE];
     struct reason reason;
-    double begin = now();
+    double begin = monotonic_seconds();
     errint_t error;
 
     pack.place = (struct place){.parent = -1, .directory = -1};
@@ -398,7 +389,7 @@ run(const struct options *options)
             complain("%s: %s", quoted(output, options->output, strlen(options->output)),
                      reason.text);
         else
-            say_done(&pack, now() - begin);
+            say_done(&pack, monotonic_seconds() - begin);
     }
     for (size_t i = 0; pack.copies && i < pack.place.output_count; i++)
         copy_end(&pack.copies[i]);

@@ -3,6 +3,7 @@
  * fstfs-top: what a mount is doing while somebody waits for a model.
  */
 #include "answer.h"
+#include "base/clock.h"
 #include "common/mounts.h"
 #include "common/progress.h"
 #include "common/say.h"
@@ -73,7 +74,7 @@ take_turn(struct top *top)
     bool first = top->turns == 0;
 
     top->turns = top->watch.turns;
-    top->told = sample_now();
+    top->told = monotonic_seconds();
     if (top->watch.error)
         return true;
     if (!first) {
@@ -94,7 +95,7 @@ take_turn(struct top *top)
 static void
 say_silence(struct top *top)
 {
-    double now = sample_now();
+    double now = monotonic_seconds();
 
     if (now - top->told < SILENCE + top->options->interval)
         return;
@@ -160,7 +161,7 @@ main(int argc, char **argv)
         return FAILED;
     progress_catch_signals();
     top.screen = !options.json && !options.once && screen_can();
-    top.told = sample_now();
+    top.told = monotonic_seconds();
     if (watch_begin(&top.watch, point, options.interval)) {
         complain("no thread can be made");
         return FAILED;

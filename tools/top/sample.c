@@ -1,25 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sample.h"
 
+#include "base/clock.h"
+
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { PAGE_MOST = 1 << 20 }; /* a status page has some 2000 bytes */
-
-double
-sample_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 static errint_t
 read_page(const char *point, struct buffer *page)
@@ -115,7 +107,7 @@ sample_take(const char *point, struct sample *sample, struct reason *reason)
 
     *sample = (struct sample){0};
     error = read_page(point, &page);
-    sample->at = sample_now();
+    sample->at = monotonic_seconds();
     status = error ? NULL : cJSON_ParseWithLength(page.data, page.length);
     buffer_free(&page);
     if (error == -ENOENT || error == -ENOTDIR)

@@ -25,7 +25,4 @@ struct sample {
 errint_t sample_take(const char *point, struct sample *sample, struct reason *reason);
 void sample_free(struct sample *sample);
 
-/* Seconds of the monotonic clock. */
-double sample_now(void);
-
 #endif

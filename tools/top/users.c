@@ -5,6 +5,8 @@
  */
 #include "users.h"
 
+#include "base/clock.h"
+
 #include "sample.h"
 
 #include <dirent.h>
@@ -125,7 +127,7 @@ look_at_process(int proc, const char *name, const char *point, struct users *use
 void
 users_look(const char *point, struct users *users)
 {
-    double begin = sample_now();
+    double begin = monotonic_seconds();
     const struct dirent *entry;
     DIR *proc;
 
@@ -141,7 +143,7 @@ users_look(const char *point, struct users *users)
     if (proc)
         closedir(proc);
     users->looked = begin;
-    users->took = sample_now() - begin;
+    users->took = monotonic_seconds() - begin;
 }
 
 void

@@ -1,36 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "watch.h"
 
-#include <errno.h>
-#include <time.h>
-
-static struct timespec
-in_seconds(double seconds)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += (time_t)seconds;
-    t.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
-}
+#include "base/clock.h"
+#include "base/thread.h"
 
 /* Sleeps until the next turn begins. */
 static void
 rest_locked(struct watch *watch, double begun)
 {
-    double left = watch->interval - (sample_now() - begun);
-    struct timespec until = in_seconds(left > 0 ? left : 0);
-    int result = 0;
+    double left = watch->interval - (monotonic_seconds() - begun);
+    uint64_t until = monotonic_ns() + (uint64_t)(left > 0 ? left * 1e9 : 0);
+    bool resting = true;
 
     watch->resting = true;
     pthread_cond_broadcast(&watch->changed);
-    while (!watch->ended && result != ETIMEDOUT)
-        result = pthread_cond_timedwait(&watch->changed, &watch->lock, &until);
+    while (!watch->ended && resting)
+        resting = condition_wait(&watch->changed, &watch->lock, until);
     watch->resting = false;
 }
 
@@ -41,7 +26,7 @@ run(void *arg)
 
     pthread_mutex_lock(&watch->lock);
     while (!watch->ended && !watch->error) {
-        double begun = sample_now();
+        double begun = monotonic_seconds();
         struct sample sample;
         struct reason reason;
         errint_t error;
@@ -67,25 +52,20 @@ run(void *arg)
 errint_t
 watch_begin(struct watch *watch, const char *point, double interval)
 {
-    pthread_condattr_t monotonic;
-
     *watch = (struct watch){.point = point, .interval = interval};
     pthread_mutex_init(&watch->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&watch->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    return -pthread_create(&watch->thread, NULL, run, watch);
+    condition_init(&watch->changed);
+    return thread_start(&watch->thread, run, watch);
 }
 
 bool
 watch_await(struct watch *watch, unsigned turns)
 {
-    struct timespec until = in_seconds(0.2);
+    uint64_t until = monotonic_ns() + 200000000;
 
     pthread_mutex_lock(&watch->lock);
     while (watch->turns <= turns || !watch->resting)
-        if (pthread_cond_timedwait(&watch->changed, &watch->lock, &until) == ETIMEDOUT)
+        if (!condition_wait(&watch->changed, &watch->lock, until))
             break;
     if (watch->turns > turns && watch->resting)
         return true;

@@ -13,10 +13,10 @@
  */
 #include "client/gpu/pipeline.h"
 
+#include "base/thread.h"
 #include "io/storage.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -721,14 +721,8 @@ make_slots(struct pipeline *pipeline)
 static errint_t
 start_copier(struct pipeline *pipeline)
 {
-    sigset_t all, before;
-    errint_t error;
+    errint_t error = thread_start(&pipeline->copier, run_copier, pipeline);
 
-    /* Signals are for the program's own threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = -pthread_create(&pipeline->copier, NULL, run_copier, pipeline);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pipeline->has_copier = !error;
     return error;
 }

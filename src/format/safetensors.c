@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "format/json.h"
+#include "format/st_builder.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -79,15 +80,6 @@ struct entry {
     uint64_t begin;
     uint64_t end;
     size_t rank;
-};
-
-/* Sizes of a table's arrays. */
-struct counts {
-    size_t tensors;
-    size_t metadata;
-    size_t dims;
-    size_t text;
-    bool has_metadata;
 };
 
 /* {"F32":null}: serde's long form of a variant, which the reference accepts. */
@@ -276,7 +268,7 @@ dtype_of_raw(struct json_span raw)
 }
 
 static errint_t
-count_tensor(struct json_reader *in, struct json_span name, struct counts *counts,
+count_tensor(struct json_reader *in, struct json_span name, struct st_counts *counts,
              struct reason *reason)
 {
     struct entry entry = {0};
@@ -293,7 +285,7 @@ count_tensor(struct json_reader *in, struct json_span name, struct counts *count
 }
 
 static errint_t
-count_metadata(struct json_reader *in, struct counts *counts, struct reason *reason)
+count_metadata(struct json_reader *in, struct st_counts *counts, struct reason *reason)
 {
     struct json_span key;
 
@@ -320,7 +312,7 @@ count_metadata(struct json_reader *in, struct counts *counts, struct reason *rea
 
 /* Checks and counts all entries. */
 static errint_t
-count_header(struct json_reader in, struct counts *counts, struct reason *reason)
+count_header(struct json_reader in, struct st_counts *counts, struct reason *reason)
 {
     struct json_span key;
     bool metadata_seen = false;
@@ -345,84 +337,41 @@ count_header(struct json_reader in, struct counts *counts, struct reason *reason
 
 /* --- The table --- */
 
-/* A table that is being filled: its arrays, writable. */
-struct making {
-    struct st_table *table;
-    struct st_tensor *tensors;
-    struct st_metadata *metadata;
-    uint64_t *dims;
-    char *text;
-    uint32_t dim_count;
-    uint32_t text_length;
-};
-
-/* Nothing overflows: the counts are bounded by the length of the header. */
-static bool
-make_table(struct making *making, const struct counts *counts)
-{
-    size_t tensors = sizeof(struct st_table);
-    size_t metadata = tensors + counts->tensors * sizeof(struct st_tensor);
-    size_t dims = metadata + counts->metadata * sizeof(struct st_metadata);
-    size_t text = dims + counts->dims * sizeof(uint64_t);
-    char *memory = malloc(text + counts->text);
-
-    _Static_assert(sizeof(struct st_table) % 8 == 0 && sizeof(struct st_metadata) % 8 == 0,
-                   "the arrays of a table follow each other");
-    if (!memory)
-        return false;
-    *making = (struct making){
-        .table = (struct st_table *)memory,
-        .tensors = (struct st_tensor *)(memory + tensors),
-        .metadata = (struct st_metadata *)(memory + metadata),
-        .dims = (uint64_t *)(memory + dims),
-        .text = memory + text,
-    };
-    *making->table = (struct st_table){
-        .has_metadata = counts->has_metadata,
-        .tensors = making->tensors,
-        .metadata = making->metadata,
-        .dims = making->dims,
-        .text = making->text,
-        .bytes = text + counts->text,
-    };
-    return true;
-}
-
 /* Unescapes a string into the text of the table. Returns its length. */
 static uint32_t
-put_text(struct making *making, struct json_span raw, uint32_t *where)
+put_text(struct st_builder *builder, struct json_span raw, uint32_t *where)
 {
-    uint32_t length = (uint32_t)json_unescape(raw, making->text + making->text_length);
+    uint32_t length = (uint32_t)json_unescape(raw, builder->text + builder->text_length);
 
-    *where = making->text_length;
-    making->text_length += length;
+    *where = builder->text_length;
+    builder->text_length += length;
     return length;
 }
 
 static void
-fill_tensor(struct making *making, struct json_reader *in, struct json_span name)
+fill_tensor(struct st_builder *builder, struct json_reader *in, struct json_span name)
 {
-    struct st_tensor *tensor = &making->tensors[making->table->count++];
+    struct st_tensor *tensor = &builder->tensors[builder->table->count++];
     struct entry entry = {0};
 
     read_entry(in, name, &entry, NULL); /* succeeded in the first pass */
     *tensor = (struct st_tensor){
         .begin = entry.begin,
         .end = entry.end,
-        .shape = making->dim_count,
+        .shape = builder->dim_count,
         .rank = (uint32_t)entry.rank,
         .dtype = (uint8_t)dtype_of_raw(entry.dtype),
     };
-    tensor->name_length = put_text(making, name, &tensor->name);
+    tensor->name_length = put_text(builder, name, &tensor->name);
     if (tensor->dtype == DTYPE_UNKNOWN)
-        tensor->dtype_text_length = (uint16_t)put_text(making, entry.dtype, &tensor->dtype_text);
+        tensor->dtype_text_length = (uint16_t)put_text(builder, entry.dtype, &tensor->dtype_text);
     json_enter(&entry.shape);
     while (json_next_element(&entry.shape))
-        json_take_u64(&entry.shape, &making->dims[making->dim_count++]);
+        json_take_u64(&entry.shape, &builder->dims[builder->dim_count++]);
 }
 
 static void
-fill_metadata(struct making *making, struct json_reader *in)
+fill_metadata(struct st_builder *builder, struct json_reader *in)
 {
     struct json_span key;
 
@@ -432,60 +381,27 @@ fill_metadata(struct making *making, struct json_reader *in)
     }
     json_enter(in);
     while (json_next_key(in, &key)) {
-        struct st_metadata *pair = &making->metadata[making->table->metadata_count++];
-        pair->key_length = put_text(making, key, &pair->key);
-        pair->value_length = put_text(making, json_take_string(in), &pair->value);
+        struct st_metadata *pair = &builder->metadata[builder->table->metadata_count++];
+        pair->key_length = put_text(builder, key, &pair->key);
+        pair->value_length = put_text(builder, json_take_string(in), &pair->value);
     }
 }
 
 static void
-fill_table(struct making *making, struct json_reader in)
+fill_table(struct st_builder *builder, struct json_reader in)
 {
     struct json_span key;
 
     json_enter(&in);
     while (json_next_key(&in, &key)) {
         if (json_raw_is(key, ST_METADATA_KEY))
-            fill_metadata(making, &in);
+            fill_metadata(builder, &in);
         else
-            fill_tensor(making, &in, key);
+            fill_tensor(builder, &in, key);
     }
 }
 
 /* --- Order and duplicates --- */
-
-static int
-compare_u64(uint64_t a, uint64_t b)
-{
-    return (a > b) - (a < b);
-}
-
-static int
-compare_names(const struct st_tensor *a, const struct st_tensor *b, const char *text)
-{
-    return text_compare(text + a->name, a->name_length, text + b->name, b->name_length);
-}
-
-static int
-compare_places(const void *a, const void *b, void *text)
-{
-    const struct st_tensor *x = a, *y = b;
-
-    if (x->begin != y->begin)
-        return compare_u64(x->begin, y->begin);
-    if (x->end != y->end)
-        return compare_u64(x->end, y->end);
-    return compare_names(x, y, text);
-}
-
-static int
-compare_indexed_names(const void *a, const void *b, void *making)
-{
-    const struct making *m = making;
-
-    return compare_names(&m->tensors[*(const uint32_t *)a], &m->tensors[*(const uint32_t *)b],
-                         m->text);
-}
 
 /* By key; equal keys in the order of the header. */
 static int
@@ -498,81 +414,39 @@ compare_pairs(const void *a, const void *b, void *text)
     if (order)
         return order;
     if (x->value != y->value)
-        return compare_u64(x->value, y->value);
-    return compare_u64(x->value_length, y->value_length); /* the first one is empty */
+        return x->value < y->value ? -1 : 1;
+    return (x->value_length > y->value_length) - (x->value_length < y->value_length);
 }
 
 static struct json_span
-name_of(const struct making *making, const struct st_tensor *tensor)
+name_of(const struct st_builder *builder, const struct st_tensor *tensor)
 {
-    return (struct json_span){making->text + tensor->name, tensor->name_length};
-}
-
-/* Most headers are sorted already. */
-static void
-sort_tensors(struct making *making)
-{
-    uint32_t i = 1, count = making->table->count;
-
-    while (i < count &&
-           compare_places(&making->tensors[i - 1], &making->tensors[i], making->text) <= 0)
-        i++;
-    if (i < count)
-        qsort_r(making->tensors, count, sizeof(making->tensors[0]), compare_places, making->text);
+    return (struct json_span){builder->text + tensor->name, tensor->name_length};
 }
 
 /* A key that appears twice gets its last value, as in the reference. */
 static void
-sort_metadata(struct making *making)
+sort_metadata(struct st_builder *builder)
 {
-    struct st_metadata *pairs = making->metadata;
-    uint32_t kept = 0, count = making->table->metadata_count;
+    struct st_metadata *pairs = builder->metadata;
+    uint32_t kept = 0, count = builder->table->metadata_count;
 
-    qsort_r(pairs, count, sizeof(pairs[0]), compare_pairs, making->text);
+    qsort_r(pairs, count, sizeof(pairs[0]), compare_pairs, builder->text);
     for (uint32_t i = 0; i < count; i++) {
-        if (kept && text_compare(making->text + pairs[kept - 1].key, pairs[kept - 1].key_length,
-                                 making->text + pairs[i].key, pairs[i].key_length) == 0)
+        if (kept && text_compare(builder->text + pairs[kept - 1].key, pairs[kept - 1].key_length,
+                                 builder->text + pairs[i].key, pairs[i].key_length) == 0)
             kept--;
         pairs[kept++] = pairs[i];
     }
-    making->table->metadata_count = kept;
-}
-
-/* Refuses a name that appears twice. Without sorting if the header is sorted by name. */
-static errint_t
-check_duplicates(const struct making *making, struct reason *reason)
-{
-    uint32_t count = making->table->count, i = 1;
-    const struct st_tensor *tensors = making->tensors;
-    errint_t error = 0;
-
-    while (i < count && compare_names(&tensors[i - 1], &tensors[i], making->text) < 0)
-        i++;
-    if (i >= count)
-        return 0;
-
-    uint32_t *order = malloc(count * sizeof(order[0]));
-    if (!order)
-        return out_of_memory(reason);
-    for (i = 0; i < count; i++)
-        order[i] = i;
-    qsort_r(order, count, sizeof(order[0]), compare_indexed_names, (void *)making);
-    for (i = 1; i < count && !error; i++) {
-        const struct st_tensor *tensor = &tensors[order[i]];
-        if (compare_names(&tensors[order[i - 1]], tensor, making->text) == 0)
-            error = refuse_tensor(reason, "DuplicateTensorName", name_of(making, tensor),
-                                  "the name appears more than once in the header");
-    }
-    free(order);
-    return error;
+    builder->table->metadata_count = kept;
 }
 
 /* --- Rules 6 and 7: offsets and sizes --- */
 
 static errint_t
-check_size(const struct making *making, const struct st_tensor *tensor, struct reason *reason)
+check_size(const struct st_builder *builder, const struct st_tensor *tensor, struct reason *reason)
 {
-    const uint64_t *dims = making->dims + tensor->shape;
+    const uint64_t *dims = builder->dims + tensor->shape;
     const char *dtype = dtype_name(tensor->dtype);
     uint64_t bits = 1;
     bool overflow = false;
@@ -580,14 +454,14 @@ check_size(const struct making *making, const struct st_tensor *tensor, struct r
     for (uint32_t i = 0; i < tensor->rank && !overflow; i++)
         overflow = __builtin_mul_overflow(bits, dims[i], &bits);
     if (overflow || __builtin_mul_overflow(bits, (uint64_t)dtype_bits(tensor->dtype), &bits))
-        return refuse_tensor(reason, "ValidationOverflow", name_of(making, tensor),
+        return refuse_tensor(reason, "ValidationOverflow", name_of(builder, tensor),
                              "the size by its shape and dtype %s is over 2^64 bits", dtype);
     if (bits % 8)
-        return refuse_tensor(reason, "MisalignedSlice", name_of(making, tensor),
+        return refuse_tensor(reason, "MisalignedSlice", name_of(builder, tensor),
                              "its shape and dtype %s give %" PRIu64 " bits, no whole bytes", dtype,
                              bits);
     if (tensor->end - tensor->begin != bits / 8)
-        return refuse_tensor(reason, "TensorInvalidInfo", name_of(making, tensor),
+        return refuse_tensor(reason, "TensorInvalidInfo", name_of(builder, tensor),
                              "data_offsets [%" PRIu64 ", %" PRIu64 "] hold %" PRIu64
                              " bytes, its shape and dtype %s make %" PRIu64,
                              tensor->begin, tensor->end, tensor->end - tensor->begin, dtype,
@@ -596,27 +470,27 @@ check_size(const struct making *making, const struct st_tensor *tensor, struct r
 }
 
 static errint_t
-check_places(const struct making *making, struct reason *reason)
+check_places(const struct st_builder *builder, struct reason *reason)
 {
-    const struct st_table *table = making->table;
+    const struct st_table *table = builder->table;
     uint64_t expected = 0;
 
     for (uint32_t i = 0; i < table->count; i++) {
-        const struct st_tensor *tensor = &making->tensors[i];
+        const struct st_tensor *tensor = &builder->tensors[i];
         if (tensor->begin != expected)
-            return refuse_tensor(reason, "InvalidOffset", name_of(making, tensor),
+            return refuse_tensor(reason, "InvalidOffset", name_of(builder, tensor),
                                  "data_offsets [%" PRIu64 ", %" PRIu64
                                  "], expected to begin at %" PRIu64
                                  ", where the tensor before ends",
                                  tensor->begin, tensor->end, expected);
         if (tensor->end < tensor->begin)
-            return refuse_tensor(reason, "InvalidOffset", name_of(making, tensor),
+            return refuse_tensor(reason, "InvalidOffset", name_of(builder, tensor),
                                  "data_offsets [%" PRIu64 ", %" PRIu64 "] end before they begin",
                                  tensor->begin, tensor->end);
         expected = tensor->end;
         if (tensor->dtype == DTYPE_UNKNOWN)
             continue;
-        errint_t error = check_size(making, tensor, reason);
+        errint_t error = check_size(builder, tensor, reason);
         if (error)
             return error;
     }
@@ -635,9 +509,9 @@ errint_t
 st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table **table,
                struct reason *reason)
 {
-    struct counts counts = {0};
+    struct st_counts counts = {0};
     struct json_fault fault;
-    struct making making;
+    struct st_builder builder;
     errint_t error;
 
     if (!json_check_utf8(json, n, &fault.at))
@@ -652,24 +526,24 @@ st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table
     if (error)
         return error;
 
-    if (!make_table(&making, &counts))
+    if (!st_builder_init(&builder, &counts))
         return out_of_memory(reason);
-    making.table->data_start = 8 + n;
-    making.table->data_length = file_size - 8 - n;
-    fill_table(&making, root);
-    sort_metadata(&making);
-    error = check_duplicates(&making, reason);
+    builder.table->data_start = 8 + n;
+    builder.table->data_length = file_size - 8 - n;
+    fill_table(&builder, root);
+    sort_metadata(&builder);
+    error = st_builder_check_names(&builder, reason);
     if (error)
         goto refused;
-    sort_tensors(&making);
-    error = check_places(&making, reason);
+    st_builder_sort(&builder);
+    error = check_places(&builder, reason);
     if (error)
         goto refused;
-    *table = making.table;
+    *table = builder.table;
     return 0;
 
 refused:
-    free(making.table);
+    st_table_free(builder.table);
     return error;
 }
 

@@ -1,11 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "view/directory.h"
+/*
+ * The names that an open directory shows.
+ *
+ * They are the same for every caller: who may list a directory is checked before. All handles
+ * on a node that were opened while it had the same names share one object, so memory grows with
+ * the directories that are open and not with the handles. The memory of directories of the source
+ * is charged to the budget for headers.
+ *
+ * Any thread may call anything here; nothing waits on storage.
+ */
+#include "base/parallel.h"
+#include "view/access.h"
+#include "view/attributes.h"
+#include "view/current.h"
+#include "view/index.h"
+#include "view/lookup.h"
+#include "view/names.h"
+#include "view/node.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-void
+struct shown_name {
+    size_t name; /* offset in `text` */
+    mode_t type; /* S_IFREG or S_IFDIR */
+};
+
+/* Immutable but for the count. */
+struct shown_names {
+    uint64_t references; /* guarded by view->lock */
+    struct node *node; /* counted */
+    struct header_budget *budget; /* or NULL */
+    size_t count, length;
+    char *text; /* `length` bytes: the names, each with its NUL */
+    struct shown_name entries[];
+};
+
+/* Where names are added, first to measure them and then to keep them. */
+struct names_writer {
+    struct shown_names *to; /* NULL: they are measured */
+    size_t count, length;
+};
+
+/* Adds all names, the same ones each time that it is called. */
+typedef void list_names(void *arg, struct names_writer *writer);
+
+static void shown_names_unref(struct view *view, struct shown_names *names);
+
+static void
 shown_names_add(struct names_writer *writer, const char *name, mode_t type)
 {
     struct shown_names *to = writer->to;
@@ -91,7 +134,7 @@ share_names(struct view *view, struct node *node, struct shown_names *fresh)
     }
 }
 
-errint_t
+static errint_t
 shown_names_get(struct view *view, struct node *node, struct header_budget *budget,
                 list_names *list, void *arg, bool sort, struct shown_names **out, uint64_t *bytes)
 {
@@ -117,7 +160,7 @@ shown_names_get(struct view *view, struct node *node, struct header_budget *budg
     return 0;
 }
 
-void
+static void
 shown_names_unref(struct view *view, struct shown_names *names)
 {
     struct node *node;
@@ -136,4 +179,289 @@ shown_names_unref(struct view *view, struct shown_names *names)
     header_budget_give(names->budget, bytes_of(names->count, names->length));
     free(names);
     node_unref(view, node, 1);
+}
+
+/* ---- reading directories ---- */
+
+struct view_directory {
+    struct node *node;
+    struct tensor_set *set; /* of a NODE_TENSORS, counted; else NULL and: */
+    struct shown_names *names; /* counted */
+    char file_name[FILE_NAME_SIZE];
+};
+
+static bool
+is_conditional(enum dir_entry_kind kind)
+{
+    return kind == ENTRY_MERGED || kind == ENTRY_MERGED_INDEX || kind == ENTRY_SHARD_INDEX ||
+           kind == ENTRY_RECUT;
+}
+
+/* Whether each conditional entry has its file, worked out side by side; for a
+ * re-cut, of how many parts. */
+struct conditions {
+    struct view *view;
+    struct node *node;
+    const struct dir_listing *listing;
+    uint32_t *parts; /* by entry; 0: no file */
+};
+
+static void
+work_out_condition(void *arg, size_t i)
+{
+    struct conditions *conditions = arg;
+    const struct dir_entry *entry = &conditions->listing->entries[i];
+    const struct view_options *options = &conditions->view->options;
+    struct checkpoint *checkpoint;
+    uint64_t size;
+
+    if (!is_conditional(entry->kind) ||
+        entry_checkpoint(conditions->node, conditions->listing, entry, &checkpoint) != 0)
+        return;
+    if (entry->kind == ENTRY_RECUT) {
+        if (derived_parts(checkpoint, options, &conditions->parts[i]) != 0)
+            conditions->parts[i] = 0;
+    } else {
+        struct made made = {made_kind_of(entry->kind), 0};
+
+        conditions->parts[i] = derived_size(checkpoint, options, &made, &size) == 0;
+    }
+    checkpoint_unref(checkpoint);
+}
+
+static void
+list_recut(struct names_writer *writer, const struct dir_listing *listing,
+           const struct dir_entry *entry, uint32_t parts)
+{
+    const struct group *group = dir_entry_group(listing, entry);
+    char name[512];
+
+    for (uint32_t i = 0; i < parts; i++) {
+        index_part_name(group->stem, group->suffix, i, parts, name);
+        shown_names_add(writer, name, S_IFREG);
+    }
+    if (parts && has_part_index(entry, parts)) {
+        dir_listing_index_name(group, name);
+        shown_names_add(writer, name, S_IFREG);
+    }
+}
+
+static void
+list_entries(void *arg, struct names_writer *writer)
+{
+    const struct conditions *conditions = arg;
+    const struct dir_listing *listing = conditions->listing;
+
+    for (uint32_t i = 0; i < listing->count + listing->recut_count; i++) {
+        const struct dir_entry *entry = &listing->entries[i];
+
+        if (is_conditional(entry->kind) && !conditions->parts[i])
+            continue;
+        if (entry->kind == ENTRY_RECUT)
+            list_recut(writer, listing, entry, conditions->parts[i]);
+        else
+            shown_names_add(
+                writer, entry->name,
+                entry->kind == ENTRY_DIRECTORY || entry->kind == ENTRY_TENSORS ? S_IFDIR : S_IFREG);
+    }
+}
+
+/* The names are the same for all who may list the directory. */
+static errint_t
+show_listing(struct view *view, struct node *node, struct dir_listing *listing,
+             struct shown_names **names)
+{
+    uint32_t count = listing->count + listing->recut_count;
+    struct conditions conditions = {view, node, listing,
+                                    calloc((size_t)count + 1, sizeof(*conditions.parts))};
+    uint64_t bytes;
+    errint_t error;
+
+    if (!conditions.parts)
+        return -ENOMEM;
+    if (node->view == VIEW_MERGED || node->view == VIEW_SHARDS)
+        parallel_for(count, 8, work_out_condition, &conditions);
+    error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries, &conditions,
+                            listing->recut_count > 0, names, &bytes);
+    free(conditions.parts);
+    if (error != -ENOBUFS)
+        return error;
+    dir_listing_report_no_room(listing, view->catalog, source_dir_path(node->dir), bytes);
+    return -ENOMEM;
+}
+
+static errint_t
+list_directory(struct view *view, const struct caller *caller, struct node *node,
+               struct shown_names **names)
+{
+    struct permission_request request;
+    struct dir_listing *listing;
+    errint_t error = directory_listing(view, node, &listing);
+
+    if (error)
+        return error;
+    permission_begin(&request, view->options.check, caller);
+    permission_need_directory(&request, source_dir_path(node->dir), R_OK,
+                              listing_directory(listing->listing));
+    error = permission_ask(&request);
+    if (!error)
+        error = show_listing(view, node, listing, names);
+    dir_listing_unref(listing);
+    return error;
+}
+
+static void
+list_top(void *arg, struct names_writer *writer)
+{
+    static const char *const sorted[] = {view_pages_name, "merged", "npy", "shards", "tensors"};
+
+    (void)arg;
+    for (size_t i = 0; i < sizeof(sorted) / sizeof(sorted[0]); i++)
+        shown_names_add(writer, sorted[i], S_IFDIR);
+}
+
+static void
+list_pages(void *arg, struct names_writer *writer)
+{
+    const struct view *view = arg;
+
+    for (size_t i = 0; i < view->options.page_count; i++)
+        shown_names_add(writer, view->options.pages[i].name, S_IFREG);
+}
+
+static errint_t
+list_tensors(struct view *view, const struct caller *caller, struct node *node,
+             struct view_directory *directory)
+{
+    errint_t error = current_tensors(view, node, &directory->set);
+
+    if (error)
+        directory->set = NULL;
+    return error ? error : check_tensors(view, caller, directory->set->checkpoint);
+}
+
+static errint_t
+open_directory(struct view *view, const struct caller *caller, struct node *node,
+               struct view_directory **out)
+{
+    struct view_directory *directory = calloc(1, sizeof(*directory));
+    errint_t error = -ENOTDIR;
+    uint64_t bytes;
+
+    if (!directory)
+        return -ENOMEM;
+    directory->node = node;
+    switch (node->kind) {
+    case NODE_TOP:
+        error = shown_names_get(view, node, NULL, list_top, NULL, false, &directory->names, &bytes);
+        break;
+    case NODE_PAGES:
+        error =
+            shown_names_get(view, node, NULL, list_pages, view, false, &directory->names, &bytes);
+        break;
+    case NODE_DIRECTORY:
+        error = list_directory(view, caller, node, &directory->names);
+        break;
+    case NODE_TENSORS:
+        error = list_tensors(view, caller, node, directory);
+        break;
+    case NODE_PAGE:
+    case NODE_WHOLE:
+    case NODE_MADE:
+        break;
+    }
+    if (error) {
+        view_closedir(view, directory);
+        return error;
+    }
+    *out = directory;
+    return 0;
+}
+
+errint_t
+view_opendir(struct view *view, const struct caller *caller, node_id id,
+             struct view_directory **directory)
+{
+    errint_t error;
+    int tries = 0;
+
+    if (node_is_tensor(id))
+        return -ENOTDIR;
+    do
+        error = open_directory(view, caller, node_of(view, id), directory);
+    while (looks_again(node_of(view, id), error, &tries));
+    return error;
+}
+
+void
+view_closedir(struct view *view, struct view_directory *directory)
+{
+    if (directory->set)
+        node_set_unref(view, directory->set, 1);
+    shown_names_unref(view, directory->names);
+    free(directory);
+}
+
+/* The position less "." and "..", if it is one of an entry. */
+static bool
+entry_at(const struct view_directory *directory, uint64_t position, uint64_t *index)
+{
+    *index = position - 2;
+    return position >= 2 &&
+           *index < (directory->set ? directory->set->count : directory->names->count);
+}
+
+errint_t
+view_readdir(struct view *view, struct view_directory *directory, uint64_t position,
+             const char **name, struct stat *st)
+{
+    struct node *node = directory->node;
+    uint64_t index;
+
+    memset(st, 0, sizeof(*st));
+    st->st_mode = S_IFDIR;
+    if (position == 0) {
+        *name = ".";
+        st->st_ino = node->inode;
+        return 0;
+    }
+    if (position == 1) {
+        *name = "..";
+        st->st_ino = node->parent ? node->parent->inode : node->inode;
+        return 0;
+    }
+    if (!entry_at(directory, position, &index))
+        return -ENOENT;
+    if (directory->set) {
+        set_file_name(directory->set, (uint32_t)index, directory->file_name);
+        *name = directory->file_name;
+        st->st_mode = S_IFREG;
+    } else {
+        *name = directory->names->text + directory->names->entries[index].name;
+        st->st_mode = directory->names->entries[index].type;
+    }
+    st->st_ino = node_child_inode(node->inode, *name, strlen(*name));
+    return 0;
+}
+
+errint_t
+view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
+                    node_id *id, struct stat *st)
+{
+    struct tensor_set *set = directory->set;
+    uint64_t index;
+    errint_t error;
+
+    if (!entry_at(directory, position, &index))
+        return -ENOENT;
+    if (!set)
+        return lookup_name(view, NULL, directory->node,
+                           directory->names->text + directory->names->entries[index].name, id, st);
+    error = stat_tensor(set, (uint32_t)index, directory->file_name,
+                        set_file_name(set, (uint32_t)index, directory->file_name), st);
+    if (error)
+        return error;
+    node_set_ref(view, set, 1);
+    *id = node_tensor_id(set, (uint32_t)index);
+    return 0;
 }

@@ -77,6 +77,8 @@ struct tensor_set {
     uint32_t *order; /* places in checkpoint->tensors by file name; NULL: the same order */
 };
 
+extern const char view_pages_name[]; /* ".fstfs" */
+
 enum { NODE_BUCKETS = 65536 };
 
 /*
@@ -139,6 +141,9 @@ errint_t node_tensor_set(struct view *view, struct node *node, struct checkpoint
                          struct tensor_set **set);
 void node_set_ref(struct view *view, struct tensor_set *set, uint64_t count);
 void node_set_unref(struct view *view, struct tensor_set *set, uint64_t count);
+
+errint_t npy_text(const struct st_table *table, const struct st_tensor *tensor,
+                  struct buffer *header);
 
 /* Frees a set whatever its count is. */
 void set_free(struct tensor_set *set);

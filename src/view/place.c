@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-static const char pages_name[] = ".fstfs";
-
 static bool
 place_in(struct view_place *place, uint64_t device, const char *directory, const char *name)
 {
@@ -39,7 +37,7 @@ place_of_top(struct view *view, const char *name, struct view_place *place)
     struct source_dir *dir;
     bool found;
 
-    if (!name || strcmp(name, pages_name) == 0)
+    if (!name || strcmp(name, view_pages_name) == 0)
         return false;
     dir = catalog_root(view->catalog);
     found = dir && place_in_directory(place, dir, ".");
@@ -62,7 +60,7 @@ view_place(struct view *view, node_id id, const char *name, struct view_place *p
     case NODE_PAGE:
         return false;
     case NODE_DIRECTORY:
-        if (name && node == view->root && strcmp(name, pages_name) == 0)
+        if (name && node == view->root && strcmp(name, view_pages_name) == 0)
             return false;
         return place_in_directory(place, node->dir, name ? name : ".");
     case NODE_TENSORS:
@@ -71,18 +69,4 @@ view_place(struct view *view, node_id id, const char *name, struct view_place *p
         break;
     }
     return place_in_directory(place, node->parent->dir, node->name);
-}
-
-void
-view_ref(struct view *view, node_id id)
-{
-    uint32_t position;
-
-    if (node_is_tensor(id)) {
-        node_set_ref(view, node_set_of(view, id, &position), 1);
-        return;
-    }
-    pthread_mutex_lock(&view->lock);
-    node_of(view, id)->references++;
-    pthread_mutex_unlock(&view->lock);
 }

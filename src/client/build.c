@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/build.h"
 
+#include "base/array.h"
 #include "base/text.h"
 #include "client/gpu/cufile.h"
 #include "format/dtype.h"
@@ -68,19 +69,14 @@ keep_text(struct fstfs_checkpoint *checkpoint, const char *text, size_t length)
     return copy;
 }
 
-/* Makes room for one more in an array that doubles. */
 static bool
 grow(void **array, size_t count, size_t size)
 {
-    void *more;
+    void *more = array_room(*array, count, size);
 
-    if (count & (count - 1) || (count > 0 && count < 8))
-        return true; /* only at 0 and at powers of two is it full */
-    more = realloc(*array, (count ? 2 * count : 8) * size);
-    if (!more)
-        return false;
-    *array = more;
-    return true;
+    if (more)
+        *array = more;
+    return more != NULL;
 }
 
 /* A list that is all of the file; NULL: out of memory. */

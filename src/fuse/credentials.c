@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/credentials.h"
 
+#include "base/array.h"
 #include "base/buffer.h"
 
 #include <errno.h>
@@ -106,7 +107,6 @@ credentials_from_status(const char *status, const struct caller *caller,
                         struct credentials *credentials)
 {
     const char *at = proc_find_line(status, "\nGroups:");
-    size_t capacity = 0;
 
     *credentials = (struct credentials){.uid = caller->uid, .gid = caller->gid};
     if (!at || !proc_has_id(status, "\nUid:", caller->uid) ||
@@ -116,21 +116,17 @@ credentials_from_status(const char *status, const struct caller *caller,
     while (at += strspn(at, " \t"), *at >= '0' && *at <= '9') {
         char *end;
         unsigned long group = strtoul(at, &end, 10);
+        gid_t *groups;
 
         if (credentials->group_count == MOST_GROUPS)
             break;
         at = end;
-        if (credentials->group_count == capacity) {
-            gid_t *groups;
-
-            capacity = capacity ? 2 * capacity : 32;
-            groups = realloc(credentials->groups, capacity * sizeof(*groups));
-            if (!groups) {
-                credentials_free(credentials);
-                return -ENOMEM;
-            }
-            credentials->groups = groups;
+        groups = array_room(credentials->groups, credentials->group_count, sizeof(*groups));
+        if (!groups) {
+            credentials_free(credentials);
+            return -ENOMEM;
         }
+        credentials->groups = groups;
         credentials->groups[credentials->group_count++] = (gid_t)group;
     }
     return 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/device.h"
 
+#include "base/array.h"
 #include "base/mountinfo.h"
 
 #include <errno.h>
@@ -131,7 +132,7 @@ reached_read(struct reached *mounts)
             mountinfo_free(&entry);
             continue;
         }
-        all = realloc(mounts->all, (mounts->count + 1) * sizeof(*all));
+        all = array_room(mounts->all, mounts->count, sizeof(*all));
         if (all) {
             mounts->all = all;
             all[mounts->count++] = entry;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/chunk_cache.h"
 
+#include "base/array.h"
 #include "io/block.h"
 
 #include <errno.h>
@@ -35,16 +36,11 @@ static bool
 cached_file_insert(struct cached_file *file, struct chunk *chunk)
 {
     uint32_t place = cached_file_find(file, chunk->read.offset);
+    struct chunk **chunks = array_room(file->chunks, file->count, sizeof(struct chunk *));
 
-    if (file->count == file->capacity) {
-        uint32_t capacity = file->capacity ? file->capacity * 2 : 8;
-        struct chunk **chunks = realloc(file->chunks, capacity * sizeof(struct chunk *));
-
-        if (!chunks)
-            return false;
-        file->chunks = chunks;
-        file->capacity = capacity;
-    }
+    if (!chunks)
+        return false;
+    file->chunks = chunks;
     memmove(&file->chunks[place + 1], &file->chunks[place],
             (file->count - place) * sizeof(struct chunk *));
     file->chunks[place] = chunk;

@@ -75,7 +75,7 @@ struct cached_file {
     struct chunk_cache *cache;
     struct backing *backing; /* not counted: the file is attached to it */
     struct chunk **chunks; /* sorted by offset */
-    uint32_t count, capacity;
+    uint32_t count;
     struct prefetch prefetch;
     /* Bytes that the page cache was found to hold when they were to be prefetched. */
     struct span resident;

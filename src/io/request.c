@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/request.h"
 
+#include "base/array.h"
 #include "io/block.h"
 #include "io/prefetch_submit.h"
 
@@ -56,15 +57,11 @@ request_cursor_next(struct request_cursor *cursor)
 static struct pin *
 request_pin(struct request *request, struct chunk *chunk, bool is_first)
 {
-    if (request->count == request->capacity) {
-        unsigned capacity = request->capacity ? request->capacity * 2 : 4;
-        struct pin *pins = realloc(request->pins, capacity * sizeof(*pins));
+    struct pin *pins = array_room(request->pins, request->count, sizeof(*pins));
 
-        if (!pins)
-            return NULL;
-        request->pins = pins;
-        request->capacity = capacity;
-    }
+    if (!pins)
+        return NULL;
+    request->pins = pins;
     chunk_pin(chunk);
     request->pins[request->count] =
         (struct pin){.chunk = chunk, .request = request, .is_first = is_first};

@@ -53,7 +53,7 @@ struct request {
     unsigned attempts; /* repeated because of a chunk larger than the request needed */
     errint_t result;
     struct pin *pins; /* in the order of the bytes */
-    unsigned count, capacity;
+    unsigned count;
 };
 
 /* Iterates over the parts of a request, each with its pins. Start with all zero but `request`. */

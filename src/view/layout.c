@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/layout.h"
 
+#include "base/array.h"
 #include "base/buffer.h"
 #include "base/text.h"
 
@@ -349,21 +350,17 @@ layout_file(const struct checkpoint *checkpoint, const struct tensor_ref *refs, 
 
 struct cutter {
     struct layout_part *parts;
-    size_t count, capacity;
+    size_t count;
 };
 
 static bool
 add_part(struct cutter *cutter, size_t first, size_t count)
 {
-    if (cutter->count == cutter->capacity) {
-        size_t capacity = cutter->capacity ? 2 * cutter->capacity : 16;
-        struct layout_part *parts = realloc(cutter->parts, capacity * sizeof(*parts));
+    struct layout_part *parts = array_room(cutter->parts, cutter->count, sizeof(*parts));
 
-        if (!parts)
-            return false;
-        cutter->parts = parts;
-        cutter->capacity = capacity;
-    }
+    if (!parts)
+        return false;
+    cutter->parts = parts;
     cutter->parts[cutter->count++] = (struct layout_part){first, count};
     return true;
 }
@@ -426,7 +423,7 @@ errint_t
 layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs, uint32_t shards,
            uint64_t shard_size, struct layout_part **parts, size_t *count)
 {
-    struct cutter cutter = {NULL, 0, 0};
+    struct cutter cutter = {NULL, 0};
     size_t tensors = checkpoint->tensor_count;
     bool made = shards ? cut_by_number(&cutter, checkpoint, refs, tensors, shards)
                        : cut_by_size(&cutter, checkpoint, refs, tensors, shard_size);

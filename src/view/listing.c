@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/listing.h"
 
+#include "base/array.h"
 #include "base/buffer.h"
 #include "catalog/group.h"
 
@@ -19,7 +20,7 @@ struct gather {
     const struct listing *listing;
     const char *directory;
     struct draft *drafts;
-    size_t count, capacity;
+    size_t count;
     struct buffer names;
     bool failed;
     bool has_several; /* checkpoints, in merged/ and shards/ */
@@ -29,17 +30,13 @@ struct gather {
 static struct draft *
 add(struct gather *gather, enum dir_entry_kind kind, uint32_t group)
 {
-    if (gather->count == gather->capacity) {
-        size_t capacity = gather->capacity ? 2 * gather->capacity : 64;
-        struct draft *drafts = realloc(gather->drafts, capacity * sizeof(*drafts));
+    struct draft *drafts = array_room(gather->drafts, gather->count, sizeof(*drafts));
 
-        if (!drafts) {
-            gather->failed = true;
-            return NULL;
-        }
-        gather->drafts = drafts;
-        gather->capacity = capacity;
+    if (!drafts) {
+        gather->failed = true;
+        return NULL;
     }
+    gather->drafts = drafts;
     gather->drafts[gather->count] = (struct draft){.entry = {.kind = kind, .group = group}};
     return &gather->drafts[gather->count++];
 }

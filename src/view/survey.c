@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/survey.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "view/derived.h"
@@ -14,7 +15,7 @@
 
 struct directories {
     struct source_dir **all; /* counted references */
-    size_t count, capacity;
+    size_t count;
 };
 
 struct survey {
@@ -39,17 +40,14 @@ struct survey {
 static bool
 directories_add(struct directories *directories, struct source_dir *dir)
 {
-    if (directories->count == directories->capacity) {
-        size_t capacity = directories->capacity ? 2 * directories->capacity : 64;
-        struct source_dir **all = realloc(directories->all, capacity * sizeof(struct source_dir *));
+    struct source_dir **all =
+        array_room(directories->all, directories->count, sizeof(struct source_dir *));
 
-        if (!all) {
-            source_dir_unref(dir);
-            return false;
-        }
-        directories->all = all;
-        directories->capacity = capacity;
+    if (!all) {
+        source_dir_unref(dir);
+        return false;
     }
+    directories->all = all;
     directories->all[directories->count++] = dir;
     return true;
 }

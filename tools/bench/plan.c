@@ -1,30 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan.h"
 
+#include "base/array.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* How many an array of `count` is to have room for, where it grows at 0, 1, 3, 7,
- * ... elements; 0: it has room for one more. */
-static size_t
-new_room(size_t count)
-{
-    return (count & (count + 1)) == 0 ? count * 2 + 1 : 0;
-}
-
 errint_t
 plan_add_file(struct plan *plan, const char *path)
 {
-    size_t room = new_room(plan->file_count);
+    char **files = array_room(plan->files, plan->file_count, sizeof(*files));
 
-    if (room) {
-        char **bigger = realloc(plan->files, room * sizeof(*bigger));
-
-        if (!bigger)
-            return -ENOMEM;
-        plan->files = bigger;
-    }
+    if (!files)
+        return -ENOMEM;
+    plan->files = files;
     plan->files[plan->file_count] = strdup(path);
     if (!plan->files[plan->file_count])
         return -ENOMEM;
@@ -35,17 +25,14 @@ plan_add_file(struct plan *plan, const char *path)
 errint_t
 plan_add_segment(struct plan *plan, size_t file, uint64_t offset, uint64_t length)
 {
-    size_t room = new_room(plan->segment_count);
+    struct plan_segment *segments;
 
     if (length == 0)
         return 0;
-    if (room) {
-        struct plan_segment *bigger = realloc(plan->segments, room * sizeof(*bigger));
-
-        if (!bigger)
-            return -ENOMEM;
-        plan->segments = bigger;
-    }
+    segments = array_room(plan->segments, plan->segment_count, sizeof(*segments));
+    if (!segments)
+        return -ENOMEM;
+    plan->segments = segments;
     plan->segments[plan->segment_count++] = (struct plan_segment){offset, length, file};
     plan->bytes += length;
     return 0;

@@ -7,6 +7,7 @@
  */
 #include "deep.h"
 
+#include "base/array.h"
 #include "base/histogram.h"
 #include "base/thread.h"
 #include "common/progress.h"
@@ -41,7 +42,7 @@ struct deep {
     struct tree *tree;
     struct storage *storage;
     struct span *spans;
-    size_t span_count, span_room;
+    size_t span_count;
     atomic_size_t next; /* the first span that nobody has claimed */
     atomic_uint running; /* threads */
     unsigned depth; /* of one thread */
@@ -55,15 +56,11 @@ struct deep {
 static errint_t
 add_span(struct deep *deep, struct span span)
 {
-    if (deep->span_count == deep->span_room) {
-        size_t room = deep->span_room ? 2 * deep->span_room : 64;
-        struct span *spans = realloc(deep->spans, room * sizeof(*spans));
+    struct span *spans = array_room(deep->spans, deep->span_count, sizeof(*spans));
 
-        if (!spans)
-            return -ENOMEM;
-        deep->spans = spans;
-        deep->span_room = room;
-    }
+    if (!spans)
+        return -ENOMEM;
+    deep->spans = spans;
     deep->spans[deep->span_count++] = span;
     return 0;
 }

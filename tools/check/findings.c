@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "findings.h"
 
+#include "base/array.h"
 #include "common/say.h"
 
 #include <stdio.h>
@@ -29,15 +30,11 @@ findings_free(struct findings *findings)
 static bool
 append(struct findings *findings, struct finding finding)
 {
-    if (findings->count == findings->room) {
-        size_t room = findings->room ? 2 * findings->room : 16;
-        struct finding *all = realloc(findings->all, room * sizeof(*all));
+    struct finding *all = array_room(findings->all, findings->count, sizeof(*all));
 
-        if (!all)
-            return false;
-        findings->all = all;
-        findings->room = room;
-    }
+    if (!all)
+        return false;
+    findings->all = all;
     findings->all[findings->count++] = finding;
     return true;
 }

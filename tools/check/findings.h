@@ -20,7 +20,7 @@ struct finding {
 struct findings {
     pthread_mutex_t lock; /* guards the rest; any thread adds */
     struct finding *all;
-    size_t count, room;
+    size_t count;
     size_t printed; /* of `all`, from the front */
     size_t unseen;
     bool failed; /* out of memory: there is more than what is here */

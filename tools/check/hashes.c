@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hashes.h"
 
+#include "base/array.h"
+#include "base/file.h"
 #include "base/text.h"
 #include "common/output.h"
 #include "format/json.h"
@@ -25,7 +27,7 @@ struct line {
 struct lines {
     struct buffer text;
     struct line *all; /* sorted by key and name, each once */
-    size_t count, room;
+    size_t count;
     const char **keys; /* of the models; terminated */
     struct buffer key_text; /* of a file's keys, which are in it */
     size_t key_count;
@@ -50,17 +52,13 @@ lines_free(struct lines *lines)
 static struct line *
 add_line(struct lines *lines)
 {
-    if (lines->count == lines->room) {
-        size_t room = lines->room ? 2 * lines->room : 256;
-        struct line *all = realloc(lines->all, room * sizeof(*all));
+    struct line *all = array_room(lines->all, lines->count, sizeof(*all));
 
-        if (!all) {
-            lines->failed = true;
-            return NULL;
-        }
-        lines->all = all;
-        lines->room = room;
+    if (!all) {
+        lines->failed = true;
+        return NULL;
     }
+    lines->all = all;
     return &lines->all[lines->count++];
 }
 
@@ -273,7 +271,7 @@ read_models(struct lines *lines, struct json_reader in)
         return false;
     json_enter(&in);
     while (json_next_key(&in, &key)) {
-        const char **keys = realloc(lines->keys, (lines->key_count + 1) * sizeof(*keys));
+        const char **keys = array_room(lines->keys, lines->key_count, sizeof(*keys));
 
         if (!keys) {
             lines->failed = true;
@@ -315,7 +313,6 @@ lines_of_file(int fd, struct lines *lines, struct reason *reason)
 {
     struct stat st;
     char *text;
-    size_t got = 0;
     errint_t error;
 
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size > HASHES_MOST)
@@ -323,17 +320,10 @@ lines_of_file(int fd, struct lines *lines, struct reason *reason)
     text = malloc((size_t)st.st_size + 1);
     if (!text)
         return out_of_memory(reason);
-    while (got < (size_t)st.st_size) {
-        ssize_t more = read(fd, text + got, (size_t)st.st_size - got);
-
-        if (more == 0 || (more < 0 && errno != EINTR))
-            break;
-        got += more > 0 ? (size_t)more : 0;
-    }
-    if (got < (size_t)st.st_size)
+    if (file_read(fd, text, (size_t)st.st_size, 0) != st.st_size)
         error = reason_set(reason, -EIO, "IoError", "it cannot be read");
     else
-        error = lines_of_text(text, got, lines, reason);
+        error = lines_of_text(text, (size_t)st.st_size, lines, reason);
     free(text);
     return error;
 }

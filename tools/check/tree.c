@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tree.h"
 
+#include "base/array.h"
 #include "base/parallel.h"
 #include "catalog/group.h"
 #include "common/find.h"
@@ -184,19 +185,13 @@ read_hub_name(const char *path, char sha256[SHA256_TEXT])
 }
 
 static bool
-make_room(void **array, size_t count, size_t *room, size_t size)
+make_room(void **array, size_t count, size_t size)
 {
-    size_t wanted = *room ? 2 * *room : 16;
-    void *bigger;
+    void *bigger = array_room(*array, count, size);
 
-    if (count < *room)
-        return true;
-    bigger = realloc(*array, wanted * size);
-    if (!bigger)
-        return false;
-    *array = bigger;
-    *room = wanted;
-    return true;
+    if (bigger)
+        *array = bigger;
+    return bigger != NULL;
 }
 
 static struct model *
@@ -205,8 +200,7 @@ add_model(struct tree *tree, char *key, size_t most_targets)
     size_t *targets = calloc(most_targets + 1, sizeof(*targets));
 
     if (!key || !targets ||
-        !make_room((void **)&tree->models, tree->model_count, &tree->model_room,
-                   sizeof(*tree->models))) {
+        !make_room((void **)&tree->models, tree->model_count, sizeof(*tree->models))) {
         free(key);
         free(targets);
         return NULL;
@@ -223,8 +217,7 @@ add_target(struct tree *tree, struct model *model, const char *path, struct back
     struct target *target;
     size_t number;
 
-    if (!make_room((void **)&tree->targets, tree->target_count, &tree->target_room,
-                   sizeof(*tree->targets)))
+    if (!make_room((void **)&tree->targets, tree->target_count, sizeof(*tree->targets)))
         return -ENOMEM;
     number = seen_add(&tree->files, identity->device, identity->inode, tree->target_count + 1);
     if (number == 0)

@@ -38,9 +38,9 @@ struct tree {
     const struct options *options;
     struct findings findings;
     struct target *targets; /* only where they are to be read whole, as all below */
-    size_t target_count, target_room;
+    size_t target_count;
     struct model *models;
-    size_t model_count, model_room;
+    size_t model_count;
     struct catalog **catalogs; /* one for each path at most */
     size_t catalog_count;
     struct seen files, directories;

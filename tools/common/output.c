@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/output.h"
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "common/say.h"
 
@@ -319,19 +320,6 @@ output_drop(struct output *output)
 /* ---- a text ---- */
 
 static errint_t
-write_all(int fd, const struct buffer *text)
-{
-    for (size_t done = 0; done < text->length;) {
-        ssize_t put = write(fd, text->data + done, text->length - done);
-
-        if (put < 0 && errno != EINTR)
-            return -errno;
-        done += put > 0 ? (size_t)put : 0;
-    }
-    return 0;
-}
-
-static errint_t
 write_in(int directory, const char *name, const struct buffer *text, bool replace,
          struct reason *reason)
 {
@@ -339,7 +327,7 @@ write_in(int directory, const char *name, const struct buffer *text, bool replac
     struct output output;
     errint_t error = output_begin(directory, name, &output, reason);
 
-    if (!error && (error = write_all(output.fd, text)))
+    if (!error && (error = file_write(output.fd, text->data, text->length, 0)))
         fail(reason, error, "writing it");
     if (!error)
         error = output_sync(&output, reason);

@@ -8,6 +8,7 @@
 #include "copy.h"
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/thread.h"
 #include "io/io.h"
 
@@ -167,42 +168,32 @@ static errint_t
 write_piece(struct run *run, const struct slot *slot)
 {
     /* Past the page cache whole pages only; the file's length is set at the end. */
-    size_t length = (slot->length + PAGE - 1) / PAGE * PAGE, done = 0;
+    size_t length = (slot->length + PAGE - 1) / PAGE * PAGE;
+    errint_t error;
 
     memset(slot->buffer + slot->length, 0, length - slot->length);
-    while (done < length) {
-        ssize_t put =
-            pwrite(run->fd, slot->buffer + done, length - done, (off_t)(slot->offset + done));
-
-        if (put < 0 && errno == EINVAL && atomic_load(&run->direct)) {
-            use_page_cache(run);
-            continue;
-        }
-        if (put < 0 && errno != EINTR)
-            return -errno;
-        done += put > 0 ? (size_t)put : 0;
+    error = file_write(run->fd, slot->buffer, length, slot->offset);
+    if (error == -EINVAL && atomic_load(&run->direct)) {
+        use_page_cache(run);
+        error = file_write(run->fd, slot->buffer, length, slot->offset);
     }
-    return 0;
+    return error;
 }
 
 static errint_t
 compare_piece(struct run *run, const struct slot *slot)
 {
-    size_t length = (slot->length + PAGE - 1) / PAGE * PAGE, got = 0;
+    size_t length = (slot->length + PAGE - 1) / PAGE * PAGE;
+    ssize_t got = file_read(run->fd, slot->other, length, slot->offset);
 
-    while (got < slot->length) {
-        ssize_t more = pread(run->fd, slot->other + got, length - got, (off_t)(slot->offset + got));
-
-        if (more < 0 && errno == EINVAL && atomic_load(&run->direct)) {
-            use_page_cache(run);
-            continue;
-        }
-        if (more < 0 && errno != EINTR)
-            return -errno;
-        if (more == 0)
-            return -EIO;
-        got += more > 0 ? (size_t)more : 0;
+    if (got == -EINVAL && atomic_load(&run->direct)) {
+        use_page_cache(run);
+        got = file_read(run->fd, slot->other, length, slot->offset);
     }
+    if (got < 0)
+        return (errint_t)got;
+    if ((size_t)got < slot->length)
+        return -EIO;
     return memcmp(slot->buffer, slot->other, slot->length) == 0 ? 0 : -EILSEQ;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "inputs.h"
 
+#include "base/array.h"
 #include "base/text.h"
 #include "common/say.h"
 #include "tensor_file.h"
@@ -40,21 +41,15 @@ static bool
 make_room(struct inputs *inputs)
 {
     struct checkpoint *checkpoint = &inputs->checkpoint;
-    size_t room = inputs->own_room ? 2 * inputs->own_room : 64;
-    struct shard **shards, **own;
+    struct shard **shards =
+        array_room(checkpoint->shards, checkpoint->shard_count, sizeof(struct shard *));
+    struct shard **own = array_room(inputs->own, inputs->own_count, sizeof(struct shard *));
 
-    if (checkpoint->shard_count < inputs->own_room)
-        return true;
-    shards = realloc(checkpoint->shards, room * sizeof(struct shard *));
     if (shards)
         checkpoint->shards = shards;
-    own = realloc(inputs->own, room * sizeof(struct shard *));
     if (own)
         inputs->own = own;
-    if (!shards || !own)
-        return false;
-    inputs->own_room = room;
-    return true;
+    return shards && own;
 }
 
 static bool

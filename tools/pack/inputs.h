@@ -18,7 +18,7 @@ struct inputs {
     struct found *found; /* one for each input at most */
     size_t found_count;
     struct shard **own; /* shards that were made here, as are their tables */
-    size_t own_count, own_room;
+    size_t own_count;
     struct problems *problems;
     uint64_t left_out; /* tensors, by --pick and --drop */
     struct sources sources; /* all files of tensors */

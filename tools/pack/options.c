@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "options.h"
 
+#include "base/array.h"
 #include "base/error.h"
 #include "base/size.h"
 #include "common/say.h"
@@ -115,8 +116,8 @@ read_stem(const char *text, const char **stem)
 static bool
 add_pattern(struct options *options, const char *glob, bool drop)
 {
-    size_t count = options->pattern_count + 1;
-    struct pattern *patterns = realloc(options->patterns, count * sizeof(*patterns));
+    struct pattern *patterns =
+        array_room(options->patterns, options->pattern_count, sizeof(*patterns));
 
     if (!patterns) {
         complain("no memory");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "place.h"
 
+#include "base/array.h"
 #include "catalog/catalog.h"
 #include "catalog/group.h"
 #include "common/find.h"
@@ -110,7 +111,7 @@ lock_directory(int directory, struct reason *reason)
 static errint_t
 add_old(struct place *place, const char *name, struct reason *reason)
 {
-    struct old_file *old = realloc(place->old, (place->old_count + 1) * sizeof(*old));
+    struct old_file *old = array_room(place->old, place->old_count, sizeof(*old));
     errint_t error;
 
     if (!old)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "side.h"
 
+#include "base/array.h"
 #include "common/say.h"
 
 #include <errno.h>
@@ -42,7 +43,7 @@ static errint_t
 add_file(struct side_files *files, const struct found *found, const char *name,
          struct reason *reason)
 {
-    struct side_file *all = files->all;
+    struct side_file *all;
     struct source_file source;
     errint_t error = source_dir_file(found->root, name, &source);
     char shown[QUOTED_SIZE];
@@ -50,15 +51,10 @@ add_file(struct side_files *files, const struct found *found, const char *name,
     if (error)
         return reason_set(reason, error, "IoError", "%s: %s", quoted(shown, name, strlen(name)),
                           strerror(-error));
-    if (files->count == files->room) {
-        size_t room = files->room ? 2 * files->room : 16;
-
-        all = realloc(files->all, room * sizeof(*all));
-        if (!all)
-            return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-        files->all = all;
-        files->room = room;
-    }
+    all = array_room(files->all, files->count, sizeof(*all));
+    if (!all)
+        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+    files->all = all;
     all[files->count] =
         (struct side_file){strdup(name), source_dir_backing(found->root, name, &source)};
     files->count++;

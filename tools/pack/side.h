@@ -16,7 +16,7 @@ struct side_file {
 /* All zero is an empty list. */
 struct side_files {
     struct side_file *all;
-    size_t count, room;
+    size_t count;
 };
 
 /*

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sources.h"
 
+#include "base/array.h"
 #include "client/mount.h"
 
 #include <errno.h>
@@ -14,19 +15,15 @@ static errint_t
 add_file(struct sources *sources, const char *real, const char *path)
 {
     struct stat st;
+    char **paths;
     size_t number;
 
     if (stat(real, &st) < 0)
         return 0; /* whoever reads it says so */
-    if (sources->count == sources->room) {
-        size_t room = sources->room ? 2 * sources->room : 16;
-        char **paths = realloc(sources->paths, room * sizeof(*paths));
-
-        if (!paths)
-            return -ENOMEM;
-        sources->paths = paths;
-        sources->room = room;
-    }
+    paths = array_room(sources->paths, sources->count, sizeof(*paths));
+    if (!paths)
+        return -ENOMEM;
+    sources->paths = paths;
     number = seen_add(&sources->seen, st.st_dev, st.st_ino, sources->count + 1);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;

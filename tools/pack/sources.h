@@ -15,7 +15,7 @@
 struct sources {
     struct seen seen; /* numbers are places in `paths`, from 1 on */
     char **paths;
-    size_t count, room;
+    size_t count;
 };
 
 /* Adds a file that is read; of a file on a mount of fstfs also the files that it is made of.

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+ssize_t
+file_read(int fd, void *to, size_t length, uint64_t offset)
+{
+    size_t done = 0;
+
+    while (done < length) {
+        ssize_t got = pread(fd, (char *)to + done, length - done, (off_t)(offset + done));
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -errno;
+        if (got == 0)
+            break;
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
+errint_t
+file_write(int fd, const void *from, size_t length, uint64_t offset)
+{
+    for (size_t done = 0; done < length;) {
+        ssize_t put = pwrite(fd, (const char *)from + done, length - done, (off_t)(offset + done));
+
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return put < 0 ? -errno : -EIO;
+        done += (size_t)put;
+    }
+    return 0;
+}
+
+char *
+path_join(const char *directory, const char *name)
+{
+    char *path;
+
+    if (!*directory)
+        return strdup(name);
+    return asprintf(&path, "%s/%s", directory, name) < 0 ? NULL : path;
+}

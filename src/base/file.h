@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole reads and writes of open files; paths. Any thread. */
+#ifndef FSTFS_BASE_FILE_H
+#define FSTFS_BASE_FILE_H
+
+#include "base/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* As pread(2), repeated after short reads and interrupts. Returns `length`, fewer bytes at the end
+ * of the file, or a negative errno. */
+ssize_t file_read(int fd, void *to, size_t length, uint64_t offset);
+/* Writes all of it, as pwrite(2). */
+errint_t file_write(int fd, const void *from, size_t length, uint64_t offset);
+
+/* "directory/name", or "name" if `directory` is empty. malloc'ed; NULL: out of memory. */
+char *path_join(const char *directory, const char *name);
+
+#endif

@@ -114,8 +114,10 @@ add_old(struct place *place, const char *name, struct reason *reason)
     struct old_file *old = array_room(place->old, place->old_count, sizeof(*old));
     errint_t error;
 
-    if (!old)
-        return fail(reason, -ENOMEM, "no memory");
+    if (!old) {
+        fail(reason, -ENOMEM, "no memory");
+        return -ENOMEM;
+    }
     place->old = old;
     old += place->old_count;
     *old = (struct old_file){.entry = {.fd = -1}};

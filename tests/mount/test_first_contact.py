@@ -95,7 +95,7 @@ def test_value_is_missing_at_the_end(fstfs, source, mnt, option):  # noqa: F811
 
 @pytest.mark.parametrize("program, option", [
     ("fstfs-check", "--hashes"), ("fstfs-pack", "--stem"), ("fstfs-pack", "--drop"),
-    ("fstfs-pack", "--max-shard-size"), ("fstfs-bench", "--ways"), ("fstfs-bench", "--svg"),
+    ("fstfs-pack", "--max-shard-size"), ("fstfs-bench", "--methods"), ("fstfs-bench", "--svg"),
     ("fstfs-top", "--interval")])
 def test_values_of_the_tools(source, place, program, option):  # noqa: F811
     """A word that is an option is not taken for a value, and a value is asked for at the end."""

@@ -112,14 +112,14 @@ def test_views():
     assert set(re.search(r":\((.*)\)$", spec)[1].split()) == views
 
 
-def test_ways():
-    """fstfs-bench knows what it offers, alone and behind another."""
-    ways = offered_by_bash("fstfs-bench", "--ways", "=")
-    said = help_of("fstfs-bench")
-    assert "direct" in ways and all(re.search(rf"\b{way}\b", said) for way in ways)
-    spec, = [spec for spec in specs_of_zsh("fstfs-bench") if spec.startswith("--ways")]
-    assert set(spec.split(" way ")[1].split()) == ways
-    assert offered_by_bash("fstfs-bench", "--ways", "=", "direct,re") == {"direct,read"}
+def test_methods():
+    """All methods of fstfs-bench are offered, also after another one."""
+    methods = offered_by_bash("fstfs-bench", "--methods", "=")
+    text = help_of("fstfs-bench")
+    assert "direct" in methods and all(re.search(rf"\b{name}\b", text) for name in methods)
+    spec, = [spec for spec in specs_of_zsh("fstfs-bench") if spec.startswith("--methods")]
+    assert set(spec.split(" method ")[1].split()) == methods
+    assert offered_by_bash("fstfs-bench", "--methods", "=", "direct,re") == {"direct,read"}
 
 
 def test_paths(place, monkeypatch):

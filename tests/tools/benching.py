@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of fstfs-bench share: models, running it, the rows that it has."""
+"""Shared by the tests of fstfs-bench: models, running it, and the rows to expect."""
 
 import json
 import os
@@ -15,7 +15,8 @@ from conftest import BUILD, SLOW, as_user, eventually, mounted_at
 BENCH = BUILD / "fstfs-bench"
 MIB = 1 << 20
 READERS = ["direct", "read", "mmap", "names"]
-LOADERS = ["load_file", "safe_open", "fastsafetensors", "runai", "transformers", "diffusers"]
+LOADERS = ["load_file", "safe_open", "fastsafetensors", "runai", "transformers", "diffusers",
+           "fstfs"]
 
 
 def header(sizes):
@@ -44,7 +45,7 @@ def write_sparse(path, size):
 
 
 def write_model(directory, seed=1):
-    """112 MiB in two shards of odd sizes; names go another way than the file."""
+    """112 MiB in two shards of odd sizes; name order is not file order."""
     directory.mkdir()
     shards = {
         "model-00001-of-00002.safetensors": {"b": 40 * MIB + 5, "a": 4097, "empty": 0, "z": MIB},
@@ -58,7 +59,7 @@ def write_model(directory, seed=1):
 
 
 class Bench:
-    """Runs the bench with a folder of the test's own for its mounts."""
+    """Runs fstfs-bench with a private directory for its mount points."""
 
     def __init__(self, place):
         self.folder = Path(tempfile.mkdtemp(prefix="points-", dir=place))
@@ -76,7 +77,7 @@ class Bench:
         process = self.start(*args, **options)
         out, err = process.communicate(timeout=110 * SLOW)
         assert process.returncode == status, (process.returncode, out, err)
-        self.nothing_left()
+        self.assert_nothing_left()
         return out, err
 
     def json(self, *args, **options):
@@ -85,10 +86,10 @@ class Bench:
         return json.loads(out)["models"][0]
 
     def points(self):
-        """Its own; packages of Python have folders of theirs in TMPDIR."""
+        """Its mount points; Python packages may leave other directories in TMPDIR."""
         return list(self.folder.glob("fstfs-bench.*"))
 
-    def nothing_left(self):
+    def assert_nothing_left(self):
         assert eventually(lambda: not mounted_at(self.folder) and not self.points(), 20), (
             mounted_at(self.folder), self.points())
 
@@ -96,13 +97,13 @@ class Bench:
 @pytest.fixture
 def bench(place):
     if not BENCH.exists():
-        pytest.fail(f"{BENCH} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+        pytest.fail(f"{BENCH} does not exist: build first, or set FSTFS_BUILD", pytrace=False)
     return Bench(place)
 
 
 @pytest.fixture
 def alone(bench, place):
-    """The bench in a folder with nothing beside it, and none in PATH."""
+    """fstfs-bench in a directory of its own, without fstfs there or in PATH."""
     folder = place / "alone"
     folder.mkdir()
     shutil.copy(BENCH, folder)
@@ -121,24 +122,24 @@ def program(path, text):
     path.chmod(0o755)
 
 
-def named(rows):
+def row_names(rows):
     return {(row["way"], row["place"], row["state"]) for row in rows}
 
 
-def every_row(ways=READERS, places=("bare", "mounted")):
-    return {(way, where, state) for way in ways for where in places
-            for state in ("cold", "warm") if (way, state) != ("direct", "warm")}
+def every_row(methods=READERS, places=("bare", "mounted")):
+    return {(method, where, state) for method in methods for where in places
+            for state in ("cold", "warm") if (method, state) != ("direct", "warm")}
 
 
 def can_be_cold(found):
-    """What lies on tmpfs cannot."""
+    """False on tmpfs."""
     return not found["storage"].startswith("tmpfs")
 
 
 def on_tmpfs(path):
-    said = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
+    done = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
                           check=True)
-    return said.stdout.strip() == "tmpfs"
+    return done.stdout.strip() == "tmpfs"
 
 
 def expected(found, **options):
@@ -149,7 +150,7 @@ def expected(found, **options):
 FAKE = """
 cat >/dev/null
 if [ "$2" = list ]; then
-    echo '{"loaders": [{"name": "load_file", "package": "st", "version": "1", "missing": null}]}'
+    echo '{"loaders": [{"name": "load_file", "text": "load_file, st 1", "missing": null}]}'
     exit
 fi
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fstfs-bench: what it measures, what it says, and that it leaves nothing behind.
+"""fstfs-bench: what it measures and prints, and that it leaves nothing behind.
 
-No test looks at how fast anything was.
+No test depends on how fast anything was.
 """
 
 import json
@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from benching import (BENCH, FAKE, LOADERS, MIB, READERS, alone, bench, can_be_cold,
-                      expected, model, named, on_tmpfs, program, write_model, write_shard,
+from benching import (BENCH, FAKE, LOADERS, MIB, READERS, alone, bench, can_be_cold, expected,
+                      model, on_tmpfs, program, row_names, write_model, write_shard,
                       write_sparse)
 from conftest import BINARY, BUILD, SLOW, eventually, mounted_at
 
@@ -33,7 +33,7 @@ def test_rows(bench, fstfs, model, place):
     assert (found["bytes"], found["files"], found["tensors"]) == (size, 2, 6)
     assert found["failed"] == []
     assert found["rounds"] == 2 and found["interrupted"] is False
-    assert named(found["rows"]) == expected(found)
+    assert row_names(found["rows"]) == expected(found)
     tensors = 112 * MIB + 5 + 4097 + 1
     for row in found["rows"]:
         assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
@@ -49,16 +49,16 @@ def test_rows(bench, fstfs, model, place):
             if row["state"] == "cold":
                 assert row["storage_read_bytes"] >= tensors
         if row["state"] == "warm":
-            # nearly all; the kernel may have given up some since
+            # the kernel may have evicted some since
             assert row["page_cache_bytes"] >= tensors // 2
         if (row["way"], row["place"]) == ("direct", "bare"):
-            assert row["page_cache_bytes"] < size / 50  # others had filled it
+            assert row["page_cache_bytes"] < size / 50  # other methods had filled it
     bars = xml.etree.ElementTree.parse(svg).findall(".//{http://www.w3.org/2000/svg}rect")
     assert len(bars) == len(found["rows"])
 
 
-def test_ratios_are_of_the_same_round(bench, fstfs, model):
-    found = bench.json("--rounds=3", "--ways=read,direct", model)
+def test_ratios_are_taken_within_a_round(bench, fstfs, model):
+    found = bench.json("--rounds=3", "--methods=read,direct", model)
     rows = {(r["way"], r["place"], r["state"]): r for r in found["rows"]}
 
     def median(row, to):
@@ -75,7 +75,7 @@ def test_ratios_are_of_the_same_round(bench, fstfs, model):
 
 
 def test_table(bench, fstfs, model):
-    out, err = bench.run("--rounds=1", "--ways=read", model)
+    out, err = bench.run("--rounds=1", "--methods=read", model)
     assert err == ""
     assert str(model) in out
     lines = [line for line in out.splitlines() if line.startswith("  buffered read")]
@@ -86,20 +86,20 @@ def test_table(bench, fstfs, model):
 def test_several_models(bench, fstfs, model, place):
     one = place / "one.safetensors"
     write_shard(one, {"t": 100 * MIB}, 3)
-    out, err = bench.run("--json", "--rounds=1", "--ways=read", one, model)
+    out, err = bench.run("--json", "--rounds=1", "--methods=read", one, model)
     assert err == ""
     assert [m["files"] for m in json.loads(out)["models"]] == [1, 2]
 
 
 @pytest.mark.parametrize("name, files", [("model.safetensors.index.json", 2), ("model", 2),
                                          ("model-00002-of-00002.safetensors", 1)])
-def test_what_a_path_means(bench, fstfs, model, name, files):
-    found = bench.json("--rounds=1", "--ways=names", model / name)
+def test_path_forms(bench, fstfs, model, name, files):
+    found = bench.json("--rounds=1", "--methods=names", model / name)
     assert found["files"] == files and found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["names"])
+    assert row_names(found["rows"]) == expected(found, methods=["names"])
 
 
-def test_memory_file_system_has_no_cold(bench, fstfs):
+def test_tmpfs_has_no_cold_rows(bench, fstfs):
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -118,12 +118,12 @@ def test_path_on_a_mount(bench, mount, place, path):
     source.mkdir()
     write_model(source / "m")
     mounted = mount(source)
-    found = bench.json("--rounds=1", "--ways=direct,names", mounted / path)
+    found = bench.json("--rounds=1", "--methods=direct,names", mounted / path)
     assert found["mount"] == "found"
     assert found["source"] == str(source / "m")
     assert found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["direct", "names"])
-    assert mounted.status()["pid"]  # still there
+    assert row_names(found["rows"]) == expected(found, methods=["direct", "names"])
+    assert mounted.status()["pid"]  # still mounted
 
 
 def test_path_on_a_mount_of_one_view(bench, mount, place):
@@ -131,51 +131,51 @@ def test_path_on_a_mount_of_one_view(bench, mount, place):
     source.mkdir()
     write_model(source / "m")
     mounted = mount(source, "--view=merged")
-    found = bench.json("--rounds=1", "--ways=read", mounted / "m")
+    found = bench.json("--rounds=1", "--methods=read", mounted / "m")
     assert found["source"] == str(source / "m") and found["failed"] == []
 
 
 def test_path_in_another_view(bench, mount, model):
     mounted = mount(model)
     _, err = bench.run(mounted / "tensors", status=1)
-    assert "name a checkpoint of its shards/ or merged/" in err
+    assert "give a checkpoint in shards/ or merged/" in err
 
 
 def test_without_fstfs(alone, model):
-    found = alone.json("--rounds=1", "--ways=read", model)
-    assert named(found["rows"]) == expected(found, ways=["read"], places=["bare"])
+    found = alone.json("--rounds=1", "--methods=read", model)
+    assert row_names(found["rows"]) == expected(found, methods=["read"], places=["bare"])
     assert {s["why"] for s in found["skipped"] if s["place"] == "mounted"} == {
-        "there is no fstfs beside this program and none in PATH"}
+        "fstfs was found neither next to this program nor in PATH"}
 
 
-def test_fstfs_that_does_not_mount(alone, model):
+def test_fstfs_fails_to_mount(alone, model):
     program(alone.program.parent / "fstfs", "echo 'fstfs: no luck' >&2; exit 1")
-    found = alone.json("--rounds=1", "--ways=read", model, status=1)
-    assert named(found["rows"]) == expected(found, ways=["read"], places=["bare"])
+    found = alone.json("--rounds=1", "--methods=read", model, status=1)
+    assert row_names(found["rows"]) == expected(found, methods=["read"], places=["bare"])
     assert {f["why"] for f in found["failed"]} == {"fstfs: no luck"}
 
 
-def test_other_bytes_are_seen(alone, fstfs, model, place):
+def test_wrong_bytes_are_detected(alone, fstfs, model, place):
     other = write_model(place / "other", seed=2)
     program(alone.program.parent / "fstfs", f"exec '{BINARY}' -f '{other}' \"$3\"")
-    found = alone.json("--rounds=1", "--ways=read,names", model, status=1)
-    assert named(found["failed"]) == expected(found, ways=["read", "names"], places=["mounted"])
+    found = alone.json("--rounds=1", "--methods=read,names", model, status=1)
+    assert row_names(found["failed"]) == expected(found, methods=["read", "names"], places=["mounted"])
     assert all("other bytes" in f["why"] for f in found["failed"])
 
 
-def test_user(bench, test_user, user_program, user_binary, place):
+def test_unprivileged_user(bench, test_user, user_program, user_binary, place):
     folder = write_model(place / "model")
-    bench.program = user_program(bench.program)  # and beside it the fstfs that it runs
+    bench.program = user_program(bench.program)  # with the fstfs that it runs in the same directory
     assert user_binary.parent == bench.program.parent
-    found = bench.json("--rounds=1", "--ways=read", folder, user=test_user)
+    found = bench.json("--rounds=1", "--methods=read", folder, user=test_user)
     assert found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["read"])
-    if os.geteuid() == 0:  # not the user's file: the kernel does not tell
+    assert row_names(found["rows"]) == expected(found, methods=["read"])
+    if os.geteuid() == 0:  # the file is not the user's: mincore() tells nothing
         assert found["cold_is_verified"] is False
         assert not any("page_cache_bytes" in row for row in found["rows"])
 
 
-# ---- what ends it ----
+# ---- signals ----
 
 def readers_of(pid):
     found = []
@@ -191,103 +191,104 @@ def readers_of(pid):
 
 
 @pytest.mark.parametrize("number, send", [
-    (signal.SIGINT, os.killpg),  # as a terminal does: to its readers too
+    (signal.SIGINT, os.killpg),  # as a terminal does: also to the readers
     (signal.SIGINT, os.kill),
     (signal.SIGTERM, os.kill),
 ])
 def test_signal(bench, fstfs, model, number, send):
-    process = bench.start("--json", "--rounds=1000", "--ways=read", model, start_new_session=True)
+    process = bench.start("--json", "--rounds=1000", "--methods=read", model, start_new_session=True)
     assert eventually(lambda: readers_of(process.pid) and mounted_at(bench.folder), 30, 0.001)
     send(process.pid, number)
     out, _ = process.communicate(timeout=40 * SLOW)
     assert process.returncode == 128 + number
-    assert not mounted_at(bench.folder)  # before it ended, not a moment after
-    bench.nothing_left()
+    assert not mounted_at(bench.folder)  # unmounted before it exits
+    bench.assert_nothing_left()
     found = json.loads(out)["models"][0]
     assert found["interrupted"] is True and found["failed"] == []
 
 
 def test_killed(bench, fstfs, model):
-    process = bench.start("--rounds=1000", "--ways=read", model)
+    process = bench.start("--rounds=1000", "--methods=read", model)
     assert eventually(lambda: mounted_at(bench.folder), 30)
     process.kill()
     process.communicate(timeout=40 * SLOW)
-    bench.nothing_left()
+    bench.assert_nothing_left()
 
 
 @pytest.mark.limit(120)
 def test_killed_reader(bench, fstfs, place):
-    """Each reader that is seen is killed: in time that ends all rows, each as failed."""
+    """Every reader is killed, until all rows have failed."""
     path = place / "model" / "sparse.safetensors"
-    path.parent.mkdir()  # beside the bench's folder, which is not to lie in the source
-    write_sparse(path, 600 * MIB)  # so large that no reader runs before the rounds
+    path.parent.mkdir()  # mount points may not be inside the source
+    write_sparse(path, 600 * MIB)  # so large that check_size() runs no reader
     out = place / "out.json"
     with open(out, "w") as f:
-        process = bench.start("--json", "--rounds=1000", "--ways=read", path, stdout=f)
+        process = bench.start("--json", "--rounds=1000", "--methods=read", path, stdout=f)
         while process.poll() is None:
             for reader in readers_of(process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(reader, signal.SIGKILL)
     assert process.wait() == 1
-    bench.nothing_left()
+    bench.assert_nothing_left()
     found = json.loads(out.read_text())["models"][0]
     assert found["rows"] == []
-    assert named(found["failed"]) == expected(found, ways=["read"])
+    assert row_names(found["failed"]) == expected(found, methods=["read"])
     assert all("signal 9" in f["why"] for f in found["failed"])
 
 
 # ---- errors ----
 
 @pytest.mark.parametrize("args, status, says", [
-    ([], 2, "a FILE or CHECKPOINT is wanted"),
-    (["--rounds=0", "x"], 2, "--rounds wants a number"),
-    (["--rounds=2x", "x"], 2, "--rounds wants a number"),
+    ([], 2, "FILE or CHECKPOINT is missing"),
+    (["--rounds=0", "x"], 2, "--rounds: 0 is not a number from 1 to 1000"),
+    (["--rounds=2x", "x"], 2, "--rounds: 2x is not a number"),
     (["--nonsense", "x"], 2, "unrecognized option"),
-    (["--device=gpu", "x"], 2, "--device wants cuda:N, as cuda:0, not gpu"),
-    (["--device=cuda:", "x"], 2, "--device wants cuda:N"),
-    (["--device=cuda:0x", "x"], 2, "--device wants cuda:N"),
+    (["--device=gpu", "x"], 2, "--device: gpu is not a device (expected cuda:N, such as cuda:0)"),
+    (["--device=cuda:", "x"], 2, "--device: cuda: is not a device"),
+    (["--device=cuda:0x", "x"], 2, "--device: cuda:0x is not a device"),
     (["--device=cuda:99", "x"], 1, "--device: cuda:99: the "),
     (["--svg=/nonexistent/chart.svg", "x"], 1, "/nonexistent/chart.svg: No such file"),
     (["/nonexistent"], 1, "no such file and no such checkpoint"),
     (["/proc/self/status"], 1, "neither a safetensors file nor a checkpoint"),
 ])
-def test_wrong(bench, args, status, says):
+def test_errors(bench, args, status, says):
     _, err = bench.run(*args, status=status)
     assert says in err
 
 
-def test_help_names_all_ways(bench):
+def test_help_lists_all_methods(bench):
     out, err = bench.run("--help")
-    assert err == "" and all(f"\n  {way} " in out for way in READERS)
+    assert err == "" and all(f"\n  {method} " in out for method in READERS)
     assert all(loader in out for loader in LOADERS)
 
 
 @pytest.mark.parametrize("args, says", [
-    (["--ways=read,load_file"], "--ways: load_file is a loader, which wants --loaders too"),
-    (["--ways=gpu"], "--ways: gpu wants --device too"),
-    (["--ways=read,"], '--ways: there is no way ""; there are direct, read, mmap, names; gpu'),
-    (["--ways=READ"], '--ways: there is no way "READ"; there are direct, read, mmap, names; gpu'),
-    (["--ways=readx", "--loaders"], '--ways: there is no way "readx"; there are direct, '),
+    (["--methods=read,load_file"], "--methods: load_file needs --loaders"),
+    (["--methods=gpu"], "--methods: gpu needs --device"),
+    (["--methods=read,"], '--methods: unknown method ""; known: direct, read, mmap, names; gpu'),
+    (["--methods=READ"], '--methods: unknown method "READ"; known: direct, '),
+    (["--methods=readx", "--loaders"], '--methods: unknown method "readx"; known: direct, '),
+    (["--ways=gpu"], "--methods: gpu needs --device"),  # the option's former name
 ])
-def test_way_that_is_none(bench, args, says):
-    """Before anything is looked at: there need be no such model."""
+def test_unavailable_method(bench, args, says):
+    """Refused before anything is read: the model does not exist."""
     _, err = bench.run(*args, "/nonexistent", status=2)
     assert says in err and err.count("\n") == 1
-    assert "there are" not in says or all(way in err for way in [*READERS, "gpu", *LOADERS])
+    assert "known:" not in says or all(name in err for name in [*READERS, "gpu", *LOADERS])
 
 
 @pytest.mark.parametrize("json", [[], ["--json"]])
-def test_output_that_does_not_go(bench, fstfs, model, json):
+def test_output_cannot_be_written(bench, fstfs, model, json):
     with open("/dev/full", "w") as full:
-        process = bench.start(*json, "--rounds=1", "--ways=direct", model, stdout=full)
+        process = bench.start(*json, "--rounds=1", "--methods=direct", model, stdout=full)
         _, err = process.communicate(timeout=60 * SLOW)
     assert process.returncode == 1
     assert err == "fstfs-bench: standard output: No space left on device\n"
-    bench.nothing_left()
+    bench.assert_nothing_left()
 
 
-def test_chart_that_does_not_go(bench, fstfs, model):
-    _, err = bench.run("--rounds=1", "--ways=direct", "--svg=/dev/full", model, status=1)
+def test_chart_cannot_be_written(bench, fstfs, model):
+    _, err = bench.run("--rounds=1", "--methods=direct", "--svg=/dev/full", model, status=1)
     assert err == "fstfs-bench: /dev/full: No space left on device\n"
 
 
@@ -314,13 +315,13 @@ def test_several_checkpoints(bench, place):
     assert "there are 2 checkpoints in it, one and two" in err
 
 
-# ---- into a GPU: on the doubles of tests/gpu ----
+# ---- a GPU, simulated by the test doubles in tests/gpu ----
 
 @pytest.fixture
 def device(bench):
-    """A bench that finds the double of libcuda.so.1, as a device of its profiles."""
+    """fstfs-bench with the test double of libcuda.so.1."""
     if not (BUILD / "tests/gpu/libcuda.so.1").exists():
-        pytest.skip("this build has no double of libcuda.so.1")
+        pytest.skip("the test double of libcuda.so.1 is not built")
     bench.environment["LD_LIBRARY_PATH"] = str(BUILD / "tests/gpu")
     return bench
 
@@ -334,15 +335,15 @@ def device(bench):
 def test_device(device, fstfs, model, place, profile, failing, rung, why_not):
     device.environment |= {"DOUBLE_CUDA_PROFILE": profile, "DOUBLE_CUDA_FAIL": failing}
     svg = place / "chart.svg"
-    out, err = device.run("--json", "--rounds=1", "--ways=gpu,names", "--device=cuda:0",
+    out, err = device.run("--json", "--rounds=1", "--methods=gpu,names", "--device=cuda:0",
                           f"--svg={svg}", model)
     assert err == ""
     said = json.loads(out)
     assert said["device"]["name"] == "cuda:0"
     assert said["device"]["model"] == f"a double of {profile}"
     found, = said["models"]
-    assert found["failed"] == []  # that is also: the bytes in the device are those of `names`
-    assert named(found["rows"]) == expected(found, ways=["gpu", "names"])
+    assert found["failed"] == []  # so the bytes in the device are those of `names`
+    assert row_names(found["rows"]) == expected(found, methods=["gpu", "names"])
     for row in found["rows"]:
         assert ("storage" in row) == (row["way"] == "gpu")
         if row["way"] != "gpu":
@@ -352,35 +353,35 @@ def test_device(device, fstfs, model, place, profile, failing, rung, why_not):
         assert storage["rung"] == rung
         assert why_not.keys() == storage.keys() - {"rung", "number", "path"}
         assert all(why in storage[name] for name, why in why_not.items())
-        # past the mount it would be the source's
+        # bypassing the mount, it would be the source's path
         assert storage["path"].startswith(str(model)) == (row["place"] == "bare")
         assert ("of_pinned" in row) == ("pinned_bytes_per_second" in row) == (not failing)
     assert svg.read_text().count("libfstfs into cuda:0") == len(found["rows"]) // 2
 
 
 def test_device_in_the_table(device, fstfs, model):
-    out, err = device.run("--rounds=1", "--ways=gpu", "--device=cuda:1", model)
+    out, err = device.run("--rounds=1", "--methods=gpu", "--device=cuda:1", model)
     assert err == "" and "\ncuda:1: a double of h200, 1 GB of memory\n" in out
     lines = [line for line in out.splitlines() if line.startswith("  gpu, ")]
     assert len(lines) in (2, 4)
     for line in lines:
-        assert " of bare copies from pinned memory, " in line
+        assert " of plain copies from pinned memory (" in line
         assert '; by "ring" from ' in line and '; not "unified": the device has memory' in line
 
 
 @pytest.mark.parametrize("name", ["one", "two.safetensors.index.json"])
-def test_device_and_what_a_path_means(device, fstfs, place, name):
-    """What libfstfs opens is what the other ways read: `names` sums up the same bytes."""
+def test_device_path_forms(device, fstfs, place, name):
+    """libfstfs opens what the other methods read: `names` has the same checksum."""
     (place / "models").mkdir()
     write_shard(place / "models/one.safetensors", {"t": 100 * MIB}, 3)
     for i in (1, 2):
         write_shard(place / f"models/two-0000{i}-of-00002.safetensors", {f"t{i}": 90 * MIB}, i)
     (place / "models/two.safetensors.index.json").write_text(json.dumps(
         {"weight_map": {f"t{i}": f"two-0000{i}-of-00002.safetensors" for i in (1, 2)}}))
-    found = device.json("--rounds=1", "--ways=gpu,names", "--device=cuda:0",
+    found = device.json("--rounds=1", "--methods=gpu,names", "--device=cuda:0",
                         place / "models" / name)
     assert found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["gpu", "names"])
+    assert row_names(found["rows"]) == expected(found, methods=["gpu", "names"])
 
 
 def test_device_and_shards_without_an_index(device, fstfs, place):
@@ -389,35 +390,35 @@ def test_device_and_shards_without_an_index(device, fstfs, place):
         for i in (1, 2):
             write_shard(place / f"models/{stem}-0000{i}-of-00002.safetensors",
                         {f"t{i}": 60 * MIB}, i)
-    found = device.json("--rounds=1", "--ways=gpu", "--device=cuda:0", place / "models/two",
+    found = device.json("--rounds=1", "--methods=gpu", "--device=cuda:0", place / "models/two",
                         status=1)
     assert found["rows"] == found["failed"] == []
     assert {s["why"] for s in found["skipped"]} == {
-        "libfstfs opens shards without an index only in a directory of theirs"}
+        "libfstfs opens shards without an index only in a directory of their own"}
 
 
-def test_device_on_a_mount_of_the_users(device, mount, place):
+def test_device_on_an_existing_mount(device, mount, place):
     (place / "source").mkdir()
     write_model(place / "source/m")
     mounted = mount(place / "source")
-    found = device.json("--rounds=1", "--ways=gpu,names", "--device=cuda:0", mounted / "merged/m")
+    found = device.json("--rounds=1", "--methods=gpu,names", "--device=cuda:0", mounted / "merged/m")
     assert found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["gpu", "names"])
+    assert row_names(found["rows"]) == expected(found, methods=["gpu", "names"])
 
 
-def test_device_with_too_little_memory(device, model, place):
+def test_device_without_enough_memory(device, model, place):
     path = place / "huge.safetensors"
     write_sparse(path, 2 << 30)
-    found = device.json("--rounds=1", "--ways=gpu", "--device=cuda:0", path, status=1)
+    found = device.json("--rounds=1", "--methods=gpu", "--device=cuda:0", path, status=1)
     assert found["rows"] == found["failed"] == []
     assert len(found["skipped"]) == 4
     assert {s["why"] for s in found["skipped"]} == {
-        "too little memory on cuda:0: it wants 2.1 GB, and 1.1 of its 1.1 GB are free"}
-    # The driver may have less than it says.
+        "not enough memory on cuda:0: needs 2.1 GB, 1.1 of 1.1 GB are free"}
+    # The driver may have less than it reported.
     device.environment["DOUBLE_CUDA_FAIL"] = "cuMemAlloc_v2"
-    found = device.json("--rounds=1", "--ways=gpu", "--device=cuda:0", model, status=1)
+    found = device.json("--rounds=1", "--methods=gpu", "--device=cuda:0", model, status=1)
     assert found["rows"] == found["failed"] == []
-    assert all(s["why"].startswith("too little memory on cuda:0: it wants 0.1 GB")
+    assert all(s["why"].startswith("not enough memory on cuda:0: needs 0.1 GB")
                for s in found["skipped"] if "page cache" not in s["why"])
 
 
@@ -427,7 +428,7 @@ def test_device_with_too_little_memory(device, model, place):
     ({"DOUBLE_CUDA_FAIL": "cuDevicePrimaryCtxRetain"}, 0, "cuDevicePrimaryCtxRetain: "),
     ({}, 2, "the driver has 2 devices"),
 ])
-def test_device_that_is_none(device, model, environment, number, says):
+def test_unusable_device(device, model, environment, number, says):
     if "LD_LIBRARY_PATH" in environment and os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has a driver")
     device.environment |= environment
@@ -437,66 +438,66 @@ def test_device_that_is_none(device, model, environment, number, says):
 
 # ---- loaders ----
 
-def test_too_little_memory(bench, place):
+def test_not_enough_memory(bench, place):
     program(place / "python3", FAKE)
     bench.environment["PATH"] = f"{place}:{os.environ['PATH']}"
     path = place / "huge.safetensors"
     write_sparse(path, 8 << 40)
-    found = bench.json("--loaders", "--ways=load_file", path, status=1)
+    found = bench.json("--loaders", "--methods=load_file", path, status=1)
     assert found["rows"] == [] and found["failed"] == []
-    assert all("too little memory: it wants " in s["why"] for s in found["skipped"])
+    assert all("not enough memory: needs " in s["why"] for s in found["skipped"])
     assert len(found["skipped"]) == 4
 
 
 def memory_limit(version, at_root):
-    """The file that would limit the memory of this process, by its cgroup or by their root."""
+    """The file with the memory limit of this process's cgroup, or of the root cgroup."""
     with open("/proc/self/cgroup") as f:
         groups = dict(line.strip().split(":", 2)[1:] for line in f)
     controllers, hierarchy, name = {1: ("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
                                     2: ("", "/sys/fs/cgroup", "memory.max")}[version]
     if controllers not in groups:
-        pytest.skip(f"this machine has no cgroups of version {version} for memory")
+        pytest.skip(f"no memory cgroups of version {version}")
     return Path(hierarchy + ("" if at_root else groups[controllers])) / name
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts over /sys/fs/cgroup, where only it sees it")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount over /sys/fs/cgroup in a mount namespace")
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("at_root", [False, True])
-def test_memory_that_a_cgroup_allows(bench, fstfs, model, place, version, at_root):
-    """112 MiB do not stay in a page cache of 100 MB. What is read cold needs none."""
+def test_cgroup_memory_limit(bench, fstfs, model, place, version, at_root):
+    """112 MiB do not fit into a page cache of 100 MB. Cold reads need none."""
     limit = memory_limit(version, at_root)
     if on_tmpfs(model):
-        pytest.skip("the model lies on tmpfs, where nothing can be read cold")
+        pytest.skip("the model is on tmpfs, where nothing can be read cold")
     bench.program = place / "fstfs-bench-limited"
     program(bench.program, f"""exec unshare --mount sh -c '
         mount -t tmpfs none /sys/fs/cgroup && mkdir -p {limit.parent} &&
         echo 100000000 >{limit} && exec "$0" "$@"' {BENCH} "$@"
     """)
-    found = bench.json("--rounds=1", "--ways=read,names", model)
-    assert named(found["rows"]) == {
-        row for row in expected(found, ways=["read", "names"]) if row[2] == "cold"}
+    found = bench.json("--rounds=1", "--methods=read,names", model)
+    assert row_names(found["rows"]) == {
+        row for row in expected(found, methods=["read", "names"]) if row[2] == "cold"}
     assert found["failed"] == []
     warm = [s["why"] for s in found["skipped"] if s["state"] == "warm"]
-    assert len(warm) == 4 and all("too little memory: it wants 0.1 GB" in why for why in warm)
+    assert len(warm) == 4 and all("not enough memory: needs 0.1 GB" in why for why in warm)
 
 
 @pytest.mark.parametrize("only_mounted", [False, True])
-def test_loader_that_cannot(bench, fstfs, model, place, only_mounted):
-    """On the bare files that is its own affair, through the mount alone it is ours."""
+def test_loader_fails(bench, fstfs, model, place, only_mounted):
+    """A loader that fails on the bare files is skipped; only on mounted ones, it has failed."""
     can = "*/shards) ;; *) echo '{\"seconds\": 1, \"bytes\": 9, \"sum\": null}'; exit;;"
     program(place / "python3", f"""{FAKE}
         case $4 in {can if only_mounted else ""} esac
         echo '!ValueError: no luck'; exit 1
     """)
     bench.environment["PATH"] = f"{place}:{os.environ['PATH']}"
-    found = bench.json("--loaders", "--rounds=2", "--ways=load_file", model, status=1)
-    mounted = expected(found, ways=["load_file"], places=["mounted"])
-    bare = expected(found, ways=["load_file"], places=["bare"])
-    assert named(found["rows"]) == (bare if only_mounted else set())
-    assert named(found["failed"]) == (mounted if only_mounted else set())
+    found = bench.json("--loaders", "--rounds=2", "--methods=load_file", model, status=1)
+    mounted = expected(found, methods=["load_file"], places=["mounted"])
+    bare = expected(found, methods=["load_file"], places=["bare"])
+    assert row_names(found["rows"]) == (bare if only_mounted else set())
+    assert row_names(found["failed"]) == (mounted if only_mounted else set())
     assert {s["why"] for s in found["skipped"] + found["failed"]
             if "page cache" not in s["why"]} == {"ValueError: no luck"}
-    bench.json("--loaders", "--rounds=1", "--ways=direct,load_file", model,
+    bench.json("--loaders", "--rounds=1", "--methods=direct,load_file", model,
                status=int(only_mounted))
 
 
@@ -506,9 +507,9 @@ def test_no_python(alone, model):
     assert "--loaders: python3: No such file" in err
 
 
-def test_python_that_does_not_answer(bench, model, place):
+def test_python_prints_no_result(bench, model, place):
     bench.environment["PATH"] = f"{place}:{os.environ['PATH']}"
-    for text, says in ("exit 0", "python3 gave no answer"), ("echo no luck; exit 3", "no luck"):
+    for text, says in ("exit 0", "python3 printed no result"), ("echo no luck; exit 3", "no luck"):
         program(place / "python3", text)
         _, err = bench.run("--loaders", model, status=1)
         assert f"--loaders: {says}" in err
@@ -516,7 +517,7 @@ def test_python_that_does_not_answer(bench, model, place):
 
 @pytest.fixture
 def torch_python(bench):
-    """A Python with torch and transformers, which the bench finds first."""
+    """A Python with torch and transformers, first in PATH."""
     python = os.environ.get("FSTFS_TORCH_PYTHON")
     if not python:
         pytest.skip("no FSTFS_TORCH_PYTHON: torch and transformers are not installed")
@@ -526,14 +527,14 @@ def torch_python(bench):
 
 @pytest.mark.limit(300)
 def test_loaders(bench, fstfs, torch_python, place):
-    """With the bytes that the readers have read: else they would have failed."""
+    """The loaders have the readers' checksum, otherwise they would have failed."""
     folder = write_model(place / "model")
-    found = bench.json("--loaders", "--rounds=1", "--ways=names,load_file,safe_open,transformers",
+    found = bench.json("--loaders", "--rounds=1", "--methods=names,load_file,safe_open,transformers",
                        folder)
     assert found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["names", "load_file", "safe_open"])
+    assert row_names(found["rows"]) == expected(found, methods=["names", "load_file", "safe_open"])
     assert {s["why"] for s in found["skipped"] if s["way"] == "transformers"} == {
-        "transformers wants a config.json beside the checkpoint"}
+        "transformers needs a config.json next to the checkpoint"}
 
 
 MAKE_MODEL = """
@@ -550,9 +551,9 @@ model.save_pretrained(sys.argv[1], max_shard_size="60MB")
 def test_transformers(bench, fstfs, torch_python, place):
     folder = place / "model"
     subprocess.run([torch_python, "-c", MAKE_MODEL, folder], check=True, capture_output=True)
-    found = bench.json("--loaders", "--rounds=1", "--ways=transformers", folder)
+    found = bench.json("--loaders", "--rounds=1", "--methods=transformers", folder)
     assert found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["transformers"])
+    assert row_names(found["rows"]) == expected(found, methods=["transformers"])
     assert all(row["bytes"] > found["bytes"] * 0.99 for row in found["rows"])
 
 
@@ -569,20 +570,20 @@ def test_diffusers(bench, fstfs, torch_python, place):
         pytest.skip(f"{torch_python} has no diffusers")
     folder = place / "model"
     subprocess.run([torch_python, "-c", MAKE_DIFFUSER, folder], check=True, capture_output=True)
-    found = bench.json("--loaders", "--rounds=1", "--ways=diffusers", folder)
+    found = bench.json("--loaders", "--rounds=1", "--methods=diffusers", folder)
     assert found["failed"] == []
-    assert named(found["rows"]) == expected(found, ways=["diffusers"])
-    # In the dtype that it has: its buffers are in the state, its headers are not.
+    assert row_names(found["rows"]) == expected(found, methods=["diffusers"])
+    # Not cast to another dtype. The state includes buffers, but no headers.
     assert all(row["bytes"] == pytest.approx(found["bytes"], rel=0.01) for row in found["rows"])
 
 
-def test_loaders_that_are_not_installed(bench, fstfs, model, place):
-    """A Python with nothing in it."""
+def test_loaders_not_installed(bench, fstfs, model, place):
+    """A Python without packages."""
     subprocess.run(["python3", "-m", "venv", "--without-pip", place / "venv"], check=True)
     bench.environment["PATH"] = f"{place}/venv/bin:{os.environ['PATH']}"
     bench.environment.pop("PYTHONPATH", None)
     found = bench.json("--loaders", "--rounds=1", model)
-    assert named(found["rows"]) == expected(found)
+    assert row_names(found["rows"]) == expected(found)
     assert {s["way"] for s in found["skipped"]} >= set(LOADERS)
     assert all("venv/bin/python3 has no" in s["why"] for s in found["skipped"]
                if s["way"] in LOADERS)
@@ -593,7 +594,7 @@ def test_loaders_that_are_not_installed(bench, fstfs, model, place):
 def test_progress_on_a_terminal_only(bench, fstfs, model):
     ours, theirs = pty.openpty()
     try:
-        process = bench.start("--json", "--rounds=1", "--ways=read", model, stderr=theirs)
+        process = bench.start("--json", "--rounds=1", "--methods=read", model, stderr=theirs)
         os.close(theirs)
         out, _ = process.communicate(timeout=60 * SLOW)
         said = b""

@@ -1,59 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The bench of one model: what is to be measured (bench.c), and measuring it
- * (rounds.c).
- */
+/* The benchmark of one model: what is measured (bench.c), and the measurement (rounds.c). */
 #ifndef FSTFS_BENCH_BENCH_H
 #define FSTFS_BENCH_BENCH_H
 
 #include "cache.h"
-#include "common/progress.h"
-#include "model.h"
+#include "device.h"
+#include "methods.h"
 #include "mount.h"
 #include "options.h"
-#include "ways.h"
-
-enum { ROWS_MOST = WAYS_MOST * 2 * TEMPERATURES };
 
 struct bench {
     const struct options *options;
     const struct device *device; /* to load into; or NULL */
     struct model model; /* the bare files */
-    /* How the mounted files are reached: a mount of our own for each run, or the
-     * one that the path lies on. */
+    /* Either each run gets a mount of its own, made with `program`, or the path is on `mount`,
+     * where the model is `mounted`. */
     bool own_mount;
-    char program[PATH_MAX]; /* then: fstfs */
-    struct mount mount; /* else: that one */
-    struct model mounted; /* and the model as it shows there */
+    char program[PATH_MAX];
+    struct mount mount;
+    struct model mounted;
     struct eviction eviction; /* how files were made cold */
-    struct way ways[WAYS_MOST];
-    unsigned way_count;
-    struct row rows[ROWS_MOST]; /* see bench_row() */
+    struct method methods[METHODS_MOST];
+    unsigned method_count;
+    struct row *rows; /* see bench_row() */
     unsigned row_count;
-    /* The readers' sums, by order: all ways must come to the same. */
+    /* Checksums by order; all methods must agree. */
     uint64_t sums[2];
     bool has_sum[2];
-    unsigned rounds; /* ended */
+    unsigned rounds; /* completed */
     bool interrupted;
 };
 
-/* Finds out what there is to measure, and which rows cannot be. To be freed with
- * bench_close() in any case. -EINTR when a signal came. */
+/* Finds out what to measure, and which rows cannot be measured. Call bench_close() in any case.
+ * -EINTR after a signal. */
 errint_t bench_open(const char *path, const struct options *options, const struct device *device,
                     struct bench *bench, struct reason *reason);
 void bench_close(struct bench *bench);
 
-/* Measures all rows, round after round, until a signal comes. */
+/* Measures all rows, round after round, until a signal arrives. */
 void bench_run(struct bench *bench);
 
-struct row *bench_row(struct bench *bench, unsigned way, bool mounted,
+struct row *bench_row(struct bench *bench, unsigned method, bool mounted,
                       enum temperature temperature);
-/* The bare row beside a mounted one: the same way, as cold. */
+/* The bare row of the same method and temperature. */
 const struct row *bench_bare(const struct bench *bench, const struct row *row);
-/* What the storage gave at best; NULL: that was not measured. */
+/* The storage's best rate: O_DIRECT on the bare files. NULL: not measured. */
 const struct row *bench_best(const struct bench *bench);
 
-/* Marks a row as one that is not measured. */
-void row_skip(struct row *row, bool failed, const char *why);
+/* The path as given on the command line. */
+const char *bench_path(const struct bench *bench);
 
 #endif

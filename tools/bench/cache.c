@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define CACHESTAT 451 /* cachestat(2), Linux 6.5 */
-#define WINDOW ((size_t)256 << 20) /* bytes looked at by one mincore() */
+#define WINDOW ((size_t)256 << 20) /* bytes per mincore() */
 
 enum { TRIES = 20 };
 
@@ -27,9 +27,9 @@ struct cache_stat {
     uint64_t cache, dirty, writeback, evicted, recently_evicted; /* pages */
 };
 
-/* mincore() tells other users that every page is there. */
+/* Without this permission, mincore() reports every page as cached. */
 static bool
-may_look(const char *path, const struct stat *st)
+may_count_pages(const char *path, const struct stat *st)
 {
     return geteuid() == 0 || st->st_uid == geteuid() || access(path, W_OK) == 0;
 }
@@ -64,7 +64,7 @@ count_by_mincore(int fd, uint64_t size, uint64_t *bytes)
     return error;
 }
 
-/* Whether the file's pages hang on another inode, which cachestat() does not see. */
+/* On overlayfs, the pages belong to another inode, which cachestat() does not see. */
 static bool
 is_overlay(int fd)
 {
@@ -83,7 +83,7 @@ count_pages(int fd, const char *path, uint64_t *bytes)
     *bytes = 0;
     if (fstat(fd, &st) < 0)
         return -errno;
-    if (!may_look(path, &st))
+    if (!may_count_pages(path, &st))
         return -EPERM;
     if (!is_overlay(fd) && syscall(CACHESTAT, fd, &whole, &found, 0) == 0) {
         *bytes = found.cache * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -108,9 +108,9 @@ cache_bytes(const char *path, uint64_t *bytes)
 
 /* ---- eviction ---- */
 
-/* What is left of one file, of which `*size` bytes there are, once it was asked to go. */
+/* Evicts one file of `*size` bytes, and gives how many of them remain. */
 static errint_t
-evict(const char *path, uint64_t *left, uint64_t *size)
+evict_file(const char *path, uint64_t *left, uint64_t *size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     errint_t error = 0;
@@ -118,42 +118,42 @@ evict(const char *path, uint64_t *left, uint64_t *size)
 
     if (fd < 0)
         return -errno;
-    if (fstat(fd, &st) < 0) {
+    if (fstat(fd, &st) < 0)
         error = -errno;
-    } else {
+    else
         *size = (uint64_t)st.st_size;
-        fdatasync(fd); /* dirty pages do not go; a file just written has some */
-        for (int i = 0; i < TRIES; i++) {
-            struct timespec moment = {0, 10000000}; /* a page may be held for a moment */
+    if (!error)
+        fdatasync(fd); /* dirty pages are not evicted */
+    for (int i = 0; !error && i < TRIES; i++) {
+        struct timespec pause = {0, 10000000}; /* a page may be in use briefly */
 
-            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-            error = count_pages(fd, path, left);
-            if (error || *left == 0)
-                break;
-            nanosleep(&moment, NULL);
-        }
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        error = count_pages(fd, path, left);
+        if (error || *left == 0)
+            break;
+        nanosleep(&pause, NULL);
     }
     close(fd);
     return error;
 }
 
-/* Evicts all; the file of which most is left in `*stays`, NULL: none. */
+/* Evicts all files. `*stays` is the one of which most remains (`*left` bytes); NULL: none. */
 static errint_t
-evict_all(char *const *paths, size_t count, struct eviction *eviction, const char **stays,
-          uint64_t *left, struct reason *reason)
+evict_files(char *const *paths, size_t count, struct eviction *eviction, const char **stays,
+            uint64_t *left, struct reason *reason)
 {
     *stays = NULL;
     for (size_t i = 0; i < count; i++) {
-        uint64_t mine = 0, size = 0;
-        errint_t error = evict(paths[i], &mine, &size);
+        uint64_t remaining = 0, size = 0;
+        errint_t error = evict_file(paths[i], &remaining, &size);
 
         if (error == -EPERM) {
             eviction->unverified = true;
         } else if (error) {
             return reason_set(reason, error, "Cache", "%s: %s", paths[i], strerror(-error));
-        } else if (mine > size / 100 && (!*stays || mine > *left)) {
+        } else if (remaining > size / 100 && (!*stays || remaining > *left)) {
             *stays = paths[i];
-            *left = mine;
+            *left = remaining;
         }
     }
     return 0;
@@ -175,15 +175,15 @@ cache_evict(char *const *paths, size_t count, struct eviction *eviction, struct 
 {
     const char *stays;
     uint64_t left = 0;
-    errint_t error = evict_all(paths, count, eviction, &stays, &left, reason);
+    errint_t error = evict_files(paths, count, eviction, &stays, &left, reason);
 
     if (!error && stays && drop_page_cache()) {
         eviction->dropped_all = true;
-        error = evict_all(paths, count, eviction, &stays, &left, reason);
+        error = evict_files(paths, count, eviction, &stays, &left, reason);
     }
     if (!error && stays)
         return reason_set(reason, -EBUSY, "Cache",
-                          "it stays in memory: %" PRIu64 " bytes of %s do not leave the page cache",
+                          "cannot be read cold: %" PRIu64 " bytes of %s stay in the page cache",
                           left, stays);
     return error;
 }

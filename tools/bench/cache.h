@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The page cache: what it holds of files, and how it is made to let go.
- */
+/* The page cache: what it holds of files, and evicting them from it. */
 #ifndef FSTFS_BENCH_CACHE_H
 #define FSTFS_BENCH_CACHE_H
 
@@ -11,21 +9,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of a file that the page cache holds. -EPERM: the kernel tells only who
- * owns the file or may write it. */
+/* Bytes of a file in the page cache. -EPERM: the kernel only reveals this to the owner of the
+ * file and to users who may write it. */
 errint_t cache_bytes(const char *path, uint64_t *bytes);
 
-/* How files were made cold. */
 struct eviction {
-    bool unverified; /* the kernel does not tell this user what it holds of them */
-    bool dropped_all; /* only root's dropping of the whole page cache did it */
+    bool unverified; /* the kernel does not reveal to this user what is cached */
+    bool dropped_all; /* the whole page cache had to be dropped */
 };
 
 /*
- * Has files dropped from the page cache, and looks that they are gone: less than
- * a hundredth may be left. Where that is not enough, root drops the whole page
- * cache. -EBUSY and the reason where they stay (tmpfs; pages others have mapped).
- * What was found out is added to `eviction`.
+ * Evicts files from the page cache and verifies that less than 1 % of each remains. If that is not
+ * enough, root drops the whole page cache. Sets members of `eviction`, and clears none. -EBUSY: a
+ * file stays cached, as on tmpfs or while it is mapped.
  */
 errint_t cache_evict(char *const *paths, size_t count, struct eviction *eviction,
                      struct reason *reason);

@@ -2,24 +2,38 @@
 #include "child.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, SAID_MOST = 1 << 20 };
+enum { TICK_MS = 100, OUTPUT_MOST = 1 << 20 };
 
 void
-child_begin(pid_t parent)
+child_fail(int out, int status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vdprintf(out, format, args);
+    va_end(args);
+    _exit(status);
+}
+
+/* Undoes the parent's signal handling, and lets the child die with its parent. */
+static void
+child_reset_signals(pid_t parent)
 {
     sigset_t none;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
-        _exit(1); /* it ended before the line above */
+        _exit(1); /* the parent died before the line above */
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
     signal(SIGHUP, SIG_DFL);
@@ -27,82 +41,95 @@ child_begin(pid_t parent)
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* Reads what there is; false at the end. More than anyone has to say is dropped. */
+/* Reads available output, dropping what exceeds OUTPUT_MOST. False: end of file. */
 static bool
-collect(int out, struct buffer *said)
+children_collect(int in, struct buffer *output)
 {
     char piece[4096];
-    ssize_t got = read(out, piece, sizeof(piece));
+    ssize_t got = read(in, piece, sizeof(piece));
 
-    if (got > 0 && said->length < SAID_MOST)
-        buffer_add(said, piece, (size_t)got);
+    if (got > 0 && output->length < OUTPUT_MOST)
+        buffer_add(output, piece, (size_t)got);
     return got > 0 || (got < 0 && (errno == EINTR || errno == EAGAIN));
 }
 
-static bool
-is_wanted(const struct watch *watch)
+static void
+children_kill(const pid_t *pids, unsigned count)
 {
-    return !watch || !watch->tick || watch->tick(watch->arg);
+    for (unsigned i = 0; i < count; i++)
+        kill(pids[i], SIGKILL);
 }
 
-/* Until all ends of the pipe are closed. False: the watch said no. It is asked once
- * more at the end: ^C on a terminal ends the children by itself. */
+/* Reads until all children have closed the pipe. False: a signal came. It is checked once more
+ * at the end, because ^C on a terminal reaches the children too. */
 static bool
-listen_until_end(const pid_t *pids, unsigned count, int out, const struct watch *watch,
-                 struct buffer *said)
+children_read_output(const pid_t *pids, unsigned count, int in, struct progress *progress,
+                     struct buffer *output)
 {
-    struct pollfd waiting = {.fd = out, .events = POLLIN};
+    struct pollfd waiting = {.fd = in, .events = POLLIN};
     bool wanted = true;
 
     for (;;) {
         int ready = poll(&waiting, 1, TICK_MS);
+        bool at_end = ready > 0 && !children_collect(in, output);
 
-        if (ready > 0 && !collect(out, said))
-            return wanted && is_wanted(watch);
-        if (wanted && !is_wanted(watch)) {
+        if (wanted && progress && !progress_tick(progress)) {
             wanted = false;
-            for (unsigned i = 0; i < count; i++)
-                kill(pids[i], SIGKILL);
+            children_kill(pids, count);
         }
+        if (at_end)
+            return wanted;
     }
 }
 
-/* The first line of what was said, for a reason. */
 static errint_t
-refuse(struct reason *reason, errint_t error, const struct buffer *said, const char *otherwise,
-       int number)
+child_judge_status(int status, const struct buffer *output, struct reason *reason)
 {
     char text[QUOTED_SIZE];
-    size_t length = said->data ? strcspn(said->data, "\n") : 0;
+    size_t length = output->data ? strcspn(output->data, "\n") : 0;
+    errint_t error = -EIO;
 
-    if (length > 0)
-        return reason_set(reason, error, "Child", "%s", quoted(text, said->data, length));
-    return reason_set(reason, error, "Child", "%s %d", otherwise, number);
-}
-
-static errint_t
-judge(int status, const struct buffer *said, struct reason *reason)
-{
     if (WIFSIGNALED(status))
-        return reason_set(reason, -EIO, "Child", "ended by signal %d (%s)", WTERMSIG(status),
+        return reason_set(reason, error, "Child", "ended by signal %d (%s)", WTERMSIG(status),
                           strsignal(WTERMSIG(status)));
+    if (WEXITSTATUS(status) == 0)
+        return 0;
     if (WEXITSTATUS(status) == CHILD_UNAVAILABLE)
-        return refuse(reason, -ENOTSUP, said, "exit status", WEXITSTATUS(status));
-    if (WEXITSTATUS(status) != 0)
-        return refuse(reason, -EIO, said, "exit status", WEXITSTATUS(status));
-    return 0;
+        error = -ENOTSUP;
+    if (length > 0)
+        return reason_set(reason, error, "Child", "%s", quoted(text, output->data, length));
+    return reason_set(reason, error, "Child", "exit status %d", WEXITSTATUS(status));
 }
 
 errint_t
-child_wait(const pid_t *pids, unsigned count, int out, const struct watch *watch,
-           struct buffer *said, uint64_t *memory, struct reason *reason)
+children_run(unsigned count, child_main *run, void *arg, struct progress *progress,
+             struct buffer *output, uint64_t *memory, struct reason *reason)
 {
-    bool wanted = listen_until_end(pids, count, out, watch, said);
-    errint_t error = 0;
+    pid_t parent = getpid(), pids[CHILDREN_MOST];
+    errint_t error = 0, fork_error = 0;
+    unsigned started = 0;
+    int ends[2];
+    bool wanted;
 
-    close(out);
     *memory = 0;
-    for (unsigned i = 0; i < count; i++) {
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return reason_set(reason, -errno, "Pipe", "pipe: %s", strerror(errno));
+    for (; started < count && !fork_error; started += !fork_error) {
+        pids[started] = fork();
+        if (pids[started] == 0) {
+            child_reset_signals(parent);
+            run(arg, started, ends[1]);
+            _exit(1); /* not reached */
+        }
+        if (pids[started] < 0)
+            fork_error = -errno;
+    }
+    close(ends[1]);
+    if (fork_error) /* the others may wait for those that are missing */
+        children_kill(pids, started);
+    wanted = children_read_output(pids, started, ends[0], progress, output);
+    close(ends[0]);
+    for (unsigned i = 0; i < started; i++) {
         struct rusage usage = {0};
         int status = 0;
 
@@ -111,7 +138,9 @@ child_wait(const pid_t *pids, unsigned count, int out, const struct watch *watch
         if ((uint64_t)usage.ru_maxrss << 10 > *memory)
             *memory = (uint64_t)usage.ru_maxrss << 10;
         if (!error)
-            error = judge(status, said, reason);
+            error = child_judge_status(status, output, reason);
     }
+    if (fork_error)
+        return reason_set(reason, fork_error, "Fork", "fork: %s", strerror(-fork_error));
     return wanted ? error : reason_set(reason, -EINTR, "Child", "interrupted");
 }

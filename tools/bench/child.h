@@ -1,39 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes that are measured: waited for, watched, and ended when they are no
- * longer wanted.
+ * Child processes that are measured. Everything that reads a model runs in a process of its own,
+ * so that its peak memory is known and nothing of it remains.
  */
 #ifndef FSTFS_BENCH_CHILD_H
 #define FSTFS_BENCH_CHILD_H
 
 #include "base/buffer.h"
 #include "base/error.h"
+#include "common/progress.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/types.h>
-
-/* Asked some ten times a second while children run; false: they are to be
- * killed. `tick` may be NULL. */
-struct watch {
-    bool (*tick)(void *arg);
-    void *arg;
-};
-
-/* The exit status of a child that could not have what it needs of the machine. */
+/* Exit status of a child for which the machine lacks something. */
 enum { CHILD_UNAVAILABLE = 69 };
 
-/* In a child just forked: ends with its parent, takes signals as programs do. */
-void child_begin(pid_t parent);
+enum { CHILDREN_MOST = 64 };
+
+/* What a child does: it writes results to `out` and ends the process. `number` counts from 0. */
+typedef void child_main(void *arg, unsigned number, int out);
 
 /*
- * Waits for children, and collects what they write into the other ends of `out`,
- * a pipe's reading end that is closed here. Gives the most memory one of them
- * had, in bytes. 0 when all ended well. Else the reason, in the words of the child
- * where it said any: -ENOTSUP for CHILD_UNAVAILABLE, -EINTR when the watch had
- * them killed, -EIO for all else.
+ * Forks `count` children, waits for them and appends what they write to `output`. Gives the
+ * largest peak memory of one of them in bytes. `progress` may be NULL; it is redrawn while the
+ * children run, and a signal that it reports kills them. Children die with this process.
+ *
+ * Returns 0 if all exited with status 0. Otherwise `reason` is the first line they wrote, if any:
+ * -ENOTSUP for CHILD_UNAVAILABLE, -EINTR after a signal, -EIO or another errno for the rest.
  */
-errint_t child_wait(const pid_t *pids, unsigned count, int out, const struct watch *watch,
-                    struct buffer *said, uint64_t *memory, struct reason *reason);
+errint_t children_run(unsigned count, child_main *run, void *arg, struct progress *progress,
+                      struct buffer *output, uint64_t *memory, struct reason *reason);
+
+/* In a child: writes a message to `out` and exits. */
+void __attribute__((noreturn, format(printf, 3, 4)))
+child_fail(int out, int status, const char *format, ...);
 
 #endif

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * See device.h. The child writes what it found to the pipe; what goes wrong in it is
- * written there too and ends it, as in readers.c.
- */
+/* See device.h. In the child every error is written to the pipe and ends the process. */
 #include "device.h"
 
 #include "base/clock.h"
@@ -11,9 +8,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,122 +17,114 @@
 
 #define MIB ((size_t)1 << 20)
 #define PAGE 4096u
-#define ALIGNMENT 512u /* of each tensor, as memory of the driver's is aligned */
-#define COPY (16 * MIB) /* what fills the bus */
+#define ALIGNMENT 512u /* of each tensor, as the driver aligns allocations */
+#define COPY_BYTES (16 * MIB) /* large enough to saturate the bus */
 #define COPIES 16
 #define MANAGED_FOR_ALL 1u /* CU_MEM_ATTACH_GLOBAL */
 
-/* What the child works on. */
-struct job {
-    const struct device_load *load; /* NULL: it only looks */
+/* The work of the child. */
+struct device_job {
+    const struct device_load *load; /* NULL: only describe the device */
     const char *name;
-    _Atomic uint64_t *done;
+    _Atomic uint64_t *done; /* bytes loaded, for the progress bar; or NULL */
     uint64_t counted; /* in `done` */
     int out;
     struct fstfs *fstfs;
     struct fstfs_device *device;
     CUdevice number;
     struct cuda cuda;
-    /* What libfstfs has no use for. */
+    /* Driver functions that libfstfs does not use. */
     CUresult (*cuDeviceGetName)(char *, int, CUdevice);
     CUresult (*cuMemGetInfo)(size_t *, size_t *);
     CUresult (*cuMemAllocManaged)(CUdeviceptr *, size_t, unsigned);
     CUresult (*cuMemcpyDtoH)(void *, CUdeviceptr, size_t);
 };
 
-/* All tensors that have bytes, each with its place in the device's memory. */
-struct tensors {
+/* All tensors that are not empty, each with its place in the memory of the device. */
+struct device_tensors {
     struct fstfs_request *requests;
-    size_t count, room; /* that they take there */
+    size_t count;
+    size_t room; /* bytes in the device, with alignment */
     uint64_t bytes;
 };
 
 /* ---- in the child ---- */
 
-static void __attribute__((noreturn, format(printf, 3, 4)))
-die(const struct job *job, int status, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vdprintf(job->out, format, args);
-    va_end(args);
-    _exit(status);
-}
-
 static void
-must(const struct job *job, CUresult result, const char *function)
+device_require(const struct device_job *job, CUresult result, const char *function)
 {
     struct reason reason;
 
     if (cuda_check(&job->cuda, result, function, &reason))
-        die(job, 1, "%s: %s", job->name, reason.text);
+        child_fail(job->out, 1, "%s: %s", job->name, reason.text);
 }
 
 static void *
-find(const struct job *job, void *library, const char *function)
+device_find_function(const struct device_job *job, void *library, const char *function)
 {
     void *found = library ? dlsym(library, function) : NULL;
 
     if (!found)
-        die(job, 1, "%s: the CUDA driver has no %s", job->name, function);
+        child_fail(job->out, 1, "%s: the CUDA driver has no %s", job->name, function);
     return found;
 }
 
-/* libfstfs first: it says best what is missing. */
+/* Uses libfstfs first, because its errors say best what is missing. */
 static void
-open_device(struct job *job)
+open_device(struct device_job *job)
 {
     struct fstfs_options options = {.no_source = job->load && job->load->through_mount};
     struct reason reason;
     CUcontext context;
     void *library;
 
-    setenv("CUFILE_LOGFILE_PATH", "/dev/null", 0); /* else it is in the working directory */
+    setenv("CUFILE_LOGFILE_PATH", "/dev/null", 0); /* default: the working directory */
     if (fstfs_new(&options, &job->fstfs) < 0 ||
         fstfs_device(job->fstfs, job->name, &job->device) < 0)
-        die(job, 1, "%s", fstfs_error());
+        child_fail(job->out, 1, "%s", fstfs_error());
     if (cuda_load(&job->cuda, &reason))
-        die(job, 1, "%s: %s", job->name, reason.text);
+        child_fail(job->out, 1, "%s: %s", job->name, reason.text);
     library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    *(void **)&job->cuDeviceGetName = find(job, library, "cuDeviceGetName");
-    *(void **)&job->cuMemGetInfo = find(job, library, "cuMemGetInfo_v2");
-    *(void **)&job->cuMemAllocManaged = find(job, library, "cuMemAllocManaged");
-    *(void **)&job->cuMemcpyDtoH = find(job, library, "cuMemcpyDtoH_v2");
-    must(job, job->cuda.cuDeviceGet(&job->number, atoi(strchr(job->name, ':') + 1)), "cuDeviceGet");
-    must(job, job->cuda.cuDevicePrimaryCtxRetain(&context, job->number),
-         "cuDevicePrimaryCtxRetain");
-    must(job, job->cuda.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent");
+    *(void **)&job->cuDeviceGetName = device_find_function(job, library, "cuDeviceGetName");
+    *(void **)&job->cuMemGetInfo = device_find_function(job, library, "cuMemGetInfo_v2");
+    *(void **)&job->cuMemAllocManaged = device_find_function(job, library, "cuMemAllocManaged");
+    *(void **)&job->cuMemcpyDtoH = device_find_function(job, library, "cuMemcpyDtoH_v2");
+    device_require(job, job->cuda.cuDeviceGet(&job->number, atoi(strchr(job->name, ':') + 1)),
+                   "cuDeviceGet");
+    device_require(job, job->cuda.cuDevicePrimaryCtxRetain(&context, job->number),
+                   "cuDevicePrimaryCtxRetain");
+    device_require(job, job->cuda.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent");
 }
 
-static void __attribute__((noreturn)) look(struct job *job)
+static void __attribute__((noreturn)) device_describe(struct device_job *job)
 {
     size_t memory_free, memory;
     char name[128] = "";
 
     open_device(job);
-    must(job, job->cuDeviceGetName(name, sizeof(name), job->number), "cuDeviceGetName");
-    must(job, job->cuMemGetInfo(&memory_free, &memory), "cuMemGetInfo");
+    device_require(job, job->cuDeviceGetName(name, sizeof(name), job->number), "cuDeviceGetName");
+    device_require(job, job->cuMemGetInfo(&memory_free, &memory), "cuMemGetInfo");
     dprintf(job->out, "%zu %zu %s\n", memory, memory_free, name);
     _exit(0);
 }
 
 static bool
-has(const struct job *job, CUdevice_attribute attribute)
+device_has(const struct device_job *job, CUdevice_attribute attribute)
 {
     int value = 0;
 
-    must(job, job->cuda.cuDeviceGetAttribute(&value, attribute, job->number),
-         "cuDeviceGetAttribute");
+    device_require(job, job->cuda.cuDeviceGetAttribute(&value, attribute, job->number),
+                   "cuDeviceGetAttribute");
     return value;
 }
 
-/* Managed memory where the device shares the host's: it can be read into as such. */
+/* Allocates managed memory if the device shares the host's memory, so that the host can read into
+ * it. */
 static CUdeviceptr
-allocate(const struct job *job, size_t size)
+device_allocate(const struct device_job *job, size_t size)
 {
-    bool shared = has(job, CU_DEVICE_ATTRIBUTE_INTEGRATED) &&
-                  has(job, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
+    bool shared = device_has(job, CU_DEVICE_ATTRIBUTE_INTEGRATED) &&
+                  device_has(job, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
     size_t memory_free = 0, memory = 0;
     CUdeviceptr address;
     struct reason reason;
@@ -147,8 +134,9 @@ allocate(const struct job *job, size_t size)
     if (cuda_check(&job->cuda, result, "memory", &reason) == 0)
         return address;
     job->cuMemGetInfo(&memory_free, &memory);
-    die(job, CHILD_UNAVAILABLE, "too little memory on %s: it wants %.1f GB, and %.1f GB are free",
-        job->name, (double)size / 1e9, (double)memory_free / 1e9);
+    child_fail(job->out, CHILD_UNAVAILABLE,
+               "not enough memory on %s: needs %.1f GB, %.1f GB are free", job->name,
+               (double)size / 1e9, (double)memory_free / 1e9);
 }
 
 static size_t
@@ -157,9 +145,9 @@ aligned(uint64_t size)
     return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* What all tensors take in the device. */
+/* Bytes that all tensors need in the device. */
 static size_t
-room_of(const struct plan *plan)
+plan_device_room(const struct plan *plan)
 {
     size_t room = 0;
 
@@ -168,14 +156,14 @@ room_of(const struct plan *plan)
     return room;
 }
 
-static struct tensors
-list_tensors(const struct job *job, const struct fstfs_checkpoint *checkpoint)
+static struct device_tensors
+device_list_tensors(const struct device_job *job, const struct fstfs_checkpoint *checkpoint)
 {
     size_t count = fstfs_count(checkpoint);
-    struct tensors tensors = {.requests = calloc(count + 1, sizeof(*tensors.requests))};
+    struct device_tensors tensors = {.requests = calloc(count + 1, sizeof(*tensors.requests))};
 
     if (!tensors.requests)
-        die(job, 1, "no memory");
+        child_fail(job->out, 1, "no memory");
     for (size_t i = 0; i < count; i++) {
         const struct fstfs_tensor *tensor = fstfs_tensor(checkpoint, i);
 
@@ -185,15 +173,15 @@ list_tensors(const struct job *job, const struct fstfs_checkpoint *checkpoint)
         tensors.bytes += tensor->size;
         tensors.room += aligned(tensor->size);
     }
-    if (tensors.room != room_of(job->load->plan))
-        die(job, 1, "libfstfs finds other tensors");
+    if (tensors.room != plan_device_room(job->load->plan))
+        child_fail(job->out, 1, "libfstfs found other tensors");
     return tensors;
 }
 
 static int
-show_progress(void *arg, uint64_t done, uint64_t total)
+device_show_progress(void *arg, uint64_t done, uint64_t total)
 {
-    struct job *job = arg;
+    struct device_job *job = arg;
 
     if (job->done)
         atomic_fetch_add(job->done, done - job->counted);
@@ -201,44 +189,44 @@ show_progress(void *arg, uint64_t done, uint64_t total)
     return 0;
 }
 
-/* Gives the seconds. */
+/* Returns the seconds it took. */
 static double
-load_tensors(struct job *job, struct tensors *tensors, CUdeviceptr memory)
+device_load_tensors(struct device_job *job, struct device_tensors *tensors, CUdeviceptr memory)
 {
     struct fstfs_read_options options = {
-        .progress = show_progress, .arg = job, .device = job->device};
+        .progress = device_show_progress, .arg = job, .device = job->device};
     struct fstfs_checkpoint *checkpoint;
     double start = monotonic_seconds();
 
     if (fstfs_open(job->fstfs, job->load->path, &checkpoint) < 0)
-        die(job, 1, "%s", fstfs_error());
-    *tensors = list_tensors(job, checkpoint);
+        child_fail(job->out, 1, "%s", fstfs_error());
+    *tensors = device_list_tensors(job, checkpoint);
     for (size_t i = 0; i < tensors->count; i++) {
         tensors->requests[i].to = (void *)(uintptr_t)memory;
         memory += aligned(tensors->requests[i].tensor->size);
     }
     if (fstfs_read(checkpoint, tensors->requests, tensors->count, &options) < 0)
-        die(job, 1, "%s", fstfs_error());
+        child_fail(job->out, 1, "%s", fstfs_error());
     return monotonic_seconds() - start;
 }
 
-/* As struct reader_result says, of the tensors in the device. */
+/* The checksum (struct reader_result) of the tensors in the device. */
 static uint64_t
-sum_of(const struct job *job, const struct tensors *tensors)
+device_sum(const struct device_job *job, const struct device_tensors *tensors)
 {
-    unsigned char *bytes = malloc(COPY);
+    unsigned char *bytes = malloc(COPY_BYTES);
     uint64_t sum = 0;
 
     if (!bytes)
-        die(job, 1, "no memory");
+        child_fail(job->out, 1, "no memory");
     for (size_t i = 0; i < tensors->count; i++) {
         CUdeviceptr from = (CUdeviceptr)(uintptr_t)tensors->requests[i].to;
         uint64_t size = tensors->requests[i].tensor->size;
 
-        for (uint64_t at = 0; at < size; at += COPY) {
-            size_t piece = size - at < COPY ? (size_t)(size - at) : COPY;
+        for (uint64_t at = 0; at < size; at += COPY_BYTES) {
+            size_t piece = size - at < COPY_BYTES ? (size_t)(size - at) : COPY_BYTES;
 
-            must(job, job->cuMemcpyDtoH(bytes, from + at, piece), "cuMemcpyDtoH");
+            device_require(job, job->cuMemcpyDtoH(bytes, from + at, piece), "cuMemcpyDtoH");
             for (size_t page = 0; page < piece; page += PAGE)
                 sum += bytes[page];
             if (at + piece == size)
@@ -249,12 +237,12 @@ sum_of(const struct job *job, const struct tensors *tensors)
     return sum;
 }
 
-/* Bytes in a second, into memory that nobody needs any more; 0: it cannot be done here. */
+/* Bytes per second, overwriting `to`; 0: pinned memory is unavailable. */
 static double
-copy_pinned(const struct job *job, CUdeviceptr to, size_t room)
+device_time_pinned_copies(const struct device_job *job, CUdeviceptr to, size_t room)
 {
     const struct cuda *cuda = &job->cuda;
-    size_t size = room < COPY ? room : COPY;
+    size_t size = room < COPY_BYTES ? room : COPY_BYTES;
     CUstream stream;
     struct reason reason;
     void *pinned;
@@ -267,20 +255,20 @@ copy_pinned(const struct job *job, CUdeviceptr to, size_t room)
     for (int i = 0; i <= COPIES; i++) {
         if (CUDA_CALL(cuda, &reason, cuMemcpyHtoDAsync_v2, to, pinned, size, stream))
             return 0;
-        if (i == 0) { /* the first one is not timed: it may have to begin something */
-            must(job, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
+        if (i == 0) { /* not timed: the first copy may initialize something */
+            device_require(job, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
             start = monotonic_seconds();
         }
     }
-    must(job, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
+    device_require(job, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
     return (double)size * COPIES / (monotonic_seconds() - start);
 }
 
-static void __attribute__((noreturn)) load_all(struct job *job)
+static void __attribute__((noreturn)) device_load_all(struct device_job *job)
 {
     static char status[1 << 16];
-    size_t room = room_of(job->load->plan);
-    struct tensors tensors;
+    size_t room = plan_device_room(job->load->plan);
+    struct device_tensors tensors;
     CUdeviceptr memory;
     double seconds;
     uint64_t sum;
@@ -289,74 +277,61 @@ static void __attribute__((noreturn)) load_all(struct job *job)
     prctl(PR_SET_NAME, "bench-reader");
     open_device(job);
     if (room == 0)
-        die(job, CHILD_UNAVAILABLE, "it has no bytes");
-    memory = allocate(job, room);
-    seconds = load_tensors(job, &tensors, memory);
+        child_fail(job->out, CHILD_UNAVAILABLE, "the model has no bytes");
+    memory = device_allocate(job, room);
+    seconds = device_load_tensors(job, &tensors, memory);
     length = fstfs_status(job->fstfs, status, sizeof(status));
-    sum = sum_of(job, &tensors);
+    sum = device_sum(job, &tensors);
     dprintf(job->out, "%.9f %" PRIu64 " %" PRIu64 " %.0f\n%s\n", seconds, tensors.bytes, sum,
-            copy_pinned(job, memory, room),
+            device_time_pinned_copies(job, memory, room),
             length > 0 && (size_t)length < sizeof(status) ? status : "");
-    _exit(0); /* without giving anything back: the driver does, at once */
+    _exit(0); /* the driver frees everything */
 }
 
-/* ---- in the bench ---- */
-
-static errint_t
-run(struct job *job, const struct watch *watch, struct buffer *said, uint64_t *memory,
-    struct reason *reason)
+static void __attribute__((noreturn)) device_process(void *arg, unsigned number, int out)
 {
-    pid_t parent = getpid(), child;
-    int ends[2];
+    struct device_job *job = arg;
 
-    if (pipe2(ends, O_CLOEXEC) < 0)
-        return reason_set(reason, -errno, "Pipe", "pipe: %s", strerror(errno));
-    job->out = ends[1];
-    child = fork();
-    if (child == 0) {
-        child_begin(parent);
-        if (job->load)
-            load_all(job);
-        look(job);
-    }
-    close(ends[1]);
-    if (child < 0) {
-        close(ends[0]);
-        return reason_set(reason, -EAGAIN, "Fork", "fork failed");
-    }
-    return child_wait(&child, 1, ends[0], watch, said, memory, reason);
+    (void)number;
+    job->out = out;
+    if (job->load)
+        device_load_all(job);
+    device_describe(job);
 }
+
+/* ---- in the parent ---- */
 
 errint_t
-device_look(const char *name, struct device *device, const struct watch *watch,
-            struct reason *reason)
+device_find(const char *name, struct device *device, struct reason *reason)
 {
-    struct job job = {.name = name};
-    struct buffer said = BUFFER_INIT;
+    struct device_job job = {.name = name};
+    struct buffer output = BUFFER_INIT;
+    struct progress progress = {0};
     uint64_t memory;
-    errint_t error = run(&job, watch, &said, &memory, reason);
+    errint_t error = children_run(1, device_process, &job, &progress, &output, &memory, reason);
 
     *device = (struct device){0};
     snprintf(device->name, sizeof(device->name), "%s", name);
-    if (!error && (!said.data || sscanf(said.data, "%" SCNu64 " %" SCNu64 " %127[^\n]",
-                                        &device->memory, &device->free_memory, device->model) != 3))
-        error = reason_set(reason, -EIO, "Device", "%s: the driver says nothing of it", name);
-    buffer_free(&said);
+    if (!error &&
+        (!output.data || sscanf(output.data, "%" SCNu64 " %" SCNu64 " %127[^\n]", &device->memory,
+                                &device->free_memory, device->model) != 3))
+        error = reason_set(reason, -EIO, "Device", "%s: no answer from the driver", name);
+    buffer_free(&output);
     return error;
 }
 
-/* The numbers, and behind them the status. */
+/* Parses four numbers, followed by the status of libfstfs. */
 static errint_t
-read_answer(const char *answer, struct reader_result *result, struct device_report *report,
-            struct reason *reason)
+device_parse_output(const char *text, struct reader_result *result, struct device_report *report,
+                    struct reason *reason)
 {
     cJSON *status, *devices;
     int length = 0;
 
-    if (!answer || sscanf(answer, "%lf %" SCNu64 " %" SCNu64 " %lf %n", &result->seconds,
-                          &result->bytes, &result->sum, &report->pinned, &length) != 4)
-        return reason_set(reason, -EIO, "Device", "it gave no answer");
-    status = cJSON_Parse(answer + length); /* NULL too where a path is not UTF-8 */
+    if (!text || sscanf(text, "%lf %" SCNu64 " %" SCNu64 " %lf %n", &result->seconds,
+                        &result->bytes, &result->sum, &report->pinned, &length) != 4)
+        return reason_set(reason, -EIO, "Device", "no output from the child process");
+    status = cJSON_Parse(text + length); /* NULL also if a path is not UTF-8 */
     devices = cJSON_GetObjectItem(status, "devices");
     report->storage = cJSON_DetachItemFromObject(cJSON_GetArrayItem(devices, 0), "storage");
     cJSON_Delete(status);
@@ -364,16 +339,17 @@ read_answer(const char *answer, struct reader_result *result, struct device_repo
 }
 
 errint_t
-device_run(const struct device_load *load, const struct watch *watch, _Atomic uint64_t *done,
-           struct reader_result *result, struct device_report *report, struct reason *reason)
+device_run(const struct device_load *load, struct progress *progress, struct reader_result *result,
+           struct device_report *report, struct reason *reason)
 {
-    struct job job = {.load = load, .name = load->device, .done = done};
-    struct buffer said = BUFFER_INIT;
-    errint_t error = run(&job, watch, &said, &result->memory, reason);
+    struct device_job job = {.load = load, .name = load->device, .done = progress->running};
+    struct buffer output = BUFFER_INIT;
+    errint_t error =
+        children_run(1, device_process, &job, progress, &output, &result->memory, reason);
 
     *report = (struct device_report){0};
     if (!error)
-        error = read_answer(said.data, result, report, reason);
-    buffer_free(&said);
+        error = device_parse_output(output.data, result, report, reason);
+    buffer_free(&output);
     return error;
 }

@@ -6,14 +6,14 @@
 #include <string.h>
 
 static void
-add_bytes(cJSON *object, const char *key, uint64_t bytes)
+json_add_bytes(cJSON *object, const char *key, uint64_t bytes)
 {
     cJSON_AddNumberToObject(object, key, (double)bytes);
 }
 
-/* A name of a file, which may be no UTF-8: as the project writes those (buffer.h). */
+/* Paths may not be UTF-8, which cJSON does not escape. */
 static void
-add_path(cJSON *object, const char *key, const char *path)
+json_add_path(cJSON *object, const char *key, const char *path)
 {
     struct buffer text = BUFFER_INIT;
 
@@ -23,7 +23,7 @@ add_path(cJSON *object, const char *key, const char *path)
 }
 
 static void
-add_spread(cJSON *object, const char *key, struct spread spread)
+json_add_spread(cJSON *object, const char *key, struct spread spread)
 {
     cJSON *one = cJSON_AddObjectToObject(object, key);
 
@@ -33,43 +33,43 @@ add_spread(cJSON *object, const char *key, struct spread spread)
 }
 
 static void
-name_row(cJSON *object, const struct row *row)
+json_name_row(cJSON *object, const struct row *row)
 {
-    cJSON_AddStringToObject(object, "way", row->way->name);
-    cJSON_AddStringToObject(object, "text", row->way->text);
-    cJSON_AddStringToObject(object, "place", row->mounted ? "mounted" : "bare");
-    cJSON_AddStringToObject(object, "state", row->temperature == COLD ? "cold" : "warm");
+    cJSON_AddStringToObject(object, "way", row->method->name);
+    cJSON_AddStringToObject(object, "text", row->method->text);
+    cJSON_AddStringToObject(object, "place", row_place(row));
+    cJSON_AddStringToObject(object, "state", row_state(row));
 }
 
 static cJSON *
-row_object(const struct bench *bench, const struct row *row)
+json_row(const struct bench *bench, const struct row *row)
 {
     const struct row *bare = bench_bare(bench, row), *best = bench_best(bench);
     cJSON *object = cJSON_CreateObject(), *seconds;
 
-    name_row(object, row);
-    add_bytes(object, "bytes", row->bytes);
+    json_name_row(object, row);
+    json_add_bytes(object, "bytes", row->bytes);
     seconds = cJSON_AddArrayToObject(object, "seconds");
     for (unsigned i = 0; i < row->rounds; i++)
         cJSON_AddItemToArray(seconds, cJSON_CreateNumber(row->seconds[i]));
-    add_spread(object, "bytes_per_second", row_rate(row));
+    json_add_spread(object, "bytes_per_second", row_rate(row));
     if (row->mounted && bare->rounds > 0)
-        add_spread(object, "of_bare", row_ratio(row, bare));
+        json_add_spread(object, "of_bare", row_ratio(row, bare));
     if (best)
-        add_spread(object, "of_best", row_ratio(row, best));
-    add_bytes(object, "reader_memory_bytes", row->reader_memory);
-    if (!bench->eviction.unverified) { /* else it is not known */
-        add_bytes(object, "page_cache_bytes", row->bare_cache + row->mount_cache);
+        json_add_spread(object, "of_best", row_ratio(row, best));
+    json_add_bytes(object, "reader_memory_bytes", row->reader_memory);
+    if (!bench->eviction.unverified) {
+        json_add_bytes(object, "page_cache_bytes", row->bare_cache + row->mount_cache);
         if (row->mounted)
-            add_bytes(object, "page_cache_of_source_bytes", row->bare_cache);
+            json_add_bytes(object, "page_cache_of_source_bytes", row->bare_cache);
     }
     if (row->mounted) {
-        add_bytes(object, "daemon_memory_bytes", row->daemon_memory);
-        add_bytes(object, "storage_read_bytes", row->storage_bytes);
+        json_add_bytes(object, "daemon_memory_bytes", row->daemon_memory);
+        json_add_bytes(object, "storage_read_bytes", row->storage_bytes);
     }
-    if (row->way->is_device && row_pinned(row).least > 0) {
-        add_spread(object, "pinned_bytes_per_second", row_pinned(row));
-        add_spread(object, "of_pinned", row_of_pinned(row));
+    if (row->method->kind == METHOD_DEVICE && row_pinned(row).least > 0) {
+        json_add_spread(object, "pinned_bytes_per_second", row_pinned(row));
+        json_add_spread(object, "of_pinned", row_ratio_to_pinned(row));
     }
     if (row->storage)
         cJSON_AddItemToObject(object, "storage", cJSON_Duplicate(row->storage, true));
@@ -77,28 +77,28 @@ row_object(const struct bench *bench, const struct row *row)
 }
 
 static cJSON *
-skipped_object(const struct row *row)
+json_skipped_row(const struct row *row)
 {
     cJSON *object = cJSON_CreateObject();
 
-    name_row(object, row);
+    json_name_row(object, row);
     cJSON_AddStringToObject(object, "why", row->skipped);
     return object;
 }
 
 static cJSON *
-bench_object(const struct bench *bench)
+json_bench(const struct bench *bench)
 {
     cJSON *object = cJSON_CreateObject(), *rows, *skipped, *failed;
     char storage[160];
 
     machine_storage_of(bench->model.directory, storage);
-    add_path(object, "path", bench->own_mount ? bench->model.path : bench->mounted.path);
-    add_path(object, "source", bench->model.directory);
+    json_add_path(object, "path", bench_path(bench));
+    json_add_path(object, "source", bench->model.directory);
     cJSON_AddStringToObject(object, "storage", storage);
-    add_bytes(object, "bytes", bench->model.bytes);
-    add_bytes(object, "files", bench->model.file_count);
-    add_bytes(object, "tensors", bench->model.tensor_count);
+    json_add_bytes(object, "bytes", bench->model.bytes);
+    json_add_bytes(object, "files", bench->model.file_count);
+    json_add_bytes(object, "tensors", bench->model.tensor_count);
     cJSON_AddStringToObject(object, "mount", bench->own_mount ? "fresh" : "found");
     cJSON_AddBoolToObject(object, "cold_is_verified", !bench->eviction.unverified);
     cJSON_AddBoolToObject(object, "dropped_whole_page_cache", bench->eviction.dropped_all);
@@ -111,9 +111,9 @@ bench_object(const struct bench *bench)
         const struct row *row = &bench->rows[i];
 
         if (row->rounds > 0)
-            cJSON_AddItemToArray(rows, row_object(bench, row));
-        else if (row->skipped[0] && report_has(row))
-            cJSON_AddItemToArray(row->failed ? failed : skipped, skipped_object(row));
+            cJSON_AddItemToArray(rows, json_row(bench, row));
+        else if (row->skipped[0] && row_exists(row))
+            cJSON_AddItemToArray(row->failed ? failed : skipped, json_skipped_row(row));
     }
     return object;
 }
@@ -129,18 +129,18 @@ report_json(struct buffer *out, const struct machine *machine, const struct devi
     about = cJSON_AddObjectToObject(object, "machine");
     cJSON_AddStringToObject(about, "kernel", machine->kernel);
     cJSON_AddStringToObject(about, "processor", machine->processor);
-    add_bytes(about, "processors", machine->processors);
-    add_bytes(about, "memory_bytes", machine->memory);
+    json_add_bytes(about, "processors", machine->processors);
+    json_add_bytes(about, "memory_bytes", machine->memory);
     cJSON_AddBoolToObject(about, "root", machine->root);
     if (device) {
         about = cJSON_AddObjectToObject(object, "device");
         cJSON_AddStringToObject(about, "name", device->name);
         cJSON_AddStringToObject(about, "model", device->model);
-        add_bytes(about, "memory_bytes", device->memory);
+        json_add_bytes(about, "memory_bytes", device->memory);
     }
     models = cJSON_AddArrayToObject(object, "models");
     for (unsigned i = 0; i < count; i++)
-        cJSON_AddItemToArray(models, bench_object(&benches[i]));
+        cJSON_AddItemToArray(models, json_bench(&benches[i]));
     text = cJSON_Print(object);
     if (text) {
         buffer_add_text(out, text);

@@ -12,23 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* In the child: becomes python3 with the script as its standard input. */
-static void __attribute__((noreturn))
-become_python(pid_t parent, int script, int out, char **arguments)
-{
-    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-
-    child_begin(parent);
-    dup2(script, 0);
-    dup2(out, 1);
-    dup2(null, 2);
-    setenv("HF_HUB_OFFLINE", "1", 1); /* nothing here is to ask the network */
-    setenv("PYTHONDONTWRITEBYTECODE", "1", 1);
-    execvp("python3", arguments);
-    dprintf(out, "python3: %s", strerror(errno));
-    _exit(errno == ENOENT ? CHILD_UNAVAILABLE : 1);
-}
-
 /* The script as a file, read from its start. */
 static int
 open_script(void)
@@ -44,57 +27,68 @@ open_script(void)
     return fd;
 }
 
-/* The last line of what was said: the answer, or "!" and why there is none. */
+/* The last line of the output, without its end: the answer in JSON, or "!" and an error. */
 static const char *
-last_line(struct buffer *said)
+last_line(struct buffer *output)
 {
     char *line;
 
-    buffer_add_text(said, "");
-    if (!said->data)
+    buffer_add_text(output, "");
+    if (!output->data)
         return "";
-    while (said->length > 0 && said->data[said->length - 1] == '\n')
-        said->data[--said->length] = '\0';
-    line = strrchr(said->data, '\n');
-    return line ? line + 1 : said->data;
+    while (output->length > 0 && output->data[output->length - 1] == '\n')
+        output->data[--output->length] = '\0';
+    line = strrchr(output->data, '\n');
+    return line ? line + 1 : output->data;
 }
 
+struct python_job {
+    char **arguments;
+    int script;
+};
+
+/* Executes python3 with the script as its standard input. */
+static void __attribute__((noreturn)) python_process(void *arg, unsigned number, int out)
+{
+    const struct python_job *job = arg;
+    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+    (void)number;
+    dup2(job->script, 0);
+    dup2(out, 1);
+    dup2(null, 2);
+    setenv("HF_HUB_OFFLINE", "1", 1); /* no network access */
+    setenv("PYTHONDONTWRITEBYTECODE", "1", 1);
+    execvp("python3", job->arguments);
+    child_fail(out, errno == ENOENT ? CHILD_UNAVAILABLE : 1, "python3: %s", strerror(errno));
+}
+
+/* Runs the script. The caller frees *answer. */
 static errint_t
-run_python(char **arguments, const struct watch *watch, cJSON **answer, uint64_t *memory,
+python_run(char **arguments, struct progress *progress, cJSON **answer, uint64_t *memory,
            struct reason *reason)
 {
-    struct buffer said = BUFFER_INIT;
-    pid_t parent = getpid(), child;
-    int script = open_script(), ends[2];
+    struct python_job job = {arguments, open_script()};
+    struct buffer output = BUFFER_INIT;
     errint_t error;
 
     *answer = NULL;
-    if (script < 0)
+    if (job.script < 0)
         return reason_set(reason, -errno, "Python", "memfd_create: %s", strerror(errno));
-    if (pipe2(ends, O_CLOEXEC) < 0) {
-        close(script);
-        return reason_set(reason, -errno, "Python", "pipe: %s", strerror(errno));
-    }
-    child = fork();
-    if (child == 0)
-        become_python(parent, script, ends[1], arguments);
-    close(script);
-    close(ends[1]);
-    error = child_wait(&child, child > 0 ? 1 : 0, ends[0], watch, &said, memory, reason);
-    if (child < 0)
-        error = reason_set(reason, -EAGAIN, "Python", "fork failed");
-    if (error == -EIO && last_line(&said)[0] == '!')
-        reason_set(reason, error, "Python", "%.400s", last_line(&said) + 1);
+    error = children_run(1, python_process, &job, progress, &output, memory, reason);
+    close(job.script);
+    if (error == -EIO && last_line(&output)[0] == '!')
+        reason_set(reason, error, "Python", "%.400s", last_line(&output) + 1);
     if (!error)
-        *answer = cJSON_Parse(last_line(&said));
+        *answer = cJSON_Parse(last_line(&output));
     if (!error && !*answer)
-        error = reason_set(reason, -EIO, "Python", "python3 gave no answer");
-    buffer_free(&said);
+        error = reason_set(reason, -EIO, "Python", "python3 printed no result");
+    buffer_free(&output);
     return error;
 }
 
 static const char *
-text_of(const cJSON *object, const char *key)
+json_text(const cJSON *object, const char *key)
 {
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(object, key));
 
@@ -102,28 +96,27 @@ text_of(const cJSON *object, const char *key)
 }
 
 errint_t
-loaders_list(struct loader loaders[LOADERS_MOST], unsigned *count, const struct watch *watch,
-             struct reason *reason)
+loaders_list(struct method methods[METHODS_MOST], unsigned *count, struct reason *reason)
 {
     char *arguments[] = {(char *)"python3", (char *)"-", (char *)"list", NULL};
+    struct progress progress = {0};
+    struct reason cause;
     cJSON *answer, *one;
     uint64_t memory;
-    errint_t error = run_python(arguments, watch, &answer, &memory, reason);
+    errint_t error = python_run(arguments, &progress, &answer, &memory, &cause);
 
-    *count = 0;
     if (error)
-        return error;
+        return reason_set(reason, error, "Loaders", "--loaders: %.400s", cause.text);
     cJSON_ArrayForEach(one, cJSON_GetObjectItem(answer, "loaders"))
     {
-        struct loader *loader = &loaders[*count];
+        struct method *method = &methods[*count];
 
-        if (*count == LOADERS_MOST)
+        if (*count == METHODS_MOST)
             break;
-        snprintf(loader->name, sizeof(loader->name), "%s", text_of(one, "name"));
-        snprintf(loader->title, sizeof(loader->title), "%s", text_of(one, "title"));
-        snprintf(loader->package, sizeof(loader->package), "%s %s", text_of(one, "package"),
-                 text_of(one, "version"));
-        snprintf(loader->missing, sizeof(loader->missing), "%s", text_of(one, "missing"));
+        *method = (struct method){.kind = METHOD_LOADER, .order = ORDER_NAMES, .has_warm = true};
+        snprintf(method->name, sizeof(method->name), "%s", json_text(one, "name"));
+        snprintf(method->text, sizeof(method->text), "%s", json_text(one, "text"));
+        snprintf(method->missing, sizeof(method->missing), "%s", json_text(one, "missing"));
         (*count)++;
     }
     cJSON_Delete(answer);
@@ -132,7 +125,7 @@ loaders_list(struct loader loaders[LOADERS_MOST], unsigned *count, const struct 
 
 /* python3 - run NAME DIRECTORY FILE... ; NULL: no memory. */
 static char **
-make_arguments(const char *name, const struct model *model, const char *directory)
+python_make_arguments(const char *name, const struct model *model, const char *directory)
 {
     char **arguments = calloc(model->file_count + 6, sizeof(*arguments));
     const char *where = directory ? directory : model->directory;
@@ -152,17 +145,17 @@ make_arguments(const char *name, const struct model *model, const char *director
 
 errint_t
 loader_run(const char *name, const struct model *model, const char *directory,
-           const struct watch *watch, struct reader_result *result, bool *has_sum,
+           struct progress *progress, struct reader_result *result, bool *has_sum,
            struct reason *reason)
 {
-    char **arguments = make_arguments(name, model, directory);
+    char **arguments = python_make_arguments(name, model, directory);
     const cJSON *sum;
     cJSON *answer;
     errint_t error;
 
     if (!arguments)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-    error = run_python(arguments, watch, &answer, &result->memory, reason);
+    error = python_run(arguments, progress, &answer, &result->memory, reason);
     for (char **one = arguments; *one; one++)
         free(*one);
     free(arguments);

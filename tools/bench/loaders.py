@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python loaders of fstfs-bench --loaders, which pipes this to python3.
+"""The Python loaders of fstfs-bench --loaders, which pipes this script to python3.
 
-python3 - list                         which there are: one JSON object
+python3 - list                         lists the loaders as a JSON object
 python3 - run NAME DIRECTORY FILE...   loads once: {"seconds", "bytes", "sum"}
 
-The clock stands while packages are imported. A loader is done when a byte of each
-page of each tensor has been looked at; `sum` is of these bytes, as in readers.h.
+Importing packages is not timed. A load ends when a byte of each page of each tensor has
+been read; `sum` is the checksum of these bytes, see struct reader_result in readers.h.
 """
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import sys
@@ -18,15 +19,20 @@ import time
 PAGE = 4096
 
 
-def is_installed(package):
+def version_of(package):
+    """The version of a package; "" if unknown; None if it is not installed."""
     try:
-        importlib.metadata.version(package)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        spec = importlib.util.find_spec(package.replace("-", "_"))
+        return "" if spec and spec.origin else None
 
 
-# What safetensors loads into: NumPy's arrays where there is no torch.
+def is_installed(package):
+    return version_of(package) is not None
+
+
+# safetensors loads NumPy arrays if torch is not installed.
 ARRAYS = "torch" if is_installed("torch") else "numpy"
 
 
@@ -48,6 +54,15 @@ def safe_open(directory, files):
                     yield f.get_tensor(name)
 
     return tensors
+
+
+def fstfs(directory, files):
+    import fstfs
+
+    names = [name for name in os.listdir(directory) if name.endswith(".safetensors")]
+    if len(names) == len(files):  # the whole checkpoint in one call
+        return lambda: iter(fstfs.load_checkpoint(directory).values())
+    return lambda: (t for f in files for t in fstfs.load_file(f).values())
 
 
 def fastsafetensors(directory, files):
@@ -102,11 +117,11 @@ def diffusers(directory, files):
     with open(os.path.join(directory, "config.json")) as f:
         name = json.load(f).get("_class_name")
     if name is None:
-        raise ValueError("its config.json names no class of diffusers")
+        raise ValueError("config.json has no _class_name")
     model_class = getattr(diffusers, name)
     with safe_open(files[0], framework="pt") as f:
         kind = f.get_slice(next(iter(f.keys()))).get_dtype()
-    # Its own default is to cast all to float32; it knows no "auto".
+    # The default would cast to float32, and there is no "auto".
     dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
 
     def tensors():
@@ -116,8 +131,8 @@ def diffusers(directory, files):
     return tensors
 
 
-# Name: how it is loaded, its package, and what else it needs. A loader gives a
-# function that gives all tensors; its imports are done before that is called.
+# Name: (loader, its package, other packages it needs). A loader does its imports and returns
+# a function that yields all tensors, which is timed.
 LOADERS = {
     "load_file": (load_file, "safetensors", [ARRAYS]),
     "safe_open": (safe_open, "safetensors", [ARRAYS]),
@@ -125,11 +140,12 @@ LOADERS = {
     "runai": (runai, "runai-model-streamer", ["torch", "numpy"]),
     "transformers": (transformers, "transformers", ["torch", "safetensors"]),
     "diffusers": (diffusers, "diffusers", ["torch", "safetensors", "accelerate"]),
+    "fstfs": (fstfs, "fstfs", ["torch"]),
 }
 
 
 def missing(packages):
-    """Why a loader cannot be had here; None when it can."""
+    """Why a loader is unavailable; None if it is available."""
     for package in packages:
         if not is_installed(package):
             also = "torch and no " if package == "numpy" and ARRAYS == "numpy" else ""
@@ -140,13 +156,16 @@ def missing(packages):
 def listed(name):
     _, package, others = LOADERS[name]
     why = missing([package, *others])
-    version = importlib.metadata.version(package) if why is None else None
-    title = f"{name} (NumPy)" if ARRAYS in others and ARRAYS == "numpy" else name
-    return {"name": name, "title": title, "package": package, "version": version, "missing": why}
+    text = name
+    if why is None:
+        text = f"{name} (NumPy)" if ARRAYS in others and ARRAYS == "numpy" else name
+        version = f"{package} {version_of(package)}".rstrip()
+        text = version if text == package else f"{text}, {version}"
+    return {"name": name, "text": text, "missing": why}
 
 
 def touched(tensor):
-    """The sum that readers.h speaks of, of one tensor's bytes, and how many these are."""
+    """(checksum, bytes) of one tensor."""
     if ARRAYS == "numpy":
         flat = tensor.reshape(-1).view("u1")
         one = flat[::PAGE].sum(dtype="i8")
@@ -159,19 +178,19 @@ def touched(tensor):
 
 
 def run(name, directory, files):
-    """Loads; `sum` is None where tensors may be cast, tied or named anew on the way."""
-    importlib.import_module(ARRAYS)  # which safe_open would import on the clock
+    """Loads once. `sum` is None for models, which may cast or tie tensors."""
+    importlib.import_module(ARRAYS)  # otherwise imported while the clock runs
     if ARRAYS == "numpy" and is_installed("ml_dtypes"):
-        importlib.import_module("ml_dtypes")  # gives NumPy bfloat16 and float8
+        importlib.import_module("ml_dtypes")  # adds bfloat16 and float8 to NumPy
     tensors = LOADERS[name][0](directory, files)
     total = size = 0
-    held = []  # as whoever loads a model holds all of it
+    held = []  # keeps the model in memory, as a user of it does
     begin = time.monotonic()
     for tensor in tensors():
         one, length = touched(tensor)
         total += one
         size += length
-        if name != "runai":  # whose tensors lie in a buffer that is used again
+        if name != "runai":  # which reuses the buffer of its tensors
             held.append(tensor)
     seconds = time.monotonic() - begin
     is_model = name in ("transformers", "diffusers")
@@ -183,7 +202,7 @@ def main():
         answer = {"python": sys.executable, "loaders": [listed(name) for name in LOADERS]}
     else:
         answer = run(sys.argv[2], sys.argv[3], sys.argv[4:])
-    # A line of its own, whatever packages have printed.
+    # Packages may have printed an unfinished line.
     print("\n" + json.dumps(answer), flush=True)
 
 
@@ -192,4 +211,4 @@ try:
 except Exception as error:
     print("\n!" + f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
     os._exit(1)
-os._exit(0)  # the time has been taken; taking a model down takes time too
+os._exit(0)  # skips freeing the model

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 void
-machine_read(const char *path, struct buffer *text)
+machine_read_file(const char *path, struct buffer *text)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     char piece[4096];
@@ -28,7 +28,7 @@ machine_read(const char *path, struct buffer *text)
     close(fd);
 }
 
-/* The number behind `key` in a text of lines, times 1024; 0: it is not there. */
+/* The number after `key` in a file, in KiB there, in bytes here; 0: not found. */
 static uint64_t
 kib_of(const char *path, const char *key)
 {
@@ -36,7 +36,7 @@ kib_of(const char *path, const char *key)
     const char *at;
     uint64_t found = 0;
 
-    machine_read(path, &text);
+    machine_read_file(path, &text);
     at = text.data ? strstr(text.data, key) : NULL;
     if (at)
         found = strtoull(at + strlen(key), NULL, 10) << 10;
@@ -44,14 +44,14 @@ kib_of(const char *path, const char *key)
     return found;
 }
 
-/* The processor's name, where /proc/cpuinfo has one. */
+/* Leaves `name` empty if /proc/cpuinfo has no name. */
 static void
 name_processor(char name[80])
 {
     struct buffer text = BUFFER_INIT;
     const char *at;
 
-    machine_read("/proc/cpuinfo", &text);
+    machine_read_file("/proc/cpuinfo", &text);
     at = text.data ? strstr(text.data, "model name") : NULL;
     at = at ? strstr(at, ": ") : NULL;
     if (at)
@@ -60,7 +60,7 @@ name_processor(char name[80])
 }
 
 void
-machine_look(struct machine *machine)
+machine_describe(struct machine *machine)
 {
     struct utsname names;
 
@@ -73,32 +73,32 @@ machine_look(struct machine *machine)
     machine->memory = kib_of("/proc/meminfo", "MemTotal:");
 }
 
-/* A number in a file of a cgroup; UINT64_MAX: "max", or no such file. */
+/* A limit of a cgroup; UINT64_MAX: none. */
 static uint64_t
-cgroup_number(const char *hierarchy, const char *group, const char *file)
+cgroup_limit(const char *hierarchy, const char *group, const char *file)
 {
     struct buffer text = BUFFER_INIT;
     char path[PATH_MAX];
     uint64_t number = UINT64_MAX;
 
     snprintf(path, sizeof(path), "%s%s/%s", hierarchy, group, file);
-    machine_read(path, &text);
+    machine_read_file(path, &text);
     if (text.data && text.data[0] >= '0' && text.data[0] <= '9')
         number = strtoull(text.data, NULL, 10);
     buffer_free(&text);
     return number;
 }
 
-/* The least that a group or one above it allows, cutting its name down to nothing. In
- * a container, what shows as the root may have a limit too. */
+/* The smallest limit of a cgroup and its ancestors; truncates `group`. In a container, the visible
+ * root may have a limit too. */
 static uint64_t
-least_allowed(const char *hierarchy, char *group, const char *file)
+cgroup_smallest_limit(const char *hierarchy, char *group, const char *file)
 {
     uint64_t least = UINT64_MAX;
     char *end;
 
     do {
-        uint64_t most = cgroup_number(hierarchy, group, file);
+        uint64_t most = cgroup_limit(hierarchy, group, file);
 
         if (most < least)
             least = most;
@@ -109,15 +109,15 @@ least_allowed(const char *hierarchy, char *group, const char *file)
     return least;
 }
 
-/* What the cgroups of this process, of version 2 or 1, allow it. */
+/* The memory limit of this process, by cgroups of version 1 and 2. */
 static uint64_t
-cgroup_room(void)
+cgroup_memory_limit(void)
 {
     struct buffer text = BUFFER_INIT;
     uint64_t room = UINT64_MAX;
     char *rest = NULL, *line;
 
-    machine_read("/proc/self/cgroup", &text);
+    machine_read_file("/proc/self/cgroup", &text);
     line = text.data ? strtok_r(text.data, "\n", &rest) : NULL;
     for (; line; line = strtok_r(NULL, "\n", &rest)) { /* number:controllers:/group */
         char *controllers = strchr(line, ':');
@@ -128,9 +128,9 @@ cgroup_room(void)
             continue;
         *group++ = '\0';
         if (controllers[1] == '\0')
-            most = least_allowed("/sys/fs/cgroup", group, "memory.max");
+            most = cgroup_smallest_limit("/sys/fs/cgroup", group, "memory.max");
         else if (strcmp(controllers + 1, "memory") == 0)
-            most = least_allowed("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes");
+            most = cgroup_smallest_limit("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes");
         if (most < room)
             room = most;
     }
@@ -142,7 +142,7 @@ uint64_t
 machine_memory_available(void)
 {
     uint64_t available = kib_of("/proc/meminfo", "MemAvailable:");
-    uint64_t room = cgroup_room();
+    uint64_t room = cgroup_memory_limit();
     struct rlimit limit;
 
     if (room < available)
@@ -153,7 +153,7 @@ machine_memory_available(void)
 }
 
 uint64_t
-machine_peak(pid_t pid)
+machine_peak_memory(pid_t pid)
 {
     char path[64];
 
@@ -169,5 +169,5 @@ machine_storage_of(const char *path, char text[160])
     if (mounts_find(path, &entry))
         snprintf(text, 160, "%.30s on %.100s", entry.type, entry.device);
     else
-        snprintf(text, 160, "an unknown storage");
+        snprintf(text, 160, "unknown storage");
 }

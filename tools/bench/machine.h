@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the bench says of the machine it ran on.
- */
+/* The machine that the benchmark runs on. */
 #ifndef FSTFS_BENCH_MACHINE_H
 #define FSTFS_BENCH_MACHINE_H
 
@@ -19,19 +17,19 @@ struct machine {
     bool root;
 };
 
-void machine_look(struct machine *machine);
+void machine_describe(struct machine *machine);
 
-/* Bytes of memory that can be had now without pushing anybody out: what the kernel
- * says, less where a cgroup or RLIMIT_AS allows this process less. */
+/* Bytes of memory that can be allocated without swapping: MemAvailable, or less if a cgroup or
+ * RLIMIT_AS allows this process less. */
 uint64_t machine_memory_available(void);
 
-/* The most memory a living process has had, in bytes; 0: not known. */
-uint64_t machine_peak(pid_t pid);
+/* Peak memory of a running process in bytes; 0: unknown. */
+uint64_t machine_peak_memory(pid_t pid);
 
-/* "ext4 on /dev/vda": what a path lies on. */
+/* What a path is stored on: "ext4 on /dev/vda". */
 void machine_storage_of(const char *path, char text[160]);
 
-/* A whole small file as text; what cannot be read is empty. */
-void machine_read(const char *path, struct buffer *text);
+/* Reads a small file as text; empty if it cannot be read. */
+void machine_read_file(const char *path, struct buffer *text);
 
 #endif

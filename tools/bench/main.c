@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * fstfs-bench: how fast a model of the user's is read, bare and through fstfs.
- */
+/* fstfs-bench: measures how fast a model loads, bare and through fstfs. */
 #include "bench.h"
 #include "common/output.h"
 #include "common/progress.h"
@@ -18,16 +16,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What all models together came to. */
+/* The results of all models. */
 struct outcome {
     struct bench *benches;
     unsigned count;
-    bool measured; /* there is something to draw */
-    bool wrong; /* something failed, or gave nothing */
+    bool measured; /* at least one row */
+    bool wrong; /* something failed, or a model has no measured row */
 };
 
 static void
-judge(const struct bench *bench, struct outcome *outcome)
+outcome_add(const struct bench *bench, struct outcome *outcome)
 {
     bool measured = false;
 
@@ -39,9 +37,9 @@ judge(const struct bench *bench, struct outcome *outcome)
     outcome->wrong = outcome->wrong || !measured;
 }
 
-/* To standard output; says so where that does not go. */
+/* Writes to standard output; complains if that fails. */
 static bool
-print(const struct buffer *text)
+print_text(const struct buffer *text)
 {
     bool done = write_out(stdout, text);
 
@@ -69,15 +67,15 @@ run_model(const char *path, const struct options *options, const struct device *
     }
     bench_run(bench);
     outcome->count++;
-    judge(bench, outcome);
+    outcome_add(bench, outcome);
     if (!options->json) {
         report_table(&text, bench);
-        outcome->wrong = !print(&text) || outcome->wrong;
+        outcome->wrong = !print_text(&text) || outcome->wrong;
         buffer_free(&text);
     }
 }
 
-/* What is there and no plain file (a link, a device) is written into as it is. */
+/* An existing link or device is written to instead of being replaced. */
 static errint_t
 write_svg(const char *path, const struct buffer *text, struct reason *reason)
 {
@@ -94,11 +92,11 @@ write_svg(const char *path, const struct buffer *text, struct reason *reason)
     if (!done)
         reason_set(reason, -errno, "IoError", "%s", strerror(errno));
     if (file)
-        fclose(file); /* all of it has been flushed */
+        fclose(file); /* flushed already */
     return done ? 0 : -EIO;
 }
 
-/* Whether the chart can be written in the end, as far as that can be told before. */
+/* Checks before the measurement whether the chart can be written. */
 static bool
 check_svg(const char *path)
 {
@@ -112,40 +110,42 @@ check_svg(const char *path)
     return can;
 }
 
-/* What can be wrong before anything is read. */
+/* Prints what is measured on. Fails for anything that is known to be wrong before reading. */
 static bool
-begin(const struct options *options, const struct machine *machine, struct device *device)
+prepare(const struct options *options, const struct machine *machine, struct device *device)
 {
-    struct progress progress = {0};
-    struct watch watch = {progress_tick, &progress};
     struct buffer text = BUFFER_INIT;
     struct reason reason;
     bool done = true;
 
-    if (options->device && device_look(options->device, device, &watch, &reason)) {
+    if (options->device && device_find(options->device, device, &reason)) {
         complain("--device: %s", reason.text);
         return false;
     }
     if (options->svg && !check_svg(options->svg))
         return false;
     if (!options->json) {
-        report_table_machine(&text, machine, options->device ? device : NULL);
-        done = print(&text);
+        report_machine(&text, machine);
+        buffer_add_char(&text, '\n');
+        if (options->device)
+            buffer_addf(&text, "%s: %s, %.0f GB of memory\n", device->name, device->model,
+                        (double)device->memory / 1e9);
+        done = print_text(&text);
         buffer_free(&text);
     }
     return done;
 }
 
 static void
-end(const struct options *options, const struct machine *machine, const struct device *device,
-    struct outcome *outcome)
+write_reports(const struct options *options, const struct machine *machine,
+              const struct device *device, struct outcome *outcome)
 {
     struct buffer text = BUFFER_INIT;
     struct reason reason;
 
     if (options->json) {
         report_json(&text, machine, device, outcome->benches, outcome->count);
-        outcome->wrong = !print(&text) || outcome->wrong;
+        outcome->wrong = !print_text(&text) || outcome->wrong;
         buffer_free(&text);
     }
     if (options->svg && outcome->measured) {
@@ -156,25 +156,21 @@ end(const struct options *options, const struct machine *machine, const struct d
         }
         buffer_free(&text);
     }
-    for (unsigned i = 0; i < outcome->count; i++)
-        bench_close(&outcome->benches[i]);
-    free(outcome->benches);
 }
 
 static int
-run(const struct options *options)
+run_models(const struct options *options)
 {
-    const struct device *device = NULL;
     struct outcome outcome = {0};
+    const struct device *device;
     struct device found;
     struct machine machine;
 
     progress_catch_signals();
-    machine_look(&machine);
-    if (!begin(options, &machine, &found))
+    machine_describe(&machine);
+    if (!prepare(options, &machine, &found))
         return 1;
-    if (options->device)
-        device = &found;
+    device = options->device ? &found : NULL;
     outcome.benches = calloc((size_t)options->path_count, sizeof(*outcome.benches));
     if (!outcome.benches) {
         complain("no memory");
@@ -182,7 +178,10 @@ run(const struct options *options)
     }
     for (int i = 0; i < options->path_count && !progress_signal(); i++)
         run_model(options->paths[i], options, device, &outcome);
-    end(options, &machine, device, &outcome);
+    write_reports(options, &machine, device, &outcome);
+    for (unsigned i = 0; i < outcome.count; i++)
+        bench_close(&outcome.benches[i]);
+    free(outcome.benches);
     if (progress_signal())
         return 128 + progress_signal();
     return outcome.wrong ? 1 : 0;
@@ -195,7 +194,7 @@ main(int argc, char **argv)
 
     switch (options_parse(argc, argv, &options)) {
     case OPTIONS_RUN:
-        return run(&options);
+        return run_models(&options);
     case OPTIONS_DONE:
         return 0;
     default:

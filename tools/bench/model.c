@@ -10,8 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- what is in it ---- */
-
 static errint_t
 out_of_memory(struct reason *reason)
 {
@@ -19,7 +17,7 @@ out_of_memory(struct reason *reason)
 }
 
 static errint_t
-take_file(struct model *model, const struct shard *shard, struct reason *reason)
+model_add_file(struct model *model, const struct shard *shard, struct reason *reason)
 {
     size_t i = model->file_count;
 
@@ -37,8 +35,8 @@ take_file(struct model *model, const struct shard *shard, struct reason *reason)
 }
 
 static void
-take_tensor(struct model *model, const struct checkpoint *checkpoint, struct tensor_ref ref,
-            size_t file)
+model_add_tensor(struct model *model, const struct checkpoint *checkpoint, struct tensor_ref ref,
+                 size_t file)
 {
     const struct st_tensor *tensor = checkpoint_tensor(checkpoint, ref);
 
@@ -50,7 +48,7 @@ take_tensor(struct model *model, const struct checkpoint *checkpoint, struct ten
 }
 
 static errint_t
-take_parts(struct model *model, const struct found *found, struct reason *reason)
+model_add_parts(struct model *model, const struct found *found, struct reason *reason)
 {
     const struct checkpoint *checkpoint = found->checkpoint;
     uint32_t only = UINT32_MAX;
@@ -66,15 +64,15 @@ take_parts(struct model *model, const struct found *found, struct reason *reason
         if (found->one_file && strcmp(checkpoint->shards[i]->name, found->name) != 0)
             continue;
         only = i;
-        error = take_file(model, checkpoint->shards[i], reason);
+        error = model_add_file(model, checkpoint->shards[i], reason);
     }
     for (uint32_t i = 0; !error && i < checkpoint->tensor_count; i++) {
         struct tensor_ref ref = checkpoint->tensors[i];
 
         if (!found->one_file)
-            take_tensor(model, checkpoint, ref, ref.shard);
+            model_add_tensor(model, checkpoint, ref, ref.shard);
         else if (ref.shard == only)
-            take_tensor(model, checkpoint, ref, 0);
+            model_add_tensor(model, checkpoint, ref, 0);
     }
     return error;
 }
@@ -82,7 +80,6 @@ take_parts(struct model *model, const struct found *found, struct reason *reason
 errint_t
 model_open(const char *path, struct model *model, struct reason *reason)
 {
-    /* What matters of them is in the reason. */
     struct catalog_options options = {.problems = {find_no_problem, NULL, 0}};
     struct found found;
     errint_t error;
@@ -99,7 +96,7 @@ model_open(const char *path, struct model *model, struct reason *reason)
         model->is_directory = found.is_directory;
         model->directory = found.directory;
         found.directory = NULL;
-        error = take_parts(model, &found, reason);
+        error = model_add_parts(model, &found, reason);
         model->whole =
             found.listing->group_count == 1 && model->file_count == found.checkpoint->shard_count;
     }
@@ -146,7 +143,8 @@ model_entry(const struct model *model, char entry[PATH_MAX])
 /* ---- plans ---- */
 
 static errint_t
-add_file(struct plan *plan, const struct model *model, const char *directory, size_t file)
+plan_add_model_file(struct plan *plan, const struct model *model, const char *directory,
+                    size_t file)
 {
     char path[PATH_MAX];
 
@@ -163,7 +161,7 @@ model_plan(const struct model *model, const char *directory, enum order order, s
     errint_t error = 0;
 
     for (size_t i = 0; !error && i < model->file_count; i++) {
-        error = add_file(plan, model, directory, i);
+        error = plan_add_model_file(plan, model, directory, i);
         if (!error && order == ORDER_FILES)
             error = plan_add_segment(plan, i, 0, model->sizes[i]);
     }

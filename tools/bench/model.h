@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What is measured: a checkpoint, or one safetensors file.
- */
+/* The model that is measured: a checkpoint, or one safetensors file. */
 #ifndef FSTFS_BENCH_MODEL_H
 #define FSTFS_BENCH_MODEL_H
 
 #include "base/error.h"
-#include "plan.h"
+#include "readers.h"
 
 #include <limits.h>
-#include <stdbool.h>
 
 struct model_tensor {
     uint64_t offset, length;
@@ -17,40 +14,34 @@ struct model_tensor {
 };
 
 struct model {
-    char *path; /* as it was given */
-    char *directory; /* real and absolute: where its files lie */
-    char **files; /* paths of its shards, in the order of their names */
-    char **names; /* their names */
-    uint64_t *sizes;
+    char *path; /* as given on the command line */
+    char *directory; /* of its files; absolute, without symbolic links */
+    char **files; /* paths of its shards, sorted by name */
+    char **names; /* names of these files */
+    uint64_t *sizes; /* bytes */
     size_t file_count;
-    struct model_tensor *tensors; /* in the order of their names */
+    struct model_tensor *tensors; /* sorted by name */
     size_t tensor_count;
     uint64_t bytes; /* of all files */
-    bool is_directory; /* the path is its directory, not a name in it */
-    bool whole; /* all of a checkpoint, and no other checkpoint beside it */
+    bool is_directory; /* the path is its directory */
+    bool whole; /* the only checkpoint of its directory, all of it */
 };
 
 /*
- * Finds out what a path means and reads the headers. It may be
- *   a directory with one checkpoint in it
- *   DIRECTORY/STEM, where a directory has several
- *   the index file of a checkpoint
- *   a safetensors file, which is then all that is read
- * On an error the reason says what was looked for and found. To be freed with
- * model_close() in any case.
+ * Finds the model that a path means (see find_checkpoint() in common/find.h) and reads its headers.
+ * Call model_close() in any case.
  */
 errint_t model_open(const char *path, struct model *model, struct reason *reason);
 void model_close(struct model *model);
 
-/* What in its directory libfstfs opens as this model: "." for the directory itself, a
- * file or an index. False: there is no such, but other checkpoints beside its shards. */
+/* The name in the model's directory that libfstfs opens as this model: a file, an index or ".".
+ * False: there is none, because other checkpoints are in the directory. */
 bool model_entry(const struct model *model, char entry[PATH_MAX]);
 
 enum order { ORDER_FILES, ORDER_NAMES };
 
-/* What to read for all of the model, its files being in `directory` (NULL: where
- * they are): the files from end to end, or tensor by tensor in name order. The plan
- * is empty before. -ENOMEM, -ENAMETOOLONG. */
+/* Adds everything of the model to an empty plan, with its files in `directory` (NULL: the model's
+ * own): whole files, or tensors sorted by name. -ENOMEM, -ENAMETOOLONG. */
 errint_t model_plan(const struct model *model, const char *directory, enum order order,
                     struct plan *plan);
 

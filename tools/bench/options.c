@@ -3,100 +3,99 @@
 
 #include "base/size.h"
 #include "common/say.h"
-#include "ways.h"
+#include "methods.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { ROUNDS = 5, ROUNDS_MOST = 1000 };
-
 static const char usage[] =
     "usage: fstfs-bench [OPTION...] FILE|CHECKPOINT...\n"
     "\n"
-    "Reads your models in the ways that loaders read them, from the bare directory and\n"
-    "through fstfs, and says how fast each was.\n"
+    "Measures how fast your models load, from the bare directory and through fstfs.\n"
     "\n"
-    "  FILE         a safetensors file, which is then all that is read\n"
-    "  CHECKPOINT   a directory with one checkpoint in it; DIRECTORY/STEM where there\n"
-    "               are several; or an index file\n"
+    "  FILE         a safetensors file; only this file is read\n"
+    "  CHECKPOINT   a directory that contains one checkpoint; DIRECTORY/STEM if it\n"
+    "               contains several; or an index file\n"
     "\n"
-    "A path on a mount of fstfs is read there and in its source. For others it mounts\n"
-    "their directory for itself, in a private place, and unmounts again.\n"
+    "A path on a mount of fstfs is read there and in the source of the mount. For any\n"
+    "other path, fstfs-bench mounts the directory temporarily.\n"
     "\n"
-    "Ways:\n"
-    "  direct       O_DIRECT with io_uring, 32 reads of 1 MiB under way: on the bare\n"
-    "               files this is the storage's best, which the others are held to\n"
+    "Methods:\n"
+    "  direct       O_DIRECT with io_uring, 32 reads of 1 MiB in flight; on the bare\n"
+    "               files this is the storage's best rate\n"
     "  read         read() of 1 MiB, file by file\n"
-    "  mmap         a mapping copied from end to end, as safetensors reads\n"
-    "  names        the same tensor by tensor in name order, as safe_open's keys come\n"
+    "  mmap         mapped files, copied from start to end, as safetensors reads\n"
+    "  names        the same, tensor by tensor in name order, as with safe_open's keys\n"
     "with --device=cuda:N:\n"
-    "  gpu          all tensors into memory of that GPU, by libfstfs; mounted: through the\n"
-    "               mount, though it could go past it. Beside it: bare copies from pinned\n"
-    "               memory, by which of its rungs libfstfs read, and why not by others\n"
-    "with --loaders, where the python3 in PATH has them:\n"
-    "  load_file, safe_open, fastsafetensors, runai, transformers, diffusers\n"
-    "  (the first two into NumPy's arrays where there is no torch)\n"
+    "  gpu          all tensors into memory of that GPU with libfstfs. Mounted: through\n"
+    "               FUSE, although libfstfs could bypass it. Also reports the rate of\n"
+    "               plain copies from pinned memory, the backend used, and why not others\n"
+    "with --loaders, if the python3 in PATH has them:\n"
+    "  load_file, safe_open, fastsafetensors, runai, transformers, diffusers, fstfs\n"
+    "  (the first two load NumPy arrays if torch is not installed)\n"
     "\n"
-    "Each is run cold and then warm, bare and mounted, all of them in turn, in several\n"
-    "rounds. Cold: the files were dropped from the page cache, and it was looked that\n"
-    "they are gone; a mount of its own is a fresh one. Where that does not do, root\n"
-    "drops the whole page cache; it is said when that was done. Warm: read a moment ago.\n"
-    "Ratios are taken within a round; medians are shown, and the range of the rounds.\n"
+    "Every method runs cold and then warm, bare and mounted, interleaved with the others,\n"
+    "for several rounds. Cold: the files were dropped from the page cache, which is\n"
+    "verified, and a temporary mount is new. If that fails, root drops the whole page\n"
+    "cache, and the output says so. Warm: the files have just been read. Ratios are taken\n"
+    "within a round. The table has medians, and the range of the rounds.\n"
     "\n"
     "Options:\n"
-    "  --loaders      the Python loaders too\n"
-    "  --ways=LIST    only these ways, with commas between\n"
-    "  --rounds=N     rounds (5)\n"
-    "  --device=cuda:N  load into that GPU too\n"
-    "  --json         print JSON and no table\n"
-    "  --svg=FILE     draw a bar chart too, with the model, processor and storage\n"
-    "  -h, --help; -V, --version\n"
+    "  --loaders        also the Python loaders\n"
+    "  --methods=LIST   only these methods, separated by commas\n"
+    "  --rounds=N       number of rounds (5)\n"
+    "  --device=cuda:N  also load into that GPU\n"
+    "  --json           print JSON instead of a table\n"
+    "  --svg=FILE       also draw a bar chart\n"
+    "  -h, --help       print this help\n"
+    "  -V, --version    print the version\n"
     "\n"
-    "Exit status: 0; 1 when something failed, or nothing could be measured; 2 for a\n"
-    "wrong command line; 128 and the signal's number when one ended it, after a table\n"
-    "of the rounds so far.\n"
+    "Exit status: 0; 1 if something failed or nothing could be measured; 2 for a wrong\n"
+    "command line; 128 plus the signal number after a signal, with a table of the\n"
+    "completed rounds.\n"
     "\n"
     "Examples:\n"
     "  fstfs-bench ~/models/llama\n"
     "  fstfs-bench --loaders --svg=llama.svg /mnt/tensors/shards/llama\n";
 
-enum { OPTION_LOADERS = 256, OPTION_WAYS, OPTION_ROUNDS, OPTION_DEVICE, OPTION_JSON, OPTION_SVG };
+enum { ROUNDS_DEFAULT = 5 };
+
+enum {
+    OPTION_LOADERS = 256,
+    OPTION_METHODS,
+    OPTION_ROUNDS,
+    OPTION_DEVICE,
+    OPTION_JSON,
+    OPTION_SVG
+};
 
 static const struct option names[] = {
     {"loaders", no_argument, NULL, OPTION_LOADERS},
-    {"ways", required_argument, NULL, OPTION_WAYS},
+    {"methods", required_argument, NULL, OPTION_METHODS},
+    {"ways", required_argument, NULL, OPTION_METHODS}, /* former name */
     {"rounds", required_argument, NULL, OPTION_ROUNDS},
     {"device", required_argument, NULL, OPTION_DEVICE},
     {"json", no_argument, NULL, OPTION_JSON},
     {"svg", required_argument, NULL, OPTION_SVG},
 };
 
+/* Every name must be a method that these options make available. */
 static bool
-read_rounds(const char *text, unsigned *rounds)
+check_methods(const struct options *options)
 {
-    if (number_read(text, ROUNDS_MOST, rounds))
-        return true;
-    complain("--rounds wants a number from 1 to %d, not %s", ROUNDS_MOST, text);
-    return false;
-}
-
-/* Each name must be one of a way that can be had with these options. */
-static bool
-check_ways(const struct options *options)
-{
-    for (const char *at = options->ways; at; at = strchr(at, ',')) {
+    for (const char *at = options->methods; at; at = strchr(at, ',')) {
+        enum method_kind kind;
         int length;
-        enum way_kind kind;
 
         at += *at == ',';
         length = (int)strcspn(at, ",");
-        kind = way_kind_of(at, (size_t)length);
-        if (kind == WAY_NONE)
-            complain("--ways: there is no way \"%.*s\"; there are %s", length, at, ways_names);
-        else if (kind == WAY_LOADER && !options->loaders)
-            complain("--ways: %.*s is a loader, which wants --loaders too", length, at);
-        else if (kind == WAY_DEVICE && !options->device)
-            complain("--ways: gpu wants --device too");
+        kind = method_kind_of(at, (size_t)length);
+        if (kind == METHOD_UNKNOWN)
+            complain("--methods: unknown method \"%.*s\"; known: %s", length, at, method_names);
+        else if (kind == METHOD_LOADER && !options->loaders)
+            complain("--methods: %.*s needs --loaders", length, at);
+        else if (kind == METHOD_DEVICE && !options->device)
+            complain("--methods: gpu needs --device");
         else
             continue;
         return false;
@@ -105,7 +104,7 @@ check_ways(const struct options *options)
 }
 
 static bool
-check_device(const char *name)
+check_device_name(const char *name)
 {
     static const char prefix[] = "cuda:";
     size_t length = sizeof(prefix) - 1;
@@ -113,12 +112,12 @@ check_device(const char *name)
     if (!name || (strncmp(name, prefix, length) == 0 && name[length] &&
                   strspn(name + length, "0123456789") == strlen(name + length)))
         return true;
-    complain("--device wants cuda:N, as cuda:0, not %s", name);
+    complain("--device: %s is not a device (expected cuda:N, such as cuda:0)", name);
     return false;
 }
 
 static bool
-take(int option, void *arg)
+take_option(int option, void *arg)
 {
     struct options *options = arg;
 
@@ -126,11 +125,14 @@ take(int option, void *arg)
     case OPTION_LOADERS:
         options->loaders = true;
         break;
-    case OPTION_WAYS:
-        options->ways = optarg;
+    case OPTION_METHODS:
+        options->methods = optarg;
         break;
     case OPTION_ROUNDS:
-        return read_rounds(optarg, &options->rounds);
+        if (number_read(optarg, ROUNDS_MOST, &options->rounds))
+            break;
+        complain("--rounds: %s is not a number from 1 to %d", optarg, ROUNDS_MOST);
+        return false;
     case OPTION_DEVICE:
         options->device = optarg;
         break;
@@ -145,7 +147,7 @@ take(int option, void *arg)
 }
 
 static const struct command command = {
-    "fstfs-bench", usage, names, sizeof(names) / sizeof(names[0]), take,
+    "fstfs-bench", usage, names, sizeof(names) / sizeof(names[0]), take_option,
 };
 
 enum options_result
@@ -153,15 +155,16 @@ options_parse(int argc, char **argv, struct options *options)
 {
     enum options_result result;
 
-    *options = (struct options){.rounds = ROUNDS};
+    *options = (struct options){.rounds = ROUNDS_DEFAULT};
     result = command_options(&command, argc, argv, options);
     if (result != OPTIONS_RUN)
         return result;
     options->paths = argv + optind;
     options->path_count = argc - optind;
     if (options->path_count == 0) {
-        complain("a FILE or CHECKPOINT is wanted; fstfs-bench -h says more");
+        complain("FILE or CHECKPOINT is missing; see fstfs-bench -h");
         return OPTIONS_WRONG;
     }
-    return check_device(options->device) && check_ways(options) ? OPTIONS_RUN : OPTIONS_WRONG;
+    return check_device_name(options->device) && check_methods(options) ? OPTIONS_RUN
+                                                                        : OPTIONS_WRONG;
 }

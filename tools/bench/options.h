@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The command line of fstfs-bench.
- */
+/* The command line of fstfs-bench. */
 #ifndef FSTFS_BENCH_OPTIONS_H
 #define FSTFS_BENCH_OPTIONS_H
 
@@ -12,8 +10,8 @@
 struct options {
     char **paths; /* of models */
     int path_count; /* at least 1 */
-    unsigned rounds;
-    const char *ways; /* names with commas between; NULL: all */
+    unsigned rounds; /* 1 to ROUNDS_MOST */
+    const char *methods; /* names separated by commas; NULL: all */
     const char *device; /* or NULL */
     const char *svg; /* file to write; or NULL */
     bool loaders;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What was measured, as text: for people, for machines, and as a picture. Each
- * appends to a buffer.
+/* The results: as a table for people, as JSON, and as a chart. Each function appends to a buffer.
  */
 #ifndef FSTFS_BENCH_REPORT_H
 #define FSTFS_BENCH_REPORT_H
@@ -10,24 +8,22 @@
 #include "bench.h"
 #include "machine.h"
 
-/* A line about the machine; and about the model: its sizes and storage. Without an end. */
+/* One line about the machine, and one about a model: size and storage. Without line ends. */
 void report_machine(struct buffer *out, const struct machine *machine);
 void report_model(struct buffer *out, const struct bench *bench);
 
-/* `device` may be NULL: there is none to load into. */
-void report_table_machine(struct buffer *out, const struct machine *machine,
-                          const struct device *device);
+/* "bare" or "mounted"; "cold" or "warm". */
+const char *row_place(const struct row *row);
+const char *row_state(const struct row *row);
+
 void report_table(struct buffer *out, const struct bench *bench);
 
-/* One JSON object. */
+/* One JSON object. `device` may be NULL. */
 void report_json(struct buffer *out, const struct machine *machine, const struct device *device,
                  const struct bench *benches, unsigned count);
 
-/* One SVG picture: a bar for each row that was measured. */
+/* One SVG image with a bar for each measured row. */
 void report_svg(struct buffer *out, const struct machine *machine, const struct bench *benches,
                 unsigned count);
-
-/* Whether there is such a row at all: O_DIRECT has no warm one. */
-bool report_has(const struct row *row);
 
 #endif

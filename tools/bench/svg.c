@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The bar chart: see report.h. Rows stand below each other, cold ones before
- * warm ones, bare beside mounted; the line on each bar spans its rounds.
- */
+/* The bar chart. Rows are listed cold first, bare next to mounted. The line on each bar is the
+ * range of the rounds. */
 #include "report.h"
 
 #include <string.h>
 
 enum {
     WIDTH = 860,
-    LEFT = 300, /* of the bars */
-    BARS = 460, /* how long the longest is */
+    LEFT = 300, /* x of the bars */
+    BARS = 460, /* width of the longest */
     BAR = 14,
     LINE = 20,
     TITLE = 34,
@@ -20,9 +18,9 @@ static const char style[] =
     "<style>text{font:12px sans-serif;fill:#222}.head{font-weight:bold}.bare{fill:#9aa5b1}"
     ".mounted{fill:#2f6fb0}.range{stroke:#222}svg{background:#fff}</style>\n";
 
-/* Text for XML: what it cannot hold is a question mark. */
+/* Adds text, escaped for XML. */
 static void
-add_text(struct buffer *out, const char *text)
+svg_add_text(struct buffer *out, const char *text)
 {
     char safe[QUOTED_SIZE];
 
@@ -40,34 +38,33 @@ add_text(struct buffer *out, const char *text)
 }
 
 static void
-add_label(struct buffer *out, int x, int y, const char *class, const char *text)
+svg_add_label(struct buffer *out, int x, int y, const char *class, const char *text)
 {
     buffer_addf(out, "<text x=\"%d\" y=\"%d\" class=\"%s\">", x, y, class);
-    add_text(out, text);
+    svg_add_text(out, text);
     buffer_add_text(out, "</text>\n");
 }
 
 static void
-add_bar(struct buffer *out, const struct row *row, double longest, int y)
+svg_add_bar(struct buffer *out, const struct row *row, double longest, int y)
 {
-    const char *place = row->mounted ? "mounted" : "bare";
     struct spread rate = row_rate(row);
     double scale = longest > 0 ? BARS / longest : 0;
 
     buffer_addf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">", LEFT - 8, y + 11);
-    add_text(out, row->way->text);
-    buffer_addf(out, ", %s</text>\n", place);
+    svg_add_text(out, row->method->text);
+    buffer_addf(out, ", %s</text>\n", row_place(row));
     buffer_addf(out,
                 "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\"/>\n"
                 "<line class=\"range\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/>\n"
                 "<text x=\"%.1f\" y=\"%d\">%.2f GB/s</text>\n",
-                place, LEFT, y, rate.median * scale, BAR, LEFT + rate.least * scale,
+                row_place(row), LEFT, y, rate.median * scale, BAR, LEFT + rate.least * scale,
                 LEFT + rate.most * scale, y + BAR / 2, y + BAR / 2, LEFT + rate.most * scale + 6,
                 y + 11, rate.median / 1e9);
 }
 
 static double
-fastest(const struct bench *bench)
+svg_fastest_rate(const struct bench *bench)
 {
     double most = 0;
 
@@ -80,17 +77,16 @@ fastest(const struct bench *bench)
     return most;
 }
 
-/* Draws one model from `y` on; gives where it ends. */
+/* Draws one model from `y` down. Returns the y coordinate below it. */
 static int
-add_bench(struct buffer *out, const struct bench *bench, int y)
+svg_add_bench(struct buffer *out, const struct bench *bench, int y)
 {
-    const char *path = bench->own_mount ? bench->model.path : bench->mounted.path;
     struct buffer about = BUFFER_INIT;
-    double longest = fastest(bench);
+    double longest = svg_fastest_rate(bench);
 
-    add_label(out, 16, y + 14, "head", path);
+    svg_add_label(out, 16, y + 14, "head", bench_path(bench));
     report_model(&about, bench);
-    add_label(out, 16, y + 14 + LINE, "about", about.data ? about.data : "");
+    svg_add_label(out, 16, y + 14 + LINE, "about", about.data ? about.data : "");
     out->failed = out->failed || buffer_failed(&about);
     buffer_free(&about);
     y += TITLE + LINE;
@@ -103,9 +99,9 @@ add_bench(struct buffer *out, const struct bench *bench, int y)
             if ((int)row->temperature != t || row->rounds == 0)
                 continue;
             if (!begun)
-                add_label(out, 16, y + 11, "head", t == COLD ? "cold" : "warm");
+                svg_add_label(out, 16, y + 11, "head", row_state(row));
             begun = true;
-            add_bar(out, row, longest, y);
+            svg_add_bar(out, row, longest, y);
             y += LINE;
         }
         y += begun ? LINE / 2 : 0;
@@ -121,11 +117,11 @@ report_svg(struct buffer *out, const struct machine *machine, const struct bench
     int y = TITLE;
 
     report_machine(&about, machine);
-    add_label(&body, 16, 20, "about", about.data ? about.data : "");
+    svg_add_label(&body, 16, 20, "about", about.data ? about.data : "");
     out->failed = out->failed || buffer_failed(&about);
     buffer_free(&about);
     for (unsigned i = 0; i < count; i++)
-        y = add_bench(&body, &benches[i], y);
+        y = svg_add_bench(&body, &benches[i], y);
     buffer_addf(out,
                 "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
                 "viewBox=\"0 0 %d %d\">\n",

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The timed readers of the bench: reads what a plan says, in its order, as one
- * kind of loader would, and prints how long that took.
+ * Gives scripts the timed readers and the page cache functions of fstfs-bench.
  *
  *   reader [-b BLOCK] [-d DEPTH] [-t THREADS] [-p PROCESSES] [-a] KIND PLAN
+ *   reader evict FILE...
+ *   reader cached FILE...
  *
- * KIND  read, mmap, copy, file, direct: see enum reader_kind in readers.h
- * PLAN  a file of lines "OFFSET LENGTH PATH", one for each segment
+ * The first form reads what a plan lists, in its order, and prints a JSON object: seconds, bytes
+ * and the readers' checksum. KIND is read, mmap, copy, file or direct (enum reader_kind); PLAN is a
+ * file of lines "OFFSET LENGTH PATH", one for each segment. All threads of all processes claim
+ * segments in order; with -a every process reads the whole plan.
  *
- * Segments are claimed in order by all threads of all processes together; with
- * -a every process reads all of the plan, its threads sharing that.
- *
- * Prints one JSON object: seconds, bytes, and the readers' sum.
+ * `evict` drops files from the page cache, and fails if they stay there. `cached` prints the bytes
+ * of the files that are in the page cache.
  */
+#include "cache.h"
 #include "readers.h"
 
 #include <errno.h>
@@ -35,6 +37,23 @@ static void __attribute__((noreturn, format(printf, 1, 2))) die(const char *form
     exit(1);
 }
 
+/* Adds a segment of a file, which may be in the plan already. */
+static errint_t
+plan_add_path(struct plan *plan, const char *path, uint64_t offset, uint64_t length)
+{
+    size_t file = plan->file_count;
+
+    while (file > 0 && strcmp(plan->files[file - 1], path) != 0)
+        file--;
+    if (file > 0)
+        return plan_add_segment(plan, file - 1, offset, length);
+    if (length == 0)
+        return 0;
+    if (plan_add_file(plan, path))
+        return -ENOMEM;
+    return plan_add_segment(plan, plan->file_count - 1, offset, length);
+}
+
 static void
 load_plan(const char *name, struct plan *plan)
 {
@@ -51,7 +70,7 @@ load_plan(const char *name, struct plan *plan)
         line[strcspn(line, "\n")] = '\0';
         if (sscanf(line, "%" SCNu64 " %" SCNu64 " %n", &offset, &length, &at) != 2 || at == 0)
             die("%s: bad line: %s", name, line);
-        if (plan_add(plan, line + at, offset, length))
+        if (plan_add_path(plan, line + at, offset, length))
             die("no memory");
     }
     free(line);
@@ -65,7 +84,7 @@ number(const char *text)
     unsigned long n = strtoul(text, &end, 10);
 
     if (n == 0 || *end)
-        die("not a number over 0: %s", text);
+        die("not a positive number: %s", text);
     return n;
 }
 
@@ -78,7 +97,30 @@ kind_of(const char *name)
         if (strcmp(name, names[i]) == 0)
             return (enum reader_kind)i;
     }
-    die("no such kind of reader: %s", name);
+    die("unknown kind of reader: %s", name);
+}
+
+static void
+evict_files(char **paths, size_t count)
+{
+    struct eviction eviction = {0};
+    struct reason reason;
+
+    if (cache_evict(paths, count, &eviction, &reason))
+        die("%s", reason.text);
+}
+
+static void
+print_cached(char **paths, size_t count)
+{
+    uint64_t total = 0, bytes;
+
+    for (size_t i = 0; i < count; i++) {
+        if (cache_bytes(paths[i], &bytes))
+            die("%s: cannot tell what is cached", paths[i]);
+        total += bytes;
+    }
+    printf("%" PRIu64 "\n", total);
 }
 
 int
@@ -90,6 +132,14 @@ main(int argc, char **argv)
     struct reason reason;
     int option;
 
+    if (argc > 1 && strcmp(argv[1], "evict") == 0) {
+        evict_files(argv + 2, (size_t)argc - 2);
+        return 0;
+    }
+    if (argc > 1 && strcmp(argv[1], "cached") == 0) {
+        print_cached(argv + 2, (size_t)argc - 2);
+        return 0;
+    }
     while ((option = getopt(argc, argv, "b:d:t:p:a")) != -1) {
         switch (option) {
         case 'b':
@@ -111,11 +161,11 @@ main(int argc, char **argv)
             return 2;
         }
     }
-    if (argc - optind != 2 || reader.processes > READER_PROCESSES_MOST || reader.block % 4096 != 0)
+    if (argc - optind != 2 || reader.processes > CHILDREN_MOST || reader.block % 4096 != 0)
         die("usage: reader [-b BLOCK] [-d DEPTH] [-t THREADS] [-p PROCESSES] [-a] KIND PLAN");
     reader.kind = kind_of(argv[optind]);
     load_plan(argv[optind + 1], &plan);
-    if (reader_run(&reader, &plan, NULL, NULL, &result, &reason))
+    if (reader_run(&reader, &plan, NULL, &result, &reason))
         die("%s", reason.text);
     printf("{\"seconds\": %.6f, \"bytes\": %" PRIu64 ", \"sum\": %" PRIu64 "}\n", result.seconds,
            result.bytes, result.sum);

@@ -22,7 +22,7 @@ enum { MOST_GROUPS = 65536 }; /* NGROUPS_MAX */
 
 /* ---- /proc ---- */
 
-/* The whole text of /proc/PID/NAME, with a NUL at its end. */
+/* Reads /proc/PID/NAME (PID 0: self) and appends a NUL. */
 static errint_t
 proc_read_file(pid_t pid, const char *name, struct buffer *text)
 {
@@ -56,7 +56,7 @@ proc_read_file(pid_t pid, const char *name, struct buffer *text)
     return error;
 }
 
-/* What follows `label` ("\nGroups:") on its line; NULL: there is no such line. */
+/* Returns the text after `label` ("\nGroups:"); NULL: there is no such line. */
 static const char *
 proc_find_line(const char *text, const char *label)
 {
@@ -65,8 +65,8 @@ proc_find_line(const char *text, const char *label)
     return line ? line + strlen(label) : NULL;
 }
 
-/* Whether `id` is the real or the file system's one of a line of four ("\nUid:"). access(2) asks
- * with the real one. */
+/* Whether `id` is the real ID (as for access(2)) or the file system ID of a line of four
+ * ("\nUid:"). */
 static bool
 proc_has_id(const char *status, const char *label, unsigned long id)
 {
@@ -77,8 +77,8 @@ proc_has_id(const char *status, const char *label, unsigned long id)
            (ids[0] == id || ids[3] == id);
 }
 
-/* Whether /proc is of this process's own PID namespace, so that PIDs mean the same there. In one
- * of a namespace above, the process has a PID in each of them. */
+/* Whether /proc shows this process's own PID namespace. In that of a parent namespace the process
+ * has several PIDs. */
 static bool
 proc_is_own(void)
 {
@@ -93,14 +93,14 @@ proc_is_own(void)
     if (pids) {
         own = strtoul(pids, &end, 10) == (unsigned long)getpid() && *end == '\n';
     } else {
-        pids = proc_find_line(status.data, "\nPid:"); /* a kernel without PID namespaces */
+        pids = proc_find_line(status.data, "\nPid:"); /* no PID namespaces */
         own = pids && strtoul(pids, &end, 10) == (unsigned long)getpid();
     }
     buffer_free(&status);
     return own;
 }
 
-static bool proc_usable; /* as proc_is_own() said of the daemon */
+static bool proc_usable; /* proc_is_own() in the daemon; constant in the opener */
 
 errint_t
 credentials_from_status(const char *status, const struct caller *caller,
@@ -132,7 +132,7 @@ credentials_from_status(const char *status, const struct caller *caller,
     return 0;
 }
 
-/* Whether this file of both processes has the same text. */
+/* Whether /proc/A/NAME and /proc/B/NAME have the same text. */
 static bool
 proc_files_equal(pid_t a, pid_t b, const char *name)
 {
@@ -154,7 +154,7 @@ has_overriding_capability(const char *status)
     return effective & (1ull << CAP_DAC_OVERRIDE | 1ull << CAP_DAC_READ_SEARCH);
 }
 
-/* ---- reading ---- */
+/* ---- of a process or a caller ---- */
 
 errint_t
 credentials_of_process(struct credentials *credentials)
@@ -180,7 +180,6 @@ credentials_of_caller(const struct caller *caller, struct credentials *credentia
     errint_t error;
 
     *credentials = (struct credentials){.uid = caller->uid, .gid = caller->gid};
-    /* Without a PID nothing is known but user and group. */
     if (!proc_usable || caller->pid == 0 || proc_read_file(caller->pid, "status", &status) < 0)
         return 0;
     error = credentials_from_status(status.data, caller, credentials);
@@ -210,16 +209,16 @@ credentials_free(struct credentials *credentials)
     *credentials = (struct credentials){.uid = (uid_t)-1, .gid = (gid_t)-1};
 }
 
-/* ---- taking on ---- */
+/* ---- assuming them ---- */
 
-/* The C library would change the groups of all threads. */
+/* By the system call: the C library changes all threads. */
 static bool
 set_groups_of_thread(const struct credentials *credentials)
 {
     return syscall(SYS_setgroups, credentials->group_count, credentials->groups) == 0;
 }
 
-/* All that are permitted, or just those that changing credentials takes. */
+/* Makes all permitted capabilities effective, or only those for changing credentials. */
 static bool
 set_capabilities_of_thread(bool all)
 {
@@ -241,11 +240,11 @@ set_credentials_of_thread(const struct credentials *credentials)
         return false;
     setfsgid(credentials->gid);
     setfsuid(credentials->uid);
-    /* Neither says whether it was allowed. */
+    /* setfsuid(2) and setfsgid(2) do not report errors. */
     if ((gid_t)setfsgid((gid_t)-1) != credentials->gid ||
         (uid_t)setfsuid((uid_t)-1) != credentials->uid)
         return false;
-    /* Last: to become user 0 gives capabilities back. */
+    /* Last: setfsuid(0) restores capabilities. */
     return set_capabilities_of_thread(credentials->overrides);
 }
 
@@ -274,7 +273,7 @@ is_in_group(const struct credentials *credentials, gid_t group)
     return false;
 }
 
-/* Whether it has an access control list (acl(5)), or nobody knows. */
+/* Whether it has an access control list (acl(5)), or that cannot be told. */
 static bool
 may_have_acl(int fd)
 {
@@ -300,7 +299,7 @@ credentials_permit(void *arg, int fd, int mask)
         granted = st.st_mode >> 6;
     else if (is_in_group(credentials, st.st_gid))
         granted = st.st_mode >> 3;
-    else /* a group that is not known may be the file's */
+    else /* the file's group may be one of the unknown ones */
         granted = credentials->groups_known ? st.st_mode : st.st_mode & st.st_mode >> 3;
     return (granted & (mode_t)mask) == (mode_t)mask ? 0 : -EACCES;
 }

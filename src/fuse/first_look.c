@@ -19,20 +19,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The exit status of the process that looks. */
+/* The exit status of the child. */
 enum finding { FOUND, NO_CHECKPOINT, NONE_READABLE, UNKNOWN };
 
 struct look {
     char *directories[FIRST_LOOK_DIRECTORIES]; /* seen so far */
     size_t count, entries;
-    bool refused_any, gave_up; /* saw a file of the name that is none; could not see all */
+    bool found_invalid; /* a file named like a checkpoint that is not one */
+    bool gave_up; /* at a limit or an error */
     bool found;
 };
 
-/* Whether the file begins with the length of a header that is in it, and the header's first byte.
- * Reads no more than that: the catalog parses it when it is asked for. */
+/* Whether the file starts with a valid header length and the first byte of a header. The catalog
+ * parses the header later. */
 static bool
-looks_sound(int directory, const char *name)
+starts_like_safetensors(int directory, const char *name)
 {
     /* O_NONBLOCK: it may be a FIFO. */
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -43,7 +44,7 @@ looks_sound(int directory, const char *name)
 
     if (fd < 0)
         return false;
-    /* Without readahead, or megabytes of the file would stay in the page cache. */
+    /* Without readahead, which would leave megabytes of the file in the page cache. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     sound = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
             pread(fd, head, sizeof(head), 0) == (ssize_t)sizeof(head) && head[8] == '{';
@@ -54,7 +55,7 @@ looks_sound(int directory, const char *name)
 }
 
 static void
-add_directory(struct look *look, const char *above, const char *name)
+queue_directory(struct look *look, const char *above, const char *name)
 {
     char *path;
 
@@ -65,7 +66,7 @@ add_directory(struct look *look, const char *above, const char *name)
 }
 
 static void
-look_at_entry(struct look *look, int directory, const char *path, const struct dirent *entry)
+search_entry(struct look *look, int directory, const char *path, const struct dirent *entry)
 {
     const char *name = entry->d_name;
     unsigned char type = entry->d_type;
@@ -78,15 +79,15 @@ look_at_entry(struct look *look, int directory, const char *path, const struct d
         S_ISDIR(st.st_mode))
         type = DT_DIR;
     if (type == DT_DIR) {
-        add_directory(look, path, name);
+        queue_directory(look, path, name);
     } else if (group_single_name(name, NULL)) {
-        look->found = looks_sound(directory, name);
-        look->refused_any |= !look->found;
+        look->found = starts_like_safetensors(directory, name);
+        look->found_invalid |= !look->found;
     }
 }
 
 static void
-look_into(struct look *look, const char *path)
+search_directory(struct look *look, const char *path)
 {
     DIR *stream = opendir(path);
     struct dirent *entry;
@@ -96,32 +97,32 @@ look_into(struct look *look, const char *path)
         return;
     }
     while (!look->found && !look->gave_up && (entry = readdir(stream)))
-        look_at_entry(look, dirfd(stream), path, entry);
+        search_entry(look, dirfd(stream), path, entry);
     closedir(stream);
 }
 
-/* Directories that are higher first. */
+/* Breadth first. */
 static enum finding
-look_through(const char *source)
+search_source(const char *source)
 {
     static struct look look;
 
-    add_directory(&look, source, ".");
+    queue_directory(&look, source, ".");
     for (size_t i = 0; i < look.count && !look.found && !look.gave_up; i++)
-        look_into(&look, look.directories[i]);
+        search_directory(&look, look.directories[i]);
     for (size_t i = 0; i < look.count; i++)
         free(look.directories[i]);
     if (look.found)
         return FOUND;
     if (look.gave_up)
         return UNKNOWN;
-    return look.refused_any ? NONE_READABLE : NO_CHECKPOINT;
+    return look.found_invalid ? NONE_READABLE : NO_CHECKPOINT;
 }
 
-/* The child's exit status; UNKNOWN where it has none in time, and it is killed. A system call that
- * cannot be killed may outlive that; then nobody waits for the process any more. */
+/* Returns the child's exit status, or UNKNOWN after killing it at the time limit. A child in an
+ * uninterruptible system call is not waited for. */
 static enum finding
-await(pid_t child)
+await_finding(pid_t child)
 {
     struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN};
     int status = 0;
@@ -138,9 +139,9 @@ await(pid_t child)
     return (enum finding)WEXITSTATUS(status);
 }
 
-/* It may outlive its parent, whose streams others wait for to be closed. */
+/* The child may outlive its parent, and another process may wait for the end of its streams. */
 static void
-leave_streams(void)
+detach_streams(void)
 {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -157,10 +158,10 @@ first_look(const char *source)
     if (child < 0)
         return;
     if (child == 0) {
-        leave_streams();
-        _exit((int)look_through(source));
+        detach_streams();
+        _exit((int)search_source(source));
     }
-    switch (await(child)) {
+    switch (await_finding(child)) {
     case NO_CHECKPOINT:
         log_warning("%s: no checkpoint that fstfs can read (*.safetensors) was found in it; other "
                     "files are shown as they are",

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether there is anything in the source that fstfs is for, before it is mounted.
+ * Looks for a checkpoint in the source before the mount, to warn the user if there is none.
  *
- * Another process looks, which is killed where it takes long: storage that does not answer must
- * not keep a mount from being made. It looks as far as the first file that begins as a
- * safetensors file does, and no farther than the limits below.
+ * A child process looks, and is killed after a time limit: storage that does not answer must not
+ * prevent mounting. It stops at the first file that starts like a safetensors file, and at the
+ * limits below.
  */
 #ifndef FSTFS_FUSE_FIRST_LOOK_H
 #define FSTFS_FUSE_FIRST_LOOK_H
@@ -15,8 +15,8 @@ enum {
     FIRST_LOOK_ENTRIES = 20000,
 };
 
-/* Warns where all of `source` was looked at and has no checkpoint that can be read. For a process
- * with one thread. */
+/* Warns if all of `source` was searched and has no readable checkpoint. For a process with one
+ * thread. */
 void first_look(const char *source);
 
 #endif

@@ -18,14 +18,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- lives ---- */
+/* ---- processes ---- */
 
 /*
- * A life is a mutex in memory that the daemon and a helper share, held by the first thread of one
- * of them as long as that lives. The kernel hands it over when that thread dies. The end of the
- * socket says less: threads that wait on storage after kill -9 keep it open. And
- * PR_SET_PDEATHSIG says nothing of a process that may not send signals (Landlock). NULL: it
- * could not be made.
+ * A life is a robust mutex in shared memory, held by the first thread of the process whose death
+ * the other one wants to learn of: the kernel hands it over at that thread's death. The end of a
+ * socket is no sign of it, since threads that wait on storage keep it open after kill -9, and
+ * PR_SET_PDEATHSIG does not work across a Landlock domain. NULL: it could not be made.
  */
 static pthread_mutex_t *
 life_new(void)
@@ -56,31 +55,21 @@ helper_has_died(const struct helper *helper)
 {
     int error = helper->life ? pthread_mutex_trylock(helper->life) : EBUSY;
 
-    if (error == 0)
-        pthread_mutex_unlock(helper->life); /* it has not begun */
-    if (error == EOWNERDEAD)
-        pthread_mutex_unlock(helper->life); /* ENOTRECOVERABLE from now on */
+    /* 0: it has not locked it yet. EOWNERDEAD becomes ENOTRECOVERABLE from now on. */
+    if (error == 0 || error == EOWNERDEAD)
+        pthread_mutex_unlock(helper->life);
     return error == EOWNERDEAD || error == ENOTRECOVERABLE;
 }
 
-/* ---- processes ---- */
-
-void
-helper_close_all_but(int a, int b)
-{
-    int low = a < b ? a : b, high = a < b ? b : a;
-
-    close_between(3, low - 1);
-    close_between(low < 3 ? 3 : low + 1, high - 1);
-    close_between(high + 1, INT_MAX);
-}
-
-void
-helper_begin(const struct helper *helper, const char *name, bool quiet)
+/* In the new process. */
+static void
+prepare_helper(const struct helper *helper, const char *name, bool quiet, int kept)
 {
     int null = quiet ? open("/dev/null", O_RDWR | O_CLOEXEC) : -1;
+    int low = kept < helper->socket ? kept : helper->socket;
+    int high = kept < helper->socket ? helper->socket : kept;
 
-    /* They end with the daemon, whatever their common terminal or service says. */
+    /* Also sent to helpers by a terminal or a service manager. */
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
@@ -89,37 +78,53 @@ helper_begin(const struct helper *helper, const char *name, bool quiet)
         pthread_mutex_lock(helper->life);
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
         dup2(null, fd);
+    /* Above all the connection to the kernel, which lives as long as any descriptor of it. */
+    close_between(3, low - 1);
+    close_between(low < 3 ? 3 : low + 1, high - 1);
+    close_between(high + 1, INT_MAX);
 }
 
 errint_t
-helper_fork(struct helper *helper)
+helper_start(const char *name, bool quiet, int kept, helper_main *run, void *arg,
+             struct helper *helper)
 {
+    struct helper started = {.life = life_new()};
+    errint_t error;
     int ends[2];
-    pid_t pid;
 
     *helper = HELPER_NONE;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
-        return -errno;
-    helper->life = life_new();
-    pid = fork();
-    if (pid < 0) {
-        errint_t error = -errno;
-
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0) {
+        error = -errno;
+        goto fail;
+    }
+    started.pid = fork();
+    if (started.pid < 0) {
+        error = -errno;
         close(ends[0]);
         close(ends[1]);
-        life_free(helper->life);
-        *helper = HELPER_NONE;
-        return error;
+        goto fail;
     }
-    helper->socket = ends[pid ? 0 : 1];
-    helper->pid = pid;
-    close(ends[pid ? 1 : 0]);
+    started.socket = ends[started.pid ? 0 : 1];
+    close(ends[started.pid ? 1 : 0]);
+    if (started.pid == 0) {
+        prepare_helper(&started, name, quiet, kept);
+        run(started.socket, arg);
+        _exit(0);
+    }
+    *helper = started;
     return 0;
+
+fail:
+    life_free(started.life);
+    return error;
 }
 
 void
-helper_forget(struct helper *helper)
+helper_close(struct helper *helper)
 {
+    if (helper->socket < 0)
+        return;
+    close(helper->socket);
     life_free(helper->life);
     *helper = HELPER_NONE;
 }
@@ -127,108 +132,117 @@ helper_forget(struct helper *helper)
 /* ---- the unmounter ---- */
 
 enum {
-    UNMOUNT = 'U',
-    FORCE = 'F',
-    DEATH_MS = 500, /* a process that was killed has closed its files by then */
+    MESSAGE_UNMOUNT = 'U',
+    MESSAGE_FORCE = 'F',
+    DEATH_MS = 500, /* a killed process without hanging threads has closed its files by then */
     FORCE_MS = 1500,
 };
 
-/* The unmounter's own. */
-struct death {
-    pthread_mutex_t *life;
+struct unmounter {
+    pthread_mutex_t *daemon_life;
+    void (*unmount)(void *arg);
     void (*abort)(void *arg);
     void *arg;
 };
 
-/* Aborts the connection of a daemon that has died and keeps it open. */
+/* Aborts the connection if the daemon has died and its threads keep the connection open. */
 static void *
-await_death(void *arg)
+abort_after_death(void *arg)
 {
-    const struct death *death = arg;
+    const struct unmounter *unmounter = arg;
     struct timespec rest = {0, DEATH_MS * 1000000L};
 
-    if (pthread_mutex_lock(death->life) != EOWNERDEAD)
+    if (pthread_mutex_lock(unmounter->daemon_life) != EOWNERDEAD)
         return NULL;
-    nanosleep(&rest, NULL); /* at the end of the socket the process ends */
-    death->abort(death->arg);
+    nanosleep(&rest, NULL); /* if the daemon's socket closes meanwhile, this process ends */
+    unmounter->abort(unmounter->arg);
     _exit(0);
+}
+
+static void
+run_unmounter(int socket, void *arg)
+{
+    const struct unmounter *unmounter = arg;
+    pthread_t thread;
+    ssize_t got;
+    char message;
+
+    if (unmounter->daemon_life)
+        pthread_create(&thread, NULL, abort_after_death, arg);
+    do
+        got = recv(socket, &message, 1, 0);
+    while (got < 0 && errno == EINTR);
+    if (got == 1 && message == MESSAGE_FORCE)
+        unmounter->abort(unmounter->arg);
+    if (got == 1)
+        unmounter->unmount(unmounter->arg);
 }
 
 errint_t
 unmounter_start(void (*unmount)(void *arg), void (*abort)(void *arg), void *arg, bool quiet,
                 struct helper *helper)
 {
-    struct death death = {life_new(), abort, arg};
-    errint_t error;
-    pthread_t thread;
-    ssize_t got;
-    char word;
+    struct unmounter unmounter = {life_new(), unmount, abort, arg};
 
-    if (death.life)
-        pthread_mutex_lock(death.life); /* for as long as the daemon lives */
-    error = helper_fork(helper);
-    if (error || helper->pid > 0)
-        return error;
-    helper_begin(helper, "fstfs-unmount", quiet);
-    helper_close_all_but(helper->socket, -1);
-    if (death.life)
-        pthread_create(&thread, NULL, await_death, &death);
-    do
-        got = recv(helper->socket, &word, 1, 0);
-    while (got < 0 && errno == EINTR);
-    if (got == 1 && word == FORCE)
-        abort(arg);
-    if (got == 1)
-        unmount(arg);
-    _exit(0);
+    if (unmounter.daemon_life)
+        pthread_mutex_lock(unmounter.daemon_life); /* until this thread dies */
+    return helper_start("fstfs-unmount", quiet, -1, run_unmounter, &unmounter, helper);
 }
 
 void
 unmounter_force(const struct helper *helper)
 {
     struct pollfd polled = {.fd = helper->socket, .events = POLLIN};
-    char word = FORCE;
+    char message = MESSAGE_FORCE;
 
-    if (helper->socket >= 0 && send(helper->socket, &word, 1, MSG_NOSIGNAL) == 1)
+    if (helper->socket >= 0 && send(helper->socket, &message, 1, MSG_NOSIGNAL) == 1)
         poll(&polled, 1, FORCE_MS); /* it closes its end when it is done */
 }
 
 bool
 unmounter_end(struct helper *helper, bool unmount)
 {
-    char word = UNMOUNT;
-    bool told = false;
+    char message = MESSAGE_UNMOUNT;
+    pid_t pid = helper->pid;
+    bool sent = false;
     int status = 0;
 
     if (helper->socket < 0)
         return true;
     if (unmount) {
-        told = send(helper->socket, &word, 1, MSG_NOSIGNAL) == 1;
-        if (!told)
-            log_error("cannot unmount: %s; fusermount3 -u does it", strerror(errno));
+        sent = send(helper->socket, &message, 1, MSG_NOSIGNAL) == 1;
+        if (!sent)
+            log_error("cannot unmount: %s; use fusermount3 -u", strerror(errno));
     }
-    close(helper->socket);
-    while (waitpid(helper->pid, &status, 0) < 0 && errno == EINTR)
+    helper_close(helper);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         continue;
-    if (told && WIFSIGNALED(status))
-        log_error("cannot unmount: %s; fusermount3 -u does it", strsignal(WTERMSIG(status)));
-    helper_forget(helper);
-    return told ? !WIFSIGNALED(status) : !unmount;
+    if (sent && WIFSIGNALED(status))
+        log_error("cannot unmount: %s; use fusermount3 -u", strsignal(WTERMSIG(status)));
+    return sent ? !WIFSIGNALED(status) : !unmount;
 }
 
 /* ---- the logger ---- */
 
-errint_t
-logger_start(void (*give_up)(void *arg), void *arg, struct helper *helper)
-{
-    pid_t daemon = getpid();
-    errint_t error = helper_fork(helper);
+struct logger {
+    void (*drop)(void *arg);
+    void *arg;
+    pid_t daemon;
+};
 
-    if (error || helper->pid > 0)
-        return error;
-    helper_begin(helper, "fstfs-log", true);
-    helper_close_all_but(helper->socket, -1);
-    give_up(arg);
-    log_serve(helper->socket, "fstfs", daemon);
-    _exit(0);
+static void
+run_logger(int socket, void *arg)
+{
+    const struct logger *logger = arg;
+
+    logger->drop(logger->arg);
+    log_serve(socket, "fstfs", logger->daemon);
+}
+
+errint_t
+logger_start(void (*drop)(void *arg), void *arg, struct helper *helper)
+{
+    struct logger logger = {drop, arg, getpid()};
+
+    return helper_start("fstfs-log", true, -1, run_logger, &logger, helper);
 }

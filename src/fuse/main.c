@@ -2,16 +2,14 @@
 /*
  * fstfs: mounts a directory of safetensors checkpoints.
  *
- * The program returns when the mount answers, or says why it does not. In the
- * background a child serves it; the child tells its parent through a pipe that
- * the kernel has said hello, and until then its errors go to the terminal.
+ * The program returns when the mount answers, or reports why it does not. Without -f a child
+ * process serves; it reports through a pipe that INIT has been answered, and prints its errors to
+ * the terminal until then.
  */
-#include "base/buffer.h"
 #include "base/close.h"
 #include "base/log.h"
 #include "base/open.h"
 #include "base/version.h"
-#include "fuse/device.h"
 #include "fuse/first_look.h"
 #include "fuse/helpers.h"
 #include "fuse/opener.h"
@@ -22,18 +20,14 @@
 #include "fuse/session.h"
 #include "fuse/shutdown.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <malloc.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,16 +35,16 @@
 /* ---- readiness ---- */
 
 struct readiness {
-    int pipe; /* to the parent; -1 in the foreground */
-    int null; /* what takes the terminal's place then: a sandbox could not open it */
-    int log; /* the logger's socket, in the background */
+    int pipe; /* to the parent; -1: in the foreground */
+    int null; /* replaces the terminal; opened before the sandbox is entered */
+    int log; /* the logger's socket */
     int manager; /* systemd's socket; -1: none */
 };
 
-/* A socket to tell systemd that the mount is ready, where it asked to be told (sd_notify(3), the
- * protocol); -1 where it did not. Connected early: the sandbox leaves no right to do that. */
+/* Connects to systemd's notification socket (sd_notify(3)), before the sandbox is entered. -1:
+ * there is none. */
 static int
-connect_manager(void)
+connect_to_manager(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -71,7 +65,7 @@ connect_manager(void)
     return -1;
 }
 
-/* Closes the socket: whoever has a datagram socket may send from it to any other. */
+/* Closes the socket: a datagram socket can send to any other. */
 static void
 notify_manager(int manager, const char *state)
 {
@@ -103,13 +97,13 @@ mount_ready(void *arg)
     }
     leave_terminal(readiness);
     if (write(readiness->pipe, "R", 1) != 1)
-        log_warning("cannot tell the parent process: %s", strerror(errno));
+        log_warning("cannot notify the parent process: %s", strerror(errno));
     close(readiness->pipe);
 }
 
 /* ---- serving ---- */
 
-/* Everything of one mount, in the order it is made. */
+/* The parts of one mount, in the order they are made. */
 struct mount {
     const struct options *options;
     struct catalog *catalog;
@@ -121,13 +115,13 @@ struct mount {
     struct survey *survey;
     struct pages pages;
     struct view_page page_list[PAGES];
-    bool failed; /* the end is one after which fstfs is to be started again */
+    bool failed; /* exit with status 1, so that a supervisor restarts fstfs */
 };
 
 enum helper_watched { WATCHED_UNMOUNTER, WATCHED_OPENER };
 
 static void
-unmount(void *arg)
+unmount_session(void *arg)
 {
     session_unmount(arg);
 }
@@ -144,7 +138,7 @@ begin_shutdown(void *arg)
     session_close(((struct mount *)arg)->session);
 }
 
-/* Ends with threads that wait on storage: once the connection is closed no caller waits. */
+/* Exits although threads wait on storage. Closing the connection answers all callers. */
 static void
 force_shutdown(void *arg)
 {
@@ -156,19 +150,20 @@ force_shutdown(void *arg)
     _exit(mount->failed ? 1 : 0);
 }
 
-/* Without the opener callers would be refused what they may have, for as long as fstfs runs. */
+/* Without the opener callers would be refused access that they have. */
 static bool
-end_without_opener(void *arg, unsigned helper)
+handle_dead_helper(void *arg, unsigned helper)
 {
     struct mount *mount = arg;
 
     if (helper == WATCHED_UNMOUNTER) {
-        log_error("the process fstfs-unmount has ended: serving goes on, but when fstfs ends its "
-                  "mount is left behind, and fusermount3 -u clears it");
+        log_error("the process fstfs-unmount has died: fstfs continues, but will leave its mount "
+                  "behind when it ends; use fusermount3 -u then");
         return false;
     }
-    log_error("the process fstfs-open has ended: permissions cannot be checked any more, nor links "
-              "out of the source be followed; unmounting, start fstfs again");
+    log_error(
+        "the process fstfs-open has died: cannot check permissions or follow links out of the "
+        "source; unmounting, start fstfs again");
     mount->failed = true;
     return true;
 }
@@ -179,17 +174,17 @@ start_shutdown(struct mount *mount)
     const struct shutdown_calls calls = {
         begin_shutdown,
         force_shutdown,
-        end_without_opener,
+        handle_dead_helper,
         mount,
         {[WATCHED_UNMOUNTER] = &mount->unmounter, [WATCHED_OPENER] = &mount->opener}};
 
     return shutdown_start(&calls);
 }
 
-/* What the opener calls first: it may read whatever the source leads to, and where there are
- * other users it may take on their credentials. */
+/* Drops rights in the opener, which may read any file and, with allow_other, take on callers'
+ * credentials. */
 static void
-give_up_in_opener(void *arg)
+drop_rights_of_opener(void *arg)
 {
     struct mount *mount = arg;
     struct sandbox sandbox = mount->sandbox;
@@ -203,17 +198,17 @@ give_up_in_opener(void *arg)
 static errint_t
 start_opener(struct mount *mount, int source)
 {
-    errint_t error = opener_start(source, catalog_source(mount->catalog), give_up_in_opener, mount,
-                                  !mount->options->foreground, &mount->opener);
+    errint_t error = opener_start(source, catalog_source(mount->catalog), drop_rights_of_opener,
+                                  mount, !mount->options->foreground, &mount->opener);
 
     if (error)
-        complain("cannot start a process to check permissions: %s", strerror(-error));
+        print_error("cannot start a process to check permissions: %s", strerror(-error));
     return error;
 }
 
-/* The logger connects to syslog, and needs no right but that. */
+/* Drops rights in the logger, which only connects to syslog. */
 static void
-give_up_in_logger(void *arg)
+drop_rights_of_logger(void *arg)
 {
     const struct options *options = arg;
     struct sandbox sandbox;
@@ -222,7 +217,7 @@ give_up_in_logger(void *arg)
     sandbox_enter(&sandbox, -1);
 }
 
-/* Starts the helpers and gives up what serving does not need, while there is one thread. */
+/* Starts the helpers and drops rights, while there is one thread. */
 static errint_t
 enter_sandbox(struct mount *mount)
 {
@@ -232,15 +227,16 @@ enter_sandbox(struct mount *mount)
     errint_t error;
 
     sandbox_init(sandbox, !mount->options->no_sandbox, mount->options->passthrough);
-    error = unmounter_start(unmount, abort_connection, mount->session, quiet, &mount->unmounter);
+    error = unmounter_start(unmount_session, abort_connection, mount->session, quiet,
+                            &mount->unmounter);
     if (error && sandbox->wanted)
         sandbox_refuse(sandbox, "no process to unmount", error);
-    if (mount->options->shared || sandbox_shuts_files(sandbox)) {
+    if (mount->options->shared || sandbox_confines_files(sandbox)) {
         error = start_opener(mount, source);
         if (error)
             return error;
     }
-    if (sandbox_shuts_files(sandbox))
+    if (sandbox_confines_files(sandbox))
         open_set_other(opener_open);
     sandbox_enter(sandbox, source);
     return 0;
@@ -285,7 +281,7 @@ make_parts(struct mount *mount, const char *mountpoint)
         error = mount->survey ? 0 : -ENOMEM;
     }
     if (error)
-        complain("cannot start: %s", strerror(-error));
+        print_error("cannot start: %s", strerror(-error));
     return error;
 }
 
@@ -301,7 +297,7 @@ make_session(struct mount *mount, const char *mountpoint, struct readiness *read
     errint_t error = catalog_new(&catalog_options, &mount->catalog);
 
     if (error) {
-        complain("source %s: %s", options->source, strerror(-error));
+        print_error("source %s: %s", options->source, strerror(-error));
         return error;
     }
     session_options.catalog = mount->catalog;
@@ -327,7 +323,7 @@ free_parts(struct mount *mount)
 }
 
 static int
-serve(const struct options *options, const char *mountpoint, struct readiness *readiness)
+serve_mount(const struct options *options, const char *mountpoint, struct readiness *readiness)
 {
     struct mount mount = {.options = options, .unmounter = HELPER_NONE, .opener = HELPER_NONE};
     errint_t error = make_session(&mount, mountpoint, readiness);
@@ -349,7 +345,7 @@ serve(const struct options *options, const char *mountpoint, struct readiness *r
     return error || mount.failed ? 1 : 0;
 }
 
-/* The parent's part: waits until the child says ready, or has ended. */
+/* In the parent: waits until the child is ready or has ended; returns the exit status. */
 static int
 await_child(pid_t child, int pipe)
 {
@@ -377,12 +373,12 @@ serve_in_background(struct options *options, const char *mountpoint)
     pid_t child;
 
     if (pipe2(ends, O_CLOEXEC) < 0) {
-        complain("pipe: %s", strerror(errno));
+        print_error("pipe: %s", strerror(errno));
         return 1;
     }
     child = fork();
     if (child < 0) {
-        complain("fork: %s", strerror(errno));
+        print_error("fork: %s", strerror(errno));
         return 1;
     }
     if (child > 0) {
@@ -393,22 +389,22 @@ serve_in_background(struct options *options, const char *mountpoint)
     setsid();
     if (chdir("/") < 0)
         log_warning("cannot change to /: %s", strerror(errno));
-    error = logger_start(give_up_in_logger, options, &logger);
+    error = logger_start(drop_rights_of_logger, options, &logger);
     if (error) {
-        complain("cannot start a process for the log: %s", strerror(-error));
+        print_error("cannot start a process for the log: %s", strerror(-error));
         return 1;
     }
     readiness = (struct readiness){.pipe = ends[1],
                                    .null = open("/dev/null", O_RDWR | O_CLOEXEC),
                                    .log = logger.socket,
                                    .manager = -1};
-    return serve(options, mountpoint, &readiness);
+    return serve_mount(options, mountpoint, &readiness);
 }
 
-/* Resolves both paths first: a path may lead through a descriptor of the caller (/dev/fd/9).
- * Then closes the caller's descriptors, which may hold a lock or be open for writing. */
+/* Resolves both paths before it closes the caller's descriptors, which may hold a lock or be open
+ * for writing: a path may lead through one of them (/dev/fd/9). */
 static int
-run(struct options *options)
+mount_and_serve(struct options *options)
 {
     char *source = preflight_source(options->source), *mountpoint;
     int status = 1;
@@ -421,14 +417,14 @@ run(struct options *options)
     mountpoint = preflight_mountpoint(options->mountpoint);
     error = mountpoint ? close_inherited() : 0;
     if (error) {
-        complain("/dev/null: %s", strerror(-error));
+        print_error("/dev/null: %s", strerror(-error));
     } else if (mountpoint && preflight_check(source, mountpoint)) {
         first_look(source);
         if (options->foreground) {
             struct readiness readiness = {
-                .pipe = -1, .null = -1, .log = -1, .manager = connect_manager()};
+                .pipe = -1, .null = -1, .log = -1, .manager = connect_to_manager()};
 
-            status = serve(options, mountpoint, &readiness);
+            status = serve_mount(options, mountpoint, &readiness);
         } else {
             status = serve_in_background(options, mountpoint);
         }
@@ -444,11 +440,11 @@ main(int argc, char **argv)
     int status = 0;
 
 #ifdef __GLIBC__
-    /* Headers are parsed on many threads: a heap for each would keep many
-     * times the memory that the tables need. */
+    /* Headers are parsed on many threads; a heap for each would keep many times the memory of the
+     * tables. */
     mallopt(M_ARENA_MAX, 2);
-    /* What is large and short-lived (a header, an index) goes back at once;
-     * left to itself the threshold grows with the first large block freed. */
+    /* Large short-lived blocks (headers, indexes) are returned at once. By default the threshold
+     * grows when the first large block is freed. */
     mallopt(M_MMAP_THRESHOLD, 256 << 10);
     mallopt(M_TRIM_THRESHOLD, 256 << 10);
 #endif
@@ -456,7 +452,7 @@ main(int argc, char **argv)
     case OPTIONS_RUN:
         if (options.debug)
             log_set_level(LOG_LEVEL_DEBUG);
-        status = run(&options);
+        status = mount_and_serve(&options);
         break;
     case OPTIONS_DONE:
         break;

@@ -11,14 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 /* ---- standard error ---- */
 
-/* Keeps what is printed there, also by child processes: libfuse's messages come from two
- * processes, and fusermount3's from a third. */
+/* Captures what this process and its children print: libfuse and fusermount3 report errors there
+ * and nowhere else. */
 struct captured_stderr {
-    int stream, text; /* the real one and what takes its place; -1: nothing is kept */
+    int stream, text; /* the original and its replacement; -1: nothing is captured */
 };
 
 static void
@@ -50,26 +53,26 @@ stderr_release(struct captured_stderr *captured, struct buffer *text)
     close(captured->text);
 }
 
-/* ---- libfuse ---- */
+/* ---- mounting ---- */
 
-/* What libfuse is told: our own options first, then the user's. */
+/* libfuse's command line: fstfs's own mount options, then the user's. */
 static errint_t
-fuse_arguments(const struct session_options *options, struct fuse_args *args)
+build_fuse_args(const struct mount_parameters *parameters, struct fuse_args *args)
 {
-    const char *user = options->options->mount_options;
+    const char *user = parameters->mount_options;
     char *fsname = NULL, *all = NULL;
     errint_t error = -ENOMEM;
 
-    if (asprintf(&fsname, "fsname=%s", catalog_source(options->catalog)) < 0)
+    if (asprintf(&fsname, "fsname=%s", parameters->source) < 0)
         return -ENOMEM;
-    /* Where other users may enter, fstfs checks them itself: by the modes that are shown, and
-     * cached, the kernel would grant too much. */
+    /* With allow_other fstfs checks permissions itself: default_permissions would grant by cached
+     * modes. */
     if (fuse_opt_add_opt(&all, "ro,nosuid,nodev,subtype=fstfs") == 0 &&
-        (options->options->shared ? 0 : fuse_opt_add_opt(&all, "default_permissions")) == 0 &&
+        (parameters->shared ? 0 : fuse_opt_add_opt(&all, "default_permissions")) == 0 &&
         (user && strstr(user, "fsname=") ? 0 : fuse_opt_add_opt_escaped(&all, fsname)) == 0 &&
         (user ? fuse_opt_add_opt(&all, user) : 0) == 0 && fuse_opt_add_arg(args, "fstfs") == 0 &&
         fuse_opt_add_arg(args, "-o") == 0 && fuse_opt_add_arg(args, all) == 0 &&
-        (options->options->debug ? fuse_opt_add_arg(args, "-d") : 0) == 0)
+        (parameters->debug ? fuse_opt_add_arg(args, "-d") : 0) == 0)
         error = 0;
     free(fsname);
     free(all);
@@ -77,15 +80,16 @@ fuse_arguments(const struct session_options *options, struct fuse_args *args)
 }
 
 static errint_t
-make_and_mount(const struct session_options *options, const struct fuse_lowlevel_ops *operations,
-               size_t size, void *userdata, struct fuse_session **fuse)
+make_and_mount(const struct mount_parameters *parameters, const struct fuse_lowlevel_ops *ops,
+               void *userdata, struct fuse_session **fuse)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    errint_t error = fuse_arguments(options, &args);
+    errint_t error = build_fuse_args(parameters, &args);
 
+    *fuse = NULL;
     if (!error) {
         error = -EINVAL;
-        *fuse = fuse_session_new(&args, operations, size, userdata);
+        *fuse = fuse_session_new(&args, ops, sizeof(*ops), userdata);
     }
     fuse_opt_free_args(&args);
     if (!*fuse)
@@ -94,7 +98,7 @@ make_and_mount(const struct session_options *options, const struct fuse_lowlevel
         goto fail_destroy;
     if (shutdown_catch_signals() < 0)
         goto fail_handlers;
-    if (fuse_session_mount(*fuse, options->mountpoint) < 0)
+    if (fuse_session_mount(*fuse, parameters->mountpoint) < 0)
         goto fail_signals;
     return 0;
 
@@ -108,20 +112,69 @@ fail_destroy:
 }
 
 errint_t
-mounting_mount(const struct session_options *options, const struct fuse_lowlevel_ops *operations,
-               size_t size, void *userdata, struct fuse_session **fuse)
+mount_new(const struct mount_parameters *parameters, const struct fuse_lowlevel_ops *ops,
+          void *userdata, struct fuse_session **fuse)
 {
     struct captured_stderr captured;
     struct buffer printed = BUFFER_INIT;
     errint_t error;
 
     stderr_capture(&captured);
-    error = make_and_mount(options, operations, size, userdata, fuse);
+    error = make_and_mount(parameters, ops, userdata, fuse);
     stderr_release(&captured, &printed);
     if (error)
-        preflight_explain(options->mountpoint, &printed);
+        preflight_explain(parameters->mountpoint, &printed);
     else if (printed.length)
         fputs(printed.data, stderr);
     buffer_free(&printed);
     return error;
+}
+
+void
+mount_end(struct fuse_session *fuse)
+{
+    fuse_session_unmount(fuse);
+    shutdown_release_signals();
+    fuse_remove_signal_handlers(fuse);
+}
+
+/* ---- aborting ---- */
+
+static bool
+abort_by_fusectl(dev_t device)
+{
+    char path[64];
+    bool aborted;
+    int fd;
+
+    snprintf(path, sizeof(path), "/sys/fs/fuse/connections/%u/abort", minor(device));
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    aborted = write(fd, "1", 1) == 1;
+    close(fd);
+    return aborted;
+}
+
+/* Uses what the kernel has cached: the daemon does not answer. */
+static bool
+is_on_device(int fd, dev_t device)
+{
+    struct statx found;
+
+    return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &found) == 0 &&
+           makedev(found.stx_dev_major, found.stx_dev_minor) == device;
+}
+
+void
+mount_abort(const char *mountpoint, dev_t device)
+{
+    /* While this descriptor is open umount2() aborts the connection but does not unmount. */
+    int fd = open(mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    if (is_on_device(fd, device) && !abort_by_fusectl(device))
+        umount2(mountpoint, MNT_FORCE | UMOUNT_NOFOLLOW);
+    close(fd);
 }

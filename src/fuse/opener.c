@@ -25,20 +25,21 @@
 
 enum question_kind { QUESTION_OPEN, QUESTION_CHECK };
 
-/* What is asked; `count` records follow. */
+/* The header of a message to the opener; `count` records follow. The answer is an int, 0 or a
+ * negative errno, with a descriptor if a file was opened. */
 struct question {
     uint32_t kind;
     uint32_t count;
-    int32_t flags; /* QUESTION_OPEN: of open(2) */
-    struct caller caller; /* QUESTION_CHECK */
+    int32_t flags; /* of QUESTION_OPEN: of open(2) */
+    struct caller caller; /* of QUESTION_CHECK */
 };
 
-/* One path; it follows, with its NUL, padded to 8 bytes. */
+/* One path, which follows with its NUL, padded to 8 bytes. */
 struct record {
     uint64_t device, inode; /* as in struct permission_query */
     int64_t seconds, nanoseconds;
     int32_t mask;
-    uint32_t length; /* of the path as it follows: a multiple of 8 */
+    uint32_t length; /* of the padded path */
 };
 
 enum { MESSAGE_BYTES = 64 << 10 };
@@ -46,18 +47,18 @@ enum { MESSAGE_BYTES = 64 << 10 };
 _Static_assert(sizeof(struct question) + sizeof(struct record) + PATH_MAX + 8 < MESSAGE_BYTES,
                "a message has room for any path");
 
-/* One file descriptor beside the bytes of a message. */
-union passed {
+/* Ancillary data of one descriptor. */
+union passed_fd {
     char room[CMSG_SPACE(sizeof(int))];
     struct cmsghdr align;
 };
 
-/* `fd` -1: none. */
+/* `fd`: passed along; -1: none. */
 static ssize_t
 send_with_fd(int socket, const void *bytes, size_t size, int fd)
 {
     struct iovec vector = {(void *)(uintptr_t)bytes, size};
-    union passed passed = {{0}};
+    union passed_fd passed = {{0}};
     struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1};
     struct cmsghdr *control;
     ssize_t sent;
@@ -81,7 +82,7 @@ static ssize_t
 receive_with_fd(int socket, void *bytes, size_t size, int *fd)
 {
     struct iovec vector = {bytes, size};
-    union passed passed = {{0}};
+    union passed_fd passed = {{0}};
     struct msghdr message = {.msg_iov = &vector,
                              .msg_iovlen = 1,
                              .msg_control = &passed,
@@ -101,22 +102,29 @@ receive_with_fd(int socket, void *bytes, size_t size, int *fd)
 
 /* ---- in the opener ---- */
 
-/* One thread of the opener, and the channel it serves. */
+/* Constant. */
+struct opener {
+    int source; /* the number of the descriptor */
+    const char *path; /* of the source */
+    struct credentials process; /* the opener's own */
+    void (*drop)(void *arg);
+    void *arg;
+};
+
+/* A thread of the opener and the channel it serves. */
 struct server {
     int channel;
-    int source;
-    const char *path; /* of the source */
-    const struct credentials *process; /* the opener's own */
-    bool assumes; /* this process may take on credentials */
+    const struct opener *opener;
+    bool assumes; /* the thread has the caller's credentials */
     union {
         struct question question;
         char bytes[MESSAGE_BYTES];
     } message;
 };
 
-/* Whether a path stays below where it starts, but for the links on it. */
+/* Whether a path is relative and has no "..". Links on it may still lead elsewhere. */
 static bool
-path_goes_down(const char *path)
+is_path_below(const char *path)
 {
     if (*path == '/')
         return false;
@@ -135,9 +143,9 @@ open_for_daemon(const struct server *server, const char *path, int asked_flags)
     struct stat st;
     int fd;
 
-    if (!path_goes_down(path))
+    if (!is_path_below(path))
         return -EACCES;
-    fd = open_at(server->source, path, flags);
+    fd = open_at(server->opener->source, path, flags);
     if (fd < 0)
         return fd;
     if (fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
@@ -146,9 +154,9 @@ open_for_daemon(const struct server *server, const char *path, int asked_flags)
     return -ENXIO;
 }
 
-/* Whether it is what the query expects. */
+/* Whether `fd` is the file that the daemon knows. */
 static bool
-is_expected(int fd, const struct record *record)
+is_expected_file(int fd, const struct record *record)
 {
     struct stat st;
 
@@ -174,18 +182,18 @@ check_mask(const struct server *server, int fd, int mask, const struct open_rule
     return syscall(SYS_faccessat2, fd, "", mask, AT_EMPTY_PATH | AT_EACCESS) == 0 ? 0 : -errno;
 }
 
-/* The paths of one question: files of one directory mostly come one after another, and the way
- * to that is gone once. */
+/* Looks up the paths of one question. Keeps the last directory open, since the files of a
+ * checkpoint mostly share it. */
 struct walk {
     const struct open_rules *rules;
-    const char *path; /* the last one, whose directory... */
-    size_t length; /* ...has this many bytes of it... */
-    int directory; /* ...and is open here, by O_PATH; -1: none */
+    int directory; /* O_PATH; -1: none */
+    const char *path; /* `length` bytes of it lead to the directory */
+    size_t length;
 };
 
 /* As open_path_as() of a path below the source. */
 static int
-walk_open(struct walk *walk, int source, const char *path)
+walk_open_path(struct walk *walk, int source, const char *path)
 {
     const char *slash = strrchr(path, '/');
     size_t length = slash ? (size_t)(slash - path) : 0;
@@ -207,7 +215,7 @@ walk_open(struct walk *walk, int source, const char *path)
     return open_path_as(walk->directory, slash + 1, walk->rules);
 }
 
-/* With the caller's credentials, or by rules that stand for them. */
+/* Checks one path with the thread's credentials, and by walk->rules. */
 static errint_t
 check_record(const struct server *server, const struct record *record, const char *path,
              struct walk *walk)
@@ -215,23 +223,23 @@ check_record(const struct server *server, const struct record *record, const cha
     errint_t error;
     int fd;
 
-    if (!path_goes_down(path))
+    if (!is_path_below(path))
         return -EACCES;
-    fd = walk_open(walk, server->source, path);
+    fd = walk_open_path(walk, server->opener->source, path);
     if (fd == -ENOENT && record->inode)
         return -ESTALE;
     if (fd < 0)
         return fd;
     error = check_mask(server, fd, record->mask, walk->rules);
-    if (!error && !is_expected(fd, record))
+    if (!error && !is_expected_file(fd, record))
         error = -ESTALE;
     close(fd);
     return error;
 }
 
-/* The path of the record at *at, which then is the next one's; NULL: the message is not whole. */
+/* Reads the record at *at, advances *at and returns the path; NULL: the message is malformed. */
 static const char *
-next_record(const struct server *server, size_t size, size_t *at, struct record *record)
+read_record(const struct server *server, size_t size, size_t *at, struct record *record)
 {
     const char *path;
 
@@ -261,7 +269,7 @@ check_records(const struct server *server, size_t size, const struct credentials
         rules.arg = (void *)(uintptr_t)credentials;
     }
     for (uint32_t i = 0; !error && i < server->message.question.count; i++) {
-        path = next_record(server, size, &at, &record);
+        path = read_record(server, size, &at, &record);
         error = path ? check_record(server, &record, path, &walk) : -EACCES;
     }
     if (walk.directory >= 0)
@@ -270,18 +278,18 @@ check_records(const struct server *server, size_t size, const struct credentials
 }
 
 static errint_t
-answer_check(struct server *server, size_t size)
+answer_check_question(struct server *server, size_t size)
 {
     struct credentials credentials;
     errint_t error = credentials_of_caller(&server->message.question.caller, &credentials);
 
     if (error)
         return error;
-    server->assumes = credentials_assume(&credentials, server->process);
+    server->assumes = credentials_assume(&credentials, &server->opener->process);
     error = check_records(server, size, &credentials);
     if (error == -EACCES && credentials_may_override(&server->message.question.caller)) {
         credentials.overrides = true;
-        server->assumes = credentials_assume(&credentials, server->process);
+        server->assumes = credentials_assume(&credentials, &server->opener->process);
         error = check_records(server, size, &credentials);
     }
     credentials_free(&credentials);
@@ -289,18 +297,18 @@ answer_check(struct server *server, size_t size)
 }
 
 static int
-answer_open(struct server *server, size_t size)
+answer_open_question(struct server *server, size_t size)
 {
     size_t at = sizeof(server->message.question);
     struct record record;
-    const char *path = next_record(server, size, &at, &record);
+    const char *path = read_record(server, size, &at, &record);
 
     if (!path)
         return -EACCES;
     return open_for_daemon(server, path, server->message.question.flags);
 }
 
-/* The result, and in *fd what was opened, or -1. */
+/* Returns the result; *fd: what was opened, or -1. */
 static int
 answer_question(struct server *server, size_t size, int *fd)
 {
@@ -308,15 +316,17 @@ answer_question(struct server *server, size_t size, int *fd)
 
     *fd = -1;
     if (server->message.question.kind == QUESTION_OPEN) {
-        open_renew(server->source, server->path);
-        *fd = answer_open(server, size);
+        open_renew(server->opener->source, server->opener->path);
+        *fd = answer_open_question(server, size);
         return *fd < 0 ? *fd : 0;
     }
-    result = answer_check(server, size);
+    result = answer_check_question(server, size);
     if (result == 0)
-        return 0; /* what is there is what the daemon knows */
-    credentials_assume(server->process, server->process);
-    return open_renew(server->source, server->path) ? answer_check(server, size) : result;
+        return 0;
+    credentials_assume(&server->opener->process, &server->opener->process);
+    return open_renew(server->opener->source, server->opener->path)
+               ? answer_check_question(server, size)
+               : result;
 }
 
 static void *
@@ -330,8 +340,8 @@ serve_channel(void *arg)
         got = receive_with_fd(server->channel, &server->message, sizeof(server->message), &fd);
         if (got < (ssize_t)sizeof(server->message.question))
             break;
-        /* What the last question has assumed may not see the source, or /proc. */
-        credentials_assume(server->process, server->process);
+        /* The credentials of the last question may not reach the source, or /proc. */
+        credentials_assume(&server->opener->process, &server->opener->process);
         result = answer_question(server, (size_t)got, &fd);
         send_with_fd(server->channel, &result, sizeof(result), fd);
         if (fd >= 0)
@@ -342,9 +352,9 @@ serve_channel(void *arg)
     return NULL;
 }
 
-/* Closes the channel where that is not possible: who asks there is refused. */
+/* Starts a thread for a channel, or closes the channel, which refuses what is asked on it. */
 static void
-start_server(int channel, int source, const char *path, const struct credentials *process)
+start_server(const struct opener *opener, int channel)
 {
     struct server *server = malloc(sizeof(*server));
     pthread_attr_t attributes;
@@ -353,9 +363,7 @@ start_server(int channel, int source, const char *path, const struct credentials
 
     if (server && pthread_attr_init(&attributes) == 0) {
         server->channel = channel;
-        server->source = source;
-        server->path = path;
-        server->process = process;
+        server->opener = opener;
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
         started = pthread_create(&thread, &attributes, serve_channel, server) == 0;
         pthread_attr_destroy(&attributes);
@@ -366,24 +374,26 @@ start_server(int channel, int source, const char *path, const struct credentials
     close(channel);
 }
 
-/* Each message is a channel. */
 static void
-serve_until_end(int socket, int source, const char *path, const struct credentials *process)
+run_opener(int socket, void *arg)
 {
+    const struct opener *opener = arg;
     int channel;
     char byte;
 
+    opener->drop(opener->arg);
+    /* Each message is a channel. */
     while (receive_with_fd(socket, &byte, sizeof(byte), &channel) > 0)
         if (channel >= 0)
-            start_server(channel, source, path, process);
+            start_server(opener, channel);
 }
 
 /* ---- in the daemon ---- */
 
 static int opener_socket = -1;
-static atomic_uint_fast64_t opened; /* by the opener, for this process */
+static atomic_uint_fast64_t opened_count;
 
-/* A thread's own. */
+/* A thread's connection to the opener. */
 struct channel {
     int socket;
     union {
@@ -429,7 +439,7 @@ channel_new(void)
     return channel;
 }
 
-/* This thread's; NULL: no memory or descriptors. */
+/* Returns this thread's channel; NULL: no memory or descriptors. */
 static struct channel *
 channel_of_thread(void)
 {
@@ -454,7 +464,7 @@ channel_begin_question(struct channel *channel, enum question_kind kind)
     channel->size = sizeof(channel->message.question);
 }
 
-/* False: there is no room for it in this message. */
+/* Returns false if the message is full. */
 static bool
 channel_add_record(struct channel *channel, const struct permission_query *query)
 {
@@ -477,8 +487,8 @@ channel_add_record(struct channel *channel, const struct permission_query *query
     return true;
 }
 
-/* A channel that the opener has closed (no memory for a thread) is no use to this thread any
- * more: the next question makes another. */
+/* Frees a channel that the opener has closed, for lack of a thread: the next question makes a new
+ * one. */
 static void
 channel_drop(struct channel *channel)
 {
@@ -486,7 +496,8 @@ channel_drop(struct channel *channel)
     channel_free(channel);
 }
 
-/* The answer, and the descriptor that came with it or -1. -EACCES: nobody answers. */
+/* Sends the message and returns the answer; *fd: the descriptor that came with it, or -1. -EACCES:
+ * there was no answer. */
 static int
 channel_ask(struct channel *channel, int *fd)
 {
@@ -502,34 +513,25 @@ channel_ask(struct channel *channel, int *fd)
 }
 
 errint_t
-opener_start(int source, const char *path, void (*give_up)(void *arg), void *arg, bool quiet,
+opener_start(int source, const char *path, void (*drop)(void *arg), void *arg, bool quiet,
              struct helper *helper)
 {
-    struct credentials process;
-    errint_t error = credentials_of_process(&process);
+    struct opener opener = {.source = source, .path = path, .drop = drop, .arg = arg};
+    errint_t error = credentials_of_process(&opener.process);
 
-    if (!error)
-        error = helper_fork(helper);
-    if (error || helper->pid > 0) {
-        opener_socket = error ? -1 : helper->socket;
-        credentials_free(&process);
+    if (error)
         return error;
-    }
-    helper_begin(helper, "fstfs-open", quiet);
-    helper_close_all_but(helper->socket, source);
-    give_up(arg);
-    serve_until_end(helper->socket, source, path, &process);
-    _exit(0);
+    error = helper_start("fstfs-open", quiet, source, run_opener, &opener, helper);
+    opener_socket = helper->socket;
+    credentials_free(&opener.process);
+    return error;
 }
 
 void
 opener_end(struct helper *helper)
 {
-    if (helper->socket < 0)
-        return;
     opener_socket = -1;
-    close(helper->socket); /* not waited for: storage may hold it, and it holds nothing */
-    helper_forget(helper);
+    helper_close(helper);
 }
 
 int
@@ -550,10 +552,10 @@ opener_open(int directory, const char *path, int flags)
     channel_add_record(channel, &query);
     result = channel_ask(channel, &fd);
     if (fd >= 0) {
-        atomic_fetch_add_explicit(&opened, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&opened_count, 1, memory_order_relaxed);
         return fd;
     }
-    return result < 0 ? result : -EMFILE; /* opened, and no place for it here */
+    return result < 0 ? result : -EMFILE; /* opened, but this process has no free descriptor */
 }
 
 errint_t
@@ -564,7 +566,7 @@ opener_check(const struct caller *caller, const struct permission_query *queries
     size_t done = 0;
     int fd;
 
-    /* An ordinary user's daemon has no rights but that user's. */
+    /* The daemon runs as that user and has no other rights. */
     if (caller->uid != 0 && caller->uid == geteuid())
         return 0;
     channel = channel_of_thread();
@@ -588,5 +590,5 @@ opener_check(const struct caller *caller, const struct permission_query *queries
 uint64_t
 opener_opened(void)
 {
-    return atomic_load(&opened);
+    return atomic_load(&opened_count);
 }

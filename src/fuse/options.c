@@ -14,308 +14,247 @@ static const char usage[] =
     "usage: fstfs [options] SOURCE MOUNTPOINT\n"
     "\n"
     "Mounts the directory SOURCE of safetensors checkpoints on MOUNTPOINT as a tree in\n"
-    "which every tensor is a file (tensors/, npy/), every checkpoint is one merged file\n"
-    "(merged/) and also shards (shards/). Nothing is converted and nothing is written.\n"
+    "which every tensor is a file (tensors/, npy/) and every checkpoint is one merged\n"
+    "file (merged/) and a set of shards (shards/). Nothing is converted or written.\n"
     "\n"
-    "    --view=NAME        make one view the root: tensors, merged, shards or npy\n"
-    "    --shards=N         cut what has shards into N, in shards/; single files stay whole\n"
-    "    --shard-size=SIZE  cut into shards of at most SIZE, larger files too: 512M, 5GB, ...\n"
-    "    --memory=SIZE      most memory for buffers of the mount (256M)\n"
-    "    --io=auto|threads  io_uring where it is allowed, or threads only\n"
-    "    --direct=auto|off  read past the page cache where the source allows, or not\n"
-    "    --prefetch=on|off  read ahead of the readers, or not\n"
-    "    --queue-depth=N    reads of the source under way at most (64)\n"
-    "    --threads=N        threads that read where io_uring may not\n"
-    "    --readahead=SIZE   what the kernel reads ahead here (over 128K: root only), or keep\n"
-    "    --passthrough=on   the kernel reads unchanged files itself, without fstfs (root only);\n"
-    "                       a file rewritten in place is then not noticed by its readers (off)\n"
-    "    --sandbox=auto|off give up what serving does not need once mounted, or not\n"
+    "    --view=NAME        show one view as the root: tensors, merged, shards or npy\n"
+    "    --shards=N         in shards/, cut sharded checkpoints into N shards\n"
+    "    --shard-size=SIZE  in shards/, cut all checkpoints into shards of at most SIZE:\n"
+    "                       512M, 5GB, ...\n"
+    "    --memory=SIZE      memory for the buffers of the mount (256M)\n"
+    "    --io=auto|threads  io_uring where it is allowed, or only threads\n"
+    "    --direct=auto|off  O_DIRECT where the source supports it, or never\n"
+    "    --prefetch=on|off  prefetch for sequential readers, or not\n"
+    "    --queue-depth=N    reads of the source in flight, per ring (64)\n"
+    "    --threads=N        threads that read where io_uring is not used\n"
+    "    --readahead=SIZE   the kernel's readahead on this mount (over 128K: root only),\n"
+    "                       or keep\n"
+    "    --passthrough=on   the kernel reads unchanged files without fstfs (root only);\n"
+    "                       a reader does not notice that its file is rewritten in place\n"
+    "    --sandbox=auto|off drop privileges that serving does not need, or keep them\n"
     "    -f                 stay in the foreground, log to standard error\n"
-    "    -d                 debug: -f, and every request is logged\n"
+    "    -d                 debug: -f, and log every request\n"
     "    -o OPT[,OPT...]    mount options: allow_other, auto_unmount, noexec, ...;\n"
-    "                       the options above may stand here too, without the dashes\n"
-    "    -h, --help         print this and exit\n"
-    "    -V, --version      print the version and exit\n"
+    "                       the options above are accepted too, without the dashes\n"
+    "    -h, --help         print this help\n"
+    "    -V, --version      print the version\n"
     "\n"
-    "A value may also be the next word: --memory 1G.\n"
+    "A value may be a separate word: --memory 1G.\n"
     "To unmount: fusermount3 -u MOUNTPOINT, or send SIGTERM.\n";
 
-#define LEAST_MEMORY ((uint64_t)4 << 20)
-#define MOST_MEMORY ((uint64_t)1 << 40)
+/* ---- options with a value ---- */
 
-enum { KEY_HELP, KEY_VERSION, KEY_SHARED, KEY_IGNORED };
+enum value_kind { VALUE_VIEW, VALUE_NUMBER, VALUE_SIZE, VALUE_SWITCH };
 
-struct parsed {
-    struct options *options;
-    char *view, *shards, *shard_size, *readahead, *passthrough, *sandbox;
-    char *io, *direct, *prefetch, *queue_depth, *threads, *memory;
-    int foreground, debug;
-    bool help, version, wrong;
+/* An option, as --NAME=VALUE, --NAME VALUE or -o NAME=VALUE, and where its value is stored. */
+struct valued_option {
+    const char *name;
+    enum value_kind kind;
+    size_t offset; /* in struct options: of an int, uint32_t, uint64_t or bool, by kind */
+    uint64_t least, most; /* of VALUE_NUMBER and VALUE_SIZE */
+    const char *unset, *set; /* words: of VALUE_SWITCH both; of VALUE_SIZE, `unset` may be NULL */
+    const char *expected; /* for messages */
 };
 
-#define OPTION(text, member)                                                                       \
-    {                                                                                              \
-        text, offsetof(struct parsed, member), 1                                                   \
-    }
+#define MEMBER(name) offsetof(struct options, name)
 
-static const struct fuse_opt templates[] = {
-    OPTION("-f", foreground),
-    OPTION("-d", debug),
-    OPTION("debug", debug),
-    OPTION("--view=%s", view),
-    OPTION("view=%s", view),
-    OPTION("--shards=%s", shards),
-    OPTION("shards=%s", shards),
-    OPTION("--shard-size=%s", shard_size),
-    OPTION("shard-size=%s", shard_size),
-    OPTION("shard_size=%s", shard_size),
-    OPTION("--readahead=%s", readahead),
-    OPTION("readahead=%s", readahead),
-    OPTION("--passthrough=%s", passthrough),
-    OPTION("passthrough=%s", passthrough),
-    OPTION("--sandbox=%s", sandbox),
-    OPTION("sandbox=%s", sandbox),
-    OPTION("--io=%s", io),
-    OPTION("io=%s", io),
-    OPTION("--direct=%s", direct),
-    OPTION("direct=%s", direct),
-    OPTION("--prefetch=%s", prefetch),
-    OPTION("prefetch=%s", prefetch),
-    OPTION("--queue-depth=%s", queue_depth),
-    OPTION("queue-depth=%s", queue_depth),
-    OPTION("--threads=%s", threads),
-    OPTION("threads=%s", threads),
-    OPTION("--memory=%s", memory),
-    OPTION("memory=%s", memory),
-    FUSE_OPT_KEY("-h", KEY_HELP),
-    FUSE_OPT_KEY("--help", KEY_HELP),
-    FUSE_OPT_KEY("-V", KEY_VERSION),
-    FUSE_OPT_KEY("--version", KEY_VERSION),
-    FUSE_OPT_KEY("allow_other", KEY_SHARED),
-    FUSE_OPT_KEY("allow_root", KEY_SHARED),
-    /* What mount(8) and fstab say to themselves, or what is so anyway. */
-    FUSE_OPT_KEY("defaults", KEY_IGNORED),
-    FUSE_OPT_KEY("auto", KEY_IGNORED),
-    FUSE_OPT_KEY("noauto", KEY_IGNORED),
-    FUSE_OPT_KEY("user", KEY_IGNORED),
-    FUSE_OPT_KEY("user=", KEY_IGNORED),
-    FUSE_OPT_KEY("nouser", KEY_IGNORED),
-    FUSE_OPT_KEY("users", KEY_IGNORED),
-    FUSE_OPT_KEY("group", KEY_IGNORED),
-    FUSE_OPT_KEY("owner", KEY_IGNORED),
-    FUSE_OPT_KEY("_netdev", KEY_IGNORED),
-    FUSE_OPT_KEY("nofail", KEY_IGNORED),
-    FUSE_OPT_KEY("comment=", KEY_IGNORED),
-    FUSE_OPT_KEY("relatime", KEY_IGNORED),
-    FUSE_OPT_KEY("strictatime", KEY_IGNORED),
-    FUSE_OPT_KEY("lazytime", KEY_IGNORED),
-    FUSE_OPT_KEY("silent", KEY_IGNORED),
-    FUSE_OPT_KEY("loud", KEY_IGNORED),
-    FUSE_OPT_KEY("ro", KEY_IGNORED),
-    FUSE_OPT_KEY("rw", KEY_IGNORED),
-    FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
-    /* What libfuse and the kernel take. */
-    FUSE_OPT_KEY("auto_unmount", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("fsname=", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("subtype=", KEY_IGNORED),
-    FUSE_OPT_KEY("max_read=", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("dev", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("nodev", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("suid", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("nosuid", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("exec", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("noexec", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("async", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("sync", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("dirsync", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("atime", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("noatime", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("nodiratime", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_KEY("nostrictatime", FUSE_OPT_KEY_KEEP),
-    FUSE_OPT_END,
+static const struct valued_option valued_options[] = {
+    {"view", VALUE_VIEW, MEMBER(view), 0, 0, NULL, NULL, "tensors, merged, shards or npy"},
+    {"shards", VALUE_NUMBER, MEMBER(shards), 1, 99999, NULL, NULL, "a number from 1 to 99999"},
+    {"shard-size", VALUE_SIZE, MEMBER(shard_size), 1, INT64_MAX, NULL, NULL,
+     "a size such as 512M, 5G or 5GB"},
+    {"memory", VALUE_SIZE, MEMBER(memory), 4 << 20, UINT64_C(1) << 40, NULL, NULL,
+     "a size from 4M to 1T"},
+    {"io", VALUE_SWITCH, MEMBER(no_ring), 0, 0, "auto", "threads", "auto or threads"},
+    {"direct", VALUE_SWITCH, MEMBER(no_direct), 0, 0, "auto", "off", "auto or off"},
+    {"prefetch", VALUE_SWITCH, MEMBER(no_prefetch), 0, 0, "on", "off", "on or off"},
+    {"queue-depth", VALUE_NUMBER, MEMBER(queue_depth), 1, 4096, NULL, NULL,
+     "a number from 1 to 4096"},
+    {"threads", VALUE_NUMBER, MEMBER(threads), 1, 64, NULL, NULL, "a number from 1 to 64"},
+    {"readahead", VALUE_SIZE, MEMBER(readahead), 4096, 1 << 30, "keep", NULL,
+     "keep or a size from 4K to 1G"},
+    {"passthrough", VALUE_SWITCH, MEMBER(passthrough), 0, 0, "off", "on", "on or off"},
+    {"sandbox", VALUE_SWITCH, MEMBER(no_sandbox), 0, 0, "auto", "off", "auto or off"},
+};
+
+enum { VALUED_OPTIONS = sizeof(valued_options) / sizeof(valued_options[0]) };
+
+/* The state of options_parse(). */
+struct parser {
+    struct options *options;
+    bool help, version, failed;
 };
 
 static void
-complain(struct parsed *parsed, const char *what, const char *value)
+reject_option(struct parser *parser, const char *what, const char *value)
 {
     char name[QUOTED_SIZE];
 
     fprintf(stderr, "fstfs: %s%s%s\n", what, value ? ": " : "",
             value ? quoted(name, value, strlen(value)) : "");
-    parsed->wrong = true;
-}
-
-/* The long option that takes a value and has this name, with its dashes or without; or NULL. */
-static const struct fuse_opt *
-find_valued(const char *name, size_t length)
-{
-    size_t dashes = strncmp(name, "--", 2) == 0 ? 0 : 2;
-
-    for (const struct fuse_opt *option = templates; option->templ; option++) {
-        size_t named = strcspn(option->templ, "=");
-
-        if (strncmp(option->templ, "--", 2) == 0 && option->templ[named] &&
-            length + dashes == named && strncmp(option->templ + dashes, name, length) == 0)
-            return option;
-    }
-    return NULL;
+    parser->failed = true;
 }
 
 static void
-complain_of_no_value(struct parsed *parsed, const struct fuse_opt *option, const char *found)
+reject_missing_value(struct parser *parser, const struct valued_option *option, const char *found)
 {
-    char what[128];
-    int named = (int)strcspn(option->templ, "=");
+    char what[160];
 
-    snprintf(what, sizeof(what), "%.*s needs a value (fstfs -h says which)%s", named, option->templ,
-             found ? ", found" : "");
-    complain(parsed, what, found);
+    snprintf(what, sizeof(what), "--%s needs a value (expected %s)%s", option->name,
+             option->expected, found ? ", found" : "");
+    reject_option(parser, what, found);
 }
 
-static int
-take_argument(struct parsed *parsed, const char *argument)
+/* Finds the option that `text` names, with or without dashes and up to '=' or the end. -o accepts
+ * shard_size, too. */
+static const struct valued_option *
+find_valued_option(const char *text)
 {
-    struct options *options = parsed->options;
+    const char *name = strncmp(text, "--", 2) == 0 ? text + 2 : text;
+    size_t length = strcspn(name, "=");
+
+    if (length == strlen("shard_size") && strncmp(text, "shard_size", length) == 0)
+        name = "shard-size";
+    for (unsigned i = 0; i < VALUED_OPTIONS; i++)
+        if (strlen(valued_options[i].name) == length &&
+            strncmp(valued_options[i].name, name, length) == 0)
+            return &valued_options[i];
+    return NULL;
+}
+
+static bool
+is_within(uint64_t value, const struct valued_option *option)
+{
+    return value >= option->least && value <= option->most;
+}
+
+/* Parses a value into its place. Returns false if it is not one of the expected values. */
+static bool
+store_option_value(const struct valued_option *option, const char *text, struct options *options)
+{
+    void *place = (char *)options + option->offset;
+
+    switch (option->kind) {
+    case VALUE_VIEW:
+        for (int kind = 0; kind < VIEW_KINDS; kind++)
+            if (strcmp(text, view_names[kind]) == 0) {
+                *(int *)place = kind;
+                return true;
+            }
+        return false;
+    case VALUE_NUMBER:
+        /* number_read() also takes signs and white space, as strtol() does */
+        return strspn(text, "0123456789") == strlen(text) && text[0] != '0' &&
+               number_read(text, (uint32_t)option->most, place);
+    case VALUE_SIZE:
+        if (option->unset && strcmp(text, option->unset) == 0)
+            *(uint64_t *)place = 0;
+        else if (!size_read(text, place) || !is_within(*(uint64_t *)place, option))
+            return false;
+        return true;
+    case VALUE_SWITCH:
+        *(bool *)place = strcmp(text, option->set) == 0;
+        return *(bool *)place || strcmp(text, option->unset) == 0;
+    }
+    return false;
+}
+
+static void
+take_valued_option(struct parser *parser, const struct valued_option *option, const char *argument)
+{
+    const char *value = strchr(argument, '=');
+    char what[160];
+
+    if (!value || !value[1]) {
+        reject_missing_value(parser, option, NULL);
+    } else if (!store_option_value(option, value + 1, parser->options)) {
+        snprintf(what, sizeof(what), "--%s: expected %s, found", option->name, option->expected);
+        reject_option(parser, what, value + 1);
+    }
+}
+
+/* ---- mount options ---- */
+
+/* Options of mount(8) and fstab(5) that need nothing done, or that hold anyway. A name that ends
+ * in '=' stands for any value. */
+static const char *const ignored_options[] = {
+    "defaults", "auto",   "noauto",  "user",   "user=",    "nouser",   "users",
+    "group",    "owner",  "_netdev", "nofail", "comment=", "relatime", "strictatime",
+    "lazytime", "silent", "loud",    "ro",     "rw",       "subtype=", "default_permissions",
+    NULL,
+};
+
+/* Options for libfuse and the kernel. */
+static const char *const passed_options[] = {
+    "allow_other", "allow_root", "auto_unmount", "fsname=",       "max_read=", "dev",  "nodev",
+    "suid",        "nosuid",     "exec",         "noexec",        "async",     "sync", "dirsync",
+    "atime",       "noatime",    "nodiratime",   "nostrictatime", NULL,
+};
+
+static bool
+is_listed_option(const char *option, const char *const *list)
+{
+    for (; *list; list++) {
+        size_t length = strlen(*list);
+
+        if (strcmp(option, *list) == 0 ||
+            ((*list)[length - 1] == '=' && strncmp(option, *list, length) == 0))
+            return true;
+    }
+    return false;
+}
+
+/* ---- the command line ---- */
+
+static int
+take_argument(struct parser *parser, const char *argument)
+{
+    struct options *options = parser->options;
     char **place = !options->source ? &options->source : &options->mountpoint;
 
     if (*place) {
-        complain(parsed, "one SOURCE and one MOUNTPOINT are wanted, this is too much", argument);
+        reject_option(parser, "expected one SOURCE and one MOUNTPOINT, found", argument);
         return 0;
     }
     *place = strdup(argument);
     return *place ? 0 : -1;
 }
 
-/* Whether it is for the init system and the like: libfuse's keys know no such prefix. */
-static bool
-is_for_others(const char *option)
-{
-    return strncmp(option, "x-", 2) == 0 || strncmp(option, "X-", 2) == 0;
-}
-
+/* libfuse calls this for each word. Returns 1 to pass the word on to libfuse. */
 static int
-take_option(void *data, const char *argument, int key, struct fuse_args *rest)
+take_word(void *data, const char *word, int key, struct fuse_args *rest)
 {
-    struct parsed *parsed = data;
-    const struct fuse_opt *option;
+    struct parser *parser = data;
+    const struct valued_option *option;
 
     (void)rest;
-    switch (key) {
-    case FUSE_OPT_KEY_NONOPT:
-        return take_argument(parsed, argument);
-    case KEY_HELP:
-        parsed->help = true;
-        return 0;
-    case KEY_VERSION:
-        parsed->version = true;
-        return 0;
-    case KEY_SHARED:
-        parsed->options->shared = true;
+    if (key == FUSE_OPT_KEY_NONOPT)
+        return take_argument(parser, word);
+    if (is_listed_option(word, passed_options)) {
+        parser->options->shared |= strncmp(word, "allow_", 6) == 0;
         return 1;
-    case KEY_IGNORED:
-        return 0;
-    default:
-        if (is_for_others(argument))
-            return 0;
-        option = find_valued(argument, strlen(argument));
-        if (option)
-            complain_of_no_value(parsed, option, NULL);
-        else
-            complain(parsed, "unknown option (fstfs -h lists them)", argument);
-        return 0;
     }
-}
-
-static void
-read_view(struct parsed *parsed)
-{
-    parsed->options->view = -1;
-    if (!parsed->view)
-        return;
-    for (int kind = 0; kind < VIEW_KINDS; kind++)
-        if (strcmp(parsed->view, view_names[kind]) == 0)
-            parsed->options->view = kind;
-    if (parsed->options->view < 0)
-        complain(parsed, "--view is tensors, merged, shards or npy, not", parsed->view);
-}
-
-/* A whole number from 1 to `most`; `what` says so where it is none. */
-static uint32_t
-read_number(struct parsed *parsed, const char *text, uint32_t most, const char *what)
-{
-    unsigned long long number;
-    char *end;
-
-    if (!text)
-        return 0;
-    number = strtoull(text, &end, 10);
-    if (!*end && text[0] >= '1' && text[0] <= '9' && number <= most)
-        return (uint32_t)number;
-    complain(parsed, what, text);
+    option = find_valued_option(word);
+    if (option)
+        take_valued_option(parser, option, word);
+    else if (strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0)
+        parser->help = true;
+    else if (strcmp(word, "-V") == 0 || strcmp(word, "--version") == 0)
+        parser->version = true;
+    else if (strcmp(word, "-f") == 0)
+        parser->options->foreground = true;
+    else if (strcmp(word, "-d") == 0 || strcmp(word, "debug") == 0)
+        parser->options->foreground = parser->options->debug = true;
+    /* "x-..." options are for systemd and other programs. */
+    else if (!is_listed_option(word, ignored_options) && strncasecmp(word, "x-", 2) != 0)
+        reject_option(parser, "unknown option (fstfs -h lists them)", word);
     return 0;
 }
 
-/* Whether a switch was set to `off` and not left at `on`. */
+/* Stores the options that libfuse kept ("-o", "allow_other,...") without "-o". A "--" before SOURCE
+ * remains, too, if anything was kept. */
 static bool
-read_switch(struct parsed *parsed, const char *text, const char *on, const char *off,
-            const char *what)
-{
-    if (!text || strcmp(text, on) == 0)
-        return false;
-    if (strcmp(text, off) != 0)
-        complain(parsed, what, text);
-    return true;
-}
-
-static void
-read_io(struct parsed *parsed)
-{
-    struct options *options = parsed->options;
-
-    options->no_ring = read_switch(parsed, parsed->io, "auto", "threads",
-                                   "--io is auto (io_uring where it is allowed) or threads, not");
-    options->no_direct = read_switch(parsed, parsed->direct, "auto", "off",
-                                     "--direct is auto (O_DIRECT where it can be) or off, not");
-    options->no_prefetch =
-        read_switch(parsed, parsed->prefetch, "on", "off", "--prefetch is on or off, not");
-    options->queue_depth = read_number(parsed, parsed->queue_depth, 4096,
-                                       "--queue-depth wants a number from 1 to 4096, not");
-    options->threads =
-        read_number(parsed, parsed->threads, 64, "--threads wants a number from 1 to 64, not");
-    if (parsed->memory && (!size_read(parsed->memory, &options->memory) ||
-                           options->memory < LEAST_MEMORY || options->memory > MOST_MEMORY))
-        complain(parsed, "--memory wants a size from 4M to 1T, not", parsed->memory);
-}
-
-static void
-read_cut(struct parsed *parsed)
-{
-    struct options *options = parsed->options;
-
-    if (parsed->shards && parsed->shard_size)
-        complain(parsed, "--shards and --shard-size exclude each other", NULL);
-    if (parsed->shard_size && !size_read(parsed->shard_size, &options->shard_size))
-        complain(parsed, "--shard-size wants a size as 512M, 5G or 5GB, not", parsed->shard_size);
-    options->shards =
-        read_number(parsed, parsed->shards, 99999, "--shards wants a number from 1 to 99999, not");
-}
-
-static void
-read_readahead(struct parsed *parsed)
-{
-    struct options *options = parsed->options;
-
-    if (!parsed->readahead || strcmp(parsed->readahead, "keep") == 0)
-        return;
-    if (!size_read(parsed->readahead, &options->readahead) || options->readahead < 4096 ||
-        options->readahead > (1u << 30))
-        complain(parsed, "--readahead wants keep or a size from 4K to 1G, not", parsed->readahead);
-}
-
-/* What libfuse_opt kept: "-o", "allow_other,...", as one string without "-o"; and the "--" before
- * SOURCE, which it takes away itself where it kept nothing else. */
-static bool
-join_kept(struct options *options, const struct fuse_args *args)
+store_mount_options(struct options *options, const struct fuse_args *args)
 {
     for (int i = 1; i < args->argc; i++) {
         if (strcmp(args->argv[i], "-o") == 0 || strcmp(args->argv[i], "--") == 0)
@@ -328,21 +267,19 @@ join_kept(struct options *options, const struct fuse_args *args)
     return true;
 }
 
-/*
- * Adds argv[i] to `args`. Where it is a long option and its value is the next word, both are added
- * as one word: libfuse's table knows only --NAME=VALUE. How many words were added; -1: no memory.
- */
+/* Adds argv[i] to `args`, joined with the next word if that is its value: libfuse passes on
+ * --NAME=VALUE as one word. Returns how many words were added; -1: out of memory. */
 static int
-add_word(struct parsed *parsed, int argc, char **argv, int i, struct fuse_args *args)
+add_word(struct parser *parser, int argc, char **argv, int i, struct fuse_args *args)
 {
     const char *word = argv[i], *next = i + 1 < argc ? argv[i + 1] : NULL;
-    const struct fuse_opt *option =
-        strncmp(word, "--", 2) == 0 ? find_valued(word, strlen(word)) : NULL;
+    const struct valued_option *option =
+        strncmp(word, "--", 2) == 0 && !strchr(word, '=') ? find_valued_option(word) : NULL;
     char *joined;
     int result;
 
     if (option && (!next || next[0] == '-')) {
-        complain_of_no_value(parsed, option, next);
+        reject_missing_value(parser, option, next);
         return 1;
     }
     if (!option)
@@ -354,9 +291,9 @@ add_word(struct parsed *parsed, int argc, char **argv, int i, struct fuse_args *
     return result;
 }
 
-/* The command line as libfuse's parser is given it; malloc'ed, freed by fuse_opt_free_args(). */
+/* Makes the command line that libfuse parses; freed by fuse_opt_free_args(). */
 static bool
-join_values(struct parsed *parsed, int argc, char **argv, struct fuse_args *args)
+join_option_values(struct parser *parser, int argc, char **argv, struct fuse_args *args)
 {
     bool options = true, is_value = false;
     int added;
@@ -364,7 +301,7 @@ join_values(struct parsed *parsed, int argc, char **argv, struct fuse_args *args
     for (int i = 0; i < argc; i += added) {
         options = options && (is_value || strcmp(argv[i], "--") != 0);
         if (options && !is_value)
-            added = add_word(parsed, argc, argv, i, args);
+            added = add_word(parser, argc, argv, i, args);
         else
             added = fuse_opt_add_arg(args, argv[i]) < 0 ? -1 : 1;
         if (added < 0)
@@ -374,75 +311,31 @@ join_values(struct parsed *parsed, int argc, char **argv, struct fuse_args *args
     return true;
 }
 
-/* Where parse() has put the value of a long option. */
-static char **
-value_of(struct parsed *parsed, const struct fuse_opt *option)
-{
-    return (char **)(void *)((char *)parsed + option->offset);
-}
-
-/* A value that is empty, as in --memory= and -o memory=, is none. */
-static void
-drop_empty_values(struct parsed *parsed)
-{
-    for (const struct fuse_opt *option = templates; option->templ; option++) {
-        char **value;
-
-        if (strncmp(option->templ, "--", 2) != 0 || !strchr(option->templ, '='))
-            continue;
-        value = value_of(parsed, option);
-        if (!*value || **value)
-            continue;
-        complain_of_no_value(parsed, option, NULL);
-        free(*value);
-        *value = NULL;
-    }
-}
-
-static void
-free_values(struct parsed *parsed)
-{
-    for (const struct fuse_opt *option = templates; option->templ; option++)
-        if (strncmp(option->templ, "--", 2) == 0 && strchr(option->templ, '='))
-            free(*value_of(parsed, option));
-}
-
 enum options_result
 options_parse(int argc, char **argv, struct options *options)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    struct parsed parsed = {.options = options};
+    struct parser parser = {.options = options};
     enum options_result result = OPTIONS_RUN;
 
-    memset(options, 0, sizeof(*options));
-    if (!join_values(&parsed, argc, argv, &args) ||
-        fuse_opt_parse(&args, &parsed, templates, take_option) < 0 || !join_kept(options, &args))
-        parsed.wrong = true;
-    drop_empty_values(&parsed);
-    options->debug = parsed.debug;
-    options->foreground = parsed.foreground || parsed.debug;
-    read_view(&parsed);
-    read_cut(&parsed);
-    read_readahead(&parsed);
-    options->passthrough =
-        read_switch(&parsed, parsed.passthrough, "off", "on", "--passthrough is on or off, not");
-    options->no_sandbox =
-        read_switch(&parsed, parsed.sandbox, "auto", "off",
-                    "--sandbox is auto (give up what the kernel lets it) or off, not");
-    read_io(&parsed);
-    if (parsed.help) {
+    *options = (struct options){.view = -1};
+    if (!join_option_values(&parser, argc, argv, &args) ||
+        fuse_opt_parse(&args, &parser, NULL, take_word) < 0 || !store_mount_options(options, &args))
+        parser.failed = true;
+    if (options->shards && options->shard_size)
+        reject_option(&parser, "--shards and --shard-size exclude each other", NULL);
+    if (parser.help) {
         fputs(usage, stdout);
         result = OPTIONS_DONE;
-    } else if (parsed.version) {
+    } else if (parser.version) {
         printf("fstfs %s\n", FSTFS_VERSION);
         result = OPTIONS_DONE;
-    } else if (!parsed.wrong && !options->mountpoint) {
-        complain(&parsed, "a SOURCE and a MOUNTPOINT are wanted; fstfs -h says more", NULL);
+    } else if (!parser.failed && !options->mountpoint) {
+        reject_option(&parser, "expected a SOURCE and a MOUNTPOINT (see fstfs -h)", NULL);
     }
-    if (parsed.wrong)
+    if (parser.failed)
         result = OPTIONS_WRONG;
     fuse_opt_free_args(&args);
-    free_values(&parsed);
     return result;
 }
 

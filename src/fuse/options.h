@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The command line of fstfs.
- */
+/* The command line of fstfs. */
 #ifndef FSTFS_FUSE_OPTIONS_H
 #define FSTFS_FUSE_OPTIONS_H
 
@@ -13,29 +11,28 @@ struct options {
     char *source;
     char *mountpoint;
     char *mount_options; /* for libfuse and the kernel, joined by commas; or NULL */
-    bool foreground; /* -f, and -d */
+    bool foreground; /* -f, -d */
     bool debug; /* -d */
     bool shared; /* allow_other or allow_root */
-    int view; /* an enum view_kind, or -1: all */
-    uint32_t shards; /* or 0 */
-    uint64_t shard_size; /* bytes, or 0 */
+    int view; /* an enum view_kind; -1: all */
+    uint32_t shards; /* 0: as in the source */
+    uint64_t shard_size; /* bytes; 0: as in the source */
     bool no_ring; /* --io=threads */
     bool no_direct; /* --direct=off */
     bool no_prefetch; /* --prefetch=off */
-    uint32_t queue_depth; /* or 0: a right number */
-    uint32_t threads; /* likewise */
-    uint64_t memory; /* bytes; likewise */
+    uint32_t queue_depth; /* per ring; 0: the engine's default */
+    uint32_t threads; /* 0: likewise */
+    uint64_t memory; /* bytes; 0: likewise */
     bool passthrough; /* --passthrough=on */
     bool no_sandbox; /* --sandbox=off */
-    uint64_t readahead; /* of the kernel on this mount, in bytes; 0: as it comes */
+    uint64_t readahead; /* of the kernel on this mount, in bytes; 0: the kernel's default */
 };
 
 enum options_result { OPTIONS_RUN, OPTIONS_DONE, OPTIONS_WRONG };
 
 /*
- * Reads the command line. OPTIONS_DONE: help or version was asked for and
- * printed. OPTIONS_WRONG: what is wrong was printed to standard error. To be
- * freed with options_free() in any case.
+ * Parses the command line. OPTIONS_DONE: help or version was printed. OPTIONS_WRONG: the error was
+ * printed to standard error. Free the options with options_free() in any case.
  */
 enum options_result options_parse(int argc, char **argv, struct options *options);
 void options_free(struct options *options);

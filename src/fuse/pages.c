@@ -2,6 +2,7 @@
 #include "fuse/pages.h"
 
 #include "base/lease.h"
+#include "fuse/opener.h"
 #include "fuse/sandbox.h"
 #include "fuse/session.h"
 
@@ -10,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- what the engine counts ---- */
+/* ---- counters of the engine ---- */
 
-/* One number of struct io_counters, as metrics and status name it. */
-struct number {
+/* A field of struct io_counters and its name in metrics and status. */
+struct io_number {
     const char *name, *type, *help;
     size_t offset;
 };
@@ -27,38 +28,38 @@ struct number {
         name, "gauge", help, offsetof(struct io_counters, field)                                   \
     }
 
-/* docs/metrics.md says what they mean. */
-static const struct number io_numbers[] = {
-    COUNTER("requested_bytes_total", bytes_asked, "Bytes the kernel asked for."),
-    COUNTER("reads_total", reads, "Reads of the kernel answered."),
-    COUNTER("read_bytes_total", bytes, "Bytes handed to the kernel."),
+/* docs/metrics.md explains them. */
+static const struct io_number io_numbers[] = {
+    COUNTER("requested_bytes_total", bytes_asked, "Bytes the kernel requested."),
+    COUNTER("reads_total", reads, "Kernel reads answered."),
+    COUNTER("read_bytes_total", bytes, "Bytes returned to the kernel."),
     COUNTER("cached_bytes_total", cached_bytes,
-            "Of these: bytes that their read had not to fetch from the source."),
+            "Of these: bytes in memory, in flight or in the source's page cache."),
     COUNTER("read_errors_total", errors, "Reads answered with an error."),
     COUNTER("stale_reads_total", stale, "Reads of files that changed after they were opened."),
     COUNTER("storage_reads_total", storage_reads, "Reads of the source."),
     COUNTER("storage_read_bytes_total", storage_bytes, "Bytes read from the source."),
-    COUNTER("stalls_total", stalls, "Reads that had to wait for the source."),
+    COUNTER("stalls_total", stalls, "Reads that waited for the source."),
     COUNTER("page_cache_read_bytes_total", page_cache_bytes,
             "Of the bytes read from the source: from its page cache."),
-    COUNTER("prefetched_bytes_total", prefetched_bytes,
-            "Bytes read before anybody asked for them."),
-    COUNTER("prefetched_used_bytes_total", prefetched_used, "Of these: asked for since."),
-    COUNTER("prefetched_wasted_bytes_total", prefetched_wasted, "Of these: let go unasked."),
+    COUNTER("prefetched_bytes_total", prefetched_bytes, "Bytes prefetched."),
+    COUNTER("prefetched_used_bytes_total", prefetched_used, "Of these: requested later."),
+    COUNTER("prefetched_wasted_bytes_total", prefetched_wasted,
+            "Of these: evicted without having been requested."),
     COUNTER("expired_bytes_total", expired, "Bytes freed because they were not read for 5 s."),
-    COUNTER("storage_retries_total", retries, "Reads of the source done over."),
-    GAUGE("storage_reads_in_flight", storage_in_flight, "Reads of the source under way."),
-    GAUGE("storage_reads_waiting", storage_waiting, "Reads of the source yet to be started."),
-    GAUGE("buffer_bytes", memory, "Memory of buffers in use."),
-    GAUGE("buffer_budget_bytes", memory_budget, "Most memory that buffers take."),
-    GAUGE("open_descriptors", descriptors, "Files of the source open now."),
-    GAUGE("reads_in_flight", in_flight, "Reads not yet answered."),
+    COUNTER("storage_retries_total", retries, "Reads of the source that were retried."),
+    GAUGE("storage_reads_in_flight", storage_in_flight, "Reads of the source in flight."),
+    GAUGE("storage_reads_waiting", storage_waiting, "Reads of the source that are queued."),
+    GAUGE("buffer_bytes", memory, "Buffer memory in use."),
+    GAUGE("buffer_budget_bytes", memory_budget, "Limit of the buffer memory."),
+    GAUGE("open_descriptors", descriptors, "Files of the source that are open."),
+    GAUGE("reads_in_flight", in_flight, "Kernel reads in flight."),
 };
 
 #define IO_NUMBERS (sizeof(io_numbers) / sizeof(io_numbers[0]))
 
 static uint64_t
-number_of(const struct io_counters *counters, const struct number *number)
+io_number_value(const struct io_counters *counters, const struct io_number *number)
 {
     return *(const uint64_t *)((const char *)counters + number->offset);
 }
@@ -66,22 +67,22 @@ number_of(const struct io_counters *counters, const struct number *number)
 /* ---- status: one JSON object ---- */
 
 static void
-add_key(struct buffer *out, const char *key)
+add_status_key(struct buffer *out, const char *key)
 {
     buffer_addf(out, ",\n  \"%s\": ", key);
 }
 
 static void
-add_text(struct buffer *out, const char *key, const char *text)
+add_status_text(struct buffer *out, const char *key, const char *text)
 {
-    add_key(out, key);
+    add_status_key(out, key);
     buffer_add_json_shown(out, text, strlen(text));
 }
 
 static void
-add_number(struct buffer *out, const char *key, uint64_t number)
+add_status_number(struct buffer *out, const char *key, uint64_t number)
 {
-    add_key(out, key);
+    add_status_key(out, key);
     buffer_add_u64(out, number);
 }
 
@@ -91,11 +92,11 @@ add_io_counters(struct buffer *out, struct io *io)
     struct io_counters counters;
 
     io_counters(io, &counters);
-    add_key(out, "counters");
+    add_status_key(out, "counters");
     buffer_add_char(out, '{');
     for (unsigned i = 0; i < IO_NUMBERS; i++)
         buffer_addf(out, "\n    \"%s\": %" PRIu64 ",", io_numbers[i].name,
-                    number_of(&counters, &io_numbers[i]));
+                    io_number_value(&counters, &io_numbers[i]));
     buffer_add_text(out, "\n    \"read_duration_seconds\": ");
     histogram_write_json(&counters.duration, out);
     buffer_add_text(out, ",\n    \"storage_read_duration_seconds\": ");
@@ -109,7 +110,7 @@ add_leases(struct buffer *out)
     struct lease_counters leases;
 
     lease_counters(&leases);
-    add_key(out, "leases");
+    add_status_key(out, "leases");
     buffer_addf(out, "{\"held\": %u, \"most\": %u, \"broken\": %" PRIu64 ", \"refused\": %" PRIu64,
                 leases.held, leases.most, leases.broken, leases.refused);
     if (leases.refusal) {
@@ -130,38 +131,38 @@ write_status(void *arg, struct buffer *out)
 
     catalog_counters(pages->catalog, &catalog);
     buffer_add_text(out, "{\n  \"version\": \"" FSTFS_VERSION "\"");
-    add_number(out, "pid", (uint64_t)getpid());
-    add_number(out, "uptime_seconds", (uint64_t)(time(NULL) - pages->started));
-    add_text(out, "source", catalog_source(pages->catalog));
-    add_text(out, "mountpoint", pages->mountpoint);
-    add_text(out, "view", options->view < 0 ? "all" : view_names[options->view]);
+    add_status_number(out, "pid", (uint64_t)getpid());
+    add_status_number(out, "uptime_seconds", (uint64_t)(time(NULL) - pages->started));
+    add_status_text(out, "source", catalog_source(pages->catalog));
+    add_status_text(out, "mountpoint", pages->mountpoint);
+    add_status_text(out, "view", options->view < 0 ? "all" : view_names[options->view]);
     if (options->shards)
-        add_number(out, "shards", options->shards);
+        add_status_number(out, "shards", options->shards);
     if (options->shard_size)
-        add_number(out, "shard_size", options->shard_size);
-    add_number(out, "checkpoints_read", catalog.checkpoints);
-    add_number(out, "tensors_known", catalog.tensors);
-    add_number(out, "problems", problems_count(catalog_problems(pages->catalog)));
+        add_status_number(out, "shard_size", options->shard_size);
+    add_status_number(out, "checkpoints_read", catalog.checkpoints);
+    add_status_number(out, "tensors_known", catalog.tensors);
+    add_status_number(out, "problems", problems_count(catalog_problems(pages->catalog)));
     buffer_addf(out,
                 ",\n  \"headers\": {\"budget\": %" PRIu64 ", \"in_use\": %" PRIu64
                 ", \"peak\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
                 catalog.budget.limit, catalog.budget.used, catalog.budget.peak,
                 catalog.budget.refusals);
-    add_key(out, "io");
+    add_status_key(out, "io");
     io_status(pages->io, out);
     add_io_counters(out, pages->io);
     add_leases(out);
-    add_key(out, "kernel");
+    add_status_key(out, "kernel");
     session_status(pages->session, out);
-    add_key(out, "sandbox");
-    sandbox_status(pages->sandbox, out);
+    add_status_key(out, "sandbox");
+    sandbox_status(pages->sandbox, opener_opened(), out);
     buffer_add_text(out, "\n}\n");
 }
 
 /* ---- metrics: the Prometheus text format, version 0.0.4 ---- */
 
 static void
-add_help(struct buffer *out, const char *name, const char *type, const char *help)
+add_metric_help(struct buffer *out, const char *name, const char *type, const char *help)
 {
     buffer_addf(out, "# HELP fstfs_%s %s\n# TYPE fstfs_%s %s\n", name, help, name, type);
 }
@@ -169,7 +170,7 @@ add_help(struct buffer *out, const char *name, const char *type, const char *hel
 static void
 add_metric(struct buffer *out, const char *name, const char *type, const char *help, uint64_t value)
 {
-    add_help(out, name, type, help);
+    add_metric_help(out, name, type, help);
     buffer_addf(out, "fstfs_%s %" PRIu64 "\n", name, value);
 }
 
@@ -198,7 +199,7 @@ add_fallbacks(struct buffer *out, const enum io_fallback fallbacks[IO_WAYS])
         [IO_WAY_CACHESTAT] = {"cachestat", false},
     };
 
-    add_help(out, "fallback", "gauge", "1 for a way to read the source that is done without.");
+    add_metric_help(out, "fallback", "gauge", "1 if a way to read the source is not used.");
     for (unsigned i = 0; i < IO_WAYS; i++) {
         buffer_addf(out, "fstfs_fallback{way=\"%s\",reason=\"refused\"} %d\n", ways[i].way,
                     fallbacks[i] == IO_FALLBACK_REFUSED);
@@ -216,11 +217,11 @@ add_io_metrics(struct io *io, struct buffer *out)
     io_counters(io, &counters);
     for (unsigned i = 0; i < IO_NUMBERS; i++)
         add_metric(out, io_numbers[i].name, io_numbers[i].type, io_numbers[i].help,
-                   number_of(&counters, &io_numbers[i]));
-    add_help(out, "read_duration_seconds", "histogram", "From a read of the kernel to the answer.");
+                   io_number_value(&counters, &io_numbers[i]));
+    add_metric_help(out, "read_duration_seconds", "histogram", "From a kernel read to its reply.");
     histogram_write_metric(&counters.duration, "fstfs_read_duration_seconds", out);
-    add_help(out, "storage_read_duration_seconds", "histogram",
-             "Reads of the source, but for those from its page cache.");
+    add_metric_help(out, "storage_read_duration_seconds", "histogram",
+                    "Reads of the source, except from its page cache.");
     histogram_write_metric(&counters.storage_duration, "fstfs_storage_read_duration_seconds", out);
     add_fallbacks(out, counters.fallbacks);
 }
@@ -234,7 +235,7 @@ write_metrics(void *arg, struct buffer *out)
 
     catalog_counters(pages->catalog, &catalog);
     view_counters(pages->view, &nodes, &sets);
-    buffer_add_text(out, "# HELP fstfs_build_info The version that runs.\n"
+    buffer_add_text(out, "# HELP fstfs_build_info The running version.\n"
                          "# TYPE fstfs_build_info gauge\n"
                          "fstfs_build_info{version=\"" FSTFS_VERSION "\"} 1\n");
     add_gauge(out, "start_time_seconds", "When it was mounted, in seconds since 1970.",
@@ -243,17 +244,18 @@ write_metrics(void *arg, struct buffer *out)
     add_counter(out, "listings_total", "Directories of the source listed.", catalog.listings);
     add_counter(out, "headers_total", "Safetensors headers read.", catalog.headers);
     add_counter(out, "header_bytes_total", "Bytes of headers read.", catalog.header_bytes);
-    add_gauge(out, "checkpoints", "Checkpoints whose headers are held.", catalog.checkpoints);
-    add_gauge(out, "tensors", "Tensors known.", catalog.tensors);
-    add_gauge(out, "table_bytes", "Memory of the tables of tensors, in bytes.",
-              catalog.table_bytes);
-    add_gauge(out, "header_budget_bytes", "The most memory for headers and what is made of them.",
+    add_gauge(out, "checkpoints", "Checkpoints in memory.", catalog.checkpoints);
+    add_gauge(out, "tensors", "Tensors in memory.", catalog.tensors);
+    add_gauge(out, "table_bytes", "Memory of tensor tables, in bytes.", catalog.table_bytes);
+    add_gauge(out, "header_budget_bytes", "Limit of the memory for headers and indexes.",
               catalog.budget.limit);
-    add_gauge(out, "header_memory_bytes", "Of it, in use.", catalog.budget.used);
-    add_gauge(out, "header_memory_peak_bytes", "Of it, the most that was in use at once.",
+    add_gauge(out, "header_memory_bytes", "Memory for headers and indexes in use.",
+              catalog.budget.used);
+    add_gauge(out, "header_memory_peak_bytes", "Peak of the memory for headers and indexes.",
               catalog.budget.peak);
-    add_counter(out, "header_refusals_total", "Times it had no room.", catalog.budget.refusals);
-    add_gauge(out, "nodes", "Files and directories the kernel holds.", nodes);
+    add_counter(out, "header_refusals_total", "Times that memory was exhausted.",
+                catalog.budget.refusals);
+    add_gauge(out, "nodes", "Nodes that the kernel holds a lookup count on.", nodes);
     add_gauge(out, "problems", "Lines in .fstfs/problems.",
               problems_count(catalog_problems(pages->catalog)));
 }
@@ -266,7 +268,7 @@ write_problems(void *arg, struct buffer *out)
     problems_write(catalog_problems(pages->catalog), out);
 }
 
-/* All that is wrong, and not only with what somebody has asked for. */
+/* Surveys all of the source first, so that the page is complete. */
 static void
 open_problems(void *arg, struct buffer *out)
 {
@@ -281,7 +283,7 @@ void
 pages_list(struct pages *pages, struct view_page list[PAGES])
 {
     list[0] = (struct view_page){"metrics", 0444, write_metrics, write_metrics, pages};
-    /* It tells names of files that not everybody may see. */
+    /* Names files that other users may not see. */
     list[1] = (struct view_page){"problems", 0400, write_problems, open_problems, pages};
     list[2] = (struct view_page){"status", 0444, write_status, write_status, pages};
 }

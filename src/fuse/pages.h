@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The pages of .fstfs: metrics, problems, status.
- */
+/* The pages of .fstfs: metrics, problems, status. */
 #ifndef FSTFS_FUSE_PAGES_H
 #define FSTFS_FUSE_PAGES_H
 
@@ -18,7 +16,7 @@ struct session;
 
 enum { PAGES = 3 };
 
-/* What the pages tell of. Filled by main; `view` and `survey` once they are there. */
+/* What the pages describe. Constant, except that main() sets `view` and `survey` before serving. */
 struct pages {
     const struct options *options;
     const char *mountpoint;

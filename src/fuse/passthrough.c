@@ -22,13 +22,10 @@ static const char not_wanted[] = "not asked for (--passthrough=on)";
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static const char not_root[] = "the kernel lets only root do it";
+static const char not_root[] = "the kernel allows it to root only";
 
-/*
- * While a file is open all its opens must be answered alike, with one backing id or
- * with none; any other answer fails the open. So the first open decides, and what
- * it decided stands until the last one is closed.
- */
+/* A file that is open. The kernel fails an open that is not answered like the others of the same
+ * file: with the same backing ID, or with none. So the first open decides until the last close. */
 struct passthrough_file {
     fuse_ino_t id;
     uint64_t opens; /* guarded by passthrough->lock */
@@ -37,16 +34,16 @@ struct passthrough_file {
 
 struct passthrough {
     struct fuse_session *fuse;
-    const char *off; /* why nothing is even tried, or NULL; does not change after INIT */
+    const char *off; /* why it is off, or NULL; constant after INIT */
     pthread_mutex_t lock; /* guards the rest; not held over system calls */
     void *files; /* a tree (tsearch(3)) of struct passthrough_file */
-    uint64_t passed; /* of them: read by the kernel */
-    errint_t refused; /* the first error there was */
+    uint64_t passed; /* files that the kernel reads */
+    errint_t refused; /* the first error */
 };
 
-/* Whether this is the first user namespace: the kernel asks for a capability there. */
+/* Whether this is the initial user namespace, in which CAP_SYS_ADMIN is needed. */
 static bool
-in_first_namespace(void)
+is_initial_user_namespace(void)
 {
     FILE *map = fopen("/proc/self/uid_map", "re");
     unsigned inside = 1, outside = 1, count = 0;
@@ -58,7 +55,7 @@ in_first_namespace(void)
 }
 
 static bool
-has_capability(void)
+has_sys_admin(void)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {{0}};
@@ -76,7 +73,7 @@ passthrough_new(bool wanted)
         return NULL;
     if (!wanted)
         passthrough->off = not_wanted;
-    else if (!has_capability() || !in_first_namespace())
+    else if (!has_sys_admin() || !is_initial_user_namespace())
         passthrough->off = not_root;
     pthread_mutex_init(&passthrough->lock, NULL);
     return passthrough;
@@ -110,7 +107,7 @@ passthrough_refusal(const struct passthrough *passthrough)
 }
 
 static int
-compare(const void *a, const void *b)
+compare_file_ids(const void *a, const void *b)
 {
     fuse_ino_t left = ((const struct passthrough_file *)a)->id;
     fuse_ino_t right = ((const struct passthrough_file *)b)->id;
@@ -118,7 +115,7 @@ compare(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* The backing itself, where the list is all of it and nothing else. */
+/* Returns the backing if the list is all of it and nothing else, or NULL. */
 static struct backing *
 whole_backing(const struct extent_list *list)
 {
@@ -130,11 +127,8 @@ whole_backing(const struct extent_list *list)
     return extent->backing;
 }
 
-/*
- * A backing id of the file, or a negative errno. The system calls are made here,
- * since libfuse's functions print a line for each refusal and keep the error to
- * themselves.
- */
+/* Returns a backing ID or a negative errno. libfuse's own functions print each error and do not
+ * return it. */
 static int32_t
 backing_open(const struct passthrough *passthrough, struct backing *backing)
 {
@@ -143,14 +137,14 @@ backing_open(const struct passthrough *passthrough, struct backing *backing)
 
     if (map.fd < 0)
         return map.fd;
-    /* The kernel opens it again with the reader's flags, and fails the reader's
-     * open where the file system has no O_DIRECT. */
+    /* The kernel reopens it with the reader's flags, and fails the reader's open if the file system
+     * does not support O_DIRECT. */
     id = fcntl(map.fd, F_SETFL, O_DIRECT);
     if (id >= 0)
         id = ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_OPEN, &map);
     if (id <= 0)
         id = -errno;
-    close(map.fd); /* the kernel has its own */
+    close(map.fd); /* the kernel holds its own reference */
     return id;
 }
 
@@ -161,30 +155,30 @@ backing_close(const struct passthrough *passthrough, int32_t id)
         ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_CLOSE, &id);
 }
 
-/* The file, counted once more; NULL: it is not open. */
+/* Increments the opens of a file; NULL: it is not open. */
 static struct passthrough_file *
-find(struct passthrough *passthrough, fuse_ino_t id)
+passthrough_find(struct passthrough *passthrough, fuse_ino_t id)
 {
     struct passthrough_file key = {.id = id}, **place;
 
     pthread_mutex_lock(&passthrough->lock);
-    place = tfind(&key, &passthrough->files, compare);
+    place = tfind(&key, &passthrough->files, compare_file_ids);
     if (place)
         (*place)->opens++;
     pthread_mutex_unlock(&passthrough->lock);
     return place ? *place : NULL;
 }
 
-/* Adds the file, or counts that which another open has added by now. */
+/* Adds a file, or increments the opens of the one that another thread has added meanwhile. */
 static struct passthrough_file *
-add(struct passthrough *passthrough, fuse_ino_t id, int32_t backing_id)
+passthrough_add(struct passthrough *passthrough, fuse_ino_t id, int32_t backing_id)
 {
     struct passthrough_file *fresh = calloc(1, sizeof(*fresh)), **place = NULL, *file = NULL;
 
     pthread_mutex_lock(&passthrough->lock);
     if (fresh) {
         *fresh = (struct passthrough_file){.id = id, .backing_id = backing_id > 0 ? backing_id : 0};
-        place = tsearch(fresh, &passthrough->files, compare);
+        place = tsearch(fresh, &passthrough->files, compare_file_ids);
     }
     if (place) {
         file = *place;
@@ -210,14 +204,14 @@ passthrough_open(struct passthrough *passthrough, fuse_ino_t id, const struct ex
     *file = NULL;
     if (passthrough->off || !backing)
         return 0;
-    *file = find(passthrough, id);
+    *file = passthrough_find(passthrough, id);
     if (!*file)
-        *file = add(passthrough, id, backing_open(passthrough, backing));
+        *file = passthrough_add(passthrough, id, backing_open(passthrough, backing));
     if (!*file)
         return -ENOMEM;
     if ((*file)->backing_id > 0) {
         fi->backing_id = (*file)->backing_id;
-        fi->keep_cache = 0; /* the kernel wants it so */
+        fi->keep_cache = 0; /* required by the kernel */
         fi->direct_io = (fi->flags & O_DIRECT) != 0;
     }
     return 0;
@@ -231,7 +225,7 @@ passthrough_close(struct passthrough *passthrough, struct passthrough_file *file
     pthread_mutex_lock(&passthrough->lock);
     last = --file->opens == 0;
     if (last) {
-        tdelete(file, &passthrough->files, compare);
+        tdelete(file, &passthrough->files, compare_file_ids);
         passthrough->passed -= file->backing_id > 0;
     }
     pthread_mutex_unlock(&passthrough->lock);
@@ -241,9 +235,9 @@ passthrough_close(struct passthrough *passthrough, struct passthrough_file *file
     }
 }
 
-/* Whether the kernel lets this process: it says so before it looks at the file. */
+/* Whether the kernel permits it to this process: it checks that before the descriptor. */
 static bool
-permitted(const struct passthrough *passthrough)
+backing_is_permitted(const struct passthrough *passthrough)
 {
     struct fuse_backing_map none = {.fd = -1};
 
@@ -252,13 +246,13 @@ permitted(const struct passthrough *passthrough)
 }
 
 static const char *
-explain(errint_t error)
+explain_refusal(errint_t error)
 {
     switch (error) {
     case -ELOOP:
-        return "the file lies on a stacked file system (overlay, or passthrough itself)";
+        return "the file is on a stacked file system (overlay, or passthrough itself)";
     case -EINVAL:
-        return "the file system of the file has no O_DIRECT";
+        return "the file system does not support O_DIRECT";
     default:
         return strerror(-error);
     }
@@ -275,7 +269,7 @@ passthrough_status(struct passthrough *passthrough, struct buffer *out)
     refused = passthrough->refused;
     passed = passthrough->passed;
     pthread_mutex_unlock(&passthrough->lock);
-    if (!off && !permitted(passthrough))
+    if (!off && !backing_is_permitted(passthrough))
         off = not_root;
     if (off) {
         buffer_addf(out, "{\"on\":false,\"why\":\"%s\"}", off);
@@ -283,7 +277,7 @@ passthrough_status(struct passthrough *passthrough, struct buffer *out)
     }
     buffer_addf(out, "{\"on\":true,\"files\":%" PRIu64, passed);
     if (refused)
-        buffer_addf(out, ",\"refused\":\"%s\"", explain(refused));
+        buffer_addf(out, ",\"refused\":\"%s\"", explain_refusal(refused));
     buffer_add_char(out, '}');
 }
 

@@ -2,7 +2,7 @@
 #include "fuse/preflight.h"
 
 #include "base/mountinfo.h"
-#include "fuse/device.h"
+#include "fuse/mount_table.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -23,9 +23,8 @@
 
 static const char device[] = "/dev/fuse";
 
-/* One line: paths come from the command line, and that from scripts. */
 void
-complain(const char *format, ...)
+print_error(const char *format, ...)
 {
     struct buffer line = BUFFER_INIT;
     char text[2 * PATH_MAX + 1024];
@@ -88,28 +87,28 @@ kind_of_file(mode_t mode)
 
 /* ---- both paths ---- */
 
-/* An argument of the command line. */
-struct argument {
+/* SOURCE or MOUNTPOINT, for messages. */
+struct path_argument {
     const char *what;
-    const char *missing; /* what to do where there is nothing at its path: */
-    bool names_missing; /* and whether the path stands behind that */
-    const char *expected; /* in place of a file */
+    const char *missing; /* advice if it does not exist */
+    bool names_missing; /* append the path to that */
+    const char *expected; /* if it is not a directory */
 };
 
-static const struct argument source_argument = {
+static const struct path_argument source_argument = {
     .what = "source",
-    .missing = "expected the directory of the models",
+    .missing = "expected the directory that holds the models",
     .expected = "expected the directory that holds the models",
 };
 
-static const struct argument mountpoint_argument = {
+static const struct path_argument mountpoint_argument = {
     .what = "mount point",
     .missing = "make it first: mkdir -p ",
     .names_missing = true,
     .expected = "expected an empty directory",
 };
 
-/* The FUSE file system that the longest part of `path` that can be opened is in. */
+/* Finds the FUSE file system of the longest prefix of `path` that can be opened. */
 static void
 find_fuse_above(const char *path, struct fuse_mount *found)
 {
@@ -125,9 +124,10 @@ find_fuse_above(const char *path, struct fuse_mount *found)
     free(part);
 }
 
-/* Complains of a FUSE mount that keeps this user out or is dead; false: there is none. */
+/* Reports a FUSE mount on the path that denies access to this user or is dead; returns false if
+ * there is none. */
 static bool
-complain_of_mount(const struct argument *argument, const char *path, errint_t error)
+report_fuse_mount_above(const struct path_argument *argument, const char *path, errint_t error)
 {
     struct fuse_mount mount;
     char name[ACCOUNT_BYTES];
@@ -138,66 +138,67 @@ complain_of_mount(const struct argument *argument, const char *path, errint_t er
         mount.mountpoint &&
         (error == -ENOTCONN || (error == -EACCES && mount.user != geteuid() && !mount.allow_other));
     if (is_reason && error == -ENOTCONN)
-        complain("%s %s: %s: a mount whose program has died is there; fusermount3 -u %s clears it",
-                 argument->what, path, strerror(-error), mount.mountpoint);
+        print_error(
+            "%s %s: %s: a FUSE mount whose daemon has died is there; fusermount3 -u %s clears it",
+            argument->what, path, strerror(-error), mount.mountpoint);
     else if (is_reason)
-        complain("%s %s: %s: user %s has mounted a FUSE file system on %s, which only that user "
-                 "may enter; mount it with -o allow_other, or run fstfs as that user",
-                 argument->what, path, strerror(-error), user_name(mount.user, name),
-                 mount.mountpoint);
+        print_error("%s %s: %s: user %s has mounted a FUSE file system on %s, which only that user "
+                    "may enter; mount it with -o allow_other, or run fstfs as that user",
+                    argument->what, path, strerror(-error), user_name(mount.user, name),
+                    mount.mountpoint);
     free(mount.mountpoint);
     return is_reason;
 }
 
 static void
-complain_of_path(const struct argument *argument, const char *path, errint_t error)
+report_path_error(const struct path_argument *argument, const char *path, errint_t error)
 {
     char name[ACCOUNT_BYTES];
 
-    if (complain_of_mount(argument, path, error))
+    if (report_fuse_mount_above(argument, path, error))
         return;
     if (error == -ENOENT)
-        complain("%s %s: %s; %s%s", argument->what, path, strerror(-error), argument->missing,
-                 argument->names_missing ? path : "");
+        print_error("%s %s: %s; %s%s", argument->what, path, strerror(-error), argument->missing,
+                    argument->names_missing ? path : "");
     else if (error == -EACCES)
-        complain("%s %s: %s for user %s; run fstfs as a user who may read and enter it",
-                 argument->what, path, strerror(-error), user_name(geteuid(), name));
+        print_error("%s %s: %s for user %s; run fstfs as a user who may read and enter it",
+                    argument->what, path, strerror(-error), user_name(geteuid(), name));
     else
-        complain("%s %s: %s", argument->what, path, strerror(-error));
+        print_error("%s %s: %s", argument->what, path, strerror(-error));
 }
 
 static char *
-real_path(const struct argument *argument, const char *path)
+resolve_argument(const struct path_argument *argument, const char *path)
 {
     char *real = realpath(path, NULL);
 
     if (!real)
-        complain_of_path(argument, path, -errno);
+        report_path_error(argument, path, -errno);
     return real;
 }
 
 static bool
-is_directory(const struct argument *argument, const char *path)
+check_is_directory(const struct path_argument *argument, const char *path)
 {
     struct stat st;
 
     if (stat(path, &st) < 0)
-        complain_of_path(argument, path, -errno);
+        report_path_error(argument, path, -errno);
     else if (!S_ISDIR(st.st_mode))
-        complain("%s %s: not a directory (found a %s, %s)", argument->what, path,
-                 kind_of_file(st.st_mode), argument->expected);
+        print_error("%s %s: not a directory (found a %s, %s)", argument->what, path,
+                    kind_of_file(st.st_mode), argument->expected);
     else
         return true;
     return false;
 }
 
 static bool
-is_readable(const struct argument *argument, const char *path)
+check_readable(const struct path_argument *argument, const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (fd < 0) {
-        complain_of_path(argument, path, -errno);
+        report_path_error(argument, path, -errno);
         return false;
     }
     close(fd);
@@ -207,10 +208,10 @@ is_readable(const struct argument *argument, const char *path)
 char *
 preflight_source(const char *path)
 {
-    char *source = real_path(&source_argument, path);
+    char *source = resolve_argument(&source_argument, path);
 
-    if (source &&
-        (!is_directory(&source_argument, source) || !is_readable(&source_argument, source))) {
+    if (source && (!check_is_directory(&source_argument, source) ||
+                   !check_readable(&source_argument, source))) {
         free(source);
         return NULL;
     }
@@ -220,35 +221,31 @@ preflight_source(const char *path)
 char *
 preflight_mountpoint(const char *path)
 {
-    return real_path(&mountpoint_argument, path);
+    return resolve_argument(&mountpoint_argument, path);
 }
 
-/* Complains of the first entry there is. */
 static bool
-is_empty(const char *path)
+check_empty(const char *path)
 {
     DIR *stream = opendir(path);
     struct dirent *entry;
     bool empty = true;
 
     if (!stream)
-        return true; /* the mount itself will say what is wrong */
+        return true; /* the mount will fail and report why */
     while (empty && (entry = readdir(stream)))
         empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
     if (!empty)
-        complain("mount point %s: not empty (found %s); mount on an empty directory", path,
-                 entry->d_name);
+        print_error("mount point %s: not empty (found %s); mount on an empty directory", path,
+                    entry->d_name);
     closedir(stream);
     return empty;
 }
 
-/*
- * Whether no FUSE file system is mounted there. The list of mounts is asked, before stat and
- * opendir: on a mount whose daemon has died they succeed while the kernel has its attributes
- * cached.
- */
+/* Checks that no FUSE file system is mounted there. Uses the mount table: on a dead mount stat and
+ * opendir succeed as long as the kernel has its attributes cached. */
 static bool
-is_free(const char *mountpoint)
+check_not_mounted(const char *mountpoint)
 {
     struct fuse_mount mount;
     char name[ACCOUNT_BYTES];
@@ -256,12 +253,12 @@ is_free(const char *mountpoint)
     bool busy = !error && mount.mountpoint && strcmp(mount.mountpoint, mountpoint) == 0;
 
     if (error)
-        complain("mount point %s: cannot tell what is mounted there from /proc: %s", mountpoint,
-                 strerror(-error));
+        print_error("mount point %s: cannot tell what is mounted there from /proc: %s", mountpoint,
+                    strerror(-error));
     else if (busy)
-        complain("mount point %s: busy, user %s has mounted a FUSE file system there already. "
-                 "fusermount3 -u %s unmounts it, also if its program has died",
-                 mountpoint, user_name(mount.user, name), mountpoint);
+        print_error("mount point %s: busy, user %s has mounted a FUSE file system there already. "
+                    "fusermount3 -u %s unmounts it, also if its daemon has died",
+                    mountpoint, user_name(mount.user, name), mountpoint);
     free(mount.mountpoint);
     return !error && !busy;
 }
@@ -269,7 +266,7 @@ is_free(const char *mountpoint)
 /* ---- the device ---- */
 
 static void
-complain_of_rights(const struct stat *st)
+report_device_mode(const struct stat *st)
 {
     char user[ACCOUNT_BYTES], owner[ACCOUNT_BYTES], group[ACCOUNT_BYTES];
     mode_t mode = st->st_mode & 07777;
@@ -278,17 +275,18 @@ complain_of_rights(const struct stat *st)
     user_name(st->st_uid, owner);
     group_name(st->st_gid, group);
     if ((mode & 0060) == 0060 && st->st_gid != 0)
-        complain("%s: %s for user %s (found mode %04o of %s:%s); join its group (as root: usermod "
-                 "-aG %s %s) and log in again",
-                 device, strerror(EACCES), user, mode, owner, group, group, user);
+        print_error(
+            "%s: %s for user %s (found mode %04o of %s:%s); join its group (as root: usermod "
+            "-aG %s %s) and log in again",
+            device, strerror(EACCES), user, mode, owner, group, group, user);
     else
-        complain("%s: %s for user %s (found mode %04o of %s:%s, expected 0666); as root: chmod "
-                 "0666 %s",
-                 device, strerror(EACCES), user, mode, owner, group, device);
+        print_error("%s: %s for user %s (found mode %04o of %s:%s, expected 0666); as root: chmod "
+                    "0666 %s",
+                    device, strerror(EACCES), user, mode, owner, group, device);
 }
 
 static bool
-check_device(void)
+check_fuse_device(void)
 {
     int fd = open(device, O_RDWR | O_CLOEXEC), error = errno;
     struct stat st = {0};
@@ -296,62 +294,64 @@ check_device(void)
     if (fd >= 0)
         close(fd);
     if (stat(device, &st) == 0 && !S_ISCHR(st.st_mode))
-        complain("%s: found a %s, expected a character device; a container needs " CONTAINER,
-                 device, kind_of_file(st.st_mode));
+        print_error("%s: found a %s, expected a character device; a container needs " CONTAINER,
+                    device, kind_of_file(st.st_mode));
     else if (fd >= 0)
         return true;
     else if (error == EACCES)
-        complain_of_rights(&st);
+        report_device_mode(&st);
     else if (error == EPERM)
-        complain("%s: %s: the container may not use it; it needs " CONTAINER, device,
-                 strerror(error));
+        print_error("%s: %s: the container may not use it; it needs " CONTAINER, device,
+                    strerror(error));
     else
-        complain("%s: %s; load the kernel's module (as root: modprobe fuse); a container "
-                 "needs " CONTAINER,
-                 device, strerror(error));
+        print_error("%s: %s; load the kernel's module (as root: modprobe fuse); a container "
+                    "needs " CONTAINER,
+                    device, strerror(error));
     return false;
 }
 
-/* Whether the source shows, through mounts of fstfs, the directory that the mount point is in. The
- * mount would then show itself in itself, without end. */
+/* Checks that the source does not show, through mounts of fstfs, the directory that the mount point
+ * is in: the mount would contain itself without end. */
 static bool
-makes_loop(const char *source, const char *mountpoint)
+check_no_loop(const char *source, const char *mountpoint)
 {
     char *other, *shown;
     errint_t error = mount_find_loop(source, mountpoint, &other, &shown);
     bool loop = error || shown;
 
     if (error)
-        complain("mount point %s: cannot tell what is mounted from /proc: %s", mountpoint,
-                 strerror(-error));
+        print_error("mount point %s: cannot tell what is mounted from /proc: %s", mountpoint,
+                    strerror(-error));
     else if (shown)
-        complain("mount point %s: it is in %s, which the source %s shows through the fstfs mount "
-                 "on %s; mount it elsewhere",
-                 mountpoint, shown, source, other);
+        print_error(
+            "mount point %s: it is in %s, which the source %s shows through the fstfs mount "
+            "on %s; mount it elsewhere",
+            mountpoint, shown, source, other);
     free(other);
     free(shown);
-    return loop;
+    return !loop;
 }
 
 bool
 preflight_check(const char *source, const char *mountpoint)
 {
-    if (!is_free(mountpoint) || !is_directory(&mountpoint_argument, mountpoint))
+    if (!check_not_mounted(mountpoint) || !check_is_directory(&mountpoint_argument, mountpoint))
         return false;
     if (path_is_inside(mountpoint, source))
-        complain("mount point %s: it lies in the source %s; mount it elsewhere", mountpoint,
-                 source);
+        print_error("mount point %s: it is inside of the source %s; mount it elsewhere", mountpoint,
+                    source);
     else if (path_is_inside(source, mountpoint))
-        complain("mount point %s: the source %s lies in it; mount it elsewhere", mountpoint,
-                 source);
+        print_error("mount point %s: the source %s is inside of it; mount it elsewhere", mountpoint,
+                    source);
     else
-        return !makes_loop(source, mountpoint) && is_empty(mountpoint) && check_device();
+        return check_no_loop(source, mountpoint) && check_empty(mountpoint) && check_fuse_device();
     return false;
 }
 
 /* ---- a mount that failed ---- */
 
-/* What to do about a mount point that fusermount3 mounts on for its owner only; false: it may. */
+/* fusermount3 mounts only on directories that the user may write to and, if sticky, owns. Advises
+ * if this is not one, and returns whether it did. */
 static bool
 advise_on_mountpoint(const char *mountpoint, struct buffer *advice)
 {
@@ -371,10 +371,11 @@ advise_on_mountpoint(const char *mountpoint, struct buffer *advice)
 }
 
 static void
-advise(const char *mountpoint, const char *printed, struct buffer *advice)
+advise_on_failure(const char *mountpoint, const char *printed, struct buffer *advice)
 {
     if (strstr(printed, strerror(ENOTCONN)))
-        buffer_addf(advice, "a mount whose program has died is there; fusermount3 -u %s clears it",
+        buffer_addf(advice,
+                    "a FUSE mount whose daemon has died is there; fusermount3 -u %s clears it",
                     mountpoint);
     else if (prctl(PR_CAPBSET_READ, CAP_SYS_ADMIN, 0, 0, 0) == 0)
         buffer_add_text(advice, "CAP_SYS_ADMIN cannot be had here: a container needs " CONTAINER);
@@ -391,9 +392,9 @@ advise(const char *mountpoint, const char *printed, struct buffer *advice)
                                 "apparmor=unconfined");
 }
 
-/* Makes one line of several. */
+/* Joins the lines by semicolons. */
 static void
-join_lines(struct buffer *text)
+join_printed_lines(struct buffer *text)
 {
     while (text->length && text->data[text->length - 1] == '\n')
         text->data[--text->length] = '\0';
@@ -407,10 +408,10 @@ preflight_explain(const char *mountpoint, struct buffer *printed)
 {
     struct buffer advice = BUFFER_INIT;
 
-    join_lines(printed);
-    advise(mountpoint, printed->length ? printed->data : "", &advice);
-    complain("mount point %s: cannot mount%s%s%s%s", mountpoint, printed->length ? ": " : "",
-             printed->length ? printed->data : "", advice.length ? "; " : "",
-             advice.length ? advice.data : "");
+    join_printed_lines(printed);
+    advise_on_failure(mountpoint, printed->length ? printed->data : "", &advice);
+    print_error("mount point %s: cannot mount%s%s%s%s", mountpoint, printed->length ? ": " : "",
+                printed->length ? printed->data : "", advice.length ? "; " : "",
+                advice.length ? advice.data : "");
     buffer_free(&advice);
 }

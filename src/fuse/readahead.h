@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much the kernel reads ahead of a program on this mount.
- *
- * FUSE starts with 128 KiB, whatever a program advises, and what the daemon says
- * at INIT can only lower it; root may raise it through the mount's bdi in sysfs.
+ * The kernel's readahead on this mount. FUSE starts with 128 KiB; the reply to INIT can only lower
+ * it, and root can raise it in sysfs.
  */
 #ifndef FSTFS_FUSE_READAHEAD_H
 #define FSTFS_FUSE_READAHEAD_H
@@ -13,8 +11,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Sets it to `bytes` (whole KiB). To be called between mount and INIT, whose
- * reply must not lower it again. -EACCES where that is not allowed. */
+/* Sets it to `bytes` (whole KiB). Call it between the mount and INIT, whose reply must not lower it
+ * again. -EACCES: not root. */
 errint_t readahead_set(dev_t device, uint64_t bytes);
 
 #endif

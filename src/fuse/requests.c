@@ -14,40 +14,41 @@
 enum {
     LANE_BUCKETS = 4096,
     NAME_RUNNING = 4,
-    NAMES_SHARE_FROM = 8, /* running in a directory: from there on one for each name */
+    NAMES_SHARE_FROM = 8, /* running in a directory: from then on one per name */
     DIRECTORY_RUNNING = 32,
-    DIRECTORIES_SHARE_FROM = 32, /* running in a file system: one for each directory */
+    DIRECTORIES_SHARE_FROM = 32, /* running in a file system: then one per directory */
 };
 
 enum level { LEVEL_ALL, LEVEL_FILESYSTEM, LEVEL_DIRECTORY, LEVEL_NAME };
 
 /*
- * A place of the source that has requests. Lanes form a tree: all, file systems, directories,
- * names. A lane exists as long as it or one below it has requests. Guarded by requests->lock.
+ * A place in the source that has requests. Lanes form a tree: all, file systems, directories,
+ * names. A lane exists while it or one below it has requests. Guarded by requests->lock.
  */
 struct lane {
     struct lane *next_in_bucket;
-    struct lane *above; /* NULL: of LEVEL_ALL */
+    struct lane *above; /* NULL at LEVEL_ALL */
     enum level level;
     uint64_t key;
     unsigned running, queued; /* requests here and below */
-    /* Those below that have queued requests, a ring; this is the one to be served next. */
+    /* A circular list of the lanes below that have queued requests; points to the next one to
+     * serve. */
     struct lane *waiting;
-    struct lane *next, *previous; /* in that ring of `above`; NULL: not in it */
+    struct lane *next, *previous; /* in that list of `above`; NULL: not in it */
     /* LEVEL_NAME */
     struct request *first, *last; /* queued */
-    uint64_t since; /* of monotonic_ms(): nothing has been answered since then */
+    uint64_t since; /* monotonic_ms() of the last answer */
 };
 
 struct requests {
     void *userdata;
     void (*release)(void *userdata, void *handle);
     struct view *view;
-    pthread_mutex_t lock; /* guards all below; held for moments, and over view->lock */
-    pthread_cond_t changed; /* an interrupt, or stop; for the thread that answers */
+    pthread_mutex_t lock; /* guards the rest; not held over I/O; taken before view->lock */
+    pthread_cond_t changed; /* an interrupt, or `stop`; wakes `answerer` */
     struct lane all;
     struct lane *buckets[LANE_BUCKETS];
-    struct lane *spare; /* lanes to be used again, by `next` */
+    struct lane *spare; /* free lanes, linked by `next` */
     struct request *interrupted; /* not yet answered */
     uint64_t answered_interrupted; /* since the start */
     pthread_t answerer;
@@ -135,7 +136,7 @@ lane_has_room(const struct lane *lane)
 }
 
 static void
-ring_add(struct lane *lane)
+lane_link_waiting(struct lane *lane)
 {
     struct lane *first = lane->above->waiting;
 
@@ -150,7 +151,7 @@ ring_add(struct lane *lane)
 }
 
 static void
-ring_remove(struct lane *lane)
+lane_unlink_waiting(struct lane *lane)
 {
     if (lane->next == lane) {
         lane->above->waiting = NULL;
@@ -168,9 +169,9 @@ lane_count_queued(struct lane *lane, bool add)
 {
     for (; lane; lane = lane->above) {
         if (add && lane->queued++ == 0 && lane->above)
-            ring_add(lane);
+            lane_link_waiting(lane);
         if (!add && --lane->queued == 0 && lane->above)
-            ring_remove(lane);
+            lane_unlink_waiting(lane);
     }
 }
 
@@ -187,9 +188,9 @@ lane_push(struct lane *lane, struct request *request)
     lane_count_queued(lane, true);
 }
 
-/* Takes a request out of its lane's queue, wherever it is in it. */
+/* Removes a request from anywhere in its lane's queue. */
 static void
-lane_take(struct lane *lane, struct request *request)
+lane_dequeue(struct lane *lane, struct request *request)
 {
     struct request *before = NULL;
 
@@ -204,10 +205,8 @@ lane_take(struct lane *lane, struct request *request)
     lane_count_queued(lane, false);
 }
 
-/*
- * The lane of a queued request that may run: of those below `lane` the next in turn. Lanes that
- * have no room have requests running, so few are looked at in vain.
- */
+/* Returns the next lane, in round-robin order, with a queued request that may run; NULL: none.
+ * Skipped lanes have requests running, so there are few. */
 static struct lane *
 lane_find_ready(struct lane *lane)
 {
@@ -265,7 +264,7 @@ request_new(struct requests *requests, fuse_req_t req, node_id id, const char *n
 }
 
 static void
-request_free(struct request *request)
+caller_request_free(struct request *request)
 {
     struct requests *requests = request->requests;
 
@@ -276,14 +275,14 @@ request_free(struct request *request)
     free(request);
 }
 
-/* requests->lock held; it is dropped where that frees the request. */
+/* requests->lock held; dropped while a request is freed. */
 static void
 request_unref(struct requests *requests, struct request *request)
 {
     if (--request->references > 0)
         return;
     pthread_mutex_unlock(&requests->lock);
-    request_free(request);
+    caller_request_free(request);
     pthread_mutex_lock(&requests->lock);
 }
 
@@ -315,7 +314,7 @@ interrupted_remove(struct requests *requests, struct request *request)
     request->next_interrupted = request->previous_interrupted = NULL;
 }
 
-/* From libfuse, which holds the request's own lock: nothing is answered here. */
+/* Called by libfuse, which holds the request's lock, so it cannot be answered here. */
 static void
 on_interrupt(fuse_req_t req, void *arg)
 {
@@ -332,7 +331,7 @@ on_interrupt(fuse_req_t req, void *arg)
     pthread_mutex_unlock(&requests->lock);
 }
 
-/* requests->lock held: from here on only the caller answers. */
+/* requests->lock held. From then on only the calling thread answers. */
 static void
 mark_claimed(struct request *request)
 {
@@ -341,12 +340,10 @@ mark_claimed(struct request *request)
         interrupted_remove(request->requests, request);
 }
 
-/*
- * The kernel's request, when it has been claimed. libfuse calls on_interrupt() with its lock
- * held; to set no function waits for that, so that afterwards nobody uses the request.
- */
+/* Returns the claimed kernel request. Removing the function waits for a running on_interrupt(), so
+ * that the request can be freed afterwards. */
 static fuse_req_t
-without_interrupt(const struct request *request)
+stop_interrupts(const struct request *request)
 {
     if (request->may_wait)
         fuse_req_interrupt_func(request->req, NULL, NULL);
@@ -366,11 +363,11 @@ request_claim(struct request *request)
     if (mine)
         mark_claimed(request);
     pthread_mutex_unlock(&requests->lock);
-    return mine ? without_interrupt(request) : NULL;
+    return mine ? stop_interrupts(request) : NULL;
 }
 
-/* Claims a request that waits, and answers it with an error: requests->lock is held, and is
- * dropped meanwhile. */
+/* Claims a queued or running request and answers it with an error. requests->lock held; dropped
+ * meanwhile. */
 static void
 answer_waiting(struct requests *requests, struct request *request, int error)
 {
@@ -379,35 +376,35 @@ answer_waiting(struct requests *requests, struct request *request, int error)
 
     mark_claimed(request);
     if (queued) {
-        lane_take(lane, request);
+        lane_dequeue(lane, request);
         lane_put(requests, lane);
     } else {
-        /* The kernel forgets the id when it may, once it has the answer. */
+        /* After the answer the kernel may forget the ID. */
         view_ref(requests->view, request->id);
         request->holds_id = true;
         request->references++;
     }
     pthread_mutex_unlock(&requests->lock);
-    fuse_reply_err(without_interrupt(request), error);
+    fuse_reply_err(stop_interrupts(request), error);
     pthread_mutex_lock(&requests->lock);
     request_unref(requests, request);
 }
 
 /* ---- running ---- */
 
-/* The next request to be run by a thread that has none, counted as running. */
+/* Dequeues the first request of a lane and counts it as running. */
 static struct request *
-take_ready(struct lane *lane)
+lane_start_request(struct lane *lane)
 {
     struct request *request = lane->first;
 
-    lane_take(lane, request);
+    lane_dequeue(lane, request);
     request->state = REQUEST_RUNNING;
     lane_count_running(lane, true);
     return request;
 }
 
-/* Ends a request that has run; requests->lock held. */
+/* requests->lock held. */
 static void
 end_request(struct requests *requests, struct request *request)
 {
@@ -429,12 +426,12 @@ run_while_ready(struct requests *requests, struct request *request)
         pthread_mutex_lock(&requests->lock);
         end_request(requests, request);
         lane = lane_find_ready(&requests->all);
-        request = lane ? take_ready(lane) : NULL;
+        request = lane ? lane_start_request(lane) : NULL;
         pthread_mutex_unlock(&requests->lock);
     }
 }
 
-/* Whether the queue of its file system may take one more. */
+/* Whether the queue has room for another request of that file system. */
 static bool
 may_queue(const struct requests *requests, const struct lane *lane)
 {
@@ -443,7 +440,8 @@ may_queue(const struct requests *requests, const struct lane *lane)
     return filesystem->queued < REQUESTS_QUEUED - requests->all.queued;
 }
 
-/* Puts a new request into its lane. *ready: what this thread is to run. 0, or an errno. */
+/* Queues a new request. *ready: the request that this thread must run, or NULL. Returns 0 or an
+ * errno. */
 static int
 enter_lane(struct requests *requests, struct request *request, struct request **ready)
 {
@@ -457,27 +455,27 @@ enter_lane(struct requests *requests, struct request *request, struct request **
     }
     lane_push(lane, request);
     if (room)
-        *ready = take_ready(lane);
+        *ready = lane_start_request(lane);
     if (request->interrupted)
         interrupted_add(requests, request);
     return 0;
 }
 
 static void
-refuse(struct request *request, int error)
+refuse_request(struct request *request, int error)
 {
     fuse_req_t req = request_claim(request);
 
     if (req)
         fuse_reply_err(req, error);
-    request_free(request);
+    caller_request_free(request);
 }
 
 void
 request_serve_at_once(struct request *request, void (*run)(struct request *request))
 {
     run(request);
-    request_free(request);
+    caller_request_free(request);
 }
 
 void
@@ -501,16 +499,17 @@ request_serve(struct request *request, void (*run)(struct request *request), boo
         error = enter_lane(requests, request, &ready);
     pthread_mutex_unlock(&requests->lock);
     if (error)
-        refuse(request, error);
+        refuse_request(request, error);
     else
         run_while_ready(requests, ready);
 }
 
 /* ---- interrupted requests ---- */
 
-/* One that is due, or NULL; *until: when one is, UINT64_MAX: none. requests->lock held. */
+/* Returns an interrupted request that must be answered now, or NULL; *until: when the next one
+ * must, UINT64_MAX: never. requests->lock held. */
 static struct request *
-find_due(struct requests *requests, uint64_t *until)
+find_due_interrupt(struct requests *requests, uint64_t *until)
 {
     uint64_t now = monotonic_ms(), due;
 
@@ -527,7 +526,7 @@ find_due(struct requests *requests, uint64_t *until)
 }
 
 static void
-wait_until(struct requests *requests, uint64_t until)
+wait_for_interrupt(struct requests *requests, uint64_t until)
 {
     if (until == UINT64_MAX)
         pthread_cond_wait(&requests->changed, &requests->lock);
@@ -544,19 +543,19 @@ answer_interrupted(void *arg)
 
     pthread_mutex_lock(&requests->lock);
     while (!requests->stop) {
-        request = find_due(requests, &until);
+        request = find_due_interrupt(requests, &until);
         if (request) {
             requests->answered_interrupted++;
             answer_waiting(requests, request, EINTR);
         } else {
-            wait_until(requests, until);
+            wait_for_interrupt(requests, until);
         }
     }
     pthread_mutex_unlock(&requests->lock);
     return NULL;
 }
 
-/* ---- all of them ---- */
+/* ---- lifecycle ---- */
 
 errint_t
 requests_new(void *userdata, void (*release)(void *userdata, void *handle), struct requests **out)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/sandbox.h"
 
-#include "fuse/opener.h"
 #include "fuse/system_calls.h"
 
 #include <errno.h>
@@ -9,7 +8,6 @@
 #include <inttypes.h>
 #include <linux/capability.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,39 +16,29 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static void __attribute__((format(printf, 2, 3)))
-refused(struct sandbox_part *part, const char *format, ...)
+/* Records how a part went; on error 0 it is on. */
+static void
+set_part(struct sandbox_part *part, errint_t error)
 {
-    va_list arguments;
-
-    part->on = false;
-    va_start(arguments, format);
-    vsnprintf(part->why, sizeof(part->why), format, arguments);
-    va_end(arguments);
+    part->on = !error;
+    snprintf(part->why, sizeof(part->why), "%s", error ? strerror(-error) : "");
 }
 
 static void
-done(struct sandbox_part *part)
+set_all_parts_off(struct sandbox *sandbox, const char *why)
 {
-    part->on = true;
-}
+    struct sandbox_part off = {.on = false};
 
-static void
-refuse_all(struct sandbox *sandbox, const char *why)
-{
-    refused(&sandbox->no_new_privileges, "%s", why);
-    refused(&sandbox->capabilities, "%s", why);
-    refused(&sandbox->landlock, "%s", why);
-    refused(&sandbox->system_calls, "%s", why);
+    snprintf(off.why, sizeof(off.why), "%s", why);
+    sandbox->no_new_privileges = sandbox->capabilities = sandbox->landlock = sandbox->system_calls =
+        off;
 }
 
 void
 sandbox_init(struct sandbox *sandbox, bool wanted, bool passthrough)
 {
-    memset(sandbox, 0, sizeof(*sandbox));
-    sandbox->wanted = wanted;
-    sandbox->passthrough = passthrough;
-    refuse_all(sandbox, "not wanted");
+    *sandbox = (struct sandbox){.wanted = wanted, .passthrough = passthrough};
+    set_all_parts_off(sandbox, "not wanted");
 }
 
 void
@@ -60,19 +48,10 @@ sandbox_refuse(struct sandbox *sandbox, const char *why, errint_t error)
 
     snprintf(text, sizeof(text), "%s: %s", why, strerror(-error));
     sandbox->wanted = false;
-    refuse_all(sandbox, text);
+    set_all_parts_off(sandbox, text);
 }
 
-/* ---- privileges ---- */
-
-static void
-give_up_new_privileges(struct sandbox *sandbox)
-{
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
-        done(&sandbox->no_new_privileges);
-    else
-        refused(&sandbox->no_new_privileges, "%s", strerror(errno));
-}
+/* ---- capabilities ---- */
 
 struct capabilities {
     struct __user_cap_header_struct header;
@@ -80,75 +59,64 @@ struct capabilities {
 };
 
 static bool
-has(const struct capabilities *capabilities, unsigned one)
+is_permitted(const struct capabilities *capabilities, unsigned capability)
 {
-    return capabilities->data[one / 32].permitted & 1u << one % 32;
+    return capabilities->data[capability / 32].permitted & 1u << capability % 32;
 }
 
-static void
-keep(struct capabilities *capabilities, unsigned one)
+/* Copies a capability of `from`; returns false if it is not permitted there. */
+static bool
+keep_capability(struct capabilities *to, const struct capabilities *from, unsigned capability)
 {
-    capabilities->data[one / 32].permitted |= 1u << one % 32;
-    capabilities->data[one / 32].effective |= 1u << one % 32;
+    if (!is_permitted(from, capability))
+        return false;
+    to->data[capability / 32].permitted |= 1u << capability % 32;
+    to->data[capability / 32].effective |= 1u << capability % 32;
+    return true;
 }
 
-static void
-give_up_capabilities(struct sandbox *sandbox)
+static errint_t
+drop_capabilities(const struct sandbox *sandbox)
 {
     struct capabilities now = {.header = {_LINUX_CAPABILITY_VERSION_3, 0}};
     struct capabilities kept = now;
 
-    if (syscall(SYS_capget, &now.header, now.data) < 0) {
-        refused(&sandbox->capabilities, "%s", strerror(errno));
-        return;
-    }
-    /* Root must be able to read every file; the opener checks what its callers may read.
-     * Docker gives its containers only the greater of the two. */
-    if (has(&now, CAP_DAC_READ_SEARCH))
-        keep(&kept, CAP_DAC_READ_SEARCH);
-    else if (has(&now, CAP_DAC_OVERRIDE))
-        keep(&kept, CAP_DAC_OVERRIDE);
-    /* Leases on files of other owners (base/lease.h). */
-    if (has(&now, CAP_LEASE))
-        keep(&kept, CAP_LEASE);
-    if (sandbox->passthrough && has(&now, CAP_SYS_ADMIN))
-        keep(&kept, CAP_SYS_ADMIN);
-    if (sandbox->credentials && has(&now, CAP_SETUID) && has(&now, CAP_SETGID)) {
-        keep(&kept, CAP_SETUID);
-        keep(&kept, CAP_SETGID);
+    if (syscall(SYS_capget, &now.header, now.data) < 0)
+        return -errno;
+    /* Root must be able to read every file; the opener checks what callers may read. Docker grants
+     * only the second one. */
+    if (!keep_capability(&kept, &now, CAP_DAC_READ_SEARCH))
+        keep_capability(&kept, &now, CAP_DAC_OVERRIDE);
+    keep_capability(&kept, &now, CAP_LEASE); /* leases on files of other owners: base/lease.h */
+    if (sandbox->passthrough)
+        keep_capability(&kept, &now, CAP_SYS_ADMIN);
+    if (sandbox->credentials && is_permitted(&now, CAP_SETUID) && is_permitted(&now, CAP_SETGID)) {
+        keep_capability(&kept, &now, CAP_SETUID);
+        keep_capability(&kept, &now, CAP_SETGID);
     }
     kept.header = now.header;
-    if (syscall(SYS_capset, &kept.header, kept.data) == 0)
-        done(&sandbox->capabilities);
-    else
-        refused(&sandbox->capabilities, "%s", strerror(errno));
+    return syscall(SYS_capset, &kept.header, kept.data) < 0 ? -errno : 0;
 }
 
-/* ---- files: Landlock (landlock(7)), by the numbers of its system calls, which are the
- * same on all machines, since older headers have it not or not all of it ---- */
+/* ---- Landlock: landlock(7). By numbers, since older headers lack some of it ---- */
 
 enum {
-    CREATE_RULESET = 444,
+    CREATE_RULESET = 444, /* system calls; the same numbers on all machines */
     ADD_RULE = 445,
     RESTRICT_SELF = 446,
-    ASK_VERSION = 1,
-    PATH_BENEATH = 1,
+    CREATE_RULESET_VERSION = 1, /* a flag */
+    RULE_PATH_BENEATH = 1,
 };
 
 #define READ_FILE (1ull << 2)
 #define READ_DIRECTORY (1ull << 3)
-#define FILE_RIGHTS_1 ((1ull << 13) - 1)
-#define FILE_RIGHT_MOVE (1ull << 13) /* from version 2 on */
-#define FILE_RIGHT_TRUNCATE (1ull << 14) /* 3 */
-#define NETWORK_RIGHTS 3ull /* 4: TCP */
-#define FILE_RIGHT_DEVICE (1ull << 15) /* 5 */
-#define SCOPES 3ull /* 6: abstract sockets, signals */
 
-struct ruleset {
+/* Rights that a ruleset denies unless a rule allows them. */
+struct landlock_ruleset {
     uint64_t files, network, scopes;
 };
 
-struct beneath {
+struct landlock_path_rule {
     uint64_t rights;
     int32_t directory;
 } __attribute__((packed));
@@ -156,95 +124,92 @@ struct beneath {
 static int
 landlock_version(void)
 {
-    return (int)syscall(CREATE_RULESET, NULL, 0, ASK_VERSION);
+    return (int)syscall(CREATE_RULESET, NULL, 0, CREATE_RULESET_VERSION);
 }
 
 bool
-sandbox_shuts_files(const struct sandbox *sandbox)
+sandbox_confines_files(const struct sandbox *sandbox)
 {
     return sandbox->wanted && landlock_version() > 0;
 }
 
-/* All that this version of Landlock can forbid. */
-static struct ruleset
-all_rights(int version)
+/* Creates a ruleset of all rights that this version knows. A descriptor or a negative errno. */
+static int
+create_ruleset(int version, struct landlock_ruleset *all)
 {
-    struct ruleset all = {.files = FILE_RIGHTS_1};
+    size_t size = offsetof(struct landlock_ruleset, network);
+    int rules;
 
+    *all = (struct landlock_ruleset){.files = (1ull << 13) - 1};
     if (version >= 2)
-        all.files |= FILE_RIGHT_MOVE;
+        all->files |= 1ull << 13; /* renaming to another directory */
     if (version >= 3)
-        all.files |= FILE_RIGHT_TRUNCATE;
-    if (version >= 4)
-        all.network = NETWORK_RIGHTS;
+        all->files |= 1ull << 14; /* truncating */
+    if (version >= 4) {
+        all->network = 3; /* TCP: bind, connect */
+        size = offsetof(struct landlock_ruleset, scopes);
+    }
     if (version >= 5)
-        all.files |= FILE_RIGHT_DEVICE;
-    if (version >= 6)
-        all.scopes = SCOPES;
-    return all;
+        all->files |= 1ull << 15; /* ioctl of devices */
+    if (version >= 6) {
+        all->scopes = 3; /* abstract sockets and signals of other processes */
+        size = sizeof(*all);
+    }
+    rules = (int)syscall(CREATE_RULESET, all, size, 0);
+    return rules < 0 ? -errno : rules;
 }
 
-static size_t
-ruleset_size(int version)
+static errint_t
+allow_beneath(int rules, int directory, uint64_t rights)
 {
-    if (version >= 6)
-        return sizeof(struct ruleset);
-    return version >= 4 ? offsetof(struct ruleset, scopes) : offsetof(struct ruleset, network);
+    struct landlock_path_rule rule = {rights, directory};
+
+    return syscall(ADD_RULE, rules, RULE_PATH_BENEATH, &rule, 0) < 0 ? -errno : 0;
 }
 
-static bool
-allow(int rules, int directory, uint64_t rights)
-{
-    struct beneath beneath = {rights, directory};
-
-    return syscall(ADD_RULE, rules, PATH_BENEATH, &beneath, 0) == 0;
-}
-
-static bool
+static errint_t
 allow_path(int rules, const char *path, uint64_t rights)
 {
     int fd = open(path, O_PATH | O_CLOEXEC);
-    bool allowed = fd >= 0 && allow(rules, fd, rights);
+    errint_t error;
 
-    if (fd >= 0)
-        close(fd);
-    return allowed;
+    if (fd < 0)
+        return -errno;
+    error = allow_beneath(rules, fd, rights);
+    close(fd);
+    return error;
 }
 
-static void
-shut_files(struct sandbox *sandbox, int directory)
+static errint_t
+enter_landlock(int directory)
 {
+    const uint64_t reading = READ_FILE | READ_DIRECTORY;
     int version = landlock_version(), rules;
-    struct ruleset all = all_rights(version);
-    bool allowed;
+    struct landlock_ruleset all;
+    errint_t error;
 
-    if (version <= 0) {
-        refused(&sandbox->landlock, "%s",
-                errno == ENOSYS || errno == EOPNOTSUPP ? "the kernel has it not" : strerror(errno));
-        return;
-    }
-    rules = (int)syscall(CREATE_RULESET, &all, ruleset_size(version), 0);
-    if (rules < 0) {
-        refused(&sandbox->landlock, "%s", strerror(errno));
-        return;
-    }
-    if (directory >= 0 && !SANITIZED)
-        allowed = allow(rules, directory, READ_FILE | READ_DIRECTORY) &&
-                  /* How many processors there are. */
-                  (allow_path(rules, "/sys/devices/system/cpu", READ_FILE | READ_DIRECTORY) ||
-                   errno == ENOENT);
-    else
-        allowed = allow_path(rules, "/", SANITIZED ? all.files : READ_FILE | READ_DIRECTORY);
-    if (!allowed || syscall(RESTRICT_SELF, rules, 0) < 0) {
-        refused(&sandbox->landlock, "%s", strerror(errno));
+    if (version < 0)
+        return -errno;
+    rules = create_ruleset(version, &all);
+    if (rules < 0)
+        return rules;
+    if (directory < 0) {
+        error = allow_path(rules, "/", SANITIZED ? all.files : reading);
     } else {
-        done(&sandbox->landlock);
-        sandbox->shut_in = directory >= 0 && !SANITIZED;
+        error = allow_beneath(rules, directory, reading);
+        /* The C library reads the number of processors there. */
+        if (!error)
+            error = allow_path(rules, "/sys/devices/system/cpu", reading);
+        if (error == -ENOENT)
+            error = 0;
     }
+    if (!error && syscall(RESTRICT_SELF, rules, 0) < 0)
+        error = -errno;
     close(rules);
+    return error;
 }
 
-/* ---- before: what a library does late, and could not any more ---- */
+/* ---- all of it ---- */
 
 static void *
 wait_for_cancel(void *arg)
@@ -254,13 +219,13 @@ wait_for_cancel(void *arg)
     return NULL;
 }
 
+/* glibc loads a library when a thread is first cancelled, which Landlock would prevent. libfuse
+ * cancels its threads at the end. */
 static void
-load_late_parts(void)
+load_cancellation_library(void)
 {
     pthread_t thread;
 
-    /* glibc loads a library at the first cancellation of a thread; libfuse cancels
-     * its threads at the end. */
     if (pthread_create(&thread, NULL, wait_for_cancel, NULL) == 0) {
         pthread_cancel(thread);
         pthread_join(thread, NULL);
@@ -270,39 +235,43 @@ load_late_parts(void)
 void
 sandbox_enter(struct sandbox *sandbox, int directory)
 {
+    errint_t error;
+
     if (!sandbox->wanted)
         return;
-    load_late_parts();
-    give_up_new_privileges(sandbox);
-    /* Without that, only who has CAP_SYS_ADMIN may do this. */
-    shut_files(sandbox, directory);
-    give_up_capabilities(sandbox);
+    if (SANITIZED)
+        directory = -1;
+    load_cancellation_library();
+    /* First: without it Landlock and seccomp need CAP_SYS_ADMIN. */
+    set_part(&sandbox->no_new_privileges, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ? -errno : 0);
+    error = enter_landlock(directory);
+    set_part(&sandbox->landlock, error);
+    if (error == -ENOSYS || error == -EOPNOTSUPP)
+        snprintf(sandbox->landlock.why, sizeof(sandbox->landlock.why), "the kernel has it not");
+    sandbox->confined = !error && directory >= 0;
+    set_part(&sandbox->capabilities, drop_capabilities(sandbox));
 }
-
-/* ---- system calls ---- */
 
 void
 sandbox_seal(struct sandbox *sandbox)
 {
+    struct sandbox_part *part = &sandbox->system_calls;
     errint_t error;
 
     if (!sandbox->wanted)
         return;
     error = system_calls_restrict(sandbox->passthrough, sandbox->credentials);
-    if (!error)
-        done(&sandbox->system_calls);
-    else if (error == -ENOTSUP)
-        refused(&sandbox->system_calls, "not written for this kind of machine");
+    set_part(part, error);
+    if (error == -ENOTSUP)
+        snprintf(part->why, sizeof(part->why), "not written for this kind of machine");
     else if (error == -EBUSY)
-        refused(&sandbox->system_calls, "a thread has a filter of its own");
-    else
-        refused(&sandbox->system_calls, "%s", strerror(-error));
+        snprintf(part->why, sizeof(part->why), "a thread has a filter of its own");
 }
 
 /* ---- status ---- */
 
 static void
-add_part(struct buffer *out, const char *name, const struct sandbox_part *part)
+add_part_status(struct buffer *out, const char *name, const struct sandbox_part *part)
 {
     buffer_addf(out, "\"%s\":{\"on\":%s", name, part->on ? "true" : "false");
     if (!part->on) {
@@ -313,15 +282,15 @@ add_part(struct buffer *out, const char *name, const struct sandbox_part *part)
 }
 
 void
-sandbox_status(const struct sandbox *sandbox, struct buffer *out)
+sandbox_status(const struct sandbox *sandbox, uint64_t opened_outside, struct buffer *out)
 {
     buffer_add_char(out, '{');
-    add_part(out, "no_new_privileges", &sandbox->no_new_privileges);
-    add_part(out, "capabilities", &sandbox->capabilities);
-    add_part(out, "landlock", &sandbox->landlock);
-    add_part(out, "system_calls", &sandbox->system_calls);
-    buffer_addf(out, "\"reads\":\"%s\"", sandbox->shut_in ? "the source" : "any file");
-    if (sandbox->shut_in)
-        buffer_addf(out, ",\"opened_outside\":%" PRIu64, opener_opened());
+    add_part_status(out, "no_new_privileges", &sandbox->no_new_privileges);
+    add_part_status(out, "capabilities", &sandbox->capabilities);
+    add_part_status(out, "landlock", &sandbox->landlock);
+    add_part_status(out, "system_calls", &sandbox->system_calls);
+    buffer_addf(out, "\"reads\":\"%s\"", sandbox->confined ? "the source" : "any file");
+    if (sandbox->confined)
+        buffer_addf(out, ",\"opened_outside\":%" PRIu64, opened_outside);
     buffer_add_char(out, '}');
 }

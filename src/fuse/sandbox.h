@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the daemon gives up once it has mounted, so that whoever should get to run
- * code in it, by a file made for that, gets little:
+ * Drops what the daemon does not need once it has mounted, so that code injected into it, by a file
+ * made for that, can do little:
  *
- * - new privileges: programs with the set-user-ID bit have no effect any more;
- * - capabilities, but for the one that reads other users' files, and the one that
- *   passthrough needs where that was asked for;
- * - files: Landlock leaves the source to be read, and nothing to be written, made or
- *   executed. What links in the source lead to, another process opens (opener.h);
- * - system calls but for those that serving takes (system_calls.h); and with io_uring
- *   everything but reading (src/io/ring.c).
+ * - new privileges: set-user-ID programs have no effect any more;
+ * - capabilities, except those that reading other users' files and passthrough need;
+ * - files: Landlock allows reading the source, and no writing, creating or executing. Files that
+ *   links in the source lead to are opened by a helper process (opener.h);
+ * - system calls, except those that serving needs (system_calls.h). io_uring is restricted to
+ *   reading by src/io/ring.c.
  *
- * Each is tried, and done without where the kernel, or a sandbox around this one, will
- * not have it; status says why.
+ * Each part is optional: where the kernel, or an outer sandbox, refuses it, .fstfs/status gives the
+ * reason.
  */
 #ifndef FSTFS_FUSE_SANDBOX_H
 #define FSTFS_FUSE_SANDBOX_H
@@ -21,49 +20,37 @@
 #include "base/error.h"
 
 #include <stdbool.h>
-
-/* A sanitizer works inside the process: it looks into /proc, writes its report, stops
- * the other threads to look for leaks. It gets what it needs. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
+#include <stdint.h>
 
 struct sandbox_part {
     bool on;
-    char why[120]; /* not, where it is not */
+    char why[120]; /* if it is off */
 };
 
 struct sandbox {
     bool wanted;
-    bool passthrough; /* is to go on working */
-    bool credentials; /* those of other users are to be taken on (credentials.h) */
+    bool passthrough; /* keep what passthrough needs */
+    bool credentials; /* keep what credentials.h needs */
     struct sandbox_part no_new_privileges, capabilities, landlock, system_calls;
-    bool shut_in; /* Landlock leaves the source alone to be read */
+    bool confined; /* Landlock allows reading the source only */
 };
 
 void sandbox_init(struct sandbox *sandbox, bool wanted, bool passthrough);
 
-/* Does without it all. */
+/* Turns all of it off, and records why. */
 void sandbox_refuse(struct sandbox *sandbox, const char *why, errint_t error);
 
-/* Whether this kernel has Landlock, so that files outside of `directory` need an opener. */
-bool sandbox_shuts_files(const struct sandbox *sandbox);
+/* Whether Landlock will confine the daemon to the source. */
+bool sandbox_confines_files(const struct sandbox *sandbox);
 
-/* For the one thread there is: those it makes are as it is. `directory` is an open
- * directory to which files are shut in, or -1: any file may be read. */
+/* Call it on the only thread: threads created later inherit it. `directory`: an open directory;
+ * only files below it can then be read. -1: any file can. */
 void sandbox_enter(struct sandbox *sandbox, int directory);
 
-/* For all threads, when all that serving needs has been set up. */
+/* Restricts the system calls of all threads. Call it when all rings and sockets have been made. */
 void sandbox_seal(struct sandbox *sandbox);
 
-/* One JSON object. */
-void sandbox_status(const struct sandbox *sandbox, struct buffer *out);
+/* Appends one JSON object. `opened_outside`: files that the opener has opened for the daemon. */
+void sandbox_status(const struct sandbox *sandbox, uint64_t opened_outside, struct buffer *out);
 
 #endif

@@ -14,11 +14,12 @@
 
 static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
 enum { SIGNALS = sizeof(signals) / sizeof(signals[0]) };
-/* How often helpers are looked at whose threads keep their socket open. */
+/* The interval at which the lives of helpers are checked, in case hung threads keep a dead one's
+ * socket open. */
 enum { LIVES_MS = 1000 };
 
-static struct sigaction before[SIGNALS]; /* libfuse's, or what was there before it */
-/* A byte: a signal has come, or the thread is to end. */
+static struct sigaction previous_actions[SIGNALS]; /* libfuse's */
+/* A pipe; a byte in it wakes the thread. */
 static int wake_ends[2] = {-1, -1};
 
 static struct {
@@ -29,16 +30,16 @@ static struct {
     pthread_t server; /* the thread that serves: signals end its session */
     bool started;
     struct shutdown_calls calls;
-    bool ended[SHUTDOWN_HELPERS];
+    bool died[SHUTDOWN_HELPERS];
 } watch;
 
 static void
-wake(void)
+wake_watcher(void)
 {
     char byte = 0;
 
     if (write(wake_ends[1], &byte, 1) < 0)
-        return; /* full: it is awake */
+        return; /* the pipe is full, so the thread will wake */
 }
 
 static void
@@ -48,8 +49,8 @@ on_signal(int number)
 
     for (unsigned i = 0; i < SIGNALS; i++)
         if (signals[i] == number)
-            before[i].sa_handler(number);
-    wake();
+            previous_actions[i].sa_handler(number);
+    wake_watcher();
     errno = error;
 }
 
@@ -61,10 +62,10 @@ shutdown_catch_signals(void)
     if (pipe2(wake_ends, O_CLOEXEC | O_NONBLOCK) < 0)
         return -errno;
     for (unsigned i = 0; i < SIGNALS; i++) {
-        sigaction(signals[i], NULL, &before[i]);
-        if (before[i].sa_handler == SIG_IGN || before[i].sa_handler == SIG_DFL)
-            continue; /* libfuse leaves alone what is ignored, as by nohup(1) */
-        action = before[i];
+        sigaction(signals[i], NULL, &previous_actions[i]);
+        if (previous_actions[i].sa_handler == SIG_IGN || previous_actions[i].sa_handler == SIG_DFL)
+            continue; /* not caught by libfuse: was ignored, as by nohup(1) */
+        action = previous_actions[i];
         action.sa_handler = on_signal;
         sigaction(signals[i], &action, NULL);
     }
@@ -75,12 +76,12 @@ void
 shutdown_release_signals(void)
 {
     for (unsigned i = 0; i < SIGNALS; i++)
-        sigaction(signals[i], &before[i], NULL);
+        sigaction(signals[i], &previous_actions[i], NULL);
     close(wake_ends[0]);
     close(wake_ends[1]);
 }
 
-/* Waits for shutdown_stop(); false: it did not come in time. */
+/* Waits for shutdown_stop(); returns false on a timeout. */
 static bool
 await_stop(void)
 {
@@ -95,22 +96,22 @@ await_stop(void)
     return stopping;
 }
 
-/* Whether a helper's end ends the daemon. A helper that has ended is not looked at again. */
+/* Reports each death once; returns whether one of them ends the daemon. */
 static bool
-report_ended_helpers(const struct pollfd *sockets)
+report_dead_helpers(const struct pollfd *sockets)
 {
     bool ends = false;
 
     for (unsigned i = 0; i < SHUTDOWN_HELPERS; i++) {
         if (sockets[i].fd < 0 || (!sockets[i].revents && !helper_has_died(watch.calls.helpers[i])))
             continue;
-        watch.ended[i] = true;
-        ends |= watch.calls.helper_ended(watch.calls.arg, i);
+        watch.died[i] = true;
+        ends |= watch.calls.helper_died(watch.calls.arg, i);
     }
     return ends;
 }
 
-/* Waits for a signal, for shutdown_stop() or for the end of a helper that ends the daemon. */
+/* Waits for a signal, for shutdown_stop() or for the death of a helper that ends the daemon. */
 static void
 await_end(void)
 {
@@ -119,14 +120,14 @@ await_end(void)
     do {
         for (unsigned i = 0; i < SHUTDOWN_HELPERS; i++)
             polled[1 + i] =
-                (struct pollfd){.fd = watch.ended[i] ? -1 : watch.calls.helpers[i]->socket};
+                (struct pollfd){.fd = watch.died[i] ? -1 : watch.calls.helpers[i]->socket};
         while (poll(polled, 1 + SHUTDOWN_HELPERS, LIVES_MS) < 0)
             continue;
         if (polled[0].revents)
             return;
-    } while (!report_ended_helpers(polled + 1));
+    } while (!report_dead_helpers(polled + 1));
     /* NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread,cert-pos44-c): it has a handler */
-    pthread_kill(watch.server, SIGTERM); /* where it is ignored, force() ends the daemon */
+    pthread_kill(watch.server, SIGTERM); /* if it is ignored, force() ends the daemon */
 }
 
 static void *
@@ -170,7 +171,7 @@ shutdown_stop(void)
     watch.stopping = true;
     pthread_cond_signal(&watch.stopped);
     pthread_mutex_unlock(&watch.lock);
-    wake();
+    wake_watcher();
     pthread_join(watch.thread, NULL);
     watch.started = false;
 }

@@ -410,7 +410,7 @@ def test_mount_point_below_a_hidden_mount(fstfs, source, mnt, place):
     subprocess.run(["mount", "--bind", above, place], check=True)
     try:
         done = run(fstfs, mnt, mnt)
-        refused(done, "lies in")  # and not busy: what is at the path now is a plain directory
+        refused(done, "is inside of")  # and not busy: what is at the path now is a plain directory
     finally:
         subprocess.run(["umount", place], check=True)
     assert run("fusermount3", "-u", mnt).returncode == 0

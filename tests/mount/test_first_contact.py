@@ -253,7 +253,7 @@ def test_dead_mount(mount, fstfs, source, place, mnt):  # noqa: F811
     m.signal(signal.SIGKILL)
     m.wait()
     cure = f"fusermount3 -u {m.path} "
-    told(run(fstfs, source.root, m.path), cure, "program has died")
+    told(run(fstfs, source.root, m.path), cure, "daemon has died")
     for inside in (m.path, f"{m.path}/merged"):
         told(run(fstfs, inside, mnt), inside, "Transport endpoint is not connected", cure)
     told(run(fstfs, source.root, f"{m.path}/merged"), "Transport endpoint is not connected", cure)
@@ -279,14 +279,14 @@ def test_paths(fstfs, source, place, mnt):  # noqa: F811
     file = place / "s/config.json"
     told(run(fstfs, file, mnt), f"source {file}: not a directory", "found a file",
          "expected the directory that holds the models")
-    told(run(fstfs, place / "no", mnt), f"source {place}/no: No such file", "directory of the models")
+    told(run(fstfs, place / "no", mnt), f"source {place}/no: No such file", "directory that holds the models")
     told(run(fstfs, source.root, file), f"mount point {file}: not a directory", "found a file",
          "expected an empty directory")
     told(run(fstfs, source.root, place / "no"), f"mount point {place}/no: No such file",
          f"mkdir -p {place}/no\n")
     (place / "s/in").mkdir()
-    told(run(fstfs, source.root, place / "s/in"), "it lies in the source", "mount it elsewhere")
-    told(run(fstfs, source.root, place), "lies in it", "mount it elsewhere")
+    told(run(fstfs, source.root, place / "s/in"), "it is inside of the source", "mount it elsewhere")
+    told(run(fstfs, source.root, place), "is inside of it", "mount it elsewhere")
     (mnt / "one").touch()
     told(run(fstfs, source.root, mnt), "not empty", "found one", "mount on an empty directory")
     nothing_left(mnt)

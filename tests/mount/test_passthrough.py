@@ -87,7 +87,7 @@ def test_a_wrong_value_is_refused(fstfs, source, place, value):
     (place / "m").mkdir()
     done = subprocess.run([fstfs, f"--passthrough={value}", source.root, place / "m"],
                           capture_output=True, text=True)
-    said = "--passthrough is on or off" if value else "--passthrough needs a value"
+    said = "--passthrough: expected on or off" if value else "--passthrough needs a value"
     assert done.returncode == 2 and said in done.stderr
 
 
@@ -153,7 +153,7 @@ def test_one_file_opened_by_many_at_once(mount, source, possible):
 
 
 def read_as_user(m, source):
-    refused = {"on": False, "why": "the kernel lets only root do it"}
+    refused = {"on": False, "why": "the kernel allows it to root only"}
     assert state(m) == refused  # before anything was tried
     path = m / "shards/rich/config.json"
     with open(path, "rb") as a, open(path, "rb") as b:

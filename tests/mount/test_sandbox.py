@@ -281,8 +281,8 @@ def test_log(fstfs, place, source):
 
 def test_calls_are_documented():
     """SECURITY.md lists the calls that the code allows, and no others."""
-    code = (ROOT / "src/fuse/system_calls.c").read_text()
-    rules = set(re.findall(r"\{SYS_(\w+), \{", code))
+    code = (ROOT / "src/fuse/system_calls.c").read_text().split("/* ---- the filter")[0]
+    rules = set(re.findall(r"\bSYS_(\w+)[,}]", code))
     text = (ROOT / "SECURITY.md").read_text()
     table, = re.findall(r"## System calls that remain\n(.*?)\n## ", text, re.DOTALL)
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]

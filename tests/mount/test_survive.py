@@ -247,7 +247,7 @@ def test_opener_is_killed(mount, versions, crowd, who, shared):
     judge(all_of_them, ENDS | {errno.EACCES})
     assert ended(m, number) == 1
     assert eventually(lambda: not mounted_at(m.path)), "the mount is still there"
-    assert m.log_text().count("fstfs-open has ended") == 1
+    assert m.log_text().count("fstfs-open has died") == 1
     again = mount(versions[0].root, *shared, mountpoint=m.path, **who)
     child(readers.check_files, expected(again, versions[:1]), "read", user=m.user)
 
@@ -286,7 +286,7 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
     gone = eventually(lambda: not mounted_at(m.path), 10)
     faults.unlink()
     assert freed and gone
-    assert m.log_text().count("fstfs-open has ended") == 1
+    assert m.log_text().count("fstfs-open has died") == 1
     assert ended(m, number) == 1
 
 
@@ -298,7 +298,7 @@ def test_unmounter_is_killed(mount, versions, crowd, who, shared):
     all_of_them = crowd(m, files)
     number = connection(m)
     kill_helper(m, "fstfs-unmount")
-    assert eventually(lambda: "fstfs-unmount has ended" in m.log_text())
+    assert eventually(lambda: "fstfs-unmount has died" in m.log_text())
     child(readers.check_files, files, "read", user=m.user)
     m.signal(signal.SIGTERM)
     judge(all_of_them, ENDS)
@@ -312,7 +312,7 @@ def test_unmount_without_the_unmounter(mount, versions, who):
     """Others may unmount it still, which leaves nothing behind."""
     m = mount(versions[0].root, **who)
     kill_helper(m, "fstfs-unmount")
-    assert eventually(lambda: "fstfs-unmount has ended" in m.log_text())
+    assert eventually(lambda: "fstfs-unmount has died" in m.log_text())
     assert m.unmount() == 0
 
 

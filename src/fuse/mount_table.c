@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fuse/device.h"
+#include "fuse/mount_table.h"
 
 #include "base/array.h"
 #include "base/mountinfo.h"
@@ -12,7 +12,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* The last mount on `path` (NULL: any) that has this ID (-1: any). */
+/* Finds the last mount on `path` (NULL: any) with this ID (-1: any). */
 static errint_t
 mount_entry_find(const char *path, int id, struct mountinfo *found)
 {
@@ -36,9 +36,9 @@ mount_entry_find(const char *path, int id, struct mountinfo *found)
     return error;
 }
 
-/* The ID of the mount that a path leads to now. O_PATH asks no file system. */
+/* Returns the ID of the mount that a path leads to. O_PATH accesses no file system. */
 static errint_t
-mount_id(const char *path, int *id)
+mount_id_of_path(const char *path, int *id)
 {
     char name[sizeof("/proc/self/fdinfo/") + 3 * sizeof(int)];
     int fd = open(path, O_PATH | O_CLOEXEC);
@@ -81,14 +81,14 @@ mount_find_fuse(const char *path, struct fuse_mount *found)
     struct mountinfo entry = {0};
     const char *user;
     int id = -1;
-    errint_t error = mount_id(path, &id);
+    errint_t error = mount_id_of_path(path, &id);
 
     *found = (struct fuse_mount){0};
     if (!error)
         error = mount_entry_find(NULL, id, &entry);
     if (error)
         return error == -ENOENT ? 0 : error;
-    /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): 0 means that it is set */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): set if there is no error */
     if (strcmp(entry.type, "fuse") == 0 || strncmp(entry.type, "fuse.", 5) == 0) {
         user = strstr(entry.options, "user_id=");
         found->user = user ? (uid_t)strtoul(user + strlen("user_id="), NULL, 10) : 0;
@@ -100,15 +100,15 @@ mount_find_fuse(const char *path, struct fuse_mount *found)
     return 0;
 }
 
-/* The mounts of fstfs that can be reached from a directory. */
-struct reached {
+/* The mounts of fstfs, and which of them can be reached from a directory. */
+struct reached_mounts {
     struct mountinfo *all;
     bool *is_reached;
     size_t count;
 };
 
 static void
-reached_free(struct reached *mounts)
+reached_mounts_free(struct reached_mounts *mounts)
 {
     for (size_t i = 0; i < mounts->count; i++)
         mountinfo_free(&mounts->all[i]);
@@ -116,15 +116,15 @@ reached_free(struct reached *mounts)
     free(mounts->is_reached);
 }
 
-/* Reads the list: all mounts of fstfs, none of them reached yet. */
+/* Reads the mounts of fstfs. */
 static errint_t
-reached_read(struct reached *mounts)
+reached_mounts_read(struct reached_mounts *mounts)
 {
     FILE *list = mountinfo_open();
     struct mountinfo entry, *all;
     errint_t error = 0;
 
-    *mounts = (struct reached){0};
+    *mounts = (struct reached_mounts){0};
     if (!list)
         return -errno;
     while (!error && mountinfo_next(list, &entry)) {
@@ -146,11 +146,11 @@ reached_read(struct reached *mounts)
     return mounts->is_reached ? error : -ENOMEM;
 }
 
-/* Marks the mounts inside `directory`, those that it is inside of, and those that can be reached
- * from what they show. */
-/* NOLINTNEXTLINE(misc-no-recursion): once for each mount at most */
+/* Marks the mounts inside of `directory`, those that it is inside of, and those that can be reached
+ * from their sources. */
+/* NOLINTNEXTLINE(misc-no-recursion): at most once for each mount */
 static void
-reach(struct reached *mounts, const char *directory)
+mark_reached_mounts(struct reached_mounts *mounts, const char *directory)
 {
     for (size_t i = 0; i < mounts->count; i++) {
         const struct mountinfo *entry = &mounts->all[i];
@@ -159,19 +159,19 @@ reach(struct reached *mounts, const char *directory)
                                       !path_is_inside(directory, entry->mountpoint)))
             continue;
         mounts->is_reached[i] = true;
-        reach(mounts, entry->source);
+        mark_reached_mounts(mounts, entry->source);
     }
 }
 
 errint_t
 mount_find_loop(const char *source, const char *path, char **mountpoint, char **shown)
 {
-    struct reached mounts;
-    errint_t error = reached_read(&mounts);
+    struct reached_mounts mounts;
+    errint_t error = reached_mounts_read(&mounts);
 
     *mountpoint = *shown = NULL;
     if (!error)
-        reach(&mounts, source);
+        mark_reached_mounts(&mounts, source);
     for (size_t i = 0; !error && !*shown && i < mounts.count; i++) {
         if (!mounts.is_reached[i] || !path_is_inside(path, mounts.all[i].source))
             continue;
@@ -179,6 +179,6 @@ mount_find_loop(const char *source, const char *path, char **mountpoint, char **
         *shown = mounts.all[i].source;
         mounts.all[i].mountpoint = mounts.all[i].source = NULL;
     }
-    reached_free(&mounts);
+    reached_mounts_free(&mounts);
     return error;
 }

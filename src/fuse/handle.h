@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Open files and directories of the mount. A handle is what fi->fh points to between OPEN and
+ * RELEASE. Any thread.
+ */
+#ifndef FSTFS_FUSE_HANDLE_H
+#define FSTFS_FUSE_HANDLE_H
+
+#include "fuse/passthrough.h"
+#include "view/view.h"
+
+#include <fuse_lowlevel.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct handle {
+    struct handle *next, *previous; /* guarded by handles->lock, as is the next one */
+    unsigned references; /* one of the kernel until RELEASE, one of each request that uses it */
+
+    /* Set by OPEN, or OPENDIR, and constant from then on. */
+    struct extent_list *list; /* the content of a file */
+    bool is_page; /* a file of .fstfs */
+    struct passthrough_file *passthrough; /* or NULL: see passthrough_open() */
+    struct view_directory *directory;
+    pthread_mutex_t directory_lock; /* held while the directory is read */
+};
+
+/* All handles of a session. At an unmount the kernel does not release them. */
+struct handles {
+    pthread_mutex_t lock;
+    struct handle *first;
+    uint64_t count;
+    struct view *view;
+    struct passthrough *passthrough;
+};
+
+/* `view` and `passthrough` must be set before a handle is freed. */
+void handles_init(struct handles *handles);
+/* Frees the handles that were not released. No request may use one. */
+void handles_destroy(struct handles *handles);
+uint64_t handles_count(struct handles *handles);
+
+/* A handle with one reference, on the list; NULL: out of memory. */
+struct handle *handle_new(struct handles *handles);
+struct handle *handle_ref(struct handles *handles, struct handle *handle);
+void handle_unref(struct handles *handles, struct handle *handle);
+struct handle *handle_of(const struct fuse_file_info *fi);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The FUSE operations: each kernel request is answered from the view, or handed to the engine,
+ * which replies from its own threads.
+ *
+ * libfuse calls the operations on its threads. Those about names and attributes may wait on
+ * storage and go through requests.h. There is no operation that writes: the mount is read-only, so
+ * the kernel answers EROFS itself.
+ */
+#ifndef FSTFS_FUSE_OPERATIONS_H
+#define FSTFS_FUSE_OPERATIONS_H
+
+#include "catalog/catalog.h"
+#include "fuse/handle.h"
+#include "fuse/passthrough.h"
+#include "fuse/requests.h"
+#include "io/io.h"
+#include "view/view.h"
+
+/* What the operations use; the userdata of libfuse's session. */
+struct operations {
+    struct view *view;
+    struct io *io;
+    struct catalog *catalog;
+    struct passthrough *passthrough;
+    struct requests *requests;
+    struct handles handles;
+};
+
+/* Fills in all operations but init. */
+void operations_fill(struct fuse_lowlevel_ops *ops);
+
+/* Releases the handle of a request: see requests_new(). */
+void operations_release_handle(void *operations, void *handle);
+
+#endif

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The targets are cut into spans, whole tensors each, and a target whose SHA-256
- * is wanted is one span. Threads claim spans in order. Each keeps reads under way
- * by the engine's storage into buffers of its own, ahead of the one it looks at:
- * so hashing and reading go on at the same time, and memory is bounded.
+ * The targets are cut into spans of whole tensors; a target whose SHA-256 is compared is one span.
+ * Threads claim spans in order. Each reads its span with a batch (io/batch.h) into its own buffers,
+ * so hashing overlaps with reading and memory is bounded.
  */
 #include "deep.h"
 
@@ -11,6 +10,8 @@
 #include "base/histogram.h"
 #include "base/thread.h"
 #include "common/progress.h"
+#include "io/batch.h"
+#include "io/block.h"
 #include "io/storage.h"
 #include "values.h"
 
@@ -24,18 +25,17 @@
 #include <unistd.h>
 
 enum {
-    PAGE = 4096,
-    BLOCK = 1 << 20, /* bytes of one read; as large as gains anything */
-    SPAN = 64 << 20, /* a span has at least so many, if the file does */
+    READ_BYTES = 1 << 20, /* larger reads are not faster */
+    SPAN = 64 << 20, /* least bytes of a span, except for the last one of a file */
     THREADS_MOST = 8,
-    DEPTH_ALL = 64, /* reads under way, by all threads together */
-    DEPTH_MOST = 32, /* by one */
+    DEPTH_ALL = 64, /* most reads in flight, of all threads together */
+    DEPTH_MOST = 32, /* of one thread */
 };
 
 struct span {
     size_t target;
     uint64_t begin, end; /* of the file */
-    uint32_t tensor; /* the first that begins in it */
+    uint32_t tensor; /* index of the first that begins in it */
 };
 
 struct deep {
@@ -43,10 +43,10 @@ struct deep {
     struct storage *storage;
     struct span *spans;
     size_t span_count;
-    atomic_size_t next; /* the first span that nobody has claimed */
+    atomic_size_t next; /* index of the first span that is not claimed */
     atomic_uint running; /* threads */
-    unsigned depth; /* of one thread */
-    _Atomic uint64_t *done; /* bytes looked at */
+    unsigned depth; /* reads in flight, of one thread */
+    _Atomic uint64_t *done; /* bytes checked */
     _Atomic uint64_t hub_files;
     _Atomic errint_t error;
 };
@@ -95,84 +95,34 @@ cut_target(struct deep *deep, size_t number)
 
 /* ---- reading a span ---- */
 
-struct stream;
-
-struct slot {
-    struct storage_read read;
-    struct stream *stream;
-    bool ended; /* guarded by the stream's lock, as is `result` */
-    errint_t result;
-};
-
-/* What one thread reads and looks at. */
+/* The state of one thread. */
 struct stream {
     struct deep *deep;
-    pthread_mutex_t lock;
-    pthread_cond_t ended;
-    struct slot slots[DEPTH_MOST]; /* used in turn */
-    char *buffers;
-    /* Of the span it is at: */
+    char *buffers; /* deep->depth of them */
+    struct sha256 *whole, *one; /* hashes of the file and of the current tensor, or NULL */
+    /* Of the current span: */
     const struct span *span;
     const struct target *target;
     uint64_t next; /* where the next read begins */
-    unsigned first, under_way; /* the slots in use: `under_way` of them from `first` on */
-    uint32_t tensor; /* the one being looked at */
-    struct sha256 *whole, *one; /* hashes of the file, and of that tensor; or NULL */
-    bool looks; /* for values that are no numbers, in that tensor */
+    uint32_t tensor; /* the current one */
+    bool looks; /* for NaN and infinite values in that tensor */
     struct values values;
 };
 
-static void
-read_ended(struct storage_read *read, errint_t result)
+/* For the batch. */
+static bool
+deep_next_read(void *arg, struct batch_read *read)
 {
-    struct slot *slot = (struct slot *)read;
-    struct stream *stream = slot->stream;
+    struct stream *stream = arg;
+    uint64_t end = stream->span->end;
 
-    pthread_mutex_lock(&stream->lock);
-    slot->ended = true;
-    slot->result = result;
-    pthread_cond_signal(&stream->ended);
-    pthread_mutex_unlock(&stream->lock);
-}
-
-/* Keeps as many reads under way as it may. */
-static void
-submit_reads(struct stream *stream)
-{
-    const uint64_t size = stream->target->backing->identity.size;
-
-    while (stream->under_way < stream->deep->depth && stream->next < stream->span->end) {
-        unsigned at = (stream->first + stream->under_way++) % stream->deep->depth;
-        uint64_t left = (stream->span->end - stream->next + PAGE - 1) / PAGE * PAGE;
-        struct slot *slot = &stream->slots[at];
-
-        slot->ended = false;
-        slot->read.backing = stream->target->backing;
-        slot->read.offset = stream->next;
-        slot->read.length = left < BLOCK ? (size_t)left : BLOCK;
-        slot->read.valid = size - stream->next < slot->read.length ? (size_t)(size - stream->next)
-                                                                   : slot->read.length;
-        slot->read.buffer = stream->buffers + (size_t)at * BLOCK;
-        atomic_store(&slot->read.urgent, true);
-        slot->read.complete = read_ended;
-        stream->next += slot->read.length;
-        storage_read(stream->deep->storage, &slot->read);
-    }
-}
-
-/* The read that was submitted first, when it has ended. */
-static struct slot *
-await_read(struct stream *stream)
-{
-    struct slot *slot = &stream->slots[stream->first];
-
-    pthread_mutex_lock(&stream->lock);
-    while (!slot->ended)
-        pthread_cond_wait(&stream->ended, &stream->lock);
-    pthread_mutex_unlock(&stream->lock);
-    stream->first = (stream->first + 1) % stream->deep->depth;
-    stream->under_way--;
-    return slot;
+    if (stream->next >= end)
+        return false;
+    read->backing = stream->target->backing;
+    read->offset = stream->next;
+    read->length = end - stream->next < READ_BYTES ? (size_t)(end - stream->next) : READ_BYTES;
+    stream->next += READ_BYTES;
+    return true;
 }
 
 /* ---- looking ---- */
@@ -204,7 +154,7 @@ end_tensor(struct stream *stream)
                      dtype_name((enum dtype)tensor->dtype), stream->values.nan, stream->values.inf);
 }
 
-/* Bytes [from, from + length) of the file, inside the span; `data` is the first. */
+/* `data` has bytes [from, from + length) of the file, all in the span. */
 static void
 look_at_tensors(struct stream *stream, const char *data, uint64_t from, uint64_t length)
 {
@@ -246,14 +196,13 @@ look_at_last_tensors(struct stream *stream)
 }
 
 static void
-look_at_read(struct stream *stream, const struct slot *slot)
+look_at_read(struct stream *stream, const struct batch_read *read)
 {
-    const struct storage_read *read = &slot->read;
+    /* The first read begins at the block in which the span begins. */
     uint64_t from = read->offset > stream->span->begin ? read->offset : stream->span->begin;
-    uint64_t to = read->offset + read->valid;
+    uint64_t to = read->offset + read->length;
     const char *data = read->buffer + (from - read->offset);
 
-    to = to < stream->span->end ? to : stream->span->end;
     if (stream->whole)
         sha256_add(stream->whole, data, to - from);
     if (stream->one || stream->deep->tree->options->nan)
@@ -277,23 +226,61 @@ compare_hub_hash(struct stream *stream)
 }
 
 static void
-say_unread(struct stream *stream, const struct slot *slot)
+report_unread(struct stream *stream, errint_t error, uint64_t offset)
 {
     findings_add(&stream->deep->tree->findings, strdup(stream->target->path), true,
-                 slot->result == -ESTALE
-                     ? "IoError: it was changed while it was read, at byte %" PRIu64 "%s"
-                     : "IoError: reading at byte %" PRIu64 ": %s",
-                 slot->read.offset, slot->result == -ESTALE ? "" : strerror(-slot->result));
+                 error == -ESTALE ? "IoError: it was changed while it was read, at byte %" PRIu64
+                                    "%s"
+                                  : "IoError: reading at byte %" PRIu64 ": %s",
+                 offset, error == -ESTALE ? "" : strerror(-error));
+}
+
+/* Reads the stream's span. A failed read is a finding; the error is only that of the memory. */
+static errint_t
+read_span(struct stream *stream)
+{
+    const struct batch_options options = {
+        .storage = stream->deep->storage,
+        .depth = stream->deep->depth,
+        .buffers = stream->buffers,
+        .buffer_bytes = READ_BYTES,
+        .is_ordered = true,
+        .next = deep_next_read,
+        .arg = stream,
+    };
+    struct batch_read *read;
+    struct batch *batch;
+    uint64_t offset;
+    errint_t error = batch_new(&options, &batch);
+
+    if (error)
+        return error;
+    while ((read = batch_take(batch))) {
+        if (progress_signal())
+            batch_stop(batch, -EINTR, 0);
+        else
+            look_at_read(stream, read);
+        batch_release(read);
+    }
+    error = batch_error(batch, &offset);
+    batch_free(batch);
+    if (error && error != -EINTR && error != -ENOMEM)
+        report_unread(stream, error, offset);
+    if (!error && (stream->one || stream->deep->tree->options->nan))
+        look_at_last_tensors(stream);
+    if (!error && stream->whole)
+        compare_hub_hash(stream);
+    return error == -ENOMEM ? error : 0;
 }
 
 static errint_t
-read_span(struct stream *stream, const struct span *span)
+check_span(struct stream *stream, const struct span *span)
 {
-    errint_t error = 0;
+    errint_t error;
 
     stream->span = span;
     stream->target = &stream->deep->tree->targets[span->target];
-    stream->next = span->begin / PAGE * PAGE;
+    stream->next = block_down(span->begin);
     stream->tensor = span->tensor;
     if (wants_hub_hash(stream->target)) {
         stream->whole = sha256_new();
@@ -301,60 +288,35 @@ read_span(struct stream *stream, const struct span *span)
             return -ENOMEM;
         sha256_begin(stream->whole);
     }
-    submit_reads(stream);
-    while (stream->under_way > 0) {
-        struct slot *slot = await_read(stream);
-
-        if (!error && slot->result) {
-            say_unread(stream, slot);
-            error = slot->result;
-        }
-        if (!error && progress_signal())
-            error = -EINTR;
-        if (error)
-            continue; /* the others are to end */
-        look_at_read(stream, slot);
-        submit_reads(stream);
-    }
-    if (!error && (stream->one || stream->deep->tree->options->nan))
-        look_at_last_tensors(stream);
-    if (!error && stream->whole)
-        compare_hub_hash(stream);
+    error = read_span(stream);
     sha256_free(stream->whole);
     stream->whole = NULL;
-    return 0;
+    return error;
 }
 
 /* ---- threads ---- */
 
 static void *
-run_thread(void *arg)
+run_deep_thread(void *arg)
 {
     struct deep *deep = arg;
-    struct stream *stream = calloc(1, sizeof(*stream));
-    char *buffers = aligned_alloc(PAGE, (size_t)deep->depth * BLOCK);
-    errint_t error = stream && buffers ? 0 : -ENOMEM;
+    struct stream stream = {
+        .deep = deep,
+        .buffers = aligned_alloc(BLOCK_SIZE, (size_t)deep->depth * READ_BYTES),
+        .one = deep->tree->options->hashes ? sha256_new() : NULL,
+    };
+    errint_t error = 0;
     size_t next;
 
-    if (!error) {
-        stream->deep = deep;
-        stream->buffers = buffers;
-        pthread_mutex_init(&stream->lock, NULL);
-        pthread_cond_init(&stream->ended, NULL);
-        for (unsigned i = 0; i < deep->depth; i++)
-            stream->slots[i].stream = stream;
-        if (deep->tree->options->hashes && !(stream->one = sha256_new()))
-            error = -ENOMEM;
-    }
+    if (!stream.buffers || (deep->tree->options->hashes && !stream.one))
+        error = -ENOMEM;
     while (!error && !progress_signal() &&
            (next = atomic_fetch_add(&deep->next, 1)) < deep->span_count)
-        error = read_span(stream, &deep->spans[next]);
+        error = check_span(&stream, &deep->spans[next]);
     if (error)
         atomic_store(&deep->error, error);
-    if (stream)
-        sha256_free(stream->one);
-    free(stream);
-    free(buffers);
+    sha256_free(stream.one);
+    free(stream.buffers);
     atomic_fetch_sub(&deep->running, 1);
     return NULL;
 }
@@ -381,7 +343,7 @@ run_threads(struct deep *deep, struct progress *progress)
     deep->depth = deep->depth > DEPTH_MOST ? DEPTH_MOST : deep->depth;
     while (made < wanted) {
         atomic_fetch_add(&deep->running, 1);
-        if (thread_start(&threads[made], run_thread, deep) != 0) {
+        if (thread_start(&threads[made], run_deep_thread, deep) != 0) {
             atomic_fetch_sub(&deep->running, 1);
             break;
         }

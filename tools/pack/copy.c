@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A list is copied in pieces that begin at multiples of PIECE in the new file. A
- * few dozen of them are under way: the engine reads them, its threads copy them into
- * aligned buffers, and threads of our own write the buffers, past the page cache
- * where the file system can. Which piece is done first does not matter.
+ * A list is copied in pieces that begin at multiples of PIECE in the new file, with several in
+ * flight (io/batch.h): the engine reads them into aligned buffers, and threads write the buffers,
+ * with O_DIRECT where the file system allows it. The order of the pieces does not matter.
  */
 #include "copy.h"
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/thread.h"
+#include "io/batch.h"
+#include "io/block.h"
 #include "io/io.h"
 
 #include <errno.h>
@@ -24,10 +24,9 @@
 #include <unistd.h>
 
 enum {
-    PAGE = 4096,
     PIECE = 1 << 20,
-    PIECES = 48, /* under way at most */
-    WRITERS = 4,
+    PIECES = 48, /* most in flight */
+    WRITERS = 4, /* threads, one of which is the caller's */
 };
 
 /* Least worth sharing: below it a copy is as fast. */
@@ -36,19 +35,14 @@ enum {
 /* What the engine may have in buffers of its own. */
 #define ENGINE_MEMORY ((uint64_t)64 << 20)
 
-struct slot {
-    struct slot *next; /* in the list it is in */
-    struct run *run;
-    uint64_t offset; /* of the new file */
-    size_t length;
-    char *buffer;
-    char *other; /* when comparing: what the file has; else NULL */
-};
-
 struct copier {
     struct io *io;
-    char *buffers;
-    struct slot slots[PIECES];
+    char *buffers; /* PIECES to be written, then PIECES to be compared with them */
+};
+
+/* A part of the list that is yet to be copied. `begin` is a multiple of BLOCK_SIZE. */
+struct range {
+    uint64_t begin, end;
 };
 
 /* One copy_run() or copy_compare(). */
@@ -58,14 +52,12 @@ struct run {
     int fd;
     bool compares;
     _Atomic bool direct; /* the file is written past the page cache */
-    pthread_mutex_t lock; /* guards all below */
-    pthread_cond_t changed;
-    struct slot *idle, *filled;
-    bool ended; /* there will be no more to write */
-    unsigned under_way; /* slots not idle */
-    errint_t error; /* the first one */
-    uint64_t error_at;
-    const char *what; /* was being done then */
+    struct batch *batch;
+    /* What next() still returns, and where it is in the first; guarded by the batch. */
+    const struct range *ranges;
+    size_t range_count;
+    uint64_t at;
+    const char *what; /* was being done when the batch stopped */
     _Atomic uint64_t *done; /* bytes */
 };
 
@@ -79,14 +71,12 @@ copier_new(struct copier **out)
 
     if (!copier)
         return -ENOMEM;
-    copier->buffers = aligned_alloc(PAGE, (size_t)2 * PIECES * PIECE);
+    copier->buffers = aligned_alloc(BLOCK_SIZE, (size_t)2 * PIECES * PIECE);
     error = copier->buffers ? io_new(&options, &copier->io) : -ENOMEM;
     if (error) {
         copier_free(copier);
         return error;
     }
-    for (size_t i = 0; i < PIECES; i++)
-        copier->slots[i].buffer = copier->buffers + i * PIECE;
     *out = copier;
     return 0;
 }
@@ -101,59 +91,9 @@ copier_free(struct copier *copier)
     free(copier);
 }
 
-/* ---- slots ---- */
-
-static void
-fail_locked(struct run *run, errint_t error, uint64_t at, const char *what)
-{
-    if (run->error)
-        return;
-    run->error = error;
-    run->error_at = at;
-    run->what = what;
-}
-
-static void
-make_idle(struct run *run, struct slot *slot, errint_t error, const char *what)
-{
-    if (!error)
-        atomic_fetch_add_explicit(run->done, slot->length, memory_order_relaxed);
-    pthread_mutex_lock(&run->lock);
-    if (error)
-        fail_locked(run, error, slot->offset, what);
-    slot->next = run->idle;
-    run->idle = slot;
-    run->under_way--;
-    pthread_cond_broadcast(&run->changed);
-    pthread_mutex_unlock(&run->lock);
-}
-
-/* From the engine. */
-static void
-piece_read(void *arg, errint_t result, const struct iovec *vectors, int count)
-{
-    struct slot *slot = arg;
-    struct run *run = slot->run;
-    char *to = slot->buffer;
-
-    if (result) {
-        make_idle(run, slot, result, "reading the input");
-        return;
-    }
-    for (int i = 0; i < count; i++) {
-        memcpy(to, vectors[i].iov_base, vectors[i].iov_len);
-        to += vectors[i].iov_len;
-    }
-    pthread_mutex_lock(&run->lock);
-    slot->next = run->filled;
-    run->filled = slot;
-    pthread_cond_broadcast(&run->changed);
-    pthread_mutex_unlock(&run->lock);
-}
-
 /* ---- writing ---- */
 
-/* The file system refuses writes past the page cache. */
+/* The file system refuses O_DIRECT. */
 static void
 use_page_cache(struct run *run)
 {
@@ -165,160 +105,140 @@ use_page_cache(struct run *run)
 }
 
 static errint_t
-write_piece(struct run *run, const struct slot *slot)
+write_piece(struct run *run, const struct batch_read *read)
 {
-    /* Past the page cache whole pages only; the file's length is set at the end. */
-    size_t length = (slot->length + PAGE - 1) / PAGE * PAGE;
+    /* O_DIRECT writes whole blocks; the file's length is set at the end. */
+    size_t length = block_up(read->length);
     errint_t error;
 
-    memset(slot->buffer + slot->length, 0, length - slot->length);
-    error = file_write(run->fd, slot->buffer, length, slot->offset);
+    memset(read->buffer + read->length, 0, length - read->length);
+    error = file_write(run->fd, read->buffer, length, read->offset);
     if (error == -EINVAL && atomic_load(&run->direct)) {
         use_page_cache(run);
-        error = file_write(run->fd, slot->buffer, length, slot->offset);
+        error = file_write(run->fd, read->buffer, length, read->offset);
     }
     return error;
 }
 
 static errint_t
-compare_piece(struct run *run, const struct slot *slot)
+compare_piece(struct run *run, const struct batch_read *read)
 {
-    size_t length = (slot->length + PAGE - 1) / PAGE * PAGE;
-    ssize_t got = file_read(run->fd, slot->other, length, slot->offset);
+    char *other = read->buffer + (size_t)PIECES * PIECE;
+    size_t length = block_up(read->length);
+    ssize_t got = file_read(run->fd, other, length, read->offset);
 
     if (got == -EINVAL && atomic_load(&run->direct)) {
         use_page_cache(run);
-        got = file_read(run->fd, slot->other, length, slot->offset);
+        got = file_read(run->fd, other, length, read->offset);
     }
     if (got < 0)
         return (errint_t)got;
-    if ((size_t)got < slot->length)
+    if ((size_t)got < read->length)
         return -EIO;
-    return memcmp(slot->buffer, slot->other, slot->length) == 0 ? 0 : -EILSEQ;
+    return memcmp(read->buffer, other, read->length) == 0 ? 0 : -EILSEQ;
+}
+
+static void
+end_piece(struct run *run, struct batch_read *read)
+{
+    errint_t error = run->compares ? compare_piece(run, read) : write_piece(run, read);
+
+    if (!error)
+        atomic_fetch_add_explicit(run->done, read->length, memory_order_relaxed);
+    else if (batch_stop(run->batch, error, read->offset))
+        run->what = run->compares ? "comparing it with the input" : "writing it";
+    batch_release(read);
 }
 
 static void *
 run_writer(void *arg)
 {
     struct run *run = arg;
+    struct batch_read *read;
 
-    for (;;) {
-        struct slot *slot;
-        errint_t error;
-
-        pthread_mutex_lock(&run->lock);
-        while (!run->filled && !run->ended)
-            pthread_cond_wait(&run->changed, &run->lock);
-        slot = run->filled;
-        if (slot)
-            run->filled = slot->next;
-        pthread_mutex_unlock(&run->lock);
-        if (!slot)
-            return NULL;
-        error = run->compares ? compare_piece(run, slot) : write_piece(run, slot);
-        make_idle(run, slot, error, run->compares ? "comparing it with the input" : "writing it");
-    }
+    while ((read = batch_take(run->batch)))
+        end_piece(run, read);
+    return NULL;
 }
 
-/* ---- submitting ---- */
+/* ---- a run ---- */
 
-/* An idle slot; NULL: it is to end. Draws progress meanwhile. */
-static struct slot *
-await_slot(struct run *run, struct progress *progress)
-{
-    struct slot *slot = NULL;
-
-    pthread_mutex_lock(&run->lock);
-    while (!slot && !run->error) {
-        slot = run->idle;
-        if (slot) {
-            run->idle = slot->next;
-            run->under_way++;
-            break;
-        }
-        condition_wait(&run->changed, &run->lock, monotonic_ns() + 1000000000);
-        if (!progress_tick(progress))
-            break;
-    }
-    pthread_mutex_unlock(&run->lock);
-    return slot;
-}
-
-/* Bytes [begin, end) of the list, `begin` being a multiple of PAGE. */
+/* For the batch: the next piece. */
 static bool
-submit_range(struct run *run, uint64_t begin, uint64_t end, struct progress *progress)
+copy_next_read(void *arg, struct batch_read *read)
 {
-    while (begin < end) {
-        uint64_t next = begin / PIECE * PIECE + PIECE;
-        struct slot *slot = progress_tick(progress) ? await_slot(run, progress) : NULL;
+    struct run *run = arg;
+    uint64_t end;
 
-        if (!slot)
-            return false;
-        slot->run = run;
-        slot->offset = begin;
-        slot->length = (size_t)((next < end ? next : end) - begin);
-        io_read(run->copier->io, run->list, begin, slot->length, piece_read, slot);
-        begin += slot->length;
+    if (run->range_count == 0)
+        return false;
+    if (run->at < run->ranges->begin)
+        run->at = run->ranges->begin;
+    end = run->at / PIECE * PIECE + PIECE;
+    if (end > run->ranges->end)
+        end = run->ranges->end;
+    read->list = run->list;
+    read->offset = run->at;
+    read->length = (size_t)(end - run->at);
+    run->at = end;
+    if (end == run->ranges->end) {
+        run->ranges++;
+        run->range_count--;
     }
     return true;
 }
 
-static void
-await_all(struct run *run, struct progress *progress)
+static errint_t
+describe_failure(const struct run *run, errint_t error, uint64_t offset, struct reason *reason)
 {
-    pthread_mutex_lock(&run->lock);
-    while (run->under_way > 0) {
-        condition_wait(&run->changed, &run->lock, monotonic_ns() + 1000000000);
-        progress_tick(progress);
-    }
-    run->ended = true;
-    pthread_cond_broadcast(&run->changed);
-    pthread_mutex_unlock(&run->lock);
+    if (progress_signal())
+        return reason_set(reason, -EINTR, "Interrupted", "interrupted");
+    if (!error)
+        return 0;
+    if (error == -ESTALE)
+        return reason_set(reason, error, "Stale", "the input was changed while it was read");
+    return reason_set(reason, error, "IoError", "%s, at byte %" PRIu64 ": %s", run->what, offset,
+                      error == -EILSEQ ? "they differ" : strerror(-error));
 }
-
-/* A part of the list that is yet to be copied. */
-struct range {
-    uint64_t begin, end;
-};
 
 static errint_t
 run_ranges(struct run *run, const struct range *ranges, size_t count, struct progress *progress,
            struct reason *reason)
 {
-    pthread_t writers[WRITERS];
+    const struct batch_options options = {
+        .io = run->copier->io,
+        .depth = PIECES,
+        .buffers = run->copier->buffers,
+        .buffer_bytes = PIECE,
+        .next = copy_next_read,
+        .arg = run,
+    };
+    pthread_t writers[WRITERS - 1];
+    struct batch_read *read;
     unsigned made = 0;
+    uint64_t offset;
+    errint_t error = batch_new(&options, &run->batch);
 
-    pthread_mutex_init(&run->lock, NULL);
-    condition_init(&run->changed);
+    if (error)
+        return reason_set(reason, error, "OutOfMemory", "no memory");
     run->done = progress->running;
-    for (size_t i = 0; i < PIECES; i++) {
-        run->copier->slots[i].other =
-            run->compares ? run->copier->buffers + (PIECES + i) * PIECE : NULL;
-        run->copier->slots[i].next = run->idle;
-        run->idle = &run->copier->slots[i];
-    }
-    while (made < WRITERS && thread_start(&writers[made], run_writer, run) == 0)
-        made++;
-    if (made == 0)
-        return reason_set(reason, -EAGAIN, "Threads", "no thread can be made");
+    run->ranges = ranges;
+    run->range_count = count;
+    run->what = "reading the input";
     extent_list_opened(run->list);
-    for (size_t i = 0; i < count; i++)
-        if (!submit_range(run, ranges[i].begin, ranges[i].end, progress))
-            break;
-    await_all(run, progress);
-    extent_list_closed(run->list);
+    while (made < WRITERS - 1 && thread_start(&writers[made], run_writer, run) == 0)
+        made++;
+    while ((read = batch_take(run->batch))) {
+        if (!progress_tick(progress))
+            batch_stop(run->batch, -EINTR, 0);
+        end_piece(run, read);
+    }
     while (made > 0)
         pthread_join(writers[--made], NULL);
-    pthread_cond_destroy(&run->changed);
-    pthread_mutex_destroy(&run->lock);
-    if (progress_signal())
-        return reason_set(reason, -EINTR, "Interrupted", "interrupted");
-    if (!run->error)
-        return 0;
-    if (run->error == -ESTALE)
-        return reason_set(reason, run->error, "Stale", "the input was changed while it was read");
-    return reason_set(reason, run->error, "IoError", "%s, at byte %" PRIu64 ": %s", run->what,
-                      run->error_at, run->error == -EILSEQ ? "they differ" : strerror(-run->error));
+    extent_list_closed(run->list);
+    error = batch_error(run->batch, &offset);
+    batch_free(run->batch);
+    return describe_failure(run, error, offset, reason);
 }
 
 /* ---- sharing ---- */
@@ -337,31 +257,34 @@ open_backing(const struct backing *backing)
     return fd;
 }
 
-/* Shares what lies on whole pages in both; what it was is in `shared`, else empty. */
+/* Shares the whole blocks of an extent; `shared` is their range, or empty. False: the file system
+ * cannot share. */
 static bool
 share_extent(int to, const struct extent *extent, int from, struct range *shared)
 {
-    uint64_t begin = (extent->start + PAGE - 1) / PAGE * PAGE;
-    uint64_t end = (extent->start + extent->length) / PAGE * PAGE;
+    uint64_t begin = block_up(extent->start);
+    uint64_t end = block_down(extent->start + extent->length);
     struct file_clone_range clone = {.src_fd = from};
     struct file_identity now;
 
     *shared = (struct range){0, 0};
-    if ((extent->start - extent->offset) % PAGE != 0 || end < begin || end - begin < SHARE_LEAST)
+    if ((extent->start - extent->offset) % BLOCK_SIZE != 0 || end < begin ||
+        end - begin < SHARE_LEAST)
         return true;
     clone.src_offset = extent->offset + (begin - extent->start);
     clone.src_length = end - begin;
     clone.dest_offset = begin;
     if (ioctl(to, FICLONERANGE, &clone) < 0)
         return false;
-    /* A change since then is told by the times. */
+    /* A change before the clone shows in the times. */
     if (file_identity_from_fd(&now, from) == 0 &&
         file_identity_same_content(&extent->backing->identity, &now))
         *shared = (struct range){begin, end};
     return true;
 }
 
-/* Shares what it can of a list; gives what is left, in order, and how much that is not. */
+/* Shares what it can of a list. Returns the number of ranges in `left`, which are not shared and
+ * are in order; adds the shared bytes to `bytes`. */
 static size_t
 share_list(const struct extent_list *list, int fd, struct range *left, uint64_t *bytes)
 {
@@ -402,7 +325,7 @@ share_list(const struct extent_list *list, int fd, struct range *left, uint64_t 
 
 /* ---- all of it ---- */
 
-/* Takes the room that is needed now, so that a full disk shows at once. */
+/* Allocates all space first, so that a full disk shows at once. */
 static errint_t
 allocate(int fd, const struct range *ranges, size_t count)
 {
@@ -455,7 +378,7 @@ copy_run(struct copier *copier, struct copy *copy, struct progress *progress, st
                           (double)copy_room(copy) / 1e9, strerror(-error));
     atomic_init(&run.direct, set_direct(copy->fd));
     error = run_ranges(&run, copy->left, copy->left_count, progress, reason);
-    /* Past the page cache the last page was written whole. */
+    /* The last block was written whole. */
     if (!error && ftruncate(copy->fd, (off_t)copy->list->size) < 0)
         return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
     return error;

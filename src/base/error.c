@@ -4,6 +4,7 @@
 
 #include "base/quote.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -36,6 +37,19 @@ reason_set(struct reason *reason, errint_t error, const char *rule, const char *
     else if ((size_t)length >= sizeof(reason->text))
         drop_cut_character(reason->text, sizeof(reason->text) - 1);
     return error;
+}
+
+errint_t
+reason_no_memory(struct reason *reason)
+{
+    return reason_set(reason, -ENOMEM, "OutOfMemory", "out of memory");
+}
+
+errint_t
+reason_errno(struct reason *reason, errint_t error, const char *what)
+{
+    return reason_set(reason, error, "IoError", "%s%s%s", what ? what : "", what ? ": " : "",
+                      strerror(-error));
 }
 
 char *

@@ -24,6 +24,12 @@ struct reason {
 errint_t reason_set(struct reason *reason, errint_t error, const char *rule, const char *format,
                     ...) __attribute__((format(printf, 4, 5)));
 
+/* Reason "out of memory". Returns -ENOMEM. */
+errint_t reason_no_memory(struct reason *reason);
+
+/* Reason "WHAT: " and strerror(-error), or that alone if `what` is NULL. Returns `error`. */
+errint_t reason_errno(struct reason *reason, errint_t error, const char *what);
+
 /* Quotes `text` as buffer_add_quoted() does, into `out`, and returns `out`. */
 #define QUOTED_SIZE 320
 char *quoted(char out[QUOTED_SIZE], const char *text, size_t length);

@@ -65,7 +65,8 @@ def test_unknown_options(place, name, option):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_arguments(name):
     err = run(name, status=2)
-    assert err.startswith(f"{name}: ") and f"{name} -h says more" in err and err.count("\n") == 1
+    assert err.startswith(f"{name}: ") and (f"see {name} --help" in err or f"{name} -h" in err)
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -157,7 +158,7 @@ def test_a_full_disk(fstfs, place, source, large):
             (disk / name).write_bytes(b"old " * 100)
             old[name] = b"old " * 100
         err = run("fstfs-pack", "--force", big.root, disk / "out.safetensors", status=1)
-        assert "No space left on device" in err and "are needed" in err
+        assert "No space left on device" in err and "too little free space" in err
         err = run("fstfs-pack", "--shards=3", big.root, disk / "out", status=1)
         assert "No space left on device" in err
         fill(disk)

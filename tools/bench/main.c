@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fstfs-bench: measures how fast a model loads, bare and through fstfs. */
 #include "bench.h"
+#include "common/command.h"
 #include "common/output.h"
 #include "common/progress.h"
-#include "common/say.h"
 #include "machine.h"
 #include "options.h"
 #include "report.h"

@@ -80,7 +80,7 @@ model_add_parts(struct model *model, const struct found *found, struct reason *r
 errint_t
 model_open(const char *path, struct model *model, struct reason *reason)
 {
-    struct catalog_options options = {.problems = {find_no_problem, NULL, 0}};
+    struct catalog_options options = {.problems = {find_ignore_problem, NULL, 0}};
     struct found found;
     errint_t error;
 

@@ -2,10 +2,9 @@
 #include "options.h"
 
 #include "base/size.h"
-#include "common/say.h"
 #include "methods.h"
 
-#include <stdio.h>
+#include <getopt.h>
 #include <string.h>
 
 static const char usage[] =
@@ -60,24 +59,11 @@ static const char usage[] =
 
 enum { ROUNDS_DEFAULT = 5 };
 
-enum {
-    OPTION_LOADERS = 256,
-    OPTION_METHODS,
-    OPTION_ROUNDS,
-    OPTION_DEVICE,
-    OPTION_JSON,
-    OPTION_SVG
-};
-
-static const struct option names[] = {
-    {"loaders", no_argument, NULL, OPTION_LOADERS},
-    {"methods", required_argument, NULL, OPTION_METHODS},
-    {"ways", required_argument, NULL, OPTION_METHODS}, /* former name */
-    {"rounds", required_argument, NULL, OPTION_ROUNDS},
-    {"device", required_argument, NULL, OPTION_DEVICE},
-    {"json", no_argument, NULL, OPTION_JSON},
-    {"svg", required_argument, NULL, OPTION_SVG},
-};
+static bool
+parse_rounds(const char *value, void *field)
+{
+    return number_read(value, ROUNDS_MOST, field);
+}
 
 /* Every name must be a method that these options make available. */
 static bool
@@ -116,39 +102,18 @@ check_device_name(const char *name)
     return false;
 }
 
-static bool
-take_option(int option, void *arg)
-{
-    struct options *options = arg;
-
-    switch (option) {
-    case OPTION_LOADERS:
-        options->loaders = true;
-        break;
-    case OPTION_METHODS:
-        options->methods = optarg;
-        break;
-    case OPTION_ROUNDS:
-        if (number_read(optarg, ROUNDS_MOST, &options->rounds))
-            break;
-        complain("--rounds: %s is not a number from 1 to %d", optarg, ROUNDS_MOST);
-        return false;
-    case OPTION_DEVICE:
-        options->device = optarg;
-        break;
-    case OPTION_JSON:
-        options->json = true;
-        break;
-    case OPTION_SVG:
-        options->svg = optarg;
-        break;
-    }
-    return true;
-}
-
-static const struct command command = {
-    "fstfs-bench", usage, names, sizeof(names) / sizeof(names[0]), take_option,
+static const struct command_option bench_options[] = {
+    {"loaders", offsetof(struct options, loaders), NULL, NULL},
+    {"methods", offsetof(struct options, methods), "a list of methods", NULL},
+    {"ways", offsetof(struct options, methods), "a list of methods", NULL}, /* former name */
+    {"rounds", offsetof(struct options, rounds), "a number from 1 to 1000", parse_rounds},
+    {"device", offsetof(struct options, device), "cuda:N", NULL},
+    {"json", offsetof(struct options, json), NULL, NULL},
+    {"svg", offsetof(struct options, svg), "a file", NULL},
 };
+
+static const struct command command = {"fstfs-bench", usage, bench_options,
+                                       sizeof(bench_options) / sizeof(bench_options[0])};
 
 enum options_result
 options_parse(int argc, char **argv, struct options *options)

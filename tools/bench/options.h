@@ -3,7 +3,7 @@
 #ifndef FSTFS_BENCH_OPTIONS_H
 #define FSTFS_BENCH_OPTIONS_H
 
-#include "common/options.h"
+#include "common/command.h"
 
 #include <stdbool.h>
 

@@ -2,7 +2,7 @@
 #include "findings.h"
 
 #include "base/array.h"
-#include "common/say.h"
+#include "common/command.h"
 
 #include <stdio.h>
 #include <stdlib.h>

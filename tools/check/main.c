@@ -2,8 +2,8 @@
 /*
  * fstfs-check: whether safetensors files and checkpoints are sound.
  */
+#include "common/command.h"
 #include "common/progress.h"
-#include "common/say.h"
 #include "deep.h"
 #include "hashes.h"
 #include "options.h"

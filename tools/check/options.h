@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The command line of fstfs-check.
- */
+/* The command line of fstfs-check. */
 #ifndef FSTFS_CHECK_OPTIONS_H
 #define FSTFS_CHECK_OPTIONS_H
 
-#include "common/options.h"
+#include "common/command.h"
 
 #include <stdbool.h>
 
 struct options {
     char **paths;
     int path_count; /* at least 1 */
-    bool deep; /* read every byte */
-    bool nan; /* and look for NaN and infinity in it */
-    const char *hashes; /* file of the tensors' hashes; or NULL */
-    bool all; /* name each tensor of many with the same fault */
+    bool deep; /* read every byte; set by `nan` and `hashes` too */
+    bool nan; /* find NaN and infinity */
+    const char *hashes; /* file of the tensors' hashes, or NULL */
+    bool all; /* name every tensor with the same fault */
     bool json;
 };
 

@@ -51,8 +51,8 @@ tree_free(struct tree *tree)
     free(tree->targets);
     free(tree->models);
     free(tree->catalogs);
-    seen_free(&tree->files);
-    seen_free(&tree->directories);
+    inode_map_free(&tree->files);
+    inode_map_free(&tree->directories);
     findings_free(&tree->findings);
 }
 
@@ -219,7 +219,7 @@ add_target(struct tree *tree, struct model *model, const char *path, struct back
 
     if (!make_room((void **)&tree->targets, tree->target_count, sizeof(*tree->targets)))
         return -ENOMEM;
-    number = seen_add(&tree->files, identity->device, identity->inode, tree->target_count + 1);
+    number = inode_map_add(&tree->files, identity->device, identity->inode, tree->target_count + 1);
     if (number == 0)
         return -ENOMEM;
     model->targets[model->target_count++] = number - 1;
@@ -439,7 +439,7 @@ is_new_directory(struct tree *tree, struct source_dir *dir)
     struct stat st;
 
     return source_dir_stat(dir, &st) != 0 ||
-           seen_add(&tree->directories, st.st_dev, st.st_ino, number) == number;
+           inode_map_add(&tree->directories, st.st_dev, st.st_ino, number) == number;
 }
 
 /* NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, and loops are left out */

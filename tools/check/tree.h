@@ -7,7 +7,7 @@
 #define FSTFS_CHECK_TREE_H
 
 #include "base/extent.h"
-#include "common/seen.h"
+#include "common/inode_map.h"
 #include "findings.h"
 #include "format/safetensors.h"
 #include "options.h"
@@ -43,7 +43,7 @@ struct tree {
     size_t model_count;
     struct catalog **catalogs; /* one for each path at most */
     size_t catalog_count;
-    struct seen files, directories;
+    struct inode_map files, directories; /* already met, by inode */
     uint64_t checkpoint_count, file_count, tensor_count, bytes; /* looked at */
 };
 

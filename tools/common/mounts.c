@@ -13,7 +13,7 @@ mounts_find(const char *path, struct mount_entry *entry)
     struct mountinfo one;
     bool found = false;
 
-    /* Of mounts at one place the last covers the others. */
+    /* The last mount at a mount point hides the others. */
     while (table && mountinfo_next(table, &one)) {
         if (path_is_inside(path, one.mountpoint) &&
             (!found || strlen(one.mountpoint) >= strlen(entry->point))) {

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The table of mounts, as this process sees it.
- */
+/* The mount table of this process. */
 #ifndef FSTFS_COMMON_MOUNTS_H
 #define FSTFS_COMMON_MOUNTS_H
 
@@ -14,10 +12,11 @@ struct mount_entry {
     char device[PATH_MAX];
 };
 
-/* The mount that `path`, absolute and real, lies on. False: not known. */
+/* Finds the mount that `path`, absolute and real, is on. Returns false if it is not in the table.
+ */
 bool mounts_find(const char *path, struct mount_entry *entry);
 
-/* Whether something is mounted at `point` itself. */
+/* Returns whether `point` is a mount point. */
 bool mounts_is_point(const char *point);
 
 #endif

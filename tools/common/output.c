@@ -3,7 +3,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "common/say.h"
+#include "common/command.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,37 +16,34 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { TRIES = 100, NAME_KEPT = 200 };
-
-static errint_t
-fail(struct reason *reason, errint_t error, const char *what)
-{
-    return reason_set(reason, error, "IoError", "%s: %s", what, strerror(-error));
-}
+enum {
+    TRIES = 100,
+    NAME_KEPT = 200, /* bytes of a name that its hidden names contain */
+};
 
 /* ---- hidden names ---- */
 
 static void
-format_hidden(const char *name, uint64_t number, const char *suffix, char hidden[NAME_MAX + 1])
+format_hidden_name(const char *name, uint64_t number, const char *suffix, char hidden[NAME_MAX + 1])
 {
     snprintf(hidden, NAME_MAX + 1, ".%.*s.%08llx%s", NAME_KEPT, name,
              (unsigned long long)number & 0xffffffff, suffix);
 }
 
-/* A name beside `name` that no other program has. */
+/* Formats a hidden name beside `name` that is most probably unused. */
 static void
-make_hidden(const char *name, unsigned attempt, const char *suffix, char hidden[NAME_MAX + 1])
+make_hidden_name(const char *name, unsigned attempt, const char *suffix, char hidden[NAME_MAX + 1])
 {
     struct timespec now;
 
     clock_gettime(CLOCK_REALTIME, &now);
-    format_hidden(name, hash64(&now, sizeof(now), ((uint64_t)getpid() << 32) + attempt), suffix,
-                  hidden);
+    format_hidden_name(name, hash64(&now, sizeof(now), ((uint64_t)getpid() << 32) + attempt),
+                       suffix, hidden);
 }
 
-/* Whether a name is one of make_hidden(), beside `name` where that is not NULL. */
+/* Returns whether `found` is a name of make_hidden_name(), for `name` if that is not NULL. */
 static bool
-is_hidden(const char *found, const char *name, const char *suffix)
+is_hidden_name(const char *found, const char *name, const char *suffix)
 {
     size_t length = strlen(found), tail = 1 + 8 + strlen(suffix);
     const char *end;
@@ -63,13 +60,13 @@ is_hidden(const char *found, const char *name, const char *suffix)
 void
 output_directory_name(const char *name, char temporary[NAME_MAX + 1])
 {
-    format_hidden(name, hash64(name, strlen(name), 0), ".tmp", temporary);
+    format_hidden_name(name, hash64(name, strlen(name), 0), ".tmp", temporary);
 }
 
 /* ---- existing files ---- */
 
 errint_t
-output_look(int directory, const char *name, struct output_entry *entry)
+output_inspect(int directory, const char *name, struct output_entry *entry)
 {
     struct stat st;
 
@@ -79,7 +76,7 @@ output_look(int directory, const char *name, struct output_entry *entry)
     if (fstat(entry->fd, &st) < 0) {
         errint_t error = -errno;
 
-        output_forget(entry);
+        output_entry_close(entry);
         return error;
     }
     entry->size = st.st_size;
@@ -88,7 +85,7 @@ output_look(int directory, const char *name, struct output_entry *entry)
 }
 
 void
-output_forget(struct output_entry *entry)
+output_entry_close(struct output_entry *entry)
 {
     if (entry->fd >= 0)
         close(entry->fd);
@@ -121,14 +118,14 @@ output_rename(int directory, const char *from, const char *to)
         return 0;
     if (errno != EINVAL && errno != ENOSYS)
         return -errno;
-    /* NFS and some others know no flags. A link does not replace either. */
+    /* NFS and others support no flags. link() does not replace a file either. */
     if (linkat(directory, from, directory, to, 0) == 0) {
         unlinkat(directory, from, 0);
         return 0;
     }
     if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS)
         return -errno;
-    /* Neither flags nor links: a file that gets this name between the two calls is lost. */
+    /* Neither flags nor links: a file created as `to` between the two calls is lost. */
     if (faccessat(directory, to, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return -EEXIST;
     return renameat(directory, from, directory, to) < 0 ? -errno : 0;
@@ -143,33 +140,52 @@ output_set_aside(int directory, const char *name, const struct output_entry *ent
     if (!output_is_unchanged(directory, name, entry))
         return -ESTALE;
     do
-        make_hidden(name, i, ".swap", aside);
+        make_hidden_name(name, i, ".swap", aside);
     while (faccessat(directory, aside, F_OK, AT_SYMLINK_NOFOLLOW) == 0 && i++ < TRIES);
-    /* One step, not a link and an unlink: those would remove what gets the name in between. */
+    /* rename(), because unlink() after link() would remove a file created in between. */
     if (renameat(directory, name, directory, aside) < 0)
         return -errno;
     if (output_is_inode(directory, aside, entry->fd))
         return 0;
-    output_rename(directory, aside, name); /* another file than the one that was compared */
+    output_rename(directory, aside, name); /* replaced after the comparison */
     return -ESTALE;
 }
 
-/* ---- a new file ---- */
+/* ---- new files ---- */
+
+errint_t
+output_open_directory(const char *path, int *directory, char name[NAME_MAX + 1],
+                      struct reason *reason)
+{
+    char *copy = strdup(path), *other = strdup(path);
+    errint_t error = 0;
+
+    *directory = -1;
+    if (!copy || !other)
+        error = reason_no_memory(reason);
+    else if (snprintf(name, NAME_MAX + 1, "%s", basename(copy)) > NAME_MAX)
+        error = reason_errno(reason, -ENAMETOOLONG, "its name");
+    else if ((*directory = open(dirname(other), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
+        error = reason_errno(reason, -errno, "its directory");
+    free(copy);
+    free(other);
+    return error;
+}
 
 static errint_t
-begin_named(struct output *output, struct reason *reason)
+output_begin_named(struct output *output, struct reason *reason)
 {
     for (unsigned i = 0; i < TRIES; i++) {
-        make_hidden(output->name, i, ".tmp", output->temporary);
+        make_hidden_name(output->name, i, ".tmp", output->temporary);
         output->fd = openat(output->directory, output->temporary,
                             O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (output->fd >= 0)
             break;
         if (errno != EEXIST)
-            return fail(reason, -errno, "creating it");
+            return reason_errno(reason, -errno, "cannot create it");
     }
     if (output->fd < 0)
-        return fail(reason, -EEXIST, "creating it");
+        return reason_errno(reason, -EEXIST, "cannot create it");
     output->state = OUTPUT_TEMPORARY;
     return 0;
 }
@@ -181,28 +197,28 @@ output_begin(int directory, const char *name, struct output *output, struct reas
 
     *output = (struct output){.fd = -1, .directory = directory};
     if (snprintf(output->name, sizeof(output->name), "%s", name) > NAME_MAX)
-        return fail(reason, -ENAMETOOLONG, "creating it");
+        return reason_errno(reason, -ENAMETOOLONG, "cannot create it");
     output->fd = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
     if (output->fd >= 0)
         output->state = OUTPUT_UNNAMED;
     else if (errno == EMFILE || errno == ENFILE)
-        return fail(reason, -errno, "creating it");
+        return reason_errno(reason, -errno, "cannot create it");
     else
-        error = begin_named(output, reason);
+        error = output_begin_named(output, reason);
     if (!error)
-        flock(output->fd, LOCK_EX | LOCK_NB); /* for output_remove_stale() of others */
+        flock(output->fd, LOCK_EX | LOCK_NB); /* for output_remove_stale() in other processes */
     return error;
 }
 
 errint_t
 output_sync(struct output *output, struct reason *reason)
 {
-    return fsync(output->fd) < 0 ? fail(reason, -errno, "syncing it") : 0;
+    return fsync(output->fd) < 0 ? reason_errno(reason, -errno, "cannot sync it") : 0;
 }
 
-/* Gives the file a name that is not taken. */
+/* Gives the file a name. -EEXIST if it exists. */
 static errint_t
-give_name(struct output *output, const char *name)
+output_give_name(struct output *output, const char *name)
 {
     char path[64];
 
@@ -212,16 +228,16 @@ give_name(struct output *output, const char *name)
     return linkat(AT_FDCWD, path, output->directory, name, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
-/* Where two names cannot be exchanged: for a moment there is no file of the name. */
+/* Without RENAME_EXCHANGE: for a moment no file has the name. */
 static errint_t
-replace_in_turn(struct output *output, const struct output_entry *replaced,
-                char aside[NAME_MAX + 1])
+output_replace_in_two_steps(struct output *output, const struct output_entry *replaced,
+                            char aside[NAME_MAX + 1])
 {
     errint_t error = output_set_aside(output->directory, output->name, replaced, aside);
 
     if (error)
         return error;
-    error = give_name(output, output->name);
+    error = output_give_name(output, output->name);
     if (error) {
         output_rename(output->directory, aside, output->name);
         aside[0] = '\0';
@@ -229,9 +245,10 @@ replace_in_turn(struct output *output, const struct output_entry *replaced,
     return error;
 }
 
-/* On success `aside` is the name of the replaced file. */
+/* Replaces a file. On success `aside` is its new name. */
 static errint_t
-place_over(struct output *output, const struct output_entry *replaced, char aside[NAME_MAX + 1])
+output_exchange(struct output *output, const struct output_entry *replaced,
+                char aside[NAME_MAX + 1])
 {
     char swap[NAME_MAX + 1];
     errint_t error = -EEXIST;
@@ -240,16 +257,17 @@ place_over(struct output *output, const struct output_entry *replaced, char asid
     if (!output_is_unchanged(directory, output->name, replaced))
         return -ESTALE;
     for (unsigned i = 0; error == -EEXIST && i < TRIES; i++) {
-        make_hidden(output->name, i, ".swap", swap);
-        error = give_name(output, swap);
+        make_hidden_name(output->name, i, ".swap", swap);
+        error = output_give_name(output, swap);
     }
     if (error)
         return error;
     strcpy(output->temporary, swap);
     output->state = OUTPUT_TEMPORARY;
     if (renameat2(directory, swap, directory, output->name, RENAME_EXCHANGE) < 0)
-        return errno == EINVAL || errno == ENOSYS ? replace_in_turn(output, replaced, aside)
-                                                  : -errno;
+        return errno == EINVAL || errno == ENOSYS
+                   ? output_replace_in_two_steps(output, replaced, aside)
+                   : -errno;
     if (!output_is_inode(directory, swap, replaced->fd)) {
         renameat2(directory, swap, directory, output->name, RENAME_EXCHANGE);
         return -ESTALE;
@@ -259,35 +277,25 @@ place_over(struct output *output, const struct output_entry *replaced, char asid
 }
 
 errint_t
-output_place_keeping(struct output *output, const struct output_entry *replaced,
-                     char aside[NAME_MAX + 1], struct reason *reason)
+output_place(struct output *output, const struct output_entry *replaced, char aside[NAME_MAX + 1],
+             struct reason *reason)
 {
-    char name[QUOTED_SIZE];
-    errint_t error;
+    char old[NAME_MAX + 1] = "", name[QUOTED_SIZE];
+    errint_t error = replaced && replaced->fd >= 0 ? output_exchange(output, replaced, old)
+                                                   : output_give_name(output, output->name);
 
-    aside[0] = '\0';
-    error = replaced && replaced->fd >= 0 ? place_over(output, replaced, aside)
-                                          : give_name(output, output->name);
-    if (!error)
-        output->state = OUTPUT_PLACED;
-    else if (error == -EEXIST || error == -ESTALE)
-        reason_set(reason, error, "Output", "%s was %s by another program meanwhile, and stays",
-                   quoted(name, output->name, strlen(output->name)),
-                   error == -EEXIST ? "made" : "changed");
-    else
-        fail(reason, error, "giving it its name");
-    return error;
-}
-
-errint_t
-output_place(struct output *output, const struct output_entry *replaced, struct reason *reason)
-{
-    char aside[NAME_MAX + 1];
-    errint_t error = output_place_keeping(output, replaced, aside, reason);
-
-    if (!error && aside[0])
-        unlinkat(output->directory, aside, 0);
-    return error;
+    if (error == -EEXIST || error == -ESTALE)
+        return reason_set(reason, error, "Output", "%s was %s by another program; it is kept",
+                          quoted(name, output->name, strlen(output->name)),
+                          error == -EEXIST ? "created" : "changed");
+    if (error)
+        return reason_errno(reason, error, "cannot rename it");
+    output->state = OUTPUT_PLACED;
+    if (aside)
+        strcpy(aside, old);
+    else if (old[0])
+        unlinkat(output->directory, old, 0);
+    return 0;
 }
 
 void
@@ -308,7 +316,7 @@ output_unplace(struct output *output)
 void
 output_drop(struct output *output)
 {
-    /* After a failed exchange the name may be another file's. */
+    /* After a failed exchange another file may have the temporary name. */
     if (output->state == OUTPUT_TEMPORARY &&
         output_is_inode(output->directory, output->temporary, output->fd))
         unlinkat(output->directory, output->temporary, 0);
@@ -317,67 +325,50 @@ output_drop(struct output *output)
     *output = (struct output){0};
 }
 
-/* ---- a text ---- */
-
-static errint_t
-write_in(int directory, const char *name, const struct buffer *text, bool replace,
-         struct reason *reason)
-{
-    struct output_entry replaced = {.fd = -1};
-    struct output output;
-    errint_t error = output_begin(directory, name, &output, reason);
-
-    if (!error && (error = file_write(output.fd, text->data, text->length, 0)))
-        fail(reason, error, "writing it");
-    if (!error)
-        error = output_sync(&output, reason);
-    if (!error && replace && (error = output_look(directory, name, &replaced)))
-        fail(reason, error, "looking at it");
-    if (!error)
-        error = output_place(&output, &replaced, reason);
-    output_forget(&replaced);
-    output_drop(&output);
-    return error ? error : output_sync_directory(directory, reason);
-}
-
 errint_t
 output_write(const char *path, const struct buffer *text, bool replace, struct reason *reason)
 {
-    char *copy = strdup(path), *other = strdup(path);
-    errint_t error = -ENOMEM;
-    int directory = -1;
+    struct output_entry replaced = {.fd = -1};
+    struct output output = {0};
+    char name[NAME_MAX + 1];
+    int directory;
+    errint_t error = output_open_directory(path, &directory, name, reason);
 
-    if (copy && other) {
-        directory = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        error = directory < 0 ? -errno : 0;
-    }
     if (error)
-        fail(reason, error, "its directory");
-    else
-        error = write_in(directory, basename(other), text, replace, reason);
-    if (directory >= 0)
-        close(directory);
-    free(copy);
-    free(other);
+        return error;
+    error = output_begin(directory, name, &output, reason);
+    if (!error && (error = file_write(output.fd, text->data, text->length, 0)))
+        reason_errno(reason, error, "cannot write it");
+    if (!error)
+        error = output_sync(&output, reason);
+    if (!error && replace && (error = output_inspect(directory, name, &replaced)))
+        reason_errno(reason, error, "cannot inspect it");
+    if (!error)
+        error = output_place(&output, &replaced, NULL, reason);
+    if (!error)
+        error = output_sync_directory(directory, reason);
+    output_entry_close(&replaced);
+    output_drop(&output);
+    close(directory);
     return error;
 }
 
-/* ---- what killed programs leave ---- */
+/* ---- files of killed processes ---- */
 
-/* Whether it is a file of this user that no living program has locked. */
+/* Returns whether it is a file of this user that no running process has locked. */
 static bool
-is_left(int directory, const char *name)
+is_abandoned(int directory, const char *name)
 {
     int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     struct stat st;
-    bool left;
+    bool abandoned;
 
     if (fd < 0)
         return false;
-    left = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-           flock(fd, LOCK_EX | LOCK_NB) == 0;
+    abandoned = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+                flock(fd, LOCK_EX | LOCK_NB) == 0;
     close(fd);
-    return left;
+    return abandoned;
 }
 
 void
@@ -396,10 +387,11 @@ output_remove_stale(int directory, const char *name)
     while ((entry = readdir(stream))) {
         const char *found = entry->d_name;
 
-        if (is_hidden(found, name, ".tmp") && is_left(directory, found))
+        if (is_hidden_name(found, name, ".tmp") && is_abandoned(directory, found))
             unlinkat(directory, found, 0);
-        else if (is_hidden(found, name, ".swap") && is_left(directory, found))
-            complain("%s: left by a run that was killed while it replaced this file; it stays",
+        else if (is_hidden_name(found, name, ".swap") && is_abandoned(directory, found))
+            complain("%s: left by a process that was killed while it replaced this file; not "
+                     "removed",
                      quoted(shown, found, strlen(found)));
     }
     closedir(stream);
@@ -409,6 +401,6 @@ errint_t
 output_sync_directory(int directory, struct reason *reason)
 {
     if (fsync(directory) == 0 || errno == EINVAL)
-        return 0; /* EINVAL: a file system where there is nothing to be done */
-    return fail(reason, -errno, "syncing its directory");
+        return 0; /* EINVAL: the file system does not support or need it */
+    return reason_errno(reason, -errno, "cannot sync its directory");
 }

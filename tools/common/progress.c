@@ -16,7 +16,7 @@ enum { BAR = 24, BAR_LEAST = 8, COLUMNS = 80 };
 static volatile sig_atomic_t caught;
 
 static void
-catch_signal(int number)
+progress_record_signal(int number)
 {
     caught = number;
 }
@@ -24,7 +24,7 @@ catch_signal(int number)
 void
 progress_catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = catch_signal};
+    struct sigaction action = {.sa_handler = progress_record_signal};
 
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -51,9 +51,9 @@ progress_begin(struct progress *progress, uint64_t all)
     };
 }
 
-/* "  0.12 GB/s  3 min left", from how long it took so far. */
+/* Formats "  0.12 GB/s  3 min left". */
 static void
-say_rest(const struct progress *progress, uint64_t done, double share, char text[64])
+progress_format_rest(const struct progress *progress, uint64_t done, double share, char text[64])
 {
     double elapsed = progress->drawn - progress->begin;
     double rest = share > 0.02 ? elapsed / share - elapsed : -1;
@@ -68,9 +68,9 @@ say_rest(const struct progress *progress, uint64_t done, double share, char text
         snprintf(text + length, (size_t)(64 - length), "  %.0f s left", rest);
 }
 
-/* Cuts a text to so many bytes, which are at least as many as its columns. */
+/* Cuts a text to `most` bytes, which are at least as many as its columns. */
 static void
-cut(char *text, size_t most)
+progress_cut_text(char *text, size_t most)
 {
     static const char dots[] = "...";
 
@@ -83,7 +83,7 @@ cut(char *text, size_t most)
 }
 
 static size_t
-columns(void)
+terminal_columns(void)
 {
     struct winsize window = {0};
 
@@ -92,26 +92,26 @@ columns(void)
     return COLUMNS;
 }
 
-/* In one line, whatever the terminal's width: the bar gets shorter, then the text is cut. */
+/* Draws one line of the terminal's width: shortens the bar first, then the text. */
 static void
-draw(struct progress *progress)
+progress_draw(struct progress *progress)
 {
     uint64_t done = progress->finished + (progress->running ? *progress->running : 0);
     double share = progress->all ? (double)done / (double)progress->all : 0;
     char bar[BAR + 1], what[QUOTED_SIZE], rest[64];
-    size_t width = columns(), taken, length;
+    size_t width = terminal_columns(), taken, length;
 
     share = share > 1 ? 1 : share;
     progress->drawn = monotonic_seconds();
-    say_rest(progress, done, share, rest);
-    taken = strlen("[] 100% ") + strlen(rest) + 1; /* the last column stays free */
+    progress_format_rest(progress, done, share, rest);
+    taken = strlen("[] 100% ") + strlen(rest) + 1; /* leaves the last column free */
     if (taken + BAR_LEAST > width) {
         rest[0] = '\0';
         taken = strlen("[] 100% ") + 1;
     }
     quoted(what, progress->what, strlen(progress->what));
     width = width > taken + BAR_LEAST ? width - taken : BAR_LEAST;
-    cut(what, width - BAR_LEAST);
+    progress_cut_text(what, width - BAR_LEAST);
     length = width - strlen(what) > BAR ? BAR : width - strlen(what);
     memset(bar, '-', length);
     memset(bar, '#', (size_t)(share * (double)length));
@@ -126,7 +126,7 @@ progress_start(struct progress *progress, const char *what)
     if (progress->running)
         *progress->running = 0;
     if (progress->shown)
-        draw(progress);
+        progress_draw(progress);
 }
 
 void
@@ -153,6 +153,6 @@ progress_tick(void *arg)
     struct progress *progress = arg;
 
     if (progress->shown && monotonic_seconds() - progress->drawn > 0.1)
-        draw(progress);
+        progress_draw(progress);
     return caught == 0;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The progress bar, on standard error where that is a terminal, and signals that
- * end a program in an orderly way.
+ * A progress bar on standard error, if that is a terminal, and the signals that end a program.
  */
 #ifndef FSTFS_COMMON_PROGRESS_H
 #define FSTFS_COMMON_PROGRESS_H
@@ -12,28 +11,31 @@
 
 struct progress {
     bool shown;
-    bool has_rate; /* bytes in a second are shown too */
-    double begin; /* when work began, in seconds */
-    double drawn; /* when it was drawn last */
-    uint64_t all, finished; /* bytes to be read in all; of work that has ended */
-    _Atomic uint64_t *running; /* bytes of what runs; shared with children; or NULL */
-    char what[120]; /* what runs */
+    bool has_rate; /* also shows bytes per second */
+    double begin; /* when progress_begin() was called, monotonic_seconds() */
+    double drawn; /* when the bar was last drawn */
+    uint64_t all, finished; /* bytes: in total; of finished steps */
+    _Atomic uint64_t *running; /* bytes done in the current step, in memory that children share;
+                                  NULL if it could not be mapped */
+    char what[120]; /* the current step */
 };
 
-/* Catches SIGINT, SIGTERM and SIGHUP: from then on they only leave a mark. */
+/* Catches SIGINT, SIGTERM and SIGHUP; from then on they are only recorded. */
 void progress_catch_signals(void);
-/* The signal that came; 0: none. */
+
+/* Returns the last signal caught, or 0. */
 int progress_signal(void);
 
 void progress_begin(struct progress *progress, uint64_t all);
-/* Work of so many bytes begins; and has ended, or was left out. */
+/* Begins a step. */
 void progress_start(struct progress *progress, const char *what);
+/* Ends a step that had, or would have had, `bytes` bytes. */
 void progress_finish(struct progress *progress, uint64_t bytes);
-/* Takes the bar away. */
+/* Erases the bar. */
 void progress_end(struct progress *progress);
 
-/* Some ten times a second while work runs: draws. False once a signal came. `progress`
- * is a struct progress. */
+/* Redraws the bar at most ten times a second. `progress` is a struct progress. Returns false
+ * once a signal was caught. */
 bool progress_tick(void *progress);
 
 #endif

@@ -3,7 +3,6 @@
 
 #include "base/array.h"
 #include "base/text.h"
-#include "common/say.h"
 #include "tensor_file.h"
 #include "view/layout.h"
 
@@ -17,15 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Puts a path in front of the reason. */
 static errint_t
-out_of_memory(struct reason *reason)
-{
-    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-}
-
-/* The same reason, of this path. */
-static errint_t
-of_path(const char *path, errint_t error, struct reason *reason)
+reason_add_path(const char *path, errint_t error, struct reason *reason)
 {
     char name[QUOTED_SIZE], text[sizeof(reason->text)];
 
@@ -36,76 +29,66 @@ of_path(const char *path, errint_t error, struct reason *reason)
 
 /* ---- shards ---- */
 
-/* Room for one more shard among the checkpoint's, and among our own. */
 static bool
-make_room(struct inputs *inputs)
+add_shard(struct inputs *inputs, struct shard *shard)
 {
     struct checkpoint *checkpoint = &inputs->checkpoint;
     struct shard **shards =
         array_room(checkpoint->shards, checkpoint->shard_count, sizeof(struct shard *));
-    struct shard **own = array_room(inputs->own, inputs->own_count, sizeof(struct shard *));
 
-    if (shards)
-        checkpoint->shards = shards;
-    if (own)
-        inputs->own = own;
-    return shards && own;
-}
-
-static bool
-add_shard(struct inputs *inputs, struct shard *shard)
-{
-    if (!make_room(inputs))
+    if (!shards)
         return false;
-    inputs->checkpoint.shards[inputs->checkpoint.shard_count++] = shard;
+    checkpoint->shards = shards;
+    shards[checkpoint->shard_count++] = shard;
     return true;
 }
 
-/* Adds a shard of our own; takes over `table`, and a reference to `backing`. */
+/* Makes and adds a shard. Takes over `table` and a reference to `backing`, also on an error. */
 static errint_t
-add_own(struct inputs *inputs, const char *name, struct backing *backing, struct st_table *table,
-        struct reason *reason)
+add_own_shard(struct inputs *inputs, const char *name, struct backing *backing,
+              struct st_table *table, struct reason *reason)
 {
+    struct shard **own = array_room(inputs->own, inputs->own_count, sizeof(struct shard *));
     struct shard *shard = calloc(1, sizeof(*shard) + strlen(name) + 1);
 
-    if (!shard || !make_room(inputs)) {
+    inputs->own = own ? own : inputs->own;
+    if (!own || !shard || !add_shard(inputs, shard)) {
         free(shard);
         st_table_free(table);
         backing_unref(backing);
-        return out_of_memory(reason);
+        return reason_no_memory(reason);
     }
     shard->name = strcpy((char *)(shard + 1), name);
     shard->backing = backing;
     shard->table = table;
-    inputs->own[inputs->own_count++] = shard;
-    add_shard(inputs, shard);
+    own[inputs->own_count++] = shard;
     return 0;
 }
 
 /* ---- --pick and --drop ---- */
 
-/* The last pattern that matches says; where none does, the first: who begins with
- * --pick wants nothing else, who begins with --drop wants the rest. */
+/* The last pattern that matches decides. If none matches, the first pattern does: after --pick the
+ * tensor is excluded, after --drop it is included. */
 static bool
-is_wanted(const struct options *options, const char *name, size_t length)
+pattern_includes(const struct options *options, const char *name, size_t length)
 {
-    bool wanted;
+    bool included;
     char *text;
 
-    if (options->pattern_count == 0)
+    if (options->patterns.count == 0)
         return true;
-    wanted = options->patterns[0].drop;
+    included = options->patterns.all[0].drop;
     text = strndup(name, length);
     if (!text)
         return false;
-    for (size_t i = 0; i < options->pattern_count; i++)
-        if (fnmatch(options->patterns[i].glob, text, 0) == 0)
-            wanted = !options->patterns[i].drop;
+    for (size_t i = 0; i < options->patterns.count; i++)
+        if (fnmatch(options->patterns.all[i].glob, text, 0) == 0)
+            included = !options->patterns.all[i].drop;
     free(text);
-    return wanted;
+    return included;
 }
 
-/* The table with the tensors that are wanted; its text and shapes are the other's. */
+/* Copies the table with the included tensors only; text and shapes are shared with `table`. */
 static struct st_table *
 filter_table(const struct options *options, const struct st_table *table)
 {
@@ -121,34 +104,34 @@ filter_table(const struct options *options, const struct st_table *table)
     for (uint32_t i = 0; i < table->count; i++) {
         const struct st_tensor *tensor = &table->tensors[i];
 
-        if (is_wanted(options, table->text + tensor->name, tensor->name_length))
+        if (pattern_includes(options, table->text + tensor->name, tensor->name_length))
             tensors[made->count++] = *tensor;
     }
     return made;
 }
 
 static errint_t
-take_shard(const struct options *options, struct inputs *inputs, struct shard *shard,
-           struct reason *reason)
+take_input_shard(const struct options *options, struct inputs *inputs, struct shard *shard,
+                 struct reason *reason)
 {
     struct st_table *table;
 
-    if (options->pattern_count == 0)
-        return add_shard(inputs, shard) ? 0 : out_of_memory(reason);
+    if (options->patterns.count == 0)
+        return add_shard(inputs, shard) ? 0 : reason_no_memory(reason);
     table = filter_table(options, shard->table);
     if (!table)
-        return out_of_memory(reason);
+        return reason_no_memory(reason);
     inputs->left_out += shard->table->count - table->count;
     if (table->count == 0) {
         st_table_free(table);
         return 0;
     }
-    return add_own(inputs, shard->name, backing_ref(shard->backing), table, reason);
+    return add_own_shard(inputs, shard->name, backing_ref(shard->backing), table, reason);
 }
 
 /* ---- checkpoints ---- */
 
-/* Adds a file of the checkpoint to those that may not be replaced. */
+/* Adds a file of the checkpoint to the sources. */
 static errint_t
 add_source(struct inputs *inputs, const struct found *found, const char *name,
            struct reason *reason)
@@ -157,16 +140,16 @@ add_source(struct inputs *inputs, const struct found *found, const char *name,
     char *path;
 
     if (asprintf(&path, "%s/%s", found->directory, name) < 0)
-        return out_of_memory(reason);
+        return reason_no_memory(reason);
     error = sources_add(&inputs->sources, path);
     free(path);
-    return error ? out_of_memory(reason) : 0;
+    return error ? reason_no_memory(reason) : 0;
 }
 
-/* What is copied beside the tensors, and the index. */
+/* Adds the index to the sources, and the side files. */
 static errint_t
-take_files(const struct options *options, struct inputs *inputs, const struct found *found,
-           const char *path, struct reason *reason)
+take_other_files(const struct options *options, struct inputs *inputs, const struct found *found,
+                 const char *path, struct reason *reason)
 {
     errint_t error = 0;
 
@@ -174,14 +157,14 @@ take_files(const struct options *options, struct inputs *inputs, const struct fo
         return 0;
     if (found->group->index)
         error = add_source(inputs, found, found->group->index, reason);
-    if (!error && options->copies_files)
+    if (!error && options_make_shards(options) && !options->tensors_only)
         error = side_add(&inputs->side, found, path, reason);
     return error;
 }
 
 static errint_t
-take_checkpoint(const struct options *options, struct inputs *inputs, struct found *found,
-                const char *path, struct reason *reason)
+take_input_checkpoint(const struct options *options, struct inputs *inputs, struct found *found,
+                      const char *path, struct reason *reason)
 {
     const struct checkpoint *checkpoint;
     errint_t error = find_headers(found, reason);
@@ -198,11 +181,11 @@ take_checkpoint(const struct options *options, struct inputs *inputs, struct fou
             continue;
         error = add_source(inputs, found, shard->name, reason);
         if (!error)
-            error = take_shard(options, inputs, shard, reason);
+            error = take_input_shard(options, inputs, shard, reason);
     }
     if (!error)
-        error = take_files(options, inputs, found, path, reason);
-    if (!error && options->input_count == 1 && options->pattern_count == 0 && !found->one_file) {
+        error = take_other_files(options, inputs, found, path, reason);
+    if (!error && options->input_count == 1 && options->patterns.count == 0 && !found->one_file) {
         inputs->checkpoint.index_metadata = checkpoint->index_metadata;
         inputs->checkpoint.index_metadata_length = checkpoint->index_metadata_length;
     }
@@ -214,23 +197,23 @@ take_checkpoint(const struct options *options, struct inputs *inputs, struct fou
 /* ---- tensor files ---- */
 
 static errint_t
-take_table(const struct options *options, struct inputs *inputs, const char *name,
-           struct backing *backing, struct st_table *table, struct reason *reason)
+take_tensor_table(const struct options *options, struct inputs *inputs, const char *name,
+                  struct backing *backing, struct st_table *table, struct reason *reason)
 {
     const struct st_tensor *tensor = &table->tensors[0];
 
-    if (is_wanted(options, table->text + tensor->name, tensor->name_length))
-        return add_own(inputs, name, backing, table, reason);
+    if (pattern_includes(options, table->text + tensor->name, tensor->name_length))
+        return add_own_shard(inputs, name, backing, table, reason);
     inputs->left_out++;
     st_table_free(table);
     backing_unref(backing);
     return 0;
 }
 
-/* -ENODATA: it is no tensor file. */
+/* -ENODATA: the file is not a tensor file. */
 static errint_t
-take_file(const struct options *options, struct inputs *inputs, const char *path,
-          struct reason *reason)
+take_tensor_file(const struct options *options, struct inputs *inputs, const char *path,
+                 struct reason *reason)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     const char *slash = strrchr(path, '/');
@@ -242,10 +225,10 @@ take_file(const struct options *options, struct inputs *inputs, const char *path
     errint_t error;
 
     if (fd < 0)
-        return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
+        return reason_errno(reason, -errno, NULL);
     error = file_identity_from_fd(&identity, fd);
     if (error)
-        reason_set(reason, error, "IoError", "%s", strerror(-error));
+        reason_errno(reason, error, NULL);
     else if (!S_ISREG(identity.mode))
         error = -ENODATA;
     else
@@ -255,23 +238,23 @@ take_file(const struct options *options, struct inputs *inputs, const char *path
         return error;
     if (sources_add(&inputs->sources, path)) {
         st_table_free(table);
-        return out_of_memory(reason);
+        return reason_no_memory(reason);
     }
     real = realpath(path, NULL);
     backing = real ? backing_new(AT_FDCWD, real, &identity) : NULL;
     free(real);
     if (!backing) {
-        /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): 0 means that table is set */
+        /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): table is set if error is 0 */
         st_table_free(table);
-        return out_of_memory(reason);
+        return reason_no_memory(reason);
     }
-    return take_table(options, inputs, name, backing, table, reason);
+    return take_tensor_table(options, inputs, name, backing, table, reason);
 }
 
-/* All files of a directory in which there is no checkpoint. */
+/* Takes all files of a directory without checkpoint. */
 static errint_t
-take_directory(const struct options *options, struct inputs *inputs, const struct found *found,
-               struct reason *reason)
+take_tensor_files(const struct options *options, struct inputs *inputs, const struct found *found,
+                  struct reason *reason)
 {
     const struct listing *listing = found->listing;
 
@@ -280,15 +263,16 @@ take_directory(const struct options *options, struct inputs *inputs, const struc
         errint_t error;
 
         if (asprintf(&path, "%s/%s", found->directory, listing->files[i]) < 0)
-            return out_of_memory(reason);
-        error = take_file(options, inputs, path, reason);
+            return reason_no_memory(reason);
+        error = take_tensor_file(options, inputs, path, reason);
         free(path);
         if (error == -ENODATA)
-            reason_set(reason, error, "None",
-                       "there is no checkpoint in it, and this is neither a .npy file nor a tensor "
-                       "file of a mount");
+            reason_set(
+                reason, error, "None",
+                "neither a .npy file nor a tensor file of a mount (the directory contains no "
+                "checkpoint)");
         if (error)
-            return of_path(listing->files[i], error, reason);
+            return reason_add_path(listing->files[i], error, reason);
     }
     return 0;
 }
@@ -297,53 +281,54 @@ static errint_t
 take_input(const struct options *options, struct inputs *inputs, const char *path,
            struct reason *reason)
 {
-    /* What matters of them is in the reason. */
-    const struct catalog_options catalog_options = {.problems = {find_no_problem, NULL, 0}};
+    /* The reason has the problems that matter. */
+    const struct catalog_options catalog_options = {.problems = {find_ignore_problem, NULL, 0}};
     struct found *found = &inputs->found[inputs->found_count];
     struct stat st;
     errint_t error;
 
     if (stat(path, &st) == 0 && S_ISREG(st.st_mode)) {
-        error = take_file(options, inputs, path, reason);
+        error = take_tensor_file(options, inputs, path, reason);
         if (error != -ENODATA)
             return error;
     }
     error = find_checkpoint(path, &catalog_options, found, reason);
     inputs->found_count++;
     if (!error)
-        return take_checkpoint(options, inputs, found, path, reason);
+        return take_input_checkpoint(options, inputs, found, path, reason);
     if (error == -ENOENT && found->is_directory && found->listing && found->listing->file_count > 0)
-        return take_directory(options, inputs, found, reason);
+        return take_tensor_files(options, inputs, found, reason);
     return error;
 }
 
-/* ---- all together ---- */
+/* ---- combining ---- */
 
-struct named {
+struct named_tensor {
     const char *name;
     uint32_t length;
     struct tensor_ref ref;
 };
 
 static int
-compare_named(const void *a, const void *b)
+compare_named_tensors(const void *a, const void *b)
 {
-    const struct named *x = a, *y = b;
+    const struct named_tensor *x = a, *y = b;
 
     return text_compare(x->name, x->length, y->name, y->length);
 }
 
 static errint_t
-refuse_twin(const struct inputs *inputs, const struct named *a, const struct named *b,
-            struct reason *reason)
+refuse_duplicate(const struct inputs *inputs, const struct named_tensor *a,
+                 const struct named_tensor *b, struct reason *reason)
 {
     const char *first = inputs->checkpoint.shards[a->ref.shard]->name;
     const char *second = inputs->checkpoint.shards[b->ref.shard]->name;
     char name[QUOTED_SIZE], one[QUOTED_SIZE], two[QUOTED_SIZE];
 
     return reason_set(reason, -EEXIST, "DuplicateTensorName",
-                      "tensor %.150s is in %.120s and in %.120s", quoted(name, a->name, a->length),
-                      quoted(one, first, strlen(first)), quoted(two, second, strlen(second)));
+                      "tensor %.150s is in both %.120s and %.120s",
+                      quoted(name, a->name, a->length), quoted(one, first, strlen(first)),
+                      quoted(two, second, strlen(second)));
 }
 
 /* Sorts all tensors by name. */
@@ -352,7 +337,7 @@ sort_tensors(struct inputs *inputs, struct reason *reason)
 {
     struct checkpoint *checkpoint = &inputs->checkpoint;
     struct tensor_ref *refs;
-    struct named *all;
+    struct named_tensor *all;
     size_t count = 0, at = 0;
     errint_t error = 0;
 
@@ -366,19 +351,19 @@ sort_tensors(struct inputs *inputs, struct reason *reason)
     checkpoint->tensor_count = (uint32_t)count;
     if (!all || !refs) {
         free(all);
-        return out_of_memory(reason);
+        return reason_no_memory(reason);
     }
     for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
         const struct st_table *table = checkpoint->shards[s]->table;
 
         for (uint32_t i = 0; i < table->count; i++)
-            all[at++] = (struct named){
+            all[at++] = (struct named_tensor){
                 table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
     }
-    qsort(all, count, sizeof(*all), compare_named);
+    qsort(all, count, sizeof(*all), compare_named_tensors);
     for (size_t i = 0; i < count; i++) {
-        if (i > 0 && !error && compare_named(&all[i - 1], &all[i]) == 0)
-            error = refuse_twin(inputs, &all[i - 1], &all[i], reason);
+        if (i > 0 && !error && compare_named_tensors(&all[i - 1], &all[i]) == 0)
+            error = refuse_duplicate(inputs, &all[i - 1], &all[i], reason);
         refs[i] = all[i].ref;
     }
     free(all);
@@ -386,7 +371,7 @@ sort_tensors(struct inputs *inputs, struct reason *reason)
 }
 
 static void
-tell(void *arg, const char *directory, const char *name, const char *text)
+print_problem(void *arg, const char *directory, const char *name, const char *text)
 {
     char shown[QUOTED_SIZE];
 
@@ -398,26 +383,26 @@ tell(void *arg, const char *directory, const char *name, const char *text)
 errint_t
 inputs_read(const struct options *options, struct inputs *inputs, struct reason *reason)
 {
-    const struct problem_watch watch = {tell, NULL, 0};
+    const struct problem_watch watch = {print_problem, NULL, 0};
     errint_t error = 0;
 
     *inputs =
         (struct inputs){.checkpoint = {.directory = "", .stem = inputs->stem, .suffix = ST_SUFFIX}};
     inputs->found = calloc((size_t)options->input_count, sizeof(*inputs->found));
     inputs->problems = problems_new(&watch);
-    if (!inputs->found || !inputs->problems || !make_room(inputs))
-        return out_of_memory(reason);
+    if (!inputs->found || !inputs->problems)
+        return reason_no_memory(reason);
     inputs->checkpoint.problems = problem_set_new(inputs->problems);
     for (int i = 0; !error && i < options->input_count; i++) {
         error = take_input(options, inputs, options->inputs[i], reason);
         if (error)
-            return of_path(options->inputs[i], error, reason);
+            return reason_add_path(options->inputs[i], error, reason);
     }
     if (options->stem || !inputs->stem[0] || options->input_count > 1)
         snprintf(inputs->stem, sizeof(inputs->stem), "%s", options->stem ? options->stem : "model");
     error = sort_tensors(inputs, reason);
     if (!error && inputs->checkpoint.tensor_count == 0 && inputs->left_out > 0)
-        return reason_set(reason, -ENOENT, "None", "--pick and --drop leave no tensor");
+        return reason_set(reason, -ENOENT, "None", "--pick and --drop exclude all tensors");
     if (!error)
         layout_check_metadata(&inputs->checkpoint);
     return error;

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * All inputs put together as one checkpoint, which the view's functions then lay
- * out as they do one of a mount.
- */
+/* Combines all inputs into one checkpoint, which src/view lays out as it does one of a mount. */
 #ifndef FSTFS_PACK_INPUTS_H
 #define FSTFS_PACK_INPUTS_H
 
@@ -13,20 +10,20 @@
 #include "sources.h"
 
 struct inputs {
-    struct checkpoint checkpoint; /* not of a catalog: no references, nothing private */
+    struct checkpoint checkpoint; /* not in a catalog: no references and no private part */
     char stem[256];
-    struct found *found; /* one for each input at most */
+    struct found *found; /* at most one for each input */
     size_t found_count;
-    struct shard **own; /* shards that were made here, as are their tables */
+    struct shard **own; /* the shards of `checkpoint` that were made here, with their tables */
     size_t own_count;
     struct problems *problems;
-    uint64_t left_out; /* tensors, by --pick and --drop */
-    struct sources sources; /* all files of tensors */
+    uint64_t left_out; /* tensors excluded by --pick and --drop */
+    struct sources sources; /* all input files */
     struct side_files side; /* to be copied */
 };
 
-/* Reads headers only. On an error the reason says of which input and why. To be let
- * go with inputs_free() in any case. */
+/* Reads headers only. On an error `reason` begins with the input's path. Call inputs_free() in any
+ * case. */
 errint_t inputs_read(const struct options *options, struct inputs *inputs, struct reason *reason);
 void inputs_free(struct inputs *inputs);
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs-pack: real files of what the views of a mount show.
+ * fstfs-pack: writes the files that a mount shows as real files.
  */
 #include "base/clock.h"
 #include "catalog/group.h"
+#include "common/command.h"
 #include "common/mounts.h"
 #include "common/progress.h"
-#include "common/say.h"
 #include "copy.h"
+#include "destination.h"
 #include "format/safetensors.h"
 #include "inputs.h"
 #include "options.h"
-#include "place.h"
 #include "view/index.h"
 #include "view/layout.h"
 
@@ -25,31 +25,24 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { DONE = 0, FAILED = 1, WRONG = 2 };
+/* Exit statuses. */
+enum { STATUS_DONE = 0, STATUS_FAILED = 1, STATUS_USAGE = 2 };
 
-/* What is being made. */
 struct pack {
     const struct options *options;
     struct inputs inputs;
     struct tensor_ref *refs; /* all tensors, in shard order */
     struct layout_part *parts;
     size_t part_count;
-    const struct side_file **side; /* that are copied */
-    size_t side_count;
-    struct place place;
-    struct copy *copies; /* one for each output of the place */
+    const struct side_file **side; /* those that are copied */
+    struct destination destination;
+    struct copy *copies; /* one for each output of the destination */
     struct copier *copier;
     struct progress progress;
-    uint64_t bytes, shared; /* of all files; shared and not copied */
+    uint64_t bytes, shared; /* of all files; those shared instead of copied */
 };
 
-static bool
-is_cut(const struct options *options)
-{
-    return options->shards || options->shard_size;
-}
-
-/* ---- what the files are made of ---- */
+/* ---- contents ---- */
 
 static errint_t
 list_of_part(const struct pack *pack, const struct layout_part *part, struct extent_list **list,
@@ -61,10 +54,10 @@ list_of_part(const struct pack *pack, const struct layout_part *part, struct ext
 
     if (error == -EFBIG)
         return reason_set(reason, error, "HeaderTooLarge",
-                          "its header would be over %u bytes, and safetensors could not read it; "
-                          "--shards makes it several",
+                          "its header would be longer than safetensors can read (%u bytes); use "
+                          "--shards",
                           ST_MAX_HEADER);
-    return error ? reason_set(reason, error, "Layout", "%s", strerror(-error)) : 0;
+    return error ? reason_errno(reason, error, NULL) : 0;
 }
 
 static errint_t
@@ -83,33 +76,33 @@ list_of_index(struct pack *pack, struct extent_list **list, struct reason *reaso
         extent_builder_add_blob(&builder, blob, 0, blob->length);
     blob_unref(blob);
     *list = blob ? extent_builder_finish(&builder) : NULL;
-    return *list ? 0 : reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the index");
+    return *list ? 0 : reason_no_memory(reason);
 }
 
-/* What the output of this number is to hold: side files, shards, an index. */
+/* Makes the content of output `number`: a side file, a shard or the index. */
 static errint_t
 list_of_output(struct pack *pack, size_t number, struct extent_list **list, struct reason *reason)
 {
-    size_t part = number - pack->side_count;
+    size_t part = number - pack->destination.side_count;
 
-    if (number < pack->side_count) {
+    if (number < pack->destination.side_count) {
         *list = side_list(pack->side[number]);
-        return *list ? 0 : reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return *list ? 0 : reason_no_memory(reason);
     }
     return part < pack->part_count ? list_of_part(pack, &pack->parts[part], list, reason)
                                    : list_of_index(pack, list, reason);
 }
 
-/* Shares what can be shared, so that it is known how much is to be written. */
+/* Shares the blocks that can be shared; adds the bytes that are still to be written to `room`. */
 static errint_t
 begin_copies(struct pack *pack, uint64_t *room, struct reason *reason)
 {
-    const size_t count = pack->place.output_count;
+    const size_t count = pack->destination.output_count;
     errint_t error = 0;
 
     pack->copies = calloc(count, sizeof(*pack->copies));
     if (!pack->copies)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
 
     for (size_t i = 0; !error && i < count; i++) {
         struct extent_list *list;
@@ -117,7 +110,7 @@ begin_copies(struct pack *pack, uint64_t *room, struct reason *reason)
         error = list_of_output(pack, i, &list, reason);
         if (error)
             return error;
-        error = copy_begin(list, pack->place.outputs[i].fd, &pack->copies[i], reason);
+        error = copy_begin(list, pack->destination.outputs[i].fd, &pack->copies[i], reason);
         *room += copy_room(&pack->copies[i]);
         pack->bytes += list->size;
         pack->shared += pack->copies[i].shared;
@@ -126,7 +119,7 @@ begin_copies(struct pack *pack, uint64_t *room, struct reason *reason)
     return error;
 }
 
-/* ---- room ---- */
+/* ---- free space ---- */
 
 static void
 format_size(char text[32], uint64_t bytes)
@@ -137,9 +130,9 @@ format_size(char text[32], uint64_t bytes)
         snprintf(text, 32, "%.2f GB", (double)bytes / 1e9);
 }
 
-/* Whether all that is still to be written fits. A file system that does not tell is no obstacle. */
+/* Checks that `room` bytes are free. Succeeds if the file system does not report its size. */
 static errint_t
-check_room(const struct pack *pack, uint64_t room, struct reason *reason)
+check_free_space(const struct pack *pack, uint64_t room, struct reason *reason)
 {
     char link[64], path[PATH_MAX], where[QUOTED_SIZE], needed[32], free_text[32];
     struct mount_entry *mount;
@@ -147,12 +140,12 @@ check_room(const struct pack *pack, uint64_t room, struct reason *reason)
     ssize_t length;
     uint64_t space;
 
-    if (fstatvfs(pack->place.directory, &fs) < 0 || fs.f_blocks == 0)
+    if (fstatvfs(pack->destination.directory, &fs) < 0 || fs.f_blocks == 0)
         return 0;
     if (__builtin_mul_overflow((uint64_t)fs.f_bavail, (uint64_t)fs.f_frsize, &space) ||
         room <= space)
         return 0;
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", pack->place.directory);
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", pack->destination.directory);
     length = readlink(link, path, sizeof(path) - 1);
     path[length > 0 ? length : 0] = '\0';
     mount = malloc(sizeof(*mount));
@@ -162,14 +155,14 @@ check_room(const struct pack *pack, uint64_t room, struct reason *reason)
     format_size(needed, room);
     format_size(free_text, space);
     return reason_set(reason, -ENOSPC, "Space",
-                      "%s: %s are needed on the file system at %.300s, and "
-                      "%s are free; nothing was written",
-                      strerror(ENOSPC), needed, quoted(where, path, strlen(path)), free_text);
+                      "%s: the file system at %.300s has too little free space (found %s, "
+                      "expected %s); nothing was written",
+                      strerror(ENOSPC), quoted(where, path, strlen(path)), free_text, needed);
 }
 
-/* ---- all files ---- */
+/* ---- writing ---- */
 
-/* Writes one file of the output. It has no name before place_finish(). */
+/* Writes one file, which has no name before destination_commit(). */
 static errint_t
 write_output(struct pack *pack, struct output *output, struct copy *copy, struct reason *reason)
 {
@@ -192,68 +185,18 @@ write_output(struct pack *pack, struct output *output, struct copy *copy, struct
 }
 
 static errint_t
-write_all(struct pack *pack, struct reason *reason)
+write_outputs(struct pack *pack, struct reason *reason)
 {
     errint_t error = 0;
 
-    for (size_t i = 0; !error && i < pack->place.output_count; i++)
-        error = write_output(pack, &pack->place.outputs[i], &pack->copies[i], reason);
+    for (size_t i = 0; !error && i < pack->destination.output_count; i++)
+        error = write_output(pack, &pack->destination.outputs[i], &pack->copies[i], reason);
     return error;
 }
 
-/* ---- where they go ---- */
+/* ---- the destination ---- */
 
-/* The names of all files, in the order of list_of_output(); then NULL. */
-static char **
-name_files(const struct pack *pack)
-{
-    char **names = calloc(pack->side_count + pack->part_count + 2, sizeof(*names));
-    char **at = names;
-    char name[512];
-
-    if (!names)
-        return NULL;
-    for (size_t i = 0; i < pack->side_count; i++) {
-        *at = strdup(pack->side[i]->name);
-        if (!*at++)
-            return names;
-    }
-    for (size_t i = 0; i < pack->part_count; i++) {
-        index_part_name(pack->inputs.stem, ST_SUFFIX, i, pack->part_count, name);
-        *at = strdup(name);
-        if (!*at++)
-            return names;
-    }
-    if (pack->part_count > 1) {
-        group_name_index(pack->inputs.stem, ST_SUFFIX, name);
-        *at = strdup(name);
-    }
-    return names;
-}
-
-/* Chooses the side files that are not there yet. */
-static errint_t
-choose_side_files(struct pack *pack, struct reason *reason)
-{
-    const struct side_files *files = &pack->inputs.side;
-    errint_t error = 0;
-
-    pack->side = calloc(files->count + 1, sizeof(*pack->side));
-    if (!pack->side)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-    for (size_t i = 0; !error && i < files->count; i++) {
-        const struct side_file *file = &files->all[i];
-        bool needed;
-
-        error = place_needs(&pack->place, file->name, file->backing, pack->options->force, &needed,
-                            reason);
-        if (!error && needed)
-            pack->side[pack->side_count++] = file;
-    }
-    return error;
-}
-
-/* Every file is open until the end. */
+/* Raises the limit of open files: all outputs stay open until the end. */
 static void
 raise_descriptor_limit(void)
 {
@@ -265,52 +208,80 @@ raise_descriptor_limit(void)
     }
 }
 
+/* Adds the side files that the directory does not have. */
 static errint_t
-begin_outputs(struct pack *pack, struct reason *reason)
+add_side_files(struct pack *pack, struct reason *reason)
 {
-    size_t count = pack->side_count + pack->part_count + (pack->part_count > 1);
-    char **names = name_files(pack);
-    errint_t error = names && names[count - 1]
-                         ? place_begin(&pack->place, names, count, pack->side_count, reason)
-                         : reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+    const struct side_files *files = &pack->inputs.side;
+    struct destination *destination = &pack->destination;
+    errint_t error = 0;
 
-    for (size_t i = 0; names && names[i]; i++)
-        free(names[i]);
-    free(names);
+    pack->side = calloc(files->count + 1, sizeof(*pack->side));
+    if (!pack->side)
+        return reason_no_memory(reason);
+    for (size_t i = 0; !error && i < files->count; i++) {
+        const struct side_file *file = &files->all[i];
+        bool needed;
+
+        error = old_files_add_side(&destination->old, file->name, file->backing,
+                                   pack->options->force, &needed, reason);
+        if (error || !needed)
+            continue;
+        pack->side[destination->side_count] = file;
+        error = destination_add(destination, file->name, true, reason);
+    }
     return error;
 }
 
+/* Adds the shards, and the index if there are several. */
 static errint_t
-begin_place(struct pack *pack, struct reason *reason)
+add_shards(struct pack *pack, struct reason *reason)
+{
+    char name[512];
+    errint_t error = 0;
+
+    for (size_t i = 0; !error && i < pack->part_count; i++) {
+        index_part_name(pack->inputs.stem, ST_SUFFIX, i, pack->part_count, name);
+        error = destination_add(&pack->destination, name, false, reason);
+    }
+    if (error || pack->part_count == 1)
+        return error;
+    group_name_index(pack->inputs.stem, ST_SUFFIX, name);
+    return destination_add(&pack->destination, name, false, reason);
+}
+
+static errint_t
+begin_destination(struct pack *pack, struct reason *reason)
 {
     const struct options *options = pack->options;
-    const struct place_request request = {
+    const struct destination_request request = {
         .path = options->output,
-        .stem = is_cut(options) ? pack->inputs.stem : NULL,
+        .stem = options_make_shards(options) ? pack->inputs.stem : NULL,
         .force = options->force,
         .sources = &pack->inputs.sources,
     };
     errint_t error;
 
     raise_descriptor_limit();
-    error = place_open(&request, &pack->place, reason);
+    error = destination_open(&request, &pack->destination, reason);
     if (error)
         return error;
-    if (!is_cut(options))
-        return place_begin(&pack->place, NULL, 1, 0, reason);
-    error = choose_side_files(pack, reason);
-    return error ? error : begin_outputs(pack, reason);
+    if (!request.stem)
+        return destination_add(&pack->destination, NULL, false, reason);
+    error = add_side_files(pack, reason);
+    return error ? error : add_shards(pack, reason);
 }
 
+/* Divides the tensors into the output files. */
 static errint_t
-cut(struct pack *pack, struct reason *reason)
+cut_parts(struct pack *pack, struct reason *reason)
 {
     const struct options *options = pack->options;
     struct checkpoint *checkpoint = &pack->inputs.checkpoint;
     errint_t error = 0;
 
     pack->refs = layout_shard_order(checkpoint);
-    if (is_cut(options) && pack->refs) {
+    if (options_make_shards(options) && pack->refs) {
         error = layout_cut(checkpoint, pack->refs, options->shards, options->shard_size,
                            &pack->parts, &pack->part_count);
     } else {
@@ -320,39 +291,38 @@ cut(struct pack *pack, struct reason *reason)
             pack->parts[0].count = checkpoint->tensor_count;
     }
     if (error || !pack->refs || !pack->parts)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     return 0;
 }
 
 static errint_t
-make(struct pack *pack, struct reason *reason)
+write_pack(struct pack *pack, struct reason *reason)
 {
     uint64_t room = 0;
-    errint_t error = cut(pack, reason);
+    errint_t error = cut_parts(pack, reason);
 
     if (!error)
-        error = begin_place(pack, reason);
+        error = begin_destination(pack, reason);
     if (!error)
         error = begin_copies(pack, &room, reason);
     if (!error)
-        error = check_room(pack, room, reason);
+        error = check_free_space(pack, room, reason);
     if (!error) {
         error = copier_new(&pack->copier);
         if (error)
-            reason_set(reason, error, "Engine", "%s", strerror(-error));
+            reason_errno(reason, error, NULL);
     }
     if (error)
         return error;
     progress_begin(&pack->progress, pack->options->verify ? 2 * pack->bytes : pack->bytes);
     pack->progress.has_rate = true;
-    error = pack->progress.running ? write_all(pack, reason)
-                                   : reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+    error = pack->progress.running ? write_outputs(pack, reason) : reason_no_memory(reason);
     progress_end(&pack->progress);
-    return error ? error : place_finish(&pack->place, reason);
+    return error ? error : destination_commit(&pack->destination, reason);
 }
 
 static void
-say_done(const struct pack *pack, double seconds)
+print_summary(const struct pack *pack, double seconds)
 {
     char output[QUOTED_SIZE];
 
@@ -362,15 +332,16 @@ say_done(const struct pack *pack, double seconds)
             pack->part_count == 1 ? "" : "s", seconds);
     if (pack->inputs.left_out)
         fprintf(stderr, "; %" PRIu64 " tensors left out", pack->inputs.left_out);
-    if (pack->side_count)
-        fprintf(stderr, "; %zu other file%s", pack->side_count, pack->side_count == 1 ? "" : "s");
+    if (pack->destination.side_count)
+        fprintf(stderr, "; %zu other file%s", pack->destination.side_count,
+                pack->destination.side_count == 1 ? "" : "s");
     if (pack->shared)
-        fprintf(stderr, "; %.2f GB shared and not copied", (double)pack->shared / 1e9);
-    fputs(pack->options->verify ? "; compared\n" : "\n", stderr);
+        fprintf(stderr, "; %.2f GB shared instead of copied", (double)pack->shared / 1e9);
+    fputs(pack->options->verify ? "; verified\n" : "\n", stderr);
 }
 
 static int
-run(const struct options *options)
+pack_run(const struct options *options)
 {
     struct pack pack = {.options = options};
     char output[QUOTED_SIZE];
@@ -378,45 +349,45 @@ run(const struct options *options)
     double begin = monotonic_seconds();
     errint_t error;
 
-    pack.place = (struct place){.parent = -1, .directory = -1};
+    pack.destination = (struct destination){.parent = -1, .directory = -1};
     progress_catch_signals();
     error = inputs_read(options, &pack.inputs, &reason);
     if (error) {
         complain("%s", reason.text);
     } else {
-        error = make(&pack, &reason);
+        error = write_pack(&pack, &reason);
         if (error)
             complain("%s: %s", quoted(output, options->output, strlen(options->output)),
                      reason.text);
         else
-            say_done(&pack, monotonic_seconds() - begin);
+            print_summary(&pack, monotonic_seconds() - begin);
     }
-    for (size_t i = 0; pack.copies && i < pack.place.output_count; i++)
+    for (size_t i = 0; pack.copies && i < pack.destination.output_count; i++)
         copy_end(&pack.copies[i]);
     free(pack.copies);
     free(pack.side);
-    place_end(&pack.place);
+    destination_close(&pack.destination);
     copier_free(pack.copier);
     free(pack.refs);
     free(pack.parts);
     inputs_free(&pack.inputs);
     if (error && progress_signal())
         return 128 + progress_signal();
-    return error ? FAILED : DONE;
+    return error ? STATUS_FAILED : STATUS_DONE;
 }
 
 int
 main(int argc, char **argv)
 {
     struct options options;
-    int status = WRONG;
+    int status = STATUS_USAGE;
 
     switch (options_parse(argc, argv, &options)) {
     case OPTIONS_RUN:
-        status = run(&options);
+        status = pack_run(&options);
         break;
     case OPTIONS_DONE:
-        status = DONE;
+        status = STATUS_DONE;
         break;
     default:
         break;

@@ -4,57 +4,54 @@
 #include "base/array.h"
 #include "base/error.h"
 #include "base/size.h"
-#include "common/say.h"
 #include "format/safetensors.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include <getopt.h>
 #include <string.h>
 
-enum { SHARDS_MOST = 99999, STEM_MOST = 200 };
+#define SHARDS_MOST 99999
+#define STEM_MOST 200
 
 static const char usage[] =
     "usage: fstfs-pack [OPTION...] INPUT... FILE.safetensors\n"
     "       fstfs-pack --max-shard-size=SIZE|--shards=N [OPTION...] INPUT... DIRECTORY\n"
     "\n"
-    "Makes real files of what the views of a mount show: one file of a checkpoint, or shards\n"
-    "of it with their index; byte for byte the same, with no mount.\n"
+    "Writes the files that a mount shows as real files, without a mount: a checkpoint as one\n"
+    "file, or as shards with their index, with the same bytes.\n"
     "\n"
-    "  INPUT   a directory with one checkpoint; DIRECTORY/STEM where there are several; an\n"
-    "          index file; a safetensors file; a .npy file, or a tensor file of a mount, which\n"
-    "          is one tensor named as the file; or a directory of such files. What several\n"
-    "          have is put together; no tensor may be in two\n"
+    "  INPUT   a directory that contains one checkpoint; DIRECTORY/STEM if it contains\n"
+    "          several; an index file; a safetensors file; a .npy file or a tensor file of a\n"
+    "          mount, which is one tensor with the file's name; or a directory of such files.\n"
+    "          The tensors of all inputs are combined; none may be in two of them\n"
     "\n"
-    "In each file tensors whose size is a multiple of 4096 come first, in the order they were\n"
-    "in, and begin on pages; the rest follow by falling element size. Of __metadata__ is kept\n"
-    "what the inputs agree on.\n"
+    "In each file the tensors whose size is a multiple of 4096 come first, in their order, on\n"
+    "page boundaries; the others follow by decreasing element size. The entries of\n"
+    "__metadata__ that all inputs agree on are kept.\n"
     "\n"
-    "Into a DIRECTORY go also the other files of an INPUT that is a checkpoint (config.json,\n"
-    "tokenizer, code), but none that holds weights, is hidden or is in a directory below.\n"
+    "The other files of an INPUT that is a checkpoint (config.json, tokenizer, code) are\n"
+    "copied into DIRECTORY, except weights, hidden files and subdirectories.\n"
     "\n"
     "Options:\n"
-    "  --max-shard-size=SIZE  cut into shards of at most SIZE of tensors: 512M, 5G, 5GB\n"
-    "  --shards=N             cut into N shards\n"
-    "  --stem=NAME            name the shards NAME-00001-of-... (as the one checkpoint that is "
-    "the\n"
-    "                         INPUT, else model)\n"
-    "  --pick=GLOB            take only tensors that match; --drop=GLOB: take the others. Both "
-    "can\n"
-    "                         be given again and again: of several that match the last says,\n"
-    "                         and where none does, the first\n"
-    "  --tensors-only         copy no other files into DIRECTORY\n"
-    "  --force                replace the FILE, or the checkpoint of that name in DIRECTORY and\n"
+    "  --max-shard-size=SIZE  write shards of at most SIZE of tensors: 512M, 5G, 5GB\n"
+    "  --shards=N             write N shards\n"
+    "  --stem=NAME            name the shards NAME-00001-of-... (the stem of the only INPUT if\n"
+    "                         that is a checkpoint, else model)\n"
+    "  --pick=GLOB            take only tensors whose name matches; --drop=GLOB: take all\n"
+    "                         others. Both may be repeated: the last one that matches a tensor\n"
+    "                         decides, and for tensors that none matches, the first one\n"
+    "  --tensors-only         do not copy other files into DIRECTORY\n"
+    "  --force                replace FILE, or the checkpoint of that name in DIRECTORY and\n"
     "                         other files there that differ; never an INPUT\n"
-    "  --verify               when it is written, read it back and compare all of it\n"
+    "  --verify               read the output back from storage and compare it\n"
     "  -h, --help; -V, --version\n"
     "\n"
-    "The output gets its name when all of it is written and on storage, a DIRECTORY all at\n"
-    "once. Until then, and after any failure, a crash or a full disk, there is what was there\n"
-    "before; a hidden .NAME.*.tmp that a kill left is removed by the next run. Where the file\n"
-    "system can share blocks (XFS, btrfs), what lies right for it is shared and not copied.\n"
+    "The output gets its name when all of it is on storage, a new DIRECTORY as a whole.\n"
+    "Until then, and after a failure, a crash or a full disk, the old files remain; hidden\n"
+    "files .NAME.*.tmp of a killed run are removed by the next run. On file systems that can\n"
+    "share blocks (XFS, btrfs), aligned parts are shared instead of copied.\n"
     "\n"
-    "Exit status: 0; 1 when it could not be done; 2 for a wrong command line; 128 and the\n"
-    "signal's number when one ended it.\n"
+    "Exit status: 0; 1 on failure; 2 if the command line is invalid; 128 plus the number of\n"
+    "the signal that ended it.\n"
     "\n"
     "Examples:\n"
     "  fstfs-pack ~/models/llama llama.safetensors\n"
@@ -62,164 +59,113 @@ static const char usage[] =
     "  fstfs-pack --drop='vision_tower.*' ~/models/llava text.safetensors\n"
     "  fstfs-pack weight.npy bias.npy layer.safetensors\n";
 
-enum {
-    OPTION_SIZE = 256,
-    OPTION_SHARDS,
-    OPTION_STEM,
-    OPTION_PICK,
-    OPTION_DROP,
-    OPTION_TENSORS_ONLY,
-    OPTION_FORCE,
-    OPTION_VERIFY
-};
-
-static const struct option names[] = {
-    {"max-shard-size", required_argument, NULL, OPTION_SIZE},
-    {"shards", required_argument, NULL, OPTION_SHARDS},
-    {"stem", required_argument, NULL, OPTION_STEM},
-    {"pick", required_argument, NULL, OPTION_PICK},
-    {"drop", required_argument, NULL, OPTION_DROP},
-    {"tensors-only", no_argument, NULL, OPTION_TENSORS_ONLY},
-    {"force", no_argument, NULL, OPTION_FORCE},
-    {"verify", no_argument, NULL, OPTION_VERIFY},
-};
-
 static bool
-read_shards(const char *text, uint32_t *shards)
+parse_shards(const char *value, void *field)
 {
-    if (number_read(text, SHARDS_MOST, shards))
-        return true;
-    complain("--shards wants a number from 1 to %d, not %s", SHARDS_MOST, text);
-    return false;
+    return number_read(value, SHARDS_MOST, field);
 }
 
 static bool
-read_shard_size(const char *text, uint64_t *size)
+parse_shard_size(const char *value, void *field)
 {
-    if (size_read(text, size))
-        return true;
-    complain("--max-shard-size wants a size as 512M, 5G or 5GB, not %s", text);
-    return false;
+    return size_read(value, field);
 }
 
 static bool
-read_stem(const char *text, const char **stem)
+parse_stem(const char *value, void *field)
 {
-    if (*text && *text != '.' && strlen(text) <= STEM_MOST && !strchr(text, '/')) {
-        *stem = text;
-        return true;
-    }
-    complain("--stem wants the beginning of a file's name, not %s", text);
-    return false;
+    *(const char **)field = value;
+    return *value && *value != '.' && strlen(value) <= STEM_MOST && !strchr(value, '/');
 }
 
 static bool
-add_pattern(struct options *options, const char *glob, bool drop)
+add_pattern(struct patterns *patterns, const char *glob, bool drop)
 {
-    struct pattern *patterns =
-        array_room(options->patterns, options->pattern_count, sizeof(*patterns));
+    struct pattern *all = array_room(patterns->all, patterns->count, sizeof(*all));
 
-    if (!patterns) {
-        complain("no memory");
+    if (!all) {
+        complain("out of memory");
         return false;
     }
-    options->patterns = patterns;
-    patterns[options->pattern_count++] = (struct pattern){glob, drop};
+    patterns->all = all;
+    all[patterns->count++] = (struct pattern){glob, drop};
     return true;
 }
 
 static bool
-take(int option, void *arg)
+parse_pick(const char *value, void *field)
 {
-    struct options *options = arg;
-
-    switch (option) {
-    case OPTION_SIZE:
-        return read_shard_size(optarg, &options->shard_size);
-    case OPTION_SHARDS:
-        return read_shards(optarg, &options->shards);
-    case OPTION_STEM:
-        return read_stem(optarg, &options->stem);
-    case OPTION_PICK:
-    case OPTION_DROP:
-        return add_pattern(options, optarg, option == OPTION_DROP);
-    case OPTION_TENSORS_ONLY:
-        options->copies_files = false;
-        break;
-    case OPTION_FORCE:
-        options->force = true;
-        break;
-    case OPTION_VERIFY:
-        options->verify = true;
-        break;
-    }
-    return true;
+    return add_pattern(field, value, false);
 }
 
-/* Shards in a directory that is named as a file are right for some, and a slip of others. */
 static bool
-warn_of_name(const struct options *options, bool is_file)
+parse_drop(const char *value, void *field)
 {
-    char name[QUOTED_SIZE];
-
-    if (is_file)
-        complain("warning: %s: --%s makes shards in a directory of this name; without it, one "
-                 "file is made",
-                 quoted(name, options->output, strlen(options->output)),
-                 options->shards ? "shards" : "max-shard-size");
-    return true;
+    return add_pattern(field, value, true);
 }
 
-/* Whether the arguments make sense together. */
+static const struct command_option pack_options[] = {
+    {"max-shard-size", offsetof(struct options, shard_size), "a size such as 512M, 5G or 5GB",
+     parse_shard_size},
+    {"shards", offsetof(struct options, shards), "a number from 1 to 99999", parse_shards},
+    {"stem", offsetof(struct options, stem), "the beginning of a file name", parse_stem},
+    {"pick", offsetof(struct options, patterns), "a pattern", parse_pick},
+    {"drop", offsetof(struct options, patterns), "a pattern", parse_drop},
+    {"tensors-only", offsetof(struct options, tensors_only), NULL, NULL},
+    {"force", offsetof(struct options, force), NULL, NULL},
+    {"verify", offsetof(struct options, verify), NULL, NULL},
+};
+
+static const struct command command = {"fstfs-pack", usage, pack_options,
+                                       sizeof(pack_options) / sizeof(pack_options[0])};
+
+/* Checks that the arguments are valid together. */
 static bool
-check(const struct options *options)
+check_arguments(const struct options *options)
 {
     size_t length = options->output ? strlen(options->output) : 0;
-    size_t suffix = length ? st_suffix_length(options->output, length) : 0;
-    bool is_file = suffix > 0 && length > suffix;
+    bool is_file = length > 0 && st_suffix_length(options->output, length) > 0 &&
+                   length > st_suffix_length(options->output, length);
+    char name[QUOTED_SIZE];
 
     if (options->input_count < 1)
-        complain("an INPUT and an OUTPUT are wanted; fstfs-pack -h says more");
+        complain("missing INPUT or output; see fstfs-pack --help");
     else if (options->shards && options->shard_size)
         complain("--shards and --max-shard-size exclude each other");
-    else if (options->shards || options->shard_size)
-        return warn_of_name(options, is_file);
-    else if (!is_file)
-        complain("%s: one file is named *.safetensors or *.sft; for shards in a directory say "
-                 "--shards or "
-                 "--max-shard-size",
-                 options->output);
-    else if (options->stem)
-        complain("--stem is for shards");
-    else
+    else if (!options_make_shards(options) && !is_file)
+        complain("%s: not the name of a safetensors file (expected *.safetensors or *.sft); use "
+                 "--shards or --max-shard-size to write shards into a directory",
+                 quoted(name, options->output, length));
+    else if (!options_make_shards(options) && options->stem)
+        complain("--stem requires --shards or --max-shard-size");
+    else {
+        if (options_make_shards(options) && is_file)
+            complain("warning: %s: --%s writes shards into a directory of this name; without it, "
+                     "one file is written",
+                     quoted(name, options->output, length),
+                     options->shards ? "shards" : "max-shard-size");
         return true;
+    }
     return false;
 }
-
-static const struct command command = {
-    "fstfs-pack", usage, names, sizeof(names) / sizeof(names[0]), take,
-};
 
 enum options_result
 options_parse(int argc, char **argv, struct options *options)
 {
     enum options_result result;
 
-    *options = (struct options){.copies_files = true};
+    *options = (struct options){0};
     result = command_options(&command, argc, argv, options);
     if (result != OPTIONS_RUN)
         return result;
     options->inputs = argv + optind;
     options->input_count = argc - optind - 1;
     options->output = optind < argc ? argv[argc - 1] : NULL;
-    if (!check(options))
-        return OPTIONS_WRONG;
-    options->copies_files &= options->shards || options->shard_size;
-    return OPTIONS_RUN;
+    return check_arguments(options) ? OPTIONS_RUN : OPTIONS_WRONG;
 }
 
 void
 options_free(struct options *options)
 {
-    free(options->patterns);
+    free(options->patterns.all);
 }

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The command line of fstfs-pack.
- */
+/* The command line of fstfs-pack. */
 #ifndef FSTFS_PACK_OPTIONS_H
 #define FSTFS_PACK_OPTIONS_H
 
-#include "common/options.h"
+#include "common/command.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,22 +15,32 @@ struct pattern {
     bool drop;
 };
 
-struct options {
-    char **inputs;
-    int input_count; /* at least 1 */
-    const char *output; /* a file; or, where it is cut, a directory */
-    uint32_t shards; /* or 0 */
-    uint64_t shard_size; /* bytes, or 0; neither: one file */
-    const char *stem; /* of the shards; NULL: the input's */
-    struct pattern *patterns; /* in their order; malloc'ed */
-    size_t pattern_count;
-    bool force; /* replace what is there */
-    bool verify; /* read back and compare */
-    bool copies_files; /* of the input that are no tensors; only into a directory */
+struct patterns {
+    struct pattern *all; /* in the order of the command line; malloc'ed */
+    size_t count;
 };
 
-/* To be freed in any case. */
+struct options {
+    struct patterns patterns;
+    char **inputs;
+    int input_count; /* at least 1 */
+    const char *output; /* a file or, for shards, a directory */
+    uint32_t shards; /* or 0 */
+    uint64_t shard_size; /* bytes, or 0 */
+    const char *stem; /* of the shards; NULL: the input's */
+    bool force; /* replace existing files */
+    bool verify; /* read the output back and compare */
+    bool tensors_only; /* do not copy side files */
+};
+
 enum options_result options_parse(int argc, char **argv, struct options *options);
-void options_free(struct options *options);
+void options_free(struct options *options); /* in any case */
+
+/* Whether the output is shards in a directory. */
+static inline bool
+options_make_shards(const struct options *options)
+{
+    return options->shards || options->shard_size;
+}
 
 #endif

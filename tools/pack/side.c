@@ -2,7 +2,7 @@
 #include "side.h"
 
 #include "base/array.h"
-#include "common/say.h"
+#include "common/command.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -10,9 +10,9 @@
 
 enum { NAMES_SHOWN = 3 };
 
-/* What holds weights, in any format: the output has them as safetensors. */
+/* Returns whether the file contains weights, in any format: the output has them already. */
 static bool
-is_weights(const char *name)
+is_weights_file(const char *name)
 {
     static const char *const suffixes[] = {
         ".safetensors", ".index.json", ".bin",       ".pt",     ".pth",  ".ckpt",
@@ -31,7 +31,7 @@ is_weights(const char *name)
 }
 
 static bool
-has_name(const struct side_files *files, size_t count, const char *name)
+side_files_have(const struct side_files *files, size_t count, const char *name)
 {
     for (size_t i = 0; i < count; i++)
         if (strcmp(files->all[i].name, name) == 0)
@@ -40,8 +40,8 @@ has_name(const struct side_files *files, size_t count, const char *name)
 }
 
 static errint_t
-add_file(struct side_files *files, const struct found *found, const char *name,
-         struct reason *reason)
+add_side_file(struct side_files *files, const struct found *found, const char *name,
+              struct reason *reason)
 {
     struct side_file *all;
     struct source_file source;
@@ -49,23 +49,22 @@ add_file(struct side_files *files, const struct found *found, const char *name,
     char shown[QUOTED_SIZE];
 
     if (error)
-        return reason_set(reason, error, "IoError", "%s: %s", quoted(shown, name, strlen(name)),
-                          strerror(-error));
+        return reason_errno(reason, error, quoted(shown, name, strlen(name)));
     all = array_room(files->all, files->count, sizeof(*all));
     if (!all)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     files->all = all;
     all[files->count] =
         (struct side_file){strdup(name), source_dir_backing(found->root, name, &source)};
     files->count++;
     if (!all[files->count - 1].name || !all[files->count - 1].backing)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     return 0;
 }
 
-/* Adds a name to a list of a few, with commas between. */
+/* Adds a name to a list that shows the first NAMES_SHOWN. */
 static void
-show(struct buffer *shown, size_t count, const char *name)
+add_shown_name(struct buffer *shown, size_t count, const char *name)
 {
     if (count < NAMES_SHOWN) {
         buffer_add_text(shown, count ? ", " : "");
@@ -76,7 +75,7 @@ show(struct buffer *shown, size_t count, const char *name)
 }
 
 static void
-print(const char *path, const struct buffer *shown, const char *what)
+print_omitted(const char *path, const struct buffer *shown, const char *what)
 {
     char name[QUOTED_SIZE];
 
@@ -90,27 +89,28 @@ side_add(struct side_files *files, const struct found *found, const char *path,
          struct reason *reason)
 {
     const struct listing *listing = found->listing;
-    struct buffer twins = BUFFER_INIT, directories = BUFFER_INIT;
+    struct buffer duplicates = BUFFER_INIT, directories = BUFFER_INIT;
     const size_t before = files->count;
-    size_t twin_count = 0, directory_count = 0;
+    size_t duplicate_count = 0, directory_count = 0;
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < listing->file_count; i++) {
         const char *name = listing->files[i];
 
-        if (name[0] == '.' || is_weights(name))
+        if (name[0] == '.' || is_weights_file(name))
             continue;
-        if (has_name(files, before, name))
-            show(&twins, twin_count++, name);
+        if (side_files_have(files, before, name))
+            add_shown_name(&duplicates, duplicate_count++, name);
         else
-            error = add_file(files, found, name, reason);
+            error = add_side_file(files, found, name, reason);
     }
     for (uint32_t i = 0; !error && i < listing->directory_count; i++)
         if (listing->directories[i][0] != '.')
-            show(&directories, directory_count++, listing->directories[i]);
-    print(path, &twins, "not copied, since an INPUT before it has files of these names");
-    print(path, &directories, "directories in it are not copied");
-    buffer_free(&twins);
+            add_shown_name(&directories, directory_count++, listing->directories[i]);
+    print_omitted(path, &duplicates,
+                  "files not copied because an earlier INPUT has files of the same names");
+    print_omitted(path, &directories, "directories not copied");
+    buffer_free(&duplicates);
     buffer_free(&directories);
     return error;
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The files beside a checkpoint that loaders open: configuration, tokenizer, code.
- */
+/* The side files of a checkpoint that loaders open: configuration, tokenizer, code. */
 #ifndef FSTFS_PACK_SIDE_H
 #define FSTFS_PACK_SIDE_H
 
@@ -20,14 +18,14 @@ struct side_files {
 };
 
 /*
- * Adds the files of the checkpoint's directory that are neither hidden nor weights, through
- * links. A name that the list has already stays what it is. Prints what is not added and could
- * be missed: files of the same name, directories.
+ * Adds the files of the checkpoint's directory, through links, except hidden files and weights. Of
+ * several files of one name the first one added is kept. Prints the names of directories, and of
+ * files that are omitted because their name exists.
  */
 errint_t side_add(struct side_files *files, const struct found *found, const char *path,
                   struct reason *reason);
 
-/* The whole file as a list; NULL: no memory. */
+/* The whole file as an extent list; NULL: out of memory. */
 struct extent_list *side_list(const struct side_file *file);
 
 void side_free(struct side_files *files);

@@ -10,29 +10,29 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Adds the file that `real` leads to, as one that was given as `path`. */
+/* Adds the file `real`, as one given as `path`. */
 static errint_t
-add_file(struct sources *sources, const char *real, const char *path)
+add_source_file(struct sources *sources, const char *real, const char *path)
 {
     struct stat st;
     char **paths;
     size_t number;
 
     if (stat(real, &st) < 0)
-        return 0; /* whoever reads it says so */
+        return 0; /* reading it will fail, too */
     paths = array_room(sources->paths, sources->count, sizeof(*paths));
     if (!paths)
         return -ENOMEM;
     sources->paths = paths;
-    number = seen_add(&sources->seen, st.st_dev, st.st_ino, sources->count + 1);
+    number = inode_map_add(&sources->inodes, st.st_dev, st.st_ino, sources->count + 1);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
-    sources->paths[sources->count] = strdup(path);
-    return sources->paths[sources->count++] ? 0 : -ENOMEM;
+    paths[sources->count] = strdup(path);
+    return paths[sources->count++] ? 0 : -ENOMEM;
 }
 
 static errint_t
-add_shards(struct sources *sources, const struct mount_origin *origin, const char *path)
+add_origin_shards(struct sources *sources, const struct mount_origin *origin, const char *path)
 {
     errint_t error = 0;
 
@@ -41,7 +41,7 @@ add_shards(struct sources *sources, const struct mount_origin *origin, const cha
 
         if (asprintf(&shard, "%s/%s", origin->directory, origin->shards[i]) < 0)
             return -ENOMEM;
-        error = add_file(sources, shard, path);
+        error = add_source_file(sources, shard, path);
         free(shard);
     }
     return error;
@@ -52,24 +52,27 @@ sources_add(struct sources *sources, const char *path)
 {
     struct mount_origin origin;
     struct mount_extent extent;
-    errint_t error = add_file(sources, path, path);
+    errint_t error = add_source_file(sources, path, path);
 
     if (error || !mount_is_ours(path))
         return error;
     if (mount_extent(path, &extent) == 0) {
-        error = add_file(sources, extent.path, path);
+        error = add_source_file(sources, extent.path, path);
         free(extent.path);
     } else if (mount_origin(path, &origin) == 0) {
-        error = add_shards(sources, &origin, path);
+        error = add_origin_shards(sources, &origin, path);
         mount_origin_free(&origin);
     }
     return error;
 }
 
 const char *
-sources_find(const struct sources *sources, uint64_t device, uint64_t inode)
+sources_find_in(const struct sources *sources, int directory, const char *name)
 {
-    size_t number = seen_find(&sources->seen, device, inode);
+    struct stat st;
+    size_t number = fstatat(directory, name, &st, 0) == 0
+                        ? inode_map_find(&sources->inodes, st.st_dev, st.st_ino)
+                        : 0;
 
     return number ? sources->paths[number - 1] : NULL;
 }
@@ -80,5 +83,5 @@ sources_free(struct sources *sources)
     for (size_t i = 0; i < sources->count; i++)
         free(sources->paths[i]);
     free(sources->paths);
-    seen_free(&sources->seen);
+    inode_map_free(&sources->inodes);
 }

@@ -1,29 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Which files are inputs, whatever path leads to them: none of them may be replaced.
- */
+/* The set of input files, by inode: none of them may be replaced. */
 #ifndef FSTFS_PACK_SOURCES_H
 #define FSTFS_PACK_SOURCES_H
 
 #include "base/error.h"
-#include "common/seen.h"
-
-#include <stddef.h>
-#include <stdint.h>
+#include "common/inode_map.h"
 
 /* All zero is an empty set. */
 struct sources {
-    struct seen seen; /* numbers are places in `paths`, from 1 on */
+    struct inode_map inodes; /* numbers are indexes into `paths`, plus 1 */
     char **paths;
     size_t count;
 };
 
-/* Adds a file that is read; of a file on a mount of fstfs also the files that it is made of.
+/* Adds a file that is read and, if it is on a mount of fstfs, the files that it is made of.
  * -ENOMEM. */
 errint_t sources_add(struct sources *sources, const char *path);
 
-/* The path that the file was added by; NULL: it is no input. */
-const char *sources_find(const struct sources *sources, uint64_t device, uint64_t inode);
+/* Returns the path that the file `name` in an open directory was added with, whatever links lead
+ * to it; NULL if it is not an input. */
+const char *sources_find_in(const struct sources *sources, int directory, const char *name);
 
 void sources_free(struct sources *sources);
 

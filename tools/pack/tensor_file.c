@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tensor_file.h"
 
+#include "client/mount.h"
 #include "format/json.h"
 #include "format/npy.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/xattr.h>
 
-enum { XATTR_MOST = 65536 };
-
-/* A table of one tensor; one allocation. NULL: no memory. */
+/* Makes a table of one tensor in one allocation. NULL: out of memory. */
 static struct st_table *
-make_table(const char *name, size_t name_length, enum dtype dtype, const uint64_t *dims,
-           uint32_t rank, uint64_t data_start, uint64_t size)
+make_tensor_table(const char *name, size_t name_length, enum dtype dtype, const uint64_t *dims,
+                  uint32_t rank, uint64_t data_start, uint64_t size)
 {
     size_t tensors = sizeof(struct st_table), room = tensors + sizeof(struct st_tensor);
     char *memory = malloc(room + rank * sizeof(*dims) + name_length);
@@ -45,16 +44,16 @@ make_table(const char *name, size_t name_length, enum dtype dtype, const uint64_
 }
 
 static errint_t
-finish(struct st_table *made, struct st_table **table, struct reason *reason)
+finish_table(struct st_table *made, struct st_table **table, struct reason *reason)
 {
     *table = made;
-    return made ? 0 : reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+    return made ? 0 : reason_no_memory(reason);
 }
 
-/* Whether the bytes are as many as dtype and shape make. */
+/* Checks the number of bytes against dtype and shape. */
 static errint_t
-check_size(enum dtype dtype, const uint64_t *dims, uint32_t rank, uint64_t bytes,
-           struct reason *reason)
+check_tensor_size(enum dtype dtype, const uint64_t *dims, uint32_t rank, uint64_t bytes,
+                  struct reason *reason)
 {
     uint64_t bits = dtype_bits(dtype);
     bool overflow = false;
@@ -64,29 +63,14 @@ check_size(enum dtype dtype, const uint64_t *dims, uint32_t rank, uint64_t bytes
     if (!overflow && bits % 8 == 0 && bits / 8 == bytes)
         return 0;
     return reason_set(reason, -EBADMSG, "TensorInvalidInfo",
-                      "%llu bytes of data are not what its shape and dtype %s make",
+                      "its %llu bytes of data do not match its shape and dtype %s",
                       (unsigned long long)bytes, dtype_name(dtype));
 }
 
 /* ---- tensor files of a mount ---- */
 
-/* An attribute as text; NULL: there is none. malloc'ed. */
-static char *
-read_attribute(int fd, const char *name, size_t *length)
-{
-    char *text = malloc(XATTR_MOST);
-    ssize_t got = text ? fgetxattr(fd, name, text, XATTR_MOST) : -1;
-
-    if (got < 0) {
-        free(text);
-        return NULL;
-    }
-    *length = (size_t)got;
-    return text;
-}
-
 static bool
-read_shape(const char *text, size_t length, uint64_t dims[NPY_RANK_MOST], uint32_t *rank)
+parse_shape(const char *text, size_t length, uint64_t dims[NPY_RANK_MOST], uint32_t *rank)
 {
     struct json_fault fault;
     struct json_reader in;
@@ -107,29 +91,30 @@ read_shape(const char *text, size_t length, uint64_t dims[NPY_RANK_MOST], uint32
 }
 
 static errint_t
-read_mounted(int fd, uint64_t size, struct st_table **table, struct reason *reason)
+read_mounted_tensor(int fd, uint64_t size, struct st_table **table, struct reason *reason)
 {
+    char path[64], *name = NULL, *dtype_text = NULL, *shape = NULL;
     size_t name_length = 0, dtype_length = 0, shape_length = 0;
-    char *name = read_attribute(fd, "user.safetensors.name", &name_length);
-    char *dtype_text = read_attribute(fd, "user.safetensors.dtype", &dtype_length);
-    char *shape = read_attribute(fd, "user.safetensors.shape", &shape_length);
     uint64_t dims[NPY_RANK_MOST];
     enum dtype dtype = DTYPE_UNKNOWN;
     uint32_t rank = 0;
-    errint_t error;
+    errint_t error = 0;
 
-    if (dtype_text)
-        dtype = dtype_from_name(dtype_text, dtype_length);
-    if (!name || !dtype_text || !shape)
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    if (mount_xattr(path, "user.safetensors.name", &name, &name_length) ||
+        mount_xattr(path, "user.safetensors.dtype", &dtype_text, &dtype_length) ||
+        mount_xattr(path, "user.safetensors.shape", &shape, &shape_length))
         error = -ENODATA;
-    else if (dtype == DTYPE_UNKNOWN || !read_shape(shape, shape_length, dims, &rank))
-        error = reason_set(reason, -EBADMSG, "Attributes",
-                           "its attributes user.safetensors.* have a dtype or shape that this "
-                           "fstfs-pack does not know");
     else
-        error = check_size(dtype, dims, rank, size, reason);
+        dtype = dtype_from_name(dtype_text, dtype_length);
+    if (!error && (dtype == DTYPE_UNKNOWN || !parse_shape(shape, shape_length, dims, &rank)))
+        error = reason_set(reason, -EBADMSG, "Attributes",
+                           "its xattrs user.safetensors.* have an unknown dtype or shape");
     if (!error)
-        error = finish(make_table(name, name_length, dtype, dims, rank, 0, size), table, reason);
+        error = check_tensor_size(dtype, dims, rank, size, reason);
+    if (!error)
+        error = finish_table(make_tensor_table(name, name_length, dtype, dims, rank, 0, size),
+                             table, reason);
     free(name);
     free(dtype_text);
     free(shape);
@@ -139,25 +124,25 @@ read_mounted(int fd, uint64_t size, struct st_table **table, struct reason *reas
 /* ---- .npy ---- */
 
 static int
-digit_of(char c)
+hex_value(char c)
 {
     if (c >= '0' && c <= '9')
         return c - '0';
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* The tensor's name of its file's: %XX is a byte, a lone % is the empty name, and
- * ".npy" goes (view/names.h). `name` has room for it all. */
+/* Converts a file name to the tensor's name (view/names.h): removes ".npy", decodes %XX; "%" is
+ * the empty name. `name` has room for all of `file`. */
 static size_t
-unescape(const char *file, char *name)
+tensor_name_of_file(const char *file, char *name)
 {
     size_t length = strlen(file) - strlen(".npy"), at = 0;
 
     if (length == 1 && file[0] == '%')
         return 0;
     for (size_t i = 0; i < length; i++) {
-        int high = i + 2 < length ? digit_of(file[i + 1]) : -1;
-        int low = i + 2 < length ? digit_of(file[i + 2]) : -1;
+        int high = i + 2 < length ? hex_value(file[i + 1]) : -1;
+        int low = i + 2 < length ? hex_value(file[i + 2]) : -1;
 
         if (file[i] == '%' && high >= 0 && low >= 0) {
             name[at++] = (char)(high << 4 | low);
@@ -170,7 +155,8 @@ unescape(const char *file, char *name)
 }
 
 static errint_t
-read_npy(int fd, const char *file, uint64_t size, struct st_table **table, struct reason *reason)
+read_npy_file(int fd, const char *file, uint64_t size, struct st_table **table,
+              struct reason *reason)
 {
     char *name = malloc(strlen(file) + 1);
     struct npy npy;
@@ -178,15 +164,15 @@ read_npy(int fd, const char *file, uint64_t size, struct st_table **table, struc
     errint_t error;
 
     if (!name)
-        return finish(NULL, table, reason);
-    length = unescape(file, name);
+        return finish_table(NULL, table, reason);
+    length = tensor_name_of_file(file, name);
     error = npy_read(fd, size, &npy, reason);
     if (!error)
-        error = check_size(npy.dtype, npy.dims, npy.rank, size - npy.data_start, reason);
+        error = check_tensor_size(npy.dtype, npy.dims, npy.rank, size - npy.data_start, reason);
     if (!error)
-        error =
-            finish(make_table(name, length, npy.dtype, npy.dims, npy.rank, npy.data_start, size),
-                   table, reason);
+        error = finish_table(
+            make_tensor_table(name, length, npy.dtype, npy.dims, npy.rank, npy.data_start, size),
+            table, reason);
     free(name);
     return error;
 }
@@ -198,6 +184,6 @@ tensor_file_read(int fd, const char *name, uint64_t size, struct st_table **tabl
     size_t length = strlen(name);
 
     if (length > 4 && strcmp(name + length - 4, ".npy") == 0)
-        return read_npy(fd, name, size, table, reason);
-    return read_mounted(fd, size, table, reason);
+        return read_npy_file(fd, name, size, table, reason);
+    return read_mounted_tensor(fd, size, table, reason);
 }

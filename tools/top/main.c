@@ -4,9 +4,9 @@
  */
 #include "answer.h"
 #include "base/clock.h"
+#include "common/command.h"
 #include "common/mounts.h"
 #include "common/progress.h"
-#include "common/say.h"
 #include "options.h"
 #include "screen.h"
 #include "watch.h"

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The command line of fstfs-top.
- */
+/* The command line of fstfs-top. */
 #ifndef FSTFS_TOP_OPTIONS_H
 #define FSTFS_TOP_OPTIONS_H
 
-#include "common/options.h"
+#include "common/command.h"
 
 struct options {
-    const char *path; /* on the mount */
-    double interval; /* seconds from one look to the next */
-    bool once; /* one answer, and no more */
+    const char *path; /* in the mount */
+    double interval; /* seconds between two samples */
+    bool once; /* exit after one report */
     bool json;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "screen.h"
 
-#include "common/say.h"
+#include "common/command.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "destination.h"
+
+#include "base/array.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+enum { TRIES = 100 };
+
+/* ---- the lock ---- */
+
+/* The process that has locked the directory; 0 if unknown. */
+static int
+find_lock_holder(int directory)
+{
+    FILE *locks = fopen("/proc/locks", "re");
+    char line[256];
+    struct stat st;
+    int holder = 0;
+
+    if (!locks)
+        return 0;
+    while (holder == 0 && fstat(directory, &st) == 0 && fgets(line, sizeof(line), locks)) {
+        unsigned major, minor;
+        unsigned long inode;
+        int pid;
+
+        if (sscanf(line, "%*d: FLOCK %*s %*s %d %x:%x:%lu", &pid, &major, &minor, &inode) == 4 &&
+            inode == st.st_ino && makedev(major, minor) == st.st_dev)
+            holder = pid;
+    }
+    fclose(locks);
+    return holder;
+}
+
+/* On file systems without locks a second run fails later, when its names exist. */
+static errint_t
+lock_directory(int directory, struct reason *reason)
+{
+    char process[32] = "";
+    int holder;
+
+    if (flock(directory, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return 0;
+    holder = find_lock_holder(directory);
+    if (holder > 0)
+        snprintf(process, sizeof(process), " (process %d)", holder);
+    return reason_set(reason, -EBUSY, "Locked",
+                      "locked by another program%s: another fstfs-pack writes into it; wait until "
+                      "it ends",
+                      process);
+}
+
+/* ---- a new directory ---- */
+
+/* Removes the files in the temporary directory of a killed run. */
+static errint_t
+clear_temporary(const struct destination *destination, const char *temporary, struct reason *reason)
+{
+    int fd = openat(destination->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
+    const struct dirent *entry;
+    struct stat st;
+    errint_t error = 0;
+
+    if (!stream) {
+        error = reason_errno(reason, -errno, "cannot list its temporary directory");
+        if (fd >= 0)
+            close(fd);
+        return error;
+    }
+    if (fstat(fd, &st) < 0 || st.st_uid != geteuid())
+        error = reason_set(reason, -EPERM, "Output",
+                           "its temporary directory %.300s belongs to another user", temporary);
+    else
+        while ((entry = readdir(stream)))
+            unlinkat(fd, entry->d_name, 0); /* fails for "." and ".." */
+    closedir(stream);
+    return error;
+}
+
+/* Creates the temporary directory, or reuses that of a killed run. Its lock excludes a second run
+ * with the same output. */
+static errint_t
+make_directory(struct destination *destination, struct reason *reason)
+{
+    const int parent = destination->parent;
+    char temporary[NAME_MAX + 1];
+
+    output_directory_name(destination->name, temporary);
+    for (unsigned i = 0; i < TRIES; i++) {
+        errint_t error;
+        bool is_new = mkdirat(parent, temporary, 0777) == 0;
+
+        if (!is_new && errno != EEXIST)
+            return reason_errno(reason, -errno, "cannot create it");
+        destination->directory =
+            openat(parent, temporary, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (destination->directory < 0 && errno != ENOENT)
+            return reason_errno(reason, -errno, "cannot open its temporary directory");
+        if (destination->directory < 0)
+            continue;
+        error = lock_directory(destination->directory, reason);
+        if (error)
+            return error;
+        /* The run that held the lock may have renamed or removed the directory. */
+        if (output_is_inode(parent, temporary, destination->directory)) {
+            error = is_new ? 0 : clear_temporary(destination, temporary, reason);
+            if (!error)
+                strcpy(destination->temporary, temporary);
+            return error;
+        }
+        close(destination->directory);
+        destination->directory = -1;
+    }
+    return reason_errno(reason, -EBUSY, "cannot create it");
+}
+
+/* ---- opening ---- */
+
+static errint_t
+open_file(struct destination *destination, const struct destination_request *request,
+          struct reason *reason)
+{
+    const int parent = destination->parent;
+    char input[QUOTED_SIZE];
+    const char *source;
+    struct stat st;
+
+    destination->directory = destination->old.directory = parent;
+    output_remove_stale(parent, destination->name);
+    if (fstatat(parent, destination->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return 0;
+    if (S_ISDIR(st.st_mode))
+        return reason_set(reason, -EISDIR, "Output", "is a directory (expected a file)");
+    source = sources_find_in(request->sources, parent, destination->name);
+    if (source)
+        return reason_set(reason, -EINVAL, "Output",
+                          "is an input, by the path %.300s; use another name for the output",
+                          quoted(input, source, strlen(source)));
+    if (!request->force)
+        return reason_set(reason, -EEXIST, "Output", "already exists; --force replaces it");
+    return old_files_add(&destination->old, destination->name, false, reason);
+}
+
+static errint_t
+open_directory(struct destination *destination, const struct destination_request *request,
+               struct reason *reason)
+{
+    errint_t error = 0;
+    bool exists;
+
+    destination->directory = openat(destination->parent, destination->name,
+                                    O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    exists = destination->directory >= 0;
+    if (!exists)
+        error = errno == ENOENT
+                    ? make_directory(destination, reason)
+                    : reason_errno(reason, -errno, "exists and cannot be opened as a directory");
+    else
+        error = lock_directory(destination->directory, reason);
+    destination->old.directory = destination->directory;
+    if (error || !exists)
+        return error;
+    output_remove_stale(destination->directory, NULL);
+    return old_files_add_checkpoint(&destination->old, request->stem, request->force,
+                                    request->sources, reason);
+}
+
+errint_t
+destination_open(const struct destination_request *request, struct destination *destination,
+                 struct reason *reason)
+{
+    const char *name = destination->name;
+    errint_t error;
+
+    *destination = (struct destination){.directory = -1, .is_directory = request->stem != NULL};
+    error = output_open_directory(request->path, &destination->parent, destination->name, reason);
+    if (error)
+        return error;
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "/") == 0)
+        return reason_set(reason, -EINVAL, "Output", "has no name (found %s)", name);
+    return request->stem ? open_directory(destination, request, reason)
+                         : open_file(destination, request, reason);
+}
+
+errint_t
+destination_add(struct destination *destination, const char *name, bool is_side,
+                struct reason *reason)
+{
+    struct output *outputs =
+        array_room(destination->outputs, destination->output_count, sizeof(*outputs));
+    errint_t error;
+
+    if (!outputs)
+        return reason_no_memory(reason);
+    destination->outputs = outputs;
+    name = name ? name : destination->name;
+    error = old_files_check_name(&destination->old, name, reason);
+    if (!error)
+        error =
+            output_begin(destination->directory, name, &outputs[destination->output_count], reason);
+    if (error)
+        return error;
+    destination->output_count++;
+    destination->side_count += is_side;
+    return 0;
+}
+
+/* ---- committing ---- */
+
+static errint_t
+check_unchanged(const struct destination *destination, struct reason *reason)
+{
+    errint_t error;
+
+    if (destination->is_directory && !destination->temporary[0] &&
+        !output_is_inode(destination->parent, destination->name, destination->directory))
+        return reason_set(reason, -ESTALE, "Output",
+                          "was moved or replaced by another program; nothing was written into it");
+    error = old_files_check_unchanged(&destination->old, reason);
+    for (size_t i = 0; !error && i < destination->output_count; i++)
+        error = old_files_check_name(&destination->old, destination->outputs[i].name, reason);
+    return error;
+}
+
+/* Replaces side files in one step each. */
+static errint_t
+name_side_files(struct destination *destination, struct reason *reason)
+{
+    errint_t error = 0;
+
+    for (size_t i = 0; !error && i < destination->side_count; i++) {
+        struct output *output = &destination->outputs[i];
+        struct old_file *old = old_files_find(&destination->old, output->name);
+
+        error = output_place(output, old ? &old->entry : NULL, old ? old->aside : NULL, reason);
+    }
+    return error;
+}
+
+/*
+ * If old and new shards share a name, no order of single renames works. Then all old files are set
+ * aside first, the index before the shards: at no moment does a loader find an index, or names of
+ * shards, that combine old and new shards.
+ */
+static errint_t
+make_way(struct destination *destination, struct reason *reason)
+{
+    for (size_t i = destination->side_count; i + 1 < destination->output_count; i++)
+        if (old_files_find(&destination->old, destination->outputs[i].name))
+            destination->made_way = true;
+    return destination->made_way ? old_files_set_aside(&destination->old, reason) : 0;
+}
+
+/* Names all files, the last one (the index) when the others are on storage. */
+static errint_t
+name_files(struct destination *destination, struct reason *reason)
+{
+    struct output *last = &destination->outputs[destination->output_count - 1];
+    struct old_file *old = old_files_find(&destination->old, last->name);
+    errint_t error = name_side_files(destination, reason);
+
+    if (!error)
+        error = make_way(destination, reason);
+    if (old && old->aside[0])
+        old = NULL;
+    for (size_t i = destination->side_count; !error && i + 1 < destination->output_count; i++)
+        error = output_place(&destination->outputs[i], NULL, NULL, reason);
+    /* Not after make_way(): a kill during the wait would leave the directory without an index. */
+    if (!error && destination->is_directory && !destination->made_way)
+        error = output_sync_directory(destination->directory, reason);
+    if (!error)
+        error = output_place(last, old ? &old->entry : NULL, NULL, reason);
+    if (!error && old)
+        output_entry_close(&old->entry);
+    return error;
+}
+
+/* Renames a new directory to its final name. */
+static errint_t
+name_directory(struct destination *destination, struct reason *reason)
+{
+    const int parent = destination->parent;
+    errint_t error = output_sync_directory(destination->directory, reason);
+
+    if (error)
+        return error;
+    if (renameat2(parent, destination->temporary, parent, destination->name, RENAME_NOREPLACE) <
+            0 &&
+        /* Without flags rename() replaces at most an empty directory. */
+        ((errno != EINVAL && errno != ENOSYS) ||
+         renameat(parent, destination->temporary, parent, destination->name) < 0))
+        return errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR
+                   ? reason_set(reason, -EEXIST, "Output",
+                                "was created by another program; it is kept")
+                   : reason_errno(reason, -errno, "cannot rename it");
+    destination->temporary[0] = '\0';
+    return 0;
+}
+
+errint_t
+destination_commit(struct destination *destination, struct reason *reason)
+{
+    errint_t error = check_unchanged(destination, reason);
+
+    if (error)
+        return error;
+    error = name_files(destination, reason);
+    if (!error && destination->temporary[0])
+        error = name_directory(destination, reason);
+    if (error) {
+        for (size_t i = 0; i < destination->output_count; i++)
+            output_unplace(&destination->outputs[i]);
+        old_files_restore(&destination->old);
+        return error;
+    }
+    error = output_sync_directory(destination->directory, reason);
+    if (!error)
+        error = old_files_remove(&destination->old, reason);
+    return error ? error : output_sync_directory(destination->parent, reason);
+}
+
+void
+destination_close(struct destination *destination)
+{
+    for (size_t i = 0; i < destination->output_count; i++)
+        output_drop(&destination->outputs[i]);
+    old_files_free(&destination->old);
+    if (destination->temporary[0])
+        unlinkat(destination->parent, destination->temporary, AT_REMOVEDIR);
+    if (destination->is_directory && destination->directory >= 0)
+        close(destination->directory);
+    if (destination->parent >= 0)
+        close(destination->parent);
+    free(destination->outputs);
+}

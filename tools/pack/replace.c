@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "replace.h"
+
+#include "base/array.h"
+#include "catalog/catalog.h"
+#include "catalog/group.h"
+#include "common/command.h"
+#include "common/find.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static errint_t
+fail_name(struct reason *reason, errint_t error, const char *name, const char *what)
+{
+    char shown[QUOTED_SIZE];
+
+    return reason_set(reason, error, "Output", "%s %s", quoted(shown, name, strlen(name)), what);
+}
+
+errint_t
+old_files_add(struct old_files *old, const char *name, bool is_side, struct reason *reason)
+{
+    struct old_file *all = array_room(old->all, old->count, sizeof(*all));
+    struct old_file *file;
+    errint_t error;
+
+    if (!all)
+        return reason_no_memory(reason);
+    old->all = all;
+    file = &all[old->count];
+    *file = (struct old_file){.is_side = is_side};
+    snprintf(file->name, sizeof(file->name), "%s", name);
+    error = output_inspect(old->directory, name, &file->entry);
+    if (error)
+        return reason_errno(reason, error, "cannot inspect it");
+    old->count += file->entry.fd >= 0;
+    return 0;
+}
+
+struct old_file *
+old_files_find(const struct old_files *old, const char *name)
+{
+    for (size_t i = 0; i < old->count; i++)
+        if (strcmp(old->all[i].name, name) == 0)
+            return &old->all[i];
+    return NULL;
+}
+
+errint_t
+old_files_check_name(const struct old_files *old, const char *name, struct reason *reason)
+{
+    struct stat st;
+
+    if (old_files_find(old, name))
+        return 0;
+    if (fstatat(old->directory, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        return fail_name(reason, -EEXIST, name,
+                         "is in the way: it exists and is not part of what is replaced");
+    return errno == ENOENT ? 0 : reason_errno(reason, -errno, "cannot inspect it");
+}
+
+/* ---- the checkpoint ---- */
+
+static errint_t
+check_not_source(const struct old_files *old, const char *name, const struct sources *sources,
+                 struct reason *reason)
+{
+    const char *path = sources_find_in(sources, old->directory, name);
+    char shown[QUOTED_SIZE], input[QUOTED_SIZE];
+
+    if (!path)
+        return 0;
+    return reason_set(reason, -EINVAL, "Output",
+                      "%.100s in it is an input, by the path %.250s; use another DIRECTORY or "
+                      "--stem",
+                      quoted(shown, name, strlen(name)), quoted(input, path, strlen(path)));
+}
+
+/* Adds the index and the shards of a group. */
+static errint_t
+add_group(struct old_files *old, const struct group *group, bool force,
+          const struct sources *sources, struct reason *reason)
+{
+    errint_t error = group->index ? check_not_source(old, group->index, sources, reason) : 0;
+
+    for (uint32_t i = 0; !error && i < group->member_count; i++)
+        error = check_not_source(old, group->members[i], sources, reason);
+    if (!error && !force)
+        error = reason_set(reason, -EEXIST, "Output",
+                           "already contains a checkpoint %s; --force replaces it", group->stem);
+    if (!error && group->index)
+        error = old_files_add(old, group->index, false, reason);
+    for (uint32_t i = 0; !error && i < group->member_count; i++)
+        error = old_files_add(old, group->members[i], false, reason);
+    return error;
+}
+
+static errint_t
+add_groups_of_stem(struct old_files *old, const struct listing *listing, const char *stem,
+                   bool force, const struct sources *sources, struct reason *reason)
+{
+    char index[300];
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < listing->group_count; i++)
+        if (strcmp(listing->groups[i].stem, stem) == 0 &&
+            strcmp(listing->groups[i].suffix, ST_SUFFIX) == 0)
+            error = add_group(old, &listing->groups[i], force, sources, reason);
+    group_name_index(stem, ST_SUFFIX, index);
+    if (error || !force || old_files_find(old, index))
+        return error;
+    return old_files_add(old, index, false, reason);
+}
+
+errint_t
+old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
+                         const struct sources *sources, struct reason *reason)
+{
+    char path[64];
+    const struct catalog_options options = {.source = path,
+                                            .problems = {find_ignore_problem, NULL, 0}};
+    struct listing *listing = NULL;
+    struct catalog *catalog = NULL;
+    struct source_dir *root = NULL;
+    errint_t error;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", old->directory);
+    error = catalog_new(&options, &catalog);
+    if (!error && !(root = catalog_root(catalog)))
+        error = -ENOMEM;
+    if (!error)
+        error = source_dir_listing(root, &listing);
+    if (error)
+        reason_errno(reason, error, "cannot list it");
+    else
+        error = add_groups_of_stem(old, listing, stem, force, sources, reason);
+    listing_unref(listing);
+    source_dir_unref(root);
+    catalog_free(catalog);
+    return error;
+}
+
+/* ---- side files ---- */
+
+/* Compares an open file with a backing of the same size. False if one cannot be read. */
+static bool
+has_same_bytes(int fd, const struct backing *content)
+{
+    enum { PIECE = 1 << 16 };
+    int other = openat(content->directory, content->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    char *pieces = malloc((size_t)2 * PIECE);
+    uint64_t at = 0;
+    bool same = other >= 0 && pieces;
+
+    while (same && at < content->identity.size) {
+        ssize_t one = pread(fd, pieces, PIECE, (off_t)at);
+        ssize_t two = pread(other, pieces + PIECE, PIECE, (off_t)at);
+
+        same = one > 0 && one == two && memcmp(pieces, pieces + PIECE, (size_t)one) == 0;
+        at += same ? (uint64_t)one : 0;
+    }
+    if (other >= 0)
+        close(other);
+    free(pieces);
+    return same;
+}
+
+/* Returns whether `name`, through links, is the same file or one of the same bytes. */
+static bool
+directory_has_content(int directory, const char *name, const struct backing *content)
+{
+    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    struct stat st;
+    bool same = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+                (uint64_t)st.st_size == content->identity.size;
+
+    if (same && (st.st_dev != content->identity.device || st.st_ino != content->identity.inode))
+        same = has_same_bytes(fd, content);
+    if (fd >= 0)
+        close(fd);
+    return same;
+}
+
+errint_t
+old_files_add_side(struct old_files *old, const char *name, const struct backing *content,
+                   bool force, bool *needed, struct reason *reason)
+{
+    struct stat st;
+
+    *needed = true;
+    if (fstatat(old->directory, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? 0 : reason_errno(reason, -errno, "cannot inspect it");
+    *needed = !directory_has_content(old->directory, name, content);
+    if (!*needed)
+        return 0;
+    if (!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
+        return fail_name(reason, -EEXIST, name, "is in the way: it exists and is not a file");
+    if (!force)
+        return fail_name(reason, -EEXIST, name,
+                         "exists in it and differs from the INPUT's; --force replaces it, "
+                         "--tensors-only keeps it");
+    return old_files_add(old, name, true, reason);
+}
+
+/* ---- replacing ---- */
+
+static errint_t
+fail_changed(struct reason *reason, const char *name)
+{
+    return fail_name(reason, -ESTALE, name, "was changed by another program; it is kept");
+}
+
+errint_t
+old_files_check_unchanged(const struct old_files *old, struct reason *reason)
+{
+    for (size_t i = 0; i < old->count; i++)
+        if (!output_is_unchanged(old->directory, old->all[i].name, &old->all[i].entry))
+            return fail_changed(reason, old->all[i].name);
+    return 0;
+}
+
+static errint_t
+old_file_set_aside(int directory, struct old_file *file, struct reason *reason)
+{
+    char aside[NAME_MAX + 1], name[QUOTED_SIZE];
+    errint_t error = output_set_aside(directory, file->name, &file->entry, aside);
+
+    if (error == -ESTALE)
+        return fail_changed(reason, file->name);
+    if (error)
+        return reason_set(reason, error, "Output", "cannot replace %s: %s",
+                          quoted(name, file->name, strlen(file->name)), strerror(-error));
+    strcpy(file->aside, aside);
+    return 0;
+}
+
+errint_t
+old_files_set_aside(struct old_files *old, struct reason *reason)
+{
+    errint_t error = 0;
+
+    for (size_t i = 0; !error && i < old->count; i++)
+        if (!old->all[i].is_side)
+            error = old_file_set_aside(old->directory, &old->all[i], reason);
+    return error;
+}
+
+void
+old_files_restore(const struct old_files *old)
+{
+    char name[QUOTED_SIZE], aside[QUOTED_SIZE];
+
+    for (size_t i = 0; i < old->count; i++) {
+        const struct old_file *file = &old->all[i];
+
+        if (file->aside[0] && output_rename(old->directory, file->aside, file->name) != 0)
+            complain("%s: cannot be renamed back; its name is now %s",
+                     quoted(name, file->name, strlen(file->name)),
+                     quoted(aside, file->aside, strlen(file->aside)));
+    }
+}
+
+errint_t
+old_files_remove(struct old_files *old, struct reason *reason)
+{
+    errint_t error = 0;
+
+    for (size_t i = 0; i < old->count; i++) {
+        struct old_file *file = &old->all[i];
+        errint_t result = 0;
+
+        if (file->entry.fd < 0)
+            continue;
+        if (!file->aside[0])
+            result = old_file_set_aside(old->directory, file, reason);
+        if (!result && unlinkat(old->directory, file->aside, 0) < 0)
+            result = reason_errno(reason, -errno, "cannot remove a replaced file");
+        if (result)
+            complain("all files were written, but a replaced file could not be removed");
+        error = error ? error : result;
+    }
+    return error;
+}
+
+void
+old_files_free(struct old_files *old)
+{
+    for (size_t i = 0; i < old->count; i++)
+        output_entry_close(&old->all[i].entry);
+    free(old->all);
+}

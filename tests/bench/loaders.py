@@ -1,238 +1,218 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""fstfs's Python module beside safetensors, fastsafetensors and the Run:ai streamer, on the CPU.
+"""Measures real loaders, bare and mounted: fstfs-bench --loaders on each storage.
 
-    loaders.py [--size=GB] [--rounds=N] [--ways=NAME,...] [--json] DIRECTORY
+Run by tools/bench-loaders, which builds what this needs; see there for the options.
 
-Makes a checkpoint in a folder of its own in DIRECTORY and loads it, and its largest tensor alone,
-in each way, cold and warm, in turn. A load ends when one byte of each page of each tensor has been
-read, for some ways map the file and have read nothing before; when the call itself returned is
-said behind. Each way is a process of its own, which has loaded once before it is measured.
-FSTFS_LIBRARY says which libfstfs; the loaders are those that this Python finds.
+The storages are those of bench-io. Each has a model for loaders of files, one for transformers and
+one for diffusers. The results of fstfs-bench become one table. Ratios of mounted to bare rates
+within a round are compared with their bounds.
 """
 
 import argparse
-import glob
+import importlib.metadata
 import json
-import multiprocessing
 import os
-import random
-import shutil
+import platform
 import signal
 import statistics
+import subprocess
 import sys
-import tempfile
-import time
+from contextlib import ExitStack
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "io"), os.path.join(HERE, "..", "..", "src", "python")]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+import models
+from harness import Failed, spread
+from machine import Machine, mib
+from reading import Report, Result
+from storage import STORAGES, Unavailable
 
-import torch  # noqa: E402
-from checkpoint import Checkpoint  # noqa: E402
+ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "../.."))
 
-
-def shards(directory):
-    return sorted(glob.glob(f"{directory}/*.safetensors"))
-
-
-def holder(directory, name):
-    with open(f"{directory}/model.safetensors.index.json", encoding="utf-8") as file:
-        return os.path.join(directory, json.load(file)["weight_map"][name])
-
-
-class Fstfs:
-    def __init__(self):
-        import fstfs
-
-        self.module = fstfs
-
-    def all(self, directory):
-        return self.module.load_checkpoint(directory)
-
-    def one(self, directory, name):
-        with self.module.safe_open(holder(directory, name), "pt") as file:
-            return {name: file.get_tensor(name)}
+# The model for each method of fstfs-bench. `direct` is always measured too.
+METHODS = {
+    "read": "weights", "mmap": "weights", "names": "weights", "load_file": "weights",
+    "safe_open": "weights", "fastsafetensors": "weights", "runai": "weights",
+    "transformers": "llama", "diffusers": "diffuser", "fstfs": "weights",
+}
+DEEP = ("fastsafetensors", "runai", "fstfs")  # keep many reads in flight
+READERS = ("direct", "read", "mmap", "names")  # not loaders
+PACKAGES = ("safetensors", "torch", "transformers", "diffusers", "fastsafetensors",
+            "runai-model-streamer")
 
 
-class FstfsFiles(Fstfs):
-    """load_file, shard by shard."""
-
-    def all(self, directory):
-        return {name: tensor for path in shards(directory)
-                for name, tensor in self.module.load_file(path).items()}
-
-
-class Safetensors:
-    def __init__(self):
-        import safetensors.torch
-
-        self.module = safetensors
-
-    def all(self, directory):
-        return {name: tensor for path in shards(directory)
-                for name, tensor in self.module.torch.load_file(path).items()}
-
-    def one(self, directory, name):
-        with self.module.safe_open(holder(directory, name), "pt") as file:
-            return {name: file.get_tensor(name)}
+def bound(storage, method, state):
+    """The bound of mounted / bare; None: no bound."""
+    if method in READERS:
+        return None
+    if state == "warm" or method in DEEP:
+        return 0.95
+    return 10 if storage == "slow" else 1
 
 
-class Fastsafetensors:
-    def __init__(self):
-        import fastsafetensors
+class Measured:
+    """A method on a storage: its rows of fstfs-bench by (place, state)."""
 
-        self.module = fastsafetensors
+    def __init__(self, storage, method, model):
+        self.storage, self.method, self.size = storage, method, model["bytes"]
+        self.rows = {(row["place"], row["state"]): row for row in model["rows"]
+                     if row["way"] == method}
+        self.why = sorted({f"{row['place']}, {row['state']}: {row['why']}"
+                           for row in model["skipped"] + model["failed"] if row["way"] == method
+                           and (method, row["state"]) != ("direct", "warm")})
+        self.failed = any(row["way"] == method for row in model["failed"])
 
-    def _open(self, paths):
-        self.kept = self.module.fastsafe_open(paths, nogds=True, device="cpu").__enter__()
-        return self.kept
+    def rates(self, place, state):
+        row = self.rows.get((place, state))
+        return [row["bytes"] / seconds / 1e9 for seconds in row["seconds"]] if row else []
 
-    def all(self, directory):
-        file = self._open(shards(directory))
-        return {name: file.get_tensor(name) for name in file.keys()}
+    def ratios(self, state):
+        return [mounted / bare for mounted, bare in
+                zip(self.rates("mounted", state), self.rates("bare", state))]
 
-    def one(self, directory, name):
-        return {name: self._open([holder(directory, name)]).get_tensor(name)}
+    def own_work(self):
+        """The share of a cold load of the bare files that is not reading: the time of a warm
+        load."""
+        cold, warm = (self.rates("bare", state) for state in ("cold", "warm"))
+        if self.method in DEEP or not (cold and warm):  # DEEP ones bypass the page cache
+            return None
+        return statistics.median(cold) / statistics.median(warm)
 
+    def results(self):
+        for state in "cold", "warm":
+            if self.ratios(state):
+                yield Result(self.storage, state, f"{self.method}: mounted / bare",
+                             self.ratios(state), bound(self.storage, self.method, state), "more")
+        if self.own_work() is not None and self.method not in READERS:
+            yield Result(self.storage, "own work", f"{self.method}: of a cold load, bare",
+                         [self.own_work()], None, "less")
 
-class Runai:
-    """It may take memory for all, so that its tensors stay; of a file it streams all tensors."""
+    def cells(self):
+        """The cells of its line in the table."""
+        yield f"{self.storage}, {self.method}"
+        for state in "cold", "warm":
+            bare, mounted = (self.rates(place, state) for place in ("bare", "mounted"))
+            yield ", ".join(f"{statistics.median(r):.2f}" if r else "-" for r in (bare, mounted))
+            yield spread(self.ratios(state)) if self.ratios(state) else "-"
+        yield "-" if self.own_work() is None else f"{self.own_work():.2f}"
+        yield ", ".join(self.share(state, "storage_read_bytes") for state in ("cold", "warm"))
+        yield ", ".join(self.share("cold", key) for key in ("reader_memory_bytes",
+                                                            "daemon_memory_bytes"))
+        yield str(max((len(row["seconds"]) for row in self.rows.values()), default=0))
 
-    def __init__(self):
-        os.environ.setdefault("RUNAI_STREAMER_MEMORY_LIMIT", "-1")
-        import runai_model_streamer
-
-        self.module = runai_model_streamer
-
-    def _load(self, paths):
-        with self.module.SafetensorsStreamer() as streamer:
-            streamer.stream_files(paths)
-            return dict(streamer.get_tensors())
-
-    def all(self, directory):
-        return self._load(shards(directory))
-
-    def one(self, directory, name):
-        return self._load([holder(directory, name)])
-
-
-WAYS = {"fstfs": Fstfs, "fstfs_files": FstfsFiles, "safetensors": Safetensors,
-        "fastsafetensors": Fastsafetensors, "runai": Runai}
-
-
-def touch(tensors):
-    for tensor in tensors.values():
-        tensor.reshape(-1).view(torch.uint8)[::4096].sum()
-
-
-class Process:
-    """One way in a process of its own, forked when all is imported: it may keep what it likes from
-    load to load, but the tensors."""
-
-    def __init__(self, way, directory, largest):
-        self.connection, theirs = multiprocessing.Pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self.connection.close()
-                self._serve(theirs, way, directory, largest)
-            finally:
-                os._exit(1)
-        theirs.close()
-
-    def _serve(self, connection, way, directory, largest):
-        while True:
-            what = connection.recv()
-            started = time.perf_counter()
-            tensors = way.all(directory) if what == "all" else way.one(directory, largest)
-            loaded = time.perf_counter()
-            touch(tensors)
-            connection.send((loaded - started, time.perf_counter() - started))
-            tensors = None
-            way.kept = None
-
-    def load(self, what):
-        """(seconds until the load returned, and until all had been used)"""
-        self.connection.send(what)
-        return self.connection.recv()
-
-    def end(self):
-        self.connection.close()
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+    def share(self, state, key):
+        """As a share of the model's size, mounted."""
+        row = self.rows.get(("mounted", state))
+        return f"{row[key] / self.size:.2f}" if row else "-"
 
 
-def drop(directory):
-    for path in shards(directory):
-        fd = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
+HEAD = ("storage, method", "cold: bare, mounted", "mounted / bare", "warm: bare, mounted",
+        "mounted / bare", "own work", "source", "memory", "rounds")
 
 
-def warm(directory):
-    for path in shards(directory):
-        with open(path, "rb", buffering=0) as file:
-            while file.read(1 << 20):
-                pass
+def table(rows):
+    lines = [HEAD, ["---"] * len(HEAD), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def rounds(directory, processes, count):
-    """{(what, temperature, way): [(seconds until it returned, and until all had been used)]}"""
-    seconds = {}
-    for i in range(count + 1):
-        for what in ("all", "one"):
-            for temperature, before in (("cold", drop), ("warm", warm)):
-                for name, process in processes.items():
-                    before(directory)
-                    taken = process.load(what)
-                    if i > 0:  # the first starts what the way keeps
-                        seconds.setdefault((what, temperature, name), []).append(taken)
-    return seconds
+def run_bench(args, path, methods):
+    """The results of fstfs-bench for a model. Its progress bar is visible."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src/python",
+                   "FSTFS_LIBRARY": f"{args.build}/src/client/libfstfs.so"}
+    with subprocess.Popen(
+            [f"{args.build}/fstfs-bench", "--json", "--loaders", f"--rounds={args.rounds}",
+             f"--methods={','.join(methods)}", path], stdout=subprocess.PIPE, env=environment) as bench:
+        try:
+            output, _ = bench.communicate()
+        except KeyboardInterrupt:
+            bench.terminate()  # it unmounts
+            bench.communicate()
+            raise
+    found = json.loads(output)["models"] if output else []
+    if not found or found[0]["interrupted"]:
+        raise Failed(f"fstfs-bench: exit status {bench.returncode}")
+    return found[0]
 
 
-def show(seconds, ways):
-    print("| what | " + " | ".join(ways) + " |")
-    print("|---" * (len(ways) + 1) + "|")
-    for what in ("all", "one"):
-        for temperature in ("cold", "warm"):
-            cells = []
-            for name in ways:
-                taken = [1000 * used for _, used in seconds[what, temperature, name]]
-                returned = [1000 * loaded for loaded, _ in seconds[what, temperature, name]]
-                cells.append(f"{statistics.median(taken):.1f} ({min(taken):.1f} - "
-                             f"{max(taken):.1f}), {statistics.median(returned):.2f}")
-            print(f"| {what}, {temperature} | " + " | ".join(cells) + " |")
+def measure_storage(report, name, args, measured):
+    """Appends to `measured`, also if it is interrupted."""
+    needed = list(dict.fromkeys(METHODS[method] for method in args.method))
+    with ExitStack() as stack:
+        machine = stack.enter_context(Machine(args.build, args.place, None))
+        try:
+            storage = stack.enter_context(
+                STORAGES[name](machine, models.Models(needed, mib(args.size)), []))
+        except Unavailable as e:
+            report.skip(name, e)
+            return
+        for model in needed:
+            methods = ["direct"] + [method for method in args.method if METHODS[method] == model]
+            report.show(f"{name}: {model}: {', '.join(methods)}")
+            found = run_bench(args, os.path.join(storage.source, model), methods)
+            # `direct` is listed once.
+            for method in methods if model == needed[0] else methods[1:]:
+                one = Measured(name, method, found)
+                measured.append(one)
+                for why in one.why:
+                    (report.fail if one.failed else report.skip)(f"{name} {method}", why)
+                for result in one.results():
+                    report.result(*vars(result).values())
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="bench-loaders", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--build", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--storage", action="append", choices=["disk", "loop", "slow"],
+                        help="only this storage (repeatable)")
+    parser.add_argument("--method", "--way", action="append", choices=METHODS,
+                        help="only this method of fstfs-bench (repeatable)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds (5)")
+    parser.add_argument("--size", type=int, default=1024, metavar="MIB",
+                        help="size of each model (1024; at least 256)")
+    parser.add_argument("--place", default="/var/tmp", help="directory on the disk to measure")
+    parser.add_argument("--json", action="store_true", help="print JSON, and progress to stderr")
+    args = parser.parse_args()
+    if args.size < 256:
+        parser.error("--size: at least 256 MiB")
+    args.storage = args.storage or ["disk", "loop", "slow"]
+    args.method = args.method or list(METHODS)
+    return args
+
+
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--size", type=float, default=0.75)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("directory")
-    options = parser.parse_args()
-    ways = {name: WAYS[name]() for name in options.ways.split(",")}
-    place = tempfile.mkdtemp(prefix="fstfs-loaders-", dir=options.directory)
+    args = arguments()
+    report, measured = Report(args.json), []
+
+    def stop(signum, frame):
+        raise KeyboardInterrupt
+
+    for signum in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(signum, stop)
+    head = {"kernel": platform.release(), "cpus": os.cpu_count(),
+            "user": "root" if os.geteuid() == 0 else "self", "size_mib": args.size,
+            "rounds": args.rounds} | {package: version(package) for package in PACKAGES}
     try:
-        made = Checkpoint(int(options.size * 1e9), random.Random(1))
-        made.write(place)
-        largest = max(made.tensors, key=made.tensors.get)
-        processes = {name: Process(way, place, largest) for name, way in ways.items()}
-        seconds = rounds(place, processes, options.rounds)
-        for process in processes.values():
-            process.end()
-        print(f"{made.size / 1e9:.3f} GB in {len(made.tensors)} tensors, one: "
-              f"{made.tensors[largest] / 1e6:.0f} MB; milliseconds until all was used (range), and "
-              f"until the call returned: medians of {options.rounds}", file=sys.stderr)
-        if options.json:
-            print(json.dumps([[*key, taken] for key, taken in seconds.items()]))
-        else:
-            show(seconds, ways)
-    finally:
-        shutil.rmtree(place)
+        for name in args.storage:
+            try:
+                measure_storage(report, name, args, measured)
+            except Failed as e:
+                report.fail(name, e)
+    except KeyboardInterrupt:
+        report.fail("the rest", "interrupted")
+    if args.json:
+        head["rows"] = [{"storage": m.storage, "way": m.method} | row
+                        for m in measured for row in m.rows.values()]
+    report.end(head)
+    if not args.json:
+        print(f"\n{table(list(m.cells()) for m in measured)}")
+    return bool(report.failures) or any(r.verdict() == "MISS" for r in report.results)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

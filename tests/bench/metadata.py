@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for docs/performance.md on names and attributes: listing, memory, latency.
+"""Measures names and attributes, for docs/performance.md: listings, memory, latency.
 
     tests/bench/metadata.py [--build DIR] [--place DIR] [--rounds N] [--only PART ...]
 
-Makes its sources below --place (sparse, some 700 MiB on disk with 100,000 files),
-mounts fstfs, measures, prints text. Comparisons with the bare directory are
-interleaved A B A B; medians are given, with the range.
+Creates its sources below --place (sparse, about 700 MiB on disk with 100,000 files). Comparisons
+with the bare directory are interleaved. The output has medians and ranges.
 """
 
 import argparse
@@ -18,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -25,44 +25,17 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent))
 
 from corpus import trees  # noqa: E402
+from harness import Daemon, interleaved, spread  # noqa: E402
 
 DESCRIPTION = ROOT.parent / "shared/data/qwen3.5-25b-a3b.json"
 
 
-class Mounted:
-    def __init__(self, binary, source, *options):
-        self.path = tempfile.mkdtemp(prefix="fstfs-bench-")
-        started = time.monotonic()
-        self.process = subprocess.Popen([binary, "-f", *options, os.fspath(source), self.path])
-        while True:
-            with open("/proc/self/mountinfo") as f:
-                if any(line.split()[4] == self.path for line in f):
-                    break
-            if self.process.poll() is not None:
-                raise SystemExit("fstfs did not mount")
-            time.sleep(0.0005)
-        self.mounted = time.monotonic() - started
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        subprocess.run(["fusermount3", "-uz", self.path], check=True)
-        self.process.wait()
-        os.rmdir(self.path)
-
-    def memory(self):
-        """The daemon's own memory in bytes: anonymous and resident."""
-        with open(f"/proc/{self.process.pid}/smaps_rollup") as f:
-            for line in f:
-                if line.startswith("Anonymous:"):
-                    return int(line.split()[1]) << 10
-        raise SystemExit("no Anonymous in smaps_rollup")
-
-
-def spread(values, unit=1.0, digits=3):
-    return (f"{statistics.median(values) * unit:.{digits}f} "
-            f"({min(values) * unit:.{digits}f}-{max(values) * unit:.{digits}f})")
+@contextmanager
+def mounted(binary, source, *options):
+    """A mount of fstfs."""
+    with tempfile.TemporaryDirectory(prefix="fstfs-bench-") as path, \
+            Daemon({}, path, binary, "-f", *options, source) as daemon:
+        yield daemon
 
 
 def list_with_stat(path):
@@ -75,23 +48,23 @@ def list_with_stat(path):
 
 
 def first_listing(binary, source, directory, count, rounds, label, target):
-    """Mount, then the first listing of all tensors with a stat of each; headers in the cache."""
+    """Mount, first listing of all tensors and stat of each, with cached headers."""
     times, mounts = [], []
     per_tensor = []
     for _ in range(rounds):
         started = time.monotonic()
-        with Mounted(binary, source) as m:
+        with mounted(binary, source) as m:
             at_rest = m.memory()
             found = list_with_stat(f"{m.path}/tensors/{directory}/model")
             times.append(time.monotonic() - started)
-            mounts.append(m.mounted)
+            mounts.append(m.seconds_to_mount)
             assert found == count, found
             time.sleep(0.3)
             per_tensor.append((m.memory() - at_rest) / count)
     print(f"{label}: mount and first full listing with stat "
-          f"{spread(times)} s (of it the mount {spread(mounts)} s); target {target} s")
+          f"{spread(times, digits=3)} s (mount: {spread(mounts, digits=3)} s); target {target} s")
     print(f"{label}: daemon memory per tensor after it {spread(per_tensor, 1, 0)} bytes "
-          f"(anonymous, over that of the empty mount); target 200")
+          f"(anonymous, minus that of the idle mount); target 200")
 
 
 def find(path):
@@ -108,7 +81,7 @@ def many_files(binary, place, rounds):
     views = {v: ([], []) for v in ("tensors", "merged", "shards", "npy")}
     for _ in range(rounds):
         bare.append(find(source.root)[0])
-        with Mounted(binary, source.root) as m:
+        with mounted(binary, source.root) as m:
             for view, (first, second) in views.items():
                 seconds, found = find(f"{m.path}/{view}")
                 assert found == (2 * count if view == "tensors" else count), (view, found)
@@ -116,9 +89,9 @@ def many_files(binary, place, rounds):
                 second.append(find(f"{m.path}/{view}")[0])
             memory = m.memory()
     print(f"find -type f -size -2G over {count} one-file checkpoints: "
-          f"the bare directory {spread(bare)} s")
+          f"the bare directory {spread(bare, digits=3)} s")
     for view, (first, second) in views.items():
-        print(f"  {view}/: first {spread(first)} s, second {spread(second)} s")
+        print(f"  {view}/: first {spread(first, digits=3)} s, second {spread(second, digits=3)} s")
     print(f"  daemon memory after all of it {memory / 1e6:.0f} MB")
 
 
@@ -153,7 +126,7 @@ def latency(binary, place, rounds):
     source = trees.Source(place / "latency")
     source.add("", "model", tensors)
     names = [t.name for t in tensors]
-    with Mounted(binary, source.root) as m:
+    with mounted(binary, source.root) as m:
         here = [f"{bare}/{n}" for n in names]
         there = [f"{m.path}/tensors/model/{n}" for n in names]
         cold = each(there, os.stat), each(there, open_read_close)
@@ -166,12 +139,12 @@ def latency(binary, place, rounds):
                 b.append(each(there, work))
             ratio = statistics.median(y / x for x, y in zip(a, b))
             print(f"{label}, warm: bare {spread(a, 1e6, 2)} us, mount {spread(b, 1e6, 2)} us, "
-                  f"{ratio:.1f} times")
+                  f"ratio {ratio:.1f}")
 
 
 def sandbox(binary, place, rounds):
-    """The same mount with --sandbox=auto and off, in turn: opens of tensors, first opens of files
-    and of links that lead out of the source, which another process opens then; and reading."""
+    """--sandbox=auto against off: opens of tensors, first opens of files and of links that lead out
+    of the source (opened by another process then), and reading."""
     source, far = trees.Source(place / "sandbox"), trees.Source(place / "far")
     source.add("", "model", [trees.tensor(f"t{i:04}", "U8", (4096,), seed=i) for i in range(1000)])
     for i in range(500):
@@ -181,26 +154,25 @@ def sandbox(binary, place, rounds):
                                   for i in range(4)], shards=2)
     (place / "sandbox/links").symlink_to(place / "far")
     found = {}
-    for turn in range(max(9, rounds)):
-        for switch in ("auto", "off") if turn % 2 else ("off", "auto"):
-            with Mounted(binary, source.root, f"--sandbox={switch}") as m:
-                tensors = [f"{m.path}/tensors/model/t{i:04}" for i in range(1000)]
-                os.listdir(f"{m.path}/shards/files"), os.listdir(f"{m.path}/shards/links")
-                timed = [("mount", m.mounted),
-                         ("first open+read+close", each(tensors, open_read_close)),
-                         ("again, warm", each(tensors, open_read_close))]
-                for kind in ("files", "links"):
-                    paths = [f"{m.path}/tensors/{kind}/f{i}/t" for i in range(500)]
-                    timed.append((f"first of a shard in {kind}/", each(paths, open_read_close)))
-                timed.append(("read() of 268 MB", each([f"{m.path}/merged/large/model.safetensors"],
-                                                       read_all)))
-            for label, seconds in timed:
-                found.setdefault((label, switch), []).append(seconds)
+    for switch in interleaved(("off", "auto"), max(9, rounds)):
+        with mounted(binary, source.root, f"--sandbox={switch}") as m:
+            tensors = [f"{m.path}/tensors/model/t{i:04}" for i in range(1000)]
+            os.listdir(f"{m.path}/shards/files"), os.listdir(f"{m.path}/shards/links")
+            timed = [("mount", m.seconds_to_mount),
+                     ("first open+read+close", each(tensors, open_read_close)),
+                     ("again, warm", each(tensors, open_read_close))]
+            for kind in ("files", "links"):
+                paths = [f"{m.path}/tensors/{kind}/f{i}/t" for i in range(500)]
+                timed.append((f"first of a shard in {kind}/", each(paths, open_read_close)))
+            timed.append(("read() of 268 MB", each([f"{m.path}/merged/large/model.safetensors"],
+                                                   read_all)))
+        for label, seconds in timed:
+            found.setdefault((label, switch), []).append(seconds)
     for label in dict.fromkeys(label for label, _ in found):
         on, off = found[label, "auto"], found[label, "off"]
         ratio = statistics.median(x / y for x, y in zip(on, off))
         print(f"{label}: sandbox {spread(on, 1e6, 2)} us, off {spread(off, 1e6, 2)} us, "
-              f"{ratio:.2f} times")
+              f"ratio {ratio:.2f}")
 
 
 def median_seconds(work, times=100):
@@ -213,7 +185,7 @@ def median_seconds(work, times=100):
 
 
 def as_uid(uid, work):
-    """What work() returns in a process of that user."""
+    """The result of work() in a process of that user."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -230,8 +202,8 @@ def as_uid(uid, work):
 
 
 def permissions(binary, place, rounds):
-    """What the checks of permissions cost: a mount of one's own and one for all users. The least
-    of the medians of rounds, since others may use the machine. Needs root."""
+    """The cost of permission checks: a private mount against one with allow_other. The smallest of
+    the medians of the rounds, because other programs may use the machine. Needs root."""
     source = trees.Source(place / "permissions")
     source.add("one", "model", [trees.tensor(f"t{i:03}", "U8", (4096,), seed=i)
                                 for i in range(100)])
@@ -255,7 +227,7 @@ def permissions(binary, place, rounds):
         for label, options, uid in (("private mount, root", (), 0),
                                     ("allow_other, root", ("-o", "allow_other"), 0),
                                     ("allow_other, user 1000", ("-o", "allow_other"), 1000)):
-            with Mounted(binary, source.root, *options) as m:
+            with mounted(binary, source.root, *options) as m:
                 for call, seconds in as_uid(uid, lambda path=m.path: measure(path)).items():
                     found.setdefault(call, {}).setdefault(label, []).append(seconds)
     for call, by_mount in found.items():
@@ -267,7 +239,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.environ.get("FSTFS_BUILD", ROOT / "build"))
-    parser.add_argument("--place", help="where to make the sources (default: a new directory)")
+    parser.add_argument("--place", help="directory for the sources (default: a temporary one)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*",
                         default=["published", "experts", "files", "latency", "sandbox",
@@ -275,7 +247,7 @@ def main():
     arguments = parser.parse_args()
     binary = Path(arguments.build).resolve() / "fstfs"
     if not binary.exists():
-        raise SystemExit(f"{binary} is not there: build first")
+        raise SystemExit(f"{binary} does not exist: build first")
     place = Path(tempfile.mkdtemp(prefix="fstfs-bench-", dir=arguments.place))
     try:
         if "published" in arguments.only:
@@ -284,7 +256,7 @@ def main():
                 first_listing(binary, place / "published", "m", len(table), arguments.rounds,
                               "22,213 tensors, 10 shards", "0.15")
             else:
-                print("../shared/data/qwen3.5-25b-a3b.json is not there: left out")
+                print("../shared/data/qwen3.5-25b-a3b.json does not exist: skipped")
         if "experts" in arguments.only:
             table = trees.experts(place / "experts/m")
             first_listing(binary, place / "experts", "m", len(table), arguments.rounds,

@@ -1,23 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for docs/performance.md on fstfs-check and fstfs-pack, beside cp and Python.
+"""Measures fstfs-check and fstfs-pack against cp and Python, for docs/performance.md.
 
     tests/bench/tools.py [--build DIR] [--place DIR] [--size MIB] [--rounds N] [--only PART ...]
 
-Makes a checkpoint of four shards below --place and, for the reflinks, an XFS in a file (root;
-mkfs.xfs). The arms of a part run forwards and backwards in turn, each with the files it reads
-dropped from the page cache, and with what it writes on storage when it ends. Ratios are taken
-within a round; medians are given, with the range. What the arms of a part made is compared.
+Creates a checkpoint of four shards below --place and, for reflinks, an XFS in a file (needs root and
+mkfs.xfs). The arms of a part are interleaved. Each starts with its input dropped from the page
+cache, and ends when its output is on storage. Ratios are taken within a round. The outputs of the
+arms of a part are compared.
 
-The Python arms are what one would write oneself: load_file and save_file of safetensors, and
-hashlib. They hold the whole model in memory.
+The Python arms are what a user would write: load_file and save_file of safetensors, and hashlib.
+They hold the whole model in memory.
 """
 
 import argparse
 import hashlib
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+from harness import evict, interleaved, spread
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -80,49 +80,36 @@ def make_model(folder, size):
     return sorted(folder.iterdir())
 
 
-def make_cold(files):
-    for file in files:
-        fd = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-
-
 def run(*command):
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def measure(title, arms, files, out, rounds, size, same=None):
+def measure(title, build, arms, files, out, rounds, size, same=None):
     """Runs the arms and prints a row of each; ratios are to the first."""
-    print(f"\n{title}\n| way | GB/s | times the first |\n|---|---|---|")
+    print(f"\n{title}\n| method | GB/s | ratio to the first |\n|---|---|---|")
     seconds = {name: [] for name in arms}
     made = {}
-    for turn in range(rounds):
-        for name in list(arms) if turn % 2 == 0 else reversed(arms):
-            if out:
-                shutil.rmtree(out, ignore_errors=True)
-                out.mkdir()
-            make_cold(files)
-            started = time.monotonic()
-            arms[name]()
-            seconds[name].append(time.monotonic() - started)
-            if same:
-                made[name] = same()
+    for name in interleaved(arms, rounds):
+        if out:
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir()
+        evict(build, files)
+        started = time.monotonic()
+        arms[name]()
+        seconds[name].append(time.monotonic() - started)
+        if same:
+            made[name] = same()
     first = next(iter(arms))
     for name, times in seconds.items():
-        rates = [size / t / 1e9 for t in times]
+        rates = [size / t for t in times]
         ratios = [a / b for a, b in zip(seconds[first], times)]
-        print(f"| {name} | {statistics.median(rates):.2f} ({min(rates):.2f} - {max(rates):.2f}) | "
-              f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) |",
-              flush=True)
+        print(f"| {name} | {spread(rates, 1e-9)} | {spread(ratios)} |", flush=True)
     if same and len(set(made.values())) != 1:
-        sys.exit(f"they made different things: {made}")
+        sys.exit(f"the outputs differ: {made}")
 
 
 def hash_of(folder):
-    """Of all bytes of all tensors in the folder, by name."""
+    """A hash of the names and bytes of all tensors in a directory."""
     sums = {}
     for file in sorted(folder.glob("*.safetensors")):
         for name, tensor in safetensors.numpy.load_file(file).items():
@@ -149,23 +136,23 @@ class Parts:
         run("sync", *self.out.iterdir(), self.out)
 
     def check(self):
-        """Reading and hashing all of a checkpoint."""
+        """Reads and hashes a whole checkpoint."""
         null = "exec cat \"$@\" >/dev/null"
-        measure("fstfs-check: every byte read", {
+        measure("fstfs-check: every byte read", self.build, {
             "cat >/dev/null": lambda: run("sh", "-c", null, "sh", *self.shards),
             "fstfs-check --deep": lambda: run(self.build / "fstfs-check", "--deep", self.model),
-            "Python: load_file, each byte looked at": lambda: self.python(READ, *self.shards),
+            "Python: load_file, every byte read": lambda: self.python(READ, *self.shards),
         }, self.shards, None, self.rounds, self.size)
-        measure("fstfs-check: the SHA-256 of every tensor", {
+        measure("fstfs-check: the SHA-256 of every tensor", self.build, {
             "Python: load_file and hashlib": lambda: self.python(HASH, *self.shards),
             "fstfs-check --hashes": lambda: run(
                 self.build / "fstfs-check", f"--hashes={self.out / 'hashes'}", self.model),
         }, self.shards, self.out, self.rounds, self.size)
 
     def merge(self):
-        """One file of four shards, beside copying the four."""
+        """Merges four shards into one file, against copying the four."""
         target = self.out / "one.safetensors"
-        measure("fstfs-pack: one file", {
+        measure("fstfs-pack: one file", self.build, {
             "cp of the shards": lambda: self.cp(*self.shards, self.out),
             "fstfs-pack": lambda: self.pack(self.model, target),
             "copy_file_range of the shards": lambda: self.python(BY_KERNEL, *self.shards, self.out),
@@ -173,20 +160,20 @@ class Parts:
         }, self.shards, self.out, self.rounds, self.size, lambda: hash_of(self.out))
 
     def split(self):
-        """Shards of a file."""
+        """Cuts one file into four shards."""
         one = self.place / "one.safetensors"
         self.pack("--force", self.model, one)
-        measure("fstfs-pack: one file cut into four shards", {
+        measure("fstfs-pack: one file cut into four shards", self.build, {
             "cp of the file": lambda: self.cp(one, self.out),
             "fstfs-pack --shards=4": lambda: self.pack("--force", "--shards=4", one, self.out),
         }, [one], self.out, self.rounds, self.size, lambda: hash_of(self.out))
 
     def reflink(self):
-        """The same where blocks can be shared."""
+        """The same on a file system that can share blocks."""
         with xfs(self.place, 3 * self.size + (1 << 29)) as point:
             out, one = point / "out", point / "one.safetensors"
             self.pack(self.model, one)
-            measure("fstfs-pack where blocks can be shared (XFS)", {
+            measure("fstfs-pack where blocks can be shared (XFS)", self.build, {
                 "cp": lambda: self.reflinked("never", one, out),
                 "cp --reflink=always": lambda: self.reflinked("always", one, out),
                 "fstfs-pack to one file": lambda: self.pack(one, out / "copy.safetensors"),

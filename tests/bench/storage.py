@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storages: each writes the checkpoint somewhere, and takes it away again."""
+"""The storages. Each writes the checkpoint to a place of its kind, and removes it afterwards."""
 
 import json
 import os
@@ -8,18 +8,19 @@ import subprocess
 from contextlib import ExitStack, contextmanager
 
 from checkpoint import Segment, segments
-from machine import Daemon, Run, cached, drop
+from harness import Daemon, cached, evict
+from machine import Run
 
 
 class Unavailable(Exception):
-    """This machine or user cannot have it; the text says why."""
+    """The machine lacks something, or the user a permission; the text says what."""
 
 
 class Storage:
-    """Where the shards lie, and all that reads them. Used in a `with`."""
+    """The location of the shards, and how they are read. A context manager."""
 
-    distant = False  # whether each request takes its time
-    library_bound = 0.95  # of fio's rate, for libfstfs
+    distant = False  # whether requests have latency
+    library_bound = 0.95  # for libfstfs, of fio's rate
 
     def __init__(self, machine, checkpoint, commands):
         self.machine, self.checkpoint, self.commands = machine, checkpoint, commands
@@ -38,7 +39,7 @@ class Storage:
         return self.stack.__exit__(*exception)
 
     def build(self, stack):
-        """Makes it; returns the directory with the checkpoint."""
+        """Creates it; returns the directory of the checkpoint."""
         raise NotImplementedError
 
     def write(self, directory):
@@ -48,24 +49,24 @@ class Storage:
         return source
 
     def drop(self):
-        drop(self.files)
+        evict(self.machine.build, self.files)
 
     def cached(self):
-        return sum(cached(f) for f in self.files)
+        return cached(self.machine.build, self.files)
 
     def backing_device(self):
-        """(major, minor) of what holds the shards."""
+        """(major, minor) of the device of the shards."""
         device = os.stat(self.files[0]).st_dev
         return os.major(device), os.minor(device)
 
     def readahead(self):
-        """The file that sets the readahead of the device under the shards."""
+        """The sysfs file with the device's readahead."""
         major, minor = self.backing_device()
         return f"/sys/class/bdi/{major}:{minor}/read_ahead_kb"
 
     @contextmanager
     def default_readahead(self):
-        """The kernel's default of 128 KiB for a while."""
+        """Sets the kernel's default of 128 KiB temporarily."""
         with open(self.readahead(), "r+") as f:
             own = f.read()
             f.seek(0)
@@ -78,21 +79,21 @@ class Storage:
                 f.write(own)
 
     def can_change_readahead(self):
-        """Whether the kernel's default is another than the device's own, and can be had."""
+        """Whether the device's readahead differs from the kernel's default and can be set."""
         if not os.access(self.readahead(), os.W_OK):
             return False
         with open(self.readahead()) as f:
             return int(f.read()) != 128
 
     def tensors(self):
-        """The tensors in the shards by name, in file order."""
+        """The tensors of the shards by name, in file order."""
         found = {}
         for path in self.files:
             found |= segments(path, self.start(path))
         return found
 
     def start(self, path):
-        """Enough of a file to have its header, read as the user."""
+        """The start of a file, with its header; read as the user."""
         return self.machine.output("head", "-c", str(4 << 20), path)
 
     def whole(self, paths):
@@ -100,22 +101,22 @@ class Storage:
         return [Segment(p, 0, n) for p, n in zip(paths, sizes)]
 
     def fio(self):
-        """fio's best on the raw shards."""
+        """fio's best rate on the bare shards."""
         if not shutil.which("fio"):
             raise Unavailable("fio is not installed")
-        said = json.loads(self.machine.output(
+        job = json.loads(self.machine.output(
             "fio", "--name=best", "--filename=" + ":".join(self.files), "--readonly", "--rw=read",
             "--ioengine=io_uring", "--direct=1", "--iodepth=32", "--bs=1M",
             "--file_service_type=sequential", "--output-format=json",
         ))["jobs"][0]["read"]
-        return Run(said["runtime"] / 1e3, said["io_bytes"])
+        return Run(job["runtime"] / 1e3, job["io_bytes"])
 
     def mount(self, which=0):
         return Mount(self, self.commands[which])
 
     def planned(self, which, plan):
-        """What a plan of a row reads through the mount. Worked out in a mount of its
-        own, so that the timed one is cold; the paths are the same in all."""
+        """The segments that a plan of a row reads through the mount. Found on a separate
+        mount, so that the timed one is cold; the paths are the same."""
         key = (which, plan)
         if key not in self.plans:
             with self.mount(which) as mount:
@@ -123,8 +124,8 @@ class Storage:
         return self.plans[key]
 
     def plain(self):
-        """The shards through a FUSE file system that does nothing but pass them on."""
-        return Daemon(self.machine, self.machine.identity, self.mountpoint,
+        """The shards through a plain FUSE passthrough file system."""
+        return Daemon(self.machine.identity, self.mountpoint,
                       self.slowfs(), "-f", self.source)
 
     def slowfs(self):
@@ -135,16 +136,16 @@ class Storage:
 
 
 class Mount(Daemon):
-    """The storage through fstfs."""
+    """The shards through fstfs."""
 
     def __init__(self, storage, command):
-        super().__init__(storage.machine, storage.machine.identity, storage.mountpoint,
+        super().__init__(storage.machine.identity, storage.mountpoint,
                          *command, "-f", storage.source)
-        self.storage = storage
+        self.storage, self.machine = storage, storage.machine
         self.merged = os.path.join(self.path, "merged/model.safetensors")
 
     def __enter__(self):
-        """Mounted, the tensors known, and the shards cold."""
+        """Mounts, lets fstfs read the headers, and drops the shards from the page cache."""
         super().__enter__()
         try:
             self.machine.output("stat", self.merged)
@@ -155,7 +156,7 @@ class Mount(Daemon):
         return self
 
     def tensors(self):
-        """The tensors in the merged file by name, in file order."""
+        """The tensors of the merged file by name, in file order."""
         return segments(self.merged, self.storage.start(self.merged))
 
     def shards(self):
@@ -163,19 +164,19 @@ class Mount(Daemon):
                                    for f in self.storage.files])
 
     def tensor_files(self):
-        """Each tensor's own file, in shard order."""
+        """The tensor files, in shard order."""
         return [Segment(os.path.join(self.path, "tensors/model", name), 0, length)
                 for name, length in self.storage.checkpoint.tensors.items()]
 
     def storage_bytes(self):
-        """What was read of the storage so far: by the device's own count, or where the
-        storage is no device, by fstfs's."""
+        """Bytes read from the storage so far: counted by the device, or by fstfs if there is
+        no device."""
         if self.storage.distant:
             return self.metrics()["fstfs_storage_read_bytes_total"]
         return self.device_bytes()
 
     def budget(self):
-        """What --memory allows; nothing in a program that has no budget."""
+        """--memory in bytes; 0 for a program without this metric."""
         return self.metrics().get("fstfs_buffer_budget_bytes", 0)
 
     def metrics(self):
@@ -195,7 +196,7 @@ class Disk(Storage):
 
 
 class Loop(Storage):
-    """ext4 on a loop device over tmpfs: a storage as fast as memory."""
+    """ext4 on a loop device over tmpfs: as fast as memory."""
 
     name = "loop"
     fio_bound = 0.85
@@ -207,7 +208,7 @@ class Loop(Storage):
         image = os.path.join(folder, "image")
         with open(image, "wb") as f:
             f.truncate((self.checkpoint.size * 11 // 10 + (64 << 20)) // 4096 * 4096)
-        # nodiscard and no lazy work: nothing is to go on while it is measured.
+        # nodiscard and no lazy initialization: no background work during the measurement.
         run("mkfs.ext4", "-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", image)
         device = run("losetup", "--find", "--show", image).strip()
         stack.callback(run, "losetup", "--detach", device)
@@ -219,7 +220,7 @@ class Loop(Storage):
 
 
 class Throttled(Loop):
-    """The same, held to 1000 requests a second by a cgroup: a cloud disk's limit."""
+    """The same, limited to 1000 requests per second by a cgroup, as cloud disks are."""
 
     name = "iops"
     fio_bound = 0.95
@@ -231,12 +232,12 @@ class Throttled(Loop):
         try:
             stack.enter_context(limited(os.major(device), os.minor(device), self.requests))
         except OSError as e:
-            raise Unavailable(f"no cgroup that limits requests: {e}") from e
+            raise Unavailable(f"no cgroup can limit requests: {e}") from e
         return source
 
 
 class Slow(Storage):
-    """slowfs over tmpfs: every request takes 2 ms."""
+    """slowfs over tmpfs: 2 ms latency per request."""
 
     name = "slow"
     fio_bound = None
@@ -247,14 +248,14 @@ class Slow(Storage):
         place = os.path.join(self.machine.folder, "slow")
         os.mkdir(place)
         options = "delay=2000" + (",allow_other" if self.machine.root else "")
-        daemon = Daemon(self.machine, {}, place, self.slowfs(), "-f", "-o", options, source)
+        daemon = Daemon({}, place, self.slowfs(), "-f", "-o", options, source)
         stack.enter_context(daemon)
         return place
 
 
 @contextmanager
 def limited(major, minor, requests):
-    """This process, and what it starts, under a limit on its requests to a device."""
+    """Limits the requests per second of this process and its children to a device."""
     first = os.path.isdir("/sys/fs/cgroup/blkio")
     parent = "/sys/fs/cgroup/blkio" if first else "/sys/fs/cgroup"
     with open("/proc/self/cgroup") as f:
@@ -284,7 +285,7 @@ def write(path, text):
 
 @contextmanager
 def memory_folder(machine):
-    """A folder on tmpfs."""
+    """A directory on tmpfs."""
     folder = machine.make_folder("/dev/shm")
     try:
         yield folder

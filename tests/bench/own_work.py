@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers and diffusers do for themselves in a load: processor seconds, by part.
+"""Measures what transformers and diffusers do besides reading: processor seconds, by part.
 
-own_work.py [MIB]: makes a model of that size for each (512) and loads it from the page cache, each
-time in a fresh process, whose first load it is, as users' loads are. Needs a python3 with both
-packages (that of tools/test --torch: ~/.cache/fstfs/venv-torch/bin/python).
+own_work.py [MIB]: creates a model of that size for each (512 MiB) and loads it from the page cache,
+each time in a new process, as the first load. Needs a python3 with both packages, such as
+~/.cache/fstfs/venv-torch/bin/python of tools/test --torch.
 """
 
 import functools
@@ -20,13 +20,13 @@ ROUNDS = 5
 
 
 class Parts:
-    """Processor seconds of this thread in functions, by what they are for."""
+    """Processor seconds of this thread in functions, by purpose."""
 
     def __init__(self):
         self.seconds = {}
 
-    def take(self, owner, name, what):
-        """Has a function of a module or class counted."""
+    def measure(self, owner, name, what):
+        """Measures a function of a module or class."""
         own = vars(owner)[name]
         function = own.__func__ if isinstance(own, classmethod) else own
 
@@ -49,9 +49,9 @@ def llama(path, parts):
     transformers.logging.disable_progress_bar()
     transformers.AutoConfig.from_pretrained(path)
     model = transformers.LlamaForCausalLM
-    parts.take(conversion_mapping, "_build_checkpoint_conversion_mapping", "table of renamings")
-    parts.take(transformers.PreTrainedModel, "_load_pretrained_model", "tensors into it")
-    parts.take(model, "__init__", "empty model")
+    parts.measure(conversion_mapping, "_build_checkpoint_conversion_mapping", "table of renamings")
+    parts.measure(transformers.PreTrainedModel, "_load_pretrained_model", "tensors into it")
+    parts.measure(model, "__init__", "empty model")
     return lambda: model.from_pretrained(path, dtype="auto")
 
 
@@ -60,8 +60,8 @@ def diffuser(path, parts):
 
     diffusers.utils.logging.disable_progress_bar()
     model = diffusers.SD3Transformer2DModel
-    parts.take(diffusers.ModelMixin, "_load_pretrained_model", "tensors into it")
-    parts.take(model, "__init__", "empty model")
+    parts.measure(diffusers.ModelMixin, "_load_pretrained_model", "tensors into it")
+    parts.measure(model, "__init__", "empty model")
     return lambda: model.from_pretrained(path, torch_dtype=torch.bfloat16)
 
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The timed reader of the bench that uses libfstfs: opens PATH and reads all of it, or
- * its largest tensor, into fresh memory.
+ * A timed reader that uses libfstfs: opens PATH and reads all tensors, or the largest one, into
+ * fresh memory.
  *
  *   load [-1] [-r] [-l] PATH
  *
  * -1  the largest tensor only
- * -r  into memory that has been used before
- * -l  into memory that lies as the file does, to 4096 (include/fstfs.h: fstfs_request)
+ * -r  into memory that was used before
+ * -l  into memory with the file's alignment modulo 4096 (struct fstfs_request)
  *
- * Prints one JSON object: seconds, bytes, and a sum over all of them.
+ * Prints a JSON object: seconds, bytes, and the sum of all bytes.
  */
-#include "base/histogram.h"
+#include "base/clock.h"
 #include "fstfs.h"
 
 #include <inttypes.h>
@@ -23,8 +23,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define ALIGNMENT 64 /* what allocators align to */
-#define BLOCK 4096 /* by which memory can lie as a file does */
+#define ALIGNMENT 64 /* of allocators */
+#define BLOCK 4096
 
 static void __attribute__((noreturn)) die(const char *what)
 {
@@ -32,7 +32,7 @@ static void __attribute__((noreturn)) die(const char *what)
     exit(1);
 }
 
-/* As one block, as a consumer that knows what comes would have it. */
+/* One allocation for everything, in huge pages. */
 static char *
 memory_of(uint64_t size)
 {
@@ -55,7 +55,7 @@ largest(const struct fstfs_checkpoint *checkpoint)
     return place;
 }
 
-/* Where the tensor goes, at `at` or behind it. */
+/* The address of a tensor: `at`, rounded up. */
 static char *
 place_for(const struct fstfs_tensor *tensor, char *at, bool as_file)
 {

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint as large models have them, written without a library."""
+"""A checkpoint like that of a large model, written without a library."""
 
 import json
 import os
 import struct
 
-BLOCK = (64 << 20) + 4099  # of random bytes; odd, so that tensors do not repeat in step
+BLOCK = (64 << 20) + 4099  # of random bytes; odd, so that no two tensors have the same bytes
 SHARDS = 4
 
 
 class Segment:
-    """Bytes of a file, as the plans of the reader have them."""
+    """A byte range of a file, as a line of the reader's plan."""
 
     def __init__(self, path, offset, length):
         self.path, self.offset, self.length = path, offset, length
@@ -22,10 +22,9 @@ class Segment:
 class Checkpoint:
     """Names, sizes and shards of the tensors.
 
-    Two tensors of a tenth of it, layers of 88 MiB with four of 4 to 8, two norms of 4 KiB, a
-    router whose size is no multiple of a page and 8 experts of three tensors of 2 to
-    4 MiB; in the order of the layers, so that names (layers.10 before layers.2) and
-    file go separate ways.
+    Two tensors of a tenth of the size, and layers of 88 MiB: four tensors of 4 to 8 MiB, two norms
+    of 4 KiB, a router whose size is no multiple of a page, and 8 experts of three tensors of 2 to
+    4 MiB. File order is by layer number, and differs from name order (layers.10, layers.2).
     """
 
     def __init__(self, size, rng):
@@ -52,7 +51,7 @@ class Checkpoint:
         return shards
 
     def write(self, directory):
-        """Writes shards and index, to the storage and not only to the page cache."""
+        """Writes shards and index, and waits until the shards are on storage."""
         block, at, weight_map = os.urandom(BLOCK), 0, {}
         for number, tensors in enumerate(self.shards, 1):
             name = f"model-{number:05}-of-{len(self.shards):05}.safetensors"
@@ -68,7 +67,7 @@ class Checkpoint:
                        "weight_map": weight_map}, f)
 
     def some(self, share):
-        """Names of randomly chosen tensors that together have about that share."""
+        """Names of random tensors that have about that share of the bytes."""
         chosen, size = [], 0
         for name in self.rng.sample(sorted(self.tensors), len(self.tensors)):
             if size + self.tensors[name] <= share * self.size:
@@ -78,7 +77,7 @@ class Checkpoint:
 
 
 def layer(number):
-    """Its tensors: their sizes by name."""
+    """The sizes of the tensors of a layer, by name."""
     prefix = f"model.layers.{number}."
     sizes = {prefix + "input_layernorm.weight": 4096}
     for name, length in ("q_proj", 8), ("k_proj", 4), ("v_proj", 4), ("o_proj", 8):
@@ -111,7 +110,7 @@ def write_random(f, block, at, length):
 
 
 def segments(path, start):
-    """The tensors of a safetensors file by name; start: its first bytes."""
+    """The tensors of a safetensors file by name. `start` has its first bytes."""
     (length,) = struct.unpack("<Q", start[:8])
     if len(start) < 8 + length:
         raise ValueError(f"{path}: header of {length} bytes")

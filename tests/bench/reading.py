@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a checkpoint is read through the mount, side by side with its peers.
+"""Measures reading a checkpoint through the mount against other ways to read it.
 
 Run by tools/bench-io, which builds what this needs; see there for the options.
 
-A *storage* holds a checkpoint and has peers; an *arm* is one way to read it, once,
-cold: a target (the mount, the raw shards, a plain FUSE, fio) and a reader; a *row*
-is a handful of arms run one after another, --pairs times, and ratios of them, each
-with the bound of the design where it has one. Ratios are taken round by round, so
-that a machine that is slow for a while is slow for both sides; their median counts.
+A *storage* holds a checkpoint. An *arm* is one cold read of it: a target (the mount, the bare
+shards, a plain FUSE file system, fio) and a reader. A *row* is a few arms, interleaved for --rounds
+rounds, and ratios of their rates, some with a bound. A ratio is the median of the ratios of the
+rounds, so that a slow phase of the machine affects both sides.
 """
 
 import argparse
@@ -23,13 +22,14 @@ import sys
 from contextlib import ExitStack
 
 from checkpoint import Checkpoint
-from machine import Failed, Machine, mib
+from harness import Failed, interleaved
+from machine import Machine, mib
 from rows import ROWS
 from storage import STORAGES, Unavailable
 
 
 class Result:
-    """A ratio (or share) over the rounds, and what it is held against."""
+    """A ratio over the rounds, and its bound."""
 
     def __init__(self, storage, row, name, values, bound, better):
         self.storage, self.row, self.name = storage, row, name
@@ -39,7 +39,7 @@ class Result:
         return statistics.median(self.values)
 
     def verdict(self):
-        """near: missed, but within the middle half of the rounds it is met."""
+        """near: the median misses the bound, but a quartile meets it."""
         if self.bound is None:
             return ""
         met = (lambda v: v >= self.bound) if self.better == "more" else (lambda v: v <= self.bound)
@@ -81,16 +81,16 @@ class Report:
         self.as_json = as_json
         self.results, self.arms, self.skipped, self.failures = [], [], [], []
 
-    def say(self, text):
+    def show(self, text):
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def skip(self, what, why):
         self.skipped.append({"what": what, "why": str(why)})
-        self.say(f"{what}: skipped: {why}")
+        self.show(f"{what}: skipped: {why}")
 
     def fail(self, what, why):
         self.failures.append({"what": what, "why": str(why)})
-        self.say(f"{what}: FAILED: {why}")
+        self.show(f"{what}: FAILED: {why}")
 
     def arm(self, storage, row, name, rates, details):
         self.arms.append(
@@ -98,7 +98,7 @@ class Report:
         )
         rate = statistics.median(rates) / 1e6
         extra = "".join(f"  {k} {v:.2f}" for k, v in details.items())
-        self.say(
+        self.show(
             f"{storage:5} {row:9} {name:60} {rate:7.0f} MB/s"
             f"  {min(rates) / 1e6:.0f}..{max(rates) / 1e6:.0f}{extra}"
         )
@@ -106,7 +106,7 @@ class Report:
     def result(self, *args):
         result = Result(*args)
         self.results.append(result)
-        self.say(result.text())
+        self.show(result.text())
 
     def end(self, head):
         if self.as_json:
@@ -129,13 +129,12 @@ class Report:
         )
 
 
-def run_row(report, storage, name, row, pairs):
-    """Runs a row's arms in turn, pairs times; every second round backwards."""
+def run_row(report, storage, name, row, rounds):
+    """Runs the arms of a row, interleaved."""
     plan = row(storage)
     runs = {arm.name: [] for arm in plan.arms}
-    for turn in range(pairs):
-        for arm in plan.arms if turn % 2 == 0 else reversed(plan.arms):
-            runs[arm.name].append(arm.run())
+    for arm in interleaved(plan.arms, rounds):
+        runs[arm.name].append(arm.run())
     if plan.same_bytes and len({r.checksum for mine in runs.values() for r in mine}) > 1:
         raise Failed("the arms did not read the same bytes")
     for arm in plan.arms:
@@ -144,7 +143,7 @@ def run_row(report, storage, name, row, pairs):
         details = {"daemon_cpu_s": statistics.median(cpu)} if cpu else {}
         report.arm(storage.name, name, arm.name, [r.bytes / r.seconds for r in mine], details)
     for ratio in plan.ratios:
-        values = [ratio.of({k: v[i] for k, v in runs.items()}) for i in range(pairs)]
+        values = [ratio.of({k: v[i] for k, v in runs.items()}) for i in range(rounds)]
         report.result(storage.name, name, ratio.name, values, ratio.bound, ratio.better)
 
 
@@ -152,16 +151,17 @@ def arguments():
     parser = argparse.ArgumentParser(prog="bench-io", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--build", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--fstfs", action="append", metavar="COMMAND",
-                        help="the program, with options if need be; given twice, the second is "
-                             "read beside the first and compared with it")
+                        help="the program, with options; given twice, the second is measured "
+                             "against the first")
     parser.add_argument("--row", action="append", choices=ROWS, help="only this row (repeatable)")
     parser.add_argument("--storage", action="append", choices=STORAGES, help="only this storage")
-    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="rounds of each row (5)")
+    parser.add_argument("--rounds", "--pairs", type=int, default=5, metavar="N",
+                        help="rounds of each row (5)")
     parser.add_argument("--size", type=int, default=1024, metavar="MIB",
-                        help="of the checkpoint, in MiB (1024)")
+                        help="size of the checkpoint (1024)")
     parser.add_argument("--user", metavar="NAME", help="mount and read as this user")
-    parser.add_argument("--place", default="/var/tmp", help="folder on the disk to measure")
-    parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
+    parser.add_argument("--place", default="/var/tmp", help="directory on the disk to measure")
+    parser.add_argument("--json", action="store_true", help="print JSON, and progress to stderr")
     return parser.parse_args()
 
 
@@ -179,7 +179,7 @@ def main():
         "cpus": os.cpu_count(),
         "user": args.user or ("root" if os.geteuid() == 0 else "self"),
         "size_mib": args.size,
-        "pairs": args.pairs,
+        "rounds": args.rounds,
         "fstfs": " | ".join(args.fstfs or ["build"]),
     }
     commands = [shlex.split(c) for c in args.fstfs or [f"{args.build}/fstfs"]]
@@ -195,7 +195,7 @@ def main():
 def run_storage(report, name, args, commands):
     with ExitStack() as stack:
         machine = stack.enter_context(Machine(args.build, args.place, args.user))
-        # Half of it where the raw reader takes seconds for each 100 MiB.
+        # Half of it on slow storage, where the bare reader takes seconds for 100 MiB.
         checkpoint = Checkpoint(mib(args.size) >> (name == "slow"), random.Random(1))
         try:
             storage = stack.enter_context(STORAGES[name](machine, checkpoint, commands))
@@ -204,7 +204,7 @@ def run_storage(report, name, args, commands):
             return
         for row in args.row or ROWS:
             try:
-                run_row(report, storage, row, ROWS[row], args.pairs)
+                run_row(report, storage, row, ROWS[row], args.rounds)
             except Unavailable as e:
                 report.skip(f"{name} {row}", e)
             except Failed as e:

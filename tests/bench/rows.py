@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows: what is read, by which readers, beside which peers, and what is promised."""
+"""The rows: what is read, by which readers, against what, and the bounds."""
 
 import random
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ DIRECT = ["-b", str(mib(8)), "-d", "4", "direct"]
 FILES = ["-b", str(mib(1)), "file"]
 
 TOGETHER = (2, 4, 8, 16)
-DISTANT_BOUND = 10  # times the raw reader, where each request takes 2 ms
+DISTANT_BOUND = 10  # ratio to the bare reader at 2 ms latency per request
 
 
 class Arm:
@@ -23,7 +23,7 @@ class Arm:
 
 
 class Ratio:
-    """of: what one round gives, from its runs by arm."""
+    """`of` computes the value of one round from its runs by arm."""
 
     def __init__(self, name, of, bound, better):
         self.name, self.of, self.bound, self.better = name, of, bound, better
@@ -33,15 +33,15 @@ class Row:
     def __init__(self, storage):
         self.storage, self.machine = storage, storage.machine
         self.arms, self.ratios = [], []
-        self.same_bytes = False  # whether all arms read the same tensors, whole
+        self.same_bytes = False  # whether all arms read the same tensors completely
 
     def arm(self, name, run):
         self.arms.append(Arm(name, run))
         return name
 
     def mount(self, name, reader, plan, before=None, after=None):
-        """The mount, cold. plan(mount): what is read. before(mount): done first.
-        after(mount, run): takes down more than time. With two builds: both arms."""
+        """A cold read through the mount of the segments plan(mount), after before(mount,
+        segments); after(mount, run) records more results. Two builds have an arm each."""
 
         def run(which):
             segments = self.storage.planned(which, plan)
@@ -61,8 +61,8 @@ class Row:
             self.ratio(second, name)
         return name
 
-    def raw(self, name, reader, segments, default_readahead=False, warm=False):
-        """The bare shards, by the same reader."""
+    def bare(self, name, reader, segments, default_readahead=False, warm=False):
+        """A read of the bare shards."""
 
         def run():
             self.storage.drop()
@@ -123,14 +123,14 @@ def against_fio(storage):
     fio = row.fio()
     for name, reader in ("read 1M", READ), ("mmap", MMAP):
         row.ratio(row.mount(f"merged {name}", reader, merged), fio, storage.fio_bound)
-    if storage.distant:  # what the machine leaves room for, of what `read` and `mmap` promise
-        row.ratio(fio, row.raw("raw read 1M", READ, storage.whole(storage.files)))
+    if storage.distant:  # an upper limit for the bounds of `read` and `mmap`
+        row.ratio(fio, row.bare("bare read 1M", READ, storage.whole(storage.files)))
     return row
 
 
-def against_raw(reader_name, reader, by_kernel=True):
-    """The merged file and the shards in the mount, by the same reader as the bare shards.
-    by_kernel: whether it is the kernel's readahead that this reader waits for."""
+def against_bare(reader_name, reader, by_kernel=True):
+    """The merged file and the shards of the mount, against the bare shards.
+    by_kernel: whether the reader depends on the kernel's readahead."""
 
     def make(storage):
         row = Row(storage)
@@ -140,11 +140,11 @@ def against_raw(reader_name, reader, by_kernel=True):
         mine = row.mount(f"merged {reader_name}", reader, merged)
         shards = row.mount(f"shards {reader_name}", reader, lambda mount: mount.shards())
         whole = storage.whole(storage.files)
-        raw = row.raw(f"raw {reader_name}", reader, whole)
-        row.ratio(mine, raw, bound)
-        row.ratio(shards, raw, bound)
+        bare = row.bare(f"bare {reader_name}", reader, whole)
+        row.ratio(mine, bare, bound)
+        row.ratio(shards, bare, bound)
         if by_kernel and storage.can_change_readahead():
-            default = row.raw(f"raw {reader_name} 128K readahead", reader, whole,
+            default = row.bare(f"bare {reader_name} 128K readahead", reader, whole,
                               default_readahead=True)
             row.ratio(mine, default, bound)
         row.ratio(mine, row.plain(f"plain FUSE {reader_name}", reader))
@@ -160,17 +160,17 @@ def order(storage):
     by_name = row.mount("mmap in name order", MMAP, merged_by_name)
     at_random = row.mount("mmap in random order", MMAP, lambda m: shuffled(merged_tensors(m)))
     tensors = storage.tensors()
-    raw_by_name = row.raw("raw mmap in name order", MMAP, [s for _, s in sorted(tensors.items())])
-    raw_at_random = row.raw("raw mmap in random order", MMAP, shuffled(list(tensors.values())))
+    bare_by_name = row.bare("bare mmap in name order", MMAP, [s for _, s in sorted(tensors.items())])
+    bare_at_random = row.bare("bare mmap in random order", MMAP, shuffled(list(tensors.values())))
     row.ratio(by_name, mine, 0.9)
     row.ratio(at_random, mine)
-    row.ratio(by_name, raw_by_name)
-    row.ratio(at_random, raw_at_random)
+    row.ratio(by_name, bare_by_name)
+    row.ratio(at_random, bare_at_random)
     return row
 
 
 def sparse(storage):
-    """A tenth of the tensors: what the device reads for it."""
+    """Bytes read from the device for a tenth of the tensors."""
     names = set(storage.checkpoint.some(0.1))
 
     def in_merged(mount):
@@ -193,10 +193,10 @@ def sparse(storage):
         ("files of 10 %", FILES, files),
     ):
         arm = row.mount(name, reader, plan, before, after)
-        row.most(f"{name}: bytes of the device / asked", arm, "read", 1.05)
+        row.most(f"{name}: bytes read from the device / requested", arm, "read", 1.05)
     tensors = storage.tensors()
-    raw = row.raw("raw mmap of 10 %", MMAP, [s for n, s in tensors.items() if n in names])
-    row.ratio("mmap of 10 %", raw)
+    bare = row.bare("bare mmap of 10 %", MMAP, [s for n, s in tensors.items() if n in names])
+    row.ratio("mmap of 10 %", bare)
     return row
 
 
@@ -206,9 +206,9 @@ def warm(storage):
     for name, reader in ("read 1M", READ), ("mmap", MMAP), ("mmap copy", COPY):
         mine = row.mount(f"merged {name} again", reader, merged,
                          lambda mount, segments: mount.machine.reader(reader, segments))
-        raw = row.raw(f"raw {name} again", reader, whole, warm=True)
-        row.ratio(mine, raw, 0.95)
-        # What FUSE's own page cache gives: no request of the second read comes to a daemon.
+        bare = row.bare(f"bare {name} again", reader, whole, warm=True)
+        row.ratio(mine, bare, 0.95)
+        # The limit of FUSE's page cache: the second read causes no requests.
         row.ratio(mine, row.plain(f"plain FUSE {name} again", reader, warm=True))
     return row
 
@@ -225,7 +225,7 @@ def one_copy(storage):
 
 
 def together(reader, plan, option, what, more=()):
-    """Readers that share the work (or with -a each read all), against one of them."""
+    """Several readers that share the work (with -a, each reads everything), against one."""
 
     def make(storage):
         row = Row(storage)
@@ -244,7 +244,7 @@ def tensor_files(mount):
 
 
 def memory(storage):
-    """The most memory the daemon has, less its budget."""
+    """Peak memory of the daemon minus its budget."""
 
     def after(mount, run):
         run.facts["over"] = (mount.peak() - mount.budget()) / mib(1)
@@ -260,7 +260,7 @@ def memory(storage):
 
 
 def library(storage):
-    """libfstfs, by the shards themselves, into memory."""
+    """libfstfs, from the bare shards into memory."""
     row = Row(storage)
 
     def arm(name, *options):
@@ -274,7 +274,7 @@ def library(storage):
     for name, options, bound in (
         ("libfstfs, all tensors", ["-r"], storage.library_bound),
         ("libfstfs, one tensor", ["-r", "-1"], storage.library_bound),
-        ("libfstfs, one tensor, memory as the file", ["-r", "-1", "-l"], storage.library_bound),
+        ("libfstfs, one tensor, aligned memory", ["-r", "-1", "-l"], storage.library_bound),
         ("libfstfs, all tensors, fresh memory", [], None),
     ):
         row.ratio(arm(name, *options), fio, bound)
@@ -283,10 +283,10 @@ def library(storage):
 
 ROWS = {
     "fio": against_fio,
-    "read": against_raw("read 1M", READ),
-    "read128": against_raw("read 128K", READ_SMALL),
-    "mmap": against_raw("mmap", MMAP),
-    "direct": against_raw("O_DIRECT 8M x 4", DIRECT, by_kernel=False),
+    "read": against_bare("read 1M", READ),
+    "read128": against_bare("read 128K", READ_SMALL),
+    "mmap": against_bare("mmap", MMAP),
+    "direct": against_bare("O_DIRECT 8M x 4", DIRECT, by_kernel=False),
     "order": order,
     "sparse": sparse,
     "warm": warm,
@@ -294,7 +294,7 @@ ROWS = {
     "files": together(FILES, tensor_files, "-t", "threads, tensor files"),
     "processes": together(FILES, tensor_files, "-p", "processes, tensor files"),
     "handle": together(READ, merged_tensors, "-t", "threads, one handle"),
-    "ranks": together(READ, merged, "-p", "processes, each all of it", ["-a"]),
+    "ranks": together(READ, merged, "-p", "processes, each reads everything", ["-a"]),
     "memory": memory,
     "library": library,
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that the loaders are given: random weights, in four shards.
+"""The models for the loaders: random weights, in four shards.
 
-`weights` is what bench-io reads, for the loaders of files; `llama` and `diffuser` are
-models that transformers and diffusers know, saved by them.
+`weights` is the checkpoint of bench-io, for loaders of files. `llama` and `diffuser` are models of
+transformers and diffusers, saved by them.
 """
 
 import os
@@ -13,7 +13,7 @@ from checkpoint import SHARDS, Checkpoint
 
 
 class Models:
-    """As storage.py has a checkpoint: each model in a directory of its name."""
+    """Has the interface of Checkpoint; writes each model to a directory of its name."""
 
     def __init__(self, names, size):
         self.names, self.one = names, size
@@ -55,7 +55,7 @@ def size_of(model):
 
 
 def save(make, path, size):
-    """The model with as many layers as that size has room for, in bfloat16."""
+    """Saves a model of at least `size` bytes in bfloat16."""
     with torch.device("meta"):
         one, two = size_of(make(1)), size_of(make(2))
         model = make(max(1, (size - one) // (two - one) + 1))

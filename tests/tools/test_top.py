@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fstfs-top: what it says of a mount, to terminals, pipes and programs, and how it ends."""
+"""fstfs-top: its reports to terminals, pipes and programs, and how it ends."""
 
 import fcntl
 import json
@@ -48,12 +48,12 @@ class Top:
         self.process.communicate()
 
     def lines(self):
-        """Its JSON objects, as they come."""
+        """Yields its JSON objects."""
         for line in self.process.stdout:
             yield json.loads(line)
 
     def ends(self, status):
-        """What it says on standard error in the end."""
+        """Waits for its end and returns its standard error."""
         _, err = self.process.communicate(timeout=20 * SLOW)
         assert not any(sign in (err or "") for sign in SANITIZER), err
         assert self.process.returncode == status, (self.process.returncode, err)
@@ -68,7 +68,7 @@ def run(*args, status=0, **more):
     return done
 
 
-def test_it_counts_what_is_read_and_not_itself(mount, source):
+def test_own_reads_are_not_counted(mount, source):
     m = mount(source.root)
     with Top("--json", "--interval=0.1", m.path) as top:
         lines = top.lines()
@@ -85,12 +85,12 @@ def test_it_counts_what_is_read_and_not_itself(mount, source):
 
 
 def users_of(lines, wanted):
-    """The first of 600 answers whose users are those."""
+    """Whether one of the next 600 reports has these users."""
     return any({(u["pid"], f) for u in line["users"] for f in u["files"]} == wanted
                for line, _ in zip(lines, range(600)))
 
 
-def test_who_has_what_open(mount, source):
+def test_open_and_mapped_files(mount, source):
     m = mount(source.root)
     with Top("--json", "--interval=0.1", f"{m.path}/merged/llama") as top:
         lines, me = top.lines(), os.getpid()
@@ -102,12 +102,12 @@ def test_who_has_what_open(mount, source):
         assert users_of(lines, set())
 
 
-def test_one_view_alone(mount, source):
+def test_mount_of_one_view(mount, source):
     m = mount(source.root, "--view=merged")
     assert json.loads(run("--once", "--json", "--interval=0.1", m.path).stdout)["state"] == "idle"
 
 
-def test_a_line_where_there_is_no_terminal(mount, source):
+def test_lines_without_terminal(mount, source):
     m = mount(source.root)
     said = run("--once", "--interval=0.1", m.path).stdout
     assert said.count("\n") == 1 and "\x1b" not in said and "idle" in said
@@ -118,14 +118,14 @@ def test_a_line_where_there_is_no_terminal(mount, source):
     assert said["problems"] == len(m.problems()) > 0
 
 
-def test_failing_reads_are_said(mount, source):
+def test_read_errors(mount, source):
     m = mount(source.root)
     with open(m / "merged/llama/model.safetensors", "rb", buffering=0) as f:
         f.read(10)
         with Top("--json", "--interval=0.1", m.path) as top:
             lines = top.lines()
             assert next(lines)["read_errors"] == 0
-            time.sleep(0.05)  # a tick of the clock lies between two versions
+            time.sleep(0.05)  # so that the time stamp changes
             os.truncate(source.path("llama/model.safetensors"), 5000)
             with pytest.raises(OSError):
                 os.pread(f.fileno(), 4096, SIZE - 4096)
@@ -133,8 +133,8 @@ def test_failing_reads_are_said(mount, source):
             assert line["state"] == "errors" and line["stale_reads"] <= line["read_errors"]
 
 
-def test_a_storage_that_does_not_answer(mount, source, place):
-    """It says so as long as reads wait and none is answered, and no longer."""
+def test_storage_that_does_not_respond(mount, source, place):
+    """The state is "stuck" while reads wait and none completes."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     rules = place / "faults"
@@ -150,12 +150,12 @@ def test_a_storage_that_does_not_answer(mount, source, place):
             line = next(line for line, _ in zip(lines, range(600)) if line["state"] == "stuck")
             assert line["reads_in_flight"] > 0 and line["read_bytes"] == 0
             said = run("--once", "--interval=0.1", m.path).stdout
-            assert "reads wait for the storage, and none was answered" in said
+            assert "stuck: reads wait for storage, and none completed" in said
             screen = Screen(m.path, 24, 120)
             with screen.top:
                 shown, = screen.frames(1)
             os.close(screen.ours)
-            assert "=> reads wait for the storage, and none was answered" in shown
+            assert "=> stuck: reads wait for storage, and none completed" in shown
         finally:
             rules.with_suffix(".new").write_text("")
             os.rename(rules.with_suffix(".new"), rules)
@@ -163,31 +163,31 @@ def test_a_storage_that_does_not_answer(mount, source, place):
         assert any(line["state"] == "idle" for line, _ in zip(lines, range(600)))
 
 
-# ---- the mount goes away, or does not answer ----
+# ---- the mount ends, or does not respond ----
 
-def test_an_unmounted_mount_ends_it(mount, source):
+def test_unmount_ends_it(mount, source):
     m = mount(source.root)
     with Top("--json", "--interval=0.1", m.path) as top:
         next(top.lines())
-        # busy for the moment that it looks
+        # busy while a sample is taken
         assert eventually(lambda: subprocess.run(["fusermount3", "-u", m.path],
                                                  capture_output=True).returncode == 0)
-        assert "it is not mounted any more" in top.ends(1)
+        assert "not mounted any more" in top.ends(1)
 
 
-def test_a_killed_daemon_ends_it(mount, source):
+def test_death_of_the_daemon_ends_it(mount, source):
     m = mount(source.root, died=True)
     with Top("--json", "--interval=0.1", m.path) as top:
         next(top.lines())
         m.signal(signal.SIGKILL)
-        assert "its daemon is gone; fusermount3 -u" in top.ends(1)
-    assert "its daemon is gone; fusermount3 -u" in run(m.path, status=1).stderr
+        assert "its daemon has died; remove the mount with fusermount3 -u" in top.ends(1)
+    assert "its daemon has died; remove the mount with fusermount3 -u" in run(m.path, status=1).stderr
     m.kill()
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_daemon_that_does_not_answer(mount, source, goes_on):
-    """It says so, and can be ended, or goes on with the daemon."""
+@pytest.mark.parametrize("is_continued", [True, False])
+def test_daemon_that_does_not_respond(mount, source, is_continued):
+    """Its silence is reported; fstfs-top can be interrupted, or continues with the daemon."""
     m = mount(source.root)
     with Top("--json", "--interval=0.1", m.path) as top:
         lines = top.lines()
@@ -195,13 +195,13 @@ def test_a_daemon_that_does_not_answer(mount, source, goes_on):
         m.signal(signal.SIGSTOP)
         try:
             said = top.process.stderr.readline()
-            assert "no answer for" in said, said
-            if not goes_on:
+            assert "no reply for" in said, said
+            if not is_continued:
                 top.process.send_signal(signal.SIGINT)
                 top.ends(128 + signal.SIGINT)
         finally:
             m.signal(signal.SIGCONT)
-        if goes_on:
+        if is_continued:
             assert all(next(lines)["state"] for _ in range(20))
 
 
@@ -214,7 +214,7 @@ class Screen:
         self.top = Top("--interval=0.1", path, stdout=theirs, stderr=theirs, text=False,
                        env={**os.environ, "TERM": term})
         os.close(theirs)
-        self.said = b""
+        self.output = b""
 
     def resize(self, rows, columns):
         fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
@@ -222,18 +222,18 @@ class Screen:
     def more(self):
         if select.select([self.ours], [], [], 20 * SLOW)[0]:
             try:
-                self.said += os.read(self.ours, 65536)
+                self.output += os.read(self.ours, 65536)
                 return True
-            except OSError:  # the other end is closed
+            except OSError:  # EIO: the other end is closed
                 pass
         return False
 
     def frames(self, count):
-        """So many whole screens from now on, each a list of lines."""
-        self.said = b""
-        while self.said.count(b"\x1b[J") <= count and self.more():
+        """Returns the next `count` complete screens, each a list of lines."""
+        self.output = b""
+        while self.output.count(b"\x1b[J") <= count and self.more():
             pass
-        found = [frame.split(b"\x1b[H", 1)[-1] for frame in self.said.split(b"\x1b[J")]
+        found = [frame.split(b"\x1b[H", 1)[-1] for frame in self.output.split(b"\x1b[J")]
         return [frame.replace(b"\x1b[K", b"").decode().split("\r\n")
                 for frame in found[1:count + 1]]
 
@@ -241,11 +241,11 @@ class Screen:
         while self.more():
             pass
         os.close(self.ours)
-        return self.said
+        return self.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_screen_that_fits_and_is_given_back(mount, source, number):
+def test_screen_fits_and_is_restored(mount, source, number):
     m = mount(source.root)
     screen = Screen(m.path, 6, 30)
     with screen.top as top:
@@ -254,35 +254,35 @@ def test_a_screen_that_fits_and_is_given_back(mount, source, number):
         screen.resize(40, 200)
         assert any(len(frame) > 9 and max(map(len, frame)) > 60
                    for _ in range(50) for frame in screen.frames(1))
-        assert ENTER not in screen.said  # it has not left it
+        assert ENTER not in screen.output  # the alternate screen stayed active
         top.process.send_signal(number)
         top.ends(128 + number)
         assert screen.rest().endswith(LEAVE)
 
 
-def test_the_manual_has_each_line_of_the_screen(mount, source):
+def test_manual_has_each_line_of_the_screen(mount, source):
     page = (ROOT / "man/fstfs-top.1").read_text()
-    page = page[page.index(".SS What it shows"):page.index(".SH OPTIONS")]
-    told = re.findall(r"^\.TP\n\.B (.*)$", page, re.MULTILINE)
+    page = page[page.index(".SS Lines of the screen"):page.index(".SH OPTIONS")]
+    documented = re.findall(r"^\.TP\n\.B (.*)$", page, re.MULTILINE)
     m = mount(source.root, "--direct=off")
     screen = Screen(m.path, 24, 120)
     with screen.top:
         shown, = screen.frames(1)
     os.close(screen.ours)
     labels = [line[:10].strip() for line in shown if re.match("[A-Z]", line)]
-    assert labels == told
+    assert labels == documented
     assert {"idle", "reader", "storage", "stuck", "errors"} <= set(
         re.findall(r"^\.BR? (\w+)", page, re.MULTILINE))
 
 
-def test_a_mount_that_goes_away_gives_the_screen_back(mount, source):
+def test_screen_is_restored_when_the_mount_ends(mount, source):
     m = mount(source.root, died=True)
     screen = Screen(m.path, 24, 80)
     with screen.top as top:
         screen.frames(1)
         m.signal(signal.SIGKILL)
         top.ends(1)
-        assert re.search(rb"\x1b\[\?1049lfstfs-top: .*: its daemon is gone.*\n$", screen.rest())
+        assert re.search(rb"\x1b\[\?1049lfstfs-top: .*: its daemon has died.*\n$", screen.rest())
     m.kill()
 
 
@@ -292,28 +292,32 @@ def test_stopped_and_continued_on_a_terminal(mount, source):
     with screen.top as top:
         screen.frames(1)
         top.process.send_signal(signal.SIGTSTP)
-        while not screen.said.endswith(LEAVE):
+        while not screen.output.endswith(LEAVE):
             assert screen.more()
+        # It stops itself after LEAVE; a SIGCONT before that would have no effect.
+        assert eventually(lambda: os.waitid(os.P_PID, top.process.pid,
+                                            os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
+        screen.output = b""
         top.process.send_signal(signal.SIGCONT)
-        while ENTER not in screen.said:
+        while ENTER not in screen.output:
             assert screen.more()
         top.process.send_signal(signal.SIGINT)
         top.ends(128 + signal.SIGINT)
         assert screen.rest().endswith(LEAVE)
 
 
-def test_a_terminal_that_cannot(mount, source):
+def test_dumb_terminal(mount, source):
     m = mount(source.root)
     screen = Screen(m.path, 24, 80, term="dumb")
     with screen.top as top:
-        while b"idle" not in screen.said:
+        while b"idle" not in screen.output:
             assert screen.more()
         top.process.send_signal(signal.SIGINT)
         top.ends(128 + signal.SIGINT)
         assert b"\x1b" not in screen.rest()
 
 
-def test_output_that_cannot_be_written(mount, source):
+def test_output_cannot_be_written(mount, source):
     m = mount(source.root)
     with open("/dev/full", "w") as full:
         top = Top("--once", "--interval=0.1", m.path, stdout=full)
@@ -328,8 +332,8 @@ def test_wrong_command_lines(args):
     assert "fstfs-top: " in run(*args, status=2).stderr
 
 
-def test_what_is_no_mount(place):
-    assert "not on a mount of fstfs" in run(place, status=1).stderr
+def test_path_that_is_not_in_a_mount(place):
+    assert "not in a mount of fstfs" in run(place, status=1).stderr
     assert "No such file" in run(place / "none", status=1).stderr
 
 

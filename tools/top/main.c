@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs-top: what a mount is doing while somebody waits for a model.
+ * fstfs-top: shows the activity of a mount.
  */
-#include "answer.h"
 #include "base/clock.h"
 #include "common/command.h"
 #include "common/mounts.h"
 #include "common/progress.h"
 #include "options.h"
+#include "report.h"
 #include "screen.h"
 #include "watch.h"
 
@@ -16,19 +16,20 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { DONE = 0, FAILED = 1, WRONG = 2 };
+/* Exit statuses. */
+enum { STATUS_DONE = 0, STATUS_FAILED = 1, STATUS_USAGE = 2 };
 
-/* Seconds without an answer that are worth a word. */
-static const double SILENCE = 2;
+/* A daemon that does not reply for so long, beyond the interval, is reported. */
+static const double SILENCE_SECONDS = 2;
 
 struct top {
     const struct options *options;
     const char *point;
     struct watch watch;
-    unsigned turns; /* that were looked at */
-    struct sample before; /* the one before; its buffers are not ours */
-    struct buffer text; /* what was shown last */
-    double told; /* when the last answer came, or its absence was said */
+    unsigned seen; /* samples */
+    struct sample before; /* the previous sample; its buffers are freed */
+    struct buffer text; /* the last report */
+    double heard; /* when the last sample came, or its absence was reported */
     bool screen;
     bool failed;
 };
@@ -43,7 +44,7 @@ find_mount(const char *path, char point[PATH_MAX])
     quoted(name, path, strlen(path));
     if (!realpath(path, real)) {
         if (errno == ENOTCONN)
-            complain("%s: its daemon is gone; fusermount3 -u takes away what is left", name);
+            complain("%s: its daemon has died; remove the mount with fusermount3 -u", name);
         else
             complain("%s: %s", name, strerror(errno));
         return false;
@@ -53,84 +54,84 @@ find_mount(const char *path, char point[PATH_MAX])
     if (found)
         strcpy(point, entry->point);
     else
-        complain("%s: not on a mount of fstfs", name);
+        complain("%s: not in a mount of fstfs", name);
     free(entry);
     return found;
 }
 
 static bool
-show(struct top *top)
+top_show(struct top *top)
 {
     if (top->screen)
         return screen_draw(&top->text);
     return write_out(stdout, &top->text);
 }
 
-/* A turn came, and the watch is held. True: that was all. */
+/* Reports a new sample, with the watch locked. Returns true after the last report. */
 static bool
-take_turn(struct top *top)
+top_report_sample(struct top *top)
 {
-    struct answer answer = {.point = top->point, .users = &top->watch.users};
-    bool first = top->turns == 0;
+    struct report report = {.point = top->point, .users = &top->watch.users};
+    bool first = top->seen == 0;
 
-    top->turns = top->watch.turns;
-    top->told = monotonic_seconds();
+    top->seen = top->watch.sample_count;
+    top->heard = monotonic_seconds();
     if (top->watch.error)
         return true;
     if (!first) {
         buffer_free(&top->text);
-        answer_make(&answer, &top->before, &top->watch.sample);
+        report_make(&report, &top->before, &top->watch.sample);
         if (top->options->json)
-            answer_json(&answer, &top->text);
+            report_json(&report, &top->text);
         else if (top->screen)
-            answer_screen(&answer, &top->text);
+            report_screen(&report, &top->text);
         else
-            answer_line(&answer, &top->text);
-        top->failed = !show(top);
+            report_line(&report, &top->text);
+        top->failed = !top_show(top);
     }
     top->before = top->watch.sample;
     return top->failed || (!first && top->options->once);
 }
 
 static void
-say_silence(struct top *top)
+top_report_silence(struct top *top)
 {
     double now = monotonic_seconds();
 
-    if (now - top->told < SILENCE + top->options->interval)
+    if (now - top->heard < SILENCE_SECONDS + top->options->interval)
         return;
-    top->told = now;
-    screen_end(); /* what it shows would pass for what is now */
-    complain("%s: no answer for %.0f s: the daemon is stopped, or waits for the source", top->point,
-             now - (top->turns ? top->before.at : now - SILENCE - top->options->interval));
+    top->heard = now;
+    screen_end(); /* it would seem to be current */
+    complain("%s: no reply for %.0f s; the daemon is stopped, or waits for the source", top->point,
+             now - (top->seen ? top->before.at : now - SILENCE_SECONDS - top->options->interval));
 }
 
 static void
-run(struct top *top)
+top_run(struct top *top)
 {
-    bool over = false;
+    bool is_done = false;
 
-    while (!over && !top->failed && !progress_signal()) {
-        if (watch_await(&top->watch, top->turns)) {
-            over = take_turn(top);
+    while (!is_done && !top->failed && !progress_signal()) {
+        if (watch_await(&top->watch, top->seen)) {
+            is_done = top_report_sample(top);
             watch_done(&top->watch);
         } else {
-            say_silence(top);
+            top_report_silence(top);
         }
-        if (!over && top->screen && screen_is_stale() && top->text.length)
-            top->failed = !show(top);
+        if (!is_done && top->screen && screen_is_stale() && top->text.length)
+            top->failed = !top_show(top);
     }
 }
 
 static int
-end(struct top *top)
+top_end(struct top *top)
 {
-    int status = DONE;
+    int status = STATUS_DONE;
 
     if (progress_signal())
         status = 128 + progress_signal();
     else if (top->failed || top->watch.error)
-        status = FAILED;
+        status = STATUS_FAILED;
     screen_end();
     if (!progress_signal() && top->failed)
         complain("cannot write: %s", strerror(errno));
@@ -138,7 +139,7 @@ end(struct top *top)
         complain("%s: %s", top->point, top->watch.reason.text);
     buffer_free(&top->text);
     if (!watch_end(&top->watch))
-        _exit(status); /* what holds the thread up would hold up exit() too */
+        _exit(status); /* exit() would block like the thread */
     return status;
 }
 
@@ -153,19 +154,19 @@ main(int argc, char **argv)
     case OPTIONS_RUN:
         break;
     case OPTIONS_DONE:
-        return DONE;
+        return STATUS_DONE;
     default:
-        return WRONG;
+        return STATUS_USAGE;
     }
     if (!find_mount(options.path, point))
-        return FAILED;
+        return STATUS_FAILED;
     progress_catch_signals();
     top.screen = !options.json && !options.once && screen_can();
-    top.told = monotonic_seconds();
+    top.heard = monotonic_seconds();
     if (watch_begin(&top.watch, point, options.interval)) {
-        complain("no thread can be made");
-        return FAILED;
+        complain("cannot start a thread");
+        return STATUS_FAILED;
     }
-    run(&top);
-    return end(&top);
+    top_run(&top);
+    return top_end(&top);
 }

@@ -11,10 +11,28 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PAGE_MOST = 1 << 20 }; /* a status page has some 2000 bytes */
+enum { PAGE_MOST = 1 << 20 }; /* bytes; a status page has about 2000 */
+
+const char *const sample_counter_names[COUNTERS] = {
+    [READS] = "reads",
+    [READ_BYTES] = "read_bytes",
+    [CACHED_BYTES] = "cached_bytes",
+    [STORAGE_BYTES] = "storage_read_bytes",
+    [STALLS] = "stalls",
+    [READ_ERRORS] = "read_errors",
+    [STALE_READS] = "stale_reads",
+    [PREFETCHED_BYTES] = "prefetched_bytes",
+    [PREFETCHED_USED] = "prefetched_used_bytes",
+    [PREFETCHED_WASTED] = "prefetched_wasted_bytes",
+    [READS_IN_FLIGHT] = "reads_in_flight",
+    [STORAGE_IN_FLIGHT] = "storage_reads_in_flight",
+    [STORAGE_WAITING] = "storage_reads_waiting",
+    [BUFFER_BYTES] = "buffer_bytes",
+    [BUFFER_BUDGET] = "buffer_budget_bytes",
+};
 
 static errint_t
-read_page(const char *point, struct buffer *page)
+read_status_page(const char *point, struct buffer *page)
 {
     char path[PATH_MAX];
     ssize_t got = 1;
@@ -41,59 +59,42 @@ read_page(const char *point, struct buffer *page)
 }
 
 static uint64_t
-number(const cJSON *object, const char *name)
+number_member(const cJSON *object, const char *name)
 {
     double value = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, name));
 
-    return value > 0 ? (uint64_t)value : 0; /* NaN where there is none */
+    return value > 0 ? (uint64_t)value : 0; /* NaN if missing */
 }
 
 static void
 take_counters(const cJSON *counters, struct sample *sample)
 {
     const cJSON *duration = cJSON_GetObjectItemCaseSensitive(counters, "read_duration_seconds");
-    const struct {
-        const char *name;
-        uint64_t *to;
-    } all[] = {
-        {"reads_total", &sample->reads},
-        {"read_bytes_total", &sample->read_bytes},
-        {"cached_bytes_total", &sample->cached_bytes},
-        {"read_errors_total", &sample->errors},
-        {"stale_reads_total", &sample->stale},
-        {"stalls_total", &sample->stalls},
-        {"storage_read_bytes_total", &sample->storage_bytes},
-        {"prefetched_bytes_total", &sample->prefetched},
-        {"prefetched_used_bytes_total", &sample->used},
-        {"prefetched_wasted_bytes_total", &sample->wasted},
-        {"reads_in_flight", &sample->in_flight},
-        {"storage_reads_in_flight", &sample->storage_in_flight},
-        {"storage_reads_waiting", &sample->storage_waiting},
-        {"buffer_bytes", &sample->memory},
-        {"buffer_budget_bytes", &sample->budget},
-    };
     double seconds = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(duration, "seconds"));
+    char name[64];
 
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        *all[i].to = number(counters, all[i].name);
+    for (size_t i = 0; i < COUNTERS; i++) {
+        snprintf(name, sizeof(name), "%s%s", sample_counter_names[i], i < GAUGES ? "_total" : "");
+        sample->counters[i] = number_member(counters, name);
+    }
     sample->read_seconds = seconds > 0 ? seconds : 0;
 }
 
-/* What says that it is not on, and why. */
+/* Lists the I/O methods that are off, and why. */
 static void
-take_without(const cJSON *io, struct buffer *without)
+list_unavailable(const cJSON *io, struct buffer *unavailable)
 {
-    const cJSON *way;
+    const cJSON *method;
 
-    cJSON_ArrayForEach(way, io)
+    cJSON_ArrayForEach(method, io)
     {
-        const char *why = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(way, "why"));
+        const char *why = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(method, "why"));
 
-        if (!cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(way, "on")))
+        if (!cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(method, "on")))
             continue;
-        buffer_addf(without, "%s%s", without->length ? "; " : "", way->string);
+        buffer_addf(unavailable, "%s%s", unavailable->length ? "; " : "", method->string);
         if (why)
-            buffer_addf(without, ": %s", why);
+            buffer_addf(unavailable, ": %s", why);
     }
 }
 
@@ -106,25 +107,25 @@ sample_take(const char *point, struct sample *sample, struct reason *reason)
     errint_t error;
 
     *sample = (struct sample){0};
-    error = read_page(point, &page);
+    error = read_status_page(point, &page);
     sample->at = monotonic_seconds();
     status = error ? NULL : cJSON_ParseWithLength(page.data, page.length);
     buffer_free(&page);
     if (error == -ENOENT || error == -ENOTDIR)
-        return reason_set(reason, error, "Gone", "it is not mounted any more");
+        return reason_set(reason, error, "Gone", "not mounted any more");
     if (error == -ENOTCONN || error == -ECONNABORTED)
         return reason_set(reason, error, "Gone",
-                          "its daemon is gone; fusermount3 -u takes away what is left");
+                          "its daemon has died; remove the mount with fusermount3 -u");
     if (error)
-        return reason_set(reason, error, "Status", ".fstfs/status: %s", strerror(-error));
+        return reason_errno(reason, error, ".fstfs/status");
     if (!status)
-        return reason_set(reason, -EBADMSG, "Status", ".fstfs/status is not understood");
-    sample->pid = number(status, "pid");
-    sample->uptime = number(status, "uptime_seconds");
-    sample->problems = number(status, "problems");
-    sample->checkpoints = number(status, "checkpoints_read");
+        return reason_set(reason, -EBADMSG, "Status", ".fstfs/status is invalid (expected JSON)");
+    sample->pid = number_member(status, "pid");
+    sample->uptime = number_member(status, "uptime_seconds");
+    sample->problems = number_member(status, "problems");
+    sample->checkpoints = number_member(status, "checkpoints_read");
     take_counters(cJSON_GetObjectItemCaseSensitive(status, "counters"), sample);
-    take_without(cJSON_GetObjectItemCaseSensitive(status, "io"), &sample->without);
+    list_unavailable(cJSON_GetObjectItemCaseSensitive(status, "io"), &sample->unavailable);
     source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(status, "source"));
     if (source)
         buffer_add_quoted(&sample->source, source, strlen(source), PATH_MAX);
@@ -136,6 +137,6 @@ void
 sample_free(struct sample *sample)
 {
     buffer_free(&sample->source);
-    buffer_free(&sample->without);
+    buffer_free(&sample->unavailable);
     *sample = (struct sample){0};
 }

@@ -1,27 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One look at a mount: what its .fstfs/status says, and when.
- */
+/* One sample of a mount's .fstfs/status. */
 #ifndef FSTFS_TOP_SAMPLE_H
 #define FSTFS_TOP_SAMPLE_H
 
 #include "base/buffer.h"
 #include "base/error.h"
 
-struct sample {
-    double at; /* seconds of the monotonic clock */
-    uint64_t pid, uptime, problems, checkpoints;
-    /* The engine's counters; see docs/metrics.md. */
-    uint64_t reads, read_bytes, cached_bytes, errors, stale, stalls;
-    uint64_t storage_bytes, prefetched, used, wasted;
-    uint64_t in_flight, storage_in_flight, storage_waiting, memory, budget;
-    double read_seconds; /* of all reads together, from question to answer */
-    struct buffer source; /* as JSON shows it, without quotes */
-    struct buffer without; /* ways of reading that are done without, and why; or empty */
+/* The engine's counters; docs/metrics.md describes them. Those before GAUGES only increase. */
+enum sample_counter {
+    READS,
+    READ_BYTES,
+    CACHED_BYTES,
+    STORAGE_BYTES,
+    STALLS,
+    READ_ERRORS,
+    STALE_READS,
+    PREFETCHED_BYTES,
+    PREFETCHED_USED,
+    PREFETCHED_WASTED,
+    GAUGES,
+    READS_IN_FLIGHT = GAUGES,
+    STORAGE_IN_FLIGHT,
+    STORAGE_WAITING,
+    BUFFER_BYTES,
+    BUFFER_BUDGET,
+    COUNTERS,
 };
 
-/* Looks at the mount at `point`. It may take as long as the daemon does not answer.
- * On an error the sample is empty, and the reason says what a person can do. */
+/* Names in the JSON of reports; in .fstfs/status those before GAUGES end in "_total". */
+extern const char *const sample_counter_names[COUNTERS];
+
+struct sample {
+    double at; /* monotonic_seconds() */
+    uint64_t pid, uptime, problems, checkpoints; /* uptime in seconds */
+    uint64_t counters[COUNTERS];
+    double read_seconds; /* total duration of all reads */
+    struct buffer source; /* quoted */
+    struct buffer unavailable; /* I/O methods that are off, and why; or empty */
+};
+
+/* Samples the mount at `point`; blocks while the daemon does not reply. On an error the sample is
+ * empty. */
 errint_t sample_take(const char *point, struct sample *sample, struct reason *reason);
 void sample_free(struct sample *sample);
 

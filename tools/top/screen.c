@@ -10,16 +10,16 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* The other screen, without cursor and without lines that go on in the next. */
+/* The alternate screen, without cursor and line wrap. */
 static const char enter[] = "\033[?1049h\033[?25l\033[?7l";
 static const char leave[] = "\033[?7h\033[?25h\033[?1049l";
 
-static bool taken;
-static struct winsize drawn;
-static volatile sig_atomic_t stop;
+static bool is_active; /* on the alternate screen */
+static struct winsize drawn; /* the size when the screen was drawn */
+static volatile sig_atomic_t stop; /* SIGTSTP was caught */
 
 static void
-catch_stop(int number)
+record_stop(int number)
 {
     (void)number;
     stop = 1;
@@ -34,27 +34,27 @@ screen_can(void)
 }
 
 static void
-take(void)
+screen_begin(void)
 {
-    struct sigaction action = {.sa_handler = catch_stop};
+    struct sigaction action = {.sa_handler = record_stop};
 
     sigaction(SIGTSTP, &action, NULL);
     fputs(enter, stdout);
-    taken = true;
+    is_active = true;
 }
 
 void
 screen_end(void)
 {
-    if (!taken)
+    if (!is_active)
         return;
     fputs(leave, stdout);
     fflush(stdout);
-    taken = false;
+    is_active = false;
 }
 
 static struct winsize
-size_now(void)
+terminal_size(void)
 {
     struct winsize size = {0};
 
@@ -63,9 +63,9 @@ size_now(void)
     return size;
 }
 
-/* Bytes of the line's first `width` characters. */
+/* Returns the number of bytes in the line's first `width` characters. */
 static size_t
-cut(const char *line, size_t length, unsigned width)
+prefix_bytes(const char *line, size_t length, unsigned width)
 {
     size_t i = 0;
 
@@ -83,16 +83,16 @@ screen_draw(const struct buffer *text)
     const char *line = text->data, *end = text->data + text->length;
     bool done;
 
-    if (!taken)
-        take();
-    drawn = size_now();
+    if (!is_active)
+        screen_begin();
+    drawn = terminal_size();
     buffer_add_text(&out, "\033[H");
     for (unsigned row = 0; line < end && row < drawn.ws_row; row++) {
         const char *next = memchr(line, '\n', (size_t)(end - line));
         size_t length = (size_t)((next ? next : end) - line);
 
         buffer_add_text(&out, row ? "\n" : "");
-        buffer_add(&out, line, cut(line, length, drawn.ws_col));
+        buffer_add(&out, line, prefix_bytes(line, length, drawn.ws_col));
         buffer_add_text(&out, "\033[K");
         line += length + 1;
     }
@@ -105,13 +105,13 @@ screen_draw(const struct buffer *text)
 bool
 screen_is_stale(void)
 {
-    struct winsize now = size_now();
+    struct winsize now = terminal_size();
 
     if (stop) {
         stop = 0;
         screen_end();
-        raise(SIGSTOP); /* and here it goes on */
+        raise(SIGSTOP); /* returns after SIGCONT */
         return true;
     }
-    return taken && (now.ws_col != drawn.ws_col || now.ws_row != drawn.ws_row);
+    return is_active && (now.ws_col != drawn.ws_col || now.ws_row != drawn.ws_row);
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A text that fills the terminal at standard output, and leaves it as it was.
- */
+/* Shows text on the whole terminal at standard output, and restores it afterwards. One thread. */
 #ifndef FSTFS_TOP_SCREEN_H
 #define FSTFS_TOP_SCREEN_H
 
@@ -9,18 +7,18 @@
 
 #include <stdbool.h>
 
-/* Whether standard output is a terminal that can. */
+/* Returns whether standard output is a terminal that can do that. */
 bool screen_can(void);
 
-/* Takes the terminal if it has it not, and shows what fits of the text's lines. False:
- * it cannot be written. */
+/* Switches to the alternate screen if necessary, and shows the lines of the text that fit. Returns
+ * false if the terminal cannot be written. */
 bool screen_draw(const struct buffer *text);
 
-/* Gives the terminal back, if it has it. */
+/* Restores the terminal. */
 void screen_end(void);
 
-/* Whether the terminal has another size than when it was drawn. Where ^Z was pressed
- * it gives it back and stops; the answer, true, comes when the program goes on. */
+/* Returns whether the screen must be drawn again because the terminal's size has changed. After ^Z
+ * it restores the terminal, stops the process, and returns true when that is continued. */
 bool screen_is_stale(void);
 
 #endif

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Links and tables of /proc are read, never the files they name: those could wait for
- * the mount.
- */
+/* Reads links and tables of /proc but never opens the files they name, which could block on the
+ * mount. */
 #include "users.h"
 
 #include "base/clock.h"
-
-#include "sample.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -17,9 +13,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The part of a path below the mount; NULL: it is not a file of a view of it. */
+/* Returns the path relative to the mount; NULL if it is not a file of a view. */
 static const char *
-below(const char *path, const char *point)
+path_in_mount(const char *path, const char *point)
 {
     size_t length = strcmp(point, "/") == 0 ? 0 : strlen(point);
 
@@ -30,7 +26,7 @@ below(const char *path, const char *point)
 }
 
 static void
-add_file(struct user *user, const char *file)
+user_add_file(struct user *user, const char *file)
 {
     for (size_t i = 0; i < user->file_count && i < USER_FILES; i++)
         if (strcmp(user->files[i], file) == 0)
@@ -41,7 +37,7 @@ add_file(struct user *user, const char *file)
 }
 
 static void
-look_at_descriptors(int process, const char *point, struct user *user)
+scan_descriptors(int process, const char *point, struct user *user)
 {
     int fd = openat(process, "fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
@@ -60,15 +56,15 @@ look_at_descriptors(int process, const char *point, struct user *user)
         if (length <= 0)
             continue;
         path[length] = '\0';
-        file = below(path, point);
+        file = path_in_mount(path, point);
         if (file)
-            add_file(user, file);
+            user_add_file(user, file);
     }
     closedir(stream);
 }
 
 static void
-look_at_mappings(int process, const char *point, struct user *user)
+scan_mappings(int process, const char *point, struct user *user)
 {
     int fd = openat(process, "maps", O_RDONLY | O_CLOEXEC);
     FILE *table = fd >= 0 ? fdopen(fd, "re") : NULL;
@@ -77,12 +73,12 @@ look_at_mappings(int process, const char *point, struct user *user)
 
     while (table && getline(&line, &size, table) > 0) {
         char *path = strchr(line, '/');
-        const char *file = path ? below(path, point) : NULL;
+        const char *file = path ? path_in_mount(path, point) : NULL;
 
         if (!file)
             continue;
         path[strcspn(path, "\n")] = '\0';
-        add_file(user, file);
+        user_add_file(user, file);
     }
     free(line);
     if (table)
@@ -92,7 +88,7 @@ look_at_mappings(int process, const char *point, struct user *user)
 }
 
 static void
-read_name(int process, struct user *user)
+read_process_name(int process, struct user *user)
 {
     int fd = openat(process, "comm", O_RDONLY | O_CLOEXEC);
     ssize_t length = fd >= 0 ? read(fd, user->name, sizeof(user->name) - 1) : 0;
@@ -104,7 +100,7 @@ read_name(int process, struct user *user)
 }
 
 static void
-look_at_process(int proc, const char *name, const char *point, struct users *users)
+scan_process(int proc, const char *name, const char *point, struct users *users)
 {
     int process = openat(proc, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct user *user = &users->list[users->count];
@@ -113,10 +109,10 @@ look_at_process(int proc, const char *name, const char *point, struct users *use
         return;
     user->pid = (pid_t)strtol(name, NULL, 10);
     user->file_count = 0;
-    look_at_descriptors(process, point, user);
-    look_at_mappings(process, point, user);
+    scan_descriptors(process, point, user);
+    scan_mappings(process, point, user);
     if (user->file_count > 0 && users->count < USERS_MOST) {
-        read_name(process, user);
+        read_process_name(process, user);
         users->count++;
     } else if (user->file_count > 0) {
         users->left_out++;
@@ -125,24 +121,24 @@ look_at_process(int proc, const char *name, const char *point, struct users *use
 }
 
 void
-users_look(const char *point, struct users *users)
+users_scan(const char *point, struct users *users)
 {
     double begin = monotonic_seconds();
     const struct dirent *entry;
     DIR *proc;
 
-    if (users->looked > 0 && begin - users->looked < 10 * users->took)
+    if (users->scanned > 0 && begin - users->scanned < 10 * users->took)
         return;
     if (!users->list)
-        users->list = calloc(USERS_MOST + 1, sizeof(*users->list)); /* one to look into */
+        users->list = calloc(USERS_MOST + 1, sizeof(*users->list));
     proc = users->list ? opendir("/proc") : NULL;
     users->count = users->left_out = 0;
     while (proc && (entry = readdir(proc)))
         if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9')
-            look_at_process(dirfd(proc), entry->d_name, point, users);
+            scan_process(dirfd(proc), entry->d_name, point, users);
     if (proc)
         closedir(proc);
-    users->looked = begin;
+    users->scanned = begin;
     users->took = monotonic_seconds() - begin;
 }
 

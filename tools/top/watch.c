@@ -4,23 +4,23 @@
 #include "base/clock.h"
 #include "base/thread.h"
 
-/* Sleeps until the next turn begins. */
+/* Waits for the next interval. */
 static void
-rest_locked(struct watch *watch, double begun)
+watch_wait_locked(struct watch *watch, double begun)
 {
     double left = watch->interval - (monotonic_seconds() - begun);
     uint64_t until = monotonic_ns() + (uint64_t)(left > 0 ? left * 1e9 : 0);
-    bool resting = true;
+    bool is_waiting = true;
 
-    watch->resting = true;
+    watch->is_idle = true;
     pthread_cond_broadcast(&watch->changed);
-    while (!watch->ended && resting)
-        resting = condition_wait(&watch->changed, &watch->lock, until);
-    watch->resting = false;
+    while (!watch->ended && is_waiting)
+        is_waiting = condition_wait(&watch->changed, &watch->lock, until);
+    watch->is_idle = false;
 }
 
 static void *
-run(void *arg)
+run_watch(void *arg)
 {
     struct watch *watch = arg;
 
@@ -32,18 +32,18 @@ run(void *arg)
         errint_t error;
 
         pthread_mutex_unlock(&watch->lock);
-        users_look(watch->point, &watch->users);
+        users_scan(watch->point, &watch->users);
         error = sample_take(watch->point, &sample, &reason);
         pthread_mutex_lock(&watch->lock);
         sample_free(&watch->sample);
         watch->sample = sample;
         watch->reason = reason;
         watch->error = error;
-        watch->turns++;
+        watch->sample_count++;
         if (!error)
-            rest_locked(watch, begun);
+            watch_wait_locked(watch, begun);
     }
-    watch->resting = true;
+    watch->is_idle = true;
     pthread_cond_broadcast(&watch->changed);
     pthread_mutex_unlock(&watch->lock);
     return NULL;
@@ -55,19 +55,19 @@ watch_begin(struct watch *watch, const char *point, double interval)
     *watch = (struct watch){.point = point, .interval = interval};
     pthread_mutex_init(&watch->lock, NULL);
     condition_init(&watch->changed);
-    return thread_start(&watch->thread, run, watch);
+    return thread_start(&watch->thread, run_watch, watch);
 }
 
 bool
-watch_await(struct watch *watch, unsigned turns)
+watch_await(struct watch *watch, unsigned seen)
 {
     uint64_t until = monotonic_ns() + 200000000;
 
     pthread_mutex_lock(&watch->lock);
-    while (watch->turns <= turns || !watch->resting)
+    while (watch->sample_count <= seen || !watch->is_idle)
         if (!condition_wait(&watch->changed, &watch->lock, until))
             break;
-    if (watch->turns > turns && watch->resting)
+    if (watch->sample_count > seen && watch->is_idle)
         return true;
     pthread_mutex_unlock(&watch->lock);
     return false;
@@ -82,14 +82,14 @@ watch_done(struct watch *watch)
 bool
 watch_end(struct watch *watch)
 {
-    bool resting;
+    bool is_idle;
 
     pthread_mutex_lock(&watch->lock);
     watch->ended = true;
-    resting = watch->resting;
+    is_idle = watch->is_idle;
     pthread_cond_broadcast(&watch->changed);
     pthread_mutex_unlock(&watch->lock);
-    if (!resting)
+    if (!is_idle)
         return false;
     pthread_join(watch->thread, NULL);
     sample_free(&watch->sample);

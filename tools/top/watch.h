@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A thread that looks at the mount, again and again. A daemon that does not answer
- * holds it up, and not the program: that can say so, and be ended.
- */
+/* A thread that samples the mount, so that the program itself never blocks on the daemon. */
 #ifndef FSTFS_TOP_WATCH_H
 #define FSTFS_TOP_WATCH_H
 
@@ -14,28 +11,28 @@
 
 struct watch {
     const char *point;
-    double interval;
+    double interval; /* seconds */
     pthread_t thread;
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
-    bool ended; /* it is to end */
-    bool resting; /* it waits for its next turn, and will see `ended` */
+    bool ended; /* the thread is to end */
+    bool is_idle; /* the thread waits for the next interval and will notice `ended` */
     struct sample sample; /* the last one */
-    struct users users; /* as of then; of the thread alone while it is not resting */
-    unsigned turns; /* how many there were */
-    errint_t error; /* the last one failed, and so there will be no more */
+    struct users users; /* scanned with it; the thread's own while it is not idle */
+    unsigned sample_count;
+    errint_t error; /* the last sample failed; there will be no more */
     struct reason reason;
 };
 
 errint_t watch_begin(struct watch *watch, const char *point, double interval);
 
-/* Waits some tenths of a second at most for a turn after the first `turns`. Then, if
- * there is one, the caller holds the lock, and looks at the sample and users until
- * watch_done(). */
-bool watch_await(struct watch *watch, unsigned turns);
+/* Waits up to 0.2 s for a sample after the first `seen`. If there is one, returns true with the
+ * lock held: the caller reads the sample and the users, and calls watch_done(). */
+bool watch_await(struct watch *watch, unsigned seen);
 void watch_done(struct watch *watch);
 
-/* Ends the thread. False: it is held up, and only the end of the process ends it. */
+/* Ends the thread. Returns false if it is blocked on the daemon; only the end of the process ends
+ * it then. */
 bool watch_end(struct watch *watch);
 
 #endif

@@ -4,28 +4,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#define CACHESTAT 451 /* cachestat(2), Linux 6.5 */
 #define WINDOW ((size_t)256 << 20) /* bytes per mincore() */
 
 enum { TRIES = 20 };
-
-struct cache_range {
-    uint64_t offset, length; /* 0, 0: the whole file */
-};
-
-struct cache_stat {
-    uint64_t cache, dirty, writeback, evicted, recently_evicted; /* pages */
-};
 
 /* Without this permission, mincore() reports every page as cached. */
 static bool
@@ -52,44 +40,27 @@ count_window(int fd, uint64_t from, size_t length, unsigned char *pages, uint64_
 }
 
 static errint_t
-count_by_mincore(int fd, uint64_t size, uint64_t *bytes)
-{
-    unsigned char *pages = malloc(WINDOW / (size_t)sysconf(_SC_PAGESIZE));
-    errint_t error = pages ? 0 : -ENOMEM;
-
-    for (uint64_t from = 0; !error && from < size; from += WINDOW)
-        error = count_window(fd, from, size - from < WINDOW ? (size_t)(size - from) : WINDOW, pages,
-                             bytes);
-    free(pages);
-    return error;
-}
-
-/* On overlayfs, the pages belong to another inode, which cachestat() does not see. */
-static bool
-is_overlay(int fd)
-{
-    struct statfs fs;
-
-    return fstatfs(fd, &fs) == 0 && fs.f_type == OVERLAYFS_SUPER_MAGIC;
-}
-
-static errint_t
 count_pages(int fd, const char *path, uint64_t *bytes)
 {
-    struct cache_range whole = {0, 0};
-    struct cache_stat found;
+    unsigned char *pages;
+    errint_t error = 0;
     struct stat st;
+    uint64_t size;
 
     *bytes = 0;
     if (fstat(fd, &st) < 0)
         return -errno;
     if (!may_count_pages(path, &st))
         return -EPERM;
-    if (!is_overlay(fd) && syscall(CACHESTAT, fd, &whole, &found, 0) == 0) {
-        *bytes = found.cache * (uint64_t)sysconf(_SC_PAGESIZE);
-        return 0;
-    }
-    return count_by_mincore(fd, (uint64_t)st.st_size, bytes);
+    pages = malloc(WINDOW / (size_t)sysconf(_SC_PAGESIZE));
+    if (!pages)
+        return -ENOMEM;
+    size = (uint64_t)st.st_size;
+    for (uint64_t from = 0; !error && from < size; from += WINDOW)
+        error = count_window(fd, from, size - from < WINDOW ? (size_t)(size - from) : WINDOW, pages,
+                             bytes);
+    free(pages);
+    return error;
 }
 
 errint_t

@@ -2,7 +2,6 @@
 /* fstfs-bench: measures how fast a model loads, bare and through fstfs. */
 #include "bench.h"
 #include "common/command.h"
-#include "common/output.h"
 #include "common/progress.h"
 #include "machine.h"
 #include "options.h"
@@ -13,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* The results of all models. */
@@ -75,25 +73,17 @@ run_model(const char *path, const struct options *options, const struct device *
     }
 }
 
-/* An existing link or device is written to instead of being replaced. */
-static errint_t
-write_svg(const char *path, const struct buffer *text, struct reason *reason)
+static bool
+write_svg(const char *path, const struct buffer *text)
 {
-    struct stat st;
-    FILE *file;
-    bool done;
+    FILE *file = fopen(path, "we");
+    bool done = file && write_out(file, text);
 
-    if (buffer_failed(text))
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-    if (lstat(path, &st) < 0 || S_ISREG(st.st_mode))
-        return output_write(path, text, true, reason);
-    file = fopen(path, "we");
-    done = file && write_out(file, text);
     if (!done)
-        reason_set(reason, -errno, "IoError", "%s", strerror(errno));
+        complain("%s: %s", path, buffer_failed(text) ? "no memory" : strerror(errno));
     if (file)
         fclose(file); /* flushed already */
-    return done ? 0 : -EIO;
+    return done;
 }
 
 /* Checks before the measurement whether the chart can be written. */
@@ -141,7 +131,6 @@ write_reports(const struct options *options, const struct machine *machine,
               const struct device *device, struct outcome *outcome)
 {
     struct buffer text = BUFFER_INIT;
-    struct reason reason;
 
     if (options->json) {
         report_json(&text, machine, device, outcome->benches, outcome->count);
@@ -150,10 +139,7 @@ write_reports(const struct options *options, const struct machine *machine,
     }
     if (options->svg && outcome->measured) {
         report_svg(&text, machine, outcome->benches, outcome->count);
-        if (write_svg(options->svg, &text, &reason)) {
-            complain("%s: %s", options->svg, reason.text);
-            outcome->wrong = true;
-        }
+        outcome->wrong = !write_svg(options->svg, &text) || outcome->wrong;
         buffer_free(&text);
     }
 }

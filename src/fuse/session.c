@@ -17,8 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Background requests (reads) that the kernel keeps in flight. */
-enum { MOST_BACKGROUND = 128, CONGESTED = 96 };
+/* Background requests (reads) that the kernel keeps in flight: the most that FUSE has. It queues
+ * further ones for all files alike, so those of a file system that hangs would stop others. */
+enum { MOST_BACKGROUND = 65535 };
 
 /* libfuse's threads. Those beyond REQUESTS_RUNNING never wait on storage. */
 enum { MOST_THREADS = REQUESTS_RUNNING + 32, IDLE_THREADS = 8 };
@@ -82,7 +83,7 @@ op_init(void *userdata, struct fuse_conn_info *conn)
     set_max_readahead(session, conn);
     passthrough_init(session->operations.passthrough, session->fuse, conn);
     conn->max_background = MOST_BACKGROUND;
-    conn->congestion_threshold = CONGESTED;
+    conn->congestion_threshold = MOST_BACKGROUND;
     warn_of_refused_options(session);
     session->options.ready(session->options.ready_arg);
 }

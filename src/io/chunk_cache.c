@@ -153,9 +153,49 @@ idle_list_of(struct chunk_cache *cache, const struct chunk *chunk)
     return all ? &cache->delivered : &cache->undelivered;
 }
 
+struct memory_lane *
+chunk_cache_lane(struct chunk_cache *cache, uint64_t key)
+{
+    return (struct memory_lane *)lanes_find(&cache->lanes, key, sizeof(struct memory_lane));
+}
+
+bool
+memory_lane_allows(const struct chunk_cache *cache, const struct memory_lane *lane, uint64_t cost)
+{
+    uint64_t others = cache->held - lane->bytes;
+    uint64_t left = cache->memory.budget > others ? cache->memory.budget - others : 0;
+
+    return lane->bytes + cost <= left / 4 * 3;
+}
+
+static void
+chunk_charge_lane(struct chunk *chunk, struct memory_lane *lane)
+{
+    uint64_t cost = memory_cost(chunk->read.length);
+
+    chunk->lane = lane;
+    lane->bytes += cost;
+    chunk->file->cache->held += cost;
+    atomic_fetch_add(&lane->lane.users, 1);
+}
+
+static void
+chunk_uncharge_lane(struct chunk_cache *cache, struct chunk *chunk)
+{
+    uint64_t cost = memory_cost(chunk->read.length);
+
+    if (!chunk->lane)
+        return;
+    chunk->lane->bytes -= cost;
+    cache->held -= cost;
+    atomic_fetch_sub(&chunk->lane->lane.users, 1);
+    chunk->lane = NULL;
+}
+
 static void
 chunk_free(struct chunk_cache *cache, struct chunk *chunk)
 {
+    chunk_uncharge_lane(cache, chunk);
     if (chunk->is_charged)
         memory_put(&cache->memory, chunk->read.buffer, chunk->read.length);
     free(chunk);
@@ -182,6 +222,7 @@ chunk_evict(struct chunk_cache *cache, struct chunk *chunk)
 static void
 chunk_become_idle(struct chunk_cache *cache, struct chunk *chunk)
 {
+    chunk_uncharge_lane(cache, chunk);
     chunk->idle_since = cache->ticks;
     idle_list_add(idle_list_of(cache, chunk), chunk);
     /* The page cache of the file keeps a second copy; the buffer is in the processor's cache. */
@@ -251,10 +292,11 @@ chunk_discard(struct chunk *chunk)
 }
 
 void
-chunk_charge(struct chunk *chunk, struct chunk **batch)
+chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct chunk **batch)
 {
     struct chunk_cache *cache = chunk->file->cache;
 
+    chunk_charge_lane(chunk, lane);
     chunk->is_charged = true;
     chunk->read.buffer = memory_get(&cache->memory, chunk->read.length);
     chunk->next_in_batch = *batch;
@@ -348,10 +390,12 @@ chunk_cache_submit_batch(struct chunk_cache *cache, struct chunk *batch)
 }
 
 void
-chunk_pin(struct chunk *chunk)
+chunk_pin(struct chunk *chunk, struct memory_lane *lane)
 {
-    if (chunk->pins++ == 0 && chunk->state == CHUNK_READY)
-        idle_list_remove(idle_list_of(chunk->file->cache, chunk), chunk);
+    if (chunk->pins++ > 0 || chunk->state != CHUNK_READY)
+        return;
+    idle_list_remove(idle_list_of(chunk->file->cache, chunk), chunk);
+    chunk_charge_lane(chunk, lane);
 }
 
 void
@@ -472,6 +516,7 @@ chunk_cache_unlock(struct chunk_cache *cache)
 void
 chunk_cache_destroy(struct chunk_cache *cache)
 {
+    lanes_free(&cache->lanes);
     memory_trim(&cache->memory, 0);
     memory_unmap(memory_take_unneeded(&cache->memory));
     pthread_mutex_destroy(&cache->lock);

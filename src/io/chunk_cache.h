@@ -22,6 +22,8 @@
 #ifndef FSTFS_IO_CHUNK_CACHE_H
 #define FSTFS_IO_CHUNK_CACHE_H
 
+#include "base/fifo.h"
+#include "io/lanes.h"
 #include "io/memory.h"
 #include "io/prefetch.h"
 #include "io/storage.h"
@@ -40,6 +42,18 @@
 struct cached_file;
 struct pin;
 
+/*
+ * The memory of requests for one file system, or for the same several file systems. A chunk that
+ * cannot be evicted is charged to one lane: that of the request or the prefetch which made it, or
+ * which pinned it first. `users`: chunks charged, and requests.
+ */
+struct memory_lane {
+    struct lane lane;
+    uint64_t bytes; /* of the chunks charged */
+    unsigned active; /* requests that hold pins */
+    struct fifo queued; /* requests that wait for memory */
+};
+
 enum chunk_state { CHUNK_READING, CHUNK_READY, CHUNK_FAILED };
 
 struct chunk {
@@ -47,6 +61,7 @@ struct chunk {
     struct cached_file *file;
     enum chunk_state state;
     bool is_charged; /* its buffer is; the buffer itself may be mapped later, before the read */
+    struct memory_lane *lane; /* NULL: it is not charged to one */
     errint_t result; /* FAILED: a negative errno */
     unsigned pins; /* by requests */
     struct pin *waiters; /* of these, those whose request waits for the chunk */
@@ -102,6 +117,8 @@ struct chunk_cache {
     void (*read_done)(struct storage_read *read, errint_t result);
     void *owner; /* of read_done */
     struct memory memory;
+    struct lane *lanes; /* struct memory_lane; the one whose request was started last */
+    uint64_t held; /* bytes of chunks charged to lanes: those that cannot be evicted */
     unsigned reading; /* chunks that are READING and charged */
     struct idle_list delivered; /* idle chunks of which nearly every byte was delivered */
     struct idle_list undelivered; /* other idle chunks */
@@ -136,14 +153,23 @@ struct chunk *chunk_new(struct cached_file *file, uint64_t start, uint64_t end, 
 /* Frees a chunk that is not charged. */
 void chunk_discard(struct chunk *chunk);
 
-/* Charges the buffer of a chunk, and adds the chunk to a batch. The caller has checked the budget.
- */
-void chunk_charge(struct chunk *chunk, struct chunk **batch);
+/* The lane of a key, which is the st_dev of its file system. NULL: out of memory. */
+struct memory_lane *chunk_cache_lane(struct chunk_cache *cache, uint64_t key);
+
+/* Whether a lane may have `cost` more bytes of chunks that cannot be evicted: in all three quarters
+ * of what the others leave. */
+bool memory_lane_allows(const struct chunk_cache *cache, const struct memory_lane *lane,
+                        uint64_t cost);
+
+/* Charges the buffer of a chunk to the budget and to a lane, and adds the chunk to a batch. The
+ * caller has checked both. */
+void chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct chunk **batch);
 /* Maps the missing buffers of a batch and submits it to the storage, in the order in which chunks
  * were added. A chunk for which the system has no memory fails with -ENOMEM. Without the lock. */
 void chunk_cache_submit_batch(struct chunk_cache *cache, struct chunk *batch);
 
-void chunk_pin(struct chunk *chunk);
+/* An idle chunk is charged to the lane. */
+void chunk_pin(struct chunk *chunk, struct memory_lane *lane);
 /* `delivered`: bytes of the chunk that the owner of the pin gave to its reader. */
 void chunk_unpin(struct chunk *chunk, uint64_t delivered);
 

@@ -7,12 +7,25 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
 #include <unistd.h>
+
+#ifndef F2FS_SUPER_MAGIC
+#define F2FS_SUPER_MAGIC 0xF2F52010
+#endif
+#ifndef XFS_SUPER_MAGIC
+#define XFS_SUPER_MAGIC 0x58465342
+#endif
+#ifndef EROFS_SUPER_MAGIC_V1
+#define EROFS_SUPER_MAGIC_V1 0xE0F5E1E2
+#endif
+#define ZFS_SUPER_MAGIC 0x2FC12FC1
 
 #define FEWEST_DESCRIPTORS 2
 #define MOST_DESCRIPTORS 4096
@@ -38,6 +51,7 @@ struct state {
     struct slot slots[ACCESS_COUNT];
     struct attachment attachment;
     atomic_bool direct_refused;
+    atomic_bool is_local; /* see descriptors_may_wait() */
     atomic_bool said; /* the log has a line of it; one is enough */
     struct state *previous, *next; /* all that the owner has */
 };
@@ -357,11 +371,42 @@ descriptors_fresh(struct backing *backing)
     return fd;
 }
 
+static bool
+is_on_local_file_system(int fd)
+{
+    struct statfs fs;
+
+    if (fstatfs(fd, &fs) < 0)
+        return false;
+    switch ((unsigned long)fs.f_type) {
+    case EXT4_SUPER_MAGIC:
+    case XFS_SUPER_MAGIC:
+    case BTRFS_SUPER_MAGIC:
+    case F2FS_SUPER_MAGIC:
+    case TMPFS_MAGIC:
+    case SQUASHFS_MAGIC:
+    case EROFS_SUPER_MAGIC_V1:
+    case ZFS_SUPER_MAGIC:
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool
+descriptors_may_wait(struct descriptors *descriptors, struct backing *backing)
+{
+    const struct state *state = state_of(descriptors, backing);
+
+    return !state || !atomic_load_explicit(&state->is_local, memory_order_relaxed);
+}
+
 /* `other` is a descriptor for the other access, held meanwhile, or -1. */
 static int
 open_backing(struct descriptors *descriptors, struct backing *backing, enum access access,
              int other)
 {
+    struct state *state = state_of(descriptors, backing);
     int fd = other >= 0 ? reopen(backing, other) : -EBADF;
     errint_t error;
 
@@ -369,6 +414,8 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
         fd = descriptors_fresh(backing);
     if (fd < 0)
         return fd;
+    if (!atomic_load(&state->is_local) && is_on_local_file_system(fd))
+        atomic_store(&state->is_local, true);
     error = access == ACCESS_DIRECT ? make_direct(descriptors, backing, fd) : make_buffered(fd);
     if (error < 0) {
         close(fd);

@@ -71,6 +71,10 @@ bool descriptors_may_acquire(struct descriptors *descriptors, struct backing *ba
 struct fifo descriptors_acquired(struct descriptors *descriptors, struct backing *backing,
                                  enum access access);
 
+/* Whether fstat(2), or a read of what is in the page cache, may wait for storage: on a file system
+ * that asks a server, or is not known to ask none. For a backing that was open. */
+bool descriptors_may_wait(struct descriptors *descriptors, struct backing *backing);
+
 /* A direct read was refused: this file is read through the page cache from now on. */
 void descriptors_refuse_direct(struct descriptors *descriptors, struct backing *backing,
                                const char *why);

@@ -28,7 +28,7 @@ struct io {
     struct request_counters counters;
     struct chunk_cache cache; /* cache.lock guards all below */
     struct prefetch_limits limits;
-    struct request *queued, **queue_end; /* requests that wait for memory, first in, first out */
+    unsigned queued; /* requests that wait for memory, in the lanes of the cache */
     bool is_admitting; /* a thread is starting queued requests */
     unsigned active; /* requests that hold pins */
     pthread_cond_t drained; /* a request or a read has ended; for io_free() */

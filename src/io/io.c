@@ -114,7 +114,6 @@ io_init(struct io *io, const struct io_options *options)
     io->limits.readahead = READAHEAD_DEFAULT;
     if (!options->no_prefetch)
         io->limits.window_max = budget / 4 < WINDOW_MAX ? budget / 4 : WINDOW_MAX;
-    io->queue_end = &io->queued;
     pthread_cond_init(&io->drained, NULL);
     condition_init(&io->reclaim);
 }
@@ -162,7 +161,7 @@ io_free(struct io *io)
     if (!io)
         return;
     pthread_mutex_lock(&io->cache.lock);
-    while (io->queued || io->active > 0 || io->cache.reading > 0)
+    while (io->queued > 0 || io->active > 0 || io->cache.reading > 0)
         pthread_cond_wait(&io->drained, &io->cache.lock);
     chunk_cache_unlock(&io->cache);
     reclaim_stop(io);

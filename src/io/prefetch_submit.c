@@ -218,15 +218,17 @@ prefetch_chunk(struct io *io, struct cached_file *file, uint64_t start, uint64_t
                const struct prefetch_plan *plan, struct chunk **batch)
 {
     struct chunk_cache *cache = &io->cache;
+    struct memory_lane *lane = chunk_cache_lane(cache, file->backing->identity.device);
+    uint64_t cost = memory_cost(end - start);
     struct chunk *chunk;
 
-    if (io->queued || !chunk_cache_make_room(cache, memory_cost(end - start),
-                                             cache->memory.budget / 4 * 3, false))
+    if (!lane || lane->queued.first || !memory_lane_allows(cache, lane, cost) ||
+        !chunk_cache_make_room(cache, cost, cache->memory.budget / 4 * 3, false))
         return false;
     chunk = chunk_new(file, start, end, false);
     if (!chunk)
         return false;
-    chunk_charge(chunk, batch);
+    chunk_charge(chunk, lane, batch);
     chunk->is_prefetched = true;
     chunk->plan = *plan;
     return true;

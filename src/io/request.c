@@ -62,7 +62,7 @@ request_pin(struct request *request, struct chunk *chunk, bool is_first)
     if (!pins)
         return NULL;
     request->pins = pins;
-    chunk_pin(chunk);
+    chunk_pin(chunk, request->lane);
     request->pins[request->count] =
         (struct pin){.chunk = chunk, .request = request, .is_first = is_first};
     return &request->pins[request->count++];
@@ -149,7 +149,7 @@ request_charge(struct request *request, struct chunk **batch)
         struct chunk *chunk = request->pins[i].chunk;
 
         if (chunk->state == CHUNK_READING && !chunk->is_charged)
-            chunk_charge(chunk, batch);
+            chunk_charge(chunk, request->lane, batch);
     }
 }
 
@@ -175,13 +175,16 @@ static errint_t
 request_plan(struct io *io, struct request *request, bool may_allocate, struct chunk **batch)
 {
     struct chunk_cache *cache = &io->cache;
+    struct memory_lane *lane = request->lane;
     uint64_t cost = 0;
     errint_t result = request_pin_all(io, request, &cost);
 
     if (result == 0 && cost > 0 && !may_allocate)
         result = -EAGAIN;
+    if (result == 0 && cost > 0 && lane->active > 0 && !memory_lane_allows(cache, lane, cost))
+        result = -EAGAIN;
     if (result == 0 && cost > 0 &&
-        !chunk_cache_make_room(cache, cost, cache->memory.budget, true) && io->active > 0)
+        !chunk_cache_make_room(cache, cost, cache->memory.budget, true) && lane->active > 0)
         result = -EAGAIN;
     if (result < 0) {
         request_unpin_all(request);
@@ -190,15 +193,46 @@ request_plan(struct io *io, struct request *request, bool may_allocate, struct c
     request_charge(request, batch);
     request_wait_for_chunks(request);
     io->active++;
+    lane->active++;
     return 0;
 }
 
 static void
 request_enqueue(struct io *io, struct request *request)
 {
-    request->next = NULL;
-    *io->queue_end = request;
-    io->queue_end = &request->next;
+    fifo_add(&request->lane->queued, &request->node);
+    io->queued++;
+}
+
+/* The request holds no pins any more. */
+static void
+request_end_active(struct io *io, const struct request *request)
+{
+    io->active--;
+    request->lane->active--;
+}
+
+/* Finds the lane of the file systems that the request is for, which it uses until it is freed.
+ * False: out of memory. */
+static bool
+request_enter_lane(struct io *io, struct request *request)
+{
+    const struct extent_list *list = request->list;
+    uint32_t last = extent_list_find(list, request->offset + request->length - 1);
+    uint64_t key = 0, device = 0;
+
+    for (uint32_t i = extent_list_find(list, request->offset); i <= last; i++) {
+        const struct backing *backing = list->extents[i].backing;
+
+        if (!backing || (key != 0 && backing->identity.device == device))
+            continue;
+        device = backing->identity.device;
+        key = key * 31 + device;
+    }
+    request->lane = chunk_cache_lane(&io->cache, key);
+    if (request->lane)
+        atomic_fetch_add(&request->lane->lane.users, 1);
+    return request->lane != NULL;
 }
 
 /* ---- answers: without the lock ---- */
@@ -345,6 +379,8 @@ static void requests_admit(struct io *io);
 static void
 request_free(struct request *request)
 {
+    if (request->lane)
+        atomic_fetch_sub(&request->lane->lane.users, 1);
     extent_list_unref(request->list);
     free(request->pins);
     free(request);
@@ -387,7 +423,7 @@ request_retry(struct io *io, struct request *request)
         request_unpin_all(request);
         request->attempts++;
         request->result = 0;
-        io->active--;
+        request_end_active(io, request);
         request_enqueue(io, request);
     }
     chunk_cache_unlock(&io->cache);
@@ -426,7 +462,7 @@ request_complete(struct io *io, struct request *request)
     pthread_mutex_lock(&io->cache.lock);
     for (unsigned i = 0; i < request->count; i++)
         chunk_unpin(request->pins[i].chunk, request->pins[i].delivered);
-    io->active--;
+    request_end_active(io, request);
     pthread_cond_signal(&io->drained);
     chunk_cache_unlock(&io->cache);
     request_free(request);
@@ -450,32 +486,59 @@ request_proceed(struct io *io, struct request *request, errint_t result, bool is
         request_complete(io, request);
 }
 
+/* With the lock held: plans the next queued request for which there is memory, and returns it with
+ * what request_plan() did. The lanes take turns. NULL: there is none. */
+static struct request *
+requests_take(struct io *io, errint_t *result, struct chunk **batch)
+{
+    struct lane *const last = io->cache.lanes;
+    struct lane *next = last;
+
+    while (io->queued > 0) {
+        struct memory_lane *lane;
+        struct request *request;
+
+        next = next->next;
+        lane = (struct memory_lane *)next;
+        request = (struct request *)lane->queued.first;
+        if (request)
+            *result = request_plan(io, request, true, batch);
+        if (request && *result != -EAGAIN) {
+            fifo_take(&lane->queued);
+            io->queued--;
+            io->cache.lanes = next;
+            return request;
+        }
+        if (next == last)
+            break;
+    }
+    return NULL;
+}
+
 /*
- * Starts queued requests, in order, as long as there is memory. One thread at a time: a request
- * that is started may complete at once and call this again, without a bound on the stack.
+ * Starts queued requests, in the order of each lane, as long as there is memory. One thread at a
+ * time: a request that is started may complete at once and call this again, without a bound on the
+ * stack.
  */
 static void
 requests_admit(struct io *io)
 {
+    struct chunk *batch = NULL;
+    struct request *request;
+    errint_t result = 0;
+
     pthread_mutex_lock(&io->cache.lock);
     if (io->is_admitting) {
         chunk_cache_unlock(&io->cache);
         return;
     }
     io->is_admitting = true;
-    while (io->queued) {
-        struct request *request = io->queued;
-        struct chunk *batch = NULL;
-        errint_t result = request_plan(io, request, true, &batch);
+    while ((request = requests_take(io, &result, &batch))) {
         bool is_ready = request->pending == 0;
 
-        if (result == -EAGAIN)
-            break;
-        io->queued = request->next;
-        if (!io->queued)
-            io->queue_end = &io->queued;
         chunk_cache_unlock(&io->cache);
         request_proceed(io, request, result, is_ready, batch);
+        batch = NULL;
         pthread_mutex_lock(&io->cache.lock);
     }
     io->is_admitting = false;
@@ -552,7 +615,9 @@ request_start(struct io *io, struct request *request)
     bool is_ready;
 
     pthread_mutex_lock(&io->cache.lock);
-    result = request_plan(io, request, io->queued == NULL, &batch);
+    result = request_enter_lane(io, request) ? 0 : -ENOMEM;
+    if (result == 0)
+        result = request_plan(io, request, !request->lane->queued.first, &batch);
     if (result == -EAGAIN)
         request_enqueue(io, request);
     if (result == 0)

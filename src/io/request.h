@@ -7,8 +7,10 @@
  * for one chunk, so bytes that are in flight are never read twice.
  *
  * A request gets the buffers for all its new chunks or none: then it is queued until memory is
- * free, so that two requests cannot block each other. A request that is alone gets its buffers even
- * beyond the budget.
+ * free, so that two requests cannot block each other. Requests for a file system are queued apart
+ * from others, and their chunks may have a share of the budget only (struct memory_lane), so that
+ * storage that does not answer leaves memory for the others. A request that is alone in its lane
+ * gets its buffers even beyond the budget.
  */
 #ifndef FSTFS_IO_REQUEST_H
 #define FSTFS_IO_REQUEST_H
@@ -42,7 +44,9 @@ struct pin {
 };
 
 struct request {
-    struct request *next; /* in io->queued, or in a list of completed requests */
+    struct fifo_node node; /* in the queue of its lane */
+    struct request *next; /* in a list of completed requests */
+    struct memory_lane *lane;
     struct extent_list *list; /* counted */
     uint64_t offset; /* in the list */
     size_t length;

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "io/concurrency.h"
+#include "io/lanes.h"
 
 #include <errno.h>
 #include <liburing.h>
@@ -27,17 +28,25 @@ enum { MOST_REFUSALS = 1000 };
 #define LEAST_SHARE_OF_OTHERS(depth) ((depth) > 8 ? (depth) / 8 : 1)
 #define MOST_SHARE_OF_OTHERS(depth) ((depth) / 4 * 3)
 
+/* The reads of one file system. `users`: those that are queued or in flight. */
+struct ring_lane {
+    struct lane lane;
+    struct fifo urgent, others; /* guarded by the lock of the ring */
+    /* By the ring's thread alone. */
+    unsigned in_flight;
+    unsigned others_in_flight; /* of these: not urgent */
+};
+
 struct ring {
     /* By any thread, guarded by `lock`. */
     pthread_mutex_t lock;
-    struct fifo urgent, others;
+    struct lane *lanes; /* the one whose read was taken last */
     bool awake; /* the thread will look at the queues before it sleeps */
     bool stopping;
     /* By the ring's thread alone. */
     struct io_uring uring;
     unsigned depth;
     unsigned in_flight;
-    unsigned others_in_flight; /* of these: not urgent */
     unsigned refusals; /* submissions that failed, since one succeeded */
     struct concurrency others_at_once; /* at its limit any thread may look */
     uint64_t woken; /* what is read from wake_fd */
@@ -89,6 +98,16 @@ restrict_uring(struct ring *ring)
     return 0;
 }
 
+/* The kernel has threads for reads that it cannot begin without waiting, by default 4 for each
+ * processor. With as many as reads in flight, no read waits for one that hangs. Linux 5.15. */
+static void
+allow_kernel_threads(struct ring *ring)
+{
+    unsigned most[2] = {UINT16_MAX, 0}; /* for files; 0: for others, as it is */
+
+    io_uring_register_iowq_max_workers(&ring->uring, most);
+}
+
 /* A ring with these flags, and restricted: one that cannot be would do for code injected into
  * the daemon what the sandbox refuses. */
 static errint_t
@@ -100,6 +119,7 @@ init_uring(struct ring *ring, unsigned flags)
 
     if (result < 0)
         return result;
+    allow_kernel_threads(ring);
     result = restrict_uring(ring);
     if (result < 0)
         io_uring_queue_exit(&ring->uring);
@@ -135,7 +155,7 @@ make_uring(struct ring *ring)
     return 0;
 }
 
-/* There is always an entry: the queue is as long as all that may be under way. */
+/* There is always an entry: prepare() leaves one. */
 static void
 listen_for_wake(struct ring *ring)
 {
@@ -156,7 +176,39 @@ prepare(struct ring *ring, struct ring_read *read, uint64_t now)
     read->started = now;
     read->beside = atomic_fetch_add_explicit(&ring->rings->in_flight, 1, memory_order_relaxed);
     ring->in_flight++;
-    ring->others_in_flight += !read->urgent;
+    read->lane->in_flight++;
+    read->lane->others_in_flight += !read->urgent;
+}
+
+/* With the lock held: a read that the kernel may be given, an urgent one if there is any; the lanes
+ * take turns. */
+static struct ring_read *
+take_read(struct ring *ring, bool urgent)
+{
+    struct lane *const last = ring->lanes;
+    struct lane *next = last;
+
+    if (!last)
+        return NULL;
+    do {
+        struct ring_lane *lane;
+        struct ring_read *read = NULL;
+
+        next = next->next;
+        lane = (struct ring_lane *)next;
+        if (lane->in_flight >= lane_share(ring->depth, ring->in_flight - lane->in_flight))
+            continue;
+        if (urgent)
+            read = fifo_take(&lane->urgent);
+        else if (lane->others.first &&
+                 concurrency_allows(&ring->others_at_once, lane->others_in_flight))
+            read = fifo_take(&lane->others);
+        if (!read)
+            continue;
+        ring->lanes = next;
+        return read;
+    } while (next != last);
+    return urgent ? take_read(ring, false) : NULL;
 }
 
 /* Takes from the queues what the kernel may be given; false when the thread may
@@ -168,12 +220,9 @@ fill(struct ring *ring)
     bool stopping;
 
     pthread_mutex_lock(&ring->lock);
-    while (ring->in_flight < ring->depth) {
-        struct ring_read *read = fifo_take(&ring->urgent);
+    while (io_uring_sq_space_left(&ring->uring) > 1) {
+        struct ring_read *read = take_read(ring, true);
 
-        if (!read && ring->others.first &&
-            concurrency_allows(&ring->others_at_once, ring->others_in_flight))
-            read = fifo_take(&ring->others);
         if (!read)
             break;
         if (!now)
@@ -188,10 +237,12 @@ fill(struct ring *ring)
 
 /* The kernel has the read no more, or never had it. Returns how many it still has. */
 static unsigned
-forget_read(struct ring *ring, const struct ring_read *read)
+forget_read(struct ring *ring, struct ring_read *read)
 {
     ring->in_flight--;
-    ring->others_in_flight -= !read->urgent;
+    read->lane->in_flight--;
+    read->lane->others_in_flight -= !read->urgent;
+    atomic_fetch_sub(&read->lane->lane.users, 1);
     return atomic_fetch_sub_explicit(&ring->rings->in_flight, 1, memory_order_relaxed) - 1;
 }
 
@@ -201,6 +252,7 @@ take_completion(struct ring *ring, struct io_uring_cqe *cqe)
     struct ring_read *read = io_uring_cqe_get_data(cqe);
     int result = cqe->res;
     struct concurrency_read ended;
+    unsigned others;
 
     io_uring_cqe_seen(&ring->uring, cqe);
     if (!read) {
@@ -210,10 +262,11 @@ take_completion(struct ring *ring, struct io_uring_cqe *cqe)
     read->duration = monotonic_ns() - read->started;
     ended.duration = read->duration;
     ended.beside_first = read->beside;
+    others = read->lane->others_in_flight - !read->urgent;
     ended.beside_last = forget_read(ring, read);
     ended.ahead = !read->urgent;
     if (result > 0)
-        concurrency_ended(&ring->others_at_once, &ended, ring->others_in_flight);
+        concurrency_ended(&ring->others_at_once, &ended, others);
     read->complete(read, result);
 }
 
@@ -271,8 +324,17 @@ give_back(struct ring *ring)
         }
     }
     pthread_mutex_lock(&ring->lock);
-    while ((read = fifo_take(&ring->urgent)) || (read = fifo_take(&ring->others)))
-        fifo_add(&back, &read->node);
+    if (ring->lanes) {
+        struct lane *next = ring->lanes;
+
+        do {
+            struct ring_lane *lane = (struct ring_lane *)next;
+
+            while ((read = fifo_take(&lane->urgent)) || (read = fifo_take(&lane->others)))
+                fifo_add(&back, &read->node);
+            next = next->next;
+        } while (next != ring->lanes);
+    }
     pthread_mutex_unlock(&ring->lock);
     while ((read = fifo_take(&back)))
         read->complete(read, -ECANCELED);
@@ -361,6 +423,7 @@ release(struct ring *ring)
         close(ring->wake_fd);
     pthread_cond_destroy(&ring->started);
     pthread_mutex_destroy(&ring->lock);
+    lanes_free(&ring->lanes);
     free(ring);
 }
 
@@ -414,6 +477,7 @@ ring_free(struct ring *ring)
 bool
 ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
 {
+    struct ring_lane *lane;
     bool asleep;
 
     read->urgent = urgent;
@@ -422,7 +486,14 @@ ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
         pthread_mutex_unlock(&ring->lock);
         return false;
     }
-    fifo_add(urgent ? &ring->urgent : &ring->others, &read->node);
+    lane = (struct ring_lane *)lanes_find(&ring->lanes, read->device, sizeof(*lane));
+    if (!lane) {
+        pthread_mutex_unlock(&ring->lock);
+        return false;
+    }
+    read->lane = lane;
+    atomic_fetch_add(&lane->lane.users, 1);
+    fifo_add(urgent ? &lane->urgent : &lane->others, &read->node);
     asleep = !ring->awake;
     ring->awake = true;
     pthread_mutex_unlock(&ring->lock);

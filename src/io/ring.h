@@ -30,9 +30,11 @@ struct ring_read {
     void *buffer;
     uint32_t length;
     uint64_t offset;
+    uint64_t device; /* st_dev of the file system */
     bool urgent; /* set by ring_submit() */
-    /* By the ring: when the kernel was given it, by monotonic_ns(), how many more it had, and
-     * how many nanoseconds it took. */
+    /* By the ring: its lane, when the kernel was given it, by monotonic_ns(), how many more it had,
+     * and how many nanoseconds it took. */
+    struct ring_lane *lane;
     uint64_t started;
     unsigned beside;
     uint64_t duration;
@@ -41,17 +43,17 @@ struct ring_read {
     void (*complete)(struct ring_read *read, int result);
 };
 
-/* At most `depth` reads given to the kernel at once, of which only some that are not
- * urgent: as many as the storage serves side by side. Fails where the kernel or a sandbox
- * refuses, and says in `reason` why. */
+/* At most `depth` reads of one file system given to the kernel at once, and twice as many of all,
+ * or one of each (io/lanes.h), of which only some that are not urgent: as many as the storage
+ * serves side by side. Fails where the kernel or a sandbox refuses, and says in `reason` why. */
 errint_t ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason *reason);
 
 /* Nothing may be under way. */
 void ring_free(struct ring *ring); /* NULL is allowed */
 
 /* Urgent reads go before others that the kernel has not been given yet, and have few of
- * them beside them. Returns false, and does not take the read, once a ring has failed: the
- * kernel does not take submissions any more, which is logged once. */
+ * them beside them. Returns false, and does not take the read, if there is no memory, or once
+ * a ring has failed: the kernel does not take submissions any more, which is logged once. */
 bool ring_submit(struct ring *ring, struct ring_read *read, bool urgent);
 
 /* How many reads that are not urgent the kernel may be given, as of now. Any thread. */

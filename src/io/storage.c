@@ -154,6 +154,19 @@ finish(struct storage *storage, struct storage_read *read, int fd, errint_t resu
     complete(storage, read, result);
 }
 
+/* From a ring: all of it is there. The ring's thread must not wait for a server. */
+static void
+read_succeeded(struct storage *storage, struct storage_read *read, int fd)
+{
+    if (!descriptors_may_wait(storage->descriptors, read->backing)) {
+        finish(storage, read, fd, 0);
+        return;
+    }
+    read->is_read = true;
+    descriptors_release(storage->descriptors, read->backing, read->access);
+    give_to_worker(storage, read);
+}
+
 /* Copies from the page cache; false when some of it has gone meanwhile. */
 static bool
 copy_cached(struct storage *storage, struct storage_read *read, int fd)
@@ -213,7 +226,7 @@ ring_ended(struct ring_read *ring_read, int result)
     if (result > 0)
         count_bytes(storage, (size_t)result);
     if (result > 0 && (size_t)result >= read->valid) {
-        finish(storage, read, ring_read->fd, 0);
+        read_succeeded(storage, read, ring_read->fd);
         return;
     }
     if (!again && !step_down(storage, read, result)) {
@@ -298,7 +311,7 @@ run_alone(struct storage *storage, struct storage_read *read, int fd)
 
 /* Where all of it lies in the page cache, answers it from there, and is true. */
 static bool
-use_page_cache(struct storage *storage, struct storage_read *read, int *fd)
+use_page_cache(struct storage *storage, struct storage_read *read, int *fd, bool worker)
 {
     read->was_cached = lies_in_page_cache(storage, read, *fd);
     if (!read->was_cached)
@@ -307,6 +320,11 @@ use_page_cache(struct storage *storage, struct storage_read *read, int *fd)
         /* Nobody waits for it yet, and it is near enough where it is. */
         descriptors_release(storage->descriptors, read->backing, read->access);
         complete(storage, read, -ECANCELED);
+        return true;
+    }
+    if (!worker && descriptors_may_wait(storage->descriptors, read->backing)) {
+        descriptors_release(storage->descriptors, read->backing, read->access);
+        give_to_worker(storage, read);
         return true;
     }
     if (read->access == ACCESS_DIRECT) {
@@ -346,7 +364,7 @@ give_to_ring(struct storage *storage, struct storage_read *read, int fd)
 static void
 start(struct storage *storage, struct storage_read *read, int fd, bool worker)
 {
-    if (use_page_cache(storage, read, &fd))
+    if (use_page_cache(storage, read, &fd, worker))
         return;
     read->flags = read->access == ACCESS_BUFFERED && !read->was_cached &&
                           !atomic_load_explicit(&storage->no_dontcache, memory_order_relaxed)
@@ -407,6 +425,8 @@ run_job(struct job *job)
         give_to_worker(storage, read);
     } else if (fd < 0) {
         complete(storage, read, fd);
+    } else if (read->is_read) {
+        finish(storage, read, fd, 0);
     } else if (read->alone) {
         run_alone(storage, read, fd);
     } else {
@@ -422,7 +442,10 @@ storage_read(struct storage *storage, struct storage_read *read)
     atomic_fetch_add_explicit(&storage->pending, 1, memory_order_relaxed);
     read->storage = storage;
     read->job.run = run_job;
+    read->job.device = read->backing->identity.device;
+    read->ring_read.device = read->backing->identity.device;
     read->alone = false;
+    read->is_read = false;
     read->was_cached = false;
     read->copied = false;
     read->flags = 0;

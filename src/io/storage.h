@@ -57,6 +57,7 @@ struct storage_read {
     enum access access;
     int flags; /* RWF_... */
     bool alone; /* a worker is to do it, step by step */
+    bool is_read; /* a worker is to verify the version */
     bool was_cached; /* all of it lay in the page cache before */
     bool copied; /* all of it came from there */
 };

@@ -2,56 +2,33 @@
 #include "io/workers.h"
 
 #include "base/thread.h"
+#include "io/lanes.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
+/* Guarded by the lock of the workers. `users`: jobs that are queued or run. */
+struct worker_lane {
+    struct lane lane;
+    struct fifo urgent, others;
+    unsigned running;
+};
+
 struct workers {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work;
-    struct fifo urgent, others;
+    struct lane *lanes; /* the one whose job was taken last */
     bool stopping;
-    unsigned waiting; /* jobs in the queues */
+    unsigned running; /* jobs */
     unsigned idle; /* threads that wait, or are about to wake */
     unsigned count; /* threads made */
-    unsigned most;
+    unsigned most; /* jobs of one lane that run, where there is no other */
+    unsigned threads_most;
     pthread_t threads[];
 };
 
-/* The next job, or NULL when there will be none. */
-static struct job *
-take(struct workers *workers)
-{
-    struct job *job;
-
-    pthread_mutex_lock(&workers->lock);
-    for (;;) {
-        job = fifo_take(&workers->urgent);
-        if (!job)
-            job = fifo_take(&workers->others);
-        workers->waiting -= job != NULL;
-        if (job || workers->stopping)
-            break;
-        workers->idle++;
-        pthread_cond_wait(&workers->work, &workers->lock);
-        workers->idle--;
-    }
-    pthread_mutex_unlock(&workers->lock);
-    return job;
-}
-
-static void *
-work(void *arg)
-{
-    struct workers *workers = arg;
-    struct job *job;
-
-    pthread_setname_np(pthread_self(), "fstfs-work");
-    while ((job = take(workers)))
-        job->run(job);
-    return NULL;
-}
+static void *work(void *arg);
 
 /* With the lock held. */
 static errint_t
@@ -64,10 +41,105 @@ add_thread(struct workers *workers)
     return error;
 }
 
+/* Jobs of a lane that may be taken now. */
+static unsigned
+lane_runnable(const struct workers *workers, struct worker_lane *lane)
+{
+    unsigned queued = atomic_load(&lane->lane.users) - lane->running;
+    unsigned share = lane_share(workers->most, workers->running - lane->running);
+    unsigned free = share > lane->running ? share - lane->running : 0;
+
+    return queued < free ? queued : free;
+}
+
+/* With the lock held: no job that may be taken waits for another, which may be long. */
+static void
+provide_threads(struct workers *workers)
+{
+    struct lane *lane = workers->lanes;
+    unsigned runnable = 0;
+
+    do {
+        runnable += lane_runnable(workers, (struct worker_lane *)lane);
+        lane = lane->next;
+    } while (lane != workers->lanes);
+    if (runnable > workers->idle && workers->count < workers->threads_most && !workers->stopping)
+        add_thread(workers);
+    if (runnable > 0)
+        pthread_cond_signal(&workers->work);
+}
+
+/* With the lock held: an urgent job, or else another; the lanes take turns. NULL: none may run. */
+static struct job *
+take_job(struct workers *workers, bool urgent)
+{
+    struct lane *const last = workers->lanes;
+    struct lane *next = last;
+
+    if (!last)
+        return NULL;
+    do {
+        struct worker_lane *lane;
+        struct job *job;
+
+        next = next->next;
+        lane = (struct worker_lane *)next;
+        if (lane_runnable(workers, lane) == 0)
+            continue;
+        job = fifo_take(urgent ? &lane->urgent : &lane->others);
+        if (!job)
+            continue;
+        workers->lanes = next;
+        lane->running++;
+        workers->running++;
+        return job;
+    } while (next != last);
+    return urgent ? take_job(workers, false) : NULL;
+}
+
+/* With the lock held: the next job, or NULL when there is none and the workers are to stop. Jobs
+ * that may not run yet are taken by the threads that run the others of their lane. */
+static struct job *
+wait_for_job(struct workers *workers)
+{
+    struct job *job;
+
+    while (!(job = take_job(workers, true)) && !workers->stopping) {
+        workers->idle++;
+        pthread_cond_wait(&workers->work, &workers->lock);
+        workers->idle--;
+    }
+    return job;
+}
+
+static void *
+work(void *arg)
+{
+    struct workers *workers = arg;
+    struct job *job;
+
+    pthread_setname_np(pthread_self(), "fstfs-work");
+    pthread_mutex_lock(&workers->lock);
+    while ((job = wait_for_job(workers))) {
+        struct worker_lane *lane = job->lane;
+
+        provide_threads(workers);
+        pthread_mutex_unlock(&workers->lock);
+        job->run(job);
+        pthread_mutex_lock(&workers->lock);
+        lane->running--;
+        workers->running--;
+        atomic_fetch_sub(&lane->lane.users, 1);
+    }
+    pthread_mutex_unlock(&workers->lock);
+    return NULL;
+}
+
 errint_t
 workers_new(unsigned most, struct workers **workers)
 {
-    struct workers *made = calloc(1, sizeof(*made) + most * sizeof(made->threads[0]));
+    unsigned threads_most = 2 * most + WORKER_LANES;
+    struct workers *made = calloc(1, sizeof(*made) + threads_most * sizeof(made->threads[0]));
     errint_t result;
 
     if (!made)
@@ -75,9 +147,10 @@ workers_new(unsigned most, struct workers **workers)
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->work, NULL);
     made->most = most;
+    made->threads_most = threads_most;
     /* One at least, so that no job can be left lying later. */
     pthread_mutex_lock(&made->lock);
-    result = add_thread(made);
+    result = lanes_find(&made->lanes, 0, sizeof(struct worker_lane)) ? add_thread(made) : -ENOMEM;
     pthread_mutex_unlock(&made->lock);
     if (result < 0) {
         workers_free(made);
@@ -100,18 +173,22 @@ workers_free(struct workers *workers)
         pthread_join(workers->threads[i], NULL);
     pthread_cond_destroy(&workers->work);
     pthread_mutex_destroy(&workers->lock);
+    lanes_free(&workers->lanes);
     free(workers);
 }
 
 void
 workers_add(struct workers *workers, struct job *job, bool urgent)
 {
+    struct worker_lane *lane;
+
     pthread_mutex_lock(&workers->lock);
-    fifo_add(urgent ? &workers->urgent : &workers->others, &job->node);
-    workers->waiting++;
-    /* No job may have to wait for another, which may be long. */
-    if (workers->waiting > workers->idle && workers->count < workers->most && !workers->stopping)
-        add_thread(workers);
-    pthread_cond_signal(&workers->work);
+    lane = (struct worker_lane *)lanes_find(&workers->lanes, job->device, sizeof(*lane));
+    if (!lane) /* out of memory: the lane that there is since workers_new() */
+        lane = (struct worker_lane *)workers->lanes;
+    job->lane = lane;
+    atomic_fetch_add(&lane->lane.users, 1);
+    fifo_add(urgent ? &lane->urgent : &lane->others, &job->node);
+    provide_threads(workers);
     pthread_mutex_unlock(&workers->lock);
 }

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import oracle
@@ -252,6 +253,82 @@ def test_thousand_lookups_beside_a_loader(mount, place, callers):
     assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
     h.set()
     assert eventually(lambda: h.waiting() == 0, LIMIT), h.kernel()
+    assert m.unmount() == 0
+
+
+# --- reads ---
+
+HUNG_SYSTEMS = 3
+HUNG_FILES = 100  # of each: more than a ring, the workers or the kernel's queue take
+
+
+def open_and_read(paths, opened, go):
+    """Opens all, then reads each by a thread of its own, once `go` exists; for ever."""
+    fds = [os.open(path, os.O_RDONLY) for path in paths]
+    opened.touch()
+    while not go.exists():
+        time.sleep(0.05)
+    for fd in fds:
+        threading.Thread(target=os.pread, args=(fd, 1 << 17, 0), daemon=True).start()
+    while True:
+        signal.pause()
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize("way", ["auto", "threads"])
+@pytest.mark.parametrize("what", ["read", "open", "getattr", "getattr-cached"])
+def test_reads_of_another_file_system(mount, place, callers, what, way):
+    """Hundreds of reads hang in several file systems. Those of another one, which are not in any
+    page cache, are served: by memory, rings, threads and the kernel's queue. The callers can be
+    killed; and when the storage answers again, all is read right and the memory is free."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    source, rules = trees.Source(place / "s"), place / "faults"
+    source.add("good", "model", trees.small_tensors())
+    others = ",allow_other" if os.geteuid() == 0 else ""
+    storage = {}
+    for name in [*(f"hung{i}" for i in range(HUNG_SYSTEMS)), "well"]:
+        storage[name] = trees.Source(place / "real" / name)
+        for i in range(HUNG_FILES if name != "well" else 20):
+            storage[name].add(f"d{i % 5}", f"m{i}",
+                              [trees.tensor(f"{name}.{i}", "U8", (150_000,), fill=i)])
+        os.makedirs(place / "s" / name)
+        faults = f",faults={rules}" if name != "well" else ""
+        mount(storage[name].root, "-o", f"valid=0,age=60{faults}{others}", binary=SLOWFS,
+              mountpoint=place / "s" / name)
+    m = mount(source.root, "--memory=8M", f"--io={way}", limit=200)
+
+    def paths(name):
+        return [(os.path.join(m.path, "shards", name, relative), storage[name].path(relative))
+                for relative in (f"d{i % 5}/m{i}.safetensors"
+                                 for i in range(HUNG_FILES if name != "well" else 20))]
+
+    hung = [path for i in range(HUNG_SYSTEMS) for path in paths(f"hung{i}")]
+    if what == "getattr-cached":  # the page caches of the source have all
+        for view, _ in hung:
+            with open(os.path.join(place / "s", os.path.relpath(view, m.path + "/shards")),
+                      "rb") as f:
+                f.read()
+    crowd = callers()
+    for i in range(3):
+        crowd.add(open_and_read, [view for view, _ in hung[i::3]], place / f"opened{i}",
+                  place / "go")
+    assert eventually(lambda: all((place / f"opened{i}").exists() for i in range(3)), LIMIT)
+    rules.with_suffix(".new").write_text(f"{what.removesuffix('-cached')} * hang\n")
+    os.rename(rules.with_suffix(".new"), rules)
+    (place / "go").touch()
+    assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] >= len(hung), LIMIT), \
+        child(m.metrics)["fstfs_reads_in_flight"]
+    for view, real in paths("well"):
+        assert child(oracle.read_all, view, seconds=LIMIT) == oracle.read_all(real)
+    assert child(m.metrics)["fstfs_reads_in_flight"] >= len(hung)
+    crowd.kill()
+    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
+    rules.unlink()
+    assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] == 0, LIMIT)
+    for view, real in hung[::25]:
+        assert child(oracle.read_all, view, seconds=LIMIT) == oracle.read_all(real)
+    assert eventually(lambda: m.metrics()["fstfs_buffer_bytes"] == 0, LIMIT)
     assert m.unmount() == 0
 
 

@@ -53,11 +53,15 @@ def module_of(file):
 
 
 def graph():
-    """{module: the other modules that it includes}"""
+    """{module: the other modules that it includes}, without the includes of a module's own private
+    header, which has no .c file and includes the module's public one."""
     found = defaultdict(set)
     for file in files():
         found[module_of(file)].update(map(module_of, includes_of(file)))
-    return {module: sorted(others - {module}) for module, others in found.items()}
+    headers = {module for module in found if not (ROOT / f"{module}.c").exists()}
+    return {module: sorted(other for other in others - {module}
+                           if other not in headers or module not in found[other])
+            for module, others in found.items()}
 
 
 def cycles(edges):

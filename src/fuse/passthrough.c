@@ -1,27 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/passthrough.h"
 
-#include <linux/fuse.h>
-#include <stdlib.h>
-
-static const char not_wanted[] = "not asked for (--passthrough=on)";
-
-#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17) && defined(FUSE_DEV_IOC_BACKING_OPEN)
-
 #include "io/descriptors.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/capability.h>
+#include <linux/fuse.h>
 #include <pthread.h>
 #include <search.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17) && defined(FUSE_DEV_IOC_BACKING_OPEN)
+#define IS_BUILT 1
+#else
+#define IS_BUILT 0
+#define FUSE_CAP_PASSTHROUGH 0
+#endif
+
+static const char not_wanted[] = "not asked for (--passthrough=on)";
+static const char not_built[] =
+    "built with libfuse before 3.17, or with headers of Linux before 6.9";
 static const char not_root[] = "the kernel allows it to root only";
 
 /* A file that is open. The kernel fails an open that is not answered like the others of the same
@@ -73,6 +78,8 @@ passthrough_new(bool wanted)
         return NULL;
     if (!wanted)
         passthrough->off = not_wanted;
+    else if (!IS_BUILT)
+        passthrough->off = not_built;
     else if (!has_sys_admin() || !is_initial_user_namespace())
         passthrough->off = not_root;
     pthread_mutex_init(&passthrough->lock, NULL);
@@ -94,8 +101,9 @@ passthrough_init(struct passthrough *passthrough, struct fuse_session *fuse,
                  struct fuse_conn_info *conn)
 {
     passthrough->fuse = fuse;
-    if (passthrough->off != not_wanted && !(conn->capable & FUSE_CAP_PASSTHROUGH))
-        passthrough->off = "the kernel has it not";
+    if ((!passthrough->off || passthrough->off == not_root) &&
+        !(conn->capable & FUSE_CAP_PASSTHROUGH))
+        passthrough->off = "the kernel does not support it";
     if (!passthrough->off)
         conn->want |= FUSE_CAP_PASSTHROUGH;
 }
@@ -127,6 +135,8 @@ whole_backing(const struct extent_list *list)
     return extent->backing;
 }
 
+#if IS_BUILT
+
 /* Returns a backing ID or a negative errno. libfuse's own functions print each error and do not
  * return it. */
 static int32_t
@@ -154,6 +164,50 @@ backing_close(const struct passthrough *passthrough, int32_t id)
     if (id > 0)
         ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_CLOSE, &id);
 }
+
+/* Whether the kernel permits it to this process: it checks that before the descriptor. */
+static bool
+backing_is_permitted(const struct passthrough *passthrough)
+{
+    struct fuse_backing_map none = {.fd = -1};
+
+    return ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_OPEN, &none) >= 0 ||
+           errno != EPERM;
+}
+
+static void
+set_backing_id(struct fuse_file_info *fi, int32_t id)
+{
+    fi->backing_id = id;
+}
+
+#else
+
+/* Never called: passthrough->off is set. */
+
+static int32_t
+backing_open(const struct passthrough *passthrough, struct backing *backing)
+{
+    return -ENOSYS;
+}
+
+static void
+backing_close(const struct passthrough *passthrough, int32_t id)
+{
+}
+
+static bool
+backing_is_permitted(const struct passthrough *passthrough)
+{
+    return false;
+}
+
+static void
+set_backing_id(struct fuse_file_info *fi, int32_t id)
+{
+}
+
+#endif
 
 /* Increments the opens of a file; NULL: it is not open. */
 static struct passthrough_file *
@@ -210,7 +264,7 @@ passthrough_open(struct passthrough *passthrough, fuse_ino_t id, const struct ex
     if (!*file)
         return -ENOMEM;
     if ((*file)->backing_id > 0) {
-        fi->backing_id = (*file)->backing_id;
+        set_backing_id(fi, (*file)->backing_id);
         fi->keep_cache = 0; /* required by the kernel */
         fi->direct_io = (fi->flags & O_DIRECT) != 0;
     }
@@ -233,16 +287,6 @@ passthrough_close(struct passthrough *passthrough, struct passthrough_file *file
         backing_close(passthrough, file->backing_id);
         free(file);
     }
-}
-
-/* Whether the kernel permits it to this process: it checks that before the descriptor. */
-static bool
-backing_is_permitted(const struct passthrough *passthrough)
-{
-    struct fuse_backing_map none = {.fd = -1};
-
-    return ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_OPEN, &none) >= 0 ||
-           errno != EPERM;
 }
 
 static const char *
@@ -280,61 +324,3 @@ passthrough_status(struct passthrough *passthrough, struct buffer *out)
         buffer_addf(out, ",\"refused\":\"%s\"", explain_refusal(refused));
     buffer_add_char(out, '}');
 }
-
-#else
-
-static const char not_built[] =
-    "built with libfuse before 3.17, or with headers of Linux before 6.9";
-
-struct passthrough {
-    bool wanted;
-};
-
-struct passthrough *
-passthrough_new(bool wanted)
-{
-    struct passthrough *passthrough = calloc(1, sizeof(*passthrough));
-
-    if (passthrough)
-        passthrough->wanted = wanted;
-    return passthrough;
-}
-
-void
-passthrough_free(struct passthrough *passthrough)
-{
-    free(passthrough);
-}
-
-void
-passthrough_init(struct passthrough *passthrough, struct fuse_session *fuse,
-                 struct fuse_conn_info *conn)
-{
-}
-
-const char *
-passthrough_refusal(const struct passthrough *passthrough)
-{
-    return passthrough->wanted ? not_built : NULL;
-}
-
-errint_t
-passthrough_open(struct passthrough *passthrough, fuse_ino_t id, const struct extent_list *list,
-                 struct fuse_file_info *fi, struct passthrough_file **file)
-{
-    *file = NULL;
-    return 0;
-}
-
-void
-passthrough_close(struct passthrough *passthrough, struct passthrough_file *file)
-{
-}
-
-void
-passthrough_status(struct passthrough *passthrough, struct buffer *out)
-{
-    buffer_addf(out, "{\"on\":false,\"why\":\"%s\"}", passthrough->wanted ? not_built : not_wanted);
-}
-
-#endif

@@ -247,7 +247,8 @@ sandbox_enter(struct sandbox *sandbox, int directory)
     error = enter_landlock(directory);
     set_part(&sandbox->landlock, error);
     if (error == -ENOSYS || error == -EOPNOTSUPP)
-        snprintf(sandbox->landlock.why, sizeof(sandbox->landlock.why), "the kernel has it not");
+        snprintf(sandbox->landlock.why, sizeof(sandbox->landlock.why),
+                 "the kernel does not support it");
     sandbox->confined = !error && directory >= 0;
     set_part(&sandbox->capabilities, drop_capabilities(sandbox));
 }

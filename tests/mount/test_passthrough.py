@@ -11,7 +11,7 @@ import pytest
 from conftest import child, eventually
 from corpus import trees
 
-NEVER = ("built with", "the kernel has it not")
+NEVER = ("built with", "the kernel does not support it")
 
 
 def state(m):

@@ -373,8 +373,8 @@ def test_source_that_moves(mount, place, who):
 # --- what may be missing ---
 
 REFUSED = {
-    "landlock": (["landlock=ENOSYS"], {"landlock": "the kernel has it not"}),
-    "landlock-off": (["landlock=EOPNOTSUPP"], {"landlock": "the kernel has it not"}),
+    "landlock": (["landlock=ENOSYS"], {"landlock": "the kernel does not support it"}),
+    "landlock-off": (["landlock=EOPNOTSUPP"], {"landlock": "the kernel does not support it"}),
     "landlock-container": (["landlock=EPERM"], {"landlock": "Operation not permitted"}),
     "seccomp": (["seccomp=EPERM"], {"system_calls": "Operation not permitted"}),
     "capset": (["capset=EPERM"], {"capabilities": "Operation not permitted"}),
@@ -382,7 +382,7 @@ REFUSED = {
     "no-new-privs": (["no_new_privs=EINVAL"], {"no_new_privileges": "Invalid argument",
                                                "system_calls": "Permission denied"}),
     "all": (["landlock=ENOSYS", "seccomp=ENOSYS", "capset=EPERM", "no_new_privs=EINVAL"],
-            {"landlock": "the kernel has it not", "system_calls": "Function not implemented",
+            {"landlock": "the kernel does not support it", "system_calls": "Function not implemented",
              "capabilities": "Operation not permitted", "no_new_privileges": "Invalid argument"}),
 }
 

@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Compares text that may contain NUL, by bytes. For UTF-8 this is Python's order, and so that of
- * safetensors' keys().
- */
+/* Compares text by bytes. For UTF-8 this is Python's order, and so that of safetensors' keys(). */
 #ifndef FSTFS_BASE_TEXT_H
 #define FSTFS_BASE_TEXT_H
 
 #include <stddef.h>
 #include <string.h>
 
-/* Returns a value below, equal to or above 0, as memcmp(3). */
+/* Text that may contain NUL. Returns a value below, equal to or above 0, as memcmp(3). */
 static inline int
 text_compare(const char *a, size_t a_length, const char *b, size_t b_length)
 {
     int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
 
     return order ? order : (a_length > b_length) - (a_length < b_length);
+}
+
+/* Compares two strings by strcmp(3), for qsort(3) and bsearch(3) over arrays of `const char *`. */
+static inline int
+text_compare_strings(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 #endif

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The source tree: which directories, checkpoints and other files there are,
- * kept true while it changes.
+ * The source tree: its directories, checkpoints and other files, kept up to date.
  *
- * Nothing is looked at before it is asked for: a directory is listed when its
- * listing is asked for, headers are read when a checkpoint is. What was found is
- * held in immutable, counted objects (listing, checkpoint, shard); when a check
- * finds that the source has changed, a new object takes the old one's place, and
- * whoever holds the old one keeps it. Checks happen when somebody asks, at most
- * once in CATALOG_CHECK_MS for each object, and by one thread.
+ * Nothing is read before it is needed: a directory when its listing is requested, headers when a
+ * checkpoint is. Results are immutable, reference-counted objects (listing, checkpoint, shard). A
+ * check that finds a change in the source replaces the object; references to the old one stay
+ * valid. Checks happen on request only, at most once in CATALOG_CHECK_MS for each object, in one
+ * thread.
  *
- * Any thread may call anything here. Calls wait on storage.
+ * Any thread may call any function. Calls may wait for storage.
  */
 #ifndef FSTFS_CATALOG_CATALOG_H
 #define FSTFS_CATALOG_CATALOG_H
@@ -18,17 +16,18 @@
 #include "base/error.h"
 #include "base/extent.h"
 #include "catalog/header_budget.h"
-#include "catalog/ownership.h"
 #include "catalog/problems.h"
 #include "format/safetensors.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/types.h>
 
 enum { CATALOG_CHECK_MS = 400 };
-/* For so much longer a checkpoint is given out as it was, while a thread looks at its files. */
+/* While a thread checks a checkpoint, others get the known version for this much longer. */
 enum { CATALOG_LOOKING_MS = 100 };
 
 struct catalog;
@@ -36,55 +35,70 @@ struct source_dir;
 struct listing;
 struct checkpoint;
 
-/* A regular file of the source as it was last looked at. */
-struct source_file {
-    struct file_identity identity;
-    struct ownership ownership; /* as the mount shows it */
+/*
+ * Owner, group and permission bits that the mount shows. They are information and grant nothing:
+ * where other users may enter the mount, each open asks the kernel (view/permission.h).
+ */
+struct ownership {
+    uid_t owner;
+    gid_t group;
+    mode_t mode; /* permission bits without write bits */
 };
 
-/* How the shards of a checkpoint were found, strongest claim first. */
+static inline struct ownership
+ownership_from_stat(const struct stat *st)
+{
+    return (struct ownership){st->st_uid, st->st_gid, st->st_mode & 0555};
+}
+
+/* A regular file of the source at one time. */
+struct source_file {
+    struct file_identity identity;
+    struct ownership ownership;
+};
+
+/* How the shards of a checkpoint were found, by precedence. */
 enum group_kind {
     GROUP_INDEX, /* an index names them */
     GROUP_NUMBERED, /* STEM-NNNNN-of-MMMMM.safetensors */
     GROUP_SINGLE, /* STEM.safetensors */
 };
 
-/* One checkpoint of a listing, headers not read. Strings belong to the listing. */
+/* One checkpoint of a listing; its headers are not read. Strings belong to the listing. */
 struct group {
     const char *stem;
-    const char *suffix; /* of its files, or the one in its index's name: ".safetensors", ".sft" */
+    const char *suffix; /* of its files, or within its index's name: ".safetensors", ".sft" */
     const char *index; /* the index's file name, or NULL */
-    const char *const *members; /* shards that are there, sorted by name */
+    const char *const *members; /* shards that exist, sorted by name */
     uint32_t member_count;
-    uint32_t missing_count; /* shards that should be there and are not */
+    uint32_t missing_count; /* shards that should exist */
     enum group_kind kind;
-    bool second; /* a group before it in the listing has the same stem */
-    bool shadowed; /* and the same suffix: that one is stronger */
-    struct group_state *state; /* the catalog's own: the version now known */
+    bool second; /* an earlier group of the listing has the same stem */
+    bool shadowed; /* and the same suffix: that one has precedence */
+    struct group_state *state; /* private: its current version */
 };
 
-/* What is in one directory, in the order of names (strcmp). Immutable. */
+/* The names in one directory, sorted by strcmp(3). Immutable. */
 struct listing {
     atomic_uint references;
     uint32_t directory_count, file_count, group_count;
     const char *const *directories; /* links to directories among them */
-    const char *const *files; /* all that is neither shard nor index */
-    const struct group *groups; /* sorted by stem and suffix, the strongest first */
+    const char *const *files; /* neither shards nor indexes */
+    const struct group *groups; /* sorted by stem and suffix, then precedence */
     struct problem_set *problems; /* the view may add to it */
-    struct listing_private *private;
 };
 
-/* One shard, its header read. Immutable, counted, shared by versions. */
+/* One shard with its header. Immutable, counted; shared by versions of the checkpoint. */
 struct shard {
     atomic_uint references;
     const char *name; /* file name */
     struct source_file file;
-    struct backing *backing; /* of a sound one set */
+    struct backing *backing; /* may be NULL if the shard is refused */
     struct st_table *table; /* NULL when the shard is refused; shared by links to the file */
-    struct kept_table *kept; /* the catalog's own: what `table` is of */
-    char *refusal; /* why, one line; NULL when sound */
-    errint_t error; /* of the refusal; 0 when sound */
-    bool temporary; /* refused for what may be otherwise at the next look */
+    struct kept_table *kept; /* private: owns `table` */
+    char *refusal; /* one line; NULL: it is not refused */
+    errint_t error; /* of the refusal, or 0 */
+    bool temporary; /* the refusal may not last: it is tried again at the next check */
 };
 
 struct tensor_ref {
@@ -93,7 +107,7 @@ struct tensor_ref {
 };
 
 /*
- * One version of a checkpoint. Immutable but for `derived` and `no_room_reported`.
+ * One version of a checkpoint. Immutable except for `derived` and `no_room_reported`.
  */
 struct checkpoint {
     atomic_uint references;
@@ -103,23 +117,29 @@ struct checkpoint {
     uint32_t shard_count;
     uint32_t tensor_count;
     struct shard **shards; /* sorted by file name */
-    const struct tensor_ref *tensors; /* by name; those that stand in one shard only */
+    const struct tensor_ref *tensors; /* by name; only those that are in one shard */
     struct ownership ownership; /* of all its shards combined */
-    struct timespec modified; /* the newest shard's */
-    bool has_total_size; /* its index says a metadata.total_size */
-    uint64_t total_size;
-    const char *index_metadata; /* its index's, a JSON object, checked; NULL: none */
-    size_t index_metadata_length;
-    /* Why no whole can be made of it (merged/, re-cut); NULL when one can. */
-    const char *unsound;
-    bool busy; /* a shard is left out since another process has it open for writing */
-    struct problem_set *problems; /* the view may add to it */
+    bool busy; /* a shard is refused because another process has it open for writing */
+    bool has_total_size; /* its index has a valid metadata.total_size */
     atomic_bool no_room_reported; /* see checkpoint_report_no_room() */
-    /* The view's: what it worked out for this version. Set once (compare and
-     * swap from NULL), freed by the function given to catalog_new(). */
+    bool has_no_room; /* private: the budget had no room for `tensors` */
+    struct timespec modified; /* of the newest shard */
+    uint64_t total_size;
+    char *index_metadata; /* of its index: a valid JSON object, owned; NULL: none */
+    size_t index_metadata_length;
+    /* Why it cannot be shown as a whole, in merged/ and re-cut; NULL: it can. A static string. */
+    const char *unsound;
+    struct problem_set *problems; /* the view may add to it */
+    /* What the view derived from this version. Set once (compare and swap from NULL), freed by
+     * derived_free of the catalog's options. */
     _Atomic(void *) derived;
     struct catalog *catalog;
-    struct checkpoint_private *private;
+    /* Private to the catalog. */
+    const char *index_name; /* NULL: it has no index */
+    struct file_identity index_identity;
+    struct family *family; /* of its shards; shared with the next version */
+    struct tensor_ref *own_tensors; /* `tensors`, unless a table owns them */
+    uint64_t charged; /* bytes, for own_tensors and index_metadata */
 };
 
 static inline const struct st_tensor *
@@ -130,57 +150,58 @@ checkpoint_tensor(const struct checkpoint *checkpoint, struct tensor_ref ref)
 
 struct catalog_options {
     const char *source; /* path of an existing directory */
-    bool path_only; /* open it with O_PATH: FUSE servers list a directory that is opened to be read
-                     */
+    /* Opens it with O_PATH. Otherwise it is opened for reading, and a FUSE server below it lists
+     * it. */
+    bool path_only;
     void (*derived_free)(void *derived);
-    struct problem_watch problems; /* all zero: the log is told */
+    struct problem_watch problems; /* all zero: problems go to the log */
     uint64_t header_memory; /* bytes for headers; at least HEADER_BUDGET_LEAST is used */
 };
 
 errint_t catalog_new(const struct catalog_options *options, struct catalog **catalog);
-/* Everything handed out must have been let go. */
+/* All references must have been released. */
 void catalog_free(struct catalog *catalog);
 
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
-int catalog_source_fd(const struct catalog *catalog); /* it, open; the catalog's own */
+int catalog_source_fd(const struct catalog *catalog); /* its descriptor, owned by the catalog */
 struct problems *catalog_problems(struct catalog *catalog);
-/* What memory for headers and for what is made of them is charged to. NULL for no catalog, as of
- * the checkpoints that fstfs-pack puts together. */
+/* The budget for headers and what is made of them. NULL if `catalog` is NULL, as in the checkpoints
+ * of fstfs-pack. */
 struct header_budget *catalog_budget(struct catalog *catalog);
 errint_t catalog_statvfs(struct catalog *catalog, struct statvfs *out);
 
-/* What the catalog did since its start, for metrics. */
+/* For metrics. */
 struct catalog_counters {
-    uint64_t listings, headers, header_bytes;
-    uint64_t tensors, checkpoints, table_bytes; /* held now */
+    uint64_t listings, headers, header_bytes; /* read since the start */
+    uint64_t tensors, checkpoints, table_bytes; /* in memory now */
     struct header_budget_counters budget;
 };
 void catalog_counters(struct catalog *catalog, struct catalog_counters *counters);
 
-/* The source's own directory; a new reference. */
+/* The root of the source; a new reference. */
 struct source_dir *catalog_root(struct catalog *catalog);
-/* The object for a directory inside `dir`; it need not exist. NULL: no memory. */
+/* A directory inside `dir`, which need not exist; a new reference. NULL: out of memory. */
 struct source_dir *source_dir_child(struct source_dir *dir, const char *name);
 struct source_dir *source_dir_ref(struct source_dir *dir);
 void source_dir_unref(struct source_dir *dir);
 const char *source_dir_path(const struct source_dir *dir); /* relative to the source; "" the root */
 
-/* st_dev of the directory as source_dir_stat() last found it; 0 before. Does not wait. */
+/* st_dev by the last source_dir_stat(); 0: there was none. Does not wait. */
 uint64_t source_dir_device(const struct source_dir *dir);
 
 /* stat of the directory itself. -ENOENT, -ENOTDIR, ... */
 errint_t source_dir_stat(struct source_dir *dir, struct stat *st);
 
-/* Makes the next request for the directory's listing or for one of its checkpoints look at
- * the source, however lately that was done. */
+/* Makes the next request for the listing or for a checkpoint of the directory check the source,
+ * even if that was done just before. */
 void source_dir_expire(struct source_dir *dir);
-/* Makes the next request for the listing look at the directory and its indexes; where they have
- * changed, the next ones for its checkpoints look at the shards, too. */
+/* Makes the next request for the listing check the directory and its indexes. If they have changed,
+ * the next requests for its checkpoints check the shards, too. */
 void source_dir_expire_listing(struct source_dir *dir);
 
-/* The directory's listing as it is now; unref it. */
+/* The current listing; a new reference. */
 errint_t source_dir_listing(struct source_dir *dir, struct listing **listing);
-/* The directory that the listing was read from, as it was then. */
+/* The identity of the directory when the listing was read. */
 const struct file_identity *listing_directory(const struct listing *listing);
 static inline struct listing *
 listing_ref(struct listing *listing)
@@ -190,23 +211,27 @@ listing_ref(struct listing *listing)
 }
 void listing_unref(struct listing *listing);
 
-/* Looks at the regular file `name` of the directory, through links. */
+/* stat of the regular file `name` in the directory, following links. */
 errint_t source_dir_file(struct source_dir *dir, const char *name, struct source_file *file);
-/* A backing for that version of that file. NULL: out of memory. */
+/* A backing for this version of the file. NULL: out of memory. */
 struct backing *source_dir_backing(struct source_dir *dir, const char *name,
                                    const struct source_file *file);
 
-/* The checkpoint of a group as it is now, headers read; unref it. Fails only for
- * want of memory: whatever is wrong with the shards is in the checkpoint. */
+/* Why the index file `name` cannot be used: an error with its reason, or 0 if it can. */
+errint_t source_dir_check_index(struct source_dir *dir, const char *name, struct reason *reason);
+
+/* The current version of a group's checkpoint; a new reference. Fails only if out of memory: what
+ * is wrong with the shards is in the checkpoint. */
 errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
                           struct checkpoint **checkpoint);
-/* As group_checkpoint(), for a group that no listing has: its `state` is not used, and the headers
- * are read each time. */
+/* The same for a group that is not from a listing: its `state` is not used, and the headers are
+ * read each time. */
 errint_t group_load(struct source_dir *dir, const struct group *group,
                     struct checkpoint **checkpoint);
-/* A number for the versions of all its shards, see file_identity_hash(). */
+/* A hash of the versions of all its shards, see file_identity_hash(). */
 uint64_t checkpoint_version(const struct checkpoint *checkpoint);
-/* Adds a problem: the budget has no room for something made of the checkpoint. Once. */
+/* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
+ * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);
 struct checkpoint *checkpoint_ref(struct checkpoint *checkpoint);
 void checkpoint_unref(struct checkpoint *checkpoint);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "catalog/group.h"
 
+#include "base/array.h"
+#include "base/buffer.h"
+#include "base/text.h"
 #include "format/safetensors.h"
 
 #include <errno.h>
@@ -33,8 +36,8 @@ make_stem(char stem[256], const char *a, size_t a_length, const char *b, size_t 
     return true;
 }
 
-/* Whether an index's name goes on so behind the suffix: .index.json, .index.VARIANT.json or
- * .VARIANT.index.json. The variant is empty in the first. */
+/* Whether `rest`, what follows the suffix in a file name, makes it the name of an index:
+ * .index.json, .index.VARIANT.json or .VARIANT.index.json. The variant is empty in the first. */
 static bool
 split_index_rest(const char *rest, const char **variant, size_t *length)
 {
@@ -61,14 +64,14 @@ split_index_rest(const char *rest, const char **variant, size_t *length)
     return true;
 }
 
-/* As group_index_name(); gives the suffix, too. */
+/* As group_index_name(); also returns the suffix. */
 static bool
 split_index_name(const char *file, char stem[256], const char **suffix, size_t *suffix_length)
 {
     const char *variant;
     size_t length, end;
 
-    /* The last suffix: a stem may hold one, too. */
+    /* The last suffix: a stem may contain one, too. */
     for (end = strlen(file); end > 0; end--) {
         if (file[end] != '.')
             continue;
@@ -107,7 +110,7 @@ group_name_index(const char *stem, const char *suffix, char file[300])
     snprintf(file, 300, "%s%s.index.json", stem, suffix);
 }
 
-/* Reads at least five digits backwards from `end`; NULL when there are none. */
+/* Reads at least five digits that end at `end`. Returns their start; NULL: there are fewer. */
 static const char *
 digits_before(const char *start, const char *end, uint32_t *value)
 {
@@ -122,7 +125,7 @@ digits_before(const char *start, const char *end, uint32_t *value)
     return end - at >= 5 ? at : NULL;
 }
 
-/* STEM-NNNNN-of-MMMMM ending at `end`; gives where the stem ends. */
+/* Parses STEM-NNNNN-of-MMMMM, which ends at `end`. Returns the end of the stem, or NULL. */
 static const char *
 numbered_stem_end(const char *file, const char *end, uint32_t *number, uint32_t *of)
 {
@@ -136,7 +139,7 @@ numbered_stem_end(const char *file, const char *end, uint32_t *number, uint32_t 
     return at - 1;
 }
 
-/* The suffix of a safetensors file; "": it is none. */
+/* The suffix of a safetensors file; "" for other files. */
 static const char *
 file_suffix(const char *file)
 {
@@ -145,7 +148,7 @@ file_suffix(const char *file)
     return file + length - st_suffix_length(file, length);
 }
 
-/* As group_numbered_name(), with numbers of any size. */
+/* As group_numbered_name(), but the numbers may be out of range. */
 static bool
 split_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of)
 {
@@ -180,116 +183,100 @@ group_single_name(const char *file, char stem[256])
 
 /* ---- grouping ---- */
 
-enum { FREE, SHARD, INDEX };
+/* What a file is used as. */
+enum { USE_NONE, USE_SHARD, USE_INDEX };
 
 struct numbered {
     const char *file;
     size_t position; /* in the sorted names */
-    size_t stem; /* where in the stems' text */
+    size_t stem; /* offset in the stems */
     uint32_t number, of;
 };
 
-struct work {
+struct grouper {
     const char *const *files;
     size_t count;
     const char *directory;
     struct problem_set *problems;
-    unsigned char *use; /* of each file: FREE, SHARD or INDEX */
+    unsigned char *use; /* of each file: USE_... */
     struct group *groups;
-    size_t group_count, group_capacity;
-    /* While groups are gathered their stems and members are places in these;
-     * they become pointers when nothing grows any more. */
+    size_t group_count;
+    /* While these arrays grow, the stems and members of groups are offsets in them. Then
+     * resolve_groups() makes them pointers. */
     struct buffer stems;
     const char **members;
-    size_t member_count, member_capacity;
+    size_t member_count;
     bool failed;
 };
 
-static int
-compare_names(const void *a, const void *b)
+static size_t
+find_file(const struct grouper *grouper, const char *name)
 {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
+    const char *const *found = bsearch(&name, grouper->files, grouper->count,
+                                       sizeof(*grouper->files), text_compare_strings);
+
+    return found ? (size_t)(found - grouper->files) : SIZE_MAX;
 }
 
+/* Adds a stem, followed by its suffix. Returns its offset. */
 static size_t
-find_file(const struct work *work, const char *name)
+add_stem(struct grouper *grouper, const char *stem, const char *suffix, size_t length)
 {
-    const char *const *found =
-        bsearch(&name, work->files, work->count, sizeof(*work->files), compare_names);
+    size_t at = grouper->stems.length;
 
-    return found ? (size_t)(found - work->files) : SIZE_MAX;
-}
-
-/* Behind each stem is its suffix. */
-static size_t
-add_stem(struct work *work, const char *stem, const char *suffix, size_t length)
-{
-    size_t at = work->stems.length;
-
-    buffer_add(&work->stems, stem, strlen(stem) + 1);
-    buffer_add(&work->stems, suffix, length);
-    buffer_add_char(&work->stems, '\0');
+    buffer_add(&grouper->stems, stem, strlen(stem) + 1);
+    buffer_add(&grouper->stems, suffix, length);
+    buffer_add_char(&grouper->stems, '\0');
     return at;
 }
 
 static size_t
-add_stem_of_file(struct work *work, const char *stem, const char *file)
+add_stem_of_file(struct grouper *grouper, const char *stem, const char *file)
 {
     const char *suffix = file_suffix(file);
 
-    return add_stem(work, stem, suffix, strlen(suffix));
+    return add_stem(grouper, stem, suffix, strlen(suffix));
 }
 
 static void
-add_member(struct work *work, const char *name)
+add_member(struct grouper *grouper, const char *name)
 {
-    if (work->member_count == work->member_capacity) {
-        size_t capacity = work->member_capacity ? 2 * work->member_capacity : 64;
-        const char **members = realloc(work->members, capacity * sizeof(*members));
+    const char **members = array_room(grouper->members, grouper->member_count, sizeof(*members));
 
-        if (!members) {
-            work->failed = true;
-            return;
-        }
-        work->members = members;
-        work->member_capacity = capacity;
+    if (!members) {
+        grouper->failed = true;
+        return;
     }
-    work->members[work->member_count++] = name;
+    grouper->members = members;
+    grouper->members[grouper->member_count++] = name;
 }
 
-/* Adds a group whose members were added since `first`. */
+/* Adds a group of the members from `first` on. `stem`: an offset. */
 static void
-add_group(struct work *work, enum group_kind kind, size_t stem, const char *index, size_t first,
-          uint32_t missing)
+add_group(struct grouper *grouper, enum group_kind kind, size_t stem, const char *index,
+          size_t first, uint32_t missing)
 {
-    struct group *group;
+    struct group *groups = array_room(grouper->groups, grouper->group_count, sizeof(*groups));
 
-    if (work->group_count == work->group_capacity) {
-        size_t capacity = work->group_capacity ? 2 * work->group_capacity : 16;
-        struct group *groups = realloc(work->groups, capacity * sizeof(*groups));
-
-        if (!groups) {
-            work->failed = true;
-            return;
-        }
-        work->groups = groups;
-        work->group_capacity = capacity;
+    if (!groups) {
+        grouper->failed = true;
+        return;
     }
-    group = &work->groups[work->group_count++];
-    *group = (struct group){
+    grouper->groups = groups;
+    groups[grouper->group_count++] = (struct group){
         .stem = (const char *)stem,
         .index = index,
         .members = (const char *const *)first,
-        .member_count = (uint32_t)(work->member_count - first),
+        .member_count = (uint32_t)(grouper->member_count - first),
         .missing_count = missing,
         .kind = kind,
     };
 }
 
 static void
-group_by_index(struct work *work, const struct group_index *named)
+group_by_index(struct grouper *grouper, const struct group_index *named)
 {
-    size_t first = work->member_count, most = problem_set_named(work->problems);
+    size_t first = grouper->member_count, most = problem_set_named(grouper->problems);
     const char *suffix;
     size_t suffix_length;
     uint32_t missing = 0;
@@ -298,35 +285,35 @@ group_by_index(struct work *work, const struct group_index *named)
     if (!split_index_name(named->file, stem, &suffix, &suffix_length))
         return;
     if (named->index->shard_count == 0) {
-        problem_set_add(work->problems, work->directory, named->file,
+        problem_set_add(grouper->problems, grouper->directory, named->file,
                         "the index names no shard: no checkpoint is made of it");
         return;
     }
     for (uint32_t i = 0; i < named->index->shard_count; i++) {
         const char *shard = named->index->shards[i];
-        size_t at = find_file(work, shard);
+        size_t at = find_file(grouper, shard);
 
         if (at == SIZE_MAX) {
             char name[QUOTED_SIZE];
 
             if (missing++ < most)
                 problem_set_add(
-                    work->problems, work->directory, named->file,
-                    "the index names %s, which is not there: its tensors are missing, and "
+                    grouper->problems, grouper->directory, named->file,
+                    "the index names %s, which does not exist: its tensors are missing, and "
                     "there is no merged file",
                     quoted(name, shard, strlen(shard)));
             continue;
         }
-        work->use[at] = SHARD;
-        add_member(work, work->files[at]);
+        grouper->use[at] = USE_SHARD;
+        add_member(grouper, grouper->files[at]);
     }
     if (missing > most)
-        problem_set_add(work->problems, work->directory, named->file,
-                        "%u of the %u shards the index names are not there: their tensors are "
+        problem_set_add(grouper->problems, grouper->directory, named->file,
+                        "%u of the %u shards that the index names do not exist: their tensors are "
                         "missing, and there is no merged file",
                         missing, named->index->shard_count);
-    add_group(work, GROUP_INDEX, add_stem(work, stem, suffix, suffix_length), named->file, first,
-              missing);
+    add_group(grouper, GROUP_INDEX, add_stem(grouper, stem, suffix, suffix_length), named->file,
+              first, missing);
 }
 
 static int
@@ -346,104 +333,106 @@ compare_numbered(const void *a, const void *b, void *stems)
     return strcmp(x->file, y->file);
 }
 
-/* One set: `count` files of the same stem, suffix and M, by number. */
+/* Makes a group of `count` files of the same stem, suffix and M, sorted by number. */
 static void
-group_numbered_set(struct work *work, const struct numbered *set, size_t count)
+group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t count)
 {
-    size_t first = work->member_count, most = problem_set_named(work->problems);
-    uint32_t expected = 1, there = 0, missing, said = 0;
-    const char *name = work->stems.data + set[0].stem;
+    size_t first = grouper->member_count, most = problem_set_named(grouper->problems);
+    uint32_t expected = 1, found = 0, missing, reported = 0;
+    const char *name = grouper->stems.data + set[0].stem;
     char stem[QUOTED_SIZE];
 
     quoted(stem, name, strlen(name));
     for (size_t i = 0; i < count; i++) {
-        for (; expected < set[i].number && said < most; expected++, said++)
+        for (; expected < set[i].number && reported < most; expected++, reported++)
             problem_set_add(
-                work->problems, work->directory, set[0].file,
-                "shard %u of %u of %s is not there: its tensors are missing, and there is "
+                grouper->problems, grouper->directory, set[0].file,
+                "shard %u of %u of %s does not exist: its tensors are missing, and there is "
                 "no merged file",
                 expected, set[0].of, stem);
         if (i > 0 && set[i].number == set[i - 1].number)
             problem_set_add(
-                work->problems, work->directory, set[i].file,
-                "a second file for shard %u of %u: tensors of both are shown from neither",
+                grouper->problems, grouper->directory, set[i].file,
+                "a second file for shard %u of %u: tensors that are in both are not shown",
                 set[i].number, set[i].of);
         else
-            there++;
+            found++;
         expected = set[i].number + 1;
-        work->use[set[i].position] = SHARD;
-        add_member(work, set[i].file);
+        grouper->use[set[i].position] = USE_SHARD;
+        add_member(grouper, set[i].file);
     }
-    for (; expected <= set[0].of && said < most; expected++, said++)
-        problem_set_add(work->problems, work->directory, set[0].file,
-                        "shard %u of %u of %s is not there: its tensors are missing, and there is "
-                        "no merged file",
-                        expected, set[0].of, stem);
-    missing = set[0].of - there;
-    if (missing > said)
-        problem_set_add(work->problems, work->directory, set[0].file,
-                        "%u of the %u shards of %s are not there: their tensors are missing, and "
+    for (; expected <= set[0].of && reported < most; expected++, reported++)
+        problem_set_add(
+            grouper->problems, grouper->directory, set[0].file,
+            "shard %u of %u of %s does not exist: its tensors are missing, and there is "
+            "no merged file",
+            expected, set[0].of, stem);
+    missing = set[0].of - found;
+    if (missing > reported)
+        problem_set_add(grouper->problems, grouper->directory, set[0].file,
+                        "%u of the %u shards of %s do not exist: their tensors are missing, and "
                         "there is no merged file",
                         missing, set[0].of, stem);
-    add_group(work, GROUP_NUMBERED, set[0].stem, NULL, first, missing);
+    add_group(grouper, GROUP_NUMBERED, set[0].stem, NULL, first, missing);
 }
 
 static void
-group_numbered(struct work *work)
+group_numbered(struct grouper *grouper)
 {
-    struct numbered *all = malloc((work->count + 1) * sizeof(*all));
+    struct numbered *all = malloc((grouper->count + 1) * sizeof(*all));
     size_t count = 0;
     char stem[256];
 
     if (!all) {
-        work->failed = true;
+        grouper->failed = true;
         return;
     }
-    for (size_t i = 0; i < work->count; i++) {
+    for (size_t i = 0; i < grouper->count; i++) {
         struct numbered *one = &all[count];
 
-        if (work->use[i] == FREE &&
-            group_numbered_name(work->files[i], stem, &one->number, &one->of)) {
-            one->file = work->files[i];
+        if (grouper->use[i] == USE_NONE &&
+            group_numbered_name(grouper->files[i], stem, &one->number, &one->of)) {
+            one->file = grouper->files[i];
             one->position = i;
-            one->stem = add_stem_of_file(work, stem, one->file);
+            one->stem = add_stem_of_file(grouper, stem, one->file);
             count++;
         }
     }
-    if (count && !buffer_failed(&work->stems)) {
-        qsort_r(all, count, sizeof(*all), compare_numbered, work->stems.data);
+    if (count && !buffer_failed(&grouper->stems)) {
+        qsort_r(all, count, sizeof(*all), compare_numbered, grouper->stems.data);
         for (size_t i = 0, end; i < count; i = end) {
-            for (end = i + 1;
-                 end < count && all[end].of == all[i].of &&
-                 strcmp(work->stems.data + all[end].stem, work->stems.data + all[i].stem) == 0 &&
-                 strcmp(file_suffix(all[end].file), file_suffix(all[i].file)) == 0;
+            for (end = i + 1; end < count && all[end].of == all[i].of &&
+                              strcmp(grouper->stems.data + all[end].stem,
+                                     grouper->stems.data + all[i].stem) == 0 &&
+                              strcmp(file_suffix(all[end].file), file_suffix(all[i].file)) == 0;
                  end++)
                 ;
-            group_numbered_set(work, all + i, end - i);
+            group_numbered_set(grouper, all + i, end - i);
         }
     }
     free(all);
 }
 
 static void
-group_singles(struct work *work)
+group_singles(struct grouper *grouper)
 {
     uint32_t number, of;
     char stem[256];
 
-    for (size_t i = 0; i < work->count; i++) {
-        size_t first = work->member_count;
+    for (size_t i = 0; i < grouper->count; i++) {
+        size_t first = grouper->member_count;
 
-        if (work->use[i] != FREE || !group_single_name(work->files[i], stem))
+        if (grouper->use[i] != USE_NONE || !group_single_name(grouper->files[i], stem))
             continue;
-        if (split_numbered_name(work->files[i], NULL, &number, &of))
-            problem_set_add(work->problems, work->directory, work->files[i],
+        if (split_numbered_name(grouper->files[i], NULL, &number, &of))
+            problem_set_add(grouper->problems, grouper->directory, grouper->files[i],
                             "named as shard %u of %u, expected a number from 1 to the total; taken "
                             "for a checkpoint of its own",
                             number, of);
-        work->use[i] = SHARD;
-        add_member(work, work->files[i]);
-        add_group(work, GROUP_SINGLE, add_stem_of_file(work, stem, work->files[i]), NULL, first, 0);
+        grouper->use[i] = USE_SHARD;
+        add_member(grouper, grouper->files[i]);
+        add_group(grouper, GROUP_SINGLE, add_stem_of_file(grouper, stem, grouper->files[i]), NULL,
+                  first, 0);
     }
 }
 
@@ -479,25 +468,25 @@ compare_groups(const void *a, const void *b)
 }
 
 static void
-settle(struct work *work)
+resolve_groups(struct grouper *grouper)
 {
-    for (size_t i = 0; i < work->group_count; i++) {
-        struct group *group = &work->groups[i];
+    for (size_t i = 0; i < grouper->group_count; i++) {
+        struct group *group = &grouper->groups[i];
 
-        group->stem = work->stems.data + (size_t)group->stem;
+        group->stem = grouper->stems.data + (size_t)group->stem;
         group->suffix = group->stem + strlen(group->stem) + 1;
         if (group->member_count == 0) {
-            group->members = NULL; /* and there may be no members at all to point into */
+            group->members = NULL; /* there may be no array to point into */
             continue;
         }
-        group->members = work->members + (size_t)group->members;
-        qsort(work->members + (group->members - (const char *const *)work->members),
-              group->member_count, sizeof(*work->members), compare_names);
+        group->members = grouper->members + (size_t)group->members;
+        qsort(grouper->members + (group->members - (const char *const *)grouper->members),
+              group->member_count, sizeof(*grouper->members), text_compare_strings);
     }
-    if (work->group_count)
-        qsort(work->groups, work->group_count, sizeof(*work->groups), compare_groups);
-    for (size_t i = 1; i < work->group_count; i++) {
-        struct group *group = &work->groups[i];
+    if (grouper->group_count)
+        qsort(grouper->groups, grouper->group_count, sizeof(*grouper->groups), compare_groups);
+    for (size_t i = 1; i < grouper->group_count; i++) {
+        struct group *group = &grouper->groups[i];
         const struct group *above = group - 1;
         char stem[QUOTED_SIZE];
 
@@ -505,21 +494,21 @@ settle(struct work *work)
         if (!group->second || strcmp(group->suffix, above->suffix) != 0)
             continue;
         group->shadowed = true;
-        problem_set_add(work->problems, work->directory,
+        problem_set_add(grouper->problems, grouper->directory,
                         group->index ? group->index
                                      : (group->member_count ? group->members[0] : NULL),
-                        "shown in tensors/ and npy/ only, as another directory: another "
+                        "shown in tensors/ and npy/ only, in a directory of its own: another "
                         "checkpoint has the name %s",
                         quoted(stem, group->stem, strlen(group->stem)));
     }
 }
 
 static void
-gather_files(const struct work *work, struct grouping *grouping)
+gather_files(const struct grouper *grouper, struct grouping *grouping)
 {
-    for (size_t i = 0; i < work->count; i++)
-        if (work->use[i] == FREE)
-            grouping->files[grouping->file_count++] = work->files[i];
+    for (size_t i = 0; i < grouper->count; i++)
+        if (grouper->use[i] == USE_NONE)
+            grouping->files[grouping->file_count++] = grouper->files[i];
 }
 
 errint_t
@@ -527,44 +516,44 @@ group_files(const char *const *files, size_t count, const struct group_index *in
             size_t index_count, const char *directory, struct problem_set *problems,
             struct grouping *grouping)
 {
-    struct work work = {.files = files,
-                        .count = count,
-                        .directory = directory,
-                        .problems = problems,
-                        .use = calloc(count + 1, 1),
-                        .stems = BUFFER_INIT};
+    struct grouper grouper = {.files = files,
+                              .count = count,
+                              .directory = directory,
+                              .problems = problems,
+                              .use = calloc(count + 1, 1),
+                              .stems = BUFFER_INIT};
 
     memset(grouping, 0, sizeof(*grouping));
     grouping->files = malloc((count + 1) * sizeof(*grouping->files));
-    if (!work.use || !grouping->files)
+    if (!grouper.use || !grouping->files)
         goto fail;
     for (size_t i = 0; i < index_count; i++) {
-        size_t at = find_file(&work, indexes[i].file);
+        size_t at = find_file(&grouper, indexes[i].file);
 
         if (at != SIZE_MAX)
-            work.use[at] = INDEX;
+            grouper.use[at] = USE_INDEX;
     }
     for (size_t i = 0; i < index_count; i++)
         if (indexes[i].index)
-            group_by_index(&work, &indexes[i]);
-    group_numbered(&work);
-    group_singles(&work);
-    if (work.failed || buffer_failed(&work.stems))
+            group_by_index(&grouper, &indexes[i]);
+    group_numbered(&grouper);
+    group_singles(&grouper);
+    if (grouper.failed || buffer_failed(&grouper.stems))
         goto fail;
-    settle(&work);
-    gather_files(&work, grouping);
-    grouping->groups = work.groups;
-    grouping->group_count = work.group_count;
-    grouping->members = work.members;
-    grouping->stems = work.stems.data;
-    free(work.use);
+    resolve_groups(&grouper);
+    gather_files(&grouper, grouping);
+    grouping->groups = grouper.groups;
+    grouping->group_count = grouper.group_count;
+    grouping->members = grouper.members;
+    grouping->stems = grouper.stems.data;
+    free(grouper.use);
     return 0;
 
 fail:
-    free(work.use);
-    free(work.groups);
-    free(work.members);
-    buffer_free(&work.stems);
+    free(grouper.use);
+    free(grouper.groups);
+    free(grouper.members);
+    buffer_free(&grouper.stems);
     free(grouping->files);
     memset(grouping, 0, sizeof(*grouping));
     return -ENOMEM;

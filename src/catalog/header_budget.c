@@ -34,8 +34,7 @@ charge_locked(struct header_budget *budget, uint64_t bytes)
     return true;
 }
 
-/* Reclaims until `bytes` are charged or nothing is left to reclaim; lock held, released
- * meanwhile. */
+/* Reclaims until `bytes` are charged or nothing is left to reclaim. Releases the lock meanwhile. */
 static bool
 charge_or_reclaim_locked(struct header_budget *budget, uint64_t bytes)
 {
@@ -51,7 +50,7 @@ charge_or_reclaim_locked(struct header_budget *budget, uint64_t bytes)
     return true;
 }
 
-/* False: no release came for long. */
+/* Waits for a release after number `seen`. False: there was none in time. */
 static bool
 wait_for_release_locked(struct header_budget *budget, uint64_t seen)
 {
@@ -69,7 +68,7 @@ static errint_t
 take_locked(struct header_budget *budget, uint64_t bytes)
 {
     if (bytes > budget->limit)
-        return -ENOBUFS; /* nothing is reclaimed for what can never fit */
+        return -ENOBUFS; /* can never fit: reclaim nothing */
     for (;;) {
         uint64_t seen = budget->releases;
 

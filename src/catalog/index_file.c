@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Index files of the source, read and parsed within the budget for headers. */
+/* Reads and parses index files within the budget for headers. */
+#include "base/file.h"
 #include "base/version.h"
 #include "catalog/private.h"
 
@@ -10,41 +11,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What an index takes besides, however short its file. */
-enum { LEAST_CHARGE = 1024 };
+/* Bytes that an index needs in addition, however short its file is. */
+enum { INDEX_LEAST_CHARGE = 1024 };
 
-static errint_t
-read_whole(int fd, char *text, size_t length)
-{
-    for (size_t done = 0; done < length;) {
-        ssize_t got = pread(fd, text + done, length - done, (off_t)done);
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return -errno;
-        if (got == 0)
-            return -EIO;
-        done += (size_t)got;
-    }
-    return 0;
-}
-
-/* Waits for storage where no memory is charged yet; the bytes come from the page cache
- * afterwards. */
+/* Waits for storage while no memory is charged: the bytes are in the page cache afterwards. */
 static errint_t
 read_through(int fd, size_t length)
 {
     char bounce[16384];
+    ssize_t got = 0;
 
-    for (size_t done = 0; done < length;) {
-        ssize_t got = pread(fd, bounce, sizeof(bounce), (off_t)done);
-
-        if (got < 0 && errno == EINTR)
-            continue;
+    for (size_t done = 0; done < length; done += (size_t)got) {
+        got = file_read(fd, bounce, sizeof(bounce), done);
         if (got <= 0)
-            return got < 0 ? -errno : -EIO;
-        done += (size_t)got;
+            return got < 0 ? (errint_t)got : -EIO;
     }
     return 0;
 }
@@ -88,9 +68,9 @@ catalog_keep_index(struct catalog *catalog, struct st_index *index,
     catalog_free_index(catalog, before);
 }
 
-/* The kept index, if it is of this file; the caller's then. */
+/* The kept index, if it is of this file; owned by the caller then. */
 static struct st_index *
-take_index(struct catalog *catalog, const struct file_identity *identity)
+take_kept_index(struct catalog *catalog, const struct file_identity *identity)
 {
     struct st_index *index = NULL;
 
@@ -103,14 +83,15 @@ take_index(struct catalog *catalog, const struct file_identity *identity)
     return index;
 }
 
-/* Reads and parses `size` bytes of a version, and leaves those of the index charged. */
+/* Reads and parses a version of `size` bytes. What the index needs stays charged. */
 static errint_t
-read_charged(struct catalog *catalog, struct backing *backing, int fd, size_t size,
-             struct st_index **index, struct reason *reason)
+read_index_charged(struct catalog *catalog, struct backing *backing, int fd, size_t size,
+                   struct st_index **index, struct reason *reason)
 {
-    uint64_t charged = ST_INDEX_FACTOR * size + LEAST_CHARGE;
+    uint64_t charged = ST_INDEX_FACTOR * size + INDEX_LEAST_CHARGE;
     struct header_budget_counters now;
     errint_t error = size > ST_LARGE_HEADER ? read_through(fd, size) : 0;
+    ssize_t got;
     char *text;
 
     if (error)
@@ -118,12 +99,13 @@ read_charged(struct catalog *catalog, struct backing *backing, int fd, size_t si
     if (header_budget_take(&catalog->budget, charged) != 0) {
         header_budget_count(&catalog->budget, &now);
         return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
-                          "index of %zu bytes needs about %" PRIu64 " bytes, %" PRIu64
+                          "an index of %zu bytes needs about %" PRIu64 " bytes, %" PRIu64
                           " of %" PRIu64 " bytes are in use; raise --memory",
                           size, charged, now.used, now.limit);
     }
     text = malloc(size + 1);
-    error = text ? read_whole(fd, text, size) : -ENOMEM;
+    got = text ? file_read(fd, text, size, 0) : -ENOMEM;
+    error = got < 0 ? (errint_t)got : (size_t)got < size ? -EIO : 0;
     if (!error)
         error = version_verify(backing, fd);
     if (error)
@@ -135,10 +117,11 @@ read_charged(struct catalog *catalog, struct backing *backing, int fd, size_t si
     return error;
 }
 
-/* The same, where the file is the version `identity` before and after. */
+/* The same, if the file is the version `identity` before and after. */
 static errint_t
-read_version(struct source_dir *dir, const char *name, int fd, const struct file_identity *identity,
-             struct st_index **index, struct reason *reason)
+read_index_version(struct source_dir *dir, const char *name, int fd,
+                   const struct file_identity *identity, struct st_index **index,
+                   struct reason *reason)
 {
     struct source_file file = {.identity = *identity};
     struct backing *backing = source_dir_backing(dir, name, &file);
@@ -147,7 +130,8 @@ read_version(struct source_dir *dir, const char *name, int fd, const struct file
     if (error) {
         reason_set(reason, error, "IoError", "%s", strerror(-error));
     } else {
-        error = read_charged(dir->catalog, backing, fd, (size_t)identity->size, index, reason);
+        error =
+            read_index_charged(dir->catalog, backing, fd, (size_t)identity->size, index, reason);
         version_close(backing);
     }
     backing_unref(backing);
@@ -155,8 +139,8 @@ read_version(struct source_dir *dir, const char *name, int fd, const struct file
 }
 
 static errint_t
-index_load(struct source_dir *dir, const char *name, struct st_index **index,
-           struct file_identity *identity, struct reason *reason)
+open_and_read_index(struct source_dir *dir, const char *name, struct st_index **index,
+                    struct file_identity *identity, struct reason *reason)
 {
     int fd = source_dir_open(dir, name);
     struct stat st;
@@ -166,19 +150,20 @@ index_load(struct source_dir *dir, const char *name, struct st_index **index,
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
         close(fd);
-        return reason_set(reason, -EIO, "IoError", "not a regular file any more");
+        return reason_set(reason, -EIO, "IoError", "it is no longer a regular file");
     }
     file_identity_from_stat(identity, &st);
-    *index = take_index(dir->catalog, identity);
+    *index = take_kept_index(dir->catalog, identity);
     if (*index) {
         close(fd);
         return 0;
     }
     if (st.st_size > ST_MAX_INDEX)
-        error = reason_set(reason, -EBADMSG, "InvalidIndex", "%lld bytes, at most %u are read",
-                           (long long)st.st_size, ST_MAX_INDEX);
+        error =
+            reason_set(reason, -EBADMSG, "InvalidIndex", "it has %lld bytes, expected at most %u",
+                       (long long)st.st_size, ST_MAX_INDEX);
     else
-        error = read_version(dir, name, fd, identity, index, reason);
+        error = read_index_version(dir, name, fd, identity, index, reason);
     close(fd);
     return error;
 }
@@ -190,9 +175,21 @@ source_dir_index(struct source_dir *dir, const char *name, struct st_index **ind
     errint_t error;
 
     memset(identity, 0, sizeof(*identity));
-    error = index_load(dir, name, index, identity, reason);
-    /* What the storage or the budget said of it may be another thing the next time. */
+    error = open_and_read_index(dir, name, index, identity, reason);
+    /* An error of the storage or the budget may be temporary. */
     if (error && error != -EBADMSG)
         memset(identity, 0, sizeof(*identity));
+    return error;
+}
+
+errint_t
+source_dir_check_index(struct source_dir *dir, const char *name, struct reason *reason)
+{
+    struct file_identity identity;
+    struct st_index *index = NULL;
+    errint_t error = source_dir_index(dir, name, &index, &identity, reason);
+
+    if (!error)
+        catalog_free_index(dir->catalog, index);
     return error;
 }

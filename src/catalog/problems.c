@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "catalog/problems.h"
 
+#include "base/array.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/text.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -10,16 +12,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Lines that also go to the log; a tree with a million broken files must not
- * fill the host's journal. */
-enum { MOST_LOGGED = 1000, NAMED = 3 };
+/* Limits the lines that also go to the log: a million invalid files must not fill the journal. */
+enum { LOGGED_MOST = 1000 };
+enum { NAMED_DEFAULT = 3 }; /* see problem_watch.named */
 
 struct problems {
-    pthread_mutex_t lock; /* guards all below and every set's lines */
+    pthread_mutex_t lock; /* guards the rest, and the lines of all sets */
     struct problem_set *first;
     size_t count;
     size_t logged;
-    uint64_t logged_lines[MOST_LOGGED]; /* hashes: what stays wrong is logged once */
+    uint64_t logged_lines[LOGGED_MOST]; /* hashes: a problem that persists is logged once */
     struct problem_watch watch; /* constant */
 };
 
@@ -28,8 +30,8 @@ struct problem_set {
     struct problem_set *next, *previous;
     char **lines;
     size_t count;
-    uint64_t *hashes; /* of the lines, open addressing; 0: none */
-    size_t places; /* a power of two, more than twice `count`; 0: none yet */
+    uint64_t *hashes; /* of the lines: a hash table with open addressing; 0: empty */
+    size_t places; /* of the hash table: a power of two, more than twice `count`; or 0 */
 };
 
 struct problems *
@@ -107,7 +109,7 @@ problem_set_count(const struct problem_set *set)
 size_t
 problem_set_named(const struct problem_set *set)
 {
-    return set && set->problems->watch.named ? set->problems->watch.named : NAMED;
+    return set && set->problems->watch.named ? set->problems->watch.named : NAMED_DEFAULT;
 }
 
 static char *
@@ -131,13 +133,13 @@ make_line(const char *directory, const char *name, const char *text)
     return line.data;
 }
 
-/* Whether the line is to be logged; with the lock held, and asked once. */
+/* Whether to log the line: records that it was logged. With the lock held. */
 static bool
-is_to_be_logged(struct problems *problems, const char *line)
+mark_logged(struct problems *problems, const char *line)
 {
     uint64_t hash = hash64(line, strlen(line), 0);
 
-    if (problems->logged == MOST_LOGGED)
+    if (problems->logged == LOGGED_MOST)
         return false;
     for (size_t i = 0; i < problems->logged; i++)
         if (problems->logged_lines[i] == hash)
@@ -146,7 +148,7 @@ is_to_be_logged(struct problems *problems, const char *line)
     return true;
 }
 
-/* The place of a hash, or the empty one where it would be. */
+/* The place of a hash, or the empty place for it. */
 static uint64_t *
 hash_place(uint64_t *hashes, size_t places, uint64_t hash)
 {
@@ -159,7 +161,7 @@ hash_place(uint64_t *hashes, size_t places, uint64_t hash)
 
 /* Makes room for one more hash. */
 static bool
-set_grow(struct problem_set *set)
+hashes_grow(struct problem_set *set)
 {
     size_t places = set->places ? 2 * set->places : 16;
     uint64_t *hashes;
@@ -178,19 +180,20 @@ set_grow(struct problem_set *set)
     return true;
 }
 
-/* Takes `line` over, or not: then the caller frees it. Not where the set has that line. */
+/* Adds `line`, which the set then owns. Returns false if the set contains it or memory is out: the
+ * caller then owns it. */
 static bool
-set_append(struct problem_set *set, char *line)
+problem_set_append(struct problem_set *set, char *line)
 {
     uint64_t hash = hash64(line, strlen(line), 0) | 1, *place;
     char **lines;
 
-    if (!set_grow(set))
+    if (!hashes_grow(set))
         return false;
     place = hash_place(set->hashes, set->places, hash);
     if (*place)
         return false;
-    lines = realloc(set->lines, (set->count + 1) * sizeof(*lines));
+    lines = array_room(set->lines, set->count, sizeof(*lines));
     if (!lines)
         return false;
     set->lines = lines;
@@ -215,25 +218,19 @@ problem_set_add(struct problem_set *set, const char *directory, const char *name
     vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
     watch = &set->problems->watch;
-    if (watch->tell)
-        watch->tell(watch->arg, directory, name, text);
+    if (watch->report)
+        watch->report(watch->arg, directory, name, text);
     line = make_line(directory, name, text);
     if (!line)
         return;
     pthread_mutex_lock(&set->problems->lock);
-    added = set_append(set, line);
-    log = added && !watch->tell && is_to_be_logged(set->problems, line);
+    added = problem_set_append(set, line);
+    log = added && !watch->report && mark_logged(set->problems, line);
     pthread_mutex_unlock(&set->problems->lock);
     if (log)
         log_warning("%s", line);
     if (!added)
         free(line);
-}
-
-static int
-compare_lines(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
 void
@@ -252,7 +249,7 @@ problems_write(struct problems *problems, struct buffer *out)
     for (struct problem_set *set = problems->first; set; set = set->next)
         for (size_t i = 0; i < set->count; i++)
             all[count++] = set->lines[i];
-    qsort(all, count, sizeof(*all), compare_lines);
+    qsort(all, count, sizeof(*all), text_compare_strings);
     for (size_t i = 0; i < count; i++) {
         if (i > 0 && strcmp(all[i], all[i - 1]) == 0)
             continue;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is known to be wrong with the source, for .fstfs/problems.
+ * Known problems of the source, for .fstfs/problems.
  *
- * Problems are kept in sets. A set belongs to what was looked at (a listing, a
- * version of a checkpoint) and goes when that goes, so that the page says what
- * is true now. Any thread; one lock inside.
+ * Problems are kept in sets. A set belongs to an object (a listing, a version of a checkpoint) and
+ * is freed with it, so that the page is up to date. Any thread; one lock inside.
  */
 #ifndef FSTFS_CATALOG_PROBLEMS_H
 #define FSTFS_CATALOG_PROBLEMS_H
@@ -17,14 +16,14 @@
 struct problems;
 struct problem_set;
 
-/* Who is told of problems as they are found, in place of the log. */
+/* Receives problems when they are found, instead of the log. */
 struct problem_watch {
-    /* From the thread that found it. As problem_set_add() got them: not quoted, but
-     * for `text`. NULL: nobody, and the log is. */
-    void (*tell)(void *arg, const char *directory, const char *name, const char *text);
+    /* Called in the thread that found the problem, with the arguments of problem_set_add(): only
+     * `text` is quoted. NULL: problems go to the log. */
+    void (*report)(void *arg, const char *directory, const char *name, const char *text);
     void *arg;
-    /* Of problems of one kind in one checkpoint so many are told one by one, and then
-     * how many there are; 0: 3. */
+    /* Problems of one kind in one checkpoint that are reported one by one, before a line with their
+     * number; 0: 3. */
     size_t named;
 };
 
@@ -35,21 +34,20 @@ struct problem_set *problem_set_new(struct problems *problems); /* NULL: out of 
 void problem_set_free(struct problem_set *set); /* NULL is allowed */
 
 /*
- * Adds one line, "PATH: TEXT", unless the set has it. `directory` and `name` make the path in the
- * source ("" and NULL for the source itself); it is quoted here. The first
- * lines are logged as well. Does nothing when `set` is NULL or memory is out:
- * problems are never a reason to fail.
+ * Adds the line "PATH: TEXT", unless the set contains it. `directory` and `name` are the path in
+ * the source ("" and NULL for the source itself), which is quoted here. The first lines are logged,
+ * too. Does nothing if `set` is NULL or out of memory: problems are never a reason to fail.
  */
 void problem_set_add(struct problem_set *set, const char *directory, const char *name,
                      const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* How many lines it has. */
+/* The number of lines. */
 size_t problem_set_count(const struct problem_set *set);
 
-/* How many problems of one kind are to be added one by one. */
+/* The number of problems of one kind to add one by one: problem_watch.named. */
 size_t problem_set_named(const struct problem_set *set);
 
-/* All lines, sorted, each once. */
+/* Appends all lines, sorted, without duplicates. */
 void problems_write(struct problems *problems, struct buffer *out);
 size_t problems_count(struct problems *problems);
 

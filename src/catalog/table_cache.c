@@ -2,7 +2,6 @@
 #include "catalog/table_cache.h"
 
 #include "base/text.h"
-#include "catalog/pieces.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -27,29 +26,20 @@ table_cache_destroy(struct table_cache *cache)
 
 /* ---- entries ---- */
 
-/* The same version. Mode, owner and links do not matter: a header is what it is. */
-static bool
-is_same_version(const struct file_identity *a, const struct file_identity *b)
-{
-    return a->device == b->device && a->inode == b->inode && a->size == b->size &&
-           a->modified.tv_sec == b->modified.tv_sec && a->modified.tv_nsec == b->modified.tv_nsec &&
-           a->changed.tv_sec == b->changed.tv_sec && a->changed.tv_nsec == b->changed.tv_nsec;
-}
-
 static struct kept_table **
 table_bucket(struct table_cache *cache, const struct file_identity *identity)
 {
     return &cache->buckets[(identity->inode ^ identity->device) % TABLE_BUCKETS];
 }
 
-/* The entry of that version, or `fresh`, which becomes it; counted once more. */
+/* A reference to the entry of this version. If there is none, `fresh` becomes it. */
 static struct kept_table *
 find_or_add_locked(struct table_cache *cache, const struct file_identity *identity,
                    struct kept_table *fresh)
 {
     struct kept_table **bucket = table_bucket(cache, identity), *kept = *bucket;
 
-    while (kept && !is_same_version(&kept->identity, identity))
+    while (kept && !file_identity_same_content(&kept->identity, identity))
         kept = kept->next;
     if (!kept) {
         *fresh = (struct kept_table){
@@ -84,7 +74,7 @@ table_cache_forget(struct table_cache *cache, struct kept_table *kept)
 static uint64_t
 by_name_bytes(const struct st_table *table)
 {
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): of a table that was loaded */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): the table was loaded */
     return (uint64_t)table->count * sizeof(struct tensor_ref);
 }
 
@@ -114,10 +104,67 @@ table_cache_unref(struct table_cache *cache, struct kept_table *kept)
     header_budget_give(cache->budget, bytes);
 }
 
+/* ---- layouts ---- */
+
+struct named_piece {
+    const char *name;
+    uint32_t length;
+    uint32_t piece;
+};
+
+static int
+compare_pieces(const void *left, const void *right)
+{
+    const struct named_piece *a = left, *b = right;
+
+    return text_compare(a->name, a->length, b->name, b->length);
+}
+
+static void
+layout_give_charge(void *budget, uint64_t bytes)
+{
+    header_budget_give(budget, bytes);
+}
+
+struct layout *
+layout_of_table(const struct st_table *table, struct header_budget *budget)
+{
+    struct named_piece *order;
+    struct layout *layout;
+    uint32_t count = 0, at = 0;
+
+    for (uint32_t i = 0; i < table->count; i++)
+        count += table->tensors[i].begin != table->tensors[i].end;
+    order = malloc((count + 1) * sizeof(*order));
+    layout = count ? layout_new(count) : NULL;
+    if (!layout || !order) {
+        layout_unref(layout);
+        free(order);
+        return NULL;
+    }
+    layout->charge = (struct charge){layout_give_charge, budget,
+                                     sizeof(struct layout) + count * sizeof(struct piece)};
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+
+        if (tensor->begin == tensor->end)
+            continue;
+        layout->pieces[at].start = table->data_start + tensor->begin;
+        layout->pieces[at].end = table->data_start + tensor->end;
+        order[at] = (struct named_piece){table->text + tensor->name, tensor->name_length, at};
+        at++;
+    }
+    qsort(order, count, sizeof(*order), compare_pieces);
+    for (uint32_t i = 0; i < count; i++)
+        layout->pieces[order[i].piece].next = i + 1 < count ? order[i + 1].piece : count;
+    free(order);
+    return layout;
+}
+
 /* ---- reading ---- */
 
-/* What a table takes besides, however short its header. */
-enum { LEAST_CHARGE = 1024 };
+/* Bytes that a table needs in addition, however short its header is. */
+enum { TABLE_LEAST_CHARGE = 1024 };
 
 struct admission {
     struct header_budget *budget;
@@ -128,7 +175,7 @@ static errint_t
 admit_header(void *arg, uint64_t n, struct reason *reason)
 {
     struct admission *admission = arg;
-    uint64_t bytes = ST_PARSE_FACTOR * n + LEAST_CHARGE;
+    uint64_t bytes = ST_PARSE_FACTOR * n + TABLE_LEAST_CHARGE;
     struct header_budget_counters now;
 
     if (header_budget_take(admission->budget, bytes) == 0) {
@@ -137,14 +184,14 @@ admit_header(void *arg, uint64_t n, struct reason *reason)
     }
     header_budget_count(admission->budget, &now);
     return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
-                      "header of %" PRIu64 " bytes needs about %" PRIu64 " bytes, %" PRIu64
+                      "a header of %" PRIu64 " bytes needs about %" PRIu64 " bytes, %" PRIu64
                       " of %" PRIu64 " bytes are in use; raise --memory",
                       n, bytes, now.used, now.limit);
 }
 
-/* Reads the table and what goes with it; leaves charged what they take. */
+/* Reads the table and makes its layout. Their bytes stay charged. */
 static errint_t
-read_table(struct table_cache *cache, int fd, struct kept_table *kept)
+read_table_charged(struct table_cache *cache, int fd, struct kept_table *kept)
 {
     struct admission admission = {cache->budget, 0};
     errint_t error = st_table_read_admitted(fd, kept->identity.size, admit_header, &admission,
@@ -152,7 +199,7 @@ read_table(struct table_cache *cache, int fd, struct kept_table *kept)
     uint64_t bytes = 0;
 
     if (!error) {
-        kept->layout = pieces_of_table(kept->table, cache->budget);
+        kept->layout = layout_of_table(kept->table, cache->budget);
         bytes = kept->table->bytes + (kept->layout ? kept->layout->charge.bytes : 0);
     }
     header_budget_settle(cache->budget, admission.charged, bytes);
@@ -160,9 +207,9 @@ read_table(struct table_cache *cache, int fd, struct kept_table *kept)
 }
 
 static void
-load_entry(struct table_cache *cache, int fd, struct kept_table *kept)
+load_table(struct table_cache *cache, int fd, struct kept_table *kept)
 {
-    errint_t error = read_table(cache, fd, kept);
+    errint_t error = read_table_charged(cache, fd, kept);
 
     pthread_mutex_lock(&cache->lock);
     kept->error = error;
@@ -190,7 +237,7 @@ table_cache_read(struct table_cache *cache, int fd, const struct file_identity *
         pthread_cond_wait(&cache->loaded, &cache->lock);
     pthread_mutex_unlock(&cache->lock);
     if (kept == fresh)
-        load_entry(cache, fd, kept);
+        load_table(cache, fd, kept);
     else
         free(fresh);
     error = kept->error;
@@ -203,10 +250,10 @@ table_cache_read(struct table_cache *cache, int fd, const struct file_identity *
     return error;
 }
 
-/* ---- by name ---- */
+/* ---- tensors by name ---- */
 
 static int
-compare_names(const void *a, const void *b, void *arg)
+compare_refs_by_name(const void *a, const void *b, void *arg)
 {
     const struct tensor_ref *x = a, *y = b;
     const struct st_table *table = arg;
@@ -216,7 +263,7 @@ compare_names(const void *a, const void *b, void *arg)
                         right->name_length);
 }
 
-/* NULL: no memory. What sorting takes is charged. */
+/* Sorts the tensors; charges the memory. NULL: out of memory. */
 static struct tensor_ref *
 sort_table(struct header_budget *budget, struct st_table *table)
 {
@@ -229,7 +276,7 @@ sort_table(struct header_budget *budget, struct st_table *table)
     for (uint32_t i = 0; refs && i < table->count; i++)
         refs[i] = (struct tensor_ref){0, i};
     if (refs)
-        qsort_r(refs, table->count, sizeof(*refs), compare_names, table);
+        qsort_r(refs, table->count, sizeof(*refs), compare_refs_by_name, table);
     header_budget_settle(budget, sorting, refs ? bytes : 0);
     return refs;
 }

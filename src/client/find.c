@@ -2,7 +2,6 @@
 #include "client/find.h"
 
 #include "catalog/group.h"
-#include "catalog/private.h"
 #include "client/private.h"
 
 #include <errno.h>
@@ -93,14 +92,11 @@ choose_group(const struct listing *listing, const char *path, const char *index,
 static errint_t
 bad_index(struct found *found, const char *path, const char *index)
 {
-    struct file_identity identity;
-    struct st_index *read;
     struct reason reason;
-    errint_t error = source_dir_index(found->dir, index, &read, &identity, &reason);
+    errint_t error = source_dir_check_index(found->dir, index, &reason);
 
     if (error)
         return fail(error, "%s: %s: %s", path, reason.rule, reason.text);
-    catalog_free_index(found->catalog, read);
     return fail(-EBADMSG, "%s: none of the shards that it names is there", path);
 }
 
@@ -126,17 +122,10 @@ find_in_directory(const char *path, const char *index, struct found *found)
 static errint_t
 find_file(const char *name, struct found *found)
 {
-    struct group group = {.stem = name,
-                          .suffix = "",
-                          .members = &name,
-                          .member_count = 1,
-                          .kind = GROUP_SINGLE,
-                          .state = group_state_new()};
-    errint_t error = -ENOMEM;
+    struct group group = {
+        .stem = name, .suffix = "", .members = &name, .member_count = 1, .kind = GROUP_SINGLE};
+    errint_t error = group_load(found->dir, &group, &found->checkpoint);
 
-    if (group.state)
-        error = group_checkpoint(found->dir, &group, &found->checkpoint);
-    group_state_unref(group.state);
     return error ? fail(error, "%s: %s", name, strerror(-error)) : 0;
 }
 
@@ -210,13 +199,9 @@ find_shards(const struct mount_origin *origin, struct found *found)
                           .suffix = "",
                           .members = (const char *const *)origin->shards,
                           .member_count = origin->shard_count,
-                          .kind = GROUP_NUMBERED,
-                          .state = group_state_new()};
-    errint_t error = -ENOMEM;
+                          .kind = GROUP_NUMBERED};
+    errint_t error = group_load(found->dir, &group, &found->checkpoint);
 
-    if (group.state)
-        error = group_checkpoint(found->dir, &group, &found->checkpoint);
-    group_state_unref(group.state);
     if (error)
         return error;
     return found_version(found, origin->version) ? 0 : -ENOENT;

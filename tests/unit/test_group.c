@@ -241,30 +241,30 @@ START_TEST(nothing_at_all)
 END_TEST
 
 static void
-count_told(void *arg, const char *directory, const char *name, const char *text)
+count_reported(void *arg, const char *directory, const char *name, const char *text)
 {
     ck_assert_str_eq(directory, "dir");
     ck_assert_str_eq(name, "model-00009-of-00009.safetensors");
-    ck_assert(strstr(text, " not there"));
+    ck_assert(strstr(text, " not exist"));
     ++*(size_t *)arg;
 }
 
-START_TEST(who_watches_is_told_as_many_as_asked_for)
+START_TEST(reports_as_many_as_requested)
 {
     static const char *const files[] = {"model-00009-of-00009.safetensors"};
     static const size_t named[] = {0, 5, SIZE_MAX};
     static const size_t expected[] = {3 + 1, 5 + 1, 8}; /* and how many there are */
 
     for (size_t i = 0; i < 3; i++) {
-        size_t told = 0;
-        struct problem_watch watch = {count_told, &told, named[i]};
+        size_t reported = 0;
+        struct problem_watch watch = {count_reported, &reported, named[i]};
         struct problems *problems = problems_new(&watch);
         struct problem_set *set = problem_set_new(problems);
         struct grouping grouping;
 
         ck_assert_int_eq(group_files(files, 1, NULL, 0, "dir", set, &grouping), 0);
-        ck_assert_uint_eq(told, problems_count(problems));
-        ck_assert_uint_eq(told, expected[i]);
+        ck_assert_uint_eq(reported, problems_count(problems));
+        ck_assert_uint_eq(reported, expected[i]);
         problem_set_free(set);
         problems_free(problems);
         grouping_free(&grouping);
@@ -287,7 +287,7 @@ suite(void)
     tcase_add_test(all, a_second_file_for_a_shard_stands_for_no_other);
     tcase_add_test(all, of_one_stem_the_stronger_has_the_name);
     tcase_add_test(all, nothing_at_all);
-    tcase_add_test(all, who_watches_is_told_as_many_as_asked_for);
+    tcase_add_test(all, reports_as_many_as_requested);
     suite_add_tcase(group, all);
     return group;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The budget for headers, the table cache, and what a parse takes of memory. */
 #include "catalog/header_budget.h"
-#include "catalog/pieces.h"
 #include "catalog/table_cache.h"
 #include "format/index.h"
 #include "format/safetensors.h"
@@ -375,7 +374,7 @@ write_worst(int i, struct buffer *text)
     return n;
 }
 
-/* As the cache does: the table, and its pieces when the text is gone. */
+/* As table_cache.c does: the table, then its layout when the text is freed. */
 static bool
 parse_header(struct buffer *text, uint64_t data)
 {
@@ -388,7 +387,7 @@ parse_header(struct buffer *text, uint64_t data)
     if (st_table_parse(text->data, text->length, 8 + text->length + data, &table, &reason) != 0)
         return false;
     buffer_free(text);
-    layout = pieces_of_table(table, &budget);
+    layout = layout_of_table(table, &budget);
     return (layout != NULL) == (data > 0);
 }
 

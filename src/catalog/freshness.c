@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The current version of a checkpoint. It is checked when it is asked for, at most once in
+ * CATALOG_CHECK_MS, by one thread, without a lock. Other callers get the known version for
+ * CATALOG_LOOKING_MS more, and wait after that.
+ */
+#include "base/clock.h"
+#include "base/parallel.h"
+#include "base/version.h"
+#include "catalog/private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Up to this number of files are checked one after another: threads would take longer. */
+enum { FEW_SHARDS = 8 };
+
+struct group_state {
+    atomic_uint references;
+    pthread_mutex_t lock; /* guards the rest; held while headers are read, but not during a check */
+    pthread_cond_t check_ended; /* is_checking has become false */
+    bool is_checking; /* a thread checks the files of the checkpoint */
+    struct checkpoint *checkpoint; /* NULL: not loaded, or taken out */
+    struct problem_set *problems; /* of the checkpoint that was taken out; NULL: none was */
+    uint64_t checked; /* monotonic_ms() */
+};
+
+/* ---- checks ---- */
+
+struct freshness_check {
+    struct source_dir *dir;
+    const struct checkpoint *checkpoint;
+    atomic_bool differs; /* and no more files are checked */
+};
+
+static void
+check_shard(void *arg, size_t i)
+{
+    struct freshness_check *check = arg;
+
+    if (!atomic_load(&check->differs) &&
+        !shard_is_current(check->dir, check->checkpoint->shards[i]))
+        atomic_store(&check->differs, true);
+}
+
+/* Whether it must be loaded again although its files are unchanged: a shard may be readable now, or
+ * there may be memory. */
+static bool
+is_temporary(const struct checkpoint *checkpoint)
+{
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->temporary)
+            return true;
+    return checkpoint->has_no_room;
+}
+
+/* Whether all files of this version are unchanged. Waits for storage; no lock is held. */
+static bool
+files_are_unchanged(struct source_dir *dir, const struct checkpoint *checkpoint)
+{
+    struct freshness_check check = {.dir = dir, .checkpoint = checkpoint};
+    struct source_file now;
+
+    if (is_temporary(checkpoint))
+        return false;
+    atomic_init(&check.differs, false);
+    parallel_for(checkpoint->shard_count,
+                 checkpoint->shard_count <= FEW_SHARDS ? 1 : CHECKPOINT_THREADS, check_shard,
+                 &check);
+    if (atomic_load(&check.differs))
+        return false;
+    return !checkpoint->index_name ||
+           (source_dir_file(dir, checkpoint->index_name, &now) == 0 &&
+            file_identity_equal(&now.identity, &checkpoint->index_identity));
+}
+
+/* Whether there is a checkpoint and no version of its shards has ended, as far as is known without
+ * a look at the files. */
+static bool
+is_usable(const struct group_state *state)
+{
+    const struct checkpoint *checkpoint = state->checkpoint;
+
+    for (uint32_t i = 0; checkpoint && i < checkpoint->shard_count; i++)
+        if (!checkpoint->shards[i]->refusal && !version_is_current(checkpoint->shards[i]->backing))
+            return false;
+    return checkpoint != NULL;
+}
+
+enum check_result { CHECK_UNCHANGED, CHECK_CHANGED, CHECK_REPLACED };
+
+/* Checks the files of the checkpoint. The lock, which the caller holds, is released meanwhile, so
+ * that the checkpoint may be replaced. */
+static enum check_result
+check_files_locked(struct source_dir *dir, struct group_state *state)
+{
+    struct checkpoint *checkpoint = checkpoint_ref(state->checkpoint);
+    uint64_t began = monotonic_ms();
+    enum check_result result;
+
+    state->is_checking = true;
+    pthread_mutex_unlock(&state->lock);
+    result = files_are_unchanged(dir, checkpoint) ? CHECK_UNCHANGED : CHECK_CHANGED;
+    pthread_mutex_lock(&state->lock);
+    state->is_checking = false;
+    pthread_cond_broadcast(&state->check_ended);
+    if (state->checkpoint != checkpoint)
+        result = CHECK_REPLACED;
+    else
+        state->checked = source_dir_checked(dir, began);
+    checkpoint_unref(checkpoint);
+    return result;
+}
+
+/* ---- asking ---- */
+
+static errint_t
+reload_locked(struct source_dir *dir, const struct group *group, struct group_state *state)
+{
+    struct checkpoint *checkpoint;
+    uint64_t began = monotonic_ms();
+    errint_t error = checkpoint_load(dir, group, state->checkpoint, &checkpoint);
+
+    if (!error) {
+        checkpoint_unref(state->checkpoint);
+        state->checkpoint = checkpoint;
+        problem_set_free(state->problems);
+        state->problems = NULL;
+    }
+    state->checked = source_dir_checked(dir, began);
+    return error;
+}
+
+/* Whether the checkpoint can be returned without a check. If the last one is too old and another
+ * thread is checking, waits for that. */
+static bool
+is_fresh_locked(struct source_dir *dir, struct group_state *state)
+{
+    while (state->is_checking && is_usable(state) &&
+           source_dir_is_older(dir, state->checked, CATALOG_CHECK_MS + CATALOG_LOOKING_MS))
+        pthread_cond_wait(&state->check_ended, &state->lock);
+    return is_usable(state) &&
+           (state->is_checking || !source_dir_is_older(dir, state->checked, CATALOG_CHECK_MS));
+}
+
+errint_t
+group_checkpoint(struct source_dir *dir, const struct group *group, struct checkpoint **out)
+{
+    struct group_state *state = group->state;
+    errint_t error = 0;
+
+    pthread_mutex_lock(&state->lock);
+    while (!is_fresh_locked(dir, state)) {
+        enum check_result result =
+            is_usable(state) ? check_files_locked(dir, state) : CHECK_CHANGED;
+
+        if (result == CHECK_REPLACED)
+            continue;
+        if (result == CHECK_CHANGED)
+            error = reload_locked(dir, group, state);
+        break;
+    }
+    if (!error)
+        *out = checkpoint_ref(state->checkpoint);
+    pthread_mutex_unlock(&state->lock);
+    return error;
+}
+
+/* ---- states ---- */
+
+struct checkpoint *
+group_state_take_idle(struct group_state *state)
+{
+    struct checkpoint *checkpoint = NULL;
+
+    if (pthread_mutex_trylock(&state->lock) != 0)
+        return NULL;
+    if (state->checkpoint && state->checkpoint->tensor_count > 0 &&
+        atomic_load(&state->checkpoint->references) == 1) {
+        checkpoint = state->checkpoint;
+        state->checkpoint = NULL;
+        problem_set_free(state->problems);
+        state->problems = checkpoint->problems;
+        checkpoint->problems = NULL;
+    }
+    pthread_mutex_unlock(&state->lock);
+    return checkpoint;
+}
+
+struct group_state *
+group_state_new(void)
+{
+    struct group_state *state = calloc(1, sizeof(*state));
+
+    if (state) {
+        atomic_init(&state->references, 1);
+        pthread_mutex_init(&state->lock, NULL);
+        pthread_cond_init(&state->check_ended, NULL);
+    }
+    return state;
+}
+
+struct group_state *
+group_state_ref(struct group_state *state)
+{
+    atomic_fetch_add(&state->references, 1);
+    return state;
+}
+
+void
+group_state_unref(struct group_state *state)
+{
+    if (!state || atomic_fetch_sub(&state->references, 1) > 1)
+        return;
+    checkpoint_unref(state->checkpoint);
+    problem_set_free(state->problems);
+    pthread_cond_destroy(&state->check_ended);
+    pthread_mutex_destroy(&state->lock);
+    free(state);
+}

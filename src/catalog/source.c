@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Looks at and opens files by their path in the source, and tells when to look again. */
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/open.h"
+#include "catalog/private.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/*
+ * The source's descriptor. If no path leads to that directory any more and another one is at its
+ * path, the descriptor now refers to that one. One thread checks; the others do not wait for it.
+ */
+static int
+source_root(struct catalog *catalog)
+{
+    char name[QUOTED_SIZE];
+
+    if (monotonic_ms() - atomic_load(&catalog->root_checked) < CATALOG_CHECK_MS ||
+        atomic_exchange(&catalog->root_checking, true))
+        return catalog->root_fd;
+    if (open_renew(catalog->root_fd, catalog->source))
+        log_warning("%s: another directory is there now, and is shown",
+                    quoted(name, catalog->source, strlen(catalog->source)));
+    atomic_store(&catalog->root_checked, monotonic_ms());
+    atomic_store(&catalog->root_checking, false);
+    return catalog->root_fd;
+}
+
+static int
+open_in_source(struct catalog *catalog, const char *path, int flags)
+{
+    return open_at(source_root(catalog), *path ? path : ".", flags | O_CLOEXEC);
+}
+
+/* stat(2), following links. */
+static errint_t
+stat_in_source(struct catalog *catalog, const char *path, struct stat *st)
+{
+    errint_t error = 0;
+    int fd;
+
+    memset(st, 0, sizeof(*st)); /* the analyzer does not know that errno is set */
+    fd = open_in_source(catalog, path, O_PATH);
+    if (fd < 0)
+        return fd;
+    if (fstat(fd, st) < 0)
+        error = -errno;
+    close(fd);
+    return error;
+}
+
+errint_t
+source_dir_stat(struct source_dir *dir, struct stat *st)
+{
+    errint_t error = stat_in_source(dir->catalog, dir->path, st);
+
+    if (!error && !S_ISDIR(st->st_mode))
+        return -ENOTDIR;
+    if (!error)
+        atomic_store_explicit(&dir->device, st->st_dev, memory_order_relaxed);
+    return error;
+}
+
+uint64_t
+source_dir_device(const struct source_dir *dir)
+{
+    return atomic_load_explicit(&dir->device, memory_order_relaxed);
+}
+
+const char *
+source_dir_path(const struct source_dir *dir)
+{
+    return dir->path;
+}
+
+errint_t
+source_dir_file(struct source_dir *dir, const char *name, struct source_file *file)
+{
+    char *path = path_join(dir->path, name);
+    struct stat st;
+    errint_t error;
+
+    if (!path)
+        return -ENOMEM;
+    error = stat_in_source(dir->catalog, path, &st);
+    free(path);
+    if (error)
+        return error;
+    if (!S_ISREG(st.st_mode))
+        return S_ISDIR(st.st_mode) ? -EISDIR : -ENOENT;
+    file_identity_from_stat(&file->identity, &st);
+    file->ownership = ownership_from_stat(&st);
+    return 0;
+}
+
+struct backing *
+source_dir_backing(struct source_dir *dir, const char *name, const struct source_file *file)
+{
+    char *path = path_join(dir->path, name);
+    struct backing *backing = NULL;
+
+    if (path)
+        backing = backing_new(dir->catalog->root_fd, path, &file->identity);
+    free(path);
+    return backing;
+}
+
+int
+source_dir_open_self(struct source_dir *dir)
+{
+    return open_in_source(dir->catalog, dir->path, O_RDONLY | O_DIRECTORY);
+}
+
+int
+source_dir_open(struct source_dir *dir, const char *name)
+{
+    char *path = path_join(dir->path, name);
+    int fd;
+
+    if (!path)
+        return -ENOMEM;
+    /* O_NONBLOCK: the path may lead to a FIFO by now. */
+    fd = open_at(dir->catalog->root_fd, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd >= 0)
+        /* Without readahead: its pages would stay in the page cache, and its marks in them would
+         * start more readahead when the engine reads there. */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    free(path);
+    return fd;
+}
+
+bool
+file_identity_equal(const struct file_identity *a, const struct file_identity *b)
+{
+    return file_identity_same_content(a, b) && a->mode == b->mode && a->owner == b->owner &&
+           a->group == b->group;
+}
+
+/* ---- when to look again ---- */
+
+void
+source_dir_expire(struct source_dir *dir)
+{
+    atomic_store(&dir->expired, monotonic_ms());
+}
+
+void
+source_dir_expire_listing(struct source_dir *dir)
+{
+    atomic_store(&dir->listing_expired, monotonic_ms());
+}
+
+bool
+source_dir_is_older(const struct source_dir *dir, uint64_t checked, uint64_t ms)
+{
+    return monotonic_ms() - checked >= ms || checked <= atomic_load(&dir->expired);
+}
+
+uint64_t
+source_dir_checked(const struct source_dir *dir, uint64_t began)
+{
+    return began <= atomic_load(&dir->expired) ? began : monotonic_ms();
+}

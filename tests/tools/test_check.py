@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fstfs-check: what it finds, what it says, and its exit status."""
+"""fstfs-check: its findings, messages and exit status."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ DESCRIPTION = Path(__file__).resolve().parents[3] / "shared/data/qwen3.5-25b-a3b
 ML_DTYPES = oracle.ml_dtypes
 
 if not CHECK.exists():
-    pytest.fail(f"{CHECK} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+    pytest.fail(f"{CHECK} does not exist: build first, or set FSTFS_BUILD", pytrace=False)
 
 
 def run(*args, status=0, user=None, program=CHECK):
-    """(lines of standard output, standard error)."""
+    """Returns (lines of standard output, standard error)."""
     done = subprocess.run([*as_user(user), program, *map(str, args)], stdin=subprocess.DEVNULL,
                           capture_output=True, timeout=50 * SLOW)
     out, err = done.stdout.decode(), done.stderr.decode()
@@ -38,7 +38,7 @@ def run(*args, status=0, user=None, program=CHECK):
 
 
 def run_any(program, path):
-    """(exit status, lines of standard output)."""
+    """Returns (exit status, lines of standard output)."""
     done = subprocess.run([program, path], stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=50 * SLOW)
     return done.returncode, done.stdout.splitlines()
@@ -53,7 +53,7 @@ needs_hashes = pytest.mark.skipif(not can_hash(), reason="fstfs-check is built w
 
 
 def aligned(prefix="", seed=0):
-    """Tensors that begin as PyTorch wants them, in this order."""
+    """Tensors that are aligned for PyTorch in this order."""
     return [trees.tensor(f"{prefix}a", "F32", (3, 64), seed=seed),
             trees.tensor(f"{prefix}b", "BF16", (4096,), seed=seed),
             trees.tensor(f"{prefix}c", "U8", (77,), seed=seed)]
@@ -69,14 +69,14 @@ def source(place):
 
 
 def only(found, path, *words):
-    """One line, of this path, with these words."""
+    """Asserts that there is one finding, of this path, with these words."""
     assert len(found) == 1, found
     assert found[0].startswith(f"{path}: "), found
     for word in words:
         assert str(word) in found[0], found
 
 
-# ---- what is sound, and what a path may be ----
+# ---- valid trees, and paths ----
 
 @pytest.mark.parametrize("name", ["x.sft", "x.SFT", "x.SafeTensors"])
 def test_files_of_other_suffixes(place, name):
@@ -91,7 +91,7 @@ def test_files_of_other_suffixes(place, name):
 
 
 @needs_hashes
-def test_files_of_one_stem_are_hashed_apart(place):
+def test_hashes_of_files_with_the_same_stem(place):
     source = trees.Source(place / "models")
     for name in ("x.safetensors", "x.sft"):
         source.add("", "x", aligned(seed=name), names=[name])
@@ -102,7 +102,7 @@ def test_files_of_one_stem_are_hashed_apart(place):
     assert found and all("x.sft" in line for line in found), found
 
 
-def test_a_sound_tree_is_silent(source):
+def test_valid_tree(source):
     out, err = run(source.root)
     assert out == []
     assert err.startswith("sound: 2 checkpoints, 3 files, 9 tensors, ")
@@ -112,12 +112,12 @@ def test_a_sound_tree_is_silent(source):
     ("llama", 3), ("llama/", 3), ("llama/model", 2), ("llama/model.safetensors.index.json", 2),
     ("llama/model-00002-of-00002.safetensors", 1), ("llama/adapter", 1),
     ("llama/adapter.safetensors", 1)])
-def test_what_a_path_means(source, name, files):
+def test_paths(source, name, files):
     out, err = run(f"{source.root}/{name}")
     assert out == [] and f" {files} file" in err
 
 
-def test_paths_are_as_they_were_given(source):
+def test_findings_begin_with_the_given_path(source):
     os.truncate(source.path("llama/adapter.safetensors"), 500)
     for at, given, shown in [(source.root, ".", "./llama/adapter.safetensors"),
                              (source.root, "llama/", "llama/adapter.safetensors"),
@@ -128,7 +128,7 @@ def test_paths_are_as_they_were_given(source):
         only(done.stdout.splitlines(), shown, "MetadataIncompleteBuffer")
 
 
-def test_a_checkpoint_is_not_blamed_for_the_one_beside_it(source):
+def test_findings_of_another_checkpoint_are_omitted(source):
     os.remove(source.path("llama/model-00001-of-00002.safetensors"))
     run(source.path("llama"), status=1)
     run(source.path("llama/adapter"))
@@ -140,7 +140,7 @@ def test_trees(place):
     for name, sound in (("names", True), ("adapters", False), ("sharded_without_index", True)):
         made = getattr(trees, name)(place / name)
         out, err = run(made.root, status=0 if sound else 1)
-        assert all("do not begin at a multiple" in line for line in out), out
+        assert all("are not at a multiple" in line for line in out), out
         assert f"{len(made.checkpoints)} checkpoint" in err
 
 
@@ -149,10 +149,10 @@ def test_many_small_files(place):
     assert run(place / "many")[0] == []
 
 
-# ---- everything the mount refuses ----
+# ---- everything that the mount refuses ----
 
 @pytest.mark.parametrize("case", indexes.CASES, ids=lambda c: c.__name__)
-def test_whatever_is_wrong_with_a_tree(place, case):
+def test_every_problem_of_a_tree(place, case):
     source = trees.Source(place / "models")
     source.add("good", "model", aligned("g."), shards=2)
     source.add("bad", "neighbour", aligned("n."))
@@ -165,7 +165,7 @@ def test_whatever_is_wrong_with_a_tree(place, case):
                    all(word in line for word in words) for line in lines), (path, words, lines)
     assert done.returncode in ((1, 2) if expect.said else (0, 1)), lines
     if expect.silent:
-        assert [line for line in lines if "do not begin" not in line] == []
+        assert [line for line in lines if "are not at a multiple" not in line] == []
     assert not [line for line in lines if line.startswith(f"{source.root}/good/")]
 
 
@@ -189,8 +189,8 @@ def test_every_rule_of_a_header(place):
 
 
 @pytest.mark.limit(240)
-def test_a_file_by_itself(place):
-    """Every finding for a checkpoint is one for its file, too, whatever that is called."""
+def test_single_file(place):
+    """Findings for a checkpoint are also found for its file, whatever its name is."""
     dtypes = [(f"foreign-dtype-{i}", headers.file({"a": headers.entry(0, 4, dtype, [4])}, 4), None,
                "") for i, dtype in enumerate(("int8", "f32", "X", "", "F16X"))]
     folder = place / "one"
@@ -213,8 +213,8 @@ def test_a_file_by_itself(place):
         shutil.rmtree(folder)
 
 
-def test_a_file_reached_otherwise(place, source):
-    """Through a link, a descriptor, and a directory that may be searched and not read."""
+def test_file_reached_by_other_paths(place, source):
+    """By a link, a descriptor, and through a directory that is searchable but not readable."""
     path = source.path("llama/adapter.safetensors")
     (place / "link").symlink_to(path)
     for of in (place / "link", "/dev/stdin"):
@@ -231,7 +231,7 @@ def test_a_file_reached_otherwise(place, source):
     assert run("--deep", closed / "m.safetensors", user="nobody")[0] == []
 
 
-def test_how_many_bytes_are_missing(source):
+def test_missing_bytes(source):
     path = source.path("llama/model-00002-of-00002.safetensors")
     os.truncate(path, os.stat(path).st_size - 777)
     out, _ = run(source.path("llama/model"), status=1)
@@ -270,10 +270,10 @@ def test_total_size(source):
         json.dump(index, f)
     out, _ = run(source.root, status=1)
     total = index["metadata"]["total_size"]
-    only(out, path, f"says {total} bytes", f"have {total - 1}")
+    only(out, path, f"found {total}, expected {total - 1}")
 
 
-def test_tensors_that_are_not_aligned(place):
+def test_unaligned_tensors(place):
     path = place / "odd.safetensors"
     path.write_bytes(trees.file_bytes([trees.tensor("one", "U8", (3,)),
                                        trees.tensor("w", "F32", (5,)),
@@ -282,16 +282,16 @@ def test_tensors_that_are_not_aligned(place):
     only(out, path, "1 of 3 tensors", "the first is w, F32")
 
 
-def test_odd_metadata(place):
+def test_unknown_format(place):
     good, odd = place / "good.safetensors", place / "odd.safetensors"
     good.write_bytes(trees.file_bytes(aligned(), {"format": "pt", "any": "thing"}))
     odd.write_bytes(trees.file_bytes(aligned(), {"format": "torch\n"}))
     run(good)
     out, _ = run(odd, status=1)
-    only(out, odd, 'format "torch\\x0a"')
+    only(out, odd, 'found "torch\\x0a"')
 
 
-def test_metadata_that_shards_disagree_on(place):
+def test_metadata_differs_between_shards(place):
     source = trees.Source(place / "models")
     source.add("", "model", aligned("x.") + aligned("y."), shards=2,
                metadata=[{"format": "pt", "n": "1"}, {"format": "pt", "n": "2"}])
@@ -302,7 +302,7 @@ def test_metadata_that_shards_disagree_on(place):
 # ---- Hugging Face caches ----
 
 def make_cache(root):
-    """A cache with two revisions that share a blob, and blobs named as the hub does."""
+    """A cache with two revisions that share a blob."""
     repository = root / "models--org--name"
     blobs = repository / "blobs"
     blobs.mkdir(parents=True)
@@ -321,7 +321,7 @@ def make_cache(root):
 
 
 @needs_hashes
-def test_a_hub_cache(place):
+def test_hub_cache(place):
     repository = make_cache(place)
     out, err = run("--deep", place)
     assert out == [] and "2 checkpoints, 4 files" in err
@@ -335,7 +335,7 @@ def test_a_hub_cache(place):
     run(place)
 
 
-def test_a_download_that_was_not_finished(place):
+def test_unfinished_download(place):
     repository = make_cache(place)
     left = repository / "blobs" / ("d" * 64 + ".incomplete")
     left.write_bytes(b"half")
@@ -347,7 +347,7 @@ def test_a_download_that_was_not_finished(place):
     assert any(line.startswith(f"{link}: ") and "nowhere" in line for line in out)
 
 
-# ---- reading all of it ----
+# ---- reading every byte ----
 
 def hash_lines(checkpoint):
     return {t.name: f"{hashlib.sha256(t.data).hexdigest()} {t.dtype} {t.shape}"
@@ -360,7 +360,7 @@ def test_hashes(place):
     source.add("", "empty", [trees.tensor("nothing", "F32", (0,)), trees.tensor("no", "U8", (0,))])
     hashes = place / "hashes.json"
     _, err = run(f"--hashes={hashes}", source.root, status=1)
-    assert f"{hashes}: written" in err
+    assert f"{hashes}: hashes written" in err
     with open(hashes) as f:
         assert json.load(f) == {"rich/model": hash_lines(source.checkpoints[0]),
                                 "empty": hash_lines(source.checkpoints[1])}
@@ -372,7 +372,7 @@ def test_hashes(place):
 
 @needs_hashes
 def test_hashes_of_large_tensors(place):
-    """Several spans, several reads, no border where one of them ends."""
+    """Several spans and reads, whose ends are not ends of tensors."""
     rng = np.random.default_rng(1)
     data = {f"t{i}": rng.integers(0, 256, size, np.uint8).tobytes()
             for i, size in enumerate([70 << 20, 0, (66 << 20) + 3, 5, (1 << 20) - 1, 0])}
@@ -387,7 +387,7 @@ def test_hashes_of_large_tensors(place):
 
 
 @needs_hashes
-def test_hashes_know_no_shards(place):
+def test_hashes_do_not_depend_on_shards(place):
     tensors = [trees.tensor(f"t{i}", "F32", (i + 1, 300), seed=i) for i in range(9)]
     hashes = place / "hashes"
     for shards in (1, 2, 3):
@@ -400,10 +400,10 @@ def test_hashes_know_no_shards(place):
                trees.tensor("new", "U8", (4,))]
     other.add("m", "model", changed, shards=2)
     out, _ = run(f"--hashes={hashes}", other.root, status=1)
-    assert sorted(out) == ["m/model: tensor new was not there when the hashes were written",
-                           "m/model: tensor t4 is not what it was when the hashes were written",
-                           "m/model: tensor t5 is not what it was when the hashes were written",
-                           "m/model: tensor t6 was there when the hashes were written"]
+    assert sorted(out) == ["m/model: tensor new did not exist when the hashes were written",
+                           "m/model: tensor t4 has changed since the hashes were written",
+                           "m/model: tensor t5 has changed since the hashes were written",
+                           "m/model: tensor t6 is missing, but existed when the hashes were written"]
 
 
 def members_once(pairs):
@@ -412,8 +412,8 @@ def members_once(pairs):
 
 
 @needs_hashes
-def test_hashes_have_each_name_once(place):
-    """A file under two names, a tensor in two shards, two checkpoints of one name."""
+def test_hashes_contain_each_name_once(place):
+    """A file with two names, a tensor in two shards, two checkpoints of one name."""
     source = trees.Source(place / "models")
     a, b = trees.file_bytes(aligned(seed=1)), trees.file_bytes(aligned(seed=2))
     for name, data in {"same/m-00001-of-00002": a, "differ/m-00001-of-00002": a,
@@ -436,7 +436,7 @@ def test_hashes_have_each_name_once(place):
                      "names/m.safetensors": lines(1, 2)}
     assert not [line for line in run(f"--hashes={hashes}", source.root, status=1)[0]
                 if "hashes" in line]
-    twice = place / "twice"  # as earlier versions wrote them
+    twice = place / "twice"  # with duplicate members
     twice.write_text("{" + ", ".join(
         json.dumps(key) + ": {" + ", ".join(f"{json.dumps(name)}: {json.dumps(value)}"
                                             for name, values in of_key.items()
@@ -449,21 +449,21 @@ def test_hashes_have_each_name_once(place):
         f.write(b"!")
     out, _ = run(f"--hashes={hashes}", source.root, status=1)
     assert [line for line in out if "hashes" in line] == [
-        "differ/m: tensor c is not what it was when the hashes were written"]
+        "differ/m: tensor c has changed since the hashes were written"]
 
 
 @needs_hashes
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"m": 1}', b'{"m": {"t": 1}}', b'{"m": {"t": "x"'])
-def test_a_file_that_is_none_of_hashes(source, place, text):
+def test_invalid_file_of_hashes(source, place, text):
     path = place / "hashes"
     path.write_bytes(text)
     _, err = run(f"--hashes={path}", source.root, status=2)
-    assert "no file of hashes" in err
+    assert "not a file of hashes" in err
     assert path.read_bytes() == text
 
 
 @needs_hashes
-def test_hashes_that_cannot_be_written(source, place):
+def test_hashes_cannot_be_written(source, place):
     _, err = run(f"--hashes={place}/none/hashes", source.root, status=2)
     assert "No such file" in err
     run(f"--hashes={place}/h", source.root, source.root, status=2)
@@ -477,7 +477,7 @@ NAN_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<f4", "BF16": "b
 
 @pytest.mark.parametrize("dtype", NAN_DTYPES)
 def test_nan_and_infinity(place, dtype):
-    """Every bit pattern of small types, random ones of others, at every shift in the file."""
+    """Every bit pattern of small types, random ones of others, at several offsets."""
     name = NAN_DTYPES[dtype]
     if name[0] != "<" and ML_DTYPES is None:
         pytest.skip("there is no ml_dtypes")
@@ -506,7 +506,7 @@ def test_nan_and_infinity(place, dtype):
                                          kind.itemsize > 1 else 0)[0] if "NaN" in line]
 
 
-def test_deep_reads_it_all(place):
+def test_deep_reads_every_byte(place):
     table = trees.experts(place / "m", tensors=3000, shards=4)
     out, _ = run("--json", "--deep", place)
     found = json.loads("\n".join(out))
@@ -517,7 +517,7 @@ def test_deep_reads_it_all(place):
 # ---- headers only: how much is read ----
 
 def counted(*args):
-    """Runs fstfs-check: (bytes it read, calls that read), of all that it did."""
+    """Runs fstfs-check and returns (bytes read, read calls) of the whole process."""
     process = subprocess.Popen([CHECK, *map(str, args)], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -527,7 +527,7 @@ def counted(*args):
     return int(io["rchar"]), int(io["syscr"])
 
 
-def test_a_published_checkpoint_costs_its_headers(place):
+def test_published_checkpoint_reads_headers_only(place):
     if not DESCRIPTION.exists():
         pytest.skip("../shared/data/qwen3.5-25b-a3b.json is not there")
     trees.published(DESCRIPTION, place / "m")
@@ -545,9 +545,9 @@ def test_a_published_checkpoint_costs_its_headers(place):
     assert calls - base_calls < 100
 
 
-# ---- how it ends ----
+# ---- exit status ----
 
-def test_what_cannot_be_looked_at(source, place):
+def test_paths_that_cannot_be_checked(source, place):
     (place / "empty").mkdir()
     out, _ = run(place / "empty", status=2)
     only(out, place / "empty", "no checkpoint")
@@ -615,8 +615,8 @@ def sparse_model(place, size):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_within_its_memory(place, number):
-    """A terabyte to read, with progress on a terminal: no test waits for its end."""
+def test_signal_and_memory_limit(place, number):
+    """One terabyte, which no test waits for, with progress on a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen([CHECK, "--nan", sparse_model(place, 1 << 40)],
                                stdout=subprocess.PIPE, stderr=theirs)
@@ -628,14 +628,14 @@ def test_a_signal_ends_it_within_its_memory(place, number):
         most = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
     process.send_signal(number)
     out, _ = process.communicate(timeout=20 * SLOW)
-    with suppress(OSError):  # the other end is closed
+    with suppress(OSError):  # EIO: the other end is closed
         while piece := os.read(ours, 65536):
             said += piece
     os.close(ours)
     assert process.returncode == 128 + number
     assert out == b"" and b" GB/s" in said
     assert said.endswith(b"\r\x1b[Kfstfs-check: interrupted\r\n")
-    assert INSTRUMENTED or most < 128 * 1024  # KiB; sanitizers have memory of their own
+    assert INSTRUMENTED or most < 128 * 1024  # KiB; sanitizers use memory of their own
 
 
 def test_no_progress_without_a_terminal(source):

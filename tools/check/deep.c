@@ -105,7 +105,7 @@ struct stream {
     const struct target *target;
     uint64_t next; /* where the next read begins */
     uint32_t tensor; /* the current one */
-    bool looks; /* for NaN and infinite values in that tensor */
+    bool counts_values; /* NaN and infinity in the current tensor */
     struct values values;
 };
 
@@ -125,7 +125,7 @@ deep_next_read(void *arg, struct batch_read *read)
     return true;
 }
 
-/* ---- looking ---- */
+/* ---- checking ---- */
 
 static void
 begin_tensor(struct stream *stream)
@@ -134,7 +134,8 @@ begin_tensor(struct stream *stream)
 
     if (stream->one)
         sha256_begin(stream->one);
-    stream->looks = stream->deep->tree->options->nan && values_has((enum dtype)tensor->dtype);
+    stream->counts_values =
+        stream->deep->tree->options->nan && values_has((enum dtype)tensor->dtype);
     stream->values = (struct values){.dtype = (enum dtype)tensor->dtype};
 }
 
@@ -147,7 +148,7 @@ end_tensor(struct stream *stream)
 
     if (stream->one)
         sha256_end(stream->one, stream->target->digests[stream->tensor]);
-    if (stream->looks && (stream->values.nan || stream->values.inf))
+    if (stream->counts_values && (stream->values.nan || stream->values.inf))
         findings_add(&stream->deep->tree->findings, strdup(stream->target->path), false,
                      "tensor %s (%s) has %" PRIu64 " NaN and %" PRIu64 " infinite values",
                      quoted(name, table->text + tensor->name, tensor->name_length),
@@ -156,7 +157,7 @@ end_tensor(struct stream *stream)
 
 /* `data` has bytes [from, from + length) of the file, all in the span. */
 static void
-look_at_tensors(struct stream *stream, const char *data, uint64_t from, uint64_t length)
+check_tensor_bytes(struct stream *stream, const char *data, uint64_t from, uint64_t length)
 {
     const struct st_table *table = stream->target->table;
     uint64_t to = from + length;
@@ -172,7 +173,7 @@ look_at_tensors(struct stream *stream, const char *data, uint64_t from, uint64_t
             begin_tensor(stream);
         if (stream->one)
             sha256_add(stream->one, data + (first - from), last - first);
-        if (stream->looks)
+        if (stream->counts_values)
             values_add(&stream->values, data + (first - from), last - first);
         if (end > to)
             return;
@@ -181,9 +182,9 @@ look_at_tensors(struct stream *stream, const char *data, uint64_t from, uint64_t
     }
 }
 
-/* Empty tensors at the end of the file begin in none of its bytes. */
+/* Empty tensors at the end of the file, which contain none of its bytes. */
 static void
-look_at_last_tensors(struct stream *stream)
+check_last_tensors(struct stream *stream)
 {
     const struct st_table *table = stream->target->table;
 
@@ -196,7 +197,7 @@ look_at_last_tensors(struct stream *stream)
 }
 
 static void
-look_at_read(struct stream *stream, const struct batch_read *read)
+check_read(struct stream *stream, const struct batch_read *read)
 {
     /* The first read begins at the block in which the span begins. */
     uint64_t from = read->offset > stream->span->begin ? read->offset : stream->span->begin;
@@ -206,7 +207,7 @@ look_at_read(struct stream *stream, const struct batch_read *read)
     if (stream->whole)
         sha256_add(stream->whole, data, to - from);
     if (stream->one || stream->deep->tree->options->nan)
-        look_at_tensors(stream, data, from, to - from);
+        check_tensor_bytes(stream, data, from, to - from);
     atomic_fetch_add_explicit(stream->deep->done, to - from, memory_order_relaxed);
 }
 
@@ -221,21 +222,20 @@ compare_hub_hash(struct stream *stream)
     atomic_fetch_add(&stream->deep->hub_files, 1);
     if (strcmp(text, stream->target->hub_sha256) != 0)
         findings_add(&stream->deep->tree->findings, strdup(stream->target->path), false,
-                     "its SHA-256 is %s, the hub's is %s: it is not what was published", text,
-                     stream->target->hub_sha256);
+                     "not the published file: wrong SHA-256 (found %s, expected %s, the hub's)",
+                     text, stream->target->hub_sha256);
 }
 
 static void
 report_unread(struct stream *stream, errint_t error, uint64_t offset)
 {
     findings_add(&stream->deep->tree->findings, strdup(stream->target->path), true,
-                 error == -ESTALE ? "IoError: it was changed while it was read, at byte %" PRIu64
-                                    "%s"
-                                  : "IoError: reading at byte %" PRIu64 ": %s",
+                 error == -ESTALE ? "IoError: changed while it was read, at byte %" PRIu64 "%s"
+                                  : "IoError: cannot read at byte %" PRIu64 ": %s",
                  offset, error == -ESTALE ? "" : strerror(-error));
 }
 
-/* Reads the stream's span. A failed read is a finding; the error is only that of the memory. */
+/* Reads the stream's span. A failed read is a finding; returns only -ENOMEM. */
 static errint_t
 read_span(struct stream *stream)
 {
@@ -259,7 +259,7 @@ read_span(struct stream *stream)
         if (progress_signal())
             batch_stop(batch, -EINTR, 0);
         else
-            look_at_read(stream, read);
+            check_read(stream, read);
         batch_release(read);
     }
     error = batch_error(batch, &offset);
@@ -267,7 +267,7 @@ read_span(struct stream *stream)
     if (error && error != -EINTR && error != -ENOMEM)
         report_unread(stream, error, offset);
     if (!error && (stream->one || stream->deep->tree->options->nan))
-        look_at_last_tensors(stream);
+        check_last_tensors(stream);
     if (!error && stream->whole)
         compare_hub_hash(stream);
     return error == -ENOMEM ? error : 0;
@@ -322,7 +322,7 @@ run_deep_thread(void *arg)
 }
 
 static unsigned
-thread_count(const struct deep *deep)
+deep_thread_count(const struct deep *deep)
 {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned count = processors < 1              ? 1
@@ -333,9 +333,9 @@ thread_count(const struct deep *deep)
 }
 
 static errint_t
-run_threads(struct deep *deep, struct progress *progress)
+run_deep_threads(struct deep *deep, struct progress *progress)
 {
-    const unsigned wanted = thread_count(deep);
+    const unsigned wanted = deep_thread_count(deep);
     pthread_t threads[THREADS_MOST];
     unsigned made = 0;
 
@@ -361,7 +361,7 @@ run_threads(struct deep *deep, struct progress *progress)
 }
 
 static errint_t
-prepare(struct deep *deep, uint64_t *bytes)
+prepare_targets(struct deep *deep, uint64_t *bytes)
 {
     const struct storage_options options = {.ring = true, .direct = true};
     struct tree *tree = deep->tree;
@@ -386,7 +386,7 @@ deep_run(struct tree *tree, struct deep_result *result)
 {
     struct deep deep = {.tree = tree};
     uint64_t bytes = 0, started = monotonic_ns();
-    errint_t error = prepare(&deep, &bytes);
+    errint_t error = prepare_targets(&deep, &bytes);
     struct progress progress;
 
     if (!error) {
@@ -394,7 +394,7 @@ deep_run(struct tree *tree, struct deep_result *result)
         progress.has_rate = true;
         progress_start(&progress, "reading");
         deep.done = progress.running;
-        error = deep.done ? run_threads(&deep, &progress) : -ENOMEM;
+        error = deep.done ? run_deep_threads(&deep, &progress) : -ENOMEM;
         result->bytes = deep.done ? atomic_load(deep.done) : 0;
         progress_end(&progress);
         storage_stop(deep.storage);

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Reads every byte of what a tree holds, and looks at it.
- */
+/* Reads and checks every byte of a tree's targets. */
 #ifndef FSTFS_CHECK_DEEP_H
 #define FSTFS_CHECK_DEEP_H
 
@@ -9,15 +7,14 @@
 
 struct deep_result {
     uint64_t bytes; /* read */
-    uint64_t hub_files; /* whose SHA-256 the hub knows and was compared */
+    uint64_t hub_files; /* compared with the hub's SHA-256 */
     double seconds;
 };
 
 /*
- * Reads all targets of the tree once, in the order they lie in, with as many threads
- * as there are processors to hash and look; shows progress. Fills in the digests of
- * tensors where they are asked for. What is wrong is in the tree's findings. Fails
- * where it cannot be begun; -EINTR when a signal came.
+ * Reads each target once, in order of offsets, with one thread for each processor, and shows
+ * progress. Adds findings to the tree and, with --hashes, sets the digests of tensors. Fails if
+ * reading cannot start; -EINTR after a signal.
  */
 errint_t deep_run(struct tree *tree, struct deep_result *result);
 

@@ -26,9 +26,8 @@ findings_free(struct findings *findings)
     pthread_mutex_destroy(&findings->lock);
 }
 
-/* With the lock held. False: no memory. */
 static bool
-append(struct findings *findings, struct finding finding)
+findings_append_locked(struct findings *findings, struct finding finding)
 {
     struct finding *all = array_room(findings->all, findings->count, sizeof(*all));
 
@@ -40,9 +39,9 @@ append(struct findings *findings, struct finding finding)
 }
 
 void
-findings_add(struct findings *findings, char *path, bool unseen, const char *format, ...)
+findings_add(struct findings *findings, char *path, bool unchecked, const char *format, ...)
 {
-    struct finding finding = {.path = path, .unseen = unseen};
+    struct finding finding = {.path = path, .unchecked = unchecked};
     va_list arguments;
     bool added;
 
@@ -51,8 +50,8 @@ findings_add(struct findings *findings, char *path, bool unseen, const char *for
         finding.text = NULL;
     va_end(arguments);
     pthread_mutex_lock(&findings->lock);
-    added = path && finding.text && append(findings, finding);
-    findings->unseen += added && unseen;
+    added = path && finding.text && findings_append_locked(findings, finding);
+    findings->unchecked += added && unchecked;
     findings->failed = findings->failed || !added;
     pthread_mutex_unlock(&findings->lock);
     if (!added) {
@@ -62,7 +61,7 @@ findings_add(struct findings *findings, char *path, bool unseen, const char *for
 }
 
 static int
-compare(const void *a, const void *b)
+compare_findings(const void *a, const void *b)
 {
     const struct finding *x = a, *y = b;
     int order = strcmp(x->path, y->path);
@@ -70,17 +69,17 @@ compare(const void *a, const void *b)
     return order ? order : strcmp(x->text, y->text);
 }
 
-/* Sorts from `first` on, and leaves each once: a listing may have been made twice. */
+/* Sorts from `first` on and removes duplicates: a directory may have been listed twice. */
 static void
-settle(struct findings *findings, size_t first)
+findings_sort_locked(struct findings *findings, size_t first)
 {
     size_t kept = first;
 
     if (findings->count - first < 2)
         return;
-    qsort(findings->all + first, findings->count - first, sizeof(*findings->all), compare);
+    qsort(findings->all + first, findings->count - first, sizeof(*findings->all), compare_findings);
     for (size_t i = first; i < findings->count; i++) {
-        if (kept > first && compare(&findings->all[kept - 1], &findings->all[i]) == 0) {
+        if (kept > first && compare_findings(&findings->all[kept - 1], &findings->all[i]) == 0) {
             free(findings->all[i].path);
             free(findings->all[i].text);
         } else {
@@ -96,7 +95,7 @@ findings_print(struct findings *findings)
     struct buffer out = BUFFER_INIT;
 
     pthread_mutex_lock(&findings->lock);
-    settle(findings, findings->printed);
+    findings_sort_locked(findings, findings->printed);
     while (findings->printed < findings->count) {
         const struct finding *finding = &findings->all[findings->printed++];
 
@@ -113,7 +112,7 @@ void
 findings_json(struct findings *findings, struct buffer *out)
 {
     pthread_mutex_lock(&findings->lock);
-    settle(findings, 0);
+    findings_sort_locked(findings, 0);
     buffer_add_char(out, '[');
     for (size_t i = 0; i < findings->count; i++) {
         const struct finding *finding = &findings->all[i];
@@ -122,7 +121,7 @@ findings_json(struct findings *findings, struct buffer *out)
         buffer_add_json_string(out, finding->path, strlen(finding->path));
         buffer_add_text(out, ", \"text\": ");
         buffer_add_json_string(out, finding->text, strlen(finding->text));
-        buffer_addf(out, ", \"looked_at\": %s}", finding->unseen ? "false" : "true");
+        buffer_addf(out, ", \"looked_at\": %s}", finding->unchecked ? "false" : "true");
     }
     buffer_add_text(out, findings->count ? "\n  ]" : "]");
     pthread_mutex_unlock(&findings->lock);

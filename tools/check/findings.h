@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What was found: kept, printed a line each, and written as JSON.
- */
+/* What fstfs-check found: collected from any thread, printed as lines or as JSON. */
 #ifndef FSTFS_CHECK_FINDINGS_H
 #define FSTFS_CHECK_FINDINGS_H
 
@@ -13,27 +11,27 @@
 
 struct finding {
     char *path; /* as the command line began it; not quoted */
-    char *text; /* one line, what it quotes being quoted */
-    bool unseen; /* no fault of the file: it could not be looked at */
+    char *text; /* one line; names in it are quoted */
+    bool unchecked; /* the file could not be checked, and may be valid */
 };
 
 struct findings {
-    pthread_mutex_t lock; /* guards the rest; any thread adds */
+    pthread_mutex_t lock; /* guards the rest */
     struct finding *all;
     size_t count;
-    size_t printed; /* of `all`, from the front */
-    size_t unseen;
-    bool failed; /* out of memory: there is more than what is here */
+    size_t printed; /* of `all`, from the start */
+    size_t unchecked; /* findings with `unchecked` set */
+    bool failed; /* out of memory: findings are missing; or standard output failed */
 };
 
 void findings_init(struct findings *findings);
 void findings_free(struct findings *findings);
 
-/* Adds one. Takes over `path` (malloc'ed; NULL: there was no memory for it). */
-void findings_add(struct findings *findings, char *path, bool unseen, const char *format, ...)
+/* Adds a finding. Takes over `path`, which is malloc'ed, or NULL if that failed. */
+void findings_add(struct findings *findings, char *path, bool unchecked, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Prints those not yet printed to standard output, sorted by path. */
+/* Prints those not yet printed to standard output, one line each, sorted by path. */
 void findings_print(struct findings *findings);
 
 /* Appends a JSON array of all of them. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file of --hashes: for each checkpoint its tensors' SHA-256, dtype and shape.
- * It names no shards, so a checkpoint that is cut or merged anew has the same.
+ * The file of --hashes: SHA-256, dtype and shape of each tensor of each checkpoint. It does not
+ * name shards, so that it stays valid when a checkpoint is cut or merged anew.
  *
  *   {"llama/model": {"lm_head.weight": "0a1b... BF16 [128256, 4096]", ...}, ...}
  */
@@ -11,9 +11,9 @@
 #include "tree.h"
 
 /*
- * Compares what was hashed with the file `path`, or writes that where it is not
- * there (`*written`). What differs is in the tree's findings. Fails, with the
- * reason, where the file can be neither read nor written or is none of hashes.
+ * Compares the digests of the tree with the file `path`, or writes them to it if it does not exist
+ * (`*written`). Adds differences to the tree's findings. Fails if the file can be neither read nor
+ * written, or is not such a file.
  */
 errint_t hashes_compare(struct tree *tree, const char *path, bool *written, struct reason *reason);
 

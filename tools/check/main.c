@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs-check: whether safetensors files and checkpoints are sound.
+ * fstfs-check: checks safetensors files and checkpoints.
  */
 #include "common/command.h"
 #include "common/progress.h"
@@ -14,17 +14,17 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SOUND = 0, FOUND = 1, UNSEEN = 2 };
+/* Exit statuses. */
+enum { STATUS_SOUND = 0, STATUS_FOUND = 1, STATUS_UNCHECKED = 2 };
 
 static const char *
-plural(uint64_t count)
+plural_suffix(uint64_t count)
 {
     return count == 1 ? "" : "s";
 }
 
-/* What was looked at, and what came of it, in a line. */
 static void
-say_summary(const struct tree *tree, const struct deep_result *deep)
+print_summary(const struct tree *tree, const struct deep_result *deep)
 {
     struct buffer text = BUFFER_INIT;
     uint64_t count = tree->findings.count;
@@ -32,15 +32,15 @@ say_summary(const struct tree *tree, const struct deep_result *deep)
     if (count == 0)
         buffer_add_text(&text, "sound: ");
     else
-        buffer_addf(&text, "%" PRIu64 " finding%s in ", count, plural(count));
+        buffer_addf(&text, "%" PRIu64 " finding%s in ", count, plural_suffix(count));
     if (tree->checkpoint_count)
         buffer_addf(&text, "%" PRIu64 " checkpoint%s, ", tree->checkpoint_count,
-                    plural(tree->checkpoint_count));
+                    plural_suffix(tree->checkpoint_count));
     buffer_addf(&text, "%" PRIu64 " file%s, %" PRIu64 " tensor%s, %.2f GB", tree->file_count,
-                plural(tree->file_count), tree->tensor_count, plural(tree->tensor_count),
-                (double)tree->bytes / 1e9);
+                plural_suffix(tree->file_count), tree->tensor_count,
+                plural_suffix(tree->tensor_count), (double)tree->bytes / 1e9);
     if (!tree->options->deep)
-        buffer_add_text(&text, "; headers only (--deep reads all)");
+        buffer_add_text(&text, "; headers only (--deep reads everything)");
     else
         buffer_addf(&text, "; read %.2f GB in %.1f s", (double)deep->bytes / 1e9, deep->seconds);
     if (deep->hub_files)
@@ -62,7 +62,7 @@ print_json(struct tree *tree, const struct deep_result *deep, int status)
                 "  \"tensors\": %" PRIu64 ",\n  \"bytes\": %" PRIu64 ",\n"
                 "  \"bytes_read\": %" PRIu64 ",\n  \"hub_files_compared\": %" PRIu64 ",\n"
                 "  \"seconds_read\": %.3f,\n  \"findings\": ",
-                status == SOUND ? "true" : "false", tree->checkpoint_count, tree->file_count,
+                status == STATUS_SOUND ? "true" : "false", tree->checkpoint_count, tree->file_count,
                 tree->tensor_count, tree->bytes, deep->bytes, deep->hub_files, deep->seconds);
     findings_json(&tree->findings, &out);
     buffer_add_text(&out, "\n}\n");
@@ -71,9 +71,9 @@ print_json(struct tree *tree, const struct deep_result *deep, int status)
     return done;
 }
 
-/* Files that the hub knows a SHA-256 of, where this program cannot make one. */
+/* Without libcrypto: prints how many files could not be compared with the hub's SHA-256. */
 static void
-say_unhashed(const struct tree *tree)
+warn_unhashed(const struct tree *tree)
 {
     uint64_t count = 0;
 
@@ -82,12 +82,12 @@ say_unhashed(const struct tree *tree)
     if (count > 0 && !sha256_can())
         complain("%" PRIu64 " file%s not compared with the hub's SHA-256: this fstfs-check was "
                  "built without libcrypto",
-                 count, plural(count));
+                 count, plural_suffix(count));
 }
 
-/* False: it could not be done. */
+/* Reads all targets. Returns false if they, or the hashes, could not be checked. */
 static bool
-look_deep(struct tree *tree, struct deep_result *result)
+check_deep(struct tree *tree, struct deep_result *result)
 {
     const char *hashes = tree->options->hashes;
     struct reason reason;
@@ -100,11 +100,11 @@ look_deep(struct tree *tree, struct deep_result *result)
         complain("cannot read: %s", strerror(-error));
         return false;
     }
-    say_unhashed(tree);
+    warn_unhashed(tree);
     if (!hashes)
         return true;
-    if (tree->findings.unseen) {
-        complain("%s: left alone: not all could be read", hashes);
+    if (tree->findings.unchecked) {
+        complain("%s: not used because some files could not be read", hashes);
         return false;
     }
     if (hashes_compare(tree, hashes, &written, &reason)) {
@@ -112,17 +112,17 @@ look_deep(struct tree *tree, struct deep_result *result)
         return false;
     }
     if (written)
-        fprintf(stderr, "%s: written; next time it is compared with\n", hashes);
+        fprintf(stderr, "%s: hashes written; the next run compares them\n", hashes);
     return true;
 }
 
 static int
-check(struct tree *tree)
+check_paths(struct tree *tree)
 {
     const struct options *options = tree->options;
     struct deep_result deep = {0};
     errint_t error = 0;
-    bool seen = true;
+    bool is_checked = true;
     int status;
 
     progress_catch_signals();
@@ -131,7 +131,7 @@ check(struct tree *tree)
     if (!options->json)
         findings_print(&tree->findings);
     if (!error && options->deep && !progress_signal())
-        seen = look_deep(tree, &deep);
+        is_checked = check_deep(tree, &deep);
     if (!options->json)
         findings_print(&tree->findings);
     if (progress_signal()) {
@@ -139,13 +139,15 @@ check(struct tree *tree)
         return 128 + progress_signal();
     }
     if (error || tree->findings.failed) {
-        complain("no memory, or standard output cannot be written");
-        return UNSEEN;
+        complain("out of memory, or standard output cannot be written");
+        return STATUS_UNCHECKED;
     }
-    status = !seen || tree->findings.unseen ? UNSEEN : tree->findings.count ? FOUND : SOUND;
+    status = !is_checked || tree->findings.unchecked ? STATUS_UNCHECKED
+             : tree->findings.count                  ? STATUS_FOUND
+                                                     : STATUS_SOUND;
     if (options->json)
-        return print_json(tree, &deep, status) ? status : UNSEEN;
-    say_summary(tree, &deep);
+        return print_json(tree, &deep, status) ? status : STATUS_UNCHECKED;
+    print_summary(tree, &deep);
     return status;
 }
 
@@ -160,15 +162,15 @@ main(int argc, char **argv)
     case OPTIONS_DONE:
         return 0;
     case OPTIONS_WRONG:
-        return UNSEEN;
+        return STATUS_UNCHECKED;
     default:
         break;
     }
     if (tree_init(&tree, &options)) {
-        complain("no memory");
-        return UNSEEN;
+        complain("out of memory");
+        return STATUS_UNCHECKED;
     }
-    status = check(&tree);
+    status = check_paths(&tree);
     tree_free(&tree);
     return status;
 }

@@ -6,6 +6,7 @@
 #include "catalog/group.h"
 #include "common/find.h"
 #include "common/progress.h"
+#include "rules.h"
 #include "view/layout.h"
 #include "view/listing.h"
 
@@ -15,13 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Checkpoints whose headers are read at the same time. */
-enum { READERS = 16 };
+enum { READERS = 16 }; /* threads that read headers */
 
-/* Where the findings of a catalog belong. */
-struct place {
+/* Where the findings of a catalog go. */
+struct scope {
     struct findings *findings;
-    char *base; /* of the paths of its directory; "" where it is the current one */
+    char *base; /* path of the catalog's directory in findings; "" for the current one */
 };
 
 errint_t
@@ -56,9 +56,9 @@ tree_free(struct tree *tree)
     findings_free(&tree->findings);
 }
 
-/* "BASE/DIRECTORY/NAME", without what is empty; malloc'ed. `name` may be NULL. */
+/* Returns "BASE/DIRECTORY/NAME" without empty parts; malloc'ed. `name` may be NULL. */
 static char *
-join(const char *base, const char *directory, const char *name)
+join_parts(const char *base, const char *directory, const char *name)
 {
     struct buffer path = BUFFER_INIT;
     const char *const parts[] = {base, directory, name};
@@ -80,81 +80,22 @@ join(const char *base, const char *directory, const char *name)
     return path.data;
 }
 
-/* For catalogs: what is no fault of the file is in the words of the catalog. */
+/* Problem watch of a catalog. The text tells files that could not be read from invalid files. */
 static void
-tell(void *arg, const char *directory, const char *name, const char *text)
+add_problem(void *arg, const char *directory, const char *name, const char *text)
 {
-    static const char unseen[] = "refused: IoError:";
-    const struct place *place = arg;
+    static const char unchecked[] = "refused: IoError:";
+    const struct scope *scope = arg;
 
-    findings_add(place->findings, join(place->base, directory, name),
-                 strncmp(text, unseen, sizeof(unseen) - 1) == 0, "%s", text);
+    findings_add(scope->findings, join_parts(scope->base, directory, name),
+                 strncmp(text, unchecked, sizeof(unchecked) - 1) == 0, "%s", text);
 }
 
 static struct catalog_options
-catalog_options(const struct tree *tree, struct place *place)
+catalog_options(const struct tree *tree, struct scope *scope)
 {
-    return (struct catalog_options){.problems = {tell, place, tree->options->all ? SIZE_MAX : 0}};
-}
-
-/* ---- one file ---- */
-
-static uint64_t
-element_bytes(const struct st_tensor *tensor)
-{
-    unsigned bits = tensor->dtype == DTYPE_UNKNOWN ? 8 : dtype_bits((enum dtype)tensor->dtype);
-
-    return bits < 8 ? 1 : bits / 8;
-}
-
-static void
-check_alignment(struct tree *tree, const char *path, const struct st_table *table)
-{
-    const struct st_tensor *first = NULL;
-    char name[QUOTED_SIZE];
-    uint32_t count = 0;
-
-    for (uint32_t i = 0; i < table->count; i++) {
-        const struct st_tensor *tensor = &table->tensors[i];
-
-        if (tensor->begin == tensor->end ||
-            (table->data_start + tensor->begin) % element_bytes(tensor) == 0)
-            continue;
-        first = first ? first : tensor;
-        count++;
-    }
-    if (count > 0)
-        findings_add(&tree->findings, strdup(path), false,
-                     "%" PRIu32 " of %" PRIu32
-                     " tensors do not begin at a multiple of their element's size (the first is %s,"
-                     " %s at byte %" PRIu64 "): PyTorch copies or refuses them",
-                     count, table->count,
-                     quoted(name, table->text + first->name, first->name_length),
-                     dtype_name((enum dtype)first->dtype), table->data_start + first->begin);
-}
-
-/* `__metadata__`'s format, which loaders look at. */
-static void
-check_format(struct tree *tree, const char *path, const struct st_table *table)
-{
-    static const char *const known[] = {"pt", "tf", "flax", "np", "mlx"};
-    char shown[QUOTED_SIZE];
-
-    for (uint32_t i = 0; i < table->metadata_count; i++) {
-        const struct st_metadata *pair = &table->metadata[i];
-        const char *value = table->text + pair->value;
-        bool is_known = false;
-
-        if (pair->key_length != 6 || memcmp(table->text + pair->key, "format", 6) != 0)
-            continue;
-        for (size_t k = 0; k < sizeof(known) / sizeof(known[0]); k++)
-            is_known = is_known || (strlen(known[k]) == pair->value_length &&
-                                    memcmp(known[k], value, pair->value_length) == 0);
-        if (!is_known)
-            findings_add(&tree->findings, strdup(path), false,
-                         "__metadata__ has the format \"%s\"; loaders know pt, tf, flax, np, mlx",
-                         quoted(shown, value, pair->value_length));
-    }
+    return (struct catalog_options){
+        .problems = {add_problem, scope, tree->options->all ? SIZE_MAX : 0}};
 }
 
 static void
@@ -163,16 +104,14 @@ check_table(struct tree *tree, const char *path, const struct st_table *table, u
     tree->file_count++;
     tree->tensor_count += table->count;
     tree->bytes += size;
-    check_alignment(tree, path, table);
-    check_format(tree, path, table);
+    rules_check_table(&tree->findings, path, table);
 }
 
-/* ---- what is to be read whole ---- */
+/* ---- files to be read ---- */
 
-/* The name of a blob of the hub's cache is the SHA-256 of what is in it, where it
- * is no small file of git's. */
+/* Blobs in the cache of the Hugging Face hub are named by their SHA-256, except small files. */
 static void
-read_hub_name(const char *path, char sha256[SHA256_TEXT])
+read_hub_sha256(const char *path, char sha256[SHA256_TEXT])
 {
     char *real = realpath(path, NULL);
     const char *slash = real ? strrchr(real, '/') : NULL;
@@ -184,29 +123,20 @@ read_hub_name(const char *path, char sha256[SHA256_TEXT])
     free(real);
 }
 
-static bool
-make_room(void **array, size_t count, size_t size)
-{
-    void *bigger = array_room(*array, count, size);
-
-    if (bigger)
-        *array = bigger;
-    return bigger != NULL;
-}
-
 static struct model *
 add_model(struct tree *tree, char *key, size_t most_targets)
 {
     size_t *targets = calloc(most_targets + 1, sizeof(*targets));
+    struct model *models = array_room(tree->models, tree->model_count, sizeof(*models));
 
-    if (!key || !targets ||
-        !make_room((void **)&tree->models, tree->model_count, sizeof(*tree->models))) {
+    tree->models = models ? models : tree->models;
+    if (!key || !targets || !models) {
         free(key);
         free(targets);
         return NULL;
     }
-    tree->models[tree->model_count] = (struct model){.key = key, .targets = targets};
-    return &tree->models[tree->model_count++];
+    models[tree->model_count] = (struct model){.key = key, .targets = targets};
+    return &models[tree->model_count++];
 }
 
 static errint_t
@@ -214,110 +144,69 @@ add_target(struct tree *tree, struct model *model, const char *path, struct back
            const struct st_table *table)
 {
     const struct file_identity *identity = &backing->identity;
+    struct target *targets = array_room(tree->targets, tree->target_count, sizeof(*targets));
     struct target *target;
     size_t number;
 
-    if (!make_room((void **)&tree->targets, tree->target_count, sizeof(*tree->targets)))
+    if (!targets)
         return -ENOMEM;
+    tree->targets = targets;
     number = inode_map_add(&tree->files, identity->device, identity->inode, tree->target_count + 1);
     if (number == 0)
         return -ENOMEM;
     model->targets[model->target_count++] = number - 1;
     if (number <= tree->target_count)
         return 0;
-    target = &tree->targets[tree->target_count];
+    target = &targets[tree->target_count];
     *target = (struct target){.path = strdup(path), .table = table};
     if (!target->path)
         return -ENOMEM;
     target->backing = backing_ref(backing);
-    read_hub_name(path, target->hub_sha256);
+    read_hub_sha256(path, target->hub_sha256);
     tree->target_count++;
     return 0;
 }
 
 /* ---- checkpoints ---- */
 
-static void
-check_total_size(struct tree *tree, const struct group *group, const struct checkpoint *checkpoint,
-                 const struct place *place)
-{
-    uint64_t sum = 0, said = checkpoint->total_size;
-    char *path;
-
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (checkpoint->shards[i]->table)
-            sum += checkpoint->shards[i]->table->data_length;
-    if (!checkpoint->has_total_size || sum == said)
-        return;
-    path = join(place->base, checkpoint->directory, group->index);
-    if (group->missing_count && said > sum)
-        findings_add(&tree->findings, path, false,
-                     "%" PRIu64 " of %" PRIu64 " bytes of tensors are missing with %" PRIu32
-                     " shards",
-                     said - sum, said, group->missing_count);
-    else if (!checkpoint->unsound)
-        findings_add(&tree->findings, path, false,
-                     "metadata.total_size says %" PRIu64 " bytes, the tensors have %" PRIu64, said,
-                     sum);
-    else
-        free(path);
-}
-
-/* Whether all of it can be one file, as far as the header's length goes. */
-static errint_t
-check_merged(const struct checkpoint *checkpoint)
-{
-    struct tensor_ref *refs;
-    uint64_t headers = 0, size;
-    errint_t error;
-
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (checkpoint->shards[i]->table)
-            headers += checkpoint->shards[i]->table->data_start;
-    if (checkpoint->unsound || checkpoint->shard_count == 1 || headers < ST_MAX_HEADER / 2)
-        return 0;
-    refs = layout_shard_order(checkpoint);
-    error = refs ? layout_file(checkpoint, refs, checkpoint->tensor_count, &size, NULL) : -ENOMEM;
-    free(refs);
-    if (error == -EFBIG)
-        problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
-                        "HeaderTooLarge: merged into one file, its header would be over %u bytes, "
-                        "and safetensors could not read it",
-                        ST_MAX_HEADER);
-    return error == -EFBIG ? 0 : error;
-}
-
-/* The checkpoint's name among the hashes. One that another stands before is named
- * by its first file. */
+/* The checkpoint's key among the hashes. If another checkpoint has the same stem, it is named by
+ * its index or its first file. */
 static char *
-key_of(const struct group *group, const struct checkpoint *checkpoint)
+model_key(const struct group *group, const struct checkpoint *checkpoint)
 {
     const char *name = group->stem;
 
     if (group->second)
         name = group->index ? group->index : group->members[0];
-    return join("", checkpoint->directory, name);
+    return join_parts("", checkpoint->directory, name);
 }
 
 static errint_t
-take_checkpoint(struct tree *tree, const struct group *group, struct checkpoint *checkpoint,
-                const struct place *place)
+check_checkpoint(struct tree *tree, const struct group *group, struct checkpoint *checkpoint,
+                 const struct scope *scope)
 {
     struct model *model = NULL;
-    errint_t error = check_merged(checkpoint);
+    errint_t error = rules_check_merged_header(checkpoint);
 
     if (tree->options->deep) {
-        model = add_model(tree, key_of(group, checkpoint), checkpoint->shard_count);
+        model = add_model(tree, model_key(group, checkpoint), checkpoint->shard_count);
         if (!model)
             return -ENOMEM;
         model->checkpoint = checkpoint_ref(checkpoint);
     }
     if (checkpoint->shard_count > 1)
         layout_check_metadata(checkpoint);
-    check_total_size(tree, group, checkpoint, place);
+    if (checkpoint->has_total_size) {
+        char *index = join_parts(scope->base, checkpoint->directory, group->index);
+
+        if (!index)
+            return -ENOMEM;
+        rules_check_total_size(&tree->findings, checkpoint, index, group->missing_count);
+        free(index);
+    }
     for (uint32_t i = 0; !error && i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
-        char *path = join(place->base, checkpoint->directory, shard->name);
+        char *path = join_parts(scope->base, checkpoint->directory, shard->name);
 
         if (!path)
             return -ENOMEM;
@@ -334,16 +223,16 @@ take_checkpoint(struct tree *tree, const struct group *group, struct checkpoint 
 
 /* ---- directories ---- */
 
-struct headers {
+struct group_headers {
     struct source_dir *dir;
     const struct listing *listing;
-    struct checkpoint **checkpoints; /* as listing->groups; NULL: no memory */
+    struct checkpoint **checkpoints; /* of listing->groups; NULL: out of memory, or interrupted */
 };
 
 static void
-read_headers(void *arg, size_t i)
+read_group_headers(void *arg, size_t i)
 {
-    struct headers *headers = arg;
+    struct group_headers *headers = arg;
 
     if (progress_signal() ||
         group_checkpoint(headers->dir, &headers->listing->groups[i], &headers->checkpoints[i]) != 0)
@@ -352,15 +241,15 @@ read_headers(void *arg, size_t i)
 
 static errint_t
 check_groups(struct tree *tree, struct source_dir *dir, const struct listing *listing,
-             const struct place *place)
+             const struct scope *scope)
 {
-    struct headers headers = {dir, listing, NULL};
+    struct group_headers headers = {dir, listing, NULL};
     errint_t error = 0;
 
     headers.checkpoints = calloc(listing->group_count + 1, sizeof(struct checkpoint *));
     if (!headers.checkpoints)
         return -ENOMEM;
-    parallel_for(listing->group_count, READERS, read_headers, &headers);
+    parallel_for(listing->group_count, READERS, read_group_headers, &headers);
     for (uint32_t i = 0; i < listing->group_count; i++) {
         struct checkpoint *checkpoint = headers.checkpoints[i];
 
@@ -368,16 +257,16 @@ check_groups(struct tree *tree, struct source_dir *dir, const struct listing *li
             error = -ENOMEM;
         tree->checkpoint_count++;
         if (!error)
-            error = take_checkpoint(tree, &listing->groups[i], checkpoint, place);
+            error = check_checkpoint(tree, &listing->groups[i], checkpoint, scope);
         checkpoint_unref(checkpoint);
     }
     free(headers.checkpoints);
     return error;
 }
 
-/* Says where names meet in one of the mount's views. */
+/* Makes the listings of all views, which report names that collide. */
 static errint_t
-check_names(struct source_dir *dir)
+check_view_names(struct source_dir *dir)
 {
     const struct view_options options = {0};
 
@@ -396,10 +285,10 @@ check_names(struct source_dir *dir)
     return 0;
 }
 
-/* What the hub's own programs leave behind when a download ends too early. */
+/* Finds files of unfinished downloads by the Hugging Face tools. */
 static void
 check_downloads(struct tree *tree, const struct source_dir *dir, const struct listing *listing,
-                const struct place *place)
+                const struct scope *scope)
 {
     static const char suffix[] = ".incomplete";
 
@@ -408,30 +297,30 @@ check_downloads(struct tree *tree, const struct source_dir *dir, const struct li
         size_t length = strlen(name);
 
         if (length >= sizeof(suffix) && strcmp(name + length - sizeof(suffix) + 1, suffix) == 0)
-            findings_add(&tree->findings, join(place->base, source_dir_path(dir), name), false,
-                         "a download that was not finished");
+            findings_add(&tree->findings, join_parts(scope->base, source_dir_path(dir), name),
+                         false, "an unfinished download");
     }
 }
 
 static errint_t check_directory(struct tree *tree, struct source_dir *dir,
-                                const struct place *place);
+                                const struct scope *scope);
 
 static errint_t
 check_children(struct tree *tree, struct source_dir *dir, const struct listing *listing,
-               const struct place *place)
+               const struct scope *scope)
 {
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < listing->directory_count && !progress_signal(); i++) {
         struct source_dir *child = source_dir_child(dir, listing->directories[i]);
 
-        error = child ? check_directory(tree, child, place) : -ENOMEM;
+        error = child ? check_directory(tree, child, scope) : -ENOMEM;
         source_dir_unref(child);
     }
     return error;
 }
 
-/* Whether it is here for the first time: links may lead to one again and again. */
+/* Returns whether the directory is met for the first time; links may lead to it again. */
 static bool
 is_new_directory(struct tree *tree, struct source_dir *dir)
 {
@@ -442,9 +331,9 @@ is_new_directory(struct tree *tree, struct source_dir *dir)
            inode_map_add(&tree->directories, st.st_dev, st.st_ino, number) == number;
 }
 
-/* NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, and loops are left out */
+/* NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, without loops */
 static errint_t
-check_directory(struct tree *tree, struct source_dir *dir, const struct place *place)
+check_directory(struct tree *tree, struct source_dir *dir, const struct scope *scope)
 {
     struct listing *listing;
     errint_t error;
@@ -455,25 +344,25 @@ check_directory(struct tree *tree, struct source_dir *dir, const struct place *p
     if (error == -ENOMEM)
         return error;
     if (error) {
-        findings_add(&tree->findings, join(place->base, source_dir_path(dir), NULL), true,
+        findings_add(&tree->findings, join_parts(scope->base, source_dir_path(dir), NULL), true,
                      "cannot be listed: %s", strerror(-error));
         return 0;
     }
-    check_downloads(tree, dir, listing, place);
-    error = check_groups(tree, dir, listing, place);
+    check_downloads(tree, dir, listing, scope);
+    error = check_groups(tree, dir, listing, scope);
     if (!error)
-        error = check_names(dir);
+        error = check_view_names(dir);
     if (!error)
-        error = check_children(tree, dir, listing, place);
+        error = check_children(tree, dir, listing, scope);
     listing_unref(listing);
     return error;
 }
 
 /* ---- paths ---- */
 
-/* A finding that is no fault of what is there; all other errors are. */
+/* Adds the finding that `path` could not be checked. Returns -ENOMEM if that is the error. */
 static errint_t
-cannot(struct tree *tree, const char *path, errint_t error, const char *why)
+add_unchecked(struct tree *tree, const char *path, errint_t error, const char *why)
 {
     if (error == -ENOMEM)
         return error;
@@ -481,56 +370,72 @@ cannot(struct tree *tree, const char *path, errint_t error, const char *why)
     return 0;
 }
 
-static errint_t
-check_tree(struct tree *tree, const char *path)
+/* Opens the catalog of a directory, which the tree then owns. Adds a finding if that fails. NULL
+ * with *error 0: a finding was added. */
+static struct source_dir *
+open_catalog(struct tree *tree, const char *path, struct catalog_options *options, errint_t *error)
 {
-    struct place place = {&tree->findings, strdup(path)};
-    struct catalog_options options = catalog_options(tree, &place);
-    uint64_t before = tree->checkpoint_count;
     struct catalog *catalog;
     struct source_dir *root;
-    errint_t error = place.base ? 0 : -ENOMEM;
 
-    options.source = path;
-    if (!error)
-        error = catalog_new(&options, &catalog);
-    if (error) {
-        free(place.base);
-        return cannot(tree, path, error, strerror(-error));
+    *error = catalog_new(options, &catalog);
+    if (*error) {
+        *error = add_unchecked(tree, path, *error, strerror(-*error));
+        return NULL;
     }
     tree->catalogs[tree->catalog_count++] = catalog;
     root = catalog_root(catalog);
-    error = root ? check_directory(tree, root, &place) : -ENOMEM;
+    *error = root ? 0 : -ENOMEM;
+    return root;
+}
+
+static errint_t
+check_tree(struct tree *tree, const char *path)
+{
+    struct scope scope = {&tree->findings, strdup(path)};
+    struct catalog_options options = catalog_options(tree, &scope);
+    uint64_t before = tree->checkpoint_count;
+    struct source_dir *root;
+    errint_t error;
+
+    if (!scope.base)
+        return -ENOMEM;
+    options.source = path;
+    root = open_catalog(tree, path, &options, &error);
+    if (root)
+        error = check_directory(tree, root, &scope);
     source_dir_unref(root);
-    free(place.base);
-    if (!error && tree->checkpoint_count == before && !progress_signal() &&
-        tree->findings.unseen == 0)
-        return cannot(tree, path, 0, "no checkpoint in it or below: no *.safetensors, no *.sft");
+    free(scope.base);
+    if (root && !error && tree->checkpoint_count == before && !progress_signal() &&
+        tree->findings.unchecked == 0)
+        return add_unchecked(tree, path, 0,
+                             "contains no checkpoint, nor do its subdirectories (no *.safetensors "
+                             "or *.sft file)");
     return error;
 }
 
-/* Adds to the findings those of the directory's listing that are about the group. */
+/* Adds those findings of the directory's listing that concern the group. */
 static void
-keep_findings(struct tree *tree, const struct findings *from, const struct group *group,
-              const char *base)
+keep_group_findings(struct tree *tree, const struct findings *from, const struct group *group,
+                    const char *base)
 {
     for (size_t i = 0; i < from->count; i++) {
         const struct finding *finding = &from->all[i];
         const char *slash = strrchr(finding->path, '/');
         const char *name = slash ? slash + 1 : finding->path;
-        bool ours = group->index && strcmp(name, group->index) == 0;
+        bool is_kept = group->index && strcmp(name, group->index) == 0;
 
-        for (uint32_t m = 0; !ours && m < group->member_count; m++)
-            ours = strcmp(name, group->members[m]) == 0;
-        if (ours)
-            findings_add(&tree->findings, join(base, NULL, name), finding->unseen, "%s",
+        for (uint32_t m = 0; !is_kept && m < group->member_count; m++)
+            is_kept = strcmp(name, group->members[m]) == 0;
+        if (is_kept)
+            findings_add(&tree->findings, join_parts(base, NULL, name), finding->unchecked, "%s",
                          finding->text);
     }
 }
 
-/* The directory of a path, as the path has it; "" where it has none. malloc'ed. */
+/* Returns the directory part of a path, "" if there is none; malloc'ed. */
 static char *
-base_of(const char *path)
+directory_part(const char *path)
 {
     char *base = strdup(path), *slash = base ? strrchr(base, '/') : NULL;
 
@@ -541,95 +446,68 @@ base_of(const char *path)
     return base;
 }
 
-/* The checkpoint of an index, or DIRECTORY/STEM. */
+/* Checks the checkpoint of an index file, or of DIRECTORY/STEM. */
 static errint_t
 check_named(struct tree *tree, const char *path)
 {
     struct findings of_listing;
-    struct place place = {&of_listing, base_of(path)};
-    struct catalog_options options = catalog_options(tree, &place);
+    struct scope scope = {&of_listing, directory_part(path)};
+    struct catalog_options options = catalog_options(tree, &scope);
     struct reason reason;
     struct found found;
     errint_t error;
 
-    if (!place.base)
+    if (!scope.base)
         return -ENOMEM;
     findings_init(&of_listing);
     error = find_checkpoint(path, &options, &found, &reason);
     if (error) {
-        error = cannot(tree, path, error, reason.text);
+        error = add_unchecked(tree, path, error, reason.text);
     } else {
-        keep_findings(tree, &of_listing, found.group, place.base);
-        place.findings = &tree->findings;
+        keep_group_findings(tree, &of_listing, found.group, scope.base);
+        scope.findings = &tree->findings;
         error = find_headers(&found, &reason);
         tree->checkpoint_count++;
         if (!error)
-            error = take_checkpoint(tree, found.group, found.checkpoint, &place);
+            error = check_checkpoint(tree, found.group, found.checkpoint, &scope);
         tree->catalogs[tree->catalog_count++] = found.catalog;
         found.catalog = NULL;
     }
     find_close(&found);
     findings_free(&of_listing);
-    free(place.base);
+    free(scope.base);
     return error;
 }
 
-/* The name of a file without the suffix, if it has one; malloc'ed. */
-static char *
-stem_of(const char *name)
-{
-    char *stem = strdup(name);
-    size_t length = strlen(name);
-
-    if (stem)
-        stem[length - st_suffix_length(name, length)] = '\0';
-    return stem;
-}
-
-/* Checks the file as the checkpoint that it would be alone in its directory. */
+/* Checks a file of any name as if it were alone in its directory. */
 static errint_t
-check_alone(struct tree *tree, struct catalog *catalog, const char *name, const struct place *place)
+check_file(struct tree *tree, const char *path)
 {
-    struct source_dir *root = catalog_root(catalog);
-    char *stem = stem_of(name);
-    const struct group group = {.stem = stem,
-                                .suffix = stem ? name + strlen(stem) : NULL,
-                                .members = &name,
-                                .member_count = 1,
-                                .kind = GROUP_SINGLE};
+    struct scope scope = {&tree->findings, directory_part(path)};
+    struct catalog_options options = catalog_options(tree, &scope);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t length = strlen(name);
+    char *stem = strndup(name, length - st_suffix_length(name, length));
+    struct group group = {.stem = stem, .members = &name, .member_count = 1, .kind = GROUP_SINGLE};
+    struct source_dir *root = NULL;
     struct checkpoint *checkpoint;
-    errint_t error = root && stem ? group_load(root, &group, &checkpoint) : -ENOMEM;
+    errint_t error = -ENOMEM;
 
-    if (!error) {
-        error = take_checkpoint(tree, &group, checkpoint, place);
+    if (scope.base && stem) {
+        group.suffix = name + strlen(stem);
+        options.source = *scope.base ? scope.base : ".";
+        options.path_only = true; /* the directory may be searchable but not readable */
+        root = open_catalog(tree, path, &options, &error);
+    }
+    if (root)
+        error = group_load(root, &group, &checkpoint);
+    if (root && !error) {
+        error = check_checkpoint(tree, &group, checkpoint, &scope);
         checkpoint_unref(checkpoint);
     }
     source_dir_unref(root);
     free(stem);
-    return error;
-}
-
-/* A file of any name. */
-static errint_t
-check_file(struct tree *tree, const char *path)
-{
-    struct place place = {&tree->findings, base_of(path)};
-    struct catalog_options options = catalog_options(tree, &place);
-    const char *slash = strrchr(path, '/');
-    struct catalog *catalog;
-    errint_t error = place.base ? 0 : -ENOMEM;
-
-    options.source = place.base && *place.base ? place.base : ".";
-    options.path_only = true; /* it may be a directory that can be searched and not read */
-    if (!error)
-        error = catalog_new(&options, &catalog);
-    if (error) {
-        free(place.base);
-        return cannot(tree, path, error, strerror(-error));
-    }
-    tree->catalogs[tree->catalog_count++] = catalog;
-    error = check_alone(tree, catalog, slash ? slash + 1 : path, &place);
-    free(place.base);
+    free(scope.base);
     return error;
 }
 
@@ -647,12 +525,12 @@ tree_check(struct tree *tree, const char *path)
     struct stat st;
 
     if (stat(path, &st) < 0)
-        /* What is there under another name only: DIRECTORY/STEM. */
+        /* It may be DIRECTORY/STEM. */
         return errno == ENOENT ? check_named(tree, path)
-                               : cannot(tree, path, -errno, strerror(errno));
+                               : add_unchecked(tree, path, -errno, strerror(errno));
     if (S_ISDIR(st.st_mode))
         return check_tree(tree, path);
     if (!S_ISREG(st.st_mode))
-        return cannot(tree, path, 0, "no regular file");
+        return add_unchecked(tree, path, 0, "not a regular file");
     return is_index(path) ? check_named(tree, path) : check_file(tree, path);
 }

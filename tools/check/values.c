@@ -3,21 +3,19 @@
 
 #include <string.h>
 
-/*
- * The bits of one number: a value with all of `exponent` set is infinite where
- * its mantissa is 0, and else not a number. A complex number is two of F32.
- */
-struct kind {
+/* The bits of a number. If all bits of `exponent` are set, a value is infinite if its mantissa is
+ * 0, else NaN. A complex number is two of F32. */
+struct number_format {
     uint64_t exponent, mantissa;
-    unsigned size; /* bytes; 0: nothing of the kind */
-    bool has_inf; /* else only what is all ones is NaN */
+    unsigned size; /* bytes; 0: not a floating-point type */
+    bool has_inf; /* else only a value of all ones is NaN */
 };
 
-static const struct kind kinds[DTYPE_COUNT] = {
+static const struct number_format number_formats[DTYPE_COUNT] = {
     [DTYPE_F8_E5M2] = {0x7c, 0x03, 1, true},
     [DTYPE_F8_E4M3] = {0x7f, 0, 1, false},
     [DTYPE_F8_E8M0] = {0xff, 0, 1, false},
-    [DTYPE_F8_E4M3FNUZ] = {0, 0, 1, false}, /* NaN is what would be -0, as in the next */
+    [DTYPE_F8_E4M3FNUZ] = {0, 0, 1, false}, /* -0 is NaN, as in the next */
     [DTYPE_F8_E5M2FNUZ] = {0, 0, 1, false},
     [DTYPE_F16] = {0x7c00, 0x03ff, 2, true},
     [DTYPE_BF16] = {0x7f80, 0x007f, 2, true},
@@ -29,15 +27,15 @@ static const struct kind kinds[DTYPE_COUNT] = {
 bool
 values_has(enum dtype dtype)
 {
-    return dtype < DTYPE_COUNT && kinds[dtype].size > 0;
+    return dtype < DTYPE_COUNT && number_formats[dtype].size > 0;
 }
 
-/* Each a loop that compilers make into vector code. */
-#define COUNT(type)                                                                                \
+/* Loops that compilers vectorize. */
+#define DEFINE_COUNT(type)                                                                         \
     static void count_##type(struct values *values, const unsigned char *bytes, size_t count,      \
-                             const struct kind *kind)                                              \
+                             const struct number_format *format)                                   \
     {                                                                                              \
-        const type exponent = (type)kind->exponent, mantissa = (type)kind->mantissa;               \
+        const type exponent = (type)format->exponent, mantissa = (type)format->mantissa;           \
         size_t all = 0, inf = 0;                                                                   \
                                                                                                    \
         for (size_t i = 0; i < count; i++) {                                                       \
@@ -47,14 +45,14 @@ values_has(enum dtype dtype)
             all += (value & exponent) == exponent;                                                 \
             inf += (value & (type)(exponent | mantissa)) == exponent;                              \
         }                                                                                          \
-        values->nan += all - (kind->has_inf ? inf : 0);                                            \
-        values->inf += kind->has_inf ? inf : 0;                                                    \
+        values->nan += all - (format->has_inf ? inf : 0);                                          \
+        values->inf += format->has_inf ? inf : 0;                                                  \
     }
 
-COUNT(uint8_t)
-COUNT(uint16_t)
-COUNT(uint32_t)
-COUNT(uint64_t)
+DEFINE_COUNT(uint8_t)
+DEFINE_COUNT(uint16_t)
+DEFINE_COUNT(uint32_t)
+DEFINE_COUNT(uint64_t)
 
 static void
 count_negative_zero(struct values *values, const unsigned char *bytes, size_t count)
@@ -67,27 +65,27 @@ count_negative_zero(struct values *values, const unsigned char *bytes, size_t co
 }
 
 static void
-count_whole(struct values *values, const unsigned char *bytes, size_t count)
+count_elements(struct values *values, const unsigned char *bytes, size_t count)
 {
-    const struct kind *kind = &kinds[values->dtype];
+    const struct number_format *format = &number_formats[values->dtype];
 
-    if (kind->exponent == 0)
+    if (format->exponent == 0)
         count_negative_zero(values, bytes, count);
-    else if (kind->size == 1)
-        count_uint8_t(values, bytes, count, kind);
-    else if (kind->size == 2)
-        count_uint16_t(values, bytes, count, kind);
-    else if (kind->size == 4)
-        count_uint32_t(values, bytes, count, kind);
+    else if (format->size == 1)
+        count_uint8_t(values, bytes, count, format);
+    else if (format->size == 2)
+        count_uint16_t(values, bytes, count, format);
+    else if (format->size == 4)
+        count_uint32_t(values, bytes, count, format);
     else
-        count_uint64_t(values, bytes, count, kind);
+        count_uint64_t(values, bytes, count, format);
 }
 
 void
 values_add(struct values *values, const void *bytes, size_t length)
 {
     const unsigned char *at = bytes;
-    const unsigned size = kinds[values->dtype].size;
+    const unsigned size = number_formats[values->dtype].size;
 
     if (values->rest_length > 0) {
         size_t take = size - values->rest_length;
@@ -99,10 +97,10 @@ values_add(struct values *values, const void *bytes, size_t length)
         length -= take;
         if (values->rest_length < size)
             return;
-        count_whole(values, values->rest, 1);
+        count_elements(values, values->rest, 1);
         values->rest_length = 0;
     }
-    count_whole(values, at, length / size);
+    count_elements(values, at, length / size);
     values->rest_length = (unsigned)(length % size);
     memcpy(values->rest, at + length - values->rest_length, values->rest_length);
 }

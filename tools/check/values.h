@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Values of a tensor that are no numbers, counted as its bytes come.
- */
+/* Counts NaN and infinite values in the bytes of a tensor. */
 #ifndef FSTFS_CHECK_VALUES_H
 #define FSTFS_CHECK_VALUES_H
 
@@ -12,15 +10,15 @@
 
 struct values {
     enum dtype dtype;
-    uint64_t nan, inf; /* how many so far */
-    unsigned char rest[8]; /* the beginning of an element whose end is yet to come */
+    uint64_t nan, inf; /* counted so far */
+    unsigned char rest[8]; /* the first bytes of an incomplete element */
     unsigned rest_length;
 };
 
-/* Whether a dtype has NaN or infinity at all, in whole bytes. */
+/* Returns whether a dtype of whole bytes has NaN or infinity. */
 bool values_has(enum dtype dtype);
 
-/* Bytes of a tensor, in order, however cut. values->dtype is one that values_has(). */
+/* Adds the next bytes of a tensor, cut anywhere. Requires values_has(values->dtype). */
 void values_add(struct values *values, const void *bytes, size_t length);
 
 #endif

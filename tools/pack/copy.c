@@ -29,10 +29,10 @@ enum {
     WRITERS = 4, /* threads, one of which is the caller's */
 };
 
-/* Least worth sharing: below it a copy is as fast. */
+/* Copying fewer bytes is as fast as sharing them. */
 #define SHARE_LEAST ((uint64_t)64 << 10)
 
-/* What the engine may have in buffers of its own. */
+/* The engine's own buffers, in bytes. */
 #define ENGINE_MEMORY ((uint64_t)64 << 20)
 
 struct copier {
@@ -40,31 +40,31 @@ struct copier {
     char *buffers; /* PIECES to be written, then PIECES to be compared with them */
 };
 
-/* A part of the list that is yet to be copied. `begin` is a multiple of BLOCK_SIZE. */
+/* A part of the list that is not copied yet. `begin` is a multiple of BLOCK_SIZE. */
 struct range {
     uint64_t begin, end;
 };
 
 /* One copy_run() or copy_compare(). */
-struct run {
+struct copy_pass {
     struct copier *copier;
     struct extent_list *list;
     int fd;
-    bool compares;
-    _Atomic bool direct; /* the file is written past the page cache */
+    bool is_compare; /* copy_compare() */
+    _Atomic bool direct; /* the file is open with O_DIRECT */
     struct batch *batch;
     /* What next() still returns, and where it is in the first; guarded by the batch. */
     const struct range *ranges;
     size_t range_count;
     uint64_t at;
-    const char *what; /* was being done when the batch stopped */
+    const char *what; /* the operation that stopped the batch */
     _Atomic uint64_t *done; /* bytes */
 };
 
 errint_t
 copier_new(struct copier **out)
 {
-    /* No reading ahead: what will be read is known and asked for. */
+    /* No prefetching: all reads are submitted early. */
     const struct io_options options = {.no_prefetch = true, .memory = ENGINE_MEMORY};
     struct copier *copier = calloc(1, sizeof(*copier));
     errint_t error;
@@ -95,7 +95,7 @@ copier_free(struct copier *copier)
 
 /* The file system refuses O_DIRECT. */
 static void
-use_page_cache(struct run *run)
+use_page_cache(struct copy_pass *run)
 {
     int flags = fcntl(run->fd, F_GETFL);
 
@@ -105,7 +105,7 @@ use_page_cache(struct run *run)
 }
 
 static errint_t
-write_piece(struct run *run, const struct batch_read *read)
+write_piece(struct copy_pass *run, const struct batch_read *read)
 {
     /* O_DIRECT writes whole blocks; the file's length is set at the end. */
     size_t length = block_up(read->length);
@@ -121,7 +121,7 @@ write_piece(struct run *run, const struct batch_read *read)
 }
 
 static errint_t
-compare_piece(struct run *run, const struct batch_read *read)
+compare_piece(struct copy_pass *run, const struct batch_read *read)
 {
     char *other = read->buffer + (size_t)PIECES * PIECE;
     size_t length = block_up(read->length);
@@ -139,25 +139,25 @@ compare_piece(struct run *run, const struct batch_read *read)
 }
 
 static void
-end_piece(struct run *run, struct batch_read *read)
+finish_piece(struct copy_pass *run, struct batch_read *read)
 {
-    errint_t error = run->compares ? compare_piece(run, read) : write_piece(run, read);
+    errint_t error = run->is_compare ? compare_piece(run, read) : write_piece(run, read);
 
     if (!error)
         atomic_fetch_add_explicit(run->done, read->length, memory_order_relaxed);
     else if (batch_stop(run->batch, error, read->offset))
-        run->what = run->compares ? "comparing it with the input" : "writing it";
+        run->what = run->is_compare ? "cannot compare it with the input" : "cannot write it";
     batch_release(read);
 }
 
 static void *
 run_writer(void *arg)
 {
-    struct run *run = arg;
+    struct copy_pass *run = arg;
     struct batch_read *read;
 
     while ((read = batch_take(run->batch)))
-        end_piece(run, read);
+        finish_piece(run, read);
     return NULL;
 }
 
@@ -167,7 +167,7 @@ run_writer(void *arg)
 static bool
 copy_next_read(void *arg, struct batch_read *read)
 {
-    struct run *run = arg;
+    struct copy_pass *run = arg;
     uint64_t end;
 
     if (run->range_count == 0)
@@ -189,7 +189,8 @@ copy_next_read(void *arg, struct batch_read *read)
 }
 
 static errint_t
-describe_failure(const struct run *run, errint_t error, uint64_t offset, struct reason *reason)
+describe_copy_failure(const struct copy_pass *run, errint_t error, uint64_t offset,
+                      struct reason *reason)
 {
     if (progress_signal())
         return reason_set(reason, -EINTR, "Interrupted", "interrupted");
@@ -198,12 +199,12 @@ describe_failure(const struct run *run, errint_t error, uint64_t offset, struct 
     if (error == -ESTALE)
         return reason_set(reason, error, "Stale", "the input was changed while it was read");
     return reason_set(reason, error, "IoError", "%s, at byte %" PRIu64 ": %s", run->what, offset,
-                      error == -EILSEQ ? "they differ" : strerror(-error));
+                      error == -EILSEQ ? "it differs" : strerror(-error));
 }
 
 static errint_t
-run_ranges(struct run *run, const struct range *ranges, size_t count, struct progress *progress,
-           struct reason *reason)
+copy_ranges(struct copy_pass *run, const struct range *ranges, size_t count,
+            struct progress *progress, struct reason *reason)
 {
     const struct batch_options options = {
         .io = run->copier->io,
@@ -220,31 +221,31 @@ run_ranges(struct run *run, const struct range *ranges, size_t count, struct pro
     errint_t error = batch_new(&options, &run->batch);
 
     if (error)
-        return reason_set(reason, error, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     run->done = progress->running;
     run->ranges = ranges;
     run->range_count = count;
-    run->what = "reading the input";
+    run->what = "cannot read the input";
     extent_list_opened(run->list);
     while (made < WRITERS - 1 && thread_start(&writers[made], run_writer, run) == 0)
         made++;
     while ((read = batch_take(run->batch))) {
         if (!progress_tick(progress))
             batch_stop(run->batch, -EINTR, 0);
-        end_piece(run, read);
+        finish_piece(run, read);
     }
     while (made > 0)
         pthread_join(writers[--made], NULL);
     extent_list_closed(run->list);
     error = batch_error(run->batch, &offset);
     batch_free(run->batch);
-    return describe_failure(run, error, offset, reason);
+    return describe_copy_failure(run, error, offset, reason);
 }
 
 /* ---- sharing ---- */
 
 static int
-open_backing(const struct backing *backing)
+open_unchanged_backing(const struct backing *backing)
 {
     struct file_identity now;
     int fd = openat(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -286,7 +287,7 @@ share_extent(int to, const struct extent *extent, int from, struct range *shared
 /* Shares what it can of a list. Returns the number of ranges in `left`, which are not shared and
  * are in order; adds the shared bytes to `bytes`. */
 static size_t
-share_list(const struct extent_list *list, int fd, struct range *left, uint64_t *bytes)
+share_extents(const struct extent_list *list, int fd, struct range *left, uint64_t *bytes)
 {
     const struct backing *before = NULL;
     struct range shared;
@@ -303,7 +304,7 @@ share_list(const struct extent_list *list, int fd, struct range *left, uint64_t 
         if (extent->backing != before) {
             if (from >= 0)
                 close(from);
-            from = open_backing(extent->backing);
+            from = open_unchanged_backing(extent->backing);
             before = extent->backing;
         }
         if (from < 0)
@@ -323,11 +324,11 @@ share_list(const struct extent_list *list, int fd, struct range *left, uint64_t 
     return count;
 }
 
-/* ---- all of it ---- */
+/* ---- whole files ---- */
 
 /* Allocates all space first, so that a full disk shows at once. */
 static errint_t
-allocate(int fd, const struct range *ranges, size_t count)
+allocate_ranges(int fd, const struct range *ranges, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         const struct range *range = &ranges[i];
@@ -340,7 +341,7 @@ allocate(int fd, const struct range *ranges, size_t count)
 }
 
 static bool
-set_direct(int fd)
+set_direct_io(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
 
@@ -353,10 +354,10 @@ copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *r
     *copy = (struct copy){.list = extent_list_ref(list), .fd = fd};
     copy->left = malloc(((size_t)list->count + 1) * sizeof(*copy->left));
     if (!copy->left)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     if (ftruncate(fd, (off_t)list->size) < 0)
-        return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
-    copy->left_count = share_list(list, fd, copy->left, &copy->shared);
+        return reason_errno(reason, -errno, NULL);
+    copy->left_count = share_extents(list, fd, copy->left, &copy->shared);
     return 0;
 }
 
@@ -369,18 +370,18 @@ copy_room(const struct copy *copy)
 errint_t
 copy_run(struct copier *copier, struct copy *copy, struct progress *progress, struct reason *reason)
 {
-    struct run run = {.copier = copier, .list = copy->list, .fd = copy->fd};
-    errint_t error = allocate(copy->fd, copy->left, copy->left_count);
+    struct copy_pass run = {.copier = copier, .list = copy->list, .fd = copy->fd};
+    errint_t error = allocate_ranges(copy->fd, copy->left, copy->left_count);
 
     atomic_fetch_add(progress->running, copy->shared);
     if (error)
-        return reason_set(reason, error, "IoError", "%.2f GB are needed: %s",
+        return reason_set(reason, error, "IoError", "cannot allocate %.2f GB: %s",
                           (double)copy_room(copy) / 1e9, strerror(-error));
-    atomic_init(&run.direct, set_direct(copy->fd));
-    error = run_ranges(&run, copy->left, copy->left_count, progress, reason);
+    atomic_init(&run.direct, set_direct_io(copy->fd));
+    error = copy_ranges(&run, copy->left, copy->left_count, progress, reason);
     /* The last block was written whole. */
     if (!error && ftruncate(copy->fd, (off_t)copy->list->size) < 0)
-        return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
+        return reason_errno(reason, -errno, NULL);
     return error;
 }
 
@@ -389,11 +390,12 @@ copy_compare(struct copier *copier, struct copy *copy, struct progress *progress
              struct reason *reason)
 {
     const struct range all = {0, copy->list->size};
-    struct run run = {.copier = copier, .list = copy->list, .fd = copy->fd, .compares = true};
+    struct copy_pass run = {
+        .copier = copier, .list = copy->list, .fd = copy->fd, .is_compare = true};
 
     posix_fadvise(copy->fd, 0, 0, POSIX_FADV_DONTNEED);
-    atomic_init(&run.direct, set_direct(copy->fd));
-    return run_ranges(&run, &all, copy->list->size > 0, progress, reason);
+    atomic_init(&run.direct, set_direct_io(copy->fd));
+    return copy_ranges(&run, &all, copy->list->size > 0, progress, reason);
 }
 
 void

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Extent lists made into files, and compared with them.
- */
+/* Writes extent lists to files, and compares them with files. */
 #ifndef FSTFS_PACK_COPY_H
 #define FSTFS_PACK_COPY_H
 
@@ -11,11 +9,11 @@
 
 struct copier;
 
-/* A file that is being made. */
+/* A file that is being written. */
 struct copy {
     struct extent_list *list; /* a reference */
     int fd;
-    struct range *left; /* what is not shared */
+    struct range *left; /* the parts that are not shared */
     size_t left_count;
     uint64_t shared; /* bytes */
 };
@@ -24,25 +22,24 @@ errint_t copier_new(struct copier **copier);
 void copier_free(struct copier *copier); /* NULL is allowed */
 
 /*
- * Begins to make the new, empty file `fd` what the list is: shares with the backing files
- * what the file system can share and lies right for it. copy_room() bytes are then still to
- * be written. End it with copy_end() in any case.
+ * Begins to write a list to the new, empty file `fd`: shares aligned blocks with the backing files
+ * if the file system can do that. copy_room() bytes remain to be written. Call copy_end() in any
+ * case.
  */
 errint_t copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *reason);
 uint64_t copy_room(const struct copy *copy);
 
 /*
- * Reads the rest by the engine and writes it. Does not sync. Bytes are added to
- * progress->running. Memory is a fixed number of buffers. -EINTR when a signal came.
+ * Reads the rest with the engine and writes it, without sync. Adds bytes to progress->running. Uses
+ * a fixed number of buffers. -EINTR after a signal.
  */
 errint_t copy_run(struct copier *copier, struct copy *copy, struct progress *progress,
                   struct reason *reason);
 
-/* Compares the file with the list, byte for byte, as the storage has it. -EILSEQ
- * and the reason where they differ. */
+/* Compares the file, as it is on storage, with the list. -EILSEQ if they differ. */
 errint_t copy_compare(struct copier *copier, struct copy *copy, struct progress *progress,
                       struct reason *reason);
 
-void copy_end(struct copy *copy); /* all zero is allowed */
+void copy_end(struct copy *copy); /* all zero is valid */
 
 #endif

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rules.h"
+
+#include "view/layout.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t
+element_bytes(const struct st_tensor *tensor)
+{
+    unsigned bits = tensor->dtype == DTYPE_UNKNOWN ? 8 : dtype_bits((enum dtype)tensor->dtype);
+
+    return bits < 8 ? 1 : bits / 8;
+}
+
+static void
+check_alignment(struct findings *findings, const char *path, const struct st_table *table)
+{
+    const struct st_tensor *first = NULL;
+    char name[QUOTED_SIZE];
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+
+        if (tensor->begin == tensor->end ||
+            (table->data_start + tensor->begin) % element_bytes(tensor) == 0)
+            continue;
+        first = first ? first : tensor;
+        count++;
+    }
+    if (count > 0)
+        findings_add(findings, strdup(path), false,
+                     "%" PRIu32 " of %" PRIu32
+                     " tensors are not at a multiple of their element size (the first is %s,"
+                     " %s at byte %" PRIu64 "): PyTorch copies or rejects them",
+                     count, table->count,
+                     quoted(name, table->text + first->name, first->name_length),
+                     dtype_name((enum dtype)first->dtype), table->data_start + first->begin);
+}
+
+/* Checks the format in __metadata__, which loaders read. */
+static void
+check_format(struct findings *findings, const char *path, const struct st_table *table)
+{
+    static const char *const known[] = {"pt", "tf", "flax", "np", "mlx"};
+    char shown[QUOTED_SIZE];
+
+    for (uint32_t i = 0; i < table->metadata_count; i++) {
+        const struct st_metadata *pair = &table->metadata[i];
+        const char *value = table->text + pair->value;
+        bool is_known = false;
+
+        if (pair->key_length != 6 || memcmp(table->text + pair->key, "format", 6) != 0)
+            continue;
+        for (size_t k = 0; k < sizeof(known) / sizeof(known[0]); k++)
+            is_known = is_known || (strlen(known[k]) == pair->value_length &&
+                                    memcmp(known[k], value, pair->value_length) == 0);
+        if (!is_known)
+            findings_add(
+                findings, strdup(path), false,
+                "unknown format in __metadata__ (found \"%s\", expected pt, tf, flax, np or "
+                "mlx)",
+                quoted(shown, value, pair->value_length));
+    }
+}
+
+void
+rules_check_table(struct findings *findings, const char *path, const struct st_table *table)
+{
+    check_alignment(findings, path, table);
+    check_format(findings, path, table);
+}
+
+void
+rules_check_total_size(struct findings *findings, const struct checkpoint *checkpoint,
+                       const char *index, uint32_t missing_shards)
+{
+    uint64_t sum = 0, expected = checkpoint->total_size;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->table)
+            sum += checkpoint->shards[i]->table->data_length;
+    if (sum == expected)
+        return;
+    if (missing_shards && expected > sum)
+        findings_add(findings, strdup(index), false,
+                     "%" PRIu64 " of %" PRIu64 " bytes of tensors are missing with %" PRIu32
+                     " shards",
+                     expected - sum, expected, missing_shards);
+    else if (!checkpoint->unsound)
+        findings_add(findings, strdup(index), false,
+                     "wrong metadata.total_size (found %" PRIu64 ", expected %" PRIu64
+                     ", the size of the tensors)",
+                     expected, sum);
+}
+
+errint_t
+rules_check_merged_header(const struct checkpoint *checkpoint)
+{
+    struct tensor_ref *refs;
+    uint64_t headers = 0, size;
+    errint_t error;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->table)
+            headers += checkpoint->shards[i]->table->data_start;
+    if (checkpoint->unsound || checkpoint->shard_count == 1 || headers < ST_MAX_HEADER / 2)
+        return 0;
+    refs = layout_shard_order(checkpoint);
+    error = refs ? layout_file(checkpoint, refs, checkpoint->tensor_count, &size, NULL) : -ENOMEM;
+    free(refs);
+    if (error == -EFBIG)
+        problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
+                        "HeaderTooLarge: the header of the merged file would be longer than "
+                        "safetensors can read (%u bytes)",
+                        ST_MAX_HEADER);
+    return error == -EFBIG ? 0 : error;
+}

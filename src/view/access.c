@@ -2,29 +2,76 @@
 #include "view/access.h"
 
 #include "view/current.h"
-#include "view/node.h"
-#include "view/permission.h"
+#include "view/tensor_set.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <unistd.h>
 
-/* To read a file that has a node. */
 errint_t
-check_node(struct view *view, const struct caller *caller, const struct node *node, int mask)
+access_directory(struct view *view, const struct caller *caller, const char *path, int mask,
+                 const struct file_identity *expected)
 {
-    struct permission_request request;
+    struct permission_query query = {.path = path, .mask = mask};
 
-    permission_begin(&request, view->options.check, caller);
-    if (node->kind == NODE_WHOLE)
-        permission_need_backing(&request, node->backing, mask);
-    else if (node->kind == NODE_MADE)
-        permission_need_shards(&request, node->checkpoint, mask);
-    return permission_ask(&request);
+    if (!view->options.check)
+        return 0;
+    if (expected) {
+        query.device = expected->device;
+        query.inode = expected->inode;
+    }
+    return view->options.check(caller, &query, 1);
 }
 
-/* To read a page of .fstfs. */
+static struct permission_query
+query_of_backing(const struct backing *backing, int mask)
+{
+    return (struct permission_query){.path = backing->path,
+                                     .mask = mask,
+                                     .device = backing->identity.device,
+                                     .inode = backing->identity.inode,
+                                     .changed = backing->identity.changed};
+}
+
 errint_t
-check_page(const struct view *view, const struct caller *caller, const struct view_page *page)
+access_backing(struct view *view, const struct caller *caller, const struct backing *backing,
+               int mask)
+{
+    struct permission_query query;
+
+    if (!view->options.check)
+        return 0;
+    query = query_of_backing(backing, mask);
+    return view->options.check(caller, &query, 1);
+}
+
+errint_t
+access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+              int mask)
+{
+    struct permission_query *queries;
+    size_t count = 0;
+    errint_t error;
+
+    if (!view->options.check)
+        return 0;
+    queries = malloc((checkpoint->shard_count + 1) * sizeof(*queries));
+    if (!queries)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->backing)
+            queries[count++] = query_of_backing(checkpoint->shards[i]->backing, mask);
+    if (count)
+        error = view->options.check(caller, queries, count);
+    else
+        error = access_directory(view, caller, checkpoint->directory, X_OK, NULL);
+    free(queries);
+    return error;
+}
+
+/* Pages that are not for everyone are for root and the mounting user. */
+static errint_t
+access_page(const struct view *view, const struct caller *caller, const struct view_page *page)
 {
     if (!view->options.check || caller->uid == 0 || caller->uid == view->options.owner ||
         page->mode & S_IROTH)
@@ -32,83 +79,71 @@ check_page(const struct view *view, const struct caller *caller, const struct vi
     return -EACCES;
 }
 
-/* To read a tensor file, or to be told of it. */
 errint_t
-check_tensor(struct view *view, const struct caller *caller, const struct tensor_set *set,
-             uint32_t position)
+access_file(struct view *view, const struct caller *caller, const struct node *node,
+            uint32_t position, int mask)
 {
-    struct permission_request request;
-
-    permission_begin(&request, view->options.check, caller);
-    permission_need_backing(
-        &request, set->checkpoint->shards[set_tensor(set, position).shard]->backing, R_OK);
-    return permission_ask(&request);
-}
-
-/* To be told which tensors a checkpoint has. */
-errint_t
-check_tensors(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint)
-{
-    struct permission_request request;
-
-    permission_begin(&request, view->options.check, caller);
-    permission_need_shards(&request, checkpoint, R_OK);
-    return permission_ask(&request);
-}
-
-/* access(2), where the kernel does not answer it by the modes shown. */
-errint_t
-access_node(struct view *view, const struct caller *caller, struct node *node, int mask)
-{
-    struct permission_request request;
-    struct tensor_set *set;
-    errint_t error;
-
     switch (node->kind) {
-    case NODE_TOP:
-    case NODE_PAGES:
-        return 0;
     case NODE_PAGE:
-        return (mask & X_OK) ? -EACCES : check_page(view, caller, node->page);
-    case NODE_DIRECTORY:
-        permission_begin(&request, view->options.check, caller);
-        permission_need_directory(&request, source_dir_path(node->dir), mask, NULL);
-        return permission_ask(&request);
-    case NODE_TENSORS:
-        error = current_tensors(view, node, &set);
-        if (error)
-            return error;
-        error = check_tensors(view, caller, set->checkpoint);
-        node_set_unref(view, set, 1);
-        return error;
-    case NODE_WHOLE:
-    case NODE_MADE:
-        return check_node(view, caller, node, mask);
+        return access_page(view, caller, node->page);
+    case NODE_TENSOR_SET:
+        return access_backing(view, caller, tensor_set_at(node, position).shard->backing, mask);
+    case NODE_SOURCE_FILE:
+        return access_backing(view, caller, node->backing, mask);
+    case NODE_MADE_FILE:
+        return access_shards(view, caller, node->checkpoint, mask);
+    default:
+        return -EISDIR;
     }
-    return -EIO;
+}
+
+static errint_t
+access_tensors(struct view *view, const struct caller *caller, struct node *node)
+{
+    struct node *set;
+    errint_t error = current_tensors(view, node, &set);
+
+    if (error)
+        return error;
+    error = access_shards(view, caller, set->checkpoint, R_OK);
+    node_unref(view, set, 1);
+    return error;
 }
 
 errint_t
 view_access(struct view *view, const struct caller *caller, node_id id, int mask)
 {
-    struct tensor_set *set;
     uint32_t position;
+    struct node *node = node_of(view, id, &position);
 
     if (mask & W_OK)
         return -EROFS;
     if (!view->options.check || mask == 0)
         return 0;
-    if (!node_is_tensor(id))
-        return access_node(view, caller, node_of(view, id), mask);
-    set = node_set_of(view, id, &position);
-    return (mask & X_OK) ? -EACCES : check_tensor(view, caller, set, position);
+    switch (node->kind) {
+    case NODE_TOP:
+    case NODE_PAGES:
+        return 0;
+    case NODE_DIRECTORY:
+        return access_directory(view, caller, source_dir_path(node->dir), mask, NULL);
+    case NODE_TENSORS:
+        return access_tensors(view, caller, node);
+    case NODE_PAGE:
+    case NODE_TENSOR_SET:
+        if (mask & X_OK)
+            return -EACCES;
+        break;
+    default:
+        break;
+    }
+    return access_file(view, caller, node, position, mask);
 }
 
 bool
 view_checks_names(struct view *view, node_id directory)
 {
-    const struct node *node = node_is_tensor(directory) ? NULL : node_of(view, directory);
+    uint32_t position;
+    const struct node *node = node_of(view, directory, &position);
 
-    return view->options.check && node &&
-           (node->kind == NODE_DIRECTORY || node->kind == NODE_TENSORS);
+    return view->options.check && (node->kind == NODE_DIRECTORY || node->kind == NODE_TENSORS);
 }

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether a caller may read a file of the mount or list a directory. Waits on storage. */
+/*
+ * What a caller may do, by the permission_check of the view's options: each function returns its
+ * answer, or 0 where the options have none. Any thread; waits on storage.
+ */
 #ifndef FSTFS_VIEW_ACCESS_H
 #define FSTFS_VIEW_ACCESS_H
 
 #include "view/node.h"
 
-/* To read a file that has a node. */
-errint_t check_node(struct view *view, const struct caller *caller, const struct node *node,
-                    int mask);
-/* To read a page of .fstfs. */
-errint_t check_page(const struct view *view, const struct caller *caller,
-                    const struct view_page *page);
-/* To read a tensor file, or to look it up. */
-errint_t check_tensor(struct view *view, const struct caller *caller, const struct tensor_set *set,
-                      uint32_t position);
-/* To list the tensors of a checkpoint. */
-errint_t check_tensors(struct view *view, const struct caller *caller,
-                       const struct checkpoint *checkpoint);
-/* access(2) of a node. */
-errint_t access_node(struct view *view, const struct caller *caller, struct node *node, int mask);
+/* A directory of the source; `expected` NULL: any that is at this path. */
+errint_t access_directory(struct view *view, const struct caller *caller, const char *path,
+                          int mask, const struct file_identity *expected);
+/* The file of a backing. */
+errint_t access_backing(struct view *view, const struct caller *caller,
+                        const struct backing *backing, int mask);
+/* The files of all shards; if none exists, search permission for their directory. */
+errint_t access_shards(struct view *view, const struct caller *caller,
+                       const struct checkpoint *checkpoint, int mask);
+/* A file that has a node, or the tensor file at `position` of a set. */
+errint_t access_file(struct view *view, const struct caller *caller, const struct node *node,
+                     uint32_t position, int mask);
 
 #endif

@@ -2,8 +2,7 @@
 #include "view/attributes.h"
 
 #include "view/current.h"
-#include "view/names.h"
-#include "view/node.h"
+#include "view/tensor_set.h"
 
 #include <errno.h>
 #include <string.h>
@@ -15,7 +14,7 @@ fill_stat(struct stat *st, uint64_t inode, mode_t type, struct ownership ownersh
     memset(st, 0, sizeof(*st));
     st->st_ino = inode;
     st->st_mode = type | ownership.mode;
-    st->st_nlink = 1; /* of directories too: it says nothing of how many are inside */
+    st->st_nlink = 1; /* of directories too: the number of subdirectories is not known */
     st->st_uid = ownership.owner;
     st->st_gid = ownership.group;
     st->st_size = (off_t)size;
@@ -24,49 +23,36 @@ fill_stat(struct stat *st, uint64_t inode, mode_t type, struct ownership ownersh
     st->st_atim = st->st_mtim = st->st_ctim = *modified;
 }
 
-/* A directory may be searched by those who may read what it is made of. */
-static struct ownership
-ownership_of_directory(struct ownership ownership)
-{
-    ownership.mode |= (ownership.mode & 0444) >> 2;
-    return ownership;
-}
-
 void
-fill_own_stat(const struct view *view, struct stat *st, uint64_t inode, mode_t mode)
+stat_own(const struct view *view, uint64_t inode, mode_t mode, struct stat *st)
 {
     struct ownership own = {view->options.owner, view->options.group, mode & 0777};
 
     fill_stat(st, inode, mode & S_IFMT, own, 0, &view->started);
 }
 
-/* `identity`: of the directory that the attributes are of. */
-errint_t
-stat_directory(const struct node *node, struct stat *st, struct file_identity *identity)
+void
+stat_directory(const struct stat *source, uint64_t inode, struct stat *st)
 {
-    struct stat source;
-    errint_t error = source_dir_stat(node->dir, &source);
+    fill_stat(st, inode, S_IFDIR, ownership_from_stat(source), 0, &source->st_mtim);
+}
 
-    if (error)
-        return error;
-    fill_stat(st, node->inode, S_IFDIR, ownership_from_stat(&source), 0, &source.st_mtim);
-    file_identity_from_stat(identity, &source);
-    return 0;
+/* Whoever may read the shards may search the directory. */
+void
+stat_tensors(const struct checkpoint *checkpoint, uint64_t inode, struct stat *st)
+{
+    struct ownership ownership = checkpoint->ownership;
+
+    ownership.mode |= (ownership.mode & 0444) >> 2;
+    fill_stat(st, inode, S_IFDIR, ownership, 0, &checkpoint->modified);
 }
 
 void
-stat_tensors(const struct node *node, const struct checkpoint *checkpoint, struct stat *st)
-{
-    fill_stat(st, node->inode, S_IFDIR, ownership_of_directory(checkpoint->ownership), 0,
-              &checkpoint->modified);
-}
-
-void
-stat_file(struct view *view, struct node *node, struct stat *st)
+stat_file(struct view *view, const struct node *node, struct stat *st)
 {
     struct ownership ownership;
 
-    if (node->kind == NODE_MADE) {
+    if (node->kind == NODE_MADE_FILE) {
         fill_stat(st, node->inode, S_IFREG, node->checkpoint->ownership, node->size,
                   &node->checkpoint->modified);
         return;
@@ -79,86 +65,79 @@ stat_file(struct view *view, struct node *node, struct stat *st)
 }
 
 errint_t
-page_text(void (*write)(void *arg, struct buffer *out), void *arg, struct buffer *text)
-{
-    write(arg, text);
-    if (!buffer_failed(text))
-        return 0;
-    buffer_free(text);
-    return -ENOMEM;
-}
-
-errint_t
-stat_page(struct view *view, const struct node *node, struct stat *st)
+stat_page(const struct view *view, const struct view_page *page, uint64_t inode, struct stat *st)
 {
     struct buffer text = BUFFER_INIT;
-    errint_t error = page_text(node->page->write, node->page->arg, &text);
+    bool failed;
 
-    if (error)
-        return error;
-    fill_own_stat(view, st, node->inode, S_IFREG | node->page->mode);
+    page->write(page->arg, &text);
+    failed = buffer_failed(&text);
+    stat_own(view, inode, S_IFREG | page->mode, st);
     st->st_size = (off_t)text.length;
     clock_gettime(CLOCK_REALTIME, &st->st_mtim);
     buffer_free(&text);
-    return 0;
+    return failed ? -ENOMEM : 0;
 }
 
 errint_t
-stat_tensor(const struct tensor_set *set, uint32_t position, const char *name, size_t length,
-            struct stat *st)
+stat_tensor(const struct node *set, uint32_t position, struct stat *st)
 {
-    struct tensor_ref ref = set_tensor(set, position);
-    const struct shard *shard = set->checkpoint->shards[ref.shard];
-    const struct st_tensor *tensor = &shard->table->tensors[ref.tensor];
-    uint64_t size = tensor->end - tensor->begin;
+    struct set_tensor at = tensor_set_at(set, position);
+    struct buffer header = BUFFER_COUNTING;
+    char name[FILE_NAME_SIZE];
+    size_t length = tensor_set_file_name(set, position, name);
+    errint_t error = tensor_set_header(set, position, &header);
 
-    if (set->view == VIEW_NPY) {
-        struct buffer header = BUFFER_INIT;
-        errint_t error = npy_text(shard->table, tensor, &header);
+    fill_stat(st, node_child_inode(set->inode, name, length), S_IFREG, at.shard->file.ownership,
+              header.length + at.length, &at.shard->file.identity.modified);
+    return error;
+}
 
-        if (error)
-            return error;
-        size += header.length;
-        buffer_free(&header);
-    }
-    fill_stat(st, node_child_inode(set->inode, name, length), S_IFREG, shard->file.ownership, size,
-              &shard->file.identity.modified);
+static errint_t
+getattr_directory(const struct node *node, struct stat *st)
+{
+    struct stat source;
+    errint_t error = source_dir_stat(node->dir, &source);
+
+    if (!error)
+        stat_directory(&source, node->inode, st);
+    return error;
+}
+
+static errint_t
+getattr_tensors(struct view *view, struct node *node, struct stat *st)
+{
+    struct node *set;
+    errint_t error = current_tensors(view, node, &set);
+
+    if (error)
+        return error;
+    stat_tensors(set->checkpoint, node->inode, st);
+    node_unref(view, set, 1);
     return 0;
 }
 
 errint_t
 view_getattr(struct view *view, node_id id, struct stat *st)
 {
-    struct file_identity identity;
-    struct tensor_set *set;
-    char name[FILE_NAME_SIZE];
-    struct node *node;
     uint32_t position;
-    errint_t error;
+    struct node *node = node_of(view, id, &position);
 
-    if (node_is_tensor(id)) {
-        set = node_set_of(view, id, &position);
-        return stat_tensor(set, position, name, set_file_name(set, position, name), st);
-    }
-    node = node_of(view, id);
     switch (node->kind) {
     case NODE_TOP:
     case NODE_PAGES:
-        fill_own_stat(view, st, node->inode, S_IFDIR | 0555);
+        stat_own(view, node->inode, S_IFDIR | 0555, st);
         return 0;
     case NODE_PAGE:
-        return stat_page(view, node, st);
+        return stat_page(view, node->page, node->inode, st);
     case NODE_DIRECTORY:
-        return stat_directory(node, st, &identity);
+        return getattr_directory(node, st);
     case NODE_TENSORS:
-        error = current_tensors(view, node, &set);
-        if (error)
-            return error;
-        stat_tensors(node, set->checkpoint, st);
-        node_set_unref(view, set, 1);
-        return 0;
-    case NODE_WHOLE:
-    case NODE_MADE:
+        return getattr_tensors(view, node, st);
+    case NODE_TENSOR_SET:
+        return stat_tensor(node, position, st);
+    case NODE_SOURCE_FILE:
+    case NODE_MADE_FILE:
         stat_file(view, node, st);
         return 0;
     }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/current.h"
 
-#include "view/node.h"
+#include "view/tensor_set.h"
 
 #include <errno.h>
 
-/* The names of a directory as they are now; a reference. */
 errint_t
-directory_listing(struct view *view, struct node *node, struct dir_listing **out)
+current_listing(struct view *view, struct node *node, struct dir_listing **out)
 {
     struct dir_listing *fresh, *before = NULL;
     struct listing *listing;
@@ -36,48 +35,45 @@ directory_listing(struct view *view, struct node *node, struct dir_listing **out
 }
 
 errint_t
-entry_checkpoint(const struct node *node, const struct dir_listing *listing,
-                 const struct dir_entry *entry, struct checkpoint **checkpoint)
+current_checkpoint(const struct node *node, const struct dir_listing *listing,
+                   const struct dir_entry *entry, struct checkpoint **checkpoint)
 {
     return group_checkpoint(node->dir, dir_entry_group(listing, entry), checkpoint);
 }
 
-/* The checkpoint of the entry `name` of a directory, if it is of this kind. */
 errint_t
-named_checkpoint(struct view *view, struct node *node, const char *name, enum dir_entry_kind kind,
-                 struct checkpoint **checkpoint)
+current_checkpoint_of_name(struct view *view, struct node *node, const char *name,
+                           enum dir_entry_kind kind, struct checkpoint **checkpoint)
 {
     struct dir_listing *listing;
     const struct dir_entry *entry;
-    errint_t error = directory_listing(view, node, &listing);
+    errint_t error = current_listing(view, node, &listing);
 
     if (error)
         return error;
     entry = dir_listing_find(listing, name);
     if (entry && entry->kind == kind)
-        error = entry_checkpoint(node, listing, entry, checkpoint);
+        error = current_checkpoint(node, listing, entry, checkpoint);
     else
         error = -ENOENT;
     dir_listing_unref(listing);
     return error;
 }
 
-/* The tensors of a NODE_TENSORS as they are now; a reference. */
 errint_t
-current_tensors(struct view *view, struct node *node, struct tensor_set **set)
+current_tensors(struct view *view, struct node *node, struct node **set)
 {
     struct checkpoint *checkpoint;
-    errint_t error = named_checkpoint(view, node->parent, node->name, ENTRY_TENSORS, &checkpoint);
+    errint_t error =
+        current_checkpoint_of_name(view, node->parent, node->name, ENTRY_TENSORS, &checkpoint);
 
     if (error)
         return error;
-    error = node_tensor_set(view, node, checkpoint, set);
+    error = tensor_set_get(view, node, checkpoint, set);
     checkpoint_unref(checkpoint);
     return error;
 }
 
-/* The directory of the source that a directory of the mount is made of, or in which the
- * checkpoint is that it is made of; NULL: the mount's own. */
 struct source_dir *
 source_dir_of_node(const struct node *node)
 {
@@ -86,9 +82,8 @@ source_dir_of_node(const struct node *node)
     return node->kind == NODE_DIRECTORY ? node->dir : NULL;
 }
 
-/* Whether to look again, since the source has other files now than the view knew. */
 bool
-looks_again(const struct node *directory, errint_t error, int *tries)
+retry_after_change(const struct node *directory, errint_t error, int *tries)
 {
     struct source_dir *dir = source_dir_of_node(directory);
 

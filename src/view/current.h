@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the source has now for a directory of the mount. Waits on storage. */
+/* The present state of the source for a directory of the mount. Any thread; waits on storage. */
 #ifndef FSTFS_VIEW_CURRENT_H
 #define FSTFS_VIEW_CURRENT_H
 
 #include "view/node.h"
 
-/* The names of a directory as they are now; a reference. */
-errint_t directory_listing(struct view *view, struct node *node, struct dir_listing **out);
-errint_t entry_checkpoint(const struct node *node, const struct dir_listing *listing,
-                          const struct dir_entry *entry, struct checkpoint **checkpoint);
-/* The checkpoint of the entry `name` of a directory, if it is of this kind. */
-errint_t named_checkpoint(struct view *view, struct node *node, const char *name,
-                          enum dir_entry_kind kind, struct checkpoint **checkpoint);
-/* The tensors of a NODE_TENSORS as they are now; a reference. */
-errint_t current_tensors(struct view *view, struct node *node, struct tensor_set **set);
+/* The names of a NODE_DIRECTORY; a reference. */
+errint_t current_listing(struct view *view, struct node *node, struct dir_listing **out);
+/* The checkpoint of an entry of a NODE_DIRECTORY; a reference. */
+errint_t current_checkpoint(const struct node *node, const struct dir_listing *listing,
+                            const struct dir_entry *entry, struct checkpoint **checkpoint);
+/* The checkpoint of the entry `name`, if it is of this kind; a reference. -ENOENT. */
+errint_t current_checkpoint_of_name(struct view *view, struct node *node, const char *name,
+                                    enum dir_entry_kind kind, struct checkpoint **checkpoint);
+/* The set of a NODE_TENSORS; a reference. */
+errint_t current_tensors(struct view *view, struct node *node, struct node **set);
 
-/* The directory of the source that a directory of the mount is made of, or in which the
- * checkpoint is that it is made of; NULL: the mount's own. */
+/* The directory of the source that a NODE_DIRECTORY shows, or that has the checkpoint of a
+ * NODE_TENSORS. NULL: the node is not in the source. */
 struct source_dir *source_dir_of_node(const struct node *node);
-/* Whether to try again, since the source has changed; expires the directory then. */
-bool looks_again(const struct node *directory, errint_t error, int *tries);
+/* Returns whether to repeat a call that failed because the source has changed, and makes the next
+ * call look at the source. `tries` counts the calls that were repeated: at most one is. */
+bool retry_after_change(const struct node *directory, errint_t error, int *tries);
 
 #endif

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the view works out for one version of a checkpoint: sizes of the files
- * made of it, once; and their extents, when they are opened.
+ * Files that the views make of one version of a checkpoint. Their sizes are worked out once for
+ * each version and kept with it (checkpoint->derived); their extent lists are made when they are
+ * opened.
+ *
+ * Any thread. Does not wait on storage. Memory is charged to the catalog's budget; where that is
+ * full, these functions return -ENOMEM and add a problem.
  */
 #ifndef FSTFS_VIEW_DERIVED_H
 #define FSTFS_VIEW_DERIVED_H
@@ -12,47 +16,37 @@
 #include "view/view.h"
 
 enum made_kind {
-    MADE_MERGED, /* the merged file; of one shard, that file */
-    MADE_MERGED_INDEX, /* an index that names it alone */
-    MADE_PART, /* a shard of a re-cut; the only one is the merged file */
-    MADE_PART_INDEX, /* the index of all of them, be they only one */
-    MADE_SHARD_INDEX, /* an index for shards that have none in the source */
-    MADE_TENSOR_INDEX, /* the merged index, in tensors/ */
+    MADE_TENSOR_INDEX, /* the index in tensors/ */
+    MADE_TENSOR_INDEX_BY_FILE, /* the same, of a directory named after the first shard, not the stem
+                                */
+    MADE_MERGED, /* the merged file; of a checkpoint of one file, that file */
+    MADE_MERGED_INDEX, /* an index that names only the merged file */
+    MADE_SHARD_INDEX, /* an index of the source's shards, where the source has none */
+    MADE_PART, /* a re-cut shard; if there is only one, the merged file */
+    MADE_PART_INDEX, /* the index of all re-cut shards */
+    MADE_KINDS,
 };
 
-/* How a file is made. `part`: of MADE_PART, which one, from 0; of MADE_TENSOR_INDEX, 1 where the
- * directory of the tensors has the name of the checkpoint's first file, else 0: its stem. */
 struct made {
     enum made_kind kind;
-    uint32_t part;
+    uint32_t part; /* of MADE_PART, which one, from 0 */
 };
 
-/* The file's size. -ENOENT: there is no such file of this checkpoint. */
+/* A list of one extent: all of a file of the source, or this text. The buffer is emptied, also on
+ * failure. -ENOMEM. */
+errint_t list_of_backing(struct backing *backing, struct extent_list **list);
+errint_t list_of_text(struct buffer *text, struct extent_list **list);
+
+/* The file's size. -ENOENT: the checkpoint has no such file. */
 errint_t derived_size(struct checkpoint *checkpoint, const struct view_options *options,
                       const struct made *made, uint64_t *size);
 
-/* A file that is this one, all of it. */
-errint_t list_of_backing(struct backing *backing, struct extent_list **list);
-
-/* A file that is this text; the buffer is emptied, whatever comes of it. */
-errint_t list_of_text(struct buffer *text, struct extent_list **list);
-
-/* How many shards the re-cut has. -ENOENT: there is no re-cut. */
+/* The number of re-cut shards. -ENOENT: the checkpoint cannot be re-cut. */
 errint_t derived_parts(struct checkpoint *checkpoint, const struct view_options *options,
                        uint32_t *parts);
 
-/* Lists made of late, so that files opened again and again are not made again
- * and again: those in use, and idle ones of 32 MiB of text in all. */
-struct opened;
-
-struct opened *opened_new(void); /* NULL: out of memory */
-void opened_free(struct opened *opened);
-
-/* The file's extents; a reference. */
-errint_t opened_get(struct opened *opened, struct checkpoint *checkpoint,
-                    const struct view_options *options, const struct made *made,
-                    struct extent_list **list);
-/* A file was closed: lets go of what has become idle and is too much. */
-void opened_trim(struct opened *opened);
+/* The file's extents; a reference. Errors as derived_size(). */
+errint_t derived_list(struct checkpoint *checkpoint, const struct view_options *options,
+                      const struct made *made, struct extent_list **list);
 
 #endif

@@ -10,13 +10,13 @@
  * Any thread may call anything here; nothing waits on storage.
  */
 #include "base/parallel.h"
+#include "catalog/header_budget.h"
 #include "view/access.h"
 #include "view/attributes.h"
 #include "view/current.h"
 #include "view/index.h"
 #include "view/lookup.h"
-#include "view/names.h"
-#include "view/node.h"
+#include "view/tensor_set.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -182,51 +182,42 @@ shown_names_unref(struct view *view, struct shown_names *names)
     node_unref(view, node, 1);
 }
 
-/* ---- reading directories ---- */
+/* ---- the names of a directory of the source ---- */
 
-struct view_directory {
-    struct node *node;
-    struct tensor_set *set; /* of a NODE_TENSORS, counted; else NULL and: */
-    struct shown_names *names; /* counted */
-    char file_name[FILE_NAME_SIZE];
-};
-
+/* Entries whose existence or number depends on headers. */
 static bool
-is_conditional(enum dir_entry_kind kind)
+is_conditional(const struct dir_entry *entry)
 {
-    return kind == ENTRY_MERGED || kind == ENTRY_MERGED_INDEX || kind == ENTRY_SHARD_INDEX ||
-           kind == ENTRY_RECUT;
+    return entry->kind == ENTRY_RECUT ||
+           (entry->kind == ENTRY_MADE && entry->made != MADE_TENSOR_INDEX &&
+            entry->made != MADE_TENSOR_INDEX_BY_FILE);
 }
 
-/* Whether each conditional entry has its file, worked out side by side; for a
- * re-cut, of how many parts. */
 struct conditions {
     struct view *view;
     struct node *node;
     const struct dir_listing *listing;
-    uint32_t *parts; /* by entry; 0: no file */
+    uint32_t *files; /* by entry, the number of files of a conditional one; 0: none */
 };
 
+/* For parallel_for(): counts the files of an entry. */
 static void
 work_out_condition(void *arg, size_t i)
 {
     struct conditions *conditions = arg;
     const struct dir_entry *entry = &conditions->listing->entries[i];
     const struct view_options *options = &conditions->view->options;
+    const struct made made = {entry->made, 0};
     struct checkpoint *checkpoint;
     uint64_t size;
 
-    if (!is_conditional(entry->kind) ||
-        entry_checkpoint(conditions->node, conditions->listing, entry, &checkpoint) != 0)
+    if (!is_conditional(entry) ||
+        current_checkpoint(conditions->node, conditions->listing, entry, &checkpoint) != 0)
         return;
-    if (entry->kind == ENTRY_RECUT) {
-        if (derived_parts(checkpoint, options, &conditions->parts[i]) != 0)
-            conditions->parts[i] = 0;
-    } else {
-        struct made made = {made_kind_of(entry->kind), 0};
-
-        conditions->parts[i] = derived_size(checkpoint, options, &made, &size) == 0;
-    }
+    if (entry->kind == ENTRY_RECUT)
+        derived_parts(checkpoint, options, &conditions->files[i]);
+    else
+        conditions->files[i] = derived_size(checkpoint, options, &made, &size) == 0;
     checkpoint_unref(checkpoint);
 }
 
@@ -241,7 +232,7 @@ list_recut(struct names_writer *writer, const struct dir_listing *listing,
         index_part_name(group->stem, group->suffix, i, parts, name);
         shown_names_add(writer, name, S_IFREG);
     }
-    if (parts && has_part_index(entry, parts)) {
+    if (parts && recut_has_index(entry, parts)) {
         dir_listing_index_name(group, name);
         shown_names_add(writer, name, S_IFREG);
     }
@@ -255,36 +246,32 @@ list_entries(void *arg, struct names_writer *writer)
 
     for (uint32_t i = 0; i < listing->count + listing->recut_count; i++) {
         const struct dir_entry *entry = &listing->entries[i];
+        bool is_directory = entry->kind == ENTRY_DIRECTORY || entry->kind == ENTRY_TENSORS;
 
-        if (is_conditional(entry->kind) && !conditions->parts[i])
-            continue;
         if (entry->kind == ENTRY_RECUT)
-            list_recut(writer, listing, entry, conditions->parts[i]);
-        else
-            shown_names_add(
-                writer, entry->name,
-                entry->kind == ENTRY_DIRECTORY || entry->kind == ENTRY_TENSORS ? S_IFDIR : S_IFREG);
+            list_recut(writer, listing, entry, conditions->files[i]);
+        else if (conditions->files[i] || !is_conditional(entry))
+            shown_names_add(writer, entry->name, is_directory ? S_IFDIR : S_IFREG);
     }
 }
 
-/* The names are the same for all who may list the directory. */
 static errint_t
 show_listing(struct view *view, struct node *node, struct dir_listing *listing,
              struct shown_names **names)
 {
     uint32_t count = listing->count + listing->recut_count;
     struct conditions conditions = {view, node, listing,
-                                    calloc((size_t)count + 1, sizeof(*conditions.parts))};
+                                    calloc((size_t)count + 1, sizeof(*conditions.files))};
     uint64_t bytes;
     errint_t error;
 
-    if (!conditions.parts)
+    if (!conditions.files)
         return -ENOMEM;
     if (node->view == VIEW_MERGED || node->view == VIEW_SHARDS)
         parallel_for(count, 8, work_out_condition, &conditions);
     error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries, &conditions,
                             listing->recut_count > 0, names, &bytes);
-    free(conditions.parts);
+    free(conditions.files);
     if (error != -ENOBUFS)
         return error;
     dir_listing_report_no_room(listing, view->catalog, source_dir_path(node->dir), bytes);
@@ -295,21 +282,27 @@ static errint_t
 list_directory(struct view *view, const struct caller *caller, struct node *node,
                struct shown_names **names)
 {
-    struct permission_request request;
     struct dir_listing *listing;
-    errint_t error = directory_listing(view, node, &listing);
+    errint_t error = current_listing(view, node, &listing);
 
     if (error)
         return error;
-    permission_begin(&request, view->options.check, caller);
-    permission_need_directory(&request, source_dir_path(node->dir), R_OK,
-                              listing_directory(listing->listing));
-    error = permission_ask(&request);
+    error = access_directory(view, caller, source_dir_path(node->dir), R_OK,
+                             listing_directory(listing->listing));
     if (!error)
         error = show_listing(view, node, listing, names);
     dir_listing_unref(listing);
     return error;
 }
+
+/* ---- open directories ---- */
+
+struct view_directory {
+    struct node *node;
+    struct node *set; /* of a NODE_TENSORS, counted; else NULL, and: */
+    struct shown_names *names; /* counted */
+    char file_name[FILE_NAME_SIZE]; /* returned by view_readdir() */
+};
 
 static void
 list_top(void *arg, struct names_writer *writer)
@@ -331,81 +324,67 @@ list_pages(void *arg, struct names_writer *writer)
 }
 
 static errint_t
-list_tensors(struct view *view, const struct caller *caller, struct node *node,
-             struct view_directory *directory)
-{
-    errint_t error = current_tensors(view, node, &directory->set);
-
-    if (error)
-        directory->set = NULL;
-    return error ? error : check_tensors(view, caller, directory->set->checkpoint);
-}
-
-static errint_t
 open_directory(struct view *view, const struct caller *caller, struct node *node,
-               struct view_directory **out)
+               struct view_directory *directory)
 {
-    struct view_directory *directory = calloc(1, sizeof(*directory));
-    errint_t error = -ENOTDIR;
     uint64_t bytes;
+    errint_t error;
 
-    if (!directory)
-        return -ENOMEM;
-    directory->node = node;
     switch (node->kind) {
     case NODE_TOP:
-        error = shown_names_get(view, node, NULL, list_top, NULL, false, &directory->names, &bytes);
-        break;
+        return shown_names_get(view, node, NULL, list_top, NULL, false, &directory->names, &bytes);
     case NODE_PAGES:
-        error =
-            shown_names_get(view, node, NULL, list_pages, view, false, &directory->names, &bytes);
-        break;
+        return shown_names_get(view, node, NULL, list_pages, view, false, &directory->names,
+                               &bytes);
     case NODE_DIRECTORY:
-        error = list_directory(view, caller, node, &directory->names);
-        break;
+        return list_directory(view, caller, node, &directory->names);
     case NODE_TENSORS:
-        error = list_tensors(view, caller, node, directory);
-        break;
-    case NODE_PAGE:
-    case NODE_WHOLE:
-    case NODE_MADE:
-        break;
+        error = current_tensors(view, node, &directory->set);
+        if (error) {
+            directory->set = NULL;
+            return error;
+        }
+        return access_shards(view, caller, directory->set->checkpoint, R_OK);
+    default:
+        return -ENOTDIR;
     }
-    if (error) {
-        view_closedir(view, directory);
-        return error;
-    }
-    *out = directory;
-    return 0;
 }
 
 errint_t
 view_opendir(struct view *view, const struct caller *caller, node_id id,
-             struct view_directory **directory)
+             struct view_directory **out)
 {
+    uint32_t position;
+    struct node *node = node_of(view, id, &position);
+    struct view_directory *directory;
     errint_t error;
     int tries = 0;
 
-    if (node_is_tensor(id))
-        return -ENOTDIR;
-    do
-        error = open_directory(view, caller, node_of(view, id), directory);
-    while (looks_again(node_of(view, id), error, &tries));
+    do {
+        directory = calloc(1, sizeof(*directory));
+        if (!directory)
+            return -ENOMEM;
+        directory->node = node;
+        error = open_directory(view, caller, node, directory);
+        if (error)
+            view_closedir(view, directory);
+        else
+            *out = directory;
+    } while (retry_after_change(node, error, &tries));
     return error;
 }
 
 void
 view_closedir(struct view *view, struct view_directory *directory)
 {
-    if (directory->set)
-        node_set_unref(view, directory->set, 1);
+    node_unref(view, directory->set, 1);
     shown_names_unref(view, directory->names);
     free(directory);
 }
 
-/* The position less "." and "..", if it is one of an entry. */
+/* Returns whether the position is that of an entry, not of "." or "..". */
 static bool
-entry_at(const struct view_directory *directory, uint64_t position, uint64_t *index)
+is_entry_position(const struct view_directory *directory, uint64_t position, uint64_t *index)
 {
     *index = position - 2;
     return position >= 2 &&
@@ -421,20 +400,15 @@ view_readdir(struct view *view, struct view_directory *directory, uint64_t posit
 
     memset(st, 0, sizeof(*st));
     st->st_mode = S_IFDIR;
-    if (position == 0) {
-        *name = ".";
-        st->st_ino = node->inode;
+    if (position < 2) {
+        *name = position == 0 ? "." : "..";
+        st->st_ino = position == 1 && node->parent ? node->parent->inode : node->inode;
         return 0;
     }
-    if (position == 1) {
-        *name = "..";
-        st->st_ino = node->parent ? node->parent->inode : node->inode;
-        return 0;
-    }
-    if (!entry_at(directory, position, &index))
+    if (!is_entry_position(directory, position, &index))
         return -ENOENT;
     if (directory->set) {
-        set_file_name(directory->set, (uint32_t)index, directory->file_name);
+        tensor_set_file_name(directory->set, (uint32_t)index, directory->file_name);
         *name = directory->file_name;
         st->st_mode = S_IFREG;
     } else {
@@ -449,20 +423,19 @@ errint_t
 view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
                     node_id *id, struct stat *st)
 {
-    struct tensor_set *set = directory->set;
+    struct node *set = directory->set;
     uint64_t index;
     errint_t error;
 
-    if (!entry_at(directory, position, &index))
+    if (!is_entry_position(directory, position, &index))
         return -ENOENT;
     if (!set)
-        return lookup_name(view, NULL, directory->node,
-                           directory->names->text + directory->names->entries[index].name, id, st);
-    error = stat_tensor(set, (uint32_t)index, directory->file_name,
-                        set_file_name(set, (uint32_t)index, directory->file_name), st);
+        return lookup_in(view, NULL, directory->node,
+                         directory->names->text + directory->names->entries[index].name, id, st);
+    error = stat_tensor(set, (uint32_t)index, st);
     if (error)
         return error;
-    node_set_ref(view, set, 1);
+    node_ref(view, set);
     *id = node_tensor_id(set, (uint32_t)index);
     return 0;
 }

@@ -153,19 +153,6 @@ index_of_tensors(const struct checkpoint *checkpoint, const char *directory, str
     buffer_add_text(out, "\n}\n");
 }
 
-/* For each shard, how many tensors lie before its own in shard order. */
-static size_t *
-shard_starts(const struct checkpoint *checkpoint)
-{
-    size_t *starts = malloc((checkpoint->shard_count + 1) * sizeof(*starts)), sum = 0;
-
-    for (uint32_t s = 0; starts && s < checkpoint->shard_count; s++) {
-        starts[s] = sum;
-        sum += checkpoint->shards[s]->table ? checkpoint->shards[s]->table->count : 0;
-    }
-    return starts;
-}
-
 static size_t
 part_of(const struct layout_part *parts, size_t count, size_t position)
 {
@@ -186,7 +173,7 @@ errint_t
 index_of_parts(const struct checkpoint *checkpoint, const struct layout_part *parts, size_t count,
                struct buffer *out)
 {
-    size_t *starts = shard_starts(checkpoint);
+    size_t *starts = layout_shard_starts(checkpoint);
     char name[512];
 
     if (!starts)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/layout.h"
 
-#include "base/array.h"
 #include "base/buffer.h"
 #include "base/text.h"
 
@@ -36,6 +35,20 @@ layout_shard_order(const struct checkpoint *checkpoint)
     return refs;
 }
 
+size_t *
+layout_shard_starts(const struct checkpoint *checkpoint)
+{
+    size_t *starts = malloc((checkpoint->shard_count + 1) * sizeof(*starts)), sum = 0;
+
+    for (uint32_t s = 0; starts && s < checkpoint->shard_count; s++) {
+        starts[s] = sum;
+        sum += checkpoint->shards[s]->table ? checkpoint->shards[s]->table->count : 0;
+    }
+    if (starts)
+        starts[checkpoint->shard_count] = sum;
+    return starts;
+}
+
 /* ---- metadata ---- */
 
 static const struct st_metadata *
@@ -58,10 +71,11 @@ find_metadata(const struct st_table *table, const char *key, uint32_t length)
     return NULL;
 }
 
-/* Whether no shard before `s` has the key, and those after it that have it agree. */
+/* Returns whether no shard before `s` has the key. `agreed`: all others that have it have the same
+ * value. */
 static bool
-is_first(const struct checkpoint *checkpoint, uint32_t s, const struct st_metadata *pair,
-         bool *agreed)
+is_first_of_key(const struct checkpoint *checkpoint, uint32_t s, const struct st_metadata *pair,
+                bool *agreed)
 {
     const struct st_table *table = checkpoint->shards[s]->table;
     const char *key = table->text + pair->key, *value = table->text + pair->value;
@@ -94,7 +108,7 @@ add_metadata(const struct checkpoint *checkpoint, struct buffer *header)
         for (uint32_t i = 0; table && i < table->metadata_count; i++) {
             const struct st_metadata *pair = &table->metadata[i];
 
-            if (is_first(checkpoint, s, pair, &agreed) && agreed)
+            if (is_first_of_key(checkpoint, s, pair, &agreed) && agreed)
                 st_header_metadata(header, table->text + pair->key, pair->key_length,
                                    table->text + pair->value, pair->value_length);
         }
@@ -113,7 +127,7 @@ layout_check_metadata(const struct checkpoint *checkpoint)
         for (uint32_t i = 0; table && i < table->metadata_count; i++) {
             const struct st_metadata *pair = &table->metadata[i];
 
-            if (is_first(checkpoint, s, pair, &agreed) && !agreed)
+            if (is_first_of_key(checkpoint, s, pair, &agreed) && !agreed)
                 problem_set_add(checkpoint->problems, checkpoint->directory,
                                 checkpoint->shards[s]->name,
                                 "__metadata__ key %s differs from shard to shard: left out of the "
@@ -138,7 +152,7 @@ tensor_class(const struct checkpoint *checkpoint, struct tensor_ref ref)
     if (size && size % PAGE == 0)
         return 0;
     if (tensor->dtype == DTYPE_UNKNOWN)
-        return size % 8 == 0 ? 1 : 4; /* it may need what its size allows */
+        return size % 8 == 0 ? 1 : 4; /* its alignment is not known */
     bits = dtype_bits((enum dtype)tensor->dtype);
     return bits >= 64 ? 1 : bits >= 32 ? 2 : bits >= 16 ? 3 : 4;
 }
@@ -190,23 +204,18 @@ write_header(const struct checkpoint *checkpoint, const struct tensor_ref *order
     return st_header_finish(header, PAGE);
 }
 
-/* Where the tensors of the file lie that have any bytes, and which follows which by name.
- * NULL: there are none, or no memory: the file is right without, only slower to read. */
+/* The offsets of the tensors that have bytes, and which follows which by name. NULL: out of memory;
+ * without it the file only reads slower. */
 static struct layout *
 find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
             uint64_t data_start)
 {
     struct layout *layout = layout_new((uint32_t)count);
-    size_t *first = calloc(checkpoint->shard_count + 1, sizeof(*first));
-    uint32_t *piece_of = NULL, *last = NULL;
+    size_t *first = layout_shard_starts(checkpoint);
+    size_t tensors = first ? first[checkpoint->shard_count] : 0;
+    uint32_t *piece_of = malloc((tensors + 1) * sizeof(*piece_of)), *last = NULL;
     uint64_t position = data_start;
-    size_t tensors = 0;
 
-    for (uint32_t i = 0; first && i < checkpoint->shard_count; i++) {
-        first[i] = tensors;
-        tensors += checkpoint->shards[i]->table ? checkpoint->shards[i]->table->count : 0;
-    }
-    piece_of = malloc((tensors + 1) * sizeof(*piece_of));
     if (!layout || !first || !piece_of) {
         layout_unref(layout);
         layout = NULL;
@@ -223,7 +232,7 @@ find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order,
         layout->pieces[layout->count++] = (struct piece){position, position + size, 0};
         position += size;
     }
-    /* All tensors of the checkpoint, by name: those in this file follow one another. */
+    /* Tensors of the checkpoint by name: those in this file follow one another. */
     for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
         struct tensor_ref ref = checkpoint->tensors[i];
         uint32_t piece = piece_of[first[ref.shard] + ref.tensor];
@@ -272,8 +281,8 @@ make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order
 
 /* ---- memory ---- */
 
-/* What making a list takes for each tensor: an extent, with the room that a growing list
- * has and had, a piece, and the place of the piece. */
+/* Bytes for each tensor while a list is made: an extent, three times while the array grows, a
+ * piece, and the index of the piece. */
 enum { LIST_BYTES = 3 * sizeof(struct extent) + sizeof(struct piece) + sizeof(uint32_t) };
 
 uint64_t
@@ -290,7 +299,7 @@ layout_list_bytes(const struct extent_list *list)
 }
 
 static void
-give_list(void *budget, uint64_t bytes)
+give_list_charge(void *budget, uint64_t bytes)
 {
     header_budget_give(budget, bytes);
 }
@@ -301,14 +310,14 @@ layout_settle_list(struct header_budget *budget, uint64_t bytes, struct extent_l
     uint64_t kept = list ? layout_list_bytes(list) : 0;
 
     if (list)
-        list->charge = (struct charge){give_list, budget, kept};
+        list->charge = (struct charge){give_list_charge, budget, kept};
     header_budget_settle(budget, bytes, kept);
 }
 
-/* The header again, kept this time, and the extents. */
+/* Writes the header again, this time into memory, and makes the extents. */
 static errint_t
-make_list(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
-          size_t header_length, struct extent_list **list)
+make_layout_list(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
+                 size_t header_length, struct extent_list **list)
 {
     struct header_budget *budget = catalog_budget(checkpoint->catalog);
     uint64_t bytes = header_length + LIST_BYTES * ((uint64_t)count + 2), data_length;
@@ -341,56 +350,39 @@ layout_file(const struct checkpoint *checkpoint, const struct tensor_ref *refs, 
     if (!error)
         *size = header.length + data_length;
     if (!error && list)
-        error = make_list(checkpoint, order, count, header.length, list);
+        error = make_layout_list(checkpoint, order, count, header.length, list);
     free(order);
     return error;
 }
 
 /* ---- re-cutting ---- */
 
-struct cutter {
-    struct layout_part *parts;
-    size_t count;
-};
-
-static bool
-add_part(struct cutter *cutter, size_t first, size_t count)
-{
-    struct layout_part *parts = array_room(cutter->parts, cutter->count, sizeof(*parts));
-
-    if (!parts)
-        return false;
-    cutter->parts = parts;
-    cutter->parts[cutter->count++] = (struct layout_part){first, count};
-    return true;
-}
-
-static bool
-cut_by_size(struct cutter *cutter, const struct checkpoint *checkpoint,
-            const struct tensor_ref *refs, size_t count, uint64_t most)
+static size_t
+cut_by_size(const struct checkpoint *checkpoint, const struct tensor_ref *refs, size_t count,
+            uint64_t most, struct layout_part *parts)
 {
     uint64_t sum = 0;
-    size_t first = 0;
+    size_t first = 0, made = 0;
 
     for (size_t i = 0; i < count; i++) {
         uint64_t size = tensor_size(checkpoint, refs[i]);
 
         if (i > first && (sum > most || size > most - sum)) {
-            if (!add_part(cutter, first, i - first))
-                return false;
+            parts[made++] = (struct layout_part){first, i - first};
             first = i;
             sum = 0;
         }
         sum += size;
     }
-    return add_part(cutter, first, count - first);
+    parts[made++] = (struct layout_part){first, count - first};
+    return made;
 }
 
-/* Each part takes tensors while that brings it nearer to its share of what is
- * left, and leaves at least one for every part still to come. */
-static bool
-cut_by_number(struct cutter *cutter, const struct checkpoint *checkpoint,
-              const struct tensor_ref *refs, size_t count, size_t shards)
+/* Each part takes tensors while that brings it nearer to its share of what remains, and leaves at
+ * least one tensor for each later part. */
+static size_t
+cut_by_number(const struct checkpoint *checkpoint, const struct tensor_ref *refs, size_t count,
+              size_t shards, struct layout_part *parts)
 {
     uint64_t left = 0;
     size_t at = 0;
@@ -413,26 +405,23 @@ cut_by_number(struct cutter *cutter, const struct checkpoint *checkpoint,
             at++;
         }
         left -= sum;
-        if (!add_part(cutter, first, at - first))
-            return false;
+        parts[part] = (struct layout_part){first, at - first};
     }
-    return true;
+    return shards;
 }
 
 errint_t
 layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs, uint32_t shards,
-           uint64_t shard_size, struct layout_part **parts, size_t *count)
+           uint64_t shard_size, struct layout_part **out, size_t *count)
 {
-    struct cutter cutter = {NULL, 0};
     size_t tensors = checkpoint->tensor_count;
-    bool made = shards ? cut_by_number(&cutter, checkpoint, refs, tensors, shards)
-                       : cut_by_size(&cutter, checkpoint, refs, tensors, shard_size);
+    struct layout_part *parts = malloc((tensors + 1) * sizeof(*parts)), *shrunk;
 
-    if (!made) {
-        free(cutter.parts);
+    if (!parts)
         return -ENOMEM;
-    }
-    *parts = cutter.parts;
-    *count = cutter.count;
+    *count = shards ? cut_by_number(checkpoint, refs, tensors, shards, parts)
+                    : cut_by_size(checkpoint, refs, tensors, shard_size, parts);
+    shrunk = realloc(parts, *count * sizeof(*parts));
+    *out = shrunk ? shrunk : parts;
     return 0;
 }

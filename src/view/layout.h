@@ -19,6 +19,10 @@
 /* The tensors of a checkpoint in shard order: shards by name, then by offset. */
 struct tensor_ref *layout_shard_order(const struct checkpoint *checkpoint);
 
+/* For each shard, the number of tensors before its own in shard order; then the number of all
+ * tensors. malloc'ed; NULL: out of memory. */
+size_t *layout_shard_starts(const struct checkpoint *checkpoint);
+
 /* Memory of a list with its layout and blobs. */
 uint64_t layout_list_bytes(const struct extent_list *list);
 /* Settles a charge of `bytes` for making a list; what the list takes stays charged until it

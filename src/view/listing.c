@@ -10,10 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An entry while names are gathered: made names may still move. */
+/* An entry while names are collected. */
 struct draft {
     struct dir_entry entry;
-    size_t made; /* place in `names`, where entry.name is NULL */
+    size_t name; /* offset in gather.names, which may still move; if entry.name is NULL */
+    bool named_by_file; /* ENTRY_TENSORS: has the name of the checkpoint's first file */
 };
 
 struct gather {
@@ -23,12 +24,12 @@ struct gather {
     size_t count;
     struct buffer names;
     bool failed;
-    bool has_several; /* checkpoints, in merged/ and shards/ */
-    bool has_sharded; /* one of them is in shards or has an index */
+    bool has_several; /* more than one checkpoint in merged/ and shards/ */
+    bool has_sharded; /* one of them consists of several shards or has an index */
 };
 
 static struct draft *
-add(struct gather *gather, enum dir_entry_kind kind, uint32_t group)
+add_draft(struct gather *gather, enum dir_entry_kind kind, uint32_t group)
 {
     struct draft *drafts = array_room(gather->drafts, gather->count, sizeof(*drafts));
 
@@ -42,52 +43,64 @@ add(struct gather *gather, enum dir_entry_kind kind, uint32_t group)
 }
 
 static void
-add_source(struct gather *gather, enum dir_entry_kind kind, uint32_t group, const char *name)
+add_source_name(struct gather *gather, enum dir_entry_kind kind, uint32_t group, const char *name)
 {
-    struct draft *draft = add(gather, kind, group);
+    struct draft *draft = add_draft(gather, kind, group);
 
     if (draft)
         draft->entry.name = name;
 }
 
-static void
-add_made(struct gather *gather, enum dir_entry_kind kind, uint32_t group, const char *base,
-         const char *suffix)
+/* Adds an entry with a name that the source does not have. NULL: left out, or out of memory. */
+static struct draft *
+add_new_name(struct gather *gather, enum dir_entry_kind kind, uint32_t group, const char *base,
+             const char *suffix)
 {
     struct draft *draft;
 
     if (strlen(base) + strlen(suffix) > 255) {
         problem_set_add(gather->listing->problems, gather->directory, base,
                         "left out: with %s its name would be over 255 bytes", suffix);
-        return;
+        return NULL;
     }
-    draft = add(gather, kind, group);
+    draft = add_draft(gather, kind, group);
     if (!draft)
-        return;
-    draft->made = gather->names.length;
+        return NULL;
+    draft->name = gather->names.length;
     buffer_add(&gather->names, base, strlen(base));
     buffer_add(&gather->names, suffix, strlen(suffix) + 1);
+    return draft;
 }
 
-/* The name a checkpoint's directory has when its stem is taken: a file name of
- * the source, so no other checkpoint of the directory has it. */
+static void
+add_made(struct gather *gather, enum made_kind made, uint32_t group, const char *base,
+         const char *suffix)
+{
+    struct draft *draft = add_new_name(gather, ENTRY_MADE, group, base, suffix);
+
+    if (draft)
+        draft->entry.made = made;
+}
+
+/* The name of a checkpoint's directory if another entry has the name of its stem. It is a file name
+ * of the source, so no other checkpoint has it. */
 static const char *
-other_name(const struct group *group)
+name_by_file(const struct group *group)
 {
     return group->member_count ? group->members[0] : group->index;
 }
 
 static void
-add_tensor_views(struct gather *gather, enum view_kind view, uint32_t g)
+add_tensors(struct gather *gather, enum view_kind view, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
-    const char *name = group->second ? other_name(group) : group->stem;
+    const char *name = group->second ? name_by_file(group) : group->stem;
+    struct draft *draft = add_new_name(gather, ENTRY_TENSORS, g, name, "");
 
-    add_made(gather, ENTRY_TENSORS, g, name, "");
-    if (group->second && gather->count)
-        gather->drafts[gather->count - 1].entry.named_by_file = true;
+    if (draft)
+        draft->named_by_file = group->second;
     if (view == VIEW_TENSORS)
-        add_made(gather, ENTRY_TENSOR_INDEX, g, name, ".index.json");
+        add_made(gather, MADE_TENSOR_INDEX, g, name, ".index.json");
 }
 
 void
@@ -100,9 +113,9 @@ dir_listing_index_name(const struct group *group, char name[300])
 }
 
 /*
- * Loaders that take all *.safetensors files of a directory leave out those that an index does
- * not name. So a checkpoint in shards keeps an index where there are other checkpoints, even
- * when it is shown as one file. There is none for others: accelerate refuses two.
+ * Loaders that take all *.safetensors files of a directory leave out those that an index does not
+ * name. So a sharded checkpoint keeps an index next to other checkpoints, even when it is shown as
+ * one file. Others get none: accelerate refuses two indexes.
  */
 static bool
 is_indexed(const struct gather *gather, const struct group *group)
@@ -118,11 +131,11 @@ add_merged(struct gather *gather, uint32_t g)
 
     if (group->shadowed)
         return;
-    add_made(gather, ENTRY_MERGED, g, group->stem, group->suffix);
+    add_made(gather, MADE_MERGED, g, group->stem, group->suffix);
     if (!is_indexed(gather, group))
         return;
     dir_listing_index_name(group, index);
-    add_made(gather, ENTRY_MERGED_INDEX, g, index, "");
+    add_made(gather, MADE_MERGED_INDEX, g, index, "");
 }
 
 /* STEM.safetensors and nothing else, with or without an index. */
@@ -135,8 +148,8 @@ is_one_file(const struct group *group)
            group_single_name(group->members[0], stem) && strcmp(stem, group->stem) == 0;
 }
 
-/* Whether the file is of a kind that is read by name and never by an index: adapters by peft
- * and diffusers, Mistral's own format by mistral_inference. */
+/* Files that are read by name and never by an index: adapters by peft and diffusers, Mistral's own
+ * format by mistral_inference. */
 static bool
 is_read_by_name(const struct group *group)
 {
@@ -148,7 +161,7 @@ is_read_by_name(const struct group *group)
     return false;
 }
 
-/* One file is only cut to a size, and not where its index would be a second one. */
+/* One file is cut to a size only, and not where its index would be a second one. */
 static bool
 may_be_cut(const struct gather *gather, const struct view_options *options,
            const struct group *group)
@@ -158,44 +171,43 @@ may_be_cut(const struct gather *gather, const struct view_options *options,
     return options->shard_size && !is_read_by_name(group) && (group->index || !gather->has_sharded);
 }
 
-/* Whether this checkpoint is to be cut anew. */
 static bool
-is_cut(struct gather *gather, const struct view_options *options, const struct group *group)
+is_recut(struct gather *gather, const struct view_options *options, const struct group *group)
 {
     if (!options->shards && !options->shard_size)
         return false;
     if (!may_be_cut(gather, options, group))
         return false;
     if (strlen(group->stem) + strlen("-000001-of-000001.safetensors") > 255) {
-        problem_set_add(gather->listing->problems, gather->directory, other_name(group),
-                        "not cut anew: the names of the shards would be over 255 bytes");
+        problem_set_add(gather->listing->problems, gather->directory, name_by_file(group),
+                        "not re-cut: the names of the shards would be over 255 bytes");
         return false;
     }
     return true;
 }
 
 static void
-add_shards(struct gather *gather, const struct view_options *options, uint32_t g)
+add_shard_files(struct gather *gather, const struct view_options *options, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
     char index[300];
 
     if (group->shadowed)
         return;
-    if (is_cut(gather, options, group)) {
-        struct draft *draft = add(gather, ENTRY_RECUT, g);
+    if (is_recut(gather, options, group)) {
+        struct draft *draft = add_draft(gather, ENTRY_RECUT, g);
 
         if (draft)
             draft->entry.is_indexed = is_indexed(gather, group);
         return;
     }
     for (uint32_t i = 0; i < group->member_count; i++)
-        add_source(gather, ENTRY_SHARD, g, group->members[i]);
+        add_source_name(gather, ENTRY_SHARD, g, group->members[i]);
     if (group->index) {
-        add_source(gather, ENTRY_INDEX, g, group->index);
+        add_source_name(gather, ENTRY_INDEX, g, group->index);
     } else if (group->kind == GROUP_NUMBERED) {
         dir_listing_index_name(group, index);
-        add_made(gather, ENTRY_SHARD_INDEX, g, index, "");
+        add_made(gather, MADE_SHARD_INDEX, g, index, "");
     }
 }
 
@@ -222,17 +234,17 @@ gather_names(struct gather *gather, enum view_kind view, const struct view_optio
 
     count_checkpoints(gather);
     for (uint32_t i = 0; i < listing->directory_count; i++)
-        add_source(gather, ENTRY_DIRECTORY, 0, listing->directories[i]);
+        add_source_name(gather, ENTRY_DIRECTORY, 0, listing->directories[i]);
     if (view == VIEW_MERGED || view == VIEW_SHARDS)
         for (uint32_t i = 0; i < listing->file_count; i++)
-            add_source(gather, ENTRY_SIDE_FILE, 0, listing->files[i]);
+            add_source_name(gather, ENTRY_SIDE_FILE, 0, listing->files[i]);
     for (uint32_t g = 0; g < listing->group_count; g++) {
         if (view == VIEW_MERGED)
             add_merged(gather, g);
         else if (view == VIEW_SHARDS)
-            add_shards(gather, options, g);
-        else if (view == VIEW_TENSORS || view == VIEW_NPY)
-            add_tensor_views(gather, view, g);
+            add_shard_files(gather, options, g);
+        else
+            add_tensors(gather, view, g);
     }
 }
 
@@ -250,24 +262,26 @@ compare_drafts(const void *a, const void *b)
     order = strcmp(x->entry.name, y->entry.name);
     if (order)
         return order;
-    if (x->entry.named_by_file != y->entry.named_by_file)
-        return x->entry.named_by_file - y->entry.named_by_file;
+    if (x->named_by_file != y->named_by_file)
+        return x->named_by_file - y->named_by_file;
     if (x->entry.kind != y->entry.kind)
         return (int)x->entry.kind - (int)y->entry.kind;
+    if (x->entry.made != y->entry.made)
+        return (int)x->entry.made - (int)y->entry.made;
     return (x->entry.group > y->entry.group) - (x->entry.group < y->entry.group);
 }
 
 static bool
-same_name(const struct draft *a, const struct draft *b)
+have_same_name(const struct draft *a, const struct draft *b)
 {
     return a->entry.kind != ENTRY_RECUT && b->entry.kind != ENTRY_RECUT &&
            strcmp(a->entry.name, b->entry.name) == 0;
 }
 
-/* Sorts, and lets the weaker of two with one name try its other name: only a
- * checkpoint's directory has one. True when something got a new name. */
+/* Sorts, and gives a checkpoint's directory its other name if the first one is taken. Returns
+ * whether an entry got another name. */
 static bool
-settle_names(struct gather *gather)
+resolve_conflicts(struct gather *gather)
 {
     bool renamed = false;
 
@@ -276,22 +290,22 @@ settle_names(struct gather *gather)
         struct draft *draft = &gather->drafts[i];
         const char *other;
 
-        if (draft->entry.kind != ENTRY_TENSORS || draft->entry.named_by_file ||
-            !same_name(draft, draft - 1))
+        if (draft->entry.kind != ENTRY_TENSORS || draft->named_by_file ||
+            !have_same_name(draft, draft - 1))
             continue;
-        other = other_name(&gather->listing->groups[draft->entry.group]);
+        other = name_by_file(&gather->listing->groups[draft->entry.group]);
         problem_set_add(gather->listing->problems, gather->directory, other,
                         "its tensors are in a directory of this name: the name of the checkpoint "
                         "is taken by something else in the directory");
         draft->entry.name = other;
-        draft->entry.named_by_file = true;
+        draft->named_by_file = true;
         renamed = true;
     }
     return renamed;
 }
 
 static void
-drop_unnamed(struct gather *gather)
+drop_duplicates(struct gather *gather)
 {
     size_t kept = 0;
     char name[QUOTED_SIZE];
@@ -299,12 +313,12 @@ drop_unnamed(struct gather *gather)
     for (size_t i = 0; i < gather->count; i++) {
         struct draft *draft = &gather->drafts[i];
 
-        if (kept && same_name(draft, &gather->drafts[kept - 1])) {
+        if (kept && have_same_name(draft, &gather->drafts[kept - 1])) {
             if (draft->entry.kind == ENTRY_SHARD &&
                 gather->drafts[kept - 1].entry.kind == ENTRY_SHARD)
-                continue; /* one file that two indexes name */
+                continue; /* a file that two indexes name */
             problem_set_add(gather->listing->problems, gather->directory,
-                            other_name(&gather->listing->groups[draft->entry.group]),
+                            name_by_file(&gather->listing->groups[draft->entry.group]),
                             "left out of a view: the name %s is taken by something else in the "
                             "directory",
                             quoted(name, draft->entry.name, strlen(draft->entry.name)));
@@ -315,9 +329,10 @@ drop_unnamed(struct gather *gather)
     gather->count = kept;
 }
 
-/* Drops the indexes of directories that were dropped; the others learn how theirs is named. */
+/* Drops the indexes of directories that were dropped, and marks those of directories that are named
+ * by a file. */
 static void
-pair_indexes(struct gather *gather)
+match_tensor_indexes(struct gather *gather)
 {
     enum { DROPPED, BY_STEM, BY_FILE };
     char *directories = calloc(gather->listing->group_count + 1, 1);
@@ -327,19 +342,18 @@ pair_indexes(struct gather *gather)
         gather->failed = true;
         return;
     }
-    for (size_t i = 0; i < gather->count; i++) {
-        const struct dir_entry *entry = &gather->drafts[i].entry;
-
-        if (entry->kind == ENTRY_TENSORS)
-            directories[entry->group] = entry->named_by_file ? BY_FILE : BY_STEM;
-    }
+    for (size_t i = 0; i < gather->count; i++)
+        if (gather->drafts[i].entry.kind == ENTRY_TENSORS)
+            directories[gather->drafts[i].entry.group] =
+                gather->drafts[i].named_by_file ? BY_FILE : BY_STEM;
     for (size_t i = 0; i < gather->count; i++) {
         struct dir_entry *entry = &gather->drafts[i].entry;
 
-        if (entry->kind == ENTRY_TENSOR_INDEX) {
+        if (entry->kind == ENTRY_MADE) {
             if (directories[entry->group] == DROPPED)
                 continue;
-            entry->named_by_file = directories[entry->group] == BY_FILE;
+            if (directories[entry->group] == BY_FILE)
+                entry->made = MADE_TENSOR_INDEX_BY_FILE;
         }
         gather->drafts[kept++] = gather->drafts[i];
     }
@@ -348,7 +362,7 @@ pair_indexes(struct gather *gather)
 }
 
 static struct dir_listing *
-finish(struct gather *gather, struct listing *listing)
+finish_listing(struct gather *gather, struct listing *listing)
 {
     struct dir_listing *out = calloc(1, sizeof(*out));
     struct dir_entry *entries = malloc((gather->count + 1) * sizeof(*entries));
@@ -384,14 +398,14 @@ dir_listing_new(struct listing *listing, const char *directory, enum view_kind v
     if (!gather.failed && !buffer_failed(&gather.names)) {
         for (size_t i = 0; i < gather.count; i++)
             if (!gather.drafts[i].entry.name && gather.drafts[i].entry.kind != ENTRY_RECUT)
-                gather.drafts[i].entry.name = gather.names.data + gather.drafts[i].made;
-        while (gather.count && settle_names(&gather))
+                gather.drafts[i].entry.name = gather.names.data + gather.drafts[i].name;
+        while (gather.count && resolve_conflicts(&gather))
             ;
-        drop_unnamed(&gather);
+        drop_duplicates(&gather);
         if (view == VIEW_TENSORS)
-            pair_indexes(&gather);
+            match_tensor_indexes(&gather);
         if (!gather.failed)
-            out = finish(&gather, listing);
+            out = finish_listing(&gather, listing);
     }
     free(gather.drafts);
     buffer_free(&gather.names);

@@ -6,143 +6,146 @@
 #include "view/attributes.h"
 #include "view/current.h"
 #include "view/index.h"
-#include "view/node.h"
+#include "view/tensor_set.h"
 
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
-/* A name that was looked up, with its attributes. */
-struct found {
-    struct node *node; /* its lookup count is incremented */
+/* One attempt to look up a name. */
+struct lookup {
+    struct view *view;
+    const struct caller *caller;
+    struct node *parent;
+    const char *name;
+    uint64_t inode; /* that the name has */
+    bool is_checked; /* other users may enter, and the name is of the source */
+    node_id id; /* results */
     struct stat st;
-    struct file_identity directory; /* of a directory of the source: which one has `st` */
 };
 
-/* Finds or makes the child that `wanted` describes. */
+/* Finds or adds the node that `wanted` describes; takes ownership of what it holds. */
 static errint_t
-give_out(struct view *view, struct node *parent, const char *name, struct node *wanted,
-         struct node **node)
+lookup_node(struct lookup *lookup, struct node *wanted)
 {
-    wanted->inode = node_child_inode(parent->inode, name, strlen(name));
-    *node = node_find_or_add(view, parent, name, wanted);
-    return *node ? 0 : -ENOMEM;
+    struct node *node;
+
+    wanted->inode = lookup->inode;
+    node = node_find_or_add(lookup->view, lookup->parent, lookup->name, wanted);
+    if (!node)
+        return -ENOMEM;
+    lookup->id = node_id_of(node);
+    return 0;
 }
 
-/* As give_out(), of a directory of the source that must be there. */
-static errint_t
-give_out_directory(struct view *view, struct node *parent, const char *name, struct node *wanted,
-                   struct found *found)
-{
-    errint_t error = give_out(view, parent, name, wanted, &found->node);
-
-    if (error)
-        return error;
-    error = stat_directory(found->node, &found->st, &found->directory);
-    if (error)
-        node_unref(view, found->node, 1);
-    return error;
-}
+/* ---- names that are not in the source ---- */
 
 static errint_t
-lookup_pages(struct view *view, struct node *parent, struct found *found)
+lookup_pages_directory(struct lookup *lookup)
 {
     struct node wanted = {.kind = NODE_PAGES};
-    errint_t error = give_out(view, parent, view_pages_name, &wanted, &found->node);
 
-    if (!error)
-        fill_own_stat(view, &found->st, found->node->inode, S_IFDIR | 0555);
-    return error;
+    stat_own(lookup->view, lookup->inode, S_IFDIR | 0555, &lookup->st);
+    return lookup_node(lookup, &wanted);
 }
 
 static errint_t
-lookup_top(struct view *view, struct node *parent, const char *name, struct found *found)
+lookup_page(struct lookup *lookup)
 {
-    if (strcmp(name, view_pages_name) == 0)
-        return lookup_pages(view, parent, found);
-    for (int kind = 0; kind < VIEW_KINDS; kind++) {
-        struct node wanted = {.kind = NODE_DIRECTORY, .view = (enum view_kind)kind};
+    const struct view_options *options = &lookup->view->options;
 
-        if (strcmp(name, view_names[kind]) != 0)
-            continue;
-        wanted.dir = catalog_root(view->catalog);
-        if (!wanted.dir)
-            return -ENOMEM;
-        return give_out_directory(view, parent, name, &wanted, found);
-    }
-    return -ENOENT;
-}
-
-static errint_t
-lookup_page(struct view *view, struct node *parent, const char *name, struct found *found)
-{
-    for (size_t i = 0; i < view->options.page_count; i++) {
-        struct node wanted = {.kind = NODE_PAGE, .page = &view->options.pages[i]};
+    for (size_t i = 0; i < options->page_count; i++) {
+        struct node wanted = {.kind = NODE_PAGE, .page = &options->pages[i]};
         errint_t error;
 
-        if (strcmp(name, wanted.page->name) != 0)
+        if (strcmp(lookup->name, wanted.page->name) != 0)
             continue;
-        error = give_out(view, parent, name, &wanted, &found->node);
-        if (error)
-            return error;
-        error = stat_page(view, found->node, &found->st);
-        if (error)
-            node_unref(view, found->node, 1);
-        return error;
+        error = stat_page(lookup->view, wanted.page, lookup->inode, &lookup->st);
+        return error ? error : lookup_node(lookup, &wanted);
     }
     return -ENOENT;
 }
 
-static errint_t
-lookup_subdirectory(struct view *view, struct node *parent, const char *name, struct found *found)
-{
-    struct node wanted = {.kind = NODE_DIRECTORY, .view = parent->view};
+/* ---- names in a directory of the source ---- */
 
-    wanted.dir = source_dir_child(parent->dir, name);
-    if (!wanted.dir)
-        return -ENOMEM;
-    return give_out_directory(view, parent, name, &wanted, found);
+/* Takes ownership of `dir`; NULL: out of memory. */
+static errint_t
+lookup_source_directory(struct lookup *lookup, struct source_dir *dir, enum view_kind kind)
+{
+    struct node wanted = {.kind = NODE_DIRECTORY, .view = kind, .dir = dir};
+    struct file_identity identity;
+    struct stat source;
+    errint_t error = dir ? source_dir_stat(dir, &source) : -ENOMEM;
+
+    if (!error && lookup->is_checked) {
+        file_identity_from_stat(&identity, &source);
+        error = access_directory(lookup->view, lookup->caller, source_dir_path(dir), 0, &identity);
+    }
+    if (error) {
+        source_dir_unref(dir);
+        return error;
+    }
+    stat_directory(&source, lookup->inode, &lookup->st);
+    return lookup_node(lookup, &wanted);
 }
 
 static errint_t
-lookup_whole(struct view *view, struct node *parent, const char *name, bool is_shard,
-             struct found *found)
+lookup_top(struct lookup *lookup)
 {
-    struct node wanted = {.kind = NODE_WHOLE, .view = parent->view, .is_shard = is_shard};
+    if (strcmp(lookup->name, view_pages_name) == 0)
+        return lookup_pages_directory(lookup);
+    for (int kind = 0; kind < VIEW_KINDS; kind++)
+        if (strcmp(lookup->name, view_names[kind]) == 0)
+            return lookup_source_directory(lookup, catalog_root(lookup->view->catalog),
+                                           (enum view_kind)kind);
+    return -ENOENT;
+}
+
+static errint_t
+lookup_source_file(struct lookup *lookup, bool is_shard)
+{
+    struct source_dir *dir = lookup->parent->dir;
+    struct node wanted = {
+        .kind = NODE_SOURCE_FILE, .view = lookup->parent->view, .is_shard = is_shard};
     struct source_file file;
-    errint_t error = source_dir_file(parent->dir, name, &file);
+    errint_t error = source_dir_file(dir, lookup->name, &file);
 
     if (error)
         return error;
+    wanted.inode = lookup->inode;
     wanted.ownership = file.ownership;
-    wanted.backing = source_dir_backing(parent->dir, name, &file);
+    wanted.backing = source_dir_backing(dir, lookup->name, &file);
     if (!wanted.backing)
         return -ENOMEM;
-    error = give_out(view, parent, name, &wanted, &found->node);
-    if (!error)
-        stat_file(view, found->node, &found->st);
-    return error;
+    error = access_backing(lookup->view, lookup->caller, wanted.backing, 0);
+    if (error) {
+        backing_unref(wanted.backing);
+        return error;
+    }
+    stat_file(lookup->view, &wanted, &lookup->st);
+    return lookup_node(lookup, &wanted);
 }
 
 static errint_t
-lookup_tensors(struct view *view, struct node *parent, const char *name,
-               const struct dir_listing *listing, const struct dir_entry *entry,
-               struct found *found)
+lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listing,
+                         const struct dir_entry *entry)
 {
-    struct node wanted = {.kind = NODE_TENSORS, .view = parent->view};
+    struct node wanted = {.kind = NODE_TENSORS, .view = lookup->parent->view};
     struct checkpoint *checkpoint;
-    errint_t error = entry_checkpoint(parent, listing, entry, &checkpoint);
+    errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
 
     if (error)
         return error;
-    error = give_out(view, parent, name, &wanted, &found->node);
-    if (!error)
-        stat_tensors(found->node, checkpoint, &found->st);
+    error = access_shards(lookup->view, lookup->caller, checkpoint, 0);
+    if (!error) {
+        stat_tensors(checkpoint, lookup->inode, &lookup->st);
+        error = lookup_node(lookup, &wanted);
+    }
     checkpoint_unref(checkpoint);
     return error;
 }
 
-/* What is not there may only be left out while a shard is being written. */
+/* A file may be missing only because a shard is open for writing. */
 static errint_t
 absent_or_busy(const struct checkpoint *checkpoint, errint_t error)
 {
@@ -150,311 +153,222 @@ absent_or_busy(const struct checkpoint *checkpoint, errint_t error)
 }
 
 static errint_t
-lookup_made(struct view *view, struct node *parent, const char *name,
-            const struct dir_listing *listing, const struct dir_entry *entry, enum made_kind kind,
-            uint32_t part, struct found *found)
+lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
+                 const struct dir_entry *entry, struct made made)
 {
-    struct node wanted = {.kind = NODE_MADE, .view = parent->view, .made = kind, .part = part};
-    struct made made = {kind, part};
-    errint_t error = entry_checkpoint(parent, listing, entry, &wanted.checkpoint);
+    struct view *view = lookup->view;
+    struct node wanted = {.kind = NODE_MADE_FILE, .view = lookup->parent->view, .made = made};
+    errint_t error = current_checkpoint(lookup->parent, listing, entry, &wanted.checkpoint);
 
     if (error)
         return error;
-    error = derived_size(wanted.checkpoint, &view->options, &made, &wanted.size);
+    wanted.inode = lookup->inode;
+    error = absent_or_busy(wanted.checkpoint,
+                           derived_size(wanted.checkpoint, &view->options, &made, &wanted.size));
+    if (!error)
+        error = access_shards(view, lookup->caller, wanted.checkpoint, 0);
     if (error) {
-        error = absent_or_busy(wanted.checkpoint, error);
         checkpoint_unref(wanted.checkpoint);
         return error;
     }
-    error = give_out(view, parent, name, &wanted, &found->node);
-    if (!error)
-        stat_file(view, found->node, &found->st);
-    return error;
+    stat_file(view, &wanted, &lookup->st);
+    return lookup_node(lookup, &wanted);
 }
 
-enum made_kind
-made_kind_of(enum dir_entry_kind kind)
-{
-    if (kind == ENTRY_TENSOR_INDEX)
-        return MADE_TENSOR_INDEX;
-    if (kind == ENTRY_MERGED_INDEX)
-        return MADE_MERGED_INDEX;
-    return kind == ENTRY_SHARD_INDEX ? MADE_SHARD_INDEX : MADE_MERGED;
-}
-
-bool
-has_part_index(const struct dir_entry *entry, uint32_t parts)
-{
-    return parts > 1 || entry->is_indexed;
-}
-
-/* Whether the file of this name is the part `part` of the re-cut checkpoint, or its index. */
+/* Looks the name up as this file of a re-cut checkpoint. -ENOENT: the file has another name. */
 static errint_t
-match_recut(struct view *view, struct node *parent, const char *name,
-            const struct dir_listing *listing, const struct dir_entry *entry, enum made_kind kind,
-            uint32_t part)
+lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
+                  const struct dir_entry *entry, struct made made)
 {
     const struct group *group = dir_entry_group(listing, entry);
     struct checkpoint *checkpoint;
     char expected[512];
     uint32_t parts;
-    errint_t error = entry_checkpoint(parent, listing, entry, &checkpoint);
+    errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
 
     if (error)
         return error;
-    error = absent_or_busy(checkpoint, derived_parts(checkpoint, &view->options, &parts));
+    error = absent_or_busy(checkpoint, derived_parts(checkpoint, &lookup->view->options, &parts));
     checkpoint_unref(checkpoint);
     if (error)
         return error;
-    if (kind == MADE_PART)
-        index_part_name(group->stem, group->suffix, part, parts, expected);
-    else if (has_part_index(entry, parts))
+    if (made.kind == MADE_PART)
+        index_part_name(group->stem, group->suffix, made.part, parts, expected);
+    else if (recut_has_index(entry, parts))
         dir_listing_index_name(group, expected);
     else
         return -ENOENT;
-    return strcmp(name, expected) == 0 ? 0 : -ENOENT;
+    if (strcmp(lookup->name, expected) != 0)
+        return -ENOENT;
+    return lookup_made_file(lookup, listing, entry, made);
 }
 
-/* The re-cut checkpoint of this stem that has a file of this name. */
 static errint_t
-find_recut_of(struct view *view, struct node *parent, const char *name, const char *stem,
-              const struct dir_listing *listing, const struct dir_entry **entry,
-              enum made_kind kind, uint32_t part)
+lookup_recut_of_stem(struct lookup *lookup, const struct dir_listing *listing, const char *stem,
+                     struct made made)
 {
     uint32_t end = listing->count + listing->recut_count;
     errint_t error = -ENOENT;
 
     for (uint32_t i = dir_listing_find_recut(listing, stem); error && i < end; i++) {
-        *entry = &listing->entries[i];
-        if (strcmp(dir_entry_group(listing, *entry)->stem, stem) != 0)
+        const struct dir_entry *entry = &listing->entries[i];
+
+        if (strcmp(dir_entry_group(listing, entry)->stem, stem) != 0)
             break;
-        error = match_recut(view, parent, name, listing, *entry, kind, part);
+        error = lookup_recut_file(lookup, listing, entry, made);
     }
     return error;
 }
 
-/* A name that may be of a re-cut: whose, and which of its files. One that looks like
- * a numbered shard may be the only file of a stem that looks so. */
+/* The name of a re-cut file has the form of an index, of a numbered shard, or of a single file,
+ * whose stem may have the form of a numbered shard. */
 static errint_t
-find_recut(struct view *view, struct node *parent, const char *name,
-           const struct dir_listing *listing, const struct dir_entry **entry, enum made_kind *kind,
-           uint32_t *part)
+lookup_recut(struct lookup *lookup, const struct dir_listing *listing)
 {
-    uint32_t number, of;
     char stem[256];
-    errint_t error;
+    uint32_t number, of;
+    errint_t error = -ENOENT;
 
     if (listing->recut_count == 0)
         return -ENOENT;
-    *part = 0;
-    if (group_index_name(name, stem)) {
-        *kind = MADE_PART_INDEX;
-        return find_recut_of(view, parent, name, stem, listing, entry, *kind, 0);
-    }
-    *kind = MADE_PART;
-    if (group_numbered_name(name, stem, &number, &of)) {
-        *part = number - 1;
-        error = find_recut_of(view, parent, name, stem, listing, entry, *kind, *part);
-        if (error != -ENOENT)
-            return error;
-        *part = 0;
-    }
-    if (!group_single_name(name, stem))
-        return -ENOENT;
-    return find_recut_of(view, parent, name, stem, listing, entry, *kind, 0);
+    if (group_index_name(lookup->name, stem))
+        return lookup_recut_of_stem(lookup, listing, stem, (struct made){MADE_PART_INDEX, 0});
+    if (group_numbered_name(lookup->name, stem, &number, &of))
+        error = lookup_recut_of_stem(lookup, listing, stem, (struct made){MADE_PART, number - 1});
+    if (error == -ENOENT && group_single_name(lookup->name, stem))
+        error = lookup_recut_of_stem(lookup, listing, stem, (struct made){MADE_PART, 0});
+    return error;
 }
 
 static errint_t
-lookup_entry(struct view *view, struct node *parent, const char *name,
-             const struct dir_listing *listing, struct found *found)
+lookup_listed(struct lookup *lookup)
 {
-    const struct dir_entry *entry = dir_listing_find(listing, name);
-    enum made_kind made;
-    uint32_t part = 0;
-    errint_t error;
-
-    if (!entry) {
-        error = find_recut(view, parent, name, listing, &entry, &made, &part);
-        if (error)
-            return error;
-        return lookup_made(view, parent, name, listing, entry, made, part, found);
-    }
-    switch (entry->kind) {
-    case ENTRY_DIRECTORY:
-        return lookup_subdirectory(view, parent, name, found);
-    case ENTRY_SIDE_FILE:
-    case ENTRY_INDEX:
-        return lookup_whole(view, parent, name, false, found);
-    case ENTRY_SHARD:
-        return lookup_whole(view, parent, name, true, found);
-    case ENTRY_TENSORS:
-        return lookup_tensors(view, parent, name, listing, entry, found);
-    case ENTRY_TENSOR_INDEX:
-        part = entry->named_by_file;
-        break;
-    case ENTRY_MERGED:
-    case ENTRY_MERGED_INDEX:
-    case ENTRY_SHARD_INDEX:
-    case ENTRY_RECUT:
-        break;
-    }
-    return lookup_made(view, parent, name, listing, entry, made_kind_of(entry->kind), part, found);
-}
-
-static errint_t
-lookup_listed(struct view *view, struct node *parent, const char *name, struct found *found)
-{
+    struct node *parent = lookup->parent;
     struct dir_listing *listing;
-    errint_t error = directory_listing(view, parent, &listing);
+    const struct dir_entry *entry;
+    errint_t error = current_listing(lookup->view, parent, &listing);
 
     if (error)
         return error;
-    error = lookup_entry(view, parent, name, listing, found);
+    entry = dir_listing_find(listing, lookup->name);
+    switch (entry ? entry->kind : ENTRY_RECUT) {
+    case ENTRY_DIRECTORY:
+        error = lookup_source_directory(lookup, source_dir_child(parent->dir, lookup->name),
+                                        parent->view);
+        break;
+    case ENTRY_SIDE_FILE:
+    case ENTRY_INDEX:
+    case ENTRY_SHARD:
+        error = lookup_source_file(lookup, entry->kind == ENTRY_SHARD);
+        break;
+    case ENTRY_TENSORS:
+        error = lookup_tensors_directory(lookup, listing, entry);
+        break;
+    case ENTRY_MADE:
+        error = lookup_made_file(lookup, listing, entry, (struct made){entry->made, 0});
+        break;
+    case ENTRY_RECUT:
+        error = lookup_recut(lookup, listing);
+        break;
+    }
     dir_listing_unref(listing);
     return error;
 }
 
 static errint_t
-lookup_directory(struct view *view, struct node *parent, const char *name, struct found *found)
+lookup_in_directory(struct lookup *lookup)
 {
-    errint_t error;
+    struct source_dir *dir = lookup->parent->dir;
+    bool is_page =
+        lookup->parent == lookup->view->root && strcmp(lookup->name, view_pages_name) == 0;
+    errint_t error = is_page ? 0 : lookup_listed(lookup), refused = 0;
 
-    if (parent == view->root && strcmp(name, view_pages_name) == 0)
-        return lookup_pages(view, parent, found);
-    error = lookup_listed(view, parent, name, found);
-    if (error != -ENOENT)
-        return error;
-    /* It may have come since the source was last looked at. */
-    source_dir_expire_listing(parent->dir);
-    return lookup_listed(view, parent, name, found);
+    if (error == -ENOENT) {
+        /* The file may be newer than the listing. */
+        source_dir_expire_listing(dir);
+        error = lookup_listed(lookup);
+    }
+    /* Whether a name is missing is for those who may search the directory. */
+    if (error || is_page)
+        refused = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
+    if (refused)
+        return refused;
+    return is_page ? lookup_pages_directory(lookup) : error;
 }
 
-/* The place of a name among the tensors of a directory, which the caller may be told of. */
-static errint_t
-find_tensor(struct view *view, const struct caller *caller, const struct tensor_set *set,
-            const char *name, uint32_t *position)
-{
-    errint_t error = absent_or_busy(set->checkpoint, set_find(set, name, position)), refused;
-
-    if (error)
-        refused = check_tensors(view, caller, set->checkpoint);
-    else
-        refused = check_tensor(view, caller, set, *position);
-    return refused ? refused : error;
-}
+/* ---- tensors ---- */
 
 static errint_t
-lookup_tensor_now(struct view *view, const struct caller *caller, struct node *parent,
-                  const char *name, node_id *id, struct stat *st)
+lookup_in_tensors_once(struct lookup *lookup)
 {
-    struct tensor_set *set;
+    struct view *view = lookup->view;
+    struct node *set;
     uint32_t position;
-    errint_t error = current_tensors(view, parent, &set);
+    errint_t refused, error = current_tensors(view, lookup->parent, &set);
 
     if (error)
         return error;
-    error = find_tensor(view, caller, set, name, &position);
+    error = absent_or_busy(set->checkpoint, tensor_set_find(set, lookup->name, &position));
+    if (error)
+        refused = access_shards(view, lookup->caller, set->checkpoint, R_OK);
+    else
+        refused = access_file(view, lookup->caller, set, position, R_OK);
+    if (refused)
+        error = refused;
     if (!error)
-        error = stat_tensor(set, position, name, strlen(name), st);
-    if (error) {
-        node_set_unref(view, set, 1);
-        return error;
-    }
-    *id = node_tensor_id(set, position); /* the reference is the kernel's now */
-    return 0;
-}
-
-static errint_t
-lookup_tensor(struct view *view, const struct caller *caller, struct node *parent, const char *name,
-              node_id *id, struct stat *st)
-{
-    errint_t error = lookup_tensor_now(view, caller, parent, name, id, st);
-
-    if (error != -ENOENT)
-        return error;
-    source_dir_expire_listing(parent->parent->dir); /* as lookup_directory() */
-    return lookup_tensor_now(view, caller, parent, name, id, st);
-}
-
-/* Finds any name but a tensor's. */
-static errint_t
-find_name(struct view *view, struct node *parent, const char *name, struct found *found)
-{
-    switch (parent->kind) {
-    case NODE_TOP:
-        return lookup_top(view, parent, name, found);
-    case NODE_PAGES:
-        return lookup_page(view, parent, name, found);
-    case NODE_DIRECTORY:
-        return lookup_directory(view, parent, name, found);
-    case NODE_TENSORS:
-    case NODE_PAGE:
-    case NODE_WHOLE:
-    case NODE_MADE:
-        break;
-    }
-    return -ENOTDIR;
-}
-
-/* To be told of what was found in a directory of the source, or that it is not there. */
-static errint_t
-check_found(struct view *view, const struct caller *caller, struct node *parent, const char *name,
-            const struct found *found)
-{
-    struct permission_request request;
-    struct checkpoint *checkpoint = NULL;
-    errint_t error = 0;
-
-    permission_begin(&request, view->options.check, caller);
-    switch (found->node ? found->node->kind : NODE_TOP) {
-    case NODE_DIRECTORY:
-        permission_need_directory(&request, source_dir_path(found->node->dir), 0,
-                                  &found->directory);
-        break;
-    case NODE_WHOLE:
-        permission_need_backing(&request, found->node->backing, 0);
-        break;
-    case NODE_MADE:
-        permission_need_shards(&request, found->node->checkpoint, 0);
-        break;
-    case NODE_TENSORS:
-        error = named_checkpoint(view, parent, name, ENTRY_TENSORS, &checkpoint);
-        if (!error)
-            permission_need_shards(&request, checkpoint, 0);
-        break;
-    case NODE_TOP:
-    case NODE_PAGES:
-    case NODE_PAGE:
-        break;
-    }
-    /* The way to a file leads through the directory; without a file the right to search it is
-     * what counts. */
-    if (request.count == 0)
-        permission_need_directory(&request, source_dir_path(parent->dir), X_OK, NULL);
-    if (!error)
-        error = permission_ask(&request);
-    checkpoint_unref(checkpoint);
+        error = stat_tensor(set, position, &lookup->st);
+    if (error)
+        node_unref(view, set, 1);
+    else
+        lookup->id = node_tensor_id(set, position); /* the kernel owns the reference to the set */
     return error;
 }
 
-/* Looks up any name but a tensor's. */
-errint_t
-lookup_name(struct view *view, const struct caller *caller, struct node *parent, const char *name,
-            node_id *id, struct stat *st)
+static errint_t
+lookup_in_tensors(struct lookup *lookup)
 {
-    struct found found = {.node = NULL};
-    errint_t error = find_name(view, parent, name, &found), refused = 0;
+    errint_t error = lookup_in_tensors_once(lookup);
 
+    if (error != -ENOENT)
+        return error;
+    source_dir_expire_listing(lookup->parent->parent->dir); /* as in lookup_in_directory() */
+    return lookup_in_tensors_once(lookup);
+}
+
+/* ---- lookups ---- */
+
+errint_t
+lookup_in(struct view *view, const struct caller *caller, struct node *parent, const char *name,
+          node_id *id, struct stat *st)
+{
+    struct lookup lookup = {.view = view,
+                            .caller = caller,
+                            .parent = parent,
+                            .name = name,
+                            .inode = node_child_inode(parent->inode, name, strlen(name)),
+                            .is_checked = view->options.check && parent->kind == NODE_DIRECTORY};
+    errint_t error = -ENOTDIR;
+
+    switch (parent->kind) {
+    case NODE_TOP:
+        error = lookup_top(&lookup);
+        break;
+    case NODE_PAGES:
+        error = lookup_page(&lookup);
+        break;
+    case NODE_DIRECTORY:
+        error = lookup_in_directory(&lookup);
+        break;
+    case NODE_TENSORS:
+        error = lookup_in_tensors(&lookup);
+        break;
+    default:
+        break;
+    }
     if (error)
-        found.node = NULL;
-    if (parent->kind == NODE_DIRECTORY && view->options.check)
-        refused = check_found(view, caller, parent, name, &found);
-    if (refused && found.node)
-        node_unref(view, found.node, 1);
-    if (refused || error)
-        return refused ? refused : error;
-    *id = node_id_of(found.node);
-    *st = found.st;
+        return error;
+    *id = lookup.id;
+    *st = lookup.st;
     return 0;
 }
 
@@ -462,19 +376,16 @@ errint_t
 view_lookup(struct view *view, const struct caller *caller, node_id parent_id, const char *name,
             node_id *id, struct stat *st)
 {
-    struct node *parent;
+    uint32_t position;
+    struct node *parent = node_of(view, parent_id, &position);
     errint_t error;
     int tries = 0;
 
-    if (node_is_tensor(parent_id))
-        return -ENOTDIR;
     if (strlen(name) > 255)
         return -ENAMETOOLONG;
-    parent = node_of(view, parent_id);
     do
-        error = parent->kind == NODE_TENSORS ? lookup_tensor(view, caller, parent, name, id, st)
-                                             : lookup_name(view, caller, parent, name, id, st);
-    while (looks_again(parent, error, &tries));
+        error = lookup_in(view, caller, parent, name, id, st);
+    while (retry_after_change(parent, error, &tries));
     return error;
 }
 
@@ -483,10 +394,7 @@ view_forget(struct view *view, node_id id, uint64_t count)
 {
     uint32_t position;
 
-    if (node_is_tensor(id))
-        node_set_unref(view, node_set_of(view, id, &position), count);
-    else
-        node_unref(view, node_of(view, id), count);
+    node_unref(view, node_of(view, id, &position), count);
 }
 
 void
@@ -494,11 +402,5 @@ view_ref(struct view *view, node_id id)
 {
     uint32_t position;
 
-    if (node_is_tensor(id)) {
-        node_set_ref(view, node_set_of(view, id, &position), 1);
-        return;
-    }
-    pthread_mutex_lock(&view->lock);
-    node_of(view, id)->references++;
-    pthread_mutex_unlock(&view->lock);
+    node_ref(view, node_of(view, id, &position));
 }

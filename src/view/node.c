@@ -3,21 +3,15 @@
 
 #include "base/hash.h"
 #include "base/version.h"
-#include "view/names.h"
+#include "view/tensor_order.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- ids ---- */
+/* ---- IDs ---- */
 
 #define TENSOR_ID ((node_id)1 << 63)
-
-bool
-node_is_tensor(node_id id)
-{
-    return id & TENSOR_ID;
-}
 
 node_id
 node_id_of(const struct node *node)
@@ -26,14 +20,14 @@ node_id_of(const struct node *node)
 }
 
 node_id
-node_tensor_id(const struct tensor_set *set, uint32_t position)
+node_tensor_id(const struct node *set, uint32_t position)
 {
-    return TENSOR_ID | (node_id)set->slot << 32 | position;
+    return TENSOR_ID | (node_id)set->number << 32 | position;
 }
 
-/* The chunk of a slot; `at` is its index there. */
+/* Returns the chunk of a slot and sets `at` to its index there. */
 static unsigned
-chunk_of(uint32_t number, uint64_t *at)
+slot_chunk(uint32_t number, uint64_t *at)
 {
     uint64_t shifted = (uint64_t)number + (1u << FIRST_SLOTS_LOG2);
     unsigned log2 = 63 - (unsigned)__builtin_clzll(shifted);
@@ -43,25 +37,25 @@ chunk_of(uint32_t number, uint64_t *at)
 }
 
 static union node_slot *
-slot_of(struct node_slots *slots, uint32_t number)
+node_slot_at(struct node_slots *slots, uint32_t number)
 {
     uint64_t at;
-    unsigned chunk = chunk_of(number, &at);
+    unsigned chunk = slot_chunk(number, &at);
 
     return atomic_load_explicit(&slots->chunks[chunk], memory_order_acquire) + at;
 }
 
-/* Finds a slot for a new node; view->lock held. The first one is the root's, VIEW_ROOT_ID. 0: out
- * of memory. */
+/* Returns the number of a new node; view->lock held. The first one is VIEW_ROOT_ID, for the root.
+ * 0: out of memory. Numbers have 31 bits, see node_tensor_id(). */
 static uint32_t
-take_slot(struct node_slots *slots, struct node *node)
+take_node_slot(struct node_slots *slots, struct node *node)
 {
     uint32_t number = slots->free ? slots->free : slots->used + 1;
     union node_slot *fresh;
     uint64_t at;
-    unsigned chunk = chunk_of(number, &at);
+    unsigned chunk = slot_chunk(number, &at);
 
-    if (number == UINT32_MAX)
+    if (number > INT32_MAX)
         return 0;
     if (!atomic_load(&slots->chunks[chunk])) {
         fresh = malloc(sizeof(*fresh) << (chunk + FIRST_SLOTS_LOG2));
@@ -70,45 +64,32 @@ take_slot(struct node_slots *slots, struct node *node)
         atomic_store(&slots->chunks[chunk], fresh);
     }
     if (slots->free)
-        slots->free = slot_of(slots, number)->next;
+        slots->free = node_slot_at(slots, number)->next;
     else
         slots->used = number;
-    slot_of(slots, number)->node = node;
+    node_slot_at(slots, number)->node = node;
     return number;
 }
 
 /* view->lock held. */
 static void
-release_slot(struct node_slots *slots, uint32_t number)
+free_node_slot(struct node_slots *slots, uint32_t number)
 {
-    slot_of(slots, number)->next = slots->free;
+    node_slot_at(slots, number)->next = slots->free;
     slots->free = number;
 }
 
-void
-node_slots_free(struct node_slots *slots)
-{
-    for (int i = 0; i < SLOT_CHUNKS; i++)
-        free(atomic_load(&slots->chunks[i]));
-}
-
 struct node *
-node_of(struct view *view, node_id id)
+node_of(struct view *view, node_id id, uint32_t *position)
 {
-    return slot_of(&view->slots, (uint32_t)id)->node;
-}
+    uint32_t number = (uint32_t)id;
 
-struct tensor_set *
-node_set_of(struct view *view, node_id id, uint32_t *position)
-{
-    uint32_t slot = (uint32_t)(id >> 32) & 0x7fffffff;
-    struct tensor_set *set;
-
-    *position = (uint32_t)id;
-    pthread_mutex_lock(&view->lock);
-    set = view->sets[slot];
-    pthread_mutex_unlock(&view->lock);
-    return set;
+    *position = NODE_ITSELF;
+    if (id & TENSOR_ID) {
+        *position = number;
+        number = (uint32_t)(id >> 32) & INT32_MAX;
+    }
+    return node_slot_at(&view->slots, number)->node;
 }
 
 uint64_t
@@ -122,24 +103,15 @@ node_child_inode(uint64_t parent, const char *name, size_t length)
 /* ---- nodes ---- */
 
 static bool
-same_version(const struct node *a, const struct node *b)
+is_same_version(const struct node *a, const struct node *b)
 {
-    switch (a->kind) {
-    case NODE_WHOLE:
-        /* What went stale stays so, even if the file is well again. */
-        return a->is_shard == b->is_shard && version_is_current(a->backing) &&
-               file_identity_same_content(&a->backing->identity, &b->backing->identity);
-    case NODE_MADE:
-        return a->checkpoint->serial == b->checkpoint->serial && a->made == b->made &&
-               a->part == b->part;
-    case NODE_TOP:
-    case NODE_PAGES:
-    case NODE_PAGE:
-    case NODE_DIRECTORY:
-    case NODE_TENSORS:
-        break;
-    }
-    return true;
+    if (a->checkpoint)
+        return a->checkpoint->serial == b->checkpoint->serial && a->made.kind == b->made.kind &&
+               a->made.part == b->made.part;
+    /* A stale version stays stale, even if the file becomes readable again. */
+    return !a->backing ||
+           (a->is_shard == b->is_shard && version_is_current(a->backing) &&
+            file_identity_same_content(&a->backing->identity, &b->backing->identity));
 }
 
 static struct node *
@@ -149,12 +121,12 @@ find_node(struct node *bucket, const struct node *parent, const char *name,
     for (struct node *node = bucket; node; node = node->next)
         if (node->inode == wanted->inode && node->parent == parent && node->kind == wanted->kind &&
             node->view == wanted->view && strcmp(node->name, name) == 0 &&
-            same_version(node, wanted))
+            is_same_version(node, wanted))
             return node;
     return NULL;
 }
 
-/* Lets go of what a node holds, but its parent. */
+/* Releases what a node holds, except for other nodes. */
 static void
 release_contents(struct node *node)
 {
@@ -162,7 +134,14 @@ release_contents(struct node *node)
     dir_listing_unref(node->listing);
     backing_unref(node->backing);
     backing_unref(node->served);
+    tensor_order_free(node->checkpoint, node->order);
     checkpoint_unref(node->checkpoint);
+}
+
+static uint64_t *
+count_of_kind(struct view *view, const struct node *node)
+{
+    return node->kind == NODE_TENSOR_SET ? &view->set_count : &view->node_count;
 }
 
 struct node *
@@ -181,7 +160,7 @@ node_find_or_add(struct view *view, struct node *parent, const char *name, struc
     if (node) {
         node->references++;
         node->ownership = wanted->ownership;
-    } else if ((number = take_slot(&view->slots, fresh)) > 0) {
+    } else if ((number = take_node_slot(&view->slots, fresh)) > 0) {
         *fresh = *wanted;
         fresh->number = number;
         strcpy(fresh->name, name);
@@ -191,7 +170,7 @@ node_find_or_add(struct view *view, struct node *parent, const char *name, struc
             parent->references++;
         fresh->next = *bucket;
         *bucket = fresh;
-        view->node_count++;
+        ++*count_of_kind(view, fresh);
     }
     pthread_mutex_unlock(&view->lock);
     if (number)
@@ -201,7 +180,7 @@ node_find_or_add(struct view *view, struct node *parent, const char *name, struc
     return node;
 }
 
-/* Takes a node that nobody counts any more out of the table; view->lock held. */
+/* Removes an unreferenced node from the tables; view->lock held. */
 static void
 unlink_node(struct view *view, struct node *node)
 {
@@ -210,8 +189,8 @@ unlink_node(struct view *view, struct node *node)
     while (*link != node)
         link = &(*link)->next;
     *link = node->next;
-    release_slot(&view->slots, node->number);
-    view->node_count--;
+    free_node_slot(&view->slots, node->number);
+    --*count_of_kind(view, node);
 }
 
 void
@@ -229,11 +208,34 @@ node_unref(struct view *view, struct node *node, uint64_t count)
         unlink_node(view, node);
         pthread_mutex_unlock(&view->lock);
         parent = node->parent;
-        if (node->set)
-            node_set_unref(view, node->set, 1);
+        node_unref(view, node->set, 1); /* a set has neither a set nor a parent */
         release_contents(node);
         free(node);
         node = parent;
         count = 1;
     }
+}
+
+void
+node_ref(struct view *view, struct node *node)
+{
+    pthread_mutex_lock(&view->lock);
+    node->references++;
+    pthread_mutex_unlock(&view->lock);
+}
+
+void
+nodes_free(struct view *view)
+{
+    for (size_t i = 0; i < NODE_BUCKETS; i++) {
+        struct node *next;
+
+        for (struct node *node = view->buckets[i]; node; node = next) {
+            next = node->next;
+            release_contents(node);
+            free(node);
+        }
+    }
+    for (int i = 0; i < SLOT_CHUNKS; i++)
+        free(atomic_load(&view->slots.chunks[i]));
 }

@@ -1,49 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/version.h"
-#include "format/npy.h"
 #include "view/access.h"
-#include "view/attributes.h"
 #include "view/current.h"
-#include "view/node.h"
+#include "view/list_cache.h"
+#include "view/tensor_set.h"
 
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
 static errint_t
-open_tensor(const struct tensor_set *set, uint32_t position, struct extent_list **list)
+list_of_tensor(const struct node *set, uint32_t position, struct extent_list **list)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
-    struct tensor_ref ref = set_tensor(set, position);
-    const struct shard *shard = set->checkpoint->shards[ref.shard];
-    const struct st_tensor *tensor = &shard->table->tensors[ref.tensor];
+    struct set_tensor at = tensor_set_at(set, position);
+    struct buffer header = BUFFER_INIT;
+    struct blob *blob;
+    errint_t error = tensor_set_header(set, position, &header);
 
-    if (set->view == VIEW_NPY) {
-        struct buffer header = BUFFER_INIT;
-        errint_t error = npy_text(shard->table, tensor, &header);
-        struct blob *blob;
-
-        if (error)
-            return error;
+    if (error) {
+        buffer_free(&header);
+        return error;
+    }
+    if (header.length) {
         blob = blob_new(header.data, header.length);
         if (!blob)
             return -ENOMEM;
         extent_builder_add_blob(&builder, blob, 0, blob->length);
         blob_unref(blob);
     }
-    extent_builder_add_backing(&builder, shard->backing, shard->table->data_start + tensor->begin,
-                               tensor->end - tensor->begin);
+    extent_builder_add_backing(&builder, at.shard->backing, at.offset, at.length);
     *list = extent_builder_finish(&builder);
     return *list ? 0 : -ENOMEM;
 }
 
-/* The backing of the shard that a whole file is, as the other views read it, if
- * it is sound and still that file; a reference. */
+/* The backing that the other views read for this shard, if the shard is valid and still the same
+ * file; a reference. */
 static errint_t
 shard_backing(struct view *view, const struct node *node, struct backing **backing)
 {
     struct checkpoint *checkpoint;
-    errint_t error = named_checkpoint(view, node->parent, node->name, ENTRY_SHARD, &checkpoint);
+    errint_t error =
+        current_checkpoint_of_name(view, node->parent, node->name, ENTRY_SHARD, &checkpoint);
 
     if (error)
         return error == -ENOENT ? -ESTALE : error;
@@ -64,10 +62,10 @@ shard_backing(struct view *view, const struct node *node, struct backing **backi
     return error;
 }
 
-/* What the kernel keeps of a node is of one version. One that ended is followed by another,
- * even of a file that looks the same: that needs another node. */
+/* All that the kernel caches of a node is of one version. If the shard has another version, even
+ * with the same attributes, the next lookup must find another node. */
 static errint_t
-node_serve(struct view *view, struct node *node, struct backing *backing)
+serve_one_version(struct view *view, struct node *node, struct backing *backing)
 {
     bool same;
 
@@ -82,19 +80,17 @@ node_serve(struct view *view, struct node *node, struct backing *backing)
 }
 
 static errint_t
-open_whole(struct view *view, struct node *node, struct extent_list **list)
+list_of_source_file(struct view *view, struct node *node, struct extent_list **list)
 {
     struct backing *backing;
-    errint_t error = 0;
+    errint_t error;
 
-    if (node->is_shard)
-        error = shard_backing(view, node, &backing);
-    else
-        backing = backing_ref(node->backing);
+    if (!node->is_shard)
+        return list_of_backing(node->backing, list);
+    error = shard_backing(view, node, &backing);
     if (error)
         return error;
-    if (node->is_shard)
-        error = node_serve(view, node, backing);
+    error = serve_one_version(view, node, backing);
     if (!error)
         error = list_of_backing(backing, list);
     backing_unref(backing);
@@ -102,76 +98,45 @@ open_whole(struct view *view, struct node *node, struct extent_list **list)
 }
 
 static errint_t
-open_made(struct view *view, const struct node *node, struct extent_list **list)
-{
-    struct made made = {node->made, node->part};
-
-    return opened_get(view->opened, node->checkpoint, &view->options, &made, list);
-}
-
-static errint_t
-open_page(const struct node *node, struct extent_list **list)
+list_of_page(const struct view_page *page, struct extent_list **list)
 {
     struct buffer text = BUFFER_INIT;
-    errint_t error = page_text(node->page->open, node->page->arg, &text);
 
-    return error ? error : list_of_text(&text, list);
+    page->open(page->arg, &text);
+    return list_of_text(&text, list);
 }
 
 static errint_t
-open_node(struct view *view, const struct caller *caller, struct node *node,
-          struct extent_list **list, bool *live)
+list_of_node(struct view *view, struct node *node, uint32_t position, struct extent_list **list)
 {
-    errint_t error = -EISDIR;
-
     switch (node->kind) {
-    case NODE_WHOLE:
-        error = check_node(view, caller, node, R_OK);
-        return error ? error : open_whole(view, node, list);
-    case NODE_MADE:
-        error = check_node(view, caller, node, R_OK);
-        return error ? error : open_made(view, node, list);
     case NODE_PAGE:
-        *live = true;
-        error = check_page(view, caller, node->page);
-        return error ? error : open_page(node, list);
-    case NODE_TOP:
-    case NODE_PAGES:
-    case NODE_DIRECTORY:
-    case NODE_TENSORS:
-        break;
+        return list_of_page(node->page, list);
+    case NODE_TENSOR_SET:
+        return list_of_tensor(node, position, list);
+    case NODE_SOURCE_FILE:
+        return list_of_source_file(view, node, list);
+    case NODE_MADE_FILE:
+        return list_cache_get(view->lists, node->checkpoint, &view->options, &node->made, list);
+    default:
+        return -EISDIR;
     }
-    return error;
-}
-
-static errint_t
-open_tensor_file(struct view *view, const struct caller *caller, node_id id,
-                 struct extent_list **list)
-{
-    uint32_t position;
-    struct tensor_set *set = node_set_of(view, id, &position);
-    errint_t error = check_tensor(view, caller, set, position);
-
-    return error ? error : open_tensor(set, position, list);
 }
 
 errint_t
 view_open(struct view *view, const struct caller *caller, node_id id, struct extent_list **list,
           bool *live)
 {
-    struct node *node;
-    errint_t error;
+    uint32_t position;
+    struct node *node = node_of(view, id, &position);
+    errint_t error = access_file(view, caller, node, position, R_OK);
 
-    *live = false;
-    if (node_is_tensor(id)) {
-        error = open_tensor_file(view, caller, id, list);
-    } else {
-        node = node_of(view, id);
-        error = open_node(view, caller, node, list, live);
-        /* The kernel looks the path up anew, and has to find what is there now. */
-        if (error == -ESTALE && node->parent && source_dir_of_node(node->parent))
-            source_dir_expire(source_dir_of_node(node->parent));
-    }
+    *live = node->kind == NODE_PAGE;
+    if (!error)
+        error = list_of_node(view, node, position, list);
+    /* The kernel then repeats the lookup, which must find the present file. */
+    if (error == -ESTALE && node->parent && source_dir_of_node(node->parent))
+        source_dir_expire(source_dir_of_node(node->parent));
     if (error)
         return error;
     error = version_open_list(*list);
@@ -184,13 +149,11 @@ view_open(struct view *view, const struct caller *caller, node_id id, struct ext
     return 0;
 }
 
-/* access(2), where the kernel does not answer it by the modes shown. */
-
 void
 view_close(struct view *view, struct extent_list *list)
 {
     extent_list_closed(list);
     version_close_list(list);
     extent_list_unref(list);
-    opened_trim(view->opened);
+    list_cache_trim(view->lists);
 }

@@ -43,31 +43,4 @@ struct permission_query {
 typedef errint_t permission_check(const struct caller *caller,
                                   const struct permission_query *queries, size_t count);
 
-struct checkpoint;
-
-/* What one request needs, asked at once. Add what it needs, then permission_ask(), which
- * also ends it. Without a `check` nothing is asked: all is permitted. */
-struct permission_request {
-    permission_check *check;
-    const struct caller *caller;
-    struct permission_query *queries; /* `few` or malloc'ed */
-    size_t count, capacity;
-    bool failed; /* out of memory */
-    struct permission_query few[4];
-};
-
-void permission_begin(struct permission_request *request, permission_check *check,
-                      const struct caller *caller);
-/* A directory of the source; `expected` NULL: whichever is there. */
-void permission_need_directory(struct permission_request *request, const char *path, int mask,
-                               const struct file_identity *expected);
-/* The file of a backing. */
-void permission_need_backing(struct permission_request *request, const struct backing *backing,
-                             int mask);
-/* The files of all sound shards. */
-void permission_need_shards(struct permission_request *request, const struct checkpoint *checkpoint,
-                            int mask);
-/* 0, -EACCES, -ESTALE (see permission_check) or -ENOMEM. */
-errint_t permission_ask(struct permission_request *request);
-
 #endif

@@ -20,17 +20,7 @@ place_in_directory(struct view_place *place, const struct source_dir *dir, const
     return place_in(place, source_dir_device(dir), source_dir_path(dir), name);
 }
 
-static bool
-place_of_tensor(struct view *view, node_id id, struct view_place *place)
-{
-    uint32_t position;
-    const struct checkpoint *checkpoint = node_set_of(view, id, &position)->checkpoint;
-    uint64_t device = checkpoint->shard_count ? checkpoint->shards[0]->file.identity.device : 0;
-
-    return place_in(place, device, checkpoint->directory, checkpoint->stem);
-}
-
-/* The root where it holds the views: its names are of the source's own directory. */
+/* The names of the views stand for the source's own directory. */
 static bool
 place_of_top(struct view *view, const char *name, struct view_place *place)
 {
@@ -45,14 +35,20 @@ place_of_top(struct view *view, const char *name, struct view_place *place)
     return found;
 }
 
+static bool
+place_of_checkpoint(struct view_place *place, const struct checkpoint *checkpoint)
+{
+    uint64_t device = checkpoint->shard_count ? checkpoint->shards[0]->file.identity.device : 0;
+
+    return place_in(place, device, checkpoint->directory, checkpoint->stem);
+}
+
 bool
 view_place(struct view *view, node_id id, const char *name, struct view_place *place)
 {
-    const struct node *node;
+    uint32_t position;
+    const struct node *node = node_of(view, id, &position);
 
-    if (node_is_tensor(id))
-        return place_of_tensor(view, id, place);
-    node = node_of(view, id);
     switch (node->kind) {
     case NODE_TOP:
         return place_of_top(view, name, place);
@@ -63,10 +59,9 @@ view_place(struct view *view, node_id id, const char *name, struct view_place *p
         if (name && node == view->root && strcmp(name, view_pages_name) == 0)
             return false;
         return place_in_directory(place, node->dir, name ? name : ".");
-    case NODE_TENSORS:
-    case NODE_WHOLE:
-    case NODE_MADE:
-        break;
+    case NODE_TENSOR_SET:
+        return place_of_checkpoint(place, node->checkpoint);
+    default:
+        return place_in_directory(place, node->parent->dir, node->name);
     }
-    return place_in_directory(place, node->parent->dir, node->name);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/view.h"
 
+#include "view/list_cache.h"
 #include "view/node.h"
 
 #include <errno.h>
@@ -36,8 +37,8 @@ view_new(struct catalog *catalog, const struct view_options *options, struct vie
     view->options = *options;
     pthread_mutex_init(&view->lock, NULL);
     clock_gettime(CLOCK_REALTIME, &view->started);
-    view->opened = opened_new();
-    view->root = view->opened ? make_root(view) : NULL;
+    view->lists = list_cache_new();
+    view->root = view->lists ? make_root(view) : NULL;
     if (!view->root) {
         view_free(view);
         return -ENOMEM;
@@ -46,39 +47,13 @@ view_new(struct catalog *catalog, const struct view_options *options, struct vie
     return 0;
 }
 
-/* The kernel does not take every id back before it goes: whatever is left goes
- * with the view. */
-static void
-free_nodes(struct view *view)
-{
-    for (size_t i = 0; i < NODE_BUCKETS; i++) {
-        struct node *next;
-
-        for (struct node *node = view->buckets[i]; node; node = next) {
-            next = node->next;
-            source_dir_unref(node->dir);
-            dir_listing_unref(node->listing);
-            backing_unref(node->backing);
-            backing_unref(node->served);
-            checkpoint_unref(node->checkpoint);
-            free(node);
-        }
-    }
-    for (uint32_t i = 0; i < view->set_capacity; i++) {
-        if (view->sets[i])
-            set_free(view->sets[i]);
-    }
-    free(view->sets);
-    node_slots_free(&view->slots);
-}
-
 void
 view_free(struct view *view)
 {
     if (!view)
         return;
-    opened_free(view->opened);
-    free_nodes(view);
+    list_cache_free(view->lists);
+    nodes_free(view); /* the kernel does not forget all nodes before an unmount */
     pthread_mutex_destroy(&view->lock);
     free(view);
 }

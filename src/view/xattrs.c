@@ -2,23 +2,40 @@
 #include "format/json.h"
 #include "view/access.h"
 #include "view/current.h"
-#include "view/node.h"
+#include "view/tensor_set.h"
 
 #include <errno.h>
 #include <linux/limits.h>
 #include <string.h>
 #include <unistd.h>
 
-static const char *const xattr_names[] = {
-    "user.safetensors.name",
-    "user.safetensors.dtype",
-    "user.safetensors.shape",
-    "user.fstfs.extents",
+enum xattr { XATTR_NAME, XATTR_DTYPE, XATTR_SHAPE, XATTR_EXTENTS, XATTR_SOURCE, XATTRS };
+
+static const char *const xattr_names[XATTRS] = {
+    "user.safetensors.name", "user.safetensors.dtype", "user.safetensors.shape",
+    "user.fstfs.extents",    "user.fstfs.source",
 };
-static const char xattr_source[] = "user.fstfs.source";
+
+static bool
+has_xattr(const struct node *node, enum xattr xattr)
+{
+    switch (node->kind) {
+    case NODE_TENSOR_SET:
+        return xattr != XATTR_SOURCE;
+    case NODE_SOURCE_FILE:
+        return xattr == XATTR_EXTENTS;
+    case NODE_TENSORS:
+        return xattr == XATTR_SOURCE;
+    case NODE_MADE_FILE:
+        return xattr == XATTR_SOURCE &&
+               (node->made.kind == MADE_MERGED || node->made.kind == MADE_PART);
+    default:
+        return false;
+    }
+}
 
 static void
-add_shape(const struct st_table *table, const struct st_tensor *tensor, struct buffer *value)
+add_shape_xattr(const struct st_table *table, const struct st_tensor *tensor, struct buffer *value)
 {
     buffer_add_char(value, '[');
     for (uint32_t i = 0; i < tensor->rank; i++) {
@@ -29,8 +46,8 @@ add_shape(const struct st_table *table, const struct st_tensor *tensor, struct b
     buffer_add_char(value, ']');
 }
 
-/* A name from the file system: as text where it is UTF-8; else, since JSON has no string
- * for it, in hexadecimal, and its key says so. */
+/* Adds a file name: as a JSON string if it is UTF-8, else in hexadecimal under the key `KEY_hex`.
+ */
 static void
 add_file_name(const char *key, const char *name, size_t length, struct buffer *value)
 {
@@ -47,7 +64,7 @@ add_file_name(const char *key, const char *name, size_t length, struct buffer *v
     buffer_add_char(value, '"');
 }
 
-/* Of what is in the source, the real path. */
+/* Adds the absolute path of a file of the source. */
 static void
 add_source_path(const struct view *view, const char *key, const char *path, struct buffer *value)
 {
@@ -66,8 +83,8 @@ add_source_path(const struct view *view, const char *key, const char *path, stru
 }
 
 static void
-add_extents(const struct view *view, const struct backing *backing, uint64_t offset,
-            uint64_t length, struct buffer *value)
+add_extents_xattr(const struct view *view, const struct backing *backing, uint64_t offset,
+                  uint64_t length, struct buffer *value)
 {
     buffer_add_text(value, "[{");
     add_source_path(view, "path", backing->path, value);
@@ -79,10 +96,10 @@ add_extents(const struct view *view, const struct backing *backing, uint64_t off
                 (unsigned long long)file_identity_hash(&backing->identity, 0));
 }
 
-/* The file names of the shards, sorted; nothing where the xattr would be longer than the kernel
+/* Adds the file names of the shards, sorted, unless the value would be longer than the kernel
  * allows: a reader then lists the directory. */
 static void
-add_shards(const struct checkpoint *checkpoint, struct buffer *value)
+add_shard_names(const struct checkpoint *checkpoint, struct buffer *value)
 {
     size_t before = value->length;
 
@@ -100,7 +117,7 @@ add_shards(const struct checkpoint *checkpoint, struct buffer *value)
 }
 
 static void
-add_source(const struct view *view, const struct checkpoint *checkpoint, struct buffer *value)
+add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, struct buffer *value)
 {
     buffer_add_char(value, '{');
     add_source_path(view, "directory", checkpoint->directory, value);
@@ -108,114 +125,83 @@ add_source(const struct view *view, const struct checkpoint *checkpoint, struct 
     add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
     buffer_addf(value, ", \"version\": \"%016llx\"",
                 (unsigned long long)checkpoint_version(checkpoint));
-    add_shards(checkpoint, value);
+    add_shard_names(checkpoint, value);
     buffer_add_char(value, '}');
 }
 
-static errint_t
-tensor_xattr(struct view *view, const struct caller *caller, node_id id, const char *name,
-             struct buffer *value)
+static void
+add_tensor_xattr(const struct view *view, const struct node *set, uint32_t position,
+                 enum xattr xattr, struct buffer *value)
 {
-    const struct st_tensor *tensor;
-    const struct shard *shard;
-    struct tensor_set *set;
-    struct tensor_ref ref;
+    struct set_tensor at = tensor_set_at(set, position);
+    const struct st_table *table = at.shard->table;
     const char *dtype;
-    uint32_t position;
-    errint_t error;
     size_t length;
 
-    set = node_set_of(view, id, &position);
-    error = check_tensor(view, caller, set, position);
-    if (error)
-        return error;
-    ref = set_tensor(set, position);
-    shard = set->checkpoint->shards[ref.shard];
-    tensor = &shard->table->tensors[ref.tensor];
-    if (strcmp(name, xattr_names[0]) == 0) {
-        buffer_add(value, shard->table->text + tensor->name, tensor->name_length);
-    } else if (strcmp(name, xattr_names[1]) == 0) {
-        dtype = st_dtype_text(shard->table, tensor, &length);
+    if (xattr == XATTR_NAME) {
+        buffer_add(value, table->text + at.tensor->name, at.tensor->name_length);
+    } else if (xattr == XATTR_DTYPE) {
+        dtype = st_dtype_text(table, at.tensor, &length);
         buffer_add(value, dtype, length);
-    } else if (strcmp(name, xattr_names[2]) == 0) {
-        add_shape(shard->table, tensor, value);
-    } else if (strcmp(name, xattr_names[3]) == 0) {
-        add_extents(view, shard->backing, shard->table->data_start + tensor->begin,
-                    tensor->end - tensor->begin, value);
+    } else if (xattr == XATTR_SHAPE) {
+        add_shape_xattr(table, at.tensor, value);
     } else {
-        return -ENODATA;
+        add_extents_xattr(view, at.shard->backing, at.offset, at.length, value);
     }
-    return 0;
-}
-
-/* Which of the xattrs a node has that is not a tensor's; NULL: none. */
-static const char *
-node_xattr(const struct node *node)
-{
-    if (node->kind == NODE_WHOLE)
-        return xattr_names[3];
-    if (node->kind == NODE_TENSORS ||
-        (node->kind == NODE_MADE && (node->made == MADE_MERGED || node->made == MADE_PART)))
-        return xattr_source;
-    return NULL;
 }
 
 static errint_t
-add_node_xattr(struct view *view, const struct caller *caller, struct node *node,
-               struct buffer *value)
+add_tensors_directory_xattr(struct view *view, const struct caller *caller, struct node *node,
+                            struct buffer *value)
 {
-    struct tensor_set *set;
-    errint_t error;
+    struct node *set;
+    errint_t error = current_tensors(view, node, &set);
 
-    if (view->options.check) {
-        error = access_node(view, caller, node, R_OK);
-        if (error)
-            return error;
-    }
-    if (node->kind == NODE_WHOLE) {
-        add_extents(view, node->backing, 0, node->backing->identity.size, value);
-    } else if (node->kind == NODE_MADE) {
-        add_source(view, node->checkpoint, value);
-    } else {
-        error = current_tensors(view, node, &set);
-        if (error)
-            return error;
-        add_source(view, set->checkpoint, value);
-        node_set_unref(view, set, 1);
-    }
-    return 0;
+    if (error)
+        return error;
+    error = access_shards(view, caller, set->checkpoint, R_OK);
+    if (!error)
+        add_source_xattr(view, set->checkpoint, value);
+    node_unref(view, set, 1);
+    return error;
 }
 
 errint_t
 view_getxattr(struct view *view, const struct caller *caller, node_id id, const char *name,
               struct buffer *value)
 {
-    const char *has;
+    uint32_t position;
+    struct node *node = node_of(view, id, &position);
+    enum xattr xattr = 0;
     errint_t error;
 
-    if (node_is_tensor(id)) {
-        error = tensor_xattr(view, caller, id, name, value);
-    } else {
-        has = node_xattr(node_of(view, id));
-        if (!has || strcmp(name, has) != 0)
-            return -ENODATA;
-        error = add_node_xattr(view, caller, node_of(view, id), value);
-    }
-    return !error && buffer_failed(value) ? -ENOMEM : error;
+    while (xattr < XATTRS && (strcmp(name, xattr_names[xattr]) != 0 || !has_xattr(node, xattr)))
+        xattr++;
+    if (xattr == XATTRS)
+        return -ENODATA;
+    if (node->kind == NODE_TENSORS)
+        error = add_tensors_directory_xattr(view, caller, node, value);
+    else
+        error = access_file(view, caller, node, position, R_OK);
+    if (error)
+        return error;
+    if (node->kind == NODE_TENSOR_SET)
+        add_tensor_xattr(view, node, position, xattr, value);
+    else if (node->kind == NODE_SOURCE_FILE)
+        add_extents_xattr(view, node->backing, 0, node->backing->identity.size, value);
+    else if (node->kind == NODE_MADE_FILE)
+        add_source_xattr(view, node->checkpoint, value);
+    return buffer_failed(value) ? -ENOMEM : 0;
 }
 
 errint_t
 view_listxattr(struct view *view, node_id id, struct buffer *names)
 {
-    const char *has;
+    uint32_t position;
+    const struct node *node = node_of(view, id, &position);
 
-    if (node_is_tensor(id)) {
-        for (size_t i = 0; i < sizeof(xattr_names) / sizeof(xattr_names[0]); i++)
-            buffer_add(names, xattr_names[i], strlen(xattr_names[i]) + 1);
-    } else {
-        has = node_xattr(node_of(view, id));
-        if (has)
-            buffer_add(names, has, strlen(has) + 1);
-    }
+    for (enum xattr xattr = 0; xattr < XATTRS; xattr++)
+        if (has_xattr(node, xattr))
+            buffer_add(names, xattr_names[xattr], strlen(xattr_names[xattr]) + 1);
     return buffer_failed(names) ? -ENOMEM : 0;
 }

@@ -66,7 +66,7 @@ def said(problems, path, words):
 
 # What a line of problems says of the mount.
 CONSEQUENCE = re.compile(r"left out|missing|no merged file|(not|is|are|and) shown|shown (from|in)|"
-                         r"not used|no checkpoint|ignored|served as bytes|no file|not cut anew|"
+                         r"not used|no checkpoint|ignored|served as bytes|no file|not re-cut|"
                          r"HeaderTooLarge: no |taken for|in a directory of this name")
 
 

@@ -64,7 +64,7 @@ names_in(const char *path)
         buffer_add_text(&names, name);
     }
     view_closedir(view, directory);
-    view_forget_path(id);
+    forget_unless_root(id);
     buffer_add(&names, "", 0);
     return names.data;
 }

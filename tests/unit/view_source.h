@@ -31,33 +31,33 @@ struct tensor_spec {
     uint64_t elements, bytes;
 };
 
-static void
+static inline void
 source_path(const char *name, char path[600])
 {
     ck_assert_int_lt(snprintf(path, 600, "%s/%s", source, name), 600);
 }
 
-static void
+static inline void
 make_source(void)
 {
     strcpy(source, "/tmp/fstfs-view-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(source));
 }
 
-static int
+static inline int
 remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
     (void)st, (void)type, (void)ftw;
     return remove(path);
 }
 
-static void
+static inline void
 remove_source(void)
 {
     ck_assert_int_eq(nftw(source, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
-static void
+static inline void
 add_directory(const char *name)
 {
     char path[600];
@@ -66,7 +66,7 @@ add_directory(const char *name)
     ck_assert_int_eq(mkdir(path, 0755), 0);
 }
 
-static void
+static inline void
 add_file(const char *name, const void *bytes, size_t length)
 {
     char path[600];
@@ -81,7 +81,7 @@ add_file(const char *name, const void *bytes, size_t length)
 }
 
 /* Writes a shard of `count` tensors whose bytes are 'x'. */
-static void
+static inline void
 add_shard(const char *name, const struct tensor_spec *tensors, size_t count)
 {
     struct buffer file = BUFFER_INIT;
@@ -103,13 +103,13 @@ add_shard(const char *name, const struct tensor_spec *tensors, size_t count)
 }
 
 /* A shard of one tensor of 8 bytes. */
-static void
+static inline void
 add_small_shard(const char *name, const char *tensor)
 {
     add_shard(name, &(struct tensor_spec){tensor, "U8", 8, 8}, 1);
 }
 
-static void
+static inline void
 open_view(const struct view_options *options)
 {
     struct catalog_options catalog_options = {.source = source, .derived_free = view_derived_free};
@@ -118,7 +118,7 @@ open_view(const struct view_options *options)
     ck_assert_int_eq(view_new(catalog, options, &view), 0);
 }
 
-static void
+static inline void
 close_view(void)
 {
     view_free(view);
@@ -129,7 +129,7 @@ close_view(void)
 
 /* Looks up each part of a path below `directory`, as `caller`. The result's lookup count is
  * incremented, that of the directories on the way is not. */
-static errint_t
+static inline errint_t
 find_as(const struct caller *caller, node_id directory, const char *path, node_id *id,
         struct stat *st)
 {
@@ -149,13 +149,13 @@ find_as(const struct caller *caller, node_id directory, const char *path, node_i
     return error;
 }
 
-static errint_t
+static inline errint_t
 find(const char *path, node_id *id, struct stat *st)
 {
     return find_as(NULL, VIEW_ROOT_ID, path, id, st);
 }
 
-static node_id
+static inline node_id
 must_find(const char *path, struct stat *st)
 {
     struct stat unused;
@@ -166,7 +166,7 @@ must_find(const char *path, struct stat *st)
 }
 
 /* The errno of a lookup, or 0. */
-static int
+static inline int
 find_error(const char *path)
 {
     struct stat st;
@@ -178,8 +178,8 @@ find_error(const char *path)
     return -error;
 }
 
-static void
-view_forget_path(node_id id)
+static inline void
+forget_unless_root(node_id id)
 {
     if (id != VIEW_ROOT_ID)
         view_forget(view, id, 1);

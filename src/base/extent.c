@@ -346,6 +346,7 @@ builder_reserve(struct extent_builder *builder)
         list->count = 0;
         list->size = 0;
         list->charge = (struct charge){NULL, NULL, 0};
+        atomic_init(&list->readahead, 0);
         list->layout = NULL;
     }
     builder->list = list;

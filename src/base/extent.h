@@ -157,6 +157,8 @@ struct extent_list {
     atomic_uint references;
     uint32_t count;
     uint64_t size; /* bytes */
+    /* Bytes that the kernel reads ahead of a reader of this file; 0: as on the whole mount. */
+    atomic_uint_fast64_t readahead;
     /* Both are set by the maker of the list before it is shared. */
     struct charge charge; /* for the list, its layout and its blobs */
     struct layout *layout; /* of the whole list; counted; NULL: not known, or one piece */

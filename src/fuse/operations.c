@@ -356,6 +356,18 @@ op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct 
 /* ---- files ---- */
 
 static void
+reply_open_with_readahead(struct request *request, struct handle *handle)
+{
+    struct operations *operations = request_userdata(request);
+    uint64_t bytes = readahead_for_file(handle->list, operations->readahead_least);
+
+    if (readahead_begin_open(&operations->readahead, bytes) == 0)
+        atomic_store_explicit(&handle->list->readahead, bytes, memory_order_relaxed);
+    claim_and_reply_open(request, handle, 0);
+    readahead_end_open(&operations->readahead);
+}
+
+static void
 run_open(struct request *request)
 {
     struct operations *operations = request_userdata(request);
@@ -375,7 +387,10 @@ run_open(struct request *request)
     if (!error)
         error = passthrough_open(operations->passthrough, request->id, handle->list, fi,
                                  &handle->passthrough);
-    claim_and_reply_open(request, handle, error);
+    if (!error && !handle->is_page && operations->readahead.is_by_file)
+        reply_open_with_readahead(request, handle);
+    else
+        claim_and_reply_open(request, handle, error);
 }
 
 static void

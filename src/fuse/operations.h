@@ -13,6 +13,7 @@
 #include "catalog/catalog.h"
 #include "fuse/handle.h"
 #include "fuse/passthrough.h"
+#include "fuse/readahead.h"
 #include "fuse/requests.h"
 #include "io/io.h"
 #include "view/view.h"
@@ -23,6 +24,8 @@ struct operations {
     struct io *io;
     struct catalog *catalog;
     struct passthrough *passthrough;
+    struct readahead readahead;
+    uint64_t readahead_least; /* bytes: what the mount has by itself */
     struct requests *requests;
     struct handles handles;
 };

@@ -28,7 +28,7 @@ static const char usage[] =
     "    --queue-depth=N    reads of the source in flight, per ring (64)\n"
     "    --threads=N        threads that read where io_uring is not used\n"
     "    --readahead=SIZE   the kernel's readahead on this mount (over 128K: root only),\n"
-    "                       or keep\n"
+    "                       or keep; by default, as root: chosen for each file\n"
     "    --passthrough=on   the kernel reads unchanged files without fstfs (root only);\n"
     "                       a reader does not notice that its file is rewritten in place\n"
     "    --sandbox=auto|off drop privileges that serving does not need, or keep them\n"
@@ -318,7 +318,7 @@ options_parse(int argc, char **argv, struct options *options)
     struct parser parser = {.options = options};
     enum options_result result = OPTIONS_RUN;
 
-    *options = (struct options){.view = -1};
+    *options = (struct options){.view = -1, .readahead = READAHEAD_BY_FILE};
     if (!join_option_values(&parser, argc, argv, &args) ||
         fuse_opt_parse(&args, &parser, NULL, take_word) < 0 || !store_mount_options(options, &args))
         parser.failed = true;

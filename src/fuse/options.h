@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define READAHEAD_BY_FILE UINT64_MAX
+
 struct options {
     char *source;
     char *mountpoint;
@@ -25,7 +27,8 @@ struct options {
     uint64_t memory; /* bytes; 0: likewise */
     bool passthrough; /* --passthrough=on */
     bool no_sandbox; /* --sandbox=off */
-    uint64_t readahead; /* of the kernel on this mount, in bytes; 0: the kernel's default */
+    /* The kernel's readahead, in bytes; 0: the kernel's default; or READAHEAD_BY_FILE. */
+    uint64_t readahead;
 };
 
 enum options_result { OPTIONS_RUN, OPTIONS_DONE, OPTIONS_WRONG };

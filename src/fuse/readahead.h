@@ -1,18 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernel's readahead on this mount. FUSE starts with 128 KiB; the reply to INIT can only lower
- * it, and root can raise it in sysfs.
+ * The kernel's readahead on this mount, which a privileged daemon may set through the mount's bdi
+ * in sysfs. FUSE starts with 128 KiB; the reply to INIT can only lower it.
+ *
+ * The kernel copies the value into the open file a moment after the daemon has answered the open
+ * (in do_dentry_open()), and nothing tells the daemon when. So the value is set for each file
+ * before the answer, and is not changed until a millisecond after the last one. A thread that the
+ * kernel delays for longer gets the value of another file, which costs speed and never correctness.
  */
 #ifndef FSTFS_FUSE_READAHEAD_H
 #define FSTFS_FUSE_READAHEAD_H
 
 #include "base/error.h"
+#include "base/extent.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Sets it to `bytes` (whole KiB). Call it between the mount and INIT, whose reply must not lower it
- * again. -EACCES: not root. */
-errint_t readahead_set(dev_t device, uint64_t bytes);
+struct readahead {
+    int fd; /* of the setting in sysfs; -1: not allowed */
+    bool is_by_file; /* to be chosen for each file */
+    pthread_mutex_t turn; /* guards bytes; opens queue here while the value changes */
+    uint64_t bytes; /* set last; 0: not known */
+    atomic_uint answering; /* opens that have begun and not ended */
+    atomic_uint_fast64_t answered_at; /* monotonic_ns() when the last one ended */
+};
+
+/* Opens the setting of the mount's device, before the sandbox is entered. -EACCES or -EROFS where
+ * the daemon may not change it: then nothing else may be called but readahead_destroy(). */
+errint_t readahead_init(struct readahead *readahead, dev_t device);
+void readahead_destroy(struct readahead *readahead);
+
+/*
+ * Sets the readahead to `bytes` (whole KiB; 0: any will do), for the open that is answered before
+ * readahead_end_open(). Waits a millisecond if files with another value were opened just now. Any
+ * thread.
+ */
+errint_t readahead_begin_open(struct readahead *readahead, uint64_t bytes);
+void readahead_end_open(struct readahead *readahead);
+
+/*
+ * The best readahead for a file, in bytes; 0: any will do. A file of one tensor gets the largest,
+ * since its end stops the readahead. In a file of several, readahead goes on past the end of each
+ * tensor that is read: it gets a fraction of their mean size, so that programs that read some of
+ * the tensors cause at most 5 % more to be read. `normal`: the mount's, which is the least.
+ */
+uint64_t readahead_for_file(const struct extent_list *list, uint64_t normal);
 
 #endif

@@ -29,37 +29,45 @@ struct session {
     struct session_options options;
     struct fuse_session *fuse;
     dev_t device; /* of the mount; 0: not known */
-    uint64_t readahead; /* the kernel's on this mount, in bytes */
-    errint_t readahead_error; /* of raising it */
+    errint_t readahead_error; /* of setting it */
 };
 
 /* ---- INIT ---- */
+
+/* The readahead that was asked for, in bytes; 0: none was. */
+static uint64_t
+wanted_readahead(const struct session *session)
+{
+    uint64_t wanted = session->options.options->readahead;
+
+    return wanted == READAHEAD_BY_FILE ? 0 : wanted;
+}
 
 /* The reply to INIT can lower the readahead of the mount, not raise it. */
 static void
 set_max_readahead(struct session *session, struct fuse_conn_info *conn)
 {
-    uint64_t wanted = session->options.options->readahead;
+    uint64_t wanted = wanted_readahead(session);
 
     if (wanted && (!session->readahead_error || wanted < conn->max_readahead))
         conn->max_readahead = (unsigned)wanted;
-    session->readahead = conn->max_readahead;
-    io_set_readahead(session->operations.io, session->readahead);
+    session->operations.readahead_least = conn->max_readahead;
+    io_set_readahead(session->operations.io, session->operations.readahead_least);
 }
 
 /* Warns of options that the kernel refused; on the terminal, since the mount is not ready yet. */
 static void
 warn_of_refused_options(struct session *session)
 {
-    uint64_t wanted = session->options.options->readahead;
+    uint64_t wanted = wanted_readahead(session);
     const char *refusal = passthrough_refusal(session->operations.passthrough);
 
-    if (session->readahead < wanted)
+    if (session->operations.readahead_least < wanted)
         log_warning("--readahead=%" PRIu64 "K: refused by the kernel (%s): over 128K only root may "
                     "ask for; the kernel reads ahead %" PRIu64 "K on this mount",
                     wanted / 1024,
                     session->readahead_error ? strerror(-session->readahead_error) : "a limit",
-                    session->readahead / 1024);
+                    session->operations.readahead_least / 1024);
     if (refusal)
         log_warning("--passthrough=on: refused: %s; fstfs reads all files for the kernel", refusal);
 }
@@ -94,6 +102,7 @@ static errint_t
 session_mount(struct session *session)
 {
     const struct options *options = session->options.options;
+    struct readahead *readahead = &session->operations.readahead;
     const struct mount_parameters parameters = {
         .source = catalog_source(session->options.catalog),
         .mountpoint = session->options.mountpoint,
@@ -108,12 +117,17 @@ session_mount(struct session *session)
     error = mount_new(&parameters, &ops, session, &session->fuse);
     if (error)
         return error;
-    /* The readahead can be raised between the mount and INIT only. */
     error = mount_device(session->options.mountpoint, &session->device);
-    if (!error)
+    if (!error) {
         open_leave_out(session->device);
-    if (!error && options->readahead)
-        error = readahead_set(session->device, options->readahead);
+        error = readahead_init(readahead, session->device);
+    }
+    /* Before INIT, which takes the value as it is then. */
+    if (!error && wanted_readahead(session)) {
+        error = readahead_begin_open(readahead, wanted_readahead(session));
+        readahead_end_open(readahead);
+    }
+    readahead->is_by_file = !error && options->readahead == READAHEAD_BY_FILE;
     session->readahead_error = error;
     return 0;
 }
@@ -124,6 +138,7 @@ session_free_parts(struct session *session)
     requests_free(session->operations.requests);
     handles_destroy(&session->operations.handles);
     passthrough_free(session->operations.passthrough);
+    readahead_destroy(&session->operations.readahead);
 }
 
 errint_t
@@ -138,6 +153,7 @@ session_new(const struct session_options *options, struct session **out)
     session->options = *options;
     operations = &session->operations;
     operations->catalog = options->catalog;
+    operations->readahead.fd = -1;
     operations->passthrough = passthrough_new(options->options->passthrough);
     handles_init(&operations->handles);
     operations->handles.passthrough = operations->passthrough;
@@ -188,9 +204,11 @@ void
 session_status(struct session *session, struct buffer *out)
 {
     struct operations *operations = &session->operations;
-    bool refused = session->readahead < session->options.options->readahead;
+    bool refused = session->operations.readahead_least < wanted_readahead(session);
 
-    buffer_addf(out, "{\"readahead\":{\"bytes\":%" PRIu64, session->readahead);
+    buffer_addf(out, "{\"readahead\":{\"bytes\":%" PRIu64, session->operations.readahead_least);
+    if (session->operations.readahead.is_by_file)
+        buffer_add_text(out, ",\"by_file\":true");
     if (refused && session->readahead_error)
         buffer_addf(out, ",\"refused\":\"%s\"", strerror(-session->readahead_error));
     buffer_add_text(out, "},\"passthrough\":");

@@ -39,12 +39,16 @@ bool
 prefetch_decide(struct io *io, const struct request *request, struct prefetch_plan *plan)
 {
     struct request_cursor cursor = {.request = request};
+    struct prefetch_limits limits = io->limits;
+    uint64_t readahead = atomic_load_explicit(&request->list->readahead, memory_order_relaxed);
     /* The kernel's readahead around a page fault: the program wants the byte in the middle, which
      * may be in another part than the first byte. */
-    uint64_t fault =
-        prefetch_fault_offset(&io->limits, request->offset, request->offset + request->length);
+    uint64_t fault;
     bool is_continued = false;
 
+    if (readahead)
+        limits.readahead = readahead;
+    fault = prefetch_fault_offset(&limits, request->offset, request->offset + request->length);
     *plan = (struct prefetch_plan){0};
     if (io->limits.window_max == 0)
         return false;
@@ -59,7 +63,7 @@ prefetch_decide(struct io *io, const struct request *request, struct prefetch_pl
         from = part_begins_at(request->list, part,
                               is_continued && (plan->continues_stream ||
                                                cursor.offset / BLOCK_SIZE != fault / BLOCK_SIZE));
-        prefetch_observe(&first->file->prefetch, &io->limits, part->extent->backing->layout,
+        prefetch_observe(&first->file->prefetch, &limits, part->extent->backing->layout,
                          request->list, part->offset, part->offset + part->length, from,
                          request->pending > 0,
                          first->is_prefetched && first->delivered == 0 ? &first->plan : NULL, plan);

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import oracle
 import pytest
-from bench.io.machine import cached
-from conftest import child, keep_in_memory
+from bench.harness import cached
+from conftest import BUILD, child, keep_in_memory
 from corpus import trees
 
 WAYS = {
@@ -108,7 +108,7 @@ def forget(path):
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
-    if cached(path):
+    if cached(BUILD, [path]):
         pytest.skip("the file system keeps its files in the page cache")
 
 
@@ -200,7 +200,7 @@ def test_one_copy_in_memory(mount, large):
     m = mount(source.root)
     with open(m / path, "rb") as tensor:
         assert tensor.read() == source.checkpoints[0].tensors[0].data
-    assert cached(shard) <= 65536
+    assert cached(BUILD, [shard]) <= 65536
 
 
 @pytest.fixture
@@ -323,3 +323,28 @@ def test_readahead_as_ordinary_user(mount, source, test_user, user_binary):
     raised = mount(source.root, "--readahead=1M", user=test_user, binary=user_binary)
     said = child(readahead, raised.path, user=test_user)
     assert said == {"bytes": 128 << 10, "refused": "Permission denied"}
+
+
+def read_around(path):
+    """Bytes that enter the page cache when a page fault in the middle of the file is served."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        content[len(content) // 2]
+        return cached(BUILD, [path])
+
+
+def test_readahead_by_file(mount, place):
+    """128 KiB, but a fortieth of the mean tensor in a file of several large tensors, and one
+    request in a tensor file."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    (place / "s").mkdir()
+    for name, size, count in ("small", 3 << 20, 4), ("large", 12 << 20, 3):
+        trees.write_sparse(place / f"s/{name}.safetensors",
+                           [(f"t{i}", "U8", [size], size) for i in range(count)])
+    expected = {"merged/small.safetensors": 128 << 10, "merged/large.safetensors": 256 << 10,
+                "tensors/small/t0": 1 << 20, "shards/large.safetensors": 256 << 10}
+    m = mount(place / "s")
+    assert {path: read_around(m / path) for path in expected} == expected
+    assert readahead(m.path) == {"bytes": 128 << 10, "by_file": True}
+    fixed = mount(place / "s", "--readahead=keep")
+    assert {read_around(fixed / path) for path in expected} == {128 << 10}

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import oracle
 import pytest
 import readers
-from bench.io.machine import cached
+from bench.harness import cached
 from conftest import BUILD, child
 from corpus import trees
 
@@ -249,7 +249,7 @@ def test_sources(lies_on, mount, who, kind, engine):
     check_all(m, source)
     # what reading leaves behind: nothing, but headers
     for path in shards:
-        assert cached(path) <= os.stat(path).st_size // 20, path
+        assert cached(BUILD, [path]) <= os.stat(path).st_size // 20, path
     refused = what_is_off(io_status(m)).get("direct", "")
     if KINDS[kind] is not None:
         assert refused.startswith(KINDS[kind]) and bool(refused) == bool(KINDS[kind])

@@ -4,7 +4,6 @@
 
 #include "base/quote.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -21,13 +20,14 @@ drop_cut_character(char *text, size_t length)
         text[start] = '\0';
 }
 
-errint_t
-reason_set(struct reason *reason, errint_t error, const char *rule, const char *format, ...)
+void
+reason_fill(struct reason *reason, const char *rule, const char *format, ...)
 {
+    const int saved = errno;
     va_list arguments;
 
     if (!reason)
-        return error;
+        return;
     reason->rule = rule;
     va_start(arguments, format);
     int length = vsnprintf(reason->text, sizeof(reason->text), format, arguments);
@@ -36,13 +36,7 @@ reason_set(struct reason *reason, errint_t error, const char *rule, const char *
         reason->text[0] = '\0';
     else if ((size_t)length >= sizeof(reason->text))
         drop_cut_character(reason->text, sizeof(reason->text) - 1);
-    return error;
-}
-
-errint_t
-reason_no_memory(struct reason *reason)
-{
-    return reason_set(reason, -ENOMEM, "OutOfMemory", "out of memory");
+    errno = saved;
 }
 
 errint_t

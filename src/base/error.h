@@ -6,6 +6,7 @@
 #ifndef FSTFS_BASE_ERROR_H
 #define FSTFS_BASE_ERROR_H
 
+#include <errno.h>
 #include <stddef.h>
 
 typedef int errint_t;
@@ -20,12 +21,16 @@ struct reason {
     char text[512];
 };
 
-/* Fills `reason` (which may be NULL) and returns `error`, a negative errno. */
-errint_t reason_set(struct reason *reason, errint_t error, const char *rule, const char *format,
-                    ...) __attribute__((format(printf, 4, 5)));
+/* Fills `reason`, which may be NULL. Leaves errno as it is. */
+void reason_fill(struct reason *reason, const char *rule, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Fills `reason` (which may be NULL) and returns `error`, a negative errno: a macro, so that
+ * compilers and analyzers see which value a function returns. */
+#define reason_set(reason, error, rule, ...) (reason_fill(reason, rule, __VA_ARGS__), (error))
 
 /* Reason "out of memory". Returns -ENOMEM. */
-errint_t reason_no_memory(struct reason *reason);
+#define reason_no_memory(reason) reason_set(reason, -ENOMEM, "OutOfMemory", "out of memory")
 
 /* Reason "WHAT: " and strerror(-error), or that alone if `what` is NULL. Returns `error`. */
 errint_t reason_errno(struct reason *reason, errint_t error, const char *what);

@@ -109,7 +109,7 @@ read_index_charged(struct catalog *catalog, struct backing *backing, int fd, siz
     if (!error)
         error = version_verify(backing, fd);
     if (error)
-        reason_set(reason, error, "IoError", "%s", strerror(-error));
+        reason_fill(reason, "IoError", "%s", strerror(-error));
     else
         error = st_index_parse(text, size, index, reason);
     free(text);
@@ -128,7 +128,7 @@ read_index_version(struct source_dir *dir, const char *name, int fd,
     errint_t error = backing ? version_open(backing, fd) : -ENOMEM;
 
     if (error) {
-        reason_set(reason, error, "IoError", "%s", strerror(-error));
+        reason_fill(reason, "IoError", "%s", strerror(-error));
     } else {
         error =
             read_index_charged(dir->catalog, backing, fd, (size_t)identity->size, index, reason);

@@ -495,7 +495,7 @@ storage_new(const struct storage_options *options, struct storage **storage)
     if (options->ring)
         make_rings(made, rings > MOST_RINGS ? MOST_RINGS : rings);
     else
-        reason_set(&made->no_ring, 0, "Options", "not wanted");
+        reason_fill(&made->no_ring, "Options", "not wanted");
     made->threads = options->threads ? options->threads
                                      : (made->ring_count ? THREADS_BESIDE_RINGS : THREADS_ALONE);
     result = descriptors_new(options->descriptors, options->direct, &made->descriptors);
@@ -588,7 +588,7 @@ add_ring_switch(struct storage *storage, struct buffer *out)
     struct reason why = storage->no_ring;
 
     if (storage->ring_count > 0 && error)
-        reason_set(&why, error, "IoUring", "io_uring took no more reads: %s", strerror(-error));
+        reason_fill(&why, "IoUring", "io_uring took no more reads: %s", strerror(-error));
     add_switch(out, "io_uring", storage->ring_count > 0 && !error ? NULL : why.text);
 }
 

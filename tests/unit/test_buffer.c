@@ -177,9 +177,9 @@ START_TEST(reasons)
     char text[2000];
     for (size_t i = 0; i < sizeof(text) - 2; i += 2)
         memcpy(text + i, "é", 3);
-    reason_set(&reason, -EIO, "X", "%s", text);
+    reason_fill(&reason, "X", "%s", text);
     ck_assert_uint_eq(strlen(reason.text), 510);
-    reason_set(&reason, -EIO, "X", ".%s", text);
+    reason_fill(&reason, "X", ".%s", text);
     ck_assert_uint_eq(strlen(reason.text), 511);
 }
 END_TEST

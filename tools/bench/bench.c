@@ -94,7 +94,7 @@ find_model(const char *path, struct bench *bench, struct reason *reason)
         char text[sizeof(reason->text)];
 
         strcpy(text, reason->text);
-        reason_set(reason, error, "Source", "source %.200s: %.250s", source, text);
+        reason_fill(reason, "Source", "source %.200s: %.250s", source, text);
     }
     return error;
 }
@@ -114,7 +114,7 @@ check_size(const struct bench *bench, struct reason *reason)
         return 0;
     error = model_plan(&bench->model, NULL, ORDER_FILES, &plan);
     if (error)
-        reason_set(reason, error, "Plan", "%s", strerror(-error));
+        reason_fill(reason, "Plan", "%s", strerror(-error));
     for (int i = 0; !error && i < 3; i++) {
         error = reader_run(&reader, &plan, &progress, &result, reason);
         if (!error && result.seconds < least)

@@ -78,7 +78,7 @@ python_run(char **arguments, struct progress *progress, cJSON **answer, uint64_t
     error = children_run(1, python_process, &job, progress, &output, memory, reason);
     close(job.script);
     if (error == -EIO && last_line(&output)[0] == '!')
-        reason_set(reason, error, "Python", "%.400s", last_line(&output) + 1);
+        reason_fill(reason, "Python", "%.400s", last_line(&output) + 1);
     if (!error)
         *answer = cJSON_Parse(last_line(&output));
     if (!error && !*answer)

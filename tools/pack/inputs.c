@@ -267,8 +267,8 @@ take_tensor_files(const struct options *options, struct inputs *inputs, const st
         error = take_tensor_file(options, inputs, path, reason);
         free(path);
         if (error == -ENODATA)
-            reason_set(
-                reason, error, "None",
+            reason_fill(
+                reason, "None",
                 "neither a .npy file nor a tensor file of a mount (the directory contains no "
                 "checkpoint)");
         if (error)

@@ -79,7 +79,7 @@ ladder_give_up(struct ladder *ladder, uint64_t number, enum rung rung, const cha
     storage = find(ladder, number);
     kept = storage ? &storage->why_not[rung] : &ladder->why_not[rung];
     if (!*kept->text)
-        reason_set(kept, 0, "Device", "%s", why);
+        reason_fill(kept, "Device", "%s", why);
     pthread_mutex_unlock(&ladder->lock);
 }
 

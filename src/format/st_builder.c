@@ -36,6 +36,7 @@ st_builder_init(struct st_builder *builder, const struct st_counts *counts)
         .metadata = (struct st_metadata *)(memory + metadata),
         .dims = (uint64_t *)(memory + dims),
         .text = memory + text,
+        .left = *counts,
     };
     *builder->table = (struct st_table){
         .has_metadata = counts->has_metadata,
@@ -55,37 +56,50 @@ add_text(struct st_builder *builder, const char *text, size_t length)
 
     memcpy(builder->text + at, text, length);
     builder->text_length += (uint32_t)length;
+    builder->left.text -= length;
     return at;
 }
 
-void
-st_builder_add(struct st_builder *builder, const char *name, size_t name_length, enum dtype dtype,
-               const uint64_t *dims, uint32_t rank, uint64_t begin, uint64_t end)
+bool
+st_builder_add(struct st_builder *builder, const struct st_entry *entry)
 {
-    builder->tensors[builder->table->count++] = (struct st_tensor){
-        .begin = begin,
-        .end = end,
-        .name = add_text(builder, name, name_length),
-        .name_length = (uint32_t)name_length,
+    const size_t dtype_length = entry->dtype_text ? strlen(entry->dtype_text) : 0;
+    struct st_tensor *tensor;
+
+    if (builder->left.tensors == 0 || builder->left.dims < entry->rank ||
+        builder->left.text < entry->name_length + dtype_length)
+        return false;
+    builder->left.tensors--;
+    builder->left.dims -= entry->rank;
+    tensor = &builder->tensors[builder->table->count++];
+    *tensor = (struct st_tensor){
+        .begin = entry->begin,
+        .end = entry->end,
+        .name = add_text(builder, entry->name, entry->name_length),
+        .name_length = (uint32_t)entry->name_length,
         .shape = builder->dim_count,
-        .rank = rank,
-        .dtype = (uint8_t)dtype,
+        .rank = entry->rank,
+        .dtype = (uint8_t)entry->dtype,
     };
-    if (rank)
-        memcpy(builder->dims + builder->dim_count, dims, rank * sizeof(*dims));
-    builder->dim_count += rank;
+    if (entry->dtype_text) {
+        tensor->dtype_text = add_text(builder, entry->dtype_text, dtype_length);
+        tensor->dtype_text_length = (uint16_t)dtype_length;
+    }
+    if (entry->rank)
+        memcpy(builder->dims + builder->dim_count, entry->dims, entry->rank * sizeof(*entry->dims));
+    builder->dim_count += entry->rank;
+    return true;
 }
 
 void
-st_builder_add_metadata(struct st_builder *builder, const char *key, size_t key_length,
-                        const char *value, size_t value_length)
+st_builder_add_metadata(struct st_builder *builder, const char *key, const char *value)
 {
     struct st_metadata *pair = &builder->metadata[builder->table->metadata_count++];
 
-    pair->key = add_text(builder, key, key_length);
-    pair->key_length = (uint32_t)key_length;
-    pair->value = add_text(builder, value, value_length);
-    pair->value_length = (uint32_t)value_length;
+    pair->key_length = (uint32_t)strlen(key);
+    pair->key = add_text(builder, key, pair->key_length);
+    pair->value_length = (uint32_t)strlen(value);
+    pair->value = add_text(builder, value, pair->value_length);
     builder->table->has_metadata = true;
 }
 

@@ -7,12 +7,17 @@
  *   verdict dump FILE         the header of FILE, written anew with st_header_*, aligned to 8
  *   verdict npy DTYPE BYTES [DIM...]   the npy header
  *   verdict index FILE        "ok", then a line of total_size or -, then "shard<TAB>name" lines
- *   verdict time FILE N       parses FILE's header N times; milliseconds and bytes of the table
+ *   verdict container         each line of standard input is a path of a file of torch.save() or of
+ * a GGUF file; answers a line "ok COUNT REFUSED IMPORTS", then a line of the first refused tensor,
+ * lines of imports, and for each tensor name<TAB>dtype<TAB>begin<TAB>end<TAB>dimensions; or "RULE
+ * text" verdict time FILE N       parses FILE's header N times; milliseconds and bytes of the table
  */
 #include "format/dtype.h"
+#include "format/gguf.h"
 #include "format/index.h"
 #include "format/npy.h"
 #include "format/safetensors.h"
+#include "format/torch.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -147,6 +152,100 @@ index_of(const char *path)
     return 0;
 }
 
+static errint_t
+admit_memory(void *arg, uint64_t bytes, struct reason *reason)
+{
+    uint64_t *admitted = arg;
+
+    (void)reason;
+    *admitted += bytes;
+    return 0;
+}
+
+static void
+print_tensors(const struct st_table *table)
+{
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+        size_t length;
+        const char *dtype = st_dtype_text(table, tensor, &length);
+
+        printf("%.*s\t%.*s\t%" PRIu64 "\t%" PRIu64 "\t", (int)tensor->name_length,
+               table->text + tensor->name, (int)length, dtype, table->data_start + tensor->begin,
+               table->data_start + tensor->end);
+        for (uint32_t d = 0; d < tensor->rank; d++)
+            printf("%s%" PRIu64, d ? "," : "", table->dims[tensor->shape + d]);
+        printf("\n");
+    }
+}
+
+static void
+answer_torch(int fd, uint64_t size)
+{
+    struct buffer imports = BUFFER_INIT;
+    struct torch_file file;
+    struct reason reason;
+    uint64_t admitted = 0;
+    unsigned lines = 0;
+
+    if (torch_read(fd, size, admit_memory, &admitted, &imports, &file, &reason)) {
+        printf("%s %s\n", reason.rule, reason.text);
+    } else {
+        for (size_t i = 0; i < imports.length; i++)
+            lines += imports.data[i] == '\n';
+        printf("ok %" PRIu32 " %" PRIu32 " %u\n%s\n", file.table->count, file.refused_count, lines,
+               file.refused);
+        fwrite(imports.length ? imports.data : "", 1, imports.length, stdout);
+        print_tensors(file.table);
+        torch_file_free(&file);
+    }
+    buffer_free(&imports);
+}
+
+static void
+answer_gguf(int fd, uint64_t size)
+{
+    struct gguf_file file;
+    struct reason reason;
+    uint64_t admitted = 0;
+
+    if (gguf_read(fd, size, admit_memory, &admitted, &file, &reason)) {
+        printf("%s %s\n", reason.rule, reason.text);
+        return;
+    }
+    printf("ok %" PRIu32 " 0 0\n\n", file.table->count);
+    print_tensors(file.table);
+    gguf_file_free(&file);
+}
+
+static int
+containers(void)
+{
+    char *path = NULL;
+    size_t size = 0;
+
+    while (getline(&path, &size, stdin) > 0) {
+        char magic[4] = "";
+        struct stat st;
+        int fd;
+
+        path[strcspn(path, "\n")] = '\0';
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || fstat(fd, &st) < 0 || pread(fd, magic, sizeof(magic), 0) < 0) {
+            perror(path);
+            return 2;
+        }
+        if (gguf_has_magic(magic))
+            answer_gguf(fd, (uint64_t)st.st_size);
+        else
+            answer_torch(fd, (uint64_t)st.st_size);
+        close(fd);
+        fflush(stdout);
+    }
+    free(path);
+    return 0;
+}
+
 static int
 measure(const char *path, int times)
 {
@@ -174,6 +273,8 @@ main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "check") == 0)
         return check();
+    if (argc == 2 && strcmp(argv[1], "container") == 0)
+        return containers();
     if (argc == 3 && strcmp(argv[1], "dump") == 0)
         return dump(argv[2]);
     if (argc >= 4 && strcmp(argv[1], "npy") == 0)

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the header fuzzer that tests/corpus has already: seeds.py FOLDER."""
+"""Writes the seeds of a fuzz target that tests/corpus has already: seeds.py gguf|header|torch FOLDER."""
 
 import struct
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "corpus"))
+import bad_torch  # noqa: E402
+import gguffiles  # noqa: E402
 import headers  # noqa: E402
 
 MOST = 4096  # bytes of a seed
@@ -24,10 +26,16 @@ def header_seeds():
             if not callable(content) and 8 <= len(content) <= MOST}
 
 
+def container_seeds(cases):
+    return {name: content for name, _, content in cases if len(content) <= MOST}
+
+
 def main():
-    folder = Path(sys.argv[1])
+    target, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, seed in header_seeds().items():
+    seeds = {"gguf": lambda: container_seeds(gguffiles.BAD) | {"sound": gguffiles.gguf([gguffiles.W])}, "header": header_seeds,
+             "torch": lambda: container_seeds(bad_torch.CASES) | {"sound": bad_torch.SOUND}}[target]()
+    for name, seed in seeds.items():
         (folder / name).write_bytes(seed)
 
 

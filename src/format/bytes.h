@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Little-endian numbers in binary formats, and exact reads of them. */
+#ifndef FSTFS_FORMAT_BYTES_H
+#define FSTFS_FORMAT_BYTES_H
+
+#include "base/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+static inline uint16_t
+bytes_u16(const unsigned char *at)
+{
+    return (uint16_t)(at[0] | at[1] << 8);
+}
+
+static inline uint32_t
+bytes_u32(const unsigned char *at)
+{
+    return bytes_u16(at) | (uint32_t)bytes_u16(at + 2) << 16;
+}
+
+static inline uint64_t
+bytes_u64(const unsigned char *at)
+{
+    return bytes_u32(at) | (uint64_t)bytes_u32(at + 4) << 32;
+}
+
+/* Reads all of [offset, offset + length). -ESTALE: the file ends before; errors of pread(2). All
+ * with a reason. */
+errint_t bytes_read_at(int fd, void *to, size_t length, uint64_t offset, struct reason *reason);
+
+#endif

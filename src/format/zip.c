@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See zip.h. */
+#include "format/zip.h"
+
+#include "base/text.h"
+#include "format/bytes.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    END_BYTES = 22, /* the end record without its comment */
+    LOCATOR_BYTES = 20, /* of zip64's end record */
+    END64_BYTES = 56,
+    ENTRY_BYTES = 46, /* of the directory, without name, extra field and comment */
+    LOCAL_BYTES = 30, /* a local header, without name and extra field */
+    COMMENT_MAX = 65535,
+    NAME_MAX_BYTES = 512, /* of a member that is located */
+    EXTRA_ZIP64 = 0x0001,
+};
+
+#define END_SIGNATURE 0x06054b50u
+#define LOCATOR_SIGNATURE 0x07064b50u
+#define END64_SIGNATURE 0x06064b50u
+#define ENTRY_SIGNATURE 0x02014b50u
+#define LOCAL_SIGNATURE 0x04034b50u
+
+#define refuse_zip(reason, rule, ...) reason_set(reason, -EBADMSG, rule, __VA_ARGS__)
+
+static errint_t
+refuse_member(struct reason *reason, const char *rule, const struct zip *zip,
+              const struct zip_member *member, const char *what)
+{
+    char shown[QUOTED_SIZE];
+
+    return refuse_zip(reason, rule, "member \"%s\" of the archive: %s",
+                      quoted(shown, zip->directory + member->name, member->name_length), what);
+}
+
+/* ---- the end of the archive ---- */
+
+/* The end record, at `at` of the file. */
+struct zip_end {
+    uint64_t at, start, length, count;
+};
+
+/* zip64's end record, if its locator is directly before the end record: it takes its place. */
+static errint_t
+read_end64(int fd, struct zip_end *end, struct reason *reason)
+{
+    unsigned char locator[LOCATOR_BYTES], record[END64_BYTES];
+    uint64_t at;
+    errint_t error;
+
+    if (end->at < LOCATOR_BYTES + END64_BYTES)
+        return 0;
+    error = bytes_read_at(fd, locator, sizeof(locator), end->at - LOCATOR_BYTES, reason);
+    if (error || bytes_u32(locator) != LOCATOR_SIGNATURE)
+        return error;
+    at = bytes_u64(locator + 8);
+    if (at != end->at - LOCATOR_BYTES - END64_BYTES)
+        return refuse_zip(reason, "ZipEnd",
+                          "the zip64 end record is at offset %" PRIu64 ", expected %" PRIu64
+                          ", directly before its locator",
+                          at, end->at - LOCATOR_BYTES - END64_BYTES);
+    error = bytes_read_at(fd, record, sizeof(record), at, reason);
+    if (error)
+        return error;
+    if (bytes_u32(record) != END64_SIGNATURE || bytes_u64(record + 4) != END64_BYTES - 12)
+        return refuse_zip(reason, "ZipEnd", "there is no zip64 end record at offset %" PRIu64, at);
+    if (bytes_u32(record + 16) || bytes_u32(record + 20) ||
+        bytes_u64(record + 24) != bytes_u64(record + 32))
+        return refuse_zip(reason, "ZipEnd", "the archive has several volumes");
+    *end = (struct zip_end){at, bytes_u64(record + 48), bytes_u64(record + 40),
+                            bytes_u64(record + 32)};
+    return 0;
+}
+
+/* The end record: its comment ends where the file does. Sets *at to its place in `tail`. */
+static errint_t
+find_end(const unsigned char *tail, size_t length, size_t *at, struct reason *reason)
+{
+    bool found = false;
+
+    for (size_t i = 0; i + END_BYTES <= length; i++) {
+        if (bytes_u32(tail + i) != END_SIGNATURE ||
+            i + END_BYTES + bytes_u16(tail + i + 20) != length)
+            continue;
+        if (found)
+            return refuse_zip(reason, "ZipEnd", "the archive has two end records");
+        found = true;
+        *at = i;
+    }
+    return found ? 0 : refuse_zip(reason, "ZipEnd", "the file has no end record of a zip archive");
+}
+
+static errint_t
+read_end(int fd, uint64_t file_size, struct zip_end *end, struct reason *reason)
+{
+    size_t length =
+        file_size < END_BYTES + COMMENT_MAX ? (size_t)file_size : END_BYTES + COMMENT_MAX;
+    unsigned char *tail = malloc(length + 1); /* never of size 0 */
+    size_t at = 0;
+    errint_t error;
+
+    if (!tail)
+        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the archive's directory");
+    error = bytes_read_at(fd, tail, length, file_size - length, reason);
+    if (!error)
+        error = find_end(tail, length, &at, reason);
+    if (!error && (bytes_u16(tail + at + 4) || bytes_u16(tail + at + 6) ||
+                   bytes_u16(tail + at + 8) != bytes_u16(tail + at + 10)))
+        error = refuse_zip(reason, "ZipEnd", "the archive has several volumes");
+    if (!error)
+        *end = (struct zip_end){file_size - length + at, bytes_u32(tail + at + 16),
+                                bytes_u32(tail + at + 12), bytes_u16(tail + at + 10)};
+    explicit_bzero(tail, length); /* the end of a file that is no archive may be weights */
+    free(tail);
+    return error;
+}
+
+errint_t
+zip_find_directory(int fd, uint64_t file_size, uint64_t *start, uint64_t *length, uint64_t *count,
+                   struct reason *reason)
+{
+    struct zip_end end = {0};
+    errint_t error = read_end(fd, file_size, &end, reason);
+
+    if (!error)
+        error = read_end64(fd, &end, reason);
+    if (error)
+        return error;
+    if (end.start > end.at || end.length != end.at - end.start)
+        return refuse_zip(reason, "ZipDirectory",
+                          "the central directory is said to be %" PRIu64 " bytes at offset %" PRIu64
+                          ", expected to end at %" PRIu64 ", where the end record begins",
+                          end.length, end.start, end.at);
+    if (end.length > ZIP_MAX_DIRECTORY)
+        return refuse_zip(reason, "ZipDirectory",
+                          "the central directory has %" PRIu64 " bytes, at most %" PRIu64
+                          " are read",
+                          end.length, ZIP_MAX_DIRECTORY);
+    if (end.count > end.length / ENTRY_BYTES)
+        return refuse_zip(reason, "ZipDirectory",
+                          "%" PRIu64 " entries are announced, the central directory has %" PRIu64
+                          " bytes",
+                          end.count, end.length);
+    *start = end.start;
+    *length = end.length;
+    *count = end.count;
+    return 0;
+}
+
+/* ---- the central directory ---- */
+
+/* Takes a 64-bit value of the zip64 extra field where the entry has 0xffffffff. */
+static bool
+take_zip64(const unsigned char **at, size_t *left, uint64_t *value)
+{
+    if (*value != UINT32_MAX)
+        return true;
+    if (*left < 8)
+        return false;
+    *value = bytes_u64(*at);
+    *at += 8;
+    *left -= 8;
+    return true;
+}
+
+/* Looks for the zip64 extra field. False: the fields are malformed, or it lacks a value. */
+static bool
+read_extra(const unsigned char *extra, size_t length, struct zip_member *member)
+{
+    while (length >= 4) {
+        size_t size = bytes_u16(extra + 2);
+
+        if (size > length - 4)
+            return false;
+        if (bytes_u16(extra) == EXTRA_ZIP64) {
+            const unsigned char *at = extra + 4;
+
+            return take_zip64(&at, &size, &member->size) &&
+                   take_zip64(&at, &size, &member->packed) &&
+                   take_zip64(&at, &size, &member->header);
+        }
+        extra += 4 + size;
+        length -= 4 + size;
+    }
+    return member->size != UINT32_MAX && member->packed != UINT32_MAX &&
+           member->header != UINT32_MAX;
+}
+
+static int
+compare_members(const void *a, const void *b, void *directory)
+{
+    const struct zip_member *x = a, *y = b;
+    const char *text = directory;
+
+    return text_compare(text + x->name, x->name_length, text + y->name, y->name_length);
+}
+
+/* Reads the entry at `at` of the directory and moves `at` behind it. */
+static errint_t
+read_entry(const struct zip *zip, size_t length, size_t *at, struct zip_member *member,
+           struct reason *reason)
+{
+    const unsigned char *entry = (const unsigned char *)zip->directory + *at;
+    size_t name, extra, comment;
+
+    if (length - *at < ENTRY_BYTES || bytes_u32(entry) != ENTRY_SIGNATURE)
+        return refuse_zip(reason, "ZipDirectory",
+                          "there is no entry at byte %zu of the central directory", *at);
+    name = bytes_u16(entry + 28);
+    extra = bytes_u16(entry + 30);
+    comment = bytes_u16(entry + 32);
+    if (name + extra + comment > length - *at - ENTRY_BYTES)
+        return refuse_zip(reason, "ZipDirectory",
+                          "the entry at byte %zu of the central directory is cut off", *at);
+    *member = (struct zip_member){
+        .header = bytes_u32(entry + 42),
+        .size = bytes_u32(entry + 24),
+        .packed = bytes_u32(entry + 20),
+        .name = (uint32_t)(*at + ENTRY_BYTES),
+        .crc = bytes_u32(entry + 16),
+        .name_length = (uint16_t)name,
+        .method = bytes_u16(entry + 10),
+        .flags = bytes_u16(entry + 8),
+    };
+    if (!read_extra(entry + ENTRY_BYTES + name, extra, member))
+        return refuse_member(reason, "ZipEntry", zip, member, "its zip64 extra field is malformed");
+    if (member->header > zip->directory_start ||
+        member->packed > zip->directory_start - member->header)
+        return refuse_member(reason, "ZipEntry", zip, member,
+                             "it ends after the central directory begins");
+    *at += ENTRY_BYTES + name + extra + comment;
+    return 0;
+}
+
+static errint_t
+read_entries(struct zip *zip, size_t length, uint64_t count, struct reason *reason)
+{
+    size_t at = 0;
+    errint_t error = 0;
+
+    while (!error && zip->count < count)
+        error = read_entry(zip, length, &at, &zip->members[zip->count++], reason);
+    if (!error && at != length)
+        error = refuse_zip(reason, "ZipDirectory",
+                           "the central directory has %zu bytes, its %" PRIu64 " entries take %zu",
+                           length, count, at);
+    if (error)
+        return error;
+    qsort_r(zip->members, zip->count, sizeof(*zip->members), compare_members, zip->directory);
+    for (uint32_t i = 1; i < zip->count; i++)
+        if (compare_members(&zip->members[i - 1], &zip->members[i], zip->directory) == 0)
+            return refuse_member(reason, "ZipDuplicate", zip, &zip->members[i],
+                                 "there are two of this name");
+    return 0;
+}
+
+errint_t
+zip_read(int fd, uint64_t start, uint64_t length, uint64_t count, struct zip *zip,
+         struct reason *reason)
+{
+    errint_t error = 0;
+
+    *zip = (struct zip){.fd = fd, .directory_start = start};
+    zip->directory = malloc(length + 1); /* never of size 0 */
+    zip->members = calloc(count + 1, sizeof(*zip->members));
+    if (!zip->directory || !zip->members)
+        error = reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the archive's directory");
+    if (!error)
+        error = bytes_read_at(fd, zip->directory, length, start, reason);
+    if (!error)
+        error = read_entries(zip, length, count, reason);
+    if (error)
+        zip_free(zip);
+    return error;
+}
+
+void
+zip_free(struct zip *zip)
+{
+    free(zip->members);
+    free(zip->directory);
+    *zip = (struct zip){.fd = -1};
+}
+
+struct zip_member *
+zip_find(const struct zip *zip, const char *name, size_t length)
+{
+    uint32_t low = 0, high = zip->count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        struct zip_member *member = &zip->members[middle];
+        int order = text_compare(zip->directory + member->name, member->name_length, name, length);
+
+        if (order == 0)
+            return member;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+/* ---- local headers ---- */
+
+/* Sizes and checksum of a local header agree with the directory, or are left to it: 0 where a data
+ * descriptor follows the data, 0xffffffff where the zip64 extra field has them. */
+static bool
+agrees(uint32_t local, uint64_t value, uint16_t flags)
+{
+    return local == value || local == UINT32_MAX || (local == 0 && (flags & 1 << 3));
+}
+
+errint_t
+zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reason)
+{
+    unsigned char local[LOCAL_BYTES + NAME_MAX_BYTES];
+    size_t length = LOCAL_BYTES + member->name_length;
+    uint64_t data;
+    errint_t error;
+
+    if (member->data)
+        return 0;
+    if (member->flags & ZIP_ENCRYPTED_FLAG)
+        return refuse_member(reason, "ZipEncrypted", zip, member, "it is encrypted");
+    if (member->method != ZIP_STORED || member->size != member->packed)
+        return refuse_member(reason, "ZipCompressed", zip, member,
+                             "it is compressed; only stored members are read");
+    if (member->name_length > NAME_MAX_BYTES)
+        return refuse_member(reason, "ZipEntry", zip, member, "its name has over 512 bytes");
+    if (length > zip->directory_start - member->header)
+        return refuse_member(reason, "ZipLocalHeader", zip, member, "its local header is cut off");
+    error = bytes_read_at(zip->fd, local, length, member->header, reason);
+    if (error)
+        return error;
+    if (bytes_u32(local) != LOCAL_SIGNATURE || bytes_u16(local + 26) != member->name_length ||
+        memcmp(local + LOCAL_BYTES, zip->directory + member->name, member->name_length) != 0)
+        return refuse_member(reason, "ZipLocalHeader", zip, member,
+                             "its local header is of another member");
+    if (bytes_u16(local + 8) != member->method || (bytes_u16(local + 6) & ZIP_ENCRYPTED_FLAG) ||
+        !agrees(bytes_u32(local + 14), member->crc, bytes_u16(local + 6)) ||
+        !agrees(bytes_u32(local + 18), member->packed, bytes_u16(local + 6)) ||
+        !agrees(bytes_u32(local + 22), member->size, bytes_u16(local + 6)))
+        return refuse_member(reason, "ZipLocalHeader", zip, member,
+                             "its local header and the central directory disagree");
+    data = member->header + length + bytes_u16(local + 28);
+    if (data > zip->directory_start || member->size > zip->directory_start - data)
+        return refuse_member(reason, "ZipEntry", zip, member,
+                             "it ends after the central directory begins");
+    member->data = data;
+    return 0;
+}
+
+static int
+compare_headers(const void *a, const void *b)
+{
+    const struct zip_member *const *x = a, *const *y = b;
+
+    return ((*x)->header > (*y)->header) - ((*x)->header < (*y)->header);
+}
+
+errint_t
+zip_check_overlap(const struct zip *zip, struct reason *reason)
+{
+    struct zip_member **located = calloc((size_t)zip->count + 1, sizeof(*located));
+    uint32_t count = 0;
+    errint_t error = 0;
+
+    if (!located)
+        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the archive's directory");
+    for (uint32_t i = 0; i < zip->count; i++)
+        if (zip->members[i].data)
+            located[count++] = &zip->members[i];
+    qsort(located, count, sizeof(struct zip_member *), compare_headers);
+    for (uint32_t i = 1; !error && i < count; i++)
+        if (located[i - 1]->data + located[i - 1]->size > located[i]->header)
+            error = refuse_member(reason, "ZipOverlap", zip, located[i],
+                                  "it begins before the member in front of it ends");
+    free(located);
+    return error;
+}

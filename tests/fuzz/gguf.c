@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gguf_read().
+ *
+ * Input: the whole file.
+ */
+#include "format/gguf.h"
+#include "fuzz.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Memory that may be asked for: far more than a factor of any input. */
+static const uint64_t most = UINT64_C(64) << 20;
+
+static int fd;
+
+int
+LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    fd = memfd_create("fuzz-gguf", 0);
+    EXPECT(fd >= 0);
+    return 0;
+}
+
+static errint_t
+admit(void *arg, uint64_t bytes, struct reason *reason)
+{
+    (void)arg;
+    (void)reason;
+    EXPECT(bytes <= most);
+    return 0;
+}
+
+/* Every tensor is in the file, and as long as its shape and dtype say. */
+static void
+expect_in_file(const struct st_table *table, uint64_t file_size)
+{
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+        uint64_t bits = 1;
+
+        EXPECT(tensor->begin <= tensor->end);
+        EXPECT(tensor->begin == tensor->end || table->data_start + tensor->end <= file_size);
+        if (tensor->dtype == DTYPE_UNKNOWN)
+            continue;
+        for (uint32_t d = 0; d < tensor->rank; d++)
+            bits *= table->dims[tensor->shape + d];
+        EXPECT(bits * dtype_bits((enum dtype)tensor->dtype) == (tensor->end - tensor->begin) * 8);
+    }
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct reason reason = {NULL, ""};
+    struct gguf_file file;
+
+    EXPECT(ftruncate(fd, 0) == 0 && pwrite(fd, data, size, 0) == (ssize_t)size);
+    if (gguf_read(fd, size, admit, NULL, &file, &reason)) {
+        fuzz_expect_reason(&reason);
+        return 0;
+    }
+    expect_in_file(file.table, size);
+    EXPECT(file.pairs.start <= file.pairs.end && file.pairs.end <= size);
+    gguf_file_free(&file);
+    return 0;
+}

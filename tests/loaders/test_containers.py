@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""src/format finds the tensors of files that torch and the gguf package wrote where those packages find them."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "format"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "corpus"))
+from test_torch import ask  # noqa: E402
+
+torch = pytest.importorskip("torch")
+
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
+          "int8": "I8", "uint8": "U8", "bool": "BOOL", "complex64": "C64"}
+NEWER = {"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+         "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0"}
+NAMES = {getattr(torch, name): dtype for name, dtype in (DTYPES | NEWER).items() if hasattr(torch, name)}
+WAYS = {"zip": {}, "zip-protocol-3": {"pickle_protocol": 3}, "zip-protocol-4": {"pickle_protocol": 4},
+        "legacy": {"_use_new_zipfile_serialization": False}, "legacy-protocol-5": {"_use_new_zipfile_serialization": False, "pickle_protocol": 5}}
+
+
+def random_tensor(dtype, *shape):
+    if dtype == torch.bool:
+        return torch.rand(*shape) > 0.5
+    size = torch.empty(0, dtype=dtype).element_size()
+    count = torch.Size(shape).numel()
+    return torch.randint(0, 255, (count * size,), dtype=torch.uint8).view(dtype).reshape(*shape)
+
+
+def tensors_of(value, name=()):
+    if isinstance(value, torch.Tensor):
+        yield ".".join(name) or "tensor", value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from tensors_of(inner, name + (str(key),))
+
+
+def expected_of(value):
+    if isinstance(value, dict):
+        having = [key for key, inner in value.items() if any(True for _ in tensors_of(inner))]
+        if len(having) == 1 and isinstance(value[having[0]], dict):
+            value = value[having[0]]
+    return dict(tensors_of(value))
+
+
+def is_shown(tensor):
+    return (tensor.layout == torch.strided and not tensor.is_quantized and tensor.is_contiguous() and tensor.dtype in NAMES
+            and not tensor.is_conj())
+
+
+def bytes_of(tensor):
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def compare(path, trusted=False):
+    """Returns the number of tensors that are not shown. torch.load(weights_only=True) reads protocols 2 and 3 only."""
+    everything = expected_of(torch.load(path, weights_only=not trusted, map_location="cpu"))
+    shown = {name: (NAMES[t.dtype], tuple(t.shape), bytes_of(t)) for name, t in everything.items() if is_shown(t)}
+    verdict, refusal, _, tensors = ask(path)
+    assert tensors == shown, (verdict, refusal)
+    if everything:
+        assert verdict.split()[:3] == ["ok", str(len(shown)), str(len(everything) - len(shown))]
+    return len(everything) - len(shown)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_torch_save(tmp_path, way):
+    torch.manual_seed(7)
+    path = tmp_path / "model.bin"
+    shared = torch.randn(10, 10)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5))
+    names = DTYPES if "legacy" in way else DTYPES | NEWER
+    for value in ({name: random_tensor(getattr(torch, name), 3, 4) for name in names if hasattr(torch, name)},
+                  {f"layers.{i}.weight": torch.randn(16, 16) for i in range(300)}, torch.randn(3), torch.nn.Parameter(torch.randn(3, 3)),
+                  model.state_dict(), {"a": shared, "b": shared, "part": shared[2:4], "item": shared[0, 3]},
+                  {"state_dict": {"x": {"y": torch.ones(2)}, 0: torch.zeros(1)}, "epoch": 3, "lr": 1e-3, "big": 2**70, "neg": -5, "none": None},
+                  {"model": {"x": torch.ones(2)}, "ema": {"x": torch.ones(3)}}, {"none": torch.empty(0, 3), "scalar": torch.tensor(1.5)}):
+        torch.save(value, path, **WAYS[way])
+        assert compare(path, trusted="protocol" in way) == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_that_are_not_shown(tmp_path, way):
+    path = tmp_path / "model.bin"
+    shared = torch.randn(10, 10)
+    torch.save({"transposed": shared.t(), "expanded": shared.expand(2, 10, 10), "sparse": torch.eye(3).to_sparse(),
+                "conjugate": torch.randn(3, dtype=torch.complex64).conj(), "complex128": torch.randn(2, dtype=torch.complex128),
+                "shown": shared[1]}, path, **WAYS[way])
+    assert compare(path, trusted="protocol" in way) == 5
+
+
+def test_training_checkpoint_of_unknown_classes(tmp_path):
+    """Hyper-parameters of any class, and optimizer states in a list, leave the tensors of the model as they are."""
+    path = tmp_path / "last.ckpt"
+    model = torch.nn.Linear(3, 3)
+    torch.save({"state_dict": model.state_dict(), "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}}],
+                "hyper_parameters": argparse.Namespace(rate=1, layers=[2, 3])}, path)
+    assert compare(path, trusted=True) == 0
+    verdict, _, imports, _ = ask(path)
+    assert imports == ["argparse.Namespace"], verdict
+
+
+def test_whole_modules_and_torchscript_are_no_checkpoints(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save(torch.nn.Linear(2, 2), path)
+    assert ask(path)[0].startswith("NoTensors ")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), str(path))
+    assert ask(path)[0].startswith("TorchScript ")
+
+
+def test_gguf_package(tmp_path):
+    """Every type of the package but Q8_1, of which it and llama.cpp know different sizes (40 and 36 bytes)."""
+    gguf = pytest.importorskip("gguf")
+    numpy = pytest.importorskip("numpy")
+    path = tmp_path / "model.gguf"
+    random = numpy.random.default_rng(3)
+    for align in (None, 64):
+        writer = gguf.GGUFWriter(path, "llama")
+        if align:
+            writer.add_custom_alignment(align)
+        writer.add_array("tokenizer.ggml.tokens", [f"token {i}" for i in range(30000)])
+        for kind, (elements, size) in gguf.GGML_QUANT_SIZES.items():
+            for shape in ((2 * elements,), (3, 2 * elements), (2, 3, elements)):
+                raw = random.integers(0, 255, (*shape[:-1], shape[-1] // elements * size), dtype=numpy.uint8)
+                if kind.name != "Q8_1":
+                    writer.add_tensor(f"{kind.name}.{len(shape)}", raw, raw_shape=raw.shape, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        expected = {t.name: (t.tensor_type.name, tuple(int(d) for d in reversed(t.shape)), t.data.tobytes())
+                    for t in gguf.GGUFReader(path).tensors}
+        verdict, _, _, found = ask(path)
+        assert found == expected, verdict

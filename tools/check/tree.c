@@ -6,6 +6,7 @@
 #include "catalog/group.h"
 #include "common/find.h"
 #include "common/progress.h"
+#include "containers.h"
 #include "rules.h"
 #include "view/layout.h"
 #include "view/listing.h"
@@ -302,6 +303,25 @@ check_downloads(struct tree *tree, const struct source_dir *dir, const struct li
     }
 }
 
+/* Checks the files of other formats than safetensors. */
+static errint_t
+check_containers(struct tree *tree, const struct source_dir *dir, const struct listing *listing,
+                 const struct scope *scope)
+{
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < listing->file_count && !progress_signal(); i++) {
+        char *path;
+
+        if (!container_has_name(listing->files[i]))
+            continue;
+        path = join_parts(scope->base, source_dir_path(dir), listing->files[i]);
+        error = path ? container_check(tree, path, false) : -ENOMEM;
+        free(path);
+    }
+    return error;
+}
+
 static errint_t check_directory(struct tree *tree, struct source_dir *dir,
                                 const struct scope *scope);
 
@@ -351,6 +371,8 @@ check_directory(struct tree *tree, struct source_dir *dir, const struct scope *s
     check_downloads(tree, dir, listing, scope);
     error = check_groups(tree, dir, listing, scope);
     if (!error)
+        error = check_containers(tree, dir, listing, scope);
+    if (!error)
         error = check_view_names(dir);
     if (!error)
         error = check_children(tree, dir, listing, scope);
@@ -394,7 +416,7 @@ check_tree(struct tree *tree, const char *path)
 {
     struct scope scope = {&tree->findings, strdup(path)};
     struct catalog_options options = catalog_options(tree, &scope);
-    uint64_t before = tree->checkpoint_count;
+    uint64_t before = tree->checkpoint_count + tree->file_count;
     struct source_dir *root;
     errint_t error;
 
@@ -406,11 +428,11 @@ check_tree(struct tree *tree, const char *path)
         error = check_directory(tree, root, &scope);
     source_dir_unref(root);
     free(scope.base);
-    if (root && !error && tree->checkpoint_count == before && !progress_signal() &&
-        tree->findings.unchecked == 0)
+    if (root && !error && tree->checkpoint_count + tree->file_count == before &&
+        !progress_signal() && tree->findings.unchecked == 0)
         return add_unchecked(tree, path, 0,
-                             "contains no checkpoint, nor do its subdirectories (no *.safetensors "
-                             "or *.sft file)");
+                             "contains no checkpoint, nor do its subdirectories (no safetensors, "
+                             "PyTorch or GGUF file)");
     return error;
 }
 
@@ -532,5 +554,7 @@ tree_check(struct tree *tree, const char *path)
         return check_tree(tree, path);
     if (!S_ISREG(st.st_mode))
         return add_unchecked(tree, path, 0, "not a regular file");
-    return is_index(path) ? check_named(tree, path) : check_file(tree, path);
+    if (is_index(path))
+        return check_named(tree, path);
+    return container_has_name(path) ? container_check(tree, path, true) : check_file(tree, path);
 }

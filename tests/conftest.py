@@ -101,6 +101,14 @@ def keep_in_memory(path):
             return mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
 
 
+def drop_from_page_cache(paths):
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
 def processes_of(session):
     """Ids of living processes of a session (setsid); who is dead and not yet reaped by init is
     not one."""
@@ -192,6 +200,10 @@ class Mount:
 
     def metrics(self):
         return parse_metrics(self.read(".fstfs/metrics"))
+
+    def metric(self, name):
+        """One number of .fstfs/metrics, without the prefix of its name."""
+        return int(self.metrics()[f"fstfs_{name}"])
 
     def signal(self, number):
         os.kill(self.pid, number)
@@ -383,6 +395,21 @@ class Died(Exception):
     """A child() was ended by a signal: .args[0]."""
 
 
+def become_user(user):
+    """In a child process: changes to that user permanently."""
+    if user is not None and as_user(user):
+        who = pwd.getpwnam(user)
+        os.setgroups([])
+        os.setresgid(who.pw_gid, who.pw_gid, who.pw_gid)
+        os.setresuid(who.pw_uid, who.pw_uid, who.pw_uid)
+
+
+def allow_crash():
+    """In a child process: SIGBUS ends it without pytest's faulthandler and without a core dump."""
+    signal.signal(signal.SIGBUS, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE
+
+
 def child(work, *args, user=None, seconds=40):
     """Runs work(*args) in a forked process, as `user`, and gives what it returned or raises what
     it raised; Died(signal) where a signal ended it. For whatever may hang or take SIGBUS."""
@@ -393,13 +420,8 @@ def child(work, *args, user=None, seconds=40):
         try:
             os.close(out)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGBUS, signal.SIG_DFL)  # not pytest's faulthandler
-            ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE off: no core
-            if user is not None and as_user(user):
-                who = pwd.getpwnam(user)
-                os.setgroups([])
-                os.setresgid(who.pw_gid, who.pw_gid, who.pw_gid)
-                os.setresuid(who.pw_uid, who.pw_uid, who.pw_uid)
+            allow_crash()
+            become_user(user)
             try:
                 answer = pickle.dumps((True, work(*args)))
             except BaseException as error:

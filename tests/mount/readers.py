@@ -5,14 +5,12 @@ What is expected of a file is a tuple of contents, one for each version that its
 all are of one size. What comes by one open file must be of one of them.
 """
 
-import ctypes
 import dataclasses
 import errno
 import itertools
 import mmap
 import os
 import pickle
-import pwd
 import random
 import select
 import signal
@@ -20,7 +18,7 @@ import struct
 import time
 import traceback
 
-from conftest import SLOW, as_user
+from conftest import SLOW, allow_crash, become_user
 from corpus import trees
 
 WAYS = ("read", "mmap", "direct")
@@ -122,15 +120,6 @@ def check_files(files, way):
                 file.check(start, 300_000)
 
 
-def become(user):
-    """In a child: turns into the user, for good."""
-    if user is not None and as_user(user):
-        who = pwd.getpwnam(user)
-        os.setgroups([])
-        os.setresgid(who.pw_gid, who.pw_gid, who.pw_gid)
-        os.setresuid(who.pw_uid, who.pw_uid, who.pw_uid)
-
-
 class Reader:
     """A process that reads random ranges of random files, in one way, until it is told to stop
     or meets an error that is not in `passed`. After one that is, it opens another file."""
@@ -145,9 +134,8 @@ class Reader:
             try:
                 os.close(out)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGBUS, signal.SIG_DFL)  # not pytest's faulthandler
-                ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE off: no core
-                become(user)
+                allow_crash()
+                become_user(user)
                 try:
                     outcome = self.read()
                 except WrongBytes as wrong:

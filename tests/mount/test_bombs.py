@@ -162,12 +162,6 @@ def test_many_headers_at_once(mount, source):
     assert len(m.problems()) == len(names)
 
 
-def metric(m, name):
-    line, = (line for line in m.read(".fstfs/metrics").decode().splitlines()
-             if line.startswith(f"fstfs_{name} "))
-    return int(line.split()[1])
-
-
 def zeros(size, name=b"a"):
     """A header of one tensor with as many dimensions as fit, of no bytes: its table takes four
     times the header."""
@@ -191,8 +185,8 @@ def test_many_names_of_one_header(mount, source, make):
     for i in range(20):
         assert attempt(os.stat, m / f"merged/bomb/{i}.safetensors") == 0
         assert attempt(os.stat, m / f"tensors/bomb/{i}/a") == 0
-    assert metric(m, "table_bytes") < 5 * len(header)
-    assert metric(m, "header_memory_peak_bytes") < 8 * len(header)
+    assert m.metric("table_bytes") < 5 * len(header)
+    assert m.metric("header_memory_peak_bytes") < 8 * len(header)
     check(m, source, 8 * len(header) + MEMORY + BESIDE)
     assert m.problems() == []
 
@@ -206,10 +200,10 @@ def test_many_tensors_of_one_header(mount, source):
         os.symlink("0.safetensors", source.path(f"bomb/{i}.safetensors"))
     m = mount(source.root, f"--memory={MEMORY}")
     attempt(os.stat, m / "tensors/bomb/0/0")
-    one = metric(m, "header_memory_bytes")
+    one = m.metric("header_memory_bytes")
     for i in range(1, 20):
         assert attempt(os.stat, m / f"tensors/bomb/{i}/0") == 0
-    assert metric(m, "header_memory_bytes") < one + (1 << 20)
+    assert m.metric("header_memory_bytes") < one + (1 << 20)
 
 
 @pytest.mark.skipif(SANITIZED, reason="its headers are as large as they get")
@@ -229,8 +223,8 @@ def test_headers_over_the_budget(mount, source):
     try:
         assert fds
         check(m, source, HEADERS + MEMORY + BESIDE)
-        assert metric(m, "header_memory_peak_bytes") <= HEADERS
-        assert metric(m, "header_refusals_total") > 0
+        assert m.metric("header_memory_peak_bytes") <= HEADERS
+        assert m.metric("header_refusals_total") > 0
         assert all("raise --memory" in line for line in refused(m))
         assert len(refused(m)) == len(stems) - len(fds) > 0
     finally:
@@ -239,13 +233,13 @@ def test_headers_over_the_budget(mount, source):
     shutil.rmtree(source.path("bomb"))
     assert eventually(lambda: attempt(os.stat, m / "tensors/bomb") == errno.ENOENT)
     assert eventually(lambda: refused(m) == [])  # a look at all of the source holds tables, too
-    assert eventually(lambda: metric(m, "header_memory_bytes") < 1 << 20)
+    assert eventually(lambda: m.metric("header_memory_bytes") < 1 << 20)
 
 
 def fill_header_budget(m, source, room):
     """Headers whose tables leave `room` in the budget for headers. Returns what holds them."""
     fds = []
-    while (over := HEADERS - metric(m, "header_memory_bytes") - room) > 64 << 10:
+    while (over := HEADERS - m.metric("header_memory_bytes") - room) > 64 << 10:
         # of a table's parse 7 times the header is charged, and then 4 times
         size = min(over // 4, (over + room) // 8, MOST_HEADER)
         stem = f"filler{len(fds)}"
@@ -269,7 +263,7 @@ def test_list_of_tensors_over_the_budget(mount, source):
     last = f"list/model/{shards * each - 1}"
     m = mount(source.root, f"--memory={MEMORY}")
     assert attempt(os.stat, m / f"tensors/{last}") == 0
-    kept, most = metric(m, "header_memory_bytes"), metric(m, "header_memory_peak_bytes")
+    kept, most = m.metric("header_memory_bytes"), m.metric("header_memory_peak_bytes")
     assert m.unmount() == 0
     m = mount(source.root, f"--memory={MEMORY}")
     fds = fill_header_budget(m, source, kept + (most - kept) // 2)
@@ -285,7 +279,7 @@ def test_list_of_tensors_over_the_budget(mount, source):
     shutil.rmtree(source.path("bomb"))
     assert eventually(lambda: attempt(os.stat, m / "tensors/bomb") == errno.ENOENT)
     assert eventually(lambda: attempt(os.stat, m / f"tensors/{last}") == 0), \
-        (metric(m, "header_memory_bytes"), m.problems())
+        (m.metric("header_memory_bytes"), m.problems())
     assert eventually(lambda: refused(m) == [])
 
 
@@ -300,7 +294,7 @@ def test_idle_headers_are_dropped(mount, source):
         with open(m / f"shards/{name}", "rb") as f:
             assert f.read(8) == struct.pack("<Q", len(zeros(much(MOST_HEADER // 2))))
     if not SANITIZED:
-        assert metric(m, "headers_total") == 7
+        assert m.metric("headers_total") == 7
     check(m, source, HEADERS + MEMORY + BESIDE)
     assert refused(m) == []
 
@@ -399,7 +393,7 @@ def test_many_open_listings_of_one_directory(mount, source, view):
     finally:
         for fd in fds:
             os.close(fd)
-    assert eventually(lambda: metric(m, "header_memory_bytes") < 1 << 20)
+    assert eventually(lambda: m.metric("header_memory_bytes") < 1 << 20)
 
 
 def test_reader_that_never_reads(mount, source):

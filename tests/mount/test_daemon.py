@@ -19,7 +19,7 @@ from pathlib import Path
 import oracle
 import pytest
 import readers
-from conftest import BINARY, BUILD, SLOW, as_user, child, eventually, mounted_at
+from conftest import BINARY, BUILD, SLOW, as_user, become_user, child, eventually, mounted_at
 from corpus import trees
 
 UNIT = BUILD / "fstfs@.service"
@@ -229,7 +229,7 @@ def child_holding(path, user):
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
-        readers.become(user)
+        become_user(user)
         os.open(path, os.O_RDONLY)
         os.write(into, b"o")
         signal.pause()
@@ -381,7 +381,7 @@ def open_many(files, count, daemon, user):
         pid = os.fork()
         if pid == 0:
             os.close(go)
-            readers.become(user)
+            become_user(user)
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1100)), hard))
             fds = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import oracle
 import pytest
 from bench.harness import cached
-from conftest import BUILD, child, keep_in_memory
+from conftest import BUILD, child, drop_from_page_cache, keep_in_memory
 from corpus import trees
 
 WAYS = {
@@ -102,12 +102,8 @@ def large(place):
     return source, "tensors/model/w"
 
 
-def forget(path):
-    """Out of the page cache with it."""
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+def make_cold(path):
+    drop_from_page_cache([path])
     if cached(BUILD, [path]):
         pytest.skip("the file system keeps its files in the page cache")
 
@@ -158,7 +154,7 @@ def test_metrics_add_up(mount, large, way):
     m = mount(source.root, *WAYS[way])
     want = source.checkpoints[0].tensors[0].data
     os.stat(m / path)  # reads the header
-    forget(source.path("model.safetensors"))
+    make_cold(source.path("model.safetensors"))
     counted = Counted(m)
     data, reads = read_directly(m / path)
     assert data == want
@@ -196,7 +192,7 @@ def test_one_copy_in_memory(mount, large):
     header's first read must not lead the kernel on."""
     source, path = large
     shard = source.path("model.safetensors")
-    forget(shard)
+    make_cold(shard)
     m = mount(source.root)
     with open(m / path, "rb") as tensor:
         assert tensor.read() == source.checkpoints[0].tensors[0].data
@@ -215,7 +211,7 @@ def test_threads_that_share_a_file_read_it_once(mount, larger):
     m = mount(larger.root)
     path, parts = m / "merged/model.safetensors", 8
     size = os.path.getsize(path)
-    forget(larger.path("model.safetensors"))
+    make_cold(larger.path("model.safetensors"))
 
     def read(part):
         fd = os.open(path, os.O_RDONLY)
@@ -236,11 +232,11 @@ def test_threads_that_share_a_file_read_it_once(mount, larger):
 def test_a_second_reading_is_read_ahead_too(mount, larger):
     m = mount(larger.root)
     path = m / "merged/model.safetensors"
-    forget(larger.path("model.safetensors"))
+    make_cold(larger.path("model.safetensors"))
     for _ in range(2):
         counted = Counted(m)
         data, _ = read_directly(path)
-        forget(larger.path("model.safetensors"))
+        make_cold(larger.path("model.safetensors"))
         assert_prefetched(counted.grown(), len(data) // 2)
 
 
@@ -251,7 +247,7 @@ def test_metrics_of_a_warm_shard(mount, large, way):
     m = mount(source.root, *WAYS[way])
     if not m.status()["io"]["cachestat"]["on"]:
         pytest.skip("the kernel has no cachestat")
-    forget(source.path("model.safetensors"))
+    make_cold(source.path("model.safetensors"))
     with keep_in_memory(source.path("model.safetensors")):
         counted = Counted(m)
         data, _ = read_directly(m / path)

@@ -14,7 +14,7 @@ import oracle
 import pytest
 import readers
 from bench.harness import cached
-from conftest import BUILD, child
+from conftest import BUILD, child, drop_from_page_cache
 from corpus import trees
 
 REFUSE = BUILD / "tests/sandbox/refuse"
@@ -63,20 +63,11 @@ def shards_of(source):
     return [source.path(c.directory, name) for c in source.checkpoints for name, _ in c.shards]
 
 
-def forget(paths):
-    """Drops what the page cache lets go of these files."""
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
 def check(m, source, way, warm):
     """In a child, as the user that mounted: all files of all views, in one way."""
     files = oracle.plain_files(m.path, source)
-    forget([path for path, _ in files])
-    forget(shards_of(source))
+    drop_from_page_cache([path for path, _ in files])
+    drop_from_page_cache(shards_of(source))
     if warm:
         for path in shards_of(source):
             oracle.read_all(path)
@@ -244,7 +235,7 @@ KINDS = {"tmpfs": None, "ramfs": "the file system refuses O_DIRECT", "overlay": 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sources(lies_on, mount, who, kind, engine):
     source, shards = lies_on(kind, mount)
-    forget(shards)
+    drop_from_page_cache(shards)
     m = mount(source.root, *engine, **who)
     check_all(m, source)
     # what reading leaves behind: nothing, but headers

@@ -12,7 +12,7 @@ import oracle
 import pytest
 from conftest import BUILD, as_user, child, eventually, mounted_at, processes_of
 from corpus import trees
-from test_command import gone, mnt, nothing_left, refused, run, source  # noqa: F401 (fixtures)
+from command_line import gone, mnt, nothing_left, refused, run, source  # noqa: F401 (fixtures)
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 
@@ -101,7 +101,7 @@ def test_values_of_the_tools(source, place, program, option):  # noqa: F811
     """A word that is an option is not taken for a value, and a value is asked for at the end."""
     for words in ([option, "--help"], [option]):
         done = run(BUILD / program, *words, cwd=place)
-        refused(done, f"{option}.* (needs a value|requires an argument)")
+        refused(done, f"{option}.* (missing value|requires an argument)")
         assert done.returncode == 2 and not done.stdout, done
     assert sorted(os.listdir(place)) == ["s"]
     assert run(BUILD / program, f"{option}=--help", cwd=place).returncode == 2  # no path is given

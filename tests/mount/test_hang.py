@@ -14,7 +14,7 @@ import time
 import oracle
 import pytest
 import readers
-from conftest import BUILD, as_user, child, eventually, mounted_at
+from conftest import BUILD, as_user, become_user, child, eventually, mounted_at
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -41,7 +41,7 @@ class Callers:
         if pid == 0:
             status = 255
             try:
-                readers.become(self.user)
+                become_user(self.user)
                 while True:
                     self.calls[caller, 0] += 1
                     call(*args)

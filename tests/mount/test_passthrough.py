@@ -18,11 +18,6 @@ def state(m):
     return m.status()["kernel"]["passthrough"]
 
 
-def metric(m, name):
-    return next(int(line.split()[1]) for line in m.read(".fstfs/metrics").decode().splitlines()
-                if line.startswith(f"fstfs_{name} "))
-
-
 def read_mapped(path):
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         return mapped[:]
@@ -105,7 +100,7 @@ def test_the_whole_tree_reads_the_same(mount, source, options):
 
 def test_the_kernel_reads_by_itself(mount, source, allowed):
     m = mount(source.root, "--passthrough=on")
-    before, size = metric(m, "read_bytes_total"), 0
+    before, size = m.metric("read_bytes_total"), 0
     for path, full in wholes(source):
         for way in ("read", "mmap"):
             with open(m / f"shards/{path}", "rb"):
@@ -113,9 +108,9 @@ def test_the_kernel_reads_by_itself(mount, source, allowed):
                 assert eventually(lambda: state(m) == {"on": True, "files": 1}), state(m)
                 assert WAYS[way](m / f"shards/{path}") == oracle.read_all(full)
             size += os.path.getsize(full)
-    assert metric(m, "read_bytes_total") == before
+    assert m.metric("read_bytes_total") == before
     check_wholes(m / "shards", source)
-    assert metric(m, "read_bytes_total") - before == size / 2  # O_DIRECT comes to the daemon
+    assert m.metric("read_bytes_total") - before == size / 2  # O_DIRECT comes to the daemon
     assert eventually(lambda: state(m) == {"on": True, "files": 0}), state(m)
 
 

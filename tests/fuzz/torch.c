@@ -18,8 +18,6 @@ static int fd;
 int
 LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    (void)argc;
-    (void)argv;
     fd = memfd_create("fuzz-torch", 0);
     EXPECT(fd >= 0);
     return 0;

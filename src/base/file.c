@@ -26,6 +26,24 @@ file_read(int fd, void *to, size_t length, uint64_t offset)
 }
 
 errint_t
+file_read_through(int fd, uint64_t offset, uint64_t end)
+{
+    char bounce[16384];
+
+    while (offset < end) {
+        size_t length = end - offset < sizeof(bounce) ? (size_t)(end - offset) : sizeof(bounce);
+        ssize_t got = file_read(fd, bounce, length, offset);
+
+        if (got < 0)
+            return (errint_t)got;
+        if ((size_t)got < length)
+            return -ENODATA;
+        offset += length;
+    }
+    return 0;
+}
+
+errint_t
 file_write(int fd, const void *from, size_t length, uint64_t offset)
 {
     for (size_t done = 0; done < length;) {

@@ -15,6 +15,10 @@ ssize_t file_read(int fd, void *to, size_t length, uint64_t offset);
 /* Writes all of it, as pwrite(2). */
 errint_t file_write(int fd, const void *from, size_t length, uint64_t offset);
 
+/* Reads bytes [offset, end) and discards them, so that they are in the page cache. -ESTALE: the
+ * file ends before. */
+errint_t file_read_through(int fd, uint64_t offset, uint64_t end);
+
 /* "directory/name", or "name" if `directory` is empty. malloc'ed; NULL: out of memory. */
 char *path_join(const char *directory, const char *name);
 

@@ -14,21 +14,6 @@
 /* Bytes that an index needs in addition, however short its file is. */
 enum { INDEX_LEAST_CHARGE = 1024 };
 
-/* Waits for storage while no memory is charged: the bytes are in the page cache afterwards. */
-static errint_t
-read_through(int fd, size_t length)
-{
-    char bounce[16384];
-    ssize_t got = 0;
-
-    for (size_t done = 0; done < length; done += (size_t)got) {
-        got = file_read(fd, bounce, sizeof(bounce), done);
-        if (got <= 0)
-            return got < 0 ? (errint_t)got : -EIO;
-    }
-    return 0;
-}
-
 void
 catalog_free_index(struct catalog *catalog, struct st_index *index)
 {
@@ -90,7 +75,8 @@ read_index_charged(struct catalog *catalog, struct backing *backing, int fd, siz
 {
     uint64_t charged = ST_INDEX_FACTOR * size + INDEX_LEAST_CHARGE;
     struct header_budget_counters now;
-    errint_t error = size > ST_LARGE_HEADER ? read_through(fd, size) : 0;
+    /* Waits for storage while no memory is charged. */
+    errint_t error = size > ST_LARGE_HEADER ? file_read_through(fd, 0, size) : 0;
     ssize_t got;
     char *text;
 

@@ -194,8 +194,8 @@ static errint_t
 read_table_charged(struct table_cache *cache, int fd, struct kept_table *kept)
 {
     struct admission admission = {cache->budget, 0};
-    errint_t error = st_table_read_admitted(fd, kept->identity.size, admit_header, &admission,
-                                            &kept->table, &kept->reason);
+    errint_t error = st_table_read(fd, kept->identity.size, admit_header, &admission, &kept->table,
+                                   &kept->reason);
     uint64_t bytes = 0;
 
     if (!error) {

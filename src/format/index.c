@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * See index.h. The names go from tensor to shard; here they are taken apart
- * (json.h), sorted, and each shard's name is kept once.
- */
+/* See index.h. Names of tensors are sorted; the name of each shard is stored once. */
 #include "format/index.h"
 
+#include "base/text.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 
@@ -13,25 +11,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Real metadata is a few numbers; beyond this it is neither looked into nor kept. */
+/* Larger metadata is ignored. Real metadata is a few numbers. */
 #define METADATA_MOST 65536u
 
-/* A double holds whole numbers exactly up to here. */
+/* Up to this number a double is exact. */
 #define EXACT_MOST 9007199254740992.0
 
 static errint_t
-refuse(struct reason *reason, const char *what)
+refuse_index(struct reason *reason, const char *what)
 {
     return reason_set(reason, -EBADMSG, "InvalidIndex", "%s", what);
 }
 
 static errint_t
-out_of_memory(struct reason *reason)
+index_out_of_memory(struct reason *reason)
 {
     return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the index");
 }
 
-/* Whether a shard's name, as the index gives it, is a plain file name. */
+/* Whether the name of a shard is a plain file name. */
 static bool
 is_plain_name(const char *name, size_t length)
 {
@@ -39,7 +37,7 @@ is_plain_name(const char *name, size_t length)
            !memchr(name, '\\', length) && !memchr(name, '\0', length);
 }
 
-/* metadata.total_size. It may be anything, so cJSON reads it. */
+/* metadata.total_size, which may have any form. */
 static void
 read_total_size(struct json_span metadata, struct st_index *index)
 {
@@ -58,21 +56,20 @@ read_total_size(struct json_span metadata, struct st_index *index)
     cJSON_Delete(tree);
 }
 
-/* The members of an index that are read: at weight_map's object; and metadata, where it is an
- * object that is not too long. */
-struct parts {
-    struct json_reader map;
-    struct json_span metadata;
+/* The members of an index that are used. */
+struct index_parts {
+    struct json_reader map; /* at the object weight_map */
+    struct json_span metadata; /* empty: missing, not an object, or too large */
 };
 
 static errint_t
-find_parts(struct json_reader in, struct parts *parts, struct reason *reason)
+find_parts(struct json_reader in, struct index_parts *parts, struct reason *reason)
 {
     struct json_span key;
 
-    *parts = (struct parts){{NULL, NULL}, {NULL, 0}};
+    *parts = (struct index_parts){{NULL, NULL}, {NULL, 0}};
     if (json_type(&in) != JSON_OBJECT)
-        return refuse(reason, "the index is JSON but no object");
+        return refuse_index(reason, "the index is not a JSON object");
     json_enter(&in);
     while (json_next_key(&in, &key)) {
         struct json_reader value = in;
@@ -84,35 +81,35 @@ find_parts(struct json_reader in, struct parts *parts, struct reason *reason)
         if (!json_raw_is(key, "weight_map"))
             continue;
         if (parts->map.at)
-            return refuse(reason, "weight_map appears twice");
+            return refuse_index(reason, "weight_map appears twice");
         parts->map = value;
     }
     if (!parts->map.at)
-        return refuse(reason, "weight_map is missing");
+        return refuse_index(reason, "weight_map is missing");
     if (json_type(&parts->map) != JSON_OBJECT)
-        return refuse(reason, "weight_map is not an object");
+        return refuse_index(reason, "weight_map is not an object");
     return 0;
 }
 
-/* Entries that follow each other and name the same shard: most do, so there are
- * far fewer runs than entries, and only runs are sorted to number the shards. */
-struct run {
+/* Consecutive entries that name the same shard. There are far fewer runs than entries, and only
+ * runs are sorted to number the shards. */
+struct shard_run {
     const char *shard; /* terminated, in the scratch text */
     uint32_t number;
 };
 
-/* What a weight_map holds, and the room it takes. */
-struct counts {
+/* The sizes of a weight_map. */
+struct index_counts {
     uint32_t entries;
     uint32_t runs;
     uint32_t shards;
-    size_t names; /* bytes of the tensors' names */
-    size_t run_names; /* of the runs' shards, with their NULs */
-    size_t shard_names; /* of the shards, each once, with their NULs */
+    size_t names; /* bytes of the names of tensors */
+    size_t run_names; /* of the shards of all runs, with NULs */
+    size_t shard_names; /* of all shards, with NULs */
     size_t metadata;
 };
 
-/* Whether a raw shard name does not go on with the run of the one before. */
+/* Whether a raw name of a shard differs from the one before. */
 static bool
 begins_run(struct json_span before, struct json_span raw)
 {
@@ -121,7 +118,7 @@ begins_run(struct json_span before, struct json_span raw)
 }
 
 static errint_t
-count_map(struct json_reader in, struct counts *counts, struct reason *reason)
+count_map(struct json_reader in, struct index_counts *counts, struct reason *reason)
 {
     struct json_span key, before = {NULL, 0};
 
@@ -144,9 +141,9 @@ count_map(struct json_reader in, struct counts *counts, struct reason *reason)
     return 0;
 }
 
-/* Lists the runs, their names in `scratch`, and checks the names. */
+/* Lists the runs and checks the names of their shards, which it writes to `scratch`. */
 static errint_t
-list_runs(struct json_reader in, struct run *runs, char *scratch, struct reason *reason)
+list_runs(struct json_reader in, struct shard_run *runs, char *scratch, struct reason *reason)
 {
     struct json_span key, before = {NULL, 0};
 
@@ -171,21 +168,20 @@ list_runs(struct json_reader in, struct run *runs, char *scratch, struct reason 
 }
 
 static int
-compare_runs(const void *a, const void *b)
+compare_shard_runs(const void *a, const void *b)
 {
-    return strcmp((*(struct run *const *)a)->shard, (*(struct run *const *)b)->shard);
+    return strcmp((*(struct shard_run *const *)a)->shard, (*(struct shard_run *const *)b)->shard);
 }
 
-/* Numbers the runs by their shards in sorted order; `order` becomes the runs
- * sorted. */
+/* Numbers the shards of the runs by name. `order`: room for the sorted runs. */
 static void
-number_shards(struct run *runs, struct run **order, struct counts *counts)
+number_shards(struct shard_run *runs, struct shard_run **order, struct index_counts *counts)
 {
     for (uint32_t i = 0; i < counts->runs; i++)
         order[i] = &runs[i];
-    qsort(order, counts->runs, sizeof(order[0]), compare_runs);
+    qsort(order, counts->runs, sizeof(order[0]), compare_shard_runs);
     for (uint32_t i = 0; i < counts->runs; i++) {
-        if (i == 0 || compare_runs(&order[i - 1], &order[i]) != 0) {
+        if (i == 0 || compare_shard_runs(&order[i - 1], &order[i]) != 0) {
             counts->shards++;
             counts->shard_names += strlen(order[i]->shard) + 1;
         }
@@ -193,8 +189,8 @@ number_shards(struct run *runs, struct run **order, struct counts *counts)
     }
 }
 
-/* An index while it is made: the same arrays, to be written. */
-struct making {
+/* An index that is being built, with writable pointers to its arrays. */
+struct index_builder {
     struct st_index *index;
     struct st_index_entry *entries;
     const char **shards;
@@ -203,7 +199,7 @@ struct making {
 };
 
 static bool
-make_index(struct making *making, const struct counts *counts)
+make_index(struct index_builder *builder, const struct index_counts *counts)
 {
     size_t shards = sizeof(struct st_index);
     size_t entries = shards + counts->shards * sizeof(char *);
@@ -213,108 +209,106 @@ make_index(struct making *making, const struct counts *counts)
 
     if (!memory)
         return false;
-    *making = (struct making){
+    *builder = (struct index_builder){
         .index = (struct st_index *)memory,
         .shards = (const char **)(memory + shards),
         .entries = (struct st_index_entry *)(memory + entries),
         .text = memory + text,
     };
-    *making->index = (struct st_index){
-        .shards = making->shards,
-        .entries = making->entries,
-        .text = making->text,
+    *builder->index = (struct st_index){
+        .shards = builder->shards,
+        .entries = builder->entries,
+        .text = builder->text,
         .bytes = bytes,
     };
     return true;
 }
 
 static void
-fill_shards(struct making *making, struct run *const *order, uint32_t runs)
+fill_shards(struct index_builder *builder, struct shard_run *const *order, uint32_t runs)
 {
     for (uint32_t i = 0; i < runs; i++) {
-        if (order[i]->number < making->index->shard_count)
+        if (order[i]->number < builder->index->shard_count)
             continue;
         size_t size = strlen(order[i]->shard) + 1;
-        char *name = making->text + making->text_length;
+        char *name = builder->text + builder->text_length;
         memcpy(name, order[i]->shard, size);
-        making->shards[making->index->shard_count++] = name;
-        making->text_length += size;
+        builder->shards[builder->index->shard_count++] = name;
+        builder->text_length += size;
     }
 }
 
 static void
-fill_entries(struct making *making, struct json_reader in, const struct run *run)
+fill_entries(struct index_builder *builder, struct json_reader in, const struct shard_run *run)
 {
     struct json_span key, before = {NULL, 0};
 
     json_enter(&in);
     while (json_next_key(&in, &key)) {
-        struct st_index_entry *entry = &making->entries[making->index->count++];
+        struct st_index_entry *entry = &builder->entries[builder->index->count++];
         struct json_span raw = json_take_string(&in);
         if (before.text && begins_run(before, raw))
             run++;
         before = raw;
-        entry->name = (uint32_t)making->text_length;
-        entry->name_length = (uint32_t)json_unescape(key, making->text + making->text_length);
+        entry->name = (uint32_t)builder->text_length;
+        entry->name_length = (uint32_t)json_unescape(key, builder->text + builder->text_length);
         entry->shard = run->number;
-        making->text_length += entry->name_length;
+        builder->text_length += entry->name_length;
     }
 }
 
 static int
-compare_names(const void *a, const void *b, void *text)
+compare_entries(const void *a, const void *b, void *text)
 {
     const struct st_index_entry *x = a, *y = b;
     const char *t = text;
-    uint32_t least = x->name_length < y->name_length ? x->name_length : y->name_length;
-    int order = memcmp(t + x->name, t + y->name, least);
 
-    return order ? order : (x->name_length > y->name_length) - (x->name_length < y->name_length);
+    return text_compare(t + x->name, x->name_length, t + y->name, y->name_length);
 }
 
-/* Sorts the entries, where they are not sorted yet, and refuses twins. */
+/* Sorts the entries by name, unless they are sorted, and refuses duplicates. */
 static errint_t
-sort_entries(struct making *making, struct reason *reason)
+sort_entries(struct index_builder *builder, struct reason *reason)
 {
-    struct st_index_entry *entries = making->entries;
-    uint32_t i = 1, count = making->index->count;
+    struct st_index_entry *entries = builder->entries;
+    uint32_t i = 1, count = builder->index->count;
 
-    while (i < count && compare_names(&entries[i - 1], &entries[i], making->text) < 0)
+    while (i < count && compare_entries(&entries[i - 1], &entries[i], builder->text) < 0)
         i++;
     if (i >= count)
         return 0;
-    qsort_r(entries, count, sizeof(entries[0]), compare_names, making->text);
+    qsort_r(entries, count, sizeof(entries[0]), compare_entries, builder->text);
     for (i = 1; i < count; i++) {
         char shown[QUOTED_SIZE];
-        if (compare_names(&entries[i - 1], &entries[i], making->text) == 0)
+        if (compare_entries(&entries[i - 1], &entries[i], builder->text) == 0)
             return reason_set(
                 reason, -EBADMSG, "InvalidIndex", "weight_map has the tensor \"%s\" more than once",
-                quoted(shown, making->text + entries[i].name, entries[i].name_length));
+                quoted(shown, builder->text + entries[i].name, entries[i].name_length));
     }
     return 0;
 }
 
-/* Keeps the metadata behind the names. */
+/* Copies the metadata behind the names. */
 static void
-fill_metadata(struct making *making, struct json_span metadata)
+copy_index_metadata(struct index_builder *builder, struct json_span metadata)
 {
-    char *text = making->text + making->text_length;
+    char *text = builder->text + builder->text_length;
 
     if (metadata.length == 0)
         return;
     memcpy(text, metadata.text, metadata.length);
-    making->index->metadata = text;
-    making->index->metadata_length = metadata.length;
+    builder->index->metadata = text;
+    builder->index->metadata_length = metadata.length;
 }
 
 static errint_t
-parse_parts(const struct parts *parts, struct st_index **index, struct reason *reason)
+parse_parts(const struct index_parts *parts, struct st_index **index, struct reason *reason)
 {
     const struct json_reader map = parts->map;
-    struct counts counts = {.metadata = parts->metadata.length};
-    struct making making = {0};
-    struct run *runs = NULL;
-    struct run **order = NULL;
+    struct index_counts counts = {.metadata = parts->metadata.length};
+    struct index_builder builder = {0};
+    struct shard_run *runs = NULL;
+    struct shard_run **order = NULL;
     char *scratch = NULL;
     errint_t error = count_map(map, &counts, reason);
 
@@ -324,25 +318,25 @@ parse_parts(const struct parts *parts, struct st_index **index, struct reason *r
     order = calloc((size_t)counts.runs + 1, sizeof(order[0]));
     scratch = malloc(counts.run_names + 1);
     if (!runs || !order || !scratch) {
-        error = out_of_memory(reason);
+        error = index_out_of_memory(reason);
         goto out;
     }
     error = list_runs(map, runs, scratch, reason);
     if (error)
         goto out;
     number_shards(runs, order, &counts);
-    if (!make_index(&making, &counts)) {
-        error = out_of_memory(reason);
+    if (!make_index(&builder, &counts)) {
+        error = index_out_of_memory(reason);
         goto out;
     }
-    fill_shards(&making, order, counts.runs);
-    fill_entries(&making, map, runs);
-    fill_metadata(&making, parts->metadata);
-    error = sort_entries(&making, reason);
+    fill_shards(&builder, order, counts.runs);
+    fill_entries(&builder, map, runs);
+    copy_index_metadata(&builder, parts->metadata);
+    error = sort_entries(&builder, reason);
     if (error)
-        free(making.index);
+        free(builder.index);
     else
-        *index = making.index;
+        *index = builder.index;
 out:
     free(scratch);
     free(order);
@@ -354,11 +348,11 @@ errint_t
 st_index_parse(const char *json, size_t length, struct st_index **index, struct reason *reason)
 {
     struct json_fault fault;
-    struct parts parts;
+    struct index_parts parts;
 
     if (length > ST_MAX_INDEX)
         return reason_set(reason, -EBADMSG, "InvalidIndex",
-                          "the index has %zu bytes; at most %u are read", length, ST_MAX_INDEX);
+                          "the index has %zu bytes, expected at most %u", length, ST_MAX_INDEX);
     if (length >= 3 && memcmp(json, "\xEF\xBB\xBF", 3) == 0) {
         json += 3; /* a byte order mark */
         length -= 3;

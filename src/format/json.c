@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * See json.h.
- *
- * Why this is not cJSON: once a text has been checked by serde_json's rules,
- * which cJSON does not have, taking it apart is the smaller half; and cJSON's
- * tree cannot be used for what lies in a header. It holds numbers as doubles
- * (offsets are exact to 2^64), ends strings at \u0000 ("U8\u0000" would be a
- * known dtype), and takes about forty times the bytes of `[0,0,0,...]`, so that
- * a 100 MB header would cost gigabytes. Where its tree does fit, a small piece
- * of no fixed shape, it is used: the metadata of an index (index.c).
+ * Why not cJSON: it does not apply serde_json's rules, stores numbers as doubles (offsets are exact
+ * up to 2^64), ends strings at \u0000 ("U8\u0000" would be a known dtype), and needs about forty
+ * times the bytes of `[0,0,0,...]`, gigabytes for a header of 100 MB. It reads only the metadata of
+ * an index (index.c), which is small and has no fixed form.
  */
 #include "format/json.h"
 
@@ -60,46 +55,46 @@ is_digit(char c)
 
 /* --- The check --- */
 
-struct scan {
+struct json_scan {
     const char *at;
     const char *end;
-    const char *what; /* the fault at `at`, once there is one */
+    const char *what; /* what is wrong at `at`; NULL: nothing yet */
 };
 
 static bool
-refuse(struct scan *s, const char *what)
+json_refuse(struct json_scan *s, const char *what)
 {
     s->what = what;
     return false;
 }
 
 static void
-skip_space(struct scan *s)
+skip_space(struct json_scan *s)
 {
     while (s->at < s->end && is_space(*s->at))
         s->at++;
 }
 
-/* The next byte, or NUL at the end: no place in JSON takes a bare NUL. */
+/* The next byte; NUL at the end, which JSON allows nowhere. */
 static char
-peek(const struct scan *s)
+peek(const struct json_scan *s)
 {
     return s->at < s->end ? *s->at : '\0';
 }
 
 static bool
-check_word(struct scan *s, const char *word)
+check_word(struct json_scan *s, const char *word)
 {
     size_t length = strlen(word);
 
     if ((size_t)(s->end - s->at) < length || memcmp(s->at, word, length) != 0)
-        return refuse(s, "no JSON value begins here");
+        return json_refuse(s, "expected a JSON value");
     s->at += length;
     return true;
 }
 
-/* Whether the digits at `at` (a number by the grammar, without its sign) are
- * within a double, as serde_json wants even of numbers nobody reads. */
+/* Whether a number (valid by the grammar, without its sign) is in the range of a double, which
+ * serde_json demands even of numbers that are ignored. */
 static bool
 number_fits(const char *at, const char *end)
 {
@@ -136,17 +131,17 @@ number_fits(const char *at, const char *end)
 }
 
 static bool
-check_digits(struct scan *s)
+check_digits(struct json_scan *s)
 {
     if (!is_digit(peek(s)))
-        return refuse(s, "a digit is missing in a number");
+        return json_refuse(s, "expected a digit");
     while (is_digit(peek(s)))
         s->at++;
     return true;
 }
 
 static bool
-check_number(struct scan *s)
+check_number(struct json_scan *s)
 {
     if (peek(s) == '-')
         s->at++;
@@ -156,7 +151,7 @@ check_number(struct scan *s)
     if (peek(s) == '0') {
         s->at++;
         if (is_digit(peek(s)))
-            return refuse(s, "a number begins with a zero too many");
+            return json_refuse(s, "a number has a leading zero");
     } else if (!check_digits(s)) {
         return false;
     }
@@ -175,12 +170,12 @@ check_number(struct scan *s)
     }
     if ((exponent || s->at - start > 300) && !number_fits(start, s->at)) {
         s->at = start;
-        return refuse(s, "a number is too big");
+        return json_refuse(s, "a number is too large");
     }
     return true;
 }
 
-/* The four digits after \u; -1 when they are not. */
+/* The value of the four digits after \u; -1: there are none. */
 static int32_t
 hex4(const char *at, const char *end)
 {
@@ -204,7 +199,7 @@ hex4(const char *at, const char *end)
     return value;
 }
 
-/* Whether the escape of the second half of a surrogate pair stands at `at`. */
+/* Whether the escape of the second half of a surrogate pair is at `at`. */
 static bool
 is_low_surrogate(const char *at, const char *end)
 {
@@ -214,25 +209,25 @@ is_low_surrogate(const char *at, const char *end)
     return code >= 0xDC00 && code <= 0xDFFF;
 }
 
-/* At the backslash of an escape. */
+/* At the backslash. */
 static bool
-check_escape(struct scan *s)
+check_escape(struct json_scan *s)
 {
     char c = s->end - s->at < 2 ? '\0' : s->at[1];
 
     if (c != 'u') {
         if (c == '\0' || !strchr("\"\\/bfnrt", c))
-            return refuse(s, "there is no such escape");
+            return json_refuse(s, "unknown escape");
         s->at += 2;
         return true;
     }
 
     int32_t code = hex4(s->at + 2, s->end);
     if (code < 0)
-        return refuse(s, "\\u is not followed by four hexadecimal digits");
+        return json_refuse(s, "expected four hexadecimal digits after \\u");
     if (code >= 0xD800 && code <= 0xDFFF) {
         if (code >= 0xDC00 || !is_low_surrogate(s->at + 6, s->end))
-            return refuse(s, "a surrogate stands alone");
+            return json_refuse(s, "lone surrogate");
         s->at += 6;
     }
     s->at += 6;
@@ -241,7 +236,7 @@ check_escape(struct scan *s)
 
 /* At the opening quote. */
 static bool
-check_string(struct scan *s)
+check_string(struct json_scan *s)
 {
     const char *at = s->at + 1, *end = s->end;
 
@@ -250,9 +245,9 @@ check_string(struct scan *s)
             at++;
         s->at = at;
         if (at == end)
-            return refuse(s, "a string does not end");
+            return json_refuse(s, "unterminated string");
         if ((unsigned char)*at < 0x20)
-            return refuse(s, "a control character stands in a string");
+            return json_refuse(s, "control character in a string");
         if (*at == '"') {
             s->at++;
             return true;
@@ -265,22 +260,22 @@ check_string(struct scan *s)
 
 /* A key and its colon. */
 static bool
-check_key(struct scan *s)
+check_key(struct json_scan *s)
 {
     skip_space(s);
     if (peek(s) != '"')
-        return refuse(s, "an object's key is missing");
+        return json_refuse(s, "expected a key");
     if (!check_string(s))
         return false;
     skip_space(s);
     if (peek(s) != ':')
-        return refuse(s, "the ':' after a key is missing");
+        return json_refuse(s, "expected ':' after a key");
     s->at++;
     return true;
 }
 
 static bool
-check_scalar(struct scan *s)
+check_scalar(struct json_scan *s)
 {
     switch (peek(s)) {
     case '"':
@@ -294,13 +289,14 @@ check_scalar(struct scan *s)
     default:
         if (peek(s) == '-' || is_digit(peek(s)))
             return check_number(s);
-        return refuse(s, s->at < s->end ? "no JSON value begins here" : "the text ends too early");
+        return json_refuse(s,
+                           s->at < s->end ? "expected a JSON value" : "the text ends unexpectedly");
     }
 }
 
 /* The whole text. `open[i]` is the bracket that closes level i. */
 static bool
-check_text(struct scan *s)
+check_text(struct json_scan *s)
 {
     char open[JSON_DEPTH];
     unsigned depth = 0;
@@ -311,7 +307,7 @@ check_text(struct scan *s)
         char c = peek(s);
         if (c == '{' || c == '[') {
             if (depth == JSON_DEPTH)
-                return refuse(s, "values are nested too deep");
+                return json_refuse(s, "values are nested too deeply");
             open[depth++] = c == '{' ? '}' : ']';
             s->at++;
             skip_space(s);
@@ -324,7 +320,7 @@ check_text(struct scan *s)
             return false;
         }
 
-        /* What follows it: the ends of containers, then a comma or nothing. */
+        /* After it: the ends of containers, then a comma or the end. */
         skip_space(s);
         while (depth && peek(s) == open[depth - 1]) {
             depth--;
@@ -332,10 +328,10 @@ check_text(struct scan *s)
             skip_space(s);
         }
         if (!depth)
-            return s->at == s->end || refuse(s, "something follows the JSON value");
+            return s->at == s->end || json_refuse(s, "expected nothing after the JSON value");
         if (peek(s) != ',')
-            return refuse(s, s->at < s->end ? "',' or the closing bracket is missing"
-                                            : "the text ends too early");
+            return json_refuse(s, s->at < s->end ? "expected ',' or the closing bracket"
+                                                 : "the text ends unexpectedly");
         s->at++;
         if (open[depth - 1] == '}' && !check_key(s))
             return false;
@@ -345,7 +341,7 @@ check_text(struct scan *s)
 errint_t
 json_check(const char *text, size_t length, struct json_fault *fault)
 {
-    struct scan s = {text, text + length, NULL};
+    struct json_scan s = {text, text + length, NULL};
 
     if (check_text(&s))
         return 0;
@@ -354,7 +350,7 @@ json_check(const char *text, size_t length, struct json_fault *fault)
     return -EBADMSG;
 }
 
-/* --- Reading what was checked --- */
+/* --- Reading a checked text --- */
 
 static void
 pass_space(struct json_reader *reader)
@@ -425,7 +421,7 @@ json_next_key(struct json_reader *reader, struct json_span *key)
     return true;
 }
 
-/* Whether the quote at `at` is escaped, in a string that begins at `start`. */
+/* Whether the quote at `at` is escaped, in a string that starts at `start`. */
 static bool
 is_escaped(const char *start, const char *at)
 {
@@ -450,7 +446,7 @@ json_take_string(struct json_reader *reader)
     return (struct json_span){start, (size_t)(at - start)};
 }
 
-/* A number or a word: they have no end of their own. */
+/* A number or a word, which ends where something else begins. */
 static void
 take_scalar(struct json_reader *reader)
 {
@@ -511,7 +507,7 @@ json_take_u64(struct json_reader *reader, uint64_t *number)
     return true;
 }
 
-/* Writes what the escape at `at` (its backslash) means, and moves past it. */
+/* Writes the character of the escape at *at (its backslash), and moves *at behind it. */
 static unsigned
 unescape_one(const char **at, const char *end, char out[4])
 {

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See npy.h; the layout is that of numpy/lib/format.py, `_write_array_header`. */
+/* See npy.h. The form is that of `_write_array_header` in numpy/lib/format.py. */
 #include "format/npy.h"
+
+#include "base/file.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define NPY_ALIGN 64u
-#define NPY_GROWTH_DIGITS 21u /* NumPy leaves room for a first dimension that grows */
+#define NPY_GROWTH_DIGITS 21u /* NumPy reserves room for the first dimension to grow */
 
 static unsigned
 digits_of(uint64_t value)
@@ -23,7 +24,7 @@ digits_of(uint64_t value)
     return digits;
 }
 
-/* The dictionary as Python's repr() writes it, and NumPy's room to grow. */
+/* The dictionary as Python's repr() writes it, and NumPy's reserve. */
 static void
 add_dictionary(struct buffer *out, const char *descr, const uint64_t *dims, uint32_t rank)
 {
@@ -52,8 +53,8 @@ npy_header(struct buffer *out, enum dtype dtype, const uint64_t *dims, uint32_t 
     else
         add_dictionary(&dictionary, "|u1", &bytes, 1);
 
-    /* Padding and line break count into the length, and NumPy always pads: a
-     * header that would fit exactly gets 64 spaces. */
+    /* The length includes padding and line break. NumPy always pads: a header that fits exactly
+     * gets 64 spaces. */
     size_t length = dictionary.length + 1, prefix = 8 + 2;
     size_t padding = NPY_ALIGN - (prefix + length) % NPY_ALIGN;
     bool wide = length + padding > UINT16_MAX;
@@ -62,7 +63,7 @@ npy_header(struct buffer *out, enum dtype dtype, const uint64_t *dims, uint32_t 
         padding = NPY_ALIGN - (prefix + length) % NPY_ALIGN;
     }
     if (length + padding > UINT32_MAX)
-        dictionary.failed = true; /* over 200 million dimensions: not to be had */
+        dictionary.failed = true; /* over 200 million dimensions */
 
     buffer_add(out, wide ? "\x93NUMPY\x02\x00" : "\x93NUMPY\x01\x00", 8);
     for (unsigned i = 0; i < prefix - 8; i++)
@@ -78,22 +79,22 @@ npy_header(struct buffer *out, enum dtype dtype, const uint64_t *dims, uint32_t 
 
 /* ---- reading ---- */
 
-/* Longer ones NumPy reads only when told that they are to be trusted. */
+/* NumPy reads longer headers only if they are declared trustworthy. */
 #define HEADER_MOST ((size_t)1 << 20)
 
-/* A place in the text of the dictionary, which is terminated. */
-struct text {
+/* A position in the text of the dictionary, which ends with NUL. */
+struct npy_text {
     const char *at;
 };
 
 static errint_t
-refuse(struct reason *reason, const char *why)
+refuse_npy(struct reason *reason, const char *why)
 {
     return reason_set(reason, -EBADMSG, "InvalidNpy", "%s", why);
 }
 
 static void
-skip_spaces(struct text *in)
+skip_spaces(struct npy_text *in)
 {
     while (isspace((unsigned char)*in->at))
         in->at++;
@@ -101,7 +102,7 @@ skip_spaces(struct text *in)
 
 /* Takes `word` and the spaces before it, if it is next. */
 static bool
-take(struct text *in, const char *word)
+take(struct npy_text *in, const char *word)
 {
     size_t length = strlen(word);
 
@@ -112,9 +113,9 @@ take(struct text *in, const char *word)
     return true;
 }
 
-/* A string in quotes of either kind, of less than 32 bytes. */
+/* A string in single or double quotes, of less than 32 bytes. */
 static bool
-take_string(struct text *in, char text[32])
+take_string(struct npy_text *in, char text[32])
 {
     size_t length;
     char quote;
@@ -134,7 +135,7 @@ take_string(struct text *in, char text[32])
 }
 
 static bool
-take_number(struct text *in, uint64_t *number)
+take_number(struct npy_text *in, uint64_t *number)
 {
     skip_spaces(in);
     if (!isdigit((unsigned char)*in->at))
@@ -143,12 +144,12 @@ take_number(struct text *in, uint64_t *number)
         if (__builtin_mul_overflow(*number, 10, number) ||
             __builtin_add_overflow(*number, (uint64_t)(*in->at - '0'), number))
             return false;
-    take(in, "L"); /* as Python 2 wrote them */
+    take(in, "L"); /* as Python 2 wrote it */
     return true;
 }
 
 static bool
-take_shape(struct text *in, struct npy *npy)
+take_shape(struct npy_text *in, struct npy *npy)
 {
     npy->rank = 0;
     if (!take(in, "("))
@@ -180,7 +181,7 @@ dtype_from_descr(const char *descr)
 
 /* {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } */
 static errint_t
-parse_dictionary(struct text in, struct npy *npy, struct reason *reason)
+parse_dictionary(struct npy_text in, struct npy *npy, struct reason *reason)
 {
     char key[32], descr[32] = "", shown[QUOTED_SIZE];
     bool fortran = false, has_shape = false, right = take(&in, "{");
@@ -198,34 +199,24 @@ parse_dictionary(struct text in, struct npy *npy, struct reason *reason)
         take(&in, ",");
     }
     if (!right || !*descr || !has_shape)
-        return refuse(reason, "its header is not that of one array of numbers");
+        return refuse_npy(reason, "its header is not that of an array of numbers");
     if (fortran && npy->rank > 1)
-        return refuse(reason, "it is in Fortran order, which safetensors cannot say");
+        return refuse_npy(reason, "it is in Fortran order, which safetensors cannot express");
     npy->dtype = dtype_from_descr(descr);
     if (npy->dtype == DTYPE_UNKNOWN)
-        return reason_set(reason, -EBADMSG, "InvalidNpy",
-                          "values of type %s are none of safetensors",
+        return reason_set(reason, -EBADMSG, "InvalidNpy", "safetensors has no values of type %s",
                           quoted(shown, descr, strlen(descr)));
     return 0;
 }
 
 static errint_t
-read_some(int fd, char *to, size_t length, off_t offset, struct reason *reason)
+read_npy_bytes(int fd, char *to, size_t length, uint64_t offset, struct reason *reason)
 {
-    while (length > 0) {
-        ssize_t got = pread(fd, to, length, offset);
+    ssize_t got = file_read(fd, to, length, offset);
 
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return reason_set(reason, -errno, "IoError", "%s", strerror(errno));
-        if (got == 0)
-            return refuse(reason, "it ends inside its header");
-        to += got;
-        offset += got;
-        length -= (size_t)got;
-    }
-    return 0;
+    if (got < 0)
+        return reason_set(reason, (errint_t)got, "IoError", "%s", strerror((int)-got));
+    return (size_t)got < length ? refuse_npy(reason, "it ends inside its header") : 0;
 }
 
 errint_t
@@ -237,26 +228,26 @@ npy_read(int fd, uint64_t size, struct npy *npy, struct reason *reason)
     errint_t error;
 
     if (size < sizeof(prefix))
-        return refuse(reason, "it is too short for a .npy file");
-    error = read_some(fd, (char *)prefix, sizeof(prefix), 0, reason);
+        return refuse_npy(reason, "it is too short for a .npy file");
+    error = read_npy_bytes(fd, (char *)prefix, sizeof(prefix), 0, reason);
     if (error)
         return error;
     if (memcmp(prefix, "\x93NUMPY", 6) != 0 || prefix[6] < 1 || prefix[6] > 3)
-        return refuse(reason, "it does not begin as a .npy file of version 1 to 3 does");
+        return refuse_npy(reason, "it does not begin like a .npy file of version 1 to 3");
     width = prefix[6] == 1 ? 2 : 4;
     for (size_t i = width; i-- > 0;)
         length = length << 8 | prefix[8 + i];
     if (length > HEADER_MOST)
-        return refuse(reason, "its header is too long");
+        return refuse_npy(reason, "its header is too long");
     npy->data_start = 8 + width + length;
     if (npy->data_start > size)
-        return refuse(reason, "it ends inside its header");
+        return refuse_npy(reason, "it ends inside its header");
     text = calloc(length + 1, 1);
     if (!text)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-    error = read_some(fd, text, length, (off_t)(8 + width), reason);
+    error = read_npy_bytes(fd, text, length, 8 + width, reason);
     if (!error)
-        error = parse_dictionary((struct text){text}, npy, reason);
+        error = parse_dictionary((struct npy_text){text}, npy, reason);
     free(text);
     return error;
 }

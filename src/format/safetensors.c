@@ -54,17 +54,17 @@ st_header_length(const void *first, uint64_t file_size, uint64_t *n, struct reas
 
     if (file_size < 8)
         return reason_set(reason, -EBADMSG, "HeaderTooSmall",
-                          "the file has %" PRIu64 " bytes; a header takes at least 8", file_size);
+                          "the file has %" PRIu64 " bytes, expected at least 8", file_size);
     for (unsigned i = 0; i < 8; i++)
         length |= (uint64_t)bytes[i] << 8 * i;
     if (length > ST_MAX_HEADER)
         return reason_set(reason, -EBADMSG, "HeaderTooLarge",
-                          "the first 8 bytes announce a header of %" PRIu64
-                          " bytes; at most %u are read",
+                          "the first 8 bytes give a header of %" PRIu64
+                          " bytes, expected at most %u",
                           length, ST_MAX_HEADER);
     if (length > file_size - 8)
         return reason_set(reason, -EBADMSG, "InvalidHeaderLength",
-                          "the first 8 bytes announce a header of %" PRIu64
+                          "the first 8 bytes give a header of %" PRIu64
                           " bytes; the file has %" PRIu64 " after them",
                           length, file_size - 8);
     *n = length;
@@ -82,7 +82,7 @@ struct entry {
     size_t rank;
 };
 
-/* {"F32":null}: serde's long form of a variant, which the reference accepts. */
+/* {"F32":null}: serde's long form of a variant, which the reference implementation accepts. */
 static bool
 read_variant(struct json_reader *in, struct json_span *name)
 {
@@ -125,7 +125,7 @@ read_number(struct json_reader *in, struct json_span name, const char *field, ui
     if (json_take_u64(in, number))
         return 0;
     struct json_span value = json_take(in);
-    return refuse_entry(reason, name, "%s has %.60s, expected a whole number", field,
+    return refuse_entry(reason, name, "%s contains %.60s, expected a whole number", field,
                         quoted(shown, value.text, value.length));
 }
 
@@ -223,7 +223,7 @@ read_entry_object(struct json_reader *in, struct json_span name, struct entry *e
     return 0;
 }
 
-/* ["F32",[2],[0,8]]: the fields in order, which the reference accepts. */
+/* ["F32",[2],[0,8]]: the fields in order, which the reference implementation accepts. */
 static errint_t
 read_entry_array(struct json_reader *in, struct json_span name, struct entry *entry,
                  struct reason *reason)
@@ -233,13 +233,14 @@ read_entry_array(struct json_reader *in, struct json_span name, struct entry *en
     json_enter(in);
     while (json_next_element(in)) {
         if (count == FIELD_COUNT)
-            return refuse_entry(reason, name, "the entry is an array of more than 3");
+            return refuse_entry(reason, name, "the entry is an array of more than 3 values");
         errint_t error = fields[count++].read(in, name, entry, reason);
         if (error)
             return error;
     }
     if (count < FIELD_COUNT)
-        return refuse_entry(reason, name, "the entry is an array of %u, expected an object", count);
+        return refuse_entry(reason, name, "the entry is an array of %u values, expected an object",
+                            count);
     return 0;
 }
 
@@ -319,7 +320,7 @@ count_header(struct json_reader in, struct st_counts *counts, struct reason *rea
 
     if (json_type(&in) != JSON_OBJECT)
         return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
-                          "the header is JSON but no object");
+                          "the header is not a JSON object");
     json_enter(&in);
     while (json_next_key(&in, &key)) {
         bool is_metadata = json_raw_is(key, ST_METADATA_KEY);

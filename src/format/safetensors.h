@@ -81,18 +81,15 @@ errint_t st_header_length(const void *first, uint64_t file_size, uint64_t *n,
 errint_t st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table **table,
                         struct reason *reason);
 
-/* Reads, parses and checks the header of the open file `fd`. Errors as above, and those of
- * pread(2), with a reason. */
-errint_t st_table_read(int fd, uint64_t file_size, struct st_table **table, struct reason *reason);
-
 /*
- * As st_table_read(), with a memory budget: calls `admit` before ST_PARSE_FACTOR * n bytes are used
- * for a header of n bytes. An error of `admit`, with its reason, ends the read. A header above
- * ST_LARGE_HEADER is first read once, ST_FIRST_READ bytes at a time.
+ * Reads, parses and checks the header of the open file `fd`. Errors as above, and those of
+ * pread(2), with a reason. Unless `admit` is NULL, it is called before ST_PARSE_FACTOR * n bytes
+ * are used for a header of n bytes; an error of it, with its reason, ends the read. A header above
+ * ST_LARGE_HEADER is read into the page cache before that.
  */
-errint_t st_table_read_admitted(int fd, uint64_t file_size,
-                                errint_t (*admit)(void *arg, uint64_t n, struct reason *reason),
-                                void *arg, struct st_table **table, struct reason *reason);
+errint_t st_table_read(int fd, uint64_t file_size,
+                       errint_t (*admit)(void *arg, uint64_t n, struct reason *reason), void *arg,
+                       struct st_table **table, struct reason *reason);
 
 void st_table_free(struct st_table *table); /* NULL is allowed */
 

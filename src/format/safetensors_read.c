@@ -2,50 +2,35 @@
 /* Reads headers from open files. See safetensors.h. */
 #include "format/safetensors.h"
 
+#include "base/file.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+/* Sets the reason of an error of file_read() or file_read_through(). -ENODATA becomes -ESTALE. */
+static errint_t
+read_failed(errint_t error, struct reason *reason)
+{
+    if (error == -ENODATA)
+        return reason_set(reason, -ESTALE, "IoError",
+                          "the file became shorter while its header was read");
+    return reason_set(reason, error, "IoError", "reading the header: %s", strerror(-error));
+}
 
 /* Reads all of [offset, offset + length). */
 static errint_t
-read_exactly(int fd, char *to, size_t length, uint64_t offset, struct reason *reason)
+read_header_bytes(int fd, char *to, size_t length, uint64_t offset, struct reason *reason)
 {
-    while (length) {
-        ssize_t got = pread(fd, to, length, (off_t)offset);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            errint_t error = -errno;
-            return reason_set(reason, error, "IoError", "reading the header: %s", strerror(-error));
-        }
-        if (got == 0)
-            return reason_set(reason, -ESTALE, "IoError",
-                              "the file became shorter while its header was read");
-        to += got;
-        offset += (uint64_t)got;
-        length -= (size_t)got;
-    }
-    return 0;
+    ssize_t got = file_read(fd, to, length, offset);
+
+    if (got >= 0 && (size_t)got < length)
+        got = -ENODATA;
+    return got < 0 ? read_failed((errint_t)got, reason) : 0;
 }
 
-/* Reads [have, end) into the page cache, by way of a buffer of ST_FIRST_READ bytes. */
-static errint_t
-read_through(int fd, char *buffer, uint64_t have, uint64_t end, struct reason *reason)
-{
-    errint_t error = 0;
-
-    while (!error && have < end) {
-        size_t length = end - have < ST_FIRST_READ ? (size_t)(end - have) : ST_FIRST_READ;
-
-        error = read_exactly(fd, buffer, length, have, reason);
-        have += length;
-    }
-    return error;
-}
-
-/* Wipes and frees `bytes`: after a short header they are weights, which no core dump may contain.
- */
+/* Wipes and frees the first bytes of a file: behind a short header they are weights, which must not
+ * be in a core dump. */
 static void
 wipe(char *bytes, size_t length)
 {
@@ -62,7 +47,7 @@ read_whole_header(int fd, uint64_t n, uint64_t file_size, struct st_table **tabl
 
     if (!text)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
-    error = read_exactly(fd, text, n, 8, reason);
+    error = read_header_bytes(fd, text, n, 8, reason);
     if (!error)
         error = st_table_parse(text, n, file_size, table, reason);
     free(text);
@@ -70,9 +55,9 @@ read_whole_header(int fd, uint64_t n, uint64_t file_size, struct st_table **tabl
 }
 
 errint_t
-st_table_read_admitted(int fd, uint64_t file_size,
-                       errint_t (*admit)(void *arg, uint64_t n, struct reason *reason), void *arg,
-                       struct st_table **table, struct reason *reason)
+st_table_read(int fd, uint64_t file_size,
+              errint_t (*admit)(void *arg, uint64_t n, struct reason *reason), void *arg,
+              struct st_table **table, struct reason *reason)
 {
     size_t have = file_size < ST_FIRST_READ ? (size_t)file_size : ST_FIRST_READ;
     size_t room = file_size < ST_FIRST_READ ? have + 1 : have; /* never of size 0 */
@@ -82,16 +67,19 @@ st_table_read_admitted(int fd, uint64_t file_size,
 
     if (!bytes)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
-    error = read_exactly(fd, bytes, have, 0, reason);
+    error = read_header_bytes(fd, bytes, have, 0, reason);
     if (!error)
         error = st_header_length(bytes, file_size, &n, reason);
-    if (!error && n > ST_LARGE_HEADER)
-        error = read_through(fd, bytes, have, 8 + n, reason);
+    if (!error && n > ST_LARGE_HEADER) {
+        error = file_read_through(fd, have, 8 + n);
+        if (error)
+            error = read_failed(error, reason);
+    }
     if (error || 8 + n > have) {
         wipe(bytes, have);
         bytes = NULL;
     }
-    if (!error)
+    if (!error && admit)
         error = admit(arg, n, reason);
     if (!error)
         error = bytes ? st_table_parse(bytes + 8, n, file_size, table, reason)
@@ -99,19 +87,4 @@ st_table_read_admitted(int fd, uint64_t file_size,
     if (bytes)
         wipe(bytes, have);
     return error;
-}
-
-static errint_t
-admit_always(void *arg, uint64_t n, struct reason *reason)
-{
-    (void)arg;
-    (void)n;
-    (void)reason;
-    return 0;
-}
-
-errint_t
-st_table_read(int fd, uint64_t file_size, struct st_table **table, struct reason *reason)
-{
-    return st_table_read_admitted(fd, file_size, admit_always, NULL, table, reason);
 }

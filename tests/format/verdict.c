@@ -38,7 +38,7 @@ read_table(const char *path, struct st_table **table, struct reason *reason)
         perror(path);
         exit(2);
     }
-    errint_t error = st_table_read(fd, (uint64_t)st.st_size, table, reason);
+    errint_t error = st_table_read(fd, (uint64_t)st.st_size, NULL, NULL, table, reason);
     close(fd);
     return error;
 }

@@ -234,7 +234,7 @@ def test_bfloat16_of_ml_dtypes(place):
     ("fortran", np.asfortranarray(np.ones((2, 3))), "Fortran order"),
     ("big", np.ones(3, ">f4"), "type >f4"), ("text", np.array(["a"]), "type <U1"),
     ("complex", np.ones(3, "<c16"), "type <c16"), ("float8", np.zeros(3, "V1"), "type |V1"),
-    ("record", np.zeros(3, [("a", "<f4")]), "not that of one array of numbers")])
+    ("record", np.zeros(3, [("a", "<f4")]), "not that of an array of numbers")])
 def test_npy_files_that_no_tensor_can_be(place, name, array, why):
     np.save(place / f"{name}.npy", array)
     err = run(place / f"{name}.npy", place / "out.safetensors", status=1)

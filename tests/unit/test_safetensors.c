@@ -52,9 +52,9 @@ static const struct {
     {"{\"a\":" A "}", 1, NULL, NULL},
     {" {\"a\":" A "}\n ", 1, NULL, NULL},
     {"{\"a\xff\":" A "}", 1, "InvalidHeader", "byte 0xff at byte 3"},
-    {"", 0, "InvalidHeaderDeserialization", "ends too early, at byte 0"},
+    {"", 0, "InvalidHeaderDeserialization", "the text ends unexpectedly, at byte 0"},
     {"\xEF\xBB\xBF{}", 0, "InvalidHeaderDeserialization", "not JSON"},
-    {"{} x", 0, "InvalidHeaderDeserialization", "something follows the JSON value, at byte 3"},
+    {"{} x", 0, "InvalidHeaderDeserialization", "expected nothing after the JSON value, at byte 3"},
     {"[]", 0, "InvalidHeaderDeserialization", "no object"},
     {"{\"a\n\":" A "}", 1, "InvalidHeaderDeserialization", "control character"},
     {"{\"a\\ud800\":" A "}", 1, "InvalidHeaderDeserialization", "surrogate"},
@@ -75,7 +75,7 @@ static const struct {
     {"{\"a\":{\"dtype\":{},\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
      "InvalidHeaderDeserialization", "dtype is an object"},
     {"{\"a\":" TENSOR("U8", "-1", "0", "1") "}", 1, "InvalidHeaderDeserialization",
-     "shape has -1, expected a whole number"},
+     "shape contains -1, expected a whole number"},
     {"{\"a\":" TENSOR("U8", "1.0", "0", "1") "}", 1, "InvalidHeaderDeserialization", "1.0"},
     {"{\"a\":" TENSOR("U8", "\"1\"", "0", "1") "}", 1, "InvalidHeaderDeserialization", "\"1\""},
     {"{\"a\":" TENSOR("U8", "1", "0", "18446744073709551616") "}", 1,
@@ -306,14 +306,14 @@ START_TEST(reads)
         buffer_add_repeat(&out, ' ', 8 + lengths[i] - out.length);
         buffer_add_char(&out, 'x');
         int fd = file_with(out.data, out.length);
-        ck_assert_int_eq(st_table_read(fd, out.length, &table, &reason), 0);
+        ck_assert_int_eq(st_table_read(fd, out.length, NULL, NULL, &table, &reason), 0);
         ck_assert_uint_eq(table->data_start, 8 + lengths[i]);
         ck_assert_uint_eq(table->count, 1);
         st_table_free(table);
 
         /* The file is shorter than it was when it was looked at. */
         ck_assert_int_eq(ftruncate(fd, (off_t)lengths[i] / 2), 0);
-        ck_assert_int_eq(st_table_read(fd, out.length, &table, &reason), -ESTALE);
+        ck_assert_int_eq(st_table_read(fd, out.length, NULL, NULL, &table, &reason), -ESTALE);
         ck_assert_str_eq(reason.rule, "IoError");
         close(fd);
         buffer_free(&out);
@@ -328,12 +328,12 @@ START_TEST(reads_small_files)
 
     for (size_t size = 0; size < 10; size++) {
         int fd = file_with("\x02\0\0\0\0\0\0\0{}", size);
-        ck_assert_int_eq(st_table_read(fd, size, &table, &reason), -EBADMSG);
+        ck_assert_int_eq(st_table_read(fd, size, NULL, NULL, &table, &reason), -EBADMSG);
         ck_assert_str_eq(reason.rule, size < 8 ? "HeaderTooSmall" : "InvalidHeaderLength");
         close(fd);
     }
     int fd = file_with("\x02\0\0\0\0\0\0\0{}", 10);
-    ck_assert_int_eq(st_table_read(fd, 10, &table, &reason), 0);
+    ck_assert_int_eq(st_table_read(fd, 10, NULL, NULL, &table, &reason), 0);
     ck_assert_uint_eq(table->count, 0);
     st_table_free(table);
     close(fd);
@@ -345,7 +345,7 @@ START_TEST(read_errors)
     struct st_table *table;
     struct reason reason;
 
-    ck_assert_int_eq(st_table_read(-1, 100, &table, &reason), -EBADF);
+    ck_assert_int_eq(st_table_read(-1, 100, NULL, NULL, &table, &reason), -EBADF);
     ck_assert_str_eq(reason.rule, "IoError");
 }
 END_TEST

@@ -163,13 +163,12 @@ first_look(const char *source)
     }
     switch (await_finding(child)) {
     case NO_CHECKPOINT:
-        log_warning("%s: no checkpoint that fstfs can read (*.safetensors) was found in it; other "
-                    "files are shown as they are",
+        log_warning("%s: found no checkpoint (*.safetensors); other files are shown unchanged",
                     quoted(name, source, strlen(source)));
         break;
     case NONE_READABLE:
-        log_warning("%s: no checkpoint that fstfs can read was found in it: every *.safetensors is "
-                    "broken or closed to this user, and .fstfs/problems says how",
+        log_warning("%s: found no valid checkpoint: every *.safetensors is invalid or not readable "
+                    "by this user, see .fstfs/problems",
                     quoted(name, source, strlen(source)));
         break;
     case FOUND:

@@ -110,7 +110,7 @@ reject_missing_value(struct parser *parser, const struct valued_option *option, 
 static const struct valued_option *
 find_valued_option(const char *text)
 {
-    const char *name = strncmp(text, "--", 2) == 0 ? text + 2 : text;
+    const char *name = text[0] == '-' && text[1] == '-' ? text + 2 : text;
     size_t length = strcspn(name, "=");
 
     if (length == strlen("shard_size") && strncmp(text, "shard_size", length) == 0)

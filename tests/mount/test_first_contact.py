@@ -370,10 +370,8 @@ def test_refusals_in_the_foreground_are_logged(mount, user_binary, test_user, so
 
 # --- a source that has nothing for fstfs ---
 
-NOTHING = "no checkpoint that fstfs can read (*.safetensors) was found in it; other files are shown " \
-          "as they are"
-BROKEN = "no checkpoint that fstfs can read was found in it: every *.safetensors is broken or " \
-         "closed to this user, and .fstfs/problems says how"
+NOTHING = "found no checkpoint (*.safetensors); other files are shown unchanged"
+BROKEN = "found no valid checkpoint: every *.safetensors is invalid or not readable by this user"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/open.h"
 #include "base/version.h"
+#include "io/lanes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -43,11 +44,18 @@ struct slot {
     struct slot *previous, *next; /* in the owner's idle list; NULL: not there */
 };
 
+/* The descriptors of one file system. `users`: backings. */
+struct descriptor_lane {
+    struct lane lane;
+    unsigned held; /* slots that are held, or about to be */
+};
+
 /* What hangs on a backing. Guarded by `attach_lock`, but for the atomics and
  * what the attachment points to. */
 struct state {
     struct descriptors *owner;
     struct backing *backing;
+    struct descriptor_lane *lane;
     struct slot slots[ACCESS_COUNT];
     struct attachment attachment;
     atomic_bool direct_refused;
@@ -61,6 +69,8 @@ struct descriptors {
     pthread_cond_t released; /* a descriptor became idle or was closed */
     unsigned most;
     unsigned open; /* descriptors open or about to be */
+    unsigned held; /* of all lanes */
+    struct lane *lanes;
     unsigned round; /* calls of descriptors_tidy() */
     bool direct; /* whether to try at all */
     const char *direct_refused; /* static text */
@@ -141,6 +151,7 @@ untie(struct state *state)
         idle_remove(&state->slots[i]);
         state->owner->open -= state->slots[i].fd >= 0;
     }
+    atomic_fetch_sub(&state->lane->lane.users, 1);
     pthread_cond_broadcast(&state->owner->released);
     if (state->attachment.forget)
         state->attachment.forget(state->attachment.data);
@@ -186,6 +197,7 @@ descriptors_free(struct descriptors *descriptors)
     }
     pthread_mutex_unlock(&attach_lock);
     pthread_cond_destroy(&descriptors->released);
+    lanes_free(&descriptors->lanes);
     free(descriptors);
 }
 
@@ -200,6 +212,13 @@ attach(struct descriptors *descriptors, struct backing *backing)
     state = calloc(1, sizeof(*state));
     if (!state)
         return NULL;
+    state->lane = (struct descriptor_lane *)lanes_find(
+        &descriptors->lanes, backing->identity.device, sizeof(*state->lane));
+    if (!state->lane) {
+        free(state);
+        return NULL;
+    }
+    atomic_fetch_add(&state->lane->lane.users, 1);
     state->owner = descriptors;
     state->backing = backing;
     for (int i = 0; i < ACCESS_COUNT; i++) {
@@ -246,11 +265,31 @@ descriptors_access(struct descriptors *descriptors, struct backing *backing)
     return state && atomic_load(&state->direct_refused) ? ACCESS_BUFFERED : ACCESS_DIRECT;
 }
 
+static void
+count_held(struct state *state, int change)
+{
+    state->lane->held += (unsigned)change;
+    state->owner->held += (unsigned)change;
+}
+
+/* With the lock held: whether one more descriptor of the file system may be held: at most three
+ * quarters of what the others leave, so that reads that hang leave some, and at least one. */
+static bool
+lane_has_room(const struct state *state)
+{
+    unsigned held = state->lane->held, others = state->owner->held - held;
+    unsigned left = state->owner->most > others ? state->owner->most - others : 0;
+
+    return held == 0 || held + 1 <= left - left / 4;
+}
+
 static int
 hold(struct slot *slot)
 {
-    if (slot->holders++ == 0)
+    if (slot->holders++ == 0) {
         idle_remove(slot);
+        count_held(slot->state, 1);
+    }
     return slot->fd;
 }
 
@@ -268,16 +307,18 @@ close_later(struct slot *slot)
 
 /* With the lock held: makes room for one more, and returns the descriptor to close for it, or -1
  * when there was room; where the process is out of descriptors, there is room only if none is
- * open here. Waits while all are held. */
+ * open here. Waits while all are held, unless the file system holds none. */
 static int
-make_room(struct descriptors *descriptors, bool out_of_descriptors)
+make_room(struct descriptors *descriptors, const struct descriptor_lane *lane,
+          bool out_of_descriptors)
 {
     const struct slot *nothing = &descriptors->idle;
 
     while (descriptors->open >= (out_of_descriptors ? 1 : descriptors->most) &&
-           descriptors->idle.next == nothing)
+           descriptors->idle.next == nothing && (out_of_descriptors || lane->held > 0))
         pthread_cond_wait(&descriptors->released, &attach_lock);
-    if (descriptors->open < (out_of_descriptors ? 1 : descriptors->most)) {
+    if (descriptors->open < (out_of_descriptors ? 1 : descriptors->most) ||
+        descriptors->idle.next == nothing) {
         descriptors->open++;
         return -1;
     }
@@ -432,7 +473,9 @@ at_once(struct state *state, enum access access)
         return -ESTALE;
     if (access == ACCESS_DIRECT && atomic_load(&state->direct_refused))
         return -EOPNOTSUPP;
-    return state->slots[access].fd >= 0 ? hold(&state->slots[access]) : -EAGAIN;
+    if (state->slots[access].fd < 0 || (state->slots[access].holders == 0 && !lane_has_room(state)))
+        return -EAGAIN;
+    return hold(&state->slots[access]);
 }
 
 int
@@ -455,8 +498,9 @@ drop(struct slot *slot)
 {
     if (--slot->holders > 0)
         return;
+    count_held(slot->state, -1);
     idle_add(slot);
-    pthread_cond_signal(&slot->state->owner->released);
+    pthread_cond_broadcast(&slot->state->owner->released);
 }
 
 int
@@ -470,7 +514,12 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
         return -ENOMEM;
     pthread_mutex_lock(&attach_lock);
     while ((fd = at_once(state, access)) == -EAGAIN) {
-        surplus = make_room(descriptors, out_of_descriptors);
+        if (!lane_has_room(state)) {
+            pthread_cond_wait(&descriptors->released, &attach_lock);
+            continue;
+        }
+        surplus = make_room(descriptors, state->lane, out_of_descriptors);
+        count_held(state, 1);
         other = state->slots[!access].fd >= 0 ? hold(&state->slots[!access]) : -1;
         pthread_mutex_unlock(&attach_lock);
         if (surplus >= 0)
@@ -479,6 +528,7 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
         pthread_mutex_lock(&attach_lock);
         if (other >= 0)
             drop(&state->slots[!access]);
+        count_held(state, -1);
         if (fd >= 0 && state->slots[access].fd < 0) {
             state->slots[access].fd = fd;
             fd = hold(&state->slots[access]);

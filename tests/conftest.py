@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test that mounts stands on: a place of its own, a mount that always goes away.
+"""Shared by all tests that mount: temporary directories, and mounts that are always removed.
 
-FSTFS_BUILD         build folder (default: build/ beside tests/)
-FSTFS_TEST_SLOW     factor on every time limit (for sanitizer builds and valgrind)
-PROMTOOL            promtool, where it is not in PATH
-FSTFS_TORCH_PYTHON  a Python that has torch and transformers
+FSTFS_BUILD build directory (default: build/ next to tests/) FSTFS_TEST_SLOW factor for all time
+limits (for sanitizer builds and valgrind) PROMTOOL promtool, if it is not in PATH
+FSTFS_TORCH_PYTHON a Python with torch and transformers
 """
 
 import contextlib
@@ -28,8 +27,8 @@ from pathlib import Path
 
 import pytest
 
-# Tests fork after torch has computed something: OpenMP's threads are not in the child, which
-# would wait for them for ever. With one thread there are none.
+# Tests fork after torch has computed something. The child lacks OpenMP's threads and would wait for
+# them forever. With one thread there are none.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 HERE = Path(__file__).resolve().parent
@@ -37,17 +36,18 @@ ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
 FACTOR = float(os.environ.get("FSTFS_TEST_SLOW", "1"))
-# On every time limit: what hangs hangs for ever, and a machine may do other things, or be kept from
-# doing any for seconds. No test that passes waits for a limit.
+# Factor for all time limits. A hang lasts forever, and the machine may be busy for seconds. No
+# passing test waits for a limit.
 SLOW = 4 * FACTOR
-INSTRUMENTED = FACTOR > 1  # such a build keeps memory of its own
-LIMIT = 60 * SLOW  # seconds a mount may live unless a test says otherwise
+INSTRUMENTED = FACTOR > 1  # such builds retain memory
+LIMIT = 60 * SLOW  # default time limit of a mount in seconds
 BUILD = Path(os.environ.get("FSTFS_BUILD", ROOT / "build")).resolve()
 BINARY = BUILD / "fstfs"
 
 
 def is_sanitized(binary):
-    """Such a build keeps memory of its own, and system calls that others give up."""
+    """Whether it is a sanitizer build, which retains memory and needs system calls that others give
+    up."""
     return binary.exists() and any(
         name in binary.read_bytes() for name in (b"__asan_init", b"__tsan_init"))
 
@@ -67,8 +67,8 @@ def mounted_at(path):
 
 
 def copied_at(path):
-    """Whether a process has the mount in a mount namespace of its own, made while it was there: an
-    unmount here does not reach it, and it keeps the daemon."""
+    """Whether a process has a copy of the mount in its own mount namespace. Unmounting here does
+    not remove the copy, which keeps the daemon running."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -81,7 +81,7 @@ def copied_at(path):
 
 
 def eventually(check, seconds=5, pause=0.02):
-    """Calls check() until it gives something true, and gives that; its last answer at the end."""
+    """Calls check() until it returns a true value, and returns it; its last value after a timeout."""
     end = time.monotonic() + seconds * SLOW
     while True:
         found = check()
@@ -91,8 +91,8 @@ def eventually(check, seconds=5, pause=0.02):
 
 
 def keep_in_memory(path):
-    """Maps a file whose pages the kernel is then not to give up, as it may at any time. Of an
-    ordinary user it locks a few megabytes only (RLIMIT_MEMLOCK)."""
+    """Maps a file and locks its pages, which the kernel could otherwise evict. An unprivileged user
+    may lock a few megabytes only (RLIMIT_MEMLOCK)."""
     locked = 0x2000  # MAP_LOCKED
     with open(path, "rb") as f:
         try:
@@ -110,8 +110,7 @@ def drop_from_page_cache(paths):
 
 
 def processes_of(session):
-    """Ids of living processes of a session (setsid); who is dead and not yet reaped by init is
-    not one."""
+    """Process IDs of a session (setsid), without zombies."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -126,7 +125,7 @@ def processes_of(session):
 
 
 def as_user(user):
-    """The command prefix that runs a program as another user; nothing where we are that user."""
+    """The command prefix that runs a program as another user; empty if we are that user."""
     if user is None or pwd.getpwuid(os.geteuid()).pw_name == user:
         return []
     who = pwd.getpwnam(user)
@@ -135,14 +134,14 @@ def as_user(user):
 
 
 def parse_metrics(page):
-    """{name: value} of .fstfs/metrics, labels being part of the name."""
+    """{name: value} of .fstfs/metrics; the name includes the labels."""
     lines = page.decode().splitlines()
     return {name: float(value) if "." in value else int(value) for name, value in
             (line.split() for line in lines if line[0] != "#")}
 
 
 class Mount:
-    """One running fstfs in the foreground under a time limit; use the `mount` fixture."""
+    """A running fstfs in the foreground under a time limit; use the `mount` fixture."""
 
     def __init__(self, place, source, *options, user=None, limit=None, binary=BINARY,
                  mountpoint=None, environment=None, wrapper=()):
@@ -157,8 +156,8 @@ class Mount:
         os.close(fd)
         self.log = Path(log)
         self.exit = None
-        # the limit stands outside of this process: a reader that hangs in the kernel comes free
-        # only when the daemon dies
+        # The time limit is enforced by another process: a reader that hangs in the kernel is
+        # released only by the death of the daemon.
         self.command = ["timeout", "-s", "ABRT", "-k", "5", str(limit or LIMIT), *wrapper,
                         *as_user(user), os.fspath(binary), "-f", *options, self.source, self.path]
         with open(self.log, "wb") as log:
@@ -184,7 +183,7 @@ class Mount:
 
     @property
     def pid(self):
-        """The daemon's own id (`timeout` stands between)."""
+        """The daemon's process ID (`timeout` is its parent)."""
         with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as f:
             return int(f.read().split()[0])
 
@@ -216,9 +215,9 @@ class Mount:
         return self.exit
 
     def unmount(self):
-        """Unmounts as a user does and gives the daemon's exit status."""
+        """Unmounts as a user does and returns the daemon's exit status."""
         def done():
-            """Whether that needs no other try: who reads here may have died a moment ago."""
+            """False if the mount is busy; a reader may have died just now."""
             self.unmounted = subprocess.run(
                 [*as_user(self.user), "fusermount3", "-u", self.path], capture_output=True,
                 text=True, timeout=20 * SLOW)
@@ -228,15 +227,15 @@ class Mount:
             eventually(done)
             self.unmounted.check_returncode()
             if self.wait(0.5) is None and copied_at(self.path):
-                with contextlib.suppress(OSError, IndexError):  # it may end just now
+                with contextlib.suppress(OSError, IndexError):  # it may be exiting
                     self.signal(signal.SIGTERM)
             self.wait()
-            # its helpers, too, may have files of another mount open
+            # Its helpers may have files of another mount open.
             eventually(lambda: not processes_of(self.process.pid))
         return self.exit
 
     def kill(self):
-        """Makes sure that nothing is left, whatever state it is in."""
+        """Removes everything, whatever state it is in."""
         if self.process.poll() is None:
             for how in ("-u", "-uz"):
                 subprocess.run(["fusermount3", how, self.path], capture_output=True)
@@ -255,7 +254,7 @@ class Mount:
                 subprocess.run(["umount", "-l", self.path], capture_output=True)
 
     def finish(self, died=False):
-        """Teardown: unmounts and says everything that is not as it should be."""
+        """Teardown: unmounts, and returns a list of everything that is wrong."""
         faults = []
         if self.exit is None and self.process.poll() is None:
             try:
@@ -273,7 +272,7 @@ class Mount:
             faults.append("the daemon was aborted: time limit")
         elif self.exit not in (0, None) and not died:
             faults.append(f"the daemon exited with {self.exit}")
-        # a daemon that was killed takes its helpers with it, a moment later
+        # The helpers of a killed daemon die a moment later.
         if not eventually(lambda: not processes_of(self.process.pid)):
             left = processes_of(self.process.pid)
             faults.append(f"processes left: {left}")
@@ -288,14 +287,14 @@ class Mount:
 
 def make_place():
     path = tempfile.mkdtemp(prefix="fstfs-test-")
-    os.chmod(path, 0o755)  # the tests that run as another user must get in
+    os.chmod(path, 0o755)  # accessible to tests that run as another user
     return Path(path)
 
 
 def remove_place(path):
     assert not (left := mounted_at(path)), left
     for directory, names, _ in os.walk(path):
-        for name in names:  # before the walk goes in: a test may have shut it
+        for name in names:  # before the walk enters it; a test may have closed it
             below = os.path.join(directory, name)
             if not os.path.islink(below):
                 os.chmod(below, 0o700)
@@ -304,7 +303,7 @@ def remove_place(path):
 
 @pytest.fixture
 def place():
-    """A directory of this test's own, gone after it."""
+    """A temporary directory of one test."""
     path = make_place()
     yield path
     remove_place(path)
@@ -320,7 +319,7 @@ def shared_place():
 
 @pytest.fixture(scope="session")
 def fstfs():
-    """The program; fails where it is not built, skips where the machine cannot mount."""
+    """The program. Fails if it is not built; skips if the machine cannot mount."""
     if not BINARY.exists():
         pytest.fail(f"{BINARY} is not there: build first, or set FSTFS_BUILD", pytrace=False)
     if not os.path.exists("/dev/fuse"):
@@ -337,7 +336,7 @@ def fstfs():
 def mount(fstfs, place, request):
     """mount(source, *options, user=None, limit=None, died=False): a running Mount.
 
-    `died`: the test kills the daemon itself; its exit status is not looked at.
+    `died`: the test kills the daemon; its exit status is ignored.
     """
     mounts = []
     request.node.fstfs_mounts = mounts
@@ -373,7 +372,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(autouse=True)
 def time_limit(request):
-    """A test that the mount's own limit did not end is ended here."""
+    """Ends a test that the mount's own time limit did not end."""
     marker = request.node.get_closest_marker("limit")
     seconds = (marker.args[0] if marker else 60) * SLOW + 15
 
@@ -392,7 +391,7 @@ def pytest_configure(config):
 
 
 class Died(Exception):
-    """A child() was ended by a signal: .args[0]."""
+    """A child() was killed by the signal .args[0]."""
 
 
 def become_user(user):
@@ -411,8 +410,8 @@ def allow_crash():
 
 
 def child(work, *args, user=None, seconds=40):
-    """Runs work(*args) in a forked process, as `user`, and gives what it returned or raises what
-    it raised; Died(signal) where a signal ended it. For whatever may hang or take SIGBUS."""
+    """Runs work(*args) in a forked process, as `user`, and returns its result or raises its
+    exception; Died(signal) if a signal killed it. For anything that may hang or raise SIGBUS."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -459,7 +458,7 @@ def child(work, *args, user=None, seconds=40):
 
 
 def alive(pid):
-    """Whether a process runs: who is dead and not yet reaped does not."""
+    """Whether a process is running; a zombie is not."""
     try:
         with open(f"/proc/{pid}/stat") as f:
             return f.read().rsplit(")", 1)[1].split()[0] != "Z"
@@ -468,25 +467,25 @@ def alive(pid):
 
 
 def helpers_of(m, daemon=None):
-    """{name: id} of the processes that the daemon has forked, when they have their names."""
+    """{name: PID} of the daemon's helper processes, once they have set their names."""
     daemon = daemon or m.pid
 
     def look():
         with open(f"/proc/{daemon}/task/{daemon}/children") as f:
             return {open(f"/proc/{pid}/comm").read().strip(): int(pid) for pid in f.read().split()}
 
-    child(m.read, ".fstfs/status", user=m.user)  # it serves: they are there
+    child(m.read, ".fstfs/status", user=m.user)  # once it serves, all helpers have been started
     assert eventually(lambda: "fstfs" not in look())
     return look()
 
 
 @pytest.fixture
 def test_user(place):
-    """The name of an ordinary user who may mount: ourselves, or "nobody" where we are root (then
-    /dev/fuse is opened to all for the test's time).
+    """The name of an unprivileged user who may mount: the current user, or "nobody" if we are root
+    (/dev/fuse is then accessible to all during the test).
 
-    Suites may run beside each other: each holds a shared lock on the device while it needs it
-    open, the sticky bit says that it was opened for tests, and the last one shuts it again.
+    Test suites may run at the same time. Each holds a shared lock on the device while it needs it
+    accessible. The sticky bit marks that tests changed the mode, and the last one restores it.
     """
     if os.geteuid() != 0:
         yield pwd.getpwuid(os.geteuid()).pw_name
@@ -516,8 +515,8 @@ def test_user(place):
 
 @pytest.fixture
 def user_program(test_user, place):
-    """user_program(PATH): a path at which the test user can run a built program. The build folder
-    may be below a directory that is closed to others, as /root is."""
+    """user_program(PATH): a path at which the test user can run a built program. The build
+    directory may be below a closed directory such as /root."""
     def reachable(program):
         if subprocess.run([*as_user(test_user), "test", "-x", program]).returncode == 0:
             return program
@@ -534,13 +533,13 @@ def user_program(test_user, place):
 
 @pytest.fixture
 def user_binary(fstfs, user_program):
-    """fstfs at a path that the test user can run."""
+    """fstfs at a path where the test user can run it."""
     return user_program(fstfs)
 
 
 @pytest.fixture(params=["root", "user"])
 def who(request):
-    """Options of mount(): the daemon as root, and as an ordinary user."""
+    """Options of mount(): the daemon as root, and as an unprivileged user."""
     if request.param == "user":
         return {"user": request.getfixturevalue("test_user"),
                 "binary": request.getfixturevalue("user_binary")}

@@ -19,7 +19,7 @@ def run(*command, user=None, seconds=20, **more):
 
 
 def daemons(mountpoint):
-    """Ids of the fstfs processes that serve a mount point, their helpers left out."""
+    """Process IDs of the fstfs daemons that serve a mount point, without their helper processes."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -33,7 +33,7 @@ def daemons(mountpoint):
             if b"fstfs" in os.path.basename(words[0]) and os.fsencode(mountpoint) in words \
                     and comm not in ("fstfs-unmount", "fstfs-open", "fstfs-log"):
                 parents[int(entry)] = int(fields.split()[1])
-    # a helper that was forked a moment ago has no name of its own yet
+    # A helper process that has just been forked does not have its own name yet.
     return [pid for pid, parent in parents.items() if parent not in parents]
 
 
@@ -44,7 +44,7 @@ def source(place):
 
 @pytest.fixture
 def mnt(place):
-    """A mount point that is cleaned up, whatever the test did with it."""
+    """A mount point that is cleaned up, whatever state the test leaves it in."""
     path = place / "mnt"
     path.mkdir()
     yield path
@@ -67,7 +67,7 @@ def gone(mnt):
 
 
 def refused(done, *words):
-    """Non-zero, with a message a person can act on, on standard error."""
+    """Asserts a non-zero exit status and a helpful message on standard error."""
     assert done.returncode != 0, done
     text = done.stderr
     assert text.strip() and len(text.splitlines()) <= 12, text

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes by the hundred that read one file: a program of its own, so that a fork is cheap.
+"""Hundreds of processes that read one file. A separate program, so that fork is cheap.
 
     many.py share|map COUNT FILE EXPECTED
 
-share: all use one descriptor and one mapping, and come and go.
-map: each maps the file for itself, and all have it mapped before any of them ends.
-Each compares ranges with the file EXPECTED. The exit status is 0 when all were right.
+share: all use one descriptor and one mapping, and come and go. map: each has its own mapping, and
+all mappings exist before the first process ends. Each process compares ranges with the file
+EXPECTED. The exit status is 0 if all were equal.
 """
 
 import mmap
@@ -55,7 +55,7 @@ def map_all(count, path, want):
         places = [random.Random(f"{seed}.{i}").randrange(len(want)) for i in range(5)]
         fine = all(mapped[at:at + 100] == want[at:at + 100] for at in places)
         os.write(into, b"r")
-        os.read(told, 1)  # its end
+        os.read(told, 1)  # end of the file
         return fine
 
     pids = [start(lambda i=i: reader(i)) for i in range(count)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers that judge every byte they get: by read(), by page faults, by O_DIRECT.
+"""Readers that check every byte they read: by read(), by page faults and with O_DIRECT.
 
-What is expected of a file is a tuple of contents, one for each version that its source may have;
-all are of one size. What comes by one open file must be of one of them.
+The expected content of a file is a tuple of contents, one for each version that its source may
+have, all of the same size. Everything read through one open file must belong to one of them.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ from corpus import trees
 
 WAYS = ("read", "mmap", "direct")
 BLOCK = 4096
-MOST = 1 << 20  # bytes a read asks for
+MOST = 1 << 20  # bytes per read
 
 
 class WrongBytes(Exception):
-    """Something came that is of no version."""
+    """The bytes belong to no version."""
 
 
 def mixtures(versions):
-    """What a source of one checkpoint may be while its shards are replaced one after another: a
-    Source for each choice of a version for each shard, those of one version among them."""
+    """The states of a source of one checkpoint while its shards are replaced one after another: a
+    Source for each choice of a version for each shard."""
     first = versions[0]
     was, = first.checkpoints
     for chosen in itertools.product(versions, repeat=len(was.shards)):
@@ -43,7 +43,7 @@ def mixtures(versions):
 
 
 class OpenFile:
-    """A file of the mount, open to be read in one of the ways."""
+    """A file of the mount, opened to be read by one method."""
 
     def __init__(self, path, way, versions):
         self.path, self.way, self.versions = path, way, versions
@@ -53,10 +53,10 @@ class OpenFile:
             if self.size != len(versions[0]):
                 raise WrongBytes(f"{path!r}: {self.size} bytes, expected {len(versions[0])}")
             if way == "mmap" and self.size:
-                # without a size, one that Python cannot ask for any more would count as 0: EINVAL
+                # Python would treat a size that it can no longer get as 0, and fail with EINVAL.
                 self.mapping = mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
             elif way == "direct":
-                self.buffer = mmap.mmap(-1, MOST)  # aligned, as O_DIRECT wants it
+                self.buffer = mmap.mmap(-1, MOST)  # aligned, as O_DIRECT requires
         except BaseException:
             os.close(self.fd)
             raise
@@ -78,8 +78,7 @@ class OpenFile:
         return self.buffer[:got]
 
     def check(self, offset, length):
-        """Reads a range to its end, which is the file's or beyond it, and judges it; how many bytes
-        that were."""
+        """Reads a range up to its end or the end of the file, and checks it. Returns its length."""
         if self.way == "direct":
             offset, length = offset // BLOCK * BLOCK, -(-length // BLOCK) * BLOCK
         start, end = offset, min(offset + length, self.size)
@@ -100,7 +99,7 @@ class OpenFile:
 
 
 def differs(part, wanted):
-    """Where bytes leave the version that they follow longest."""
+    """The offset at which the bytes leave the version that they match longest."""
     def same(other):
         return next((i for i, (a, b) in enumerate(zip(part, other)) if a != b), len(part))
 
@@ -110,7 +109,7 @@ def differs(part, wanted):
 
 
 def check_files(files, way):
-    """Every byte of every file, in ranges that come in no order. `files`: [(path, content)]."""
+    """Checks every byte of every file, in ranges in random order. `files`: [(path, content)]."""
     rng = random.Random(way)
     for path, want in files:
         with OpenFile(path, way, (want,)) as file:
@@ -121,8 +120,8 @@ def check_files(files, way):
 
 
 class Reader:
-    """A process that reads random ranges of random files, in one way, until it is told to stop
-    or meets an error that is not in `passed`. After one that is, it opens another file."""
+    """A process that reads random ranges of random files by one method, until it is stopped or gets
+    an error that is not in `passed`. After an error in `passed`, it opens another file."""
 
     def __init__(self, files, way, seed, user=None, passed=()):
         self.way, self.files, self.passed = way, files, passed
@@ -151,19 +150,19 @@ class Reader:
 
     @property
     def count(self):
-        """Ranges read and found right."""
+        """Number of ranges read correctly."""
         return int.from_bytes(self.told[:8], "little")
 
     @property
     def compared(self):
-        """Bytes of those ranges."""
+        """Bytes in those ranges."""
         return int.from_bytes(self.told[8:16], "little")
 
     def stop(self):
         self.told[16] = 1
 
     def read(self):
-        """In the child: 0 when it was stopped, else the errno that ended it."""
+        """In the child: returns 0 if it was stopped, otherwise the errno that ended it."""
         count = compared = 0
         while not self.told[16]:
             path, *versions = self.rng.choice(self.files)
@@ -172,7 +171,7 @@ class Reader:
                     for _ in range(self.rng.randrange(1, 12)):
                         if self.told[16]:
                             break
-                        if self.rng.random() < 0.3:  # so that the mount is asked again
+                        if self.rng.random() < 0.3:  # so that the mount gets requests again
                             os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
                         compared += file.check(
                             self.rng.randrange(max(1, file.size)),
@@ -186,8 +185,8 @@ class Reader:
         return 0
 
     def end(self, until):
-        """Waits until then for it to end. Its outcome: an errno (0: it was stopped), "SIGBUS", a
-        text of what went wrong; None where it did not end."""
+        """Waits until that time for it to end. Returns its outcome: an errno (0: it was stopped),
+        "SIGBUS", or a message; None if it did not end."""
         if self.outcome is None:
             ready, _, _ = select.select([self.out], [], [], max(0, until - time.monotonic()))
             if not ready:
@@ -204,30 +203,30 @@ class Reader:
 
 
 class Crowd:
-    """Readers in all ways at once."""
+    """Several readers, using all methods."""
 
     def __init__(self, files, count=16, seed=0, **more):
         self.make = lambda way, seed: Reader(files, way, seed, **more)
         self.readers = [self.make(WAYS[i % len(WAYS)], f"{seed}.{i}") for i in range(count)]
-        self.gone = []  # those in whose place others have come
+        self.gone = []  # readers that have been replaced
 
     @property
     def count(self):
-        """Ranges read and found right, by all."""
+        """Number of ranges read correctly, by all readers."""
         return sum(r.count for r in self.readers + self.gone)
 
     @property
     def compared(self):
-        """Bytes of those ranges."""
+        """Bytes in those ranges."""
         return sum(r.compared for r in self.readers + self.gone)
 
     def reading(self):
-        """Whether each has read something by now (or has ended)."""
+        """Whether each reader has read something by now, or has ended."""
         return all(r.count > 0 or r.end(0) is not None for r in self.readers)
 
     def revive(self):
-        """Puts others in the place of those that ended with a page fault that nobody could serve:
-        a mapping outlives the file that it is of."""
+        """Replaces readers that ended with an unserved page fault: a mapping stays that of the old
+        file."""
         for i, reader in enumerate(self.readers):
             if reader.way == "mmap" and reader.end(0) == "SIGBUS":
                 self.gone.append(reader)
@@ -238,7 +237,7 @@ class Crowd:
             reader.stop()
 
     def finish(self, seconds):
-        """Waits for all. Who does not end is told with where it hangs."""
+        """Waits for all readers. For one that does not end, reports where it hangs."""
         until = time.monotonic() + seconds * SLOW
         for reader in self.readers:
             reader.end(until)
@@ -248,15 +247,15 @@ class Crowd:
         assert not hung, f"{len(hung)} readers did not end in {seconds} s:\n{places}"
 
     def faults(self, allowed):
-        """What is said of those that ended otherwise than by these errors: a wrong byte, an error.
-        A page fault that cannot be served is one of a mapping, whatever the errors are."""
+        """Describes wrong bytes, and outcomes other than these errors. An unserved page fault in a
+        mapping is always accepted."""
         ended = [(r.way, r.end(0)) for r in self.readers]
         return [f"{way}: {errno.errorcode.get(outcome, outcome)}" for way, outcome in ended
                 if outcome is not None and outcome not in allowed
                 and (way, outcome) != ("mmap", "SIGBUS")]
 
     def kill(self):
-        """Makes an end of those that are left, as far as the kernel lets it be made."""
+        """Kills the remaining readers, as far as the kernel permits."""
         for reader in self.readers:
             if reader.outcome is None:
                 os.kill(reader.pid, signal.SIGKILL)
@@ -264,7 +263,7 @@ class Crowd:
 
 
 def where(pid):
-    """Each thread of a process: its name, its state, and where in the kernel it is."""
+    """Name, state and kernel stack of each thread of a process."""
     lines = []
     try:
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source changes under the mount: it shows, and no open file mixes versions.
+"""The source changes under the mount: changes become visible, and no open file mixes versions.
 
-Every version's tensors are filled with one byte value of its own, so that a
-mixture is seen at once.
+Each version fills its tensors with one byte value, so that a mixture is recognized.
 """
 
 import ctypes
@@ -46,7 +45,7 @@ def replace(root, data):
 
 
 def rewrite(root, data):
-    """In place: the same inode. A clock tick must lie between two versions' times."""
+    """Rewrites in place, in the same inode. The times of two versions must differ by a clock tick."""
     time.sleep(0.05)
     with open(root / "m/model.safetensors", "r+b") as f:
         f.write(data)
@@ -54,13 +53,13 @@ def rewrite(root, data):
 
 
 def data_of(path):
-    """The bytes that are tensor data: behind the last header in the file."""
+    """The tensor data: everything after the last header in the file."""
     raw = oracle.read_all(path)
     return raw[-(SIZE + 5000):] if len(raw) >= SIZE + 5000 else raw[-SIZE:]
 
 
 def shows(m, view, fill):
-    """Whether a new open of the view's file gives version `fill`, whole."""
+    """Whether a newly opened file of the view has version `fill` completely."""
     try:
         raw = data_of(m / VIEWS[view])
     except OSError as error:
@@ -73,7 +72,7 @@ def shows(m, view, fill):
 @pytest.mark.parametrize("options", [(), ("--shards=1",)], ids=["as-source", "recut"])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("how", [replace, rewrite], ids=["renamed", "in-place"])
-def test_new_version_shows(mount, place, view, how, options):
+def test_new_version_becomes_visible(mount, place, view, how, options):
     root = place / "s"
     write(root, version(1))
     m = mount(root, *options)
@@ -87,7 +86,7 @@ def test_new_version_shows(mount, place, view, how, options):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("how", [replace, rewrite], ids=["renamed", "in-place"])
-def test_new_size_shows(mount, place, view, how):
+def test_new_size_becomes_visible(mount, place, view, how):
     root = place / "s"
     write(root, version(1, 10_000))
     m = mount(root)
@@ -147,17 +146,17 @@ def test_open_file_keeps_its_version_or_fails(mount, place, view, warm, how):
             failures += 1
             continue
         if len(got) < min(70_000, size - offset):
-            # what the page cache still had; the rest is an error and not the end
+            # Cached pages are readable; other reads are errors, not the end of the file.
             with pytest.raises(OSError) as raised:
                 os.pread(fd, 1, offset + len(got))
             assert raised.value.errno in GONE
         if expected is not None:
             assert got == expected[offset:offset + len(got)]
         else:
-            # whatever is not of the header is of version 1
+            # All bytes outside the header belong to version 1.
             assert set(got[max(0, 4096 - offset):]) <= {1}
     if how in ("in-place", "truncated") and not warm:
-        assert failures  # there is nothing it could have been read from
+        assert failures  # not cached anywhere
     os.close(fd)
 
 
@@ -185,9 +184,9 @@ def test_mapped_file_keeps_its_version_or_faults(mount, place, view):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_readers_beside_a_writer_never_see_a_mixture(mount, place, view):
-    """Fresh opens and old descriptors while versions follow each other, each renamed into place
-    (a file that is being written to in place is a mixture by itself)."""
+def test_readers_never_see_a_mixture(mount, place, view):
+    """Newly opened and old descriptors while each version is renamed into the place of the last. (A
+    file that is rewritten in place is a mixture itself.)"""
     root = place / "s"
     write(root, version(1))
     m = mount(root)
@@ -235,13 +234,13 @@ def test_readers_beside_a_writer_never_see_a_mixture(mount, place, view):
 
 
 def opened_by(m):
-    """What the daemon has open."""
+    """The files that the daemon has open."""
     found = []
     for n in os.listdir(f"/proc/{m.pid}/fd"):
         try:
             found.append(os.readlink(f"/proc/{m.pid}/fd/{n}"))
         except FileNotFoundError:
-            continue  # it has been closed since
+            continue  # closed meanwhile
     return found
 
 
@@ -249,8 +248,8 @@ def keeps_deleted(m):
     return any(path.endswith(" (deleted)") for path in opened_by(m))
 
 
-def test_replaced_file_is_let_go(mount, place):
-    """Nobody has it open: its descriptors are closed, so that its storage is free again."""
+def test_replaced_file_is_closed(mount, place):
+    """If no reader has it open, its descriptors are closed, so that its space is freed."""
     root = place / "s"
     write(root, version(1))
     m = mount(root)
@@ -261,8 +260,9 @@ def test_replaced_file_is_let_go(mount, place):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_deleted_file_is_let_go_when_closed(mount, place, view):
-    """Who has it open reads on; when nobody has, it is let go, though nobody looks."""
+def test_deleted_file_is_closed_with_its_last_reader(mount, place, view):
+    """A reader that has it open can read on. After that the daemon closes it without further
+    requests."""
     root = place / "s"
     write(root, version(1, 16 << 20))
     (root / "m/other").write_bytes(b"other")
@@ -271,7 +271,7 @@ def test_deleted_file_is_let_go_when_closed(mount, place, view):
     with mmap.mmap(-1, 1 << 20) as buffer:
         assert os.preadv(fd, [buffer], 4 << 20) == len(buffer) and set(buffer[:]) == {1}
         os.unlink(root / "m/model.safetensors")
-        # a file that nobody has open is let go, and this one is not
+        # A file without readers is closed, and this one is not.
         assert m.read("merged/m/other") == b"other"
         assert eventually(lambda: not any("other" in path for path in opened_by(m)), 10)
         assert os.preadv(fd, [buffer], 8 << 20) == len(buffer) and set(buffer[:]) == {1}
@@ -281,8 +281,8 @@ def test_deleted_file_is_let_go_when_closed(mount, place, view):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_deleted_file_that_lies_in_the_page_cache(mount, place, view):
-    """Who has it open reads on, by the descriptor that is there and not by the path."""
+def test_deleted_file_in_the_page_cache(mount, place, view):
+    """A reader that has it open reads through the existing descriptor, not by path."""
     root = place / "s"
     write(root, version(1))
     source = os.open(root / "m/model.safetensors", os.O_RDONLY)
@@ -308,7 +308,7 @@ def test_models_appear_and_disappear(mount, place):
     names = {v: "later" for v in ("tensors", "merged", "shards", "npy")}
     assert eventually(lambda: all("later" in os.listdir(m / v) for v in names))
     oracle.check_source(m.path, source)
-    # a lookup alone, no listing, of what was looked for in vain before
+    # Only a lookup of names that were looked up in vain before, without a listing.
     for view in names:
         assert not os.path.exists(m / f"{view}/second/model")
     second = source.add("second", "model", trees.small_tensors("s.", count=3))
@@ -330,7 +330,7 @@ def test_models_appear_and_disappear(mount, place):
 
 
 def test_model_grows_by_shards(mount, place):
-    """A download: shards come one after another, then the index; the bad become good."""
+    """As in a download: shards appear one by one, then the index; the checkpoint becomes valid."""
     source = trees.Source(place / "s")
     made = trees.Source(place / "made")
     c = made.add("m", "model", trees.small_tensors(count=8), shards=3)
@@ -363,15 +363,15 @@ def look(m):
 
 
 def put(path, data):
-    """Makes the file in one step."""
+    """Creates the file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     (path.parent / "put.tmp").write_bytes(data)
     os.rename(path.parent / "put.tmp", path)
 
 
 def sees_at_once(m, names, change):
-    """The names are absent, the source changes, the names are there: without a wait, though the
-    daemon has looked at the source a moment ago."""
+    """Looks names up in vain, changes the source, and looks them up again at once, although the
+    daemon has just checked the source."""
     for name in names:
         with pytest.raises(FileNotFoundError):
             os.stat(m / name)
@@ -381,8 +381,8 @@ def sees_at_once(m, names, change):
 
 
 @pytest.mark.parametrize("options", [(), ("--shard-size=5K",)], ids=["as-source", "recut"])
-def test_lookup_finds_what_is_new_at_once(mount, place, options):
-    """A lookup that missed is no reason to miss again."""
+def test_lookup_finds_new_names_at_once(mount, place, options):
+    """A failed lookup is not cached."""
     root = place / "s"
     two = [trees.tensor(f"w{i}", "U8", (5000,), fill=i) for i in range(2)]
     put(root / "m/old.safetensors", trees.file_bytes(two))
@@ -408,8 +408,8 @@ def test_lookup_finds_what_is_new_at_once(mount, place, options):
             "merged/m/config.json", "shards/m/config.json", "shards/n", "tensors/n", "npy/n")))
 
 
-def test_lookup_finds_what_a_link_leads_to_at_once(mount, place):
-    """Links may be there before their files are (git-annex): the directory does not change then."""
+def test_lookup_finds_new_target_of_a_link_at_once(mount, place):
+    """Links may exist before their targets (git-annex), so the directory does not change."""
     root = place / "s"
     (root / "m").mkdir(parents=True)
     for name in ("x.safetensors", "config.json", "sub"):
@@ -428,8 +428,8 @@ def test_lookup_finds_what_a_link_leads_to_at_once(mount, place):
     assert m.problems() == []
 
 
-def test_lookup_finds_what_a_last_shard_completes_at_once(mount, place):
-    """The merged file is absent while a shard is: not of the listing, but of the checkpoint."""
+def test_lookup_finds_completed_checkpoint_at_once(mount, place):
+    """The merged file is missing while a shard is: the checkpoint changes, not the listing."""
     shards = {f"x-{i + 1:05}-of-00002.safetensors":
               trees.file_bytes([trees.tensor(f"w{i}", "U8", (5000,), fill=i)]) for i in range(2)}
     root = place / "s"
@@ -441,7 +441,7 @@ def test_lookup_finds_what_a_last_shard_completes_at_once(mount, place):
                  lambda: put(root / "m" / last, shards[last]))
 
 
-def test_lookup_finds_what_a_rewritten_index_names_at_once(mount, place):
+def test_lookup_finds_shards_of_a_new_index_at_once(mount, place):
     root = place / "s"
     names = ["a.safetensors", "b.safetensors"]
     for i, name in enumerate(names):
@@ -472,7 +472,7 @@ def test_side_files_change(mount, place):
 
 
 def test_index_changes(mount, place):
-    """The index is replaced: tensors/ and merged/ follow it to other shards."""
+    """After the index is replaced, tensors/ and merged/ show its shards."""
     source = trees.Source(place / "s")
     old = [trees.tensor("old", "U8", (100,), fill=1)]
     new = [trees.tensor("new", "U8", (200,), fill=2)]
@@ -493,8 +493,8 @@ def test_index_changes(mount, place):
         {"metadata": {"total_size": 200}, "weight_map": {"new": "model.safetensors"}}
 
 
-def test_link_is_turned_to_another_revision(mount, place):
-    """A Hugging Face snapshot link that is pointed at another blob."""
+def test_link_to_another_revision(mount, place):
+    """A link of a Hugging Face snapshot is changed to another blob."""
     root = place / "s"
     (root / "snapshots").mkdir(parents=True)
     (root / "blobs").mkdir()
@@ -517,8 +517,9 @@ def test_link_is_turned_to_another_revision(mount, place):
     assert eventually(right)
 
 
-def test_touch_and_chmod_leave_readers_alone(mount, place):
-    """Where the daemon holds a lease, a new change time is no new content: an open file reads on."""
+def test_touch_and_chmod_do_not_disturb_readers(mount, place):
+    """If the daemon holds a lease, a new change time is not new content: an open file stays
+    readable."""
     root = place / "s"
     write(root, version(1))
     m = mount(root)
@@ -553,8 +554,8 @@ def test_directory_becomes_file_and_back(mount, place):
 
 
 def wait_at(fifo):
-    """In a process of its own: waits until somebody opens the FIFO to read from it. Gives its id;
-    its status is 0 when somebody did, and another when a signal came first."""
+    """Starts a process that waits for a reader to open the FIFO, and returns its PID. Its exit
+    status is 0 if a reader did, and different if a signal came first."""
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGUSR1, lambda *_: None)
@@ -563,14 +564,15 @@ def wait_at(fifo):
 
 
 def ended(pid):
-    os.kill(pid, signal.SIGUSR1)  # again and again: it may not wait yet
+    os.kill(pid, signal.SIGUSR1)  # repeatedly, because it may not be waiting yet
     found, status = os.waitpid(pid, os.WNOHANG)
     return found and [status]
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_fifo_in_its_place_is_not_opened(mount, place, view):
-    """Nor is a device: to open one may do something. Who waits at the FIFO goes on waiting."""
+def test_fifo_in_place_of_a_shard_is_not_opened(mount, place, view):
+    """Nor is a device, because opening it may have side effects. The process at the FIFO keeps
+    waiting."""
     root = place / "s"
     write(root, version(1))
     m = mount(root, "--prefetch=off")
@@ -587,7 +589,7 @@ def test_fifo_in_its_place_is_not_opened(mount, place, view):
 
 
 def test_source_directory_is_replaced(mount, place):
-    """The source itself is renamed away; what happens then is told, not hung."""
+    """The source directory is renamed: errors, but no hang."""
     root = place / "s"
     write(root, version(1))
     m = mount(root)
@@ -606,9 +608,9 @@ def test_source_directory_is_replaced(mount, place):
 
 
 @pytest.mark.parametrize("how", ["removed", "mounted-over", "unmounted"])
-def test_source_comes_anew(mount, place, how):
-    """The directory that was given has no path any more; what is at its path now is shown, and
-    links in it lead where they lead."""
+def test_source_directory_is_recreated(mount, place, how):
+    """The original directory no longer has a path. The directory now at SOURCE is shown, and links
+    in it work."""
     if how != "removed" and os.geteuid() != 0:
         pytest.skip("needs root")
     root = place / "s"
@@ -640,8 +642,8 @@ def test_source_comes_anew(mount, place, how):
             subprocess.run(["umount", "-l", root], check=True)
 
 
-def test_source_comes_anew_by_no_link(mount, place):
-    """Who may write above SOURCE cannot put a link there that leads to a directory of others."""
+def test_source_directory_is_not_replaced_by_a_link(mount, place):
+    """A user who can write above SOURCE cannot replace it with a link to another user's directory."""
     above, others = place / "up", place / "others"
     (above / "s").mkdir(parents=True)
     write(above / "s", version(1))
@@ -660,9 +662,9 @@ def test_source_comes_anew_by_no_link(mount, place):
 
 
 @pytest.mark.parametrize("options", [(), ("-o", "allow_other"), ("--sandbox=off",)])
-def test_links_to_what_is_looked_up(mount, place, options):
-    """A link in the source leads to the name in the mount that the daemon is asked for just then:
-    to go there would be to wait for oneself, and nobody could be killed."""
+def test_links_into_the_mount(mount, place, options):
+    """A link in the source leads to the very name in the mount that is being looked up. Following
+    it would deadlock, and the process could not be killed."""
     if "allow_other" in options and os.geteuid() != 0:
         pytest.skip("needs root")
     root, at = place / "s", place / "at"

@@ -19,7 +19,7 @@ from conftest import SLOW, as_user, child, eventually, mounted_at
 from corpus import trees
 
 
-# --- what works ---
+# --- options and arguments ---
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -38,7 +38,7 @@ def test_version(fstfs, flag):
 
 
 def test_background_returns_when_usable(fstfs, source, mnt):
-    done = run(fstfs, source.root, mnt)  # hangs here if the daemon keeps our pipes open
+    done = run(fstfs, source.root, mnt)  # hangs if the daemon keeps the pipes open
     assert done.returncode == 0, done
     assert done.stdout == "" and done.stderr == ""
     assert sorted(os.listdir(mnt)) == [".fstfs", "merged", "npy", "shards", "tensors"]
@@ -52,7 +52,7 @@ def test_background_returns_when_usable(fstfs, source, mnt):
 
 
 def test_relative_paths(fstfs, source, mnt, place):
-    """Both paths are taken from where the command was given, though the daemon goes to /."""
+    """Relative paths refer to the caller's working directory, although the daemon changes to /."""
     done = run(fstfs, "s", "mnt", cwd=place)
     assert done.returncode == 0, done
     oracle.check_source(mnt, source)
@@ -90,8 +90,8 @@ def test_options_in_any_order(mount, source):
     assert sorted(os.listdir(m.path)) == ["config.json", "model.safetensors"]
 
 
-def test_options_for_others(mount, source):
-    """What mount(8) keeps to itself comes here by those who are not mount(8)."""
+def test_options_of_other_programs(mount, source):
+    """Options that mount(8) does not pass on are ignored if other programs pass them on."""
     m = mount(source.root, "-o", "x-systemd.automount,X-own.word=1,x-gvfs-hide,view=merged")
     assert sorted(os.listdir(m.path)) == ["config.json", "model.safetensors"]
 
@@ -105,7 +105,7 @@ def test_options_after_the_paths(fstfs, source, mnt):
 
 
 def test_long_options_with_a_space(fstfs, source, mnt):
-    """`--view merged` either works as `--view=merged` does or is refused; it is no source."""
+    """`--view merged` is equivalent to `--view=merged` or refused; it is not taken as the source."""
     done = run(fstfs, "--view", "merged", source.root, mnt)
     if done.returncode == 0:
         assert sorted(os.listdir(mnt)) == ["config.json", "model.safetensors"]
@@ -116,7 +116,7 @@ def test_long_options_with_a_space(fstfs, source, mnt):
 
 @pytest.mark.parametrize("size", ["512M", "5G", "5GB", "512MB", "1T", "1TB", "1K", "4096", "5GiB",
                                   "512m", "5g", "5gb"])
-def test_sizes_are_taken(mount, source, size):
+def test_valid_sizes(mount, source, size):
     m = mount(source.root, f"--shard-size={size}")
     assert os.listdir(m / "shards")
 
@@ -143,14 +143,14 @@ def test_refused_options(fstfs, source, mnt, options):
 
 
 @pytest.mark.parametrize("option", ["--view=", "--memory=", "--", "-o"])
-def test_what_is_refused_is_said_on_one_line(fstfs, source, mnt, option):
+def test_refused_value_is_printed_on_one_line(fstfs, source, mnt, option):
     done = run(fstfs, f"{option}a\nb\x1b[31m", source.root, mnt)
     refused(done, re.escape(r"a\x0ab\x1b[31m"))
     assert done.stderr.count("\n") == 1
     nothing_left(mnt)
 
 
-def test_both_cuts_refused_by_name(fstfs, source, mnt):
+def test_shards_and_shard_size_refused_together(fstfs, source, mnt):
     refused(run(fstfs, "--shards=2", "--shard-size=5G", source.root, mnt), "shards", "shard-size")
     nothing_left(mnt)
 
@@ -163,11 +163,11 @@ def test_wrong_number_of_arguments(fstfs, source, mnt, arguments):
     nothing_left(mnt)
 
 
-# --- descriptors of the caller ---
+# --- descriptors inherited from the caller ---
 
 
 def holders(mnt, path):
-    """Names of the processes of a mount, helpers included, that have a file open."""
+    """Names of the processes of a mount, including helpers, that have a file open."""
     found = []
     pid, = daemons(mnt)
     with open(f"/proc/{pid}/task/{pid}/children") as f:
@@ -192,7 +192,7 @@ def is_locked(path):
 @pytest.mark.parametrize("kernel", [[], ["close_range=ENOSYS"]], ids=["", "no-close_range"])
 @pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
 def test_descriptors_of_the_caller_are_closed(fstfs, source, mnt, place, flags, kernel):
-    """A lock of the script that started fstfs, and a file that it had open for writing."""
+    """The caller holds a lock and has a file open for writing."""
     if kernel and (os.geteuid() != 0 or not REFUSE.exists()):
         pytest.skip("needs root and tests/sandbox/refuse: a filter of system calls")
     wrapper = f"{REFUSE} {kernel[0]} --" if kernel else ""
@@ -208,7 +208,7 @@ def test_descriptors_of_the_caller_are_closed(fstfs, source, mnt, place, flags, 
     gone(mnt)
 
 
-def test_source_by_a_descriptor_of_the_caller(fstfs, source, mnt):
+def test_source_by_an_inherited_descriptor(fstfs, source, mnt):
     assert run("bash", "-c", f"exec 9<{source.root}; {fstfs} /dev/fd/9 {mnt}").returncode == 0
     oracle.check_source(mnt, source)
     assert run("fusermount3", "-u", mnt).returncode == 0
@@ -217,7 +217,7 @@ def test_source_by_a_descriptor_of_the_caller(fstfs, source, mnt):
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-", "2>&-"])
 def test_closed_standard_streams(fstfs, source, mnt, closed):
-    """None of the daemon's own descriptors takes the number of a standard stream."""
+    """The daemon's own descriptors do not get the numbers of the closed standard streams."""
     assert run("bash", "-c", f"{fstfs} {source.root} {mnt} {closed}").returncode == 0
     pid, = daemons(mnt)
     assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
@@ -226,7 +226,7 @@ def test_closed_standard_streams(fstfs, source, mnt, closed):
     gone(mnt)
 
 
-# --- the end ---
+# --- shutdown ---
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
@@ -273,7 +273,7 @@ def test_sigterm_under_load(mount, place):
 
 
 def test_fusermount_while_busy(mount, source):
-    """Busy: refused and all goes on; lazily: open files read to their end."""
+    """Unmounting a busy mount fails without effect; after a lazy unmount, open files stay readable."""
     m = mount(source.root)
     path = m / "merged/model.safetensors"
     want = oracle.read_all(path)
@@ -294,21 +294,21 @@ def test_umount_by_root(mount, source):
     assert m.wait() == 0
 
 
-def test_shows_in_the_mount_table(mount, source):
+def test_mount_table_entry(mount, source):
     m = mount(source.root)
     line, = mounted_at(m.path)
     fields, behind = line.split(" - ")
     kind, device, superblock = behind.split()
     assert kind == "fuse.fstfs"
-    assert device != "hf-mount"  # transformers turns mmap off for that name
+    assert device != "hf-mount"  # transformers disables mmap for this name
     assert "ro" in fields.split()[5].split(",")
     assert {"nosuid", "nodev"} <= set(fields.split()[5].split(","))
 
 
-# --- ordinary users ---
+# --- unprivileged users ---
 
 
-def test_as_ordinary_user(user_binary, test_user, place, source):
+def test_unprivileged_user(user_binary, test_user, place, source):
     mnt = place / "user-mnt"
     mnt.mkdir()
     if as_user(test_user):
@@ -327,7 +327,7 @@ def test_as_ordinary_user(user_binary, test_user, place, source):
         run("fusermount3", "-uz", mnt)
 
 
-def test_sigterm_as_ordinary_user(mount, test_user, user_binary, source):
+def test_sigterm_unprivileged(mount, test_user, user_binary, source):
     m = mount(source.root, user=test_user, binary=user_binary)
     child(oracle.check_source, m.path, source, user=test_user)
     m.signal(signal.SIGTERM)
@@ -335,7 +335,7 @@ def test_sigterm_as_ordinary_user(mount, test_user, user_binary, source):
     assert eventually(lambda: not mounted_at(m.path))
 
 
-def test_allow_other_is_refused_to_users(user_binary, test_user, place, source):
+def test_allow_other_is_refused_to_unprivileged_users(user_binary, test_user, place, source):
     try:
         with open("/etc/fuse.conf") as f:
             if any(line.strip() == "user_allow_other" for line in f):
@@ -362,7 +362,7 @@ def test_mount_point_of_another_user_is_refused(user_binary, test_user, place, s
     nothing_left(mnt)
 
 
-def test_source_not_readable_is_refused(user_binary, test_user, place):
+def test_unreadable_source_is_refused(user_binary, test_user, place):
     if os.geteuid() != 0:
         pytest.skip("needs root: a directory of somebody else")
     root = place / "shut"
@@ -375,7 +375,7 @@ def test_source_not_readable_is_refused(user_binary, test_user, place):
     nothing_left(mnt)
 
 
-def test_other_users_are_kept_out_without_allow_other(mount, source, test_user):
+def test_other_users_have_no_access_without_allow_other(mount, source, test_user):
     if os.geteuid() != 0:
         pytest.skip("needs root: another user looks")
     m = mount(source.root)
@@ -387,7 +387,7 @@ def test_other_users_are_kept_out_without_allow_other(mount, source, test_user):
     child(look, user=test_user)
 
 
-# --- readiness ---
+# --- many mounts, debugging, environment ---
 
 
 def test_many_mounts_at_once(mount, source):
@@ -396,7 +396,7 @@ def test_many_mounts_at_once(mount, source):
         assert oracle.walk(m.path)
 
 
-def test_mount_and_unmount_again_and_again(fstfs, source, mnt):
+def test_mount_and_unmount_repeatedly(fstfs, source, mnt):
     for _ in range(15):
         done = run(fstfs, source.root, mnt)
         assert done.returncode == 0, done
@@ -434,8 +434,8 @@ def test_descriptors_do_not_leak(mount, place):
     assert count() <= first + 200
 
 
-def test_few_descriptors_are_enough(mount, place):
-    """256 files are open at once where 64 descriptors may be."""
+def test_low_descriptor_limit(mount, place):
+    """256 files are open at once with a limit of 64 descriptors."""
     source = trees.Source(place / "s")
     for i in range(256):
         source.add(f"d{i // 64}", f"m{i:03}", trees.small_tensors(seed=i, count=2))
@@ -449,8 +449,8 @@ def test_few_descriptors_are_enough(mount, place):
     oracle.check_source(m.path, source, views=("tensors", "shards"))
 
 
-def test_environment_needs_nothing(fstfs, source, mnt):
-    """Started as init systems do: no HOME, no PATH but a bare one, umask 077, locale odd."""
+def test_minimal_environment(fstfs, source, mnt):
+    """Without HOME, with a minimal PATH, umask 077 and an unusual locale, as under an init system."""
     done = subprocess.run(["env", "-i", "LC_ALL=tr_TR.UTF-8", "sh", "-c",
                            'umask 077; exec "$@"', "sh", fstfs, source.root, mnt],
                           capture_output=True, text=True, timeout=20 * SLOW)

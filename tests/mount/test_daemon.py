@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What befalls the daemon: it is killed and started again by a supervisor, stopped, out of memory,
-out of descriptors, asked by thousands at once. Readers get right bytes or an error, in time."""
+"""Events that affect the daemon: killed and restarted by a supervisor, stopped, out of memory, out
+of descriptors, thousands of readers. Readers get correct bytes or an error, in time."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ from conftest import BINARY, BUILD, SLOW, as_user, become_user, child, eventuall
 from corpus import trees
 
 UNIT = BUILD / "fstfs@.service"
-LIMIT = 30  # seconds in which all have to end
+LIMIT = 30  # seconds within which all processes must end
 BUDGET = 8 << 20
 GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EIO}
 
@@ -36,7 +36,7 @@ def model(shared_place):
     return source
 
 
-# --- a supervisor ---
+# --- supervisors ---
 
 
 def unit_lines(unit, key):
@@ -44,7 +44,7 @@ def unit_lines(unit, key):
 
 
 class Supervisor:
-    """As much of systemd as the unit file needs: ExecStartPre, ExecStart, Restart=on-failure."""
+    """The part of systemd that the unit file needs: ExecStartPre, ExecStart, Restart=on-failure."""
 
     def __init__(self, source, mountpoint):
         unit = UNIT.read_text()
@@ -73,7 +73,7 @@ class Supervisor:
                 return
 
     def stop(self):
-        """As systemd does: SIGTERM. The exit status."""
+        """Stops it with SIGTERM, as systemd does. Returns the exit status."""
         self.stopping = True
         self.process.terminate()
         self.thread.join(LIMIT * SLOW)
@@ -81,8 +81,8 @@ class Supervisor:
 
 
 def test_supervisor(fstfs, place, model):
-    """Killed with readers inside, three times: what they have open is an error, and who opens
-    anew reads on, at the same place."""
+    """Killed three times with active readers: open files fail, and reopening works at the same
+    path."""
     mountpoint = place / "mnt"
     mountpoint.mkdir()
     supervisor = Supervisor(model.root, mountpoint)
@@ -111,8 +111,8 @@ def test_supervisor(fstfs, place, model):
 
 
 def read_on(crowd):
-    """Whether every reader has read something since it was asked last; those whose mapping was of
-    the mount that died, and ended with it, are replaced."""
+    """Whether every reader has read something since the last call. Readers whose mapping died with
+    the mount are replaced."""
     crowd.revive()
     if not hasattr(crowd, "counts"):
         crowd.counts = [(r.pid, r.count) for r in crowd.readers]
@@ -125,7 +125,7 @@ def read_on(crowd):
 
 
 def test_living_mount_is_left_alone(mount, model):
-    """What comes before the start takes away what is dead, and nothing else."""
+    """ExecStartPre removes a dead mount, and nothing else."""
     m = mount(model.root)
     command, = unit_lines(UNIT.read_text(), "ExecStartPre")
     subprocess.run(shlex.split(command), env={**os.environ, "MOUNTPOINT": m.path}, check=True)
@@ -143,23 +143,23 @@ def test_unit_file(place):
     assert not said, said
 
 
-# --- stopped, and not to be unmounted ---
+# --- a stopped daemon, and busy mounts ---
 
 
 def states(pid):
-    """The state letter of each thread, the first thread's first."""
+    """The state letters of all threads, the first thread's first."""
     found = []
     for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
         try:
             stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
         except OSError:
-            continue  # it has ended since
+            continue  # the thread has ended
         found.append(stat.rpartition(")")[2].split()[0])
     return found
 
 
 def test_stopped_and_continued(mount, model, who):
-    """Readers wait, and can be killed; when it goes on, so do they."""
+    """Readers wait and can be killed; after SIGCONT they continue."""
     m = mount(model.root, **who)
     files = child(oracle.plain_files, m.path, model, user=m.user)
     crowd = readers.Crowd(files, user=m.user)
@@ -169,8 +169,8 @@ def test_stopped_and_continued(mount, model, who):
             m.signal(signal.SIGSTOP)
             assert eventually(lambda: set(states(m.pid)) == {"T"}, LIMIT)
             before = crowd.count
-            # not one of those before: who waits for an answer to what the daemon has read from
-            # the kernel's queue waits it out (fs/fuse/dev.c, request_wait_answer)
+            # Not one of those: a process waits uninterruptibly for a request that the daemon has
+            # taken from the kernel's queue (fs/fuse/dev.c, request_wait_answer).
             crowd.readers.append(crowd.make("read", "late"))
             late = crowd.readers[-1]
             assert eventually(lambda: states(late.pid)[0] in "SD", LIMIT)
@@ -187,7 +187,7 @@ def test_stopped_and_continued(mount, model, who):
         crowd.kill()
 
 
-def test_told_to_end_while_stopped(mount, model):
+def test_terminated_while_stopped(mount, model):
     m = mount(model.root)
     m.signal(signal.SIGSTOP)
     m.signal(signal.SIGTERM)
@@ -197,7 +197,7 @@ def test_told_to_end_while_stopped(mount, model):
 
 
 def test_busy_unmount(mount, model, who):
-    """Who has a file open keeps the mount from being taken away, and notices nothing."""
+    """An open file makes unmounting fail, without effect on its reader."""
     m = mount(model.root, **who)
     files = child(oracle.plain_files, m.path, model, user=m.user)
     crowd = readers.Crowd(files, user=m.user)
@@ -225,7 +225,7 @@ def test_busy_unmount(mount, model, who):
 
 
 def child_holding(path, user):
-    """The id of a process that has the file open until it is killed."""
+    """PID of a process that has the file open until it is killed."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -239,13 +239,13 @@ def child_holding(path, user):
     return pid
 
 
-# --- little to live on ---
+# --- lack of resources ---
 
 
 @pytest.fixture
 def memory_group():
-    """memory_group(bytes): a wrapper that runs a program with no more memory than that, and
-    the number of processes that the kernel has killed for it, so far."""
+    """memory_group(bytes): a wrapper that runs a program with that memory limit, and the number of
+    processes that the kernel has killed because of it so far."""
     made = []
 
     def make(limit):
@@ -287,7 +287,7 @@ def removed(path):
 
 @pytest.mark.limit(120)
 def test_memory_group(mount, model, memory_group):
-    """The promise kept by the kernel: --memory and 64 MiB, whatever is asked."""
+    """The kernel enforces the memory bound: --memory and 64 MiB, under any load."""
     if os.environ.get("ASAN_OPTIONS"):
         pytest.skip("a sanitizer needs memory of its own")
     wrapper, killed = memory_group(BUDGET + (64 << 20))
@@ -308,8 +308,7 @@ def test_memory_group(mount, model, memory_group):
 
 
 def test_no_descriptors_left(mount, model):
-    """As if others had taken them all: what cannot be opened is an error, said once, and over
-    when there are some again."""
+    """Files that cannot be opened are errors, logged once, until descriptors are available again."""
     m = mount(model.root, "--prefetch=off", "--direct=off")
     path = m / "tensors/m/model/t000"
     m.read(".fstfs/status")
@@ -334,7 +333,7 @@ def reads_all(m, model):
         return False
 
 
-# --- many ---
+# --- many processes ---
 
 
 def many(place, how, count, file):
@@ -352,7 +351,7 @@ def merged_file(m, source):
 
 
 def test_fork_storms(mount, model, place):
-    """Processes come and go by the hundred, and share what is open."""
+    """Hundreds of processes come and go, and share open files."""
     m = mount(model.root, "--memory=16M")
     for _ in range(3):
         many(place, "share", 300, merged_file(m, model))
@@ -365,7 +364,7 @@ def test_mapped_by_a_thousand_processes(mount, model, place):
 
 
 def test_ten_thousand_open_files(mount, model, who):
-    """Files of the mount, not of the daemon: it has as few open as before."""
+    """These are files of the mount; the number of the daemon's open files stays small."""
     m = mount(model.root, **who)
     files = child(oracle.plain_files, m.path, model, user=m.user)
     assert child(open_many, files, 10_000, m.pid, m.user, seconds=2 * LIMIT)
@@ -373,7 +372,7 @@ def test_ten_thousand_open_files(mount, model, who):
 
 
 def open_many(files, count, daemon, user):
-    """In a child: 1,000 to a process, and every one is read."""
+    """In a child: 1,000 files per process, each of which is read."""
     ready, into = os.pipe()
     told, go = os.pipe()
     pids = []
@@ -414,12 +413,12 @@ def open_many(files, count, daemon, user):
 
 @pytest.mark.parametrize("end", ["the namespace ends", "SIGTERM"])
 def test_copy_in_another_namespace(mount, model, end):
-    """A mount namespace made with a mount in it has a copy, which an unmount here need not reach:
-    the daemon goes on for it, and ends with the last copy, or when it is told to."""
+    """A mount namespace created while the mount exists has a copy, which an unmount here may not
+    remove. The daemon serves it, and ends with the last copy or by a signal."""
     if os.geteuid() != 0:
         pytest.skip("needs root: a mount namespace is made")
     m = mount(model.root)
-    # its standard output says that it has the namespace, its standard input ends it
+    # Its standard output reports that the namespace exists; its standard input ends it.
     other = subprocess.Popen(["unshare", "-m", "--propagation=private", "sh", "-c",
                               "echo made; read line"], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of more shards than the daemon may have files open."""
+"""Checkpoints with more shards than the daemon may have files open."""
 
 import os
 
@@ -12,7 +12,7 @@ from corpus import trees
 
 @pytest.fixture(scope="session", params=[(40, 200), (256, 1433)], ids=["40-of-200", "256-of-1433"])
 def few(request, shared_place):
-    """(descriptors that may be open, a checkpoint of more shards)."""
+    """(descriptor limit, a checkpoint with more shards)."""
     most, shards = request.param
     source = trees.Source(shared_place / f"shards-{shards}")
     source.add("m", "model", [trees.tensor(f"t{i:04}", "U8", (4096 + i * 37 % 9000,))
@@ -21,7 +21,7 @@ def few(request, shared_place):
 
 
 def check_all(m, source):
-    """In a child, as the user that mounted."""
+    """In a child, as the user who mounted."""
     oracle.check_source(m.path, source)
     files = [(p, w) for p, w in oracle.plain_files(m.path, source) if len(w) > 20_000]
     for way in readers.WAYS:
@@ -41,7 +41,7 @@ def test_all_is_read(mount, few, who, engine):
             child(oracle.check_source, m.path, source, engine, user=m.user, seconds=120)
         else:
             child(check_all, m, source, user=m.user, seconds=120)
-        # and by many at once, who want other shards at any time
+        # Also by many readers at once, at different positions.
         files = child(oracle.plain_files, m.path, source, user=m.user)
         crowd = readers.Crowd(files, user=m.user)
         assert eventually(lambda: crowd.count > 2000, 60)

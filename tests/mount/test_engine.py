@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's switches: each way to read gives the same bytes, and status says which ways are on."""
+"""Options of the I/O engine: every method reads the same bytes, and status reports which are used."""
 
 import json
 import mmap
@@ -31,7 +31,7 @@ def source(place):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_reads_the_same(mount, source, way):
+def test_all_methods_read_the_same(mount, source, way):
     m = mount(source.root, *WAYS[way])
     oracle.check_source(m.path, source, WAYS[way])
     io = m.status()["io"]
@@ -47,7 +47,7 @@ def test_every_way_reads_the_same(mount, source, way):
 
 @pytest.mark.parametrize("way", ["auto", "threads", "narrow"])
 def test_many_readers_within_a_small_budget(mount, place, way):
-    """Sixteen readers of 16 MiB in 4 MiB of buffers: all end, and read right."""
+    """Sixteen readers of 16 MiB with 4 MiB of buffers: all finish with correct bytes."""
     data = os.urandom(1 << 20) * 16
     root = place / "big"
     root.mkdir()
@@ -60,7 +60,7 @@ def test_many_readers_within_a_small_budget(mount, place, way):
     def read(start):
         fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if start % 2 else 0))
         try:
-            block = mmap.mmap(-1, 1 << 20)  # aligned, as O_DIRECT wants
+            block = mmap.mmap(-1, 1 << 20)  # aligned, as O_DIRECT requires
             for step in range(16):
                 offset = (start + step) % 16 << 20
                 if os.preadv(fd, [block], offset) != 1 << 20 or \
@@ -78,7 +78,7 @@ def test_many_readers_within_a_small_budget(mount, place, way):
     assert m.metrics()["fstfs_buffer_bytes"] <= m.metrics()["fstfs_buffer_budget_bytes"] == 4 << 20
 
 
-def test_metrics_tell_what_was_read(mount, source):
+def test_metrics_count_reads(mount, source):
     m = mount(source.root)
     before = m.metrics()
     size = 0
@@ -96,7 +96,7 @@ def test_metrics_tell_what_was_read(mount, source):
 
 @pytest.fixture
 def large(place):
-    """One tensor of a few MiB, and its path in tensors/."""
+    """A source with one tensor of a few MiB, and its path in the mount."""
     source = trees.Source(place / "large")
     source.add("", "model", [trees.tensor("w", "U8", ((5 << 20) + 12_345,))])
     return source, "tensors/model/w"
@@ -113,7 +113,7 @@ REQUESTS = ("reads_total", "read_duration_seconds_count",
 
 
 class Counted:
-    """What the metrics grow by from here to grown()."""
+    """The increase of the metrics since this object was created."""
 
     def __init__(self, m):
         self.m = m
@@ -124,8 +124,8 @@ class Counted:
         return {name.removeprefix("fstfs_"): after[name] - self.before[name] for name in after}
 
 
-def test_pages_are_not_counted(mount, large):
-    """Who looks at them is no reader to them; in pieces they are the same."""
+def test_status_pages_are_not_counted(mount, large):
+    """Reading the pages changes no counter, also when they are read in pieces."""
     m = mount(large[0].root)
     os.stat(m / large[1])
     counted = Counted(m)
@@ -138,7 +138,7 @@ def test_pages_are_not_counted(mount, large):
 
 
 def read_directly(path):
-    """Each read is one of the kernel's: the file, and how many."""
+    """One read request of the kernel: the file, and the length."""
     block, parts = mmap.mmap(-1, 65536), []
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     size = os.fstat(fd).st_size
@@ -163,14 +163,14 @@ def test_metrics_add_up(mount, large, way):
     assert [grew[name] for name in REQUESTS] == [reads] * 3
     assert grew["read_duration_seconds_sum"] > 0
     assert grew["read_errors_total"] == grew["stale_reads_total"] == 0
-    # cold: the storage was read, once, and every read of it timed
+    # Cold: the storage was read once, and every read was timed.
     assert grew["page_cache_read_bytes_total"] == 0
     assert len(want) <= grew["storage_read_bytes_total"] <= \
         len(want) + reads * 8192 + grew["expired_bytes_total"]
     assert grew["storage_reads_total"] == grew["storage_read_duration_seconds_count"] > 0
     assert grew["storage_read_duration_seconds_sum"] > 0
     assert 1 <= grew["stalls_total"] <= reads
-    # what was fetched was fetched for a reader, or ahead of all
+    # Every fetch was either foreground or prefetched.
     assert len(want) - grew["cached_bytes_total"] + grew["prefetched_bytes_total"] <= \
         grew["storage_read_bytes_total"]
     assert 0 <= grew["cached_bytes_total"] < len(want)
@@ -181,15 +181,15 @@ def test_metrics_add_up(mount, large, way):
 
 
 def assert_prefetched(grew, least):
-    """Prefetching read so many bytes that were then read, unless they expired before."""
+    """Prefetched bytes were all used, unless they expired before."""
     used, wasted = (grew[f"prefetched_{what}_bytes_total"] for what in ("used", "wasted"))
     assert used + wasted >= least
     assert wasted <= grew["expired_bytes_total"]
 
 
 def test_one_copy_in_memory(mount, large):
-    """A load by way of the page cache of the mount leaves no second copy in the shard's: the
-    header's first read must not lead the kernel on."""
+    """Loading through the mount's page cache leaves no second copy in the shard's: reading the
+    header must not start the kernel's readahead."""
     source, path = large
     shard = source.path("model.safetensors")
     make_cold(shard)
@@ -206,8 +206,8 @@ def larger(place):
     return source
 
 
-def test_threads_that_share_a_file_read_it_once(mount, larger):
-    """Each comes to where the next began, and that is not read ahead again."""
+def test_threads_sharing_a_file_read_it_once(mount, larger):
+    """A thread that reaches the start of the next thread's range does not prefetch it again."""
     m = mount(larger.root)
     path, parts = m / "merged/model.safetensors", 8
     size = os.path.getsize(path)
@@ -229,7 +229,7 @@ def test_threads_that_share_a_file_read_it_once(mount, larger):
         size + (1 << 20) + metrics["fstfs_expired_bytes_total"]
 
 
-def test_a_second_reading_is_read_ahead_too(mount, larger):
+def test_second_read_is_prefetched_too(mount, larger):
     m = mount(larger.root)
     path = m / "merged/model.safetensors"
     make_cold(larger.path("model.safetensors"))
@@ -242,7 +242,7 @@ def test_a_second_reading_is_read_ahead_too(mount, larger):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_metrics_of_a_warm_shard(mount, large, way):
-    """What lies in the shard's page cache is neither fetched nor waited for."""
+    """Bytes in the shard's page cache are neither fetched nor waited for."""
     source, path = large
     m = mount(source.root, *WAYS[way])
     if not m.status()["io"]["cachestat"]["on"]:
@@ -258,7 +258,7 @@ def test_metrics_of_a_warm_shard(mount, large, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_metrics_of_what_is_not_wanted(mount, source, way):
+def test_metrics_of_unused_prefetch(mount, source, way):
     m = mount(source.root, *WAYS[way])
     taken = {name for name, value in m.metrics().items() if "_fallback{" in name and value}
     wanted = set()
@@ -272,7 +272,7 @@ def test_metrics_of_what_is_not_wanted(mount, source, way):
     assert {name for name in taken if "not_wanted" in name} == wanted
 
 
-def test_status_and_documentation_have_every_metric(mount, source):
+def test_status_and_documentation_list_every_metric(mount, source):
     m = mount(source.root)
     oracle.check_source(m.path, source, ())
     numbers = m.metrics()
@@ -293,7 +293,7 @@ def test_status_and_documentation_have_every_metric(mount, source):
 @pytest.mark.parametrize("option", ["--io=uring", "--direct=on", "--prefetch=yes", "--memory=1K",
                                     "--memory=x", "--threads=0", "--threads=65",
                                     "--queue-depth=-1", "--readahead=1", "--readahead=much"])
-def test_a_wrong_value_is_refused(fstfs, source, place, option):
+def test_invalid_value_is_refused(fstfs, source, place, option):
     (place / "m").mkdir()
     done = subprocess.run([fstfs, option, source.root, place / "m"], capture_output=True, text=True)
     assert done.returncode == 2 and option.split("=")[0] in done.stderr
@@ -312,8 +312,8 @@ def test_readahead_as_root(mount, source):
         oracle.check_source(m.path, source, ())
 
 
-def test_readahead_as_ordinary_user(mount, source, test_user, user_binary):
-    """Lowered as asked; not raised, and it says why not."""
+def test_readahead_as_unprivileged_user(mount, source, test_user, user_binary):
+    """It can be lowered. It cannot be raised, and status says why."""
     lowered = mount(source.root, "--readahead=32K", user=test_user, binary=user_binary)
     assert child(readahead, lowered.path, user=test_user) == {"bytes": 32 << 10}
     raised = mount(source.root, "--readahead=1M", user=test_user, binary=user_binary)

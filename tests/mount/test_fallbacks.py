@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel, a sandbox or a file system refuses: the mount reads on another way, right to the
-byte, and says what is off and why, once."""
+"""A kernel, sandbox or file system refuses something: the mount falls back to another method with
+the same bytes, and reports once what is off and why."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from corpus import trees
 REFUSE = BUILD / "tests/sandbox/refuse"
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 
-# what is refused: (rules of refuse, options of fstfs, what status says)
+# Refused system calls: (rules for refuse, options of fstfs, what status reports)
 REFUSED = {
     "uring-eperm": (["io_uring_setup=EPERM"], (),
                     {"io_uring": "io_uring is refused: Operation not permitted"}),
@@ -48,7 +48,7 @@ REFUSED = {
 
 @pytest.fixture(scope="session")
 def refuse():
-    """Wraps a program so that system calls are refused it."""
+    """A wrapper that refuses system calls to a program."""
     if not REFUSE.exists():
         pytest.skip("tests/sandbox/refuse is not built for this kind of machine")
     return lambda rules: [os.fspath(REFUSE), *rules, "--"]
@@ -64,7 +64,7 @@ def shards_of(source):
 
 
 def check(m, source, way, warm):
-    """In a child, as the user that mounted: all files of all views, in one way."""
+    """In a child, as the user who mounted: reads all files of all views by one method."""
     files = oracle.plain_files(m.path, source)
     drop_from_page_cache([path for path, _ in files])
     drop_from_page_cache(shards_of(source))
@@ -85,7 +85,7 @@ def io_status(m):
 
 
 def what_is_off(io):
-    """{switch: why} of all that is off, and of direct reads where a file refuses them."""
+    """{switch: reason} of everything that is off, and of direct reads that a file refuses."""
     found = {name: said["why"] for name, said in io.items()
              if isinstance(said, dict) and not said["on"]}
     if "direct_refused" in io:
@@ -94,7 +94,7 @@ def what_is_off(io):
 
 
 def from_page_cache(m):
-    """Whether anything came out of the page cache of the source."""
+    """Whether anything was read from the page cache of the source."""
     return child(m.metrics, user=m.user)["fstfs_page_cache_read_bytes_total"] > 0
 
 
@@ -104,7 +104,7 @@ def nothing_said_twice(m):
 
 
 def test_refuse_refuses(refuse):
-    """The tool itself, asked by a program that needs no fstfs."""
+    """Tests the tool with a program other than fstfs."""
     ask = """
 import ctypes, errno, fcntl, os, sys
 def tried(call):
@@ -149,7 +149,7 @@ def test_refused_calls(mount, rich, refuse, who, what):
         assert numbers[f'fstfs_fallback{{way="{way}",reason="refused"}}'] == refused
     assert sum(value for name, value in numbers.items() if "_fallback{" in name) == len(found)
     expected = {**what_is_off(io_status(plain)), **off}
-    if "dontcache" not in off:  # whether the file system has it shows only when it is tried
+    if "dontcache" not in off:  # whether the file system supports it is only known after a try
         found.pop("dontcache", None)
         expected.pop("dontcache", None)
     assert found == expected
@@ -158,13 +158,13 @@ def test_refused_calls(mount, rich, refuse, who, what):
     nothing_said_twice(m)
 
 
-# --- where the source lies ---
+# --- file systems of the source ---
 
 
 @pytest.fixture
 def lies_on(place, rich):
-    """lies_on(kind, mount): a copy of the source on a file system of this kind, and its shards
-    whose cached pages would be a second copy (none where the file system is in memory itself)."""
+    """lies_on(kind, mount): a copy of the source on a file system of this kind, and the shards
+    whose cached pages would be a second copy (none on a file system in memory)."""
     stack = ExitStack()
 
     def needs_root():
@@ -194,7 +194,7 @@ def lies_on(place, rich):
         return trees.Source.at(path, rich)
 
     def overlay(lower):
-        """A file system that shows `lower`, and the shards below."""
+        """A file system that shows `lower`, and the shards below it."""
         empty = tempfile.mkdtemp(prefix="empty-", dir=place)
         path = mounted("-t", "overlay", "-o", f"ro,lowerdir={lower}:{empty}", "overlay")
         return trees.Source.at(path, rich), shards_of(trees.Source.at(lower, rich))
@@ -225,7 +225,7 @@ def lies_on(place, rich):
         yield make
 
 
-# whether direct reads are refused: None where kernels differ
+# Whether direct reads are refused: None if kernels differ.
 KINDS = {"tmpfs": None, "ramfs": "the file system refuses O_DIRECT", "overlay": None,
          "overlay-tmpfs": None, "overlay-ramfs": "the file system refuses",
          "fuse": "", "fuse-no-direct": "the file system refuses direct reads"}
@@ -238,7 +238,7 @@ def test_sources(lies_on, mount, who, kind, engine):
     drop_from_page_cache(shards)
     m = mount(source.root, *engine, **who)
     check_all(m, source)
-    # what reading leaves behind: nothing, but headers
+    # Reading leaves nothing in the page cache but headers.
     for path in shards:
         assert cached(BUILD, [path]) <= os.stat(path).st_size // 20, path
     refused = what_is_off(io_status(m)).get("direct", "")

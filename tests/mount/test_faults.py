@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage that fails: for a moment, and readers see nothing of it; for good, and they get an error
-and never other bytes."""
+"""Storage errors: readers do not notice transient ones; persistent ones are errors, never wrong
+bytes."""
 
 import errno
 import mmap
@@ -27,7 +27,7 @@ ENGINES = {"uring": (), "threads": ("--io=threads",)}
 
 @pytest.fixture(scope="session")
 def plan(shared_place):
-    """Two shards of one large tensor each, "w" and "x", and small ones."""
+    """Two shards with one large tensor each, "w" and "x", and small ones."""
     source = trees.Source(shared_place / "plan")
     source.add("m", "model", [trees.tensor("a", "F32", (100,)), trees.tensor("w", "U8", (SIZE,)),
                               trees.tensor("x", "U8", (SIZE,)), trees.tensor("y", "U8", (5000,))],
@@ -49,13 +49,13 @@ class Faulty:
         self.at = next(e.offset for e in entries if e.name == "w") + SIZE // 2 + 12_345
 
     def set(self, *rules):
-        """`@` in a rule stands for the byte in the middle of "w"."""
+        """`@` in a rule is the offset of the byte in the middle of "w"."""
         new = self.file.with_suffix(".new")
         new.write_text("".join(r.replace("@", f"{self.at}+1") + "\n" for r in rules))
         os.rename(new, self.file)
 
     def forget(self):
-        """Nothing is to come out of the page cache."""
+        """Drops everything from the page cache."""
         directory = os.path.join(self.root, "m")
         for name in os.listdir(directory):
             fd = os.open(os.path.join(directory, name), os.O_RDONLY)
@@ -69,7 +69,7 @@ def faulty(mount, plan, place):
 
 
 def files_with_w(m, plan):
-    """The files of all views that have the faulty byte."""
+    """The files of all views that contain the faulty byte."""
     files = oracle.plain_files(m.path, plan)
     w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
     return [(path, want) for path, want in files if w in want]
@@ -88,8 +88,8 @@ TRANSIENT = {
 @pytest.mark.parametrize("engine", [*ENGINES, "buffered"])
 @pytest.mark.parametrize("view", ["tensors", "merged"])
 @pytest.mark.parametrize("what", TRANSIENT)
-def test_passing_fault(mount, faulty, plan, what, view, engine):
-    """A mount for each way to read: what one has brought into memory, the next would find."""
+def test_transient_fault(mount, faulty, plan, what, view, engine):
+    """A mount for each method of reading, because each would find what another has cached."""
     for way in readers.WAYS:
         m = mount(faulty.root, *ENGINES.get(engine, ["--direct=off"]))
         file, = [f for f in files_with_w(m, plan) if f"/{view}/".encode() in f[0]]
@@ -98,7 +98,7 @@ def test_passing_fault(mount, faulty, plan, what, view, engine):
         child(readers.check_files, [file], way)
         faulty.set()
         assert m.log_text() == ""
-        if what.startswith("eio"):  # the others may be done over by the kernel
+        if what.startswith("eio"):  # the kernel may repeat the others
             assert m.metrics()["fstfs_storage_retries_total"] > 0
         m.unmount()
 
@@ -106,7 +106,7 @@ def test_passing_fault(mount, faulty, plan, what, view, engine):
 @pytest.mark.parametrize("direct", ["direct", "buffered"])
 @pytest.mark.parametrize("most", [4096, 65536, 100_000])
 def test_short_reads(mount, plan, most, direct):
-    """Reads that come short are gone on with, to the byte."""
+    """Short reads are continued."""
     m = mount(plan.root, "--io=threads", *(["--direct=off"] if direct == "buffered" else []),
               environment={"LD_PRELOAD": os.fspath(SHORT_READS), "SHORT_READS": str(most),
                            "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") +
@@ -126,8 +126,8 @@ def test_short_reads(mount, plan, most, direct):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_lasting_fault_by_read(mount, faulty, plan, engine):
-    """The bytes that cannot be read are EIO, in every view, and the others come."""
+def test_persistent_fault_by_read(mount, faulty, plan, engine):
+    """Unreadable bytes are EIO in every view, and all others are read."""
     m = mount(faulty.root, *ENGINES[engine])
     files = files_with_w(m, plan)
     w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
@@ -148,13 +148,13 @@ def test_lasting_fault_by_read(mount, faulty, plan, engine):
         assert m.read(f"tensors/m/model/{t.name}") == t.data
     assert m.metrics()["fstfs_read_errors_total"] > 0
     said_once(m, faulty)
-    # and when the storage is well again, so is the mount
+    # When the storage recovers, so does the mount.
     faulty.set()
     readers.check_files(files, "read")
 
 
 def said_once(m, faulty):
-    """One line, whatever views it was read in: which file, where, what."""
+    """One line, whichever view was read: file, offset and error."""
     line, = m.log_text().splitlines()
     said = re.search(rf"m/{re.escape(SHARD)}: read at (\d+): Input/output error", line)
     assert said, line
@@ -162,8 +162,8 @@ def said_once(m, faulty):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_lasting_fault_beside_a_sequential_reader(mount, faulty, plan, engine):
-    """Only requests that have the bad byte fail."""
+def test_persistent_fault_during_sequential_reads(mount, faulty, plan, engine):
+    """Only requests that contain the bad byte fail."""
     m = mount(faulty.root, *ENGINES[engine])
     faulty.forget()
     faulty.set(f"read m/{SHARD} @ error=EIO")
@@ -183,7 +183,7 @@ def test_lasting_fault_beside_a_sequential_reader(mount, faulty, plan, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_lasting_fault_by_page_fault(mount, faulty, plan, engine):
+def test_persistent_fault_by_page_fault(mount, faulty, plan, engine):
     m = mount(faulty.root, *ENGINES[engine])
     faulty.forget()
     faulty.set(f"read m/{SHARD} @ error=EIO")
@@ -206,8 +206,8 @@ def test_lasting_fault_by_page_fault(mount, faulty, plan, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_fault_of_what_nobody_asked_for(mount, faulty, plan, engine):
-    """A fault met while reading ahead is nobody's: nothing fails, and nothing is said."""
+def test_fault_of_a_prefetch(mount, faulty, plan, engine):
+    """An error of a prefetch affects no reader, and is not logged."""
     m = mount(faulty.root, *ENGINES[engine])
     faulty.forget()
     faulty.set(f"read m/{SHARD} @ error=EIO")
@@ -220,7 +220,7 @@ def test_fault_of_what_nobody_asked_for(mount, faulty, plan, engine):
 
 
 def reads_again(m, plan):
-    """Whether who opens anew reads right, within the time that changes may take to show."""
+    """Whether reopening reads correct bytes within the time in which changes become visible."""
     def right():
         try:
             readers.check_files(oracle.plain_files(m.path, plan), "direct")
@@ -233,7 +233,7 @@ def reads_again(m, plan):
 
 @pytest.mark.parametrize("what", ["tensors", "merged", "shards", "npy", "side-file"])
 def test_stale_once(mount, faulty, plan, what):
-    """ESTALE of a network file system: readers of the open file may get it, and no later ones."""
+    """ESTALE of a network file system: readers of the open file may get it, later ones may not."""
     m = mount(faulty.root)
     w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
     if what == "side-file":
@@ -250,12 +250,12 @@ def test_stale_once(mount, faulty, plan, what):
     assert reads_again(m, plan)
 
 
-def test_away_and_back(mount, plan, place):
-    """A directory that is gone for a while, as an automounted one is."""
+def test_directory_disappears_and_returns(mount, plan, place):
+    """A directory that is missing for a while, such as an automounted one."""
     shutil.copytree(plan.root, place / "s")
     m = mount(place / "s")
     w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
-    # nothing has been read yet, so the daemon has nothing open that it could go on with
+    # Nothing was read before, so the daemon has nothing open.
     with readers.OpenFile(m / "tensors/m/model/w", "direct", (w,)) as file:
         os.rename(place / "s/m", place / "s/away")
         with pytest.raises(OSError) as raised:
@@ -267,7 +267,7 @@ def test_away_and_back(mount, plan, place):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_queue(mount, faulty, plan, engine):
-    """What the storage has, and what waits for it to have room."""
+    """Requests in flight, and requests that are queued."""
     m = mount(faulty.root, "--queue-depth=1", "--threads=1", "--prefetch=off", *ENGINES[engine])
     (path, want), = [f for f in files_with_w(m, plan) if b"/tensors/" in f[0]]
     faulty.forget()
@@ -293,8 +293,8 @@ def test_queue(mount, faulty, plan, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", ["read", "open"])
-def test_hanging_shard_keeps_no_other_waiting(mount, faulty, plan, what, engine):
-    """Readers of one shard wait for the storage; those of the other read on; then all have it."""
+def test_hanging_shard_does_not_block_others(mount, faulty, plan, what, engine):
+    """Readers of one shard wait for storage, and those of the other read on. Later all finish."""
     m = mount(faulty.root, *ENGINES[engine])
     files = oracle.plain_files(m.path, plan)
     if what == "open":
@@ -321,9 +321,9 @@ def test_hanging_shard_keeps_no_other_waiting(mount, faulty, plan, what, engine)
     assert len(ended) == 8
 
 
-def test_hanging_opens_keep_no_other_waiting(mount, place):
-    """Six files hang in open(), each with readers at places far apart: more than there are threads
-    that open. The seventh is read."""
+def test_hanging_opens_do_not_block_others(mount, place):
+    """Six files hang in open(), each with readers at distant offsets: more than there are threads
+    that open files. The seventh is read."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     source = trees.Source(place / "many")
@@ -365,22 +365,22 @@ HEADS = {
 
 
 @pytest.mark.parametrize("what", HEADS)
-def test_fault_at_first_sight(mount, faulty, plan, what):
-    """What cannot be read when a directory is looked at is said once, however often it is looked
-    at, and all is well when the storage is."""
+def test_fault_while_listing(mount, faulty, plan, what):
+    """An unreadable file is reported once, however often its directory is listed, and works after
+    the storage recovers."""
     m = mount(faulty.root)
     faulty.forget()
     faulty.set(HEADS[what])
 
     def said():
-        """Looks at all of it."""
+        """Lists and reads everything."""
         for view in ("tensors", "merged", "shards", "npy"):
             oracle.walk(m / view)
         return any("Input/output error" in line for line in m.problems())
 
     looks = m.metrics()["fstfs_listings_total"]
     assert eventually(said)
-    if "index" in what:  # each look reads it again
+    if "index" in what:  # each listing reads it again
         assert eventually(lambda: said() and m.metrics()["fstfs_listings_total"] > looks + 4)
     else:
         end = time.monotonic() + 1.5

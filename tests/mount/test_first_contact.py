@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fstfs prints to a user who mounts for the first time: command lines as other programs take
-them, what an option could not do, what is wrong with the machine, and what to do about it."""
+"""What fstfs prints to new users: command lines in the style of other programs, options without
+effect, and problems with the machine, with solutions."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def unmount(mnt):
     gone(mnt)
 
 
-# --- values as the next word ---
+# --- values as separate words ---
 
 VALUES = {"--view": "merged", "--shards": "2", "--shard-size": "1K", "--memory": "64M",
           "--io": "threads", "--direct": "off", "--prefetch": "off", "--queue-depth": "8",
@@ -49,7 +49,7 @@ def test_value(fstfs, source, mnt, option, form):  # noqa: F811
     unmount(mnt)
 
 
-def test_value_of_memory_arrives(mount, source):  # noqa: F811
+def test_value_of_memory_is_used(mount, source):  # noqa: F811
     for words in (["--memory", "8M"], ["--memory=8M"], ["-o", "memory=8M"]):
         m = mount(source.root, *words)
         assert m.metrics()["fstfs_buffer_budget_bytes"] == 8 << 20
@@ -63,8 +63,8 @@ def test_values_after_the_paths_and_in_any_order(fstfs, source, mnt):  # noqa: F
     unmount(mnt)
 
 
-def test_paths_that_are_named_as_options(fstfs, source, mnt, place):  # noqa: F811
-    """Behind --, and as the value of -o, a word is no option."""
+def test_paths_that_look_like_options(fstfs, source, mnt, place):  # noqa: F811
+    """After --, and as the value of -o, a word is not an option."""
     os.rename(source.root, place / "--memory")
     done = run(fstfs, "--view", "merged", "--", "--memory", mnt, cwd=place)
     assert done.returncode == 0, done
@@ -98,23 +98,24 @@ def test_value_is_missing_at_the_end(fstfs, source, mnt, option):  # noqa: F811
     ("fstfs-pack", "--max-shard-size"), ("fstfs-bench", "--methods"), ("fstfs-bench", "--svg"),
     ("fstfs-top", "--interval")])
 def test_values_of_the_tools(source, place, program, option):  # noqa: F811
-    """A word that is an option is not taken for a value, and a value is asked for at the end."""
+    """An option is not taken as the value of another one, and a missing value at the end is an
+    error."""
     for words in ([option, "--help"], [option]):
         done = run(BUILD / program, *words, cwd=place)
         refused(done, f"{option}.* (missing value|requires an argument)")
         assert done.returncode == 2 and not done.stdout, done
     assert sorted(os.listdir(place)) == ["s"]
-    assert run(BUILD / program, f"{option}=--help", cwd=place).returncode == 2  # no path is given
+    assert run(BUILD / program, f"{option}=--help", cwd=place).returncode == 2  # without a path
 
 
-# --- what is wrong with the machine, the paths or the user, and the cure ---
+# --- problems with the machine, the paths or the user, and their solutions ---
 
 CONTAINER = "docker run --device /dev/fuse --cap-add SYS_ADMIN"
 NO_SYS_ADMIN = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
 
 
 def in_namespace(script, *command, **more):
-    """Runs a command where a shell script has changed mounts that nobody else sees."""
+    """Runs a command in a mount namespace that a shell script has changed."""
     if os.geteuid() != 0:
         pytest.skip("needs root: a mount namespace")
     probe = run("unshare", "-m", "true")
@@ -125,7 +126,7 @@ def in_namespace(script, *command, **more):
 
 
 def told(done, *texts):
-    """Refused with exactly one line, fstfs's own, that has these texts."""
+    """Asserts exactly one line, from fstfs itself, with these texts."""
     assert done.returncode == 1 and not done.stdout, done
     assert done.stderr.startswith("fstfs: ") and done.stderr.count("\n") == 1, done.stderr
     for text in texts:
@@ -134,7 +135,7 @@ def told(done, *texts):
 
 @pytest.fixture
 def user_mnt(mnt, test_user):  # noqa: F811
-    """A mount point that is the test user's."""
+    """A mount point that belongs to the test user."""
     if as_user(test_user):
         who = pwd.getpwnam(test_user)
         os.chown(mnt, who.pw_uid, who.pw_gid)
@@ -143,12 +144,12 @@ def user_mnt(mnt, test_user):  # noqa: F811
 
 @pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
 class TestDevice:
-    def test_is_missing(self, fstfs, source, mnt, flags):  # noqa: F811
+    def test_missing_path(self, fstfs, source, mnt, flags):  # noqa: F811
         done = in_namespace("mount -t tmpfs none /dev", fstfs, *flags, source.root, mnt)
         told(done, "/dev/fuse: No such file", "modprobe fuse", CONTAINER)
         nothing_left(mnt)
 
-    def test_is_a_file(self, fstfs, source, mnt, flags):  # noqa: F811
+    def test_path_is_a_file(self, fstfs, source, mnt, flags):  # noqa: F811
         done = in_namespace("mount -t tmpfs none /dev && touch /dev/fuse",
                             fstfs, *flags, source.root, mnt)
         told(done, "/dev/fuse: found a file, expected a character device", CONTAINER)
@@ -158,7 +159,7 @@ class TestDevice:
         ("root:root", "0600", "chmod 0666 /dev/fuse"),
         ("root:root", "0660", "chmod 0666 /dev/fuse"),
         ("root:audio", "0660", "usermod -aG audio")])
-    def test_is_closed_to_the_user(self, user_binary, test_user, source, user_mnt, flags,  # noqa: F811
+    def test_path_is_not_accessible(self, user_binary, test_user, source, user_mnt, flags,  # noqa: F811
                                    owner, mode, cure):
         script = (f"mount -t tmpfs none /dev && mknod /dev/fuse c 10 229 && "
                   f"chown {owner} /dev/fuse && chmod {mode} /dev/fuse")
@@ -168,8 +169,8 @@ class TestDevice:
 
 
 @pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
-def test_no_right_to_mount(fstfs, source, mnt, flags):  # noqa: F811
-    """As in a container that was started without --cap-add SYS_ADMIN."""
+def test_no_permission_to_mount(fstfs, source, mnt, flags):  # noqa: F811
+    """As in a container without --cap-add SYS_ADMIN."""
     if os.geteuid() != 0:
         pytest.skip("needs root: drops CAP_SYS_ADMIN")
     done = run(*NO_SYS_ADMIN, fstfs, *flags, source.root, mnt)
@@ -177,7 +178,7 @@ def test_no_right_to_mount(fstfs, source, mnt, flags):  # noqa: F811
     nothing_left(mnt)
 
 
-# libfuse knows where fusermount3 is, and tries $PATH too.
+# libfuse has a path of fusermount3 compiled in, and also tries $PATH.
 NO_FUSERMOUNT = "mount --bind /dev/null $(readlink -f $(command -v fusermount3))"
 
 
@@ -204,7 +205,7 @@ def test_no_new_privileges(user_binary, test_user, source, user_mnt):  # noqa: F
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o1777], ids=oct)
-def test_mount_point_of_another(user_binary, test_user, source, mnt, mode):  # noqa: F811
+def test_mount_point_of_another_user(user_binary, test_user, source, mnt, mode):  # noqa: F811
     if not as_user(test_user):
         pytest.skip("needs root: a directory of somebody else")
     mnt.chmod(mode)
@@ -213,7 +214,7 @@ def test_mount_point_of_another(user_binary, test_user, source, mnt, mode):  # n
     nothing_left(mnt)
 
 
-def test_allow_other_of_a_user(user_binary, test_user, source, user_mnt):  # noqa: F811
+def test_allow_other_as_unprivileged_user(user_binary, test_user, source, user_mnt):  # noqa: F811
     if re.search(r"^\s*user_allow_other", fuse_conf(), re.MULTILINE):
         pytest.skip("/etc/fuse.conf has user_allow_other")
     done = run(user_binary, "-o", "allow_other", source.root, user_mnt, user=test_user)
@@ -229,9 +230,9 @@ def fuse_conf():
         return ""
 
 
-def test_mount_of_a_user_is_in_the_way_of_root(mount, fstfs, user_binary, test_user, source,  # noqa: F811
+def test_mount_of_a_user_blocks_root(mount, fstfs, user_binary, test_user, source,  # noqa: F811
                                                place, mnt):
-    """Root can neither mount on it nor look into it: whose it is, is told."""
+    """Root can neither mount on it nor look into it. The message names its owner."""
     if not as_user(test_user):
         pytest.skip("needs root")
     m = mount(source.root, user=test_user, binary=user_binary)
@@ -261,8 +262,8 @@ def test_dead_mount(mount, fstfs, source, place, mnt):  # noqa: F811
     assert run("fusermount3", "-u", m.path).returncode == 0
 
 
-def test_mount_that_dies_meanwhile(fstfs, source, place, mnt):  # noqa: F811
-    """What fusermount3 finds when it mounts is told with its cure, too."""
+def test_mount_dies_meanwhile(fstfs, source, place, mnt):  # noqa: F811
+    """An error that only fusermount3 detects is also printed with its solution."""
     if os.geteuid() != 0:
         pytest.skip("needs root: a mount namespace")
     fake = place / "fusermount3"
@@ -292,7 +293,7 @@ def test_paths(fstfs, source, place, mnt):  # noqa: F811
     nothing_left(mnt)
 
 
-def test_source_that_the_user_may_not_read(user_binary, test_user, place, user_mnt):
+def test_source_is_not_readable(user_binary, test_user, place, user_mnt):
     if not as_user(test_user):
         pytest.skip("needs root: a directory of somebody else")
     (place / "shut/below").mkdir(parents=True)
@@ -308,14 +309,14 @@ def test_mount_option_of_libfuse(fstfs, source, mnt):  # noqa: F811
     nothing_left(mnt)
 
 
-def test_messages_of_a_mount_that_works_are_printed(fstfs, source, mnt):  # noqa: F811
-    """Those of libfuse's beginning, with -d."""
+def test_messages_of_a_successful_mount_are_printed(fstfs, source, mnt):  # noqa: F811
+    """The debug output of libfuse at startup, with -d."""
     done = run("timeout", "-s", "TERM", "3", fstfs, "-d", source.root, mnt)
     assert "FUSE library version" in done.stderr
     gone(mnt)
 
 
-# --- options of root's that are refused ---
+# --- options that need root ---
 
 
 def mounted_status(mnt, user=None):
@@ -327,7 +328,7 @@ def warnings(done):
     return done.stderr.splitlines()
 
 
-def test_readahead_of_a_user(user_binary, test_user, source, user_mnt):  # noqa: F811
+def test_readahead_as_unprivileged_user(user_binary, test_user, source, user_mnt):  # noqa: F811
     done = run(user_binary, "--readahead=1M", source.root, user_mnt, user=test_user)
     warning, = warnings(done)
     assert warning.startswith("fstfs: warning: --readahead=1024K: refused by the kernel ("), warning
@@ -338,12 +339,12 @@ def test_readahead_of_a_user(user_binary, test_user, source, user_mnt):  # noqa:
 
 
 @pytest.mark.parametrize("option", ["--readahead=64K", "--readahead=keep", "--passthrough=off"])
-def test_nothing_is_refused(user_binary, test_user, source, user_mnt, option):  # noqa: F811
+def test_nothing_is_refused_without_need(user_binary, test_user, source, user_mnt, option):  # noqa: F811
     assert warnings(run(user_binary, option, source.root, user_mnt, user=test_user)) == []
     unmount(user_mnt)
 
 
-def test_passthrough_of_a_user(user_binary, test_user, source, user_mnt):  # noqa: F811
+def test_passthrough_as_unprivileged_user(user_binary, test_user, source, user_mnt):  # noqa: F811
     done = run(user_binary, "--passthrough=on", source.root, user_mnt, user=test_user)
     why = mounted_status(user_mnt, test_user)["kernel"]["passthrough"]["why"]
     assert warnings(done) == [f"fstfs: warning: --passthrough=on: refused: {why}; fstfs reads all "
@@ -351,8 +352,8 @@ def test_passthrough_of_a_user(user_binary, test_user, source, user_mnt):  # noq
     unmount(user_mnt)
 
 
-def test_options_of_root(fstfs, source, mnt):  # noqa: F811
-    """A warning for each that is off, and none for what is on."""
+def test_options_that_need_root(fstfs, source, mnt):  # noqa: F811
+    """One warning for each option without effect, and none for others."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     done = run(fstfs, "--passthrough=on", "--readahead=1M", source.root, mnt)
@@ -368,7 +369,7 @@ def test_refusals_in_the_foreground_are_logged(mount, user_binary, test_user, so
     assert eventually(lambda: "--readahead=1024K: refused by the kernel" in m.log_text())
 
 
-# --- a source that has nothing for fstfs ---
+# --- a source without checkpoints ---
 
 NOTHING = "found no checkpoint (*.safetensors); other files are shown unchanged"
 BROKEN = "found no valid checkpoint: every *.safetensors is invalid or not readable by this user"
@@ -385,7 +386,7 @@ def empty(place):
 
 @pytest.fixture(params=["root", "user"])
 def mounter(request, user_mnt):
-    """fstfs and the user who runs it on user_mnt."""
+    """Runs fstfs on user_mnt as each user."""
     if request.param == "user":
         return request.getfixturevalue("user_binary"), request.getfixturevalue("test_user")
     if os.geteuid() != 0:
@@ -419,7 +420,7 @@ def test_directory_with_the_name_of_a_checkpoint(mounter, empty, user_mnt):
 @pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\x10" + b"\0" * 7 + b"x" * 100,
                                      b"\xff" * 7 + b"\0{}", b"\x10" + b"\0" * 7 + b"{}"],
                          ids=["empty", "short", "no-brace", "huge", "cut"])
-def test_nothing_but_broken_files(mounter, empty, user_mnt, content):
+def test_only_broken_files(mounter, empty, user_mnt, content):
     (empty / "a/b/model.safetensors").write_bytes(content)
     assert warned_at_mount(mounter, empty, user_mnt) == [f"fstfs: warning: {empty}: {BROKEN}"]
 
@@ -438,7 +439,7 @@ def test_one_checkpoint_is_enough(mounter, empty, user_mnt, where):
 
 
 def test_checkpoint_behind_links(mounter, empty, user_mnt, place):
-    """As in a Hugging Face cache: links to files, and here to a directory, too."""
+    """As in a Hugging Face cache: links to files, here also to a directory."""
     trees.Source(place / "blobs").add("", "model", trees.small_tensors("t."))
     (empty / "a/b/snapshot").symlink_to(place / "blobs")
     assert warned_at_mount(mounter, empty, user_mnt) == []
@@ -447,8 +448,8 @@ def test_checkpoint_behind_links(mounter, empty, user_mnt, place):
     assert warned_at_mount(mounter, empty, user_mnt) == []
 
 
-def test_no_claim_about_what_was_not_seen(user_binary, test_user, empty, user_mnt):
-    """A directory that is closed, or more entries than are looked at."""
+def test_no_claim_about_unseen_files(user_binary, test_user, empty, user_mnt):
+    """If a directory is closed, or has too many entries to check, nothing is claimed."""
     mounter = user_binary, test_user
     if as_user(test_user):
         (empty / "a/b").chmod(0)
@@ -465,8 +466,8 @@ def test_links_in_a_circle(mounter, empty, user_mnt):
     warned_at_mount(mounter, empty, user_mnt)
 
 
-def test_storage_that_hangs(mount, fstfs, place, mnt):  # noqa: F811
-    """The look ends, and the mount is there: nothing is claimed."""
+def test_hanging_storage(mount, fstfs, place, mnt):  # noqa: F811
+    """The check is abandoned, and the mount works; nothing is claimed."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     (place / "s/slow").mkdir(parents=True)
@@ -482,7 +483,7 @@ def test_storage_that_hangs(mount, fstfs, place, mnt):  # noqa: F811
     unmount(mnt)
 
 
-def test_foreground_logs_it(mount, empty):
+def test_foreground_logs_the_warning(mount, empty):
     m = mount(empty)
     assert eventually(lambda: NOTHING in m.log_text())
     assert not [pid for pid in processes_of(m.process.pid)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that steer a terminal, end a line or turn its direction, wherever a source can have them:
-what the mount tells of them is one line each, in plain characters."""
+"""Names with terminal escapes, line ends or bidirectional marks, wherever a source can have them:
+the mount prints each on one line, in plain characters."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def write(path, data):
 
 
 def shard(name, dtype="U8", metadata=None):
-    """One tensor of this name."""
+    """A shard with one tensor of this name."""
     entry = {name: {"dtype": dtype, "shape": [4], "data_offsets": [0, 4]}}
     if metadata:
         entry["__metadata__"] = metadata
@@ -39,7 +39,7 @@ def shard(name, dtype="U8", metadata=None):
 
 
 def fill(root, evil):
-    """All that can be wrong with a source, under such a name."""
+    """All kinds of problems of a source, with such names."""
     here = os.path.join(root, "d" + evil)
     os.mkdir(here)
 
@@ -87,7 +87,7 @@ def look_at_all(root):
 
 @pytest.mark.parametrize("options", [(), ("--shards=2",), ("-d",)], ids=["plain", "recut", "debug"])
 def test_nothing_is_forged(mount, place, options):
-    """In problems, status, metrics and the log, of a source that has all of these names."""
+    """In problems, status, metrics and the log."""
     root = place / ("s" + EVIL[2] + EVIL[5])
     root.mkdir()
     for evil in EVIL:
@@ -109,8 +109,8 @@ def test_nothing_is_forged(mount, place, options):
         assert all(line.startswith("fstfs: ") for line in text.splitlines())
 
 
-def test_what_is_said_of_reads(mount, place):
-    """The lines of the engine: of a file that changes under a reader, and of one that fails."""
+def test_log_lines_of_reads(mount, place):
+    """Lines of the engine: a file that changes under a reader, and one that fails."""
     for i, evil in enumerate(EVIL):
         (place / "s").mkdir(exist_ok=True)
         trees.Source(place / "s").add("", evil, trees.small_tensors(f"t{i}.", count=2))

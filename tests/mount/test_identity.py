@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint that is one file is that file in merged/, byte for byte: tools know models by hash."""
+"""A checkpoint of one file is that file in merged/, byte for byte, because tools identify models by
+hash."""
 
 import errno
 import hashlib
@@ -38,7 +39,7 @@ def reverse(table):
     return dict(reversed(table.items()))
 
 
-# What fstfs itself would write in another way: {what: bytes of the file}.
+# Files that fstfs would write differently: {description: bytes of the file}.
 SPELLINGS = {
     "usual": trees.file_bytes(TENSORS, {"format": "pt"}),
     "unpadded": trees.file_bytes(TENSORS, pad=1),
@@ -66,7 +67,7 @@ def sha256(path):
 
 
 def write_all(root):
-    """{path of the merged file and in shards/: bytes} for each spelling, found in each way."""
+    """{path in merged/ and shards/: bytes} for each spelling, found in every way."""
     files, alone = {}, {}
     for what, data in SPELLINGS.items():
         alone[f"alone/{what}.safetensors"] = data
@@ -89,7 +90,7 @@ def write_all(root):
 
 @pytest.mark.parametrize("options", [(), ("--shards=1",), ("--shard-size=1T",)],
                          ids=["as-source", "one-shard", "large-shards"])
-def test_one_file_has_its_own_hash(mount, place, options):
+def test_single_file_has_its_own_hash(mount, place, options):
     merged, shards = write_all(place / "s")
     m = mount(place / "s", *options)
     for name, data in merged.items():
@@ -104,7 +105,7 @@ def test_one_file_has_its_own_hash(mount, place, options):
 
 
 @pytest.mark.parametrize("options", [(), ("--shards=2",)], ids=["as-source", "recut"])
-def test_one_file_behind_a_link_has_its_own_hash(mount, place, options):
+def test_single_file_behind_a_link_has_its_own_hash(mount, place, options):
     source = trees.hub_cache(place / "s")
     m = mount(source.root, *options)
     for revision in ("a" * 40, "b" * 40):
@@ -116,8 +117,8 @@ def test_one_file_behind_a_link_has_its_own_hash(mount, place, options):
             assert sha256(m / f"{view}/{inside}") == sha256(blob)
 
 
-def test_what_is_cut_holds_the_same_tensors(mount, place):
-    """--shard-size asks for other files: those are written anew, and merged/ is not."""
+def test_recut_shards_have_the_same_tensors(mount, place):
+    """--shard-size requests other files in shards/; merged/ stays the same."""
     (place / "s").mkdir()
     (place / "s/m.safetensors").write_bytes(SPELLINGS["trailing_spaces"])
     m = mount(place / "s", "--shard-size=4200")
@@ -138,7 +139,7 @@ def test_what_is_cut_holds_the_same_tensors(mount, place):
     "not_json": whole("{", b""),
     "empty": b"",
 }.items(), ids=lambda x: x[0])
-def test_a_refused_file_is_not_in_merged(mount, place, bad):
+def test_refused_file_is_not_in_merged(mount, place, bad):
     (place / "s").mkdir()
     (place / "s/m.safetensors").write_bytes(bad[1])
     m = mount(place / "s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of real size, sparse: 22,213 tensors in 50 GB, 230,000 tensors in 160 shards."""
+"""Sparse checkpoints of real size: 22,213 tensors in 50 GB, 230,000 tensors in 160 shards."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def experts(shared_place):
 
 
 def edges(fd, path, offset, size, marks):
-    """The marks at a tensor's edges, by pread; one byte over each edge."""
+    """Reads the marks at a tensor's edges, and one byte beyond."""
     first, last = marks
     width = len(first)
     assert os.pread(fd, width, offset) == first, path
@@ -70,7 +70,7 @@ def check_tensor_files(view_root, table, marks, npy=False):
 
 
 def check_whole(path, table, names, marks):
-    """One safetensors file of the mount: header against the table, marks through its offsets."""
+    """Compares a safetensors file of the mount with the table, and reads marks at its offsets."""
     entries, _, start = oracle.read_header(path)
     fd = os.open(path, os.O_RDONLY)
     before = None
@@ -80,7 +80,7 @@ def check_whole(path, table, names, marks):
             assert (e.dtype, list(e.shape), e.size) == (dtype, list(shape), size)
             if e.name in marks:
                 edges(fd, path, e.offset, e.size, marks[e.name])
-                if before in marks and e.size:  # over the edge between two tensors
+                if before in marks and e.size:  # across the edge between two tensors
                     left, right = marks[before][1], marks[e.name][0]
                     assert os.pread(fd, len(left) + len(right), e.offset - len(left)) \
                         == left + right
@@ -93,14 +93,14 @@ def check_whole(path, table, names, marks):
 
 
 def merged_order(table):
-    """Names in the merged file's order."""
+    """The names in the order of the merged file."""
     placed = sorted(table, key=lambda n: (table[n][0], table[n][3]))
     entries = [oracle.Entry(n, table[n][1], table[n][2], "", 0, table[n][4]) for n in placed]
     return [e.name for e in oracle.file_order(entries)]
 
 
 def check_listing(view_root, table, npy=False):
-    """Every name and every size."""
+    """Compares all names and sizes."""
     found = {}
     with os.scandir(f"{view_root}/m/{MODEL}") as listing:
         for e in listing:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints written and read by safetensors; tests/loaders has what needs torch."""
+"""Checkpoints written and read by safetensors. Tests that need torch are in tests/loaders."""
 
 import os
 

@@ -19,9 +19,9 @@ from conftest import child, eventually, mounted_at
 
 
 def with_mount_helper(fstfs, kind, work):
-    """Runs work() where mount(8) finds what mounts a type: mount.fuse3 has a PATH of its own, and
-    mount.fstfs the path of an installed fstfs, so this is a mount namespace whose /usr/local/bin is
-    the build folder, and in whose /sbin mount.fstfs is."""
+    """Runs work() in a mount namespace in which mount(8) finds the programs for both types: the
+    build directory is at /usr/local/bin, for mount.fuse3, which has a PATH of its own;
+    mount.fstfs is in /sbin."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mount(8)")
     if kind == "fuse.fstfs" and \
@@ -37,7 +37,7 @@ def with_mount_helper(fstfs, kind, work):
         commands = [["mount", "--make-rslave", "/"],
                     ["mount", "--bind", fstfs.parent, installed]]
         if kind == "fstfs":
-            # a folder of links to what is there, and the helper
+            # a directory with links to everything in it, and the helper
             old = "/mnt"
             commands += [["mount", "--bind", sbin, old], ["mount", "-t", "tmpfs", "sbin", sbin],
                          ["sh", "-c", f"ln -s {old}/* {sbin}/"],
@@ -53,7 +53,7 @@ def with_mount_helper(fstfs, kind, work):
 
 @pytest.fixture(params=["fuse.fstfs", "fstfs"])
 def kind(request):
-    """The two types: that of mount.fuse3, and our own."""
+    """Both types: that of mount.fuse3, and our own."""
     return request.param
 
 
@@ -72,7 +72,7 @@ def test_fstab(fstfs, source, mnt, place, kind, options):
         if options == "view=merged":
             assert sorted(os.listdir(mnt)) == ["config.json", "model.safetensors"]
         elif options == "shards=2":
-            with open(mnt / ".fstfs/status") as f:  # a single file is not cut by number
+            with open(mnt / ".fstfs/status") as f:  # a single file is not re-cut by count
                 assert json.load(f)["shards"] == 2
         else:
             oracle.check_source(mnt, source, [f"--{options}"])
@@ -93,7 +93,7 @@ def test_mount_command(fstfs, source, mnt, kind):
     with_mount_helper(fstfs, kind, work)
 
 
-def test_mount_command_says_why_not(fstfs, source, mnt, place, kind):
+def test_mount_command_prints_the_reason(fstfs, source, mnt, place, kind):
     def work():
         refused(run("mount", "-t", kind, place / "nothing", mnt), "nothing")
         refused(run("mount", "-t", kind, "-o", "view=bogus", source.root, mnt), "bogus")
@@ -103,7 +103,7 @@ def test_mount_command_says_why_not(fstfs, source, mnt, place, kind):
 
 
 def test_mount_exit_status(fstfs, source, mnt, place):
-    """mount(8)'s own: 1 for a wrong invocation, 32 for a mount that failed."""
+    """The exit status of mount(8): 1 for wrong usage, 32 if mounting failed."""
     def work():
         assert run("mount", "-t", "fstfs", place / "nothing", mnt).returncode == 32
         assert run("mount", "-t", "fstfs", "-o", "bogus", source.root, mnt).returncode == 1
@@ -129,8 +129,8 @@ def test_remount_is_refused(fstfs, source, mnt):
     with_mount_helper(fstfs, "fstfs", work)
 
 
-def test_mount_in_vain(fstfs, source, mnt):
-    """mount -f does all but to mount; -v says what is run, and -s and -n change nothing."""
+def test_fake_mount(fstfs, source, mnt):
+    """mount -f does everything except mounting. -v prints the command; -s and -n have no effect."""
     def work():
         done = run("mount", "-f", "-v", "-o", "allow_other", "-t", "fstfs", source.root, mnt)
         assert done.returncode == 0
@@ -144,7 +144,7 @@ def test_mount_in_vain(fstfs, source, mnt):
 
 
 def test_mount_all(fstfs, source, mnt, place):
-    """What is mounted is not mounted again; what is noauto is not mounted; odd names are kept."""
+    """Existing mounts are not mounted again, noauto entries are not mounted, unusual names work."""
     odd = place / "a model, or -two"
     os.rename(source.root, odd)
     source.root = str(odd)
@@ -168,7 +168,7 @@ def test_mount_all(fstfs, source, mnt, place):
 
 
 def test_mount_as_another_user(fstfs, test_user, source, mnt):
-    """setuid=USER: the daemon is that user's, and nobody else's is the mount."""
+    """With setuid=USER, the daemon and the mount belong to that user."""
     who = pwd.getpwnam(test_user)
     os.chown(mnt, who.pw_uid, who.pw_gid)
 
@@ -186,7 +186,7 @@ def test_mount_as_another_user(fstfs, test_user, source, mnt):
 
 
 def test_user_mounts_by_fstab(fstfs, test_user, source, mnt, place):
-    """A line with `user` lets an ordinary user mount and unmount."""
+    """A line with `user` lets an unprivileged user mount and unmount."""
     who = pwd.getpwnam(test_user)
     os.chown(mnt, who.pw_uid, who.pw_gid)
     tab = place / "fstab"
@@ -207,7 +207,7 @@ def test_user_mounts_by_fstab(fstfs, test_user, source, mnt, place):
 
 
 def test_mount_in_a_namespace(fstfs, source, mnt):
-    """mount -N: in another process's mount namespace, and not here."""
+    """mount -N mounts in another process's mount namespace, and not in this one."""
     def work():
         with subprocess.Popen(["unshare", "--mount", "sh", "-c", "echo && exec sleep 3600"],
                               stdout=subprocess.PIPE) as other:

@@ -52,7 +52,7 @@ class TestRefusedPaths:
         assert run(fstfs, source.root, mnt).returncode == 0
         refused(run(fstfs, *flags, source.root, mnt), re.escape(os.fspath(mnt)))
         assert len(mounted_at(mnt)) == 1 and len(daemons(mnt)) == 1
-        oracle.check_source(mnt, source)  # the first one is unhurt
+        oracle.check_source(mnt, source)  # the first mount still works
         run("fusermount3", "-u", mnt)
         gone(mnt)
 
@@ -73,7 +73,7 @@ class TestRefusedPaths:
 
 
 def test_mount_point_inside_the_source(fstfs, place, source):
-    """The daemon must not walk into its own mount: refused, or it stands and nothing hangs."""
+    """The daemon must not walk into its own mount: the mount is refused, or works without hanging."""
     mnt = place / "s/mnt"
     mnt.mkdir()
     done = run(fstfs, source.root, mnt)
@@ -97,7 +97,7 @@ def test_mount_point_inside_the_source(fstfs, place, source):
 
 
 def test_source_below_another_fstfs_mount(mount, source):
-    """A mount of a mount: SOURCE may be on any file system, another FUSE included."""
+    """SOURCE may be on any file system, including another FUSE mount."""
     first = mount(source.root)
     second = mount(first / "merged")
     oracle.check_source(second.path, source, views=("tensors", "npy", "merged"))
@@ -106,9 +106,9 @@ def test_source_below_another_fstfs_mount(mount, source):
     second.unmount()
 
 
-def test_mount_point_in_what_the_source_shows(mount, fstfs, place, source):
-    """A mount of a mount, made inside the source of the latter, would show itself without end.
-    SOURCE may be the other mount, a part of it, a directory above it, or a mount of it."""
+def test_mount_point_inside_its_own_source(mount, fstfs, place, source):
+    """A mount inside what its source shows would contain itself without end. SOURCE may be another
+    mount of fstfs, a part of it, a directory above it, or a mount of it."""
     source.directory("in side")
     inside = source.path("in side")
     above = place / "above"
@@ -122,7 +122,7 @@ def test_mount_point_in_what_the_source_shows(mount, fstfs, place, source):
                 run("fusermount3", "-uz", inside)
             refused(done, re.escape(inside), re.escape(os.fspath(source.root)), "elsewhere")
             assert not mounted_at(inside)
-        third = mount(above / "m/merged")  # the same elsewhere
+        third = mount(above / "m/merged")  # a mount point elsewhere works
         oracle.check_source(third.path, source, views=("merged",))
         third.unmount()
         second.unmount()
@@ -132,7 +132,7 @@ def test_mount_point_in_what_the_source_shows(mount, fstfs, place, source):
 
 
 def test_dead_mount_point(mount, fstfs, source):
-    """After kill -9: a new mount says what is wrong; after `fusermount3 -u` it works."""
+    """After kill -9, mounting again prints what is wrong, and works after `fusermount3 -u`."""
     m = mount(source.root, died=True)
     m.signal(signal.SIGKILL)
     m.wait()
@@ -150,11 +150,11 @@ def test_dead_mount_point(mount, fstfs, source):
 
 @pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
 def test_remount_right_after_a_kill(fstfs, source, mnt, flags):
-    """The kernel still has the attributes of the dead mount cached. No mount is stacked on it."""
+    """The kernel may have attributes of the dead mount cached. No mount is stacked on it."""
     for _ in range(20):
         assert run(fstfs, source.root, mnt).returncode == 0
         pid, = daemons(mnt)
-        os.listdir(mnt)  # the kernel caches attributes and entries
+        os.listdir(mnt)  # so that the kernel caches attributes and entries
         os.kill(pid, signal.SIGKILL)
         done = run(fstfs, *flags, source.root, mnt)
         refused(done, re.escape(os.fspath(mnt)), f"fusermount3 -u {re.escape(os.fspath(mnt))} ")
@@ -165,12 +165,12 @@ def test_remount_right_after_a_kill(fstfs, source, mnt, flags):
 
 
 def test_mount_point_of_a_stopped_daemon(fstfs, source, mnt):
-    """Refused without asking that daemon for anything, which would wait for it."""
+    """Refused without a request to that daemon, which would hang."""
     assert run(fstfs, source.root, mnt).returncode == 0
     pid, = daemons(mnt)
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(1.2)  # longer than the kernel caches attributes: what it asks now would hang
+        time.sleep(1.2)  # longer than the attribute timeout: a request would hang
         done = run(fstfs, source.root, mnt)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -181,7 +181,7 @@ def test_mount_point_of_a_stopped_daemon(fstfs, source, mnt):
 
 
 def test_mount_point_below_a_hidden_mount(fstfs, source, mnt, place):
-    """A mount that another one hides does not make the place below the other one busy."""
+    """A hidden mount does not make a directory below the mount that hides it busy."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mount")
     assert run(fstfs, source.root, mnt).returncode == 0
@@ -192,7 +192,7 @@ def test_mount_point_below_a_hidden_mount(fstfs, source, mnt, place):
     subprocess.run(["mount", "--bind", above, place], check=True)
     try:
         done = run(fstfs, mnt, mnt)
-        refused(done, "is inside of")  # and not busy: what is at the path now is a plain directory
+        refused(done, "is inside of")  # not busy: the path is a plain directory now
     finally:
         subprocess.run(["umount", place], check=True)
     assert run("fusermount3", "-u", mnt).returncode == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle and the makers of trees against the safetensors library: no mount."""
+"""Compares the oracle and the test sources with the safetensors library, without a mount."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from corpus import trees
 DESCRIPTION = oracle.os.path.join(os.path.dirname(__file__), "../../../shared/data/qwen3.5-25b-a3b.json")
 
 
-def test_maker_writes_what_the_library_reads(place):
+def test_library_reads_test_sources(place):
     source = trees.rich(place / "s")
     c, = source.checkpoints
     assert {t.dtype for t in c.tensors} == set(trees.DTYPE_BITS)
@@ -27,7 +27,7 @@ def test_maker_writes_what_the_library_reads(place):
             assert bytes(read[t.name]["data"]) == t.data
 
 
-def test_oracle_reads_what_the_library_reads(place):
+def test_oracle_reads_files_of_the_library(place):
     source = trees.rich(place / "s")
     for name, _ in source.checkpoints[0].shards:
         path = source.path("rich", name)
@@ -51,7 +51,7 @@ def test_npy_bytes_load(dtype, place):
     assert array.shape == ((3, 8) if trees.DTYPE_BITS[dtype] >= 8 else (len(t.data),))
 
 
-def test_names_escape_apart():
+def test_escaped_names_differ():
     escaped = [oracle.escape(n) for n in trees.HARD_NAMES]
     assert len(set(escaped)) == len(escaped) == len(set(trees.HARD_NAMES))
     for e in escaped:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--passthrough: the kernel reads unchanged files by itself; where it may not, the daemon does."""
+"""--passthrough: the kernel reads unchanged files by itself, and the daemon reads all others."""
 
 import mmap
 import os
@@ -43,7 +43,7 @@ def source(place):
 
 @pytest.fixture
 def possible(mount, place):
-    """Skips where this build or kernel has no passthrough."""
+    """Skips if this build or kernel has no passthrough."""
     (place / "empty").mkdir()
     why = state(mount(place / "empty", "--passthrough=on")).get("why", "")
     if why.startswith(NEVER):
@@ -57,7 +57,7 @@ def allowed(possible):
 
 
 def wholes(source):
-    """Files that shards/ shows as they are: (path in the view, path in the source)."""
+    """Unmodified files in shards/: (path in the view, path in the source)."""
     found = [(os.path.relpath(os.path.join(folder, name), source.root), os.path.join(folder, name))
              for folder, _, names in os.walk(source.root) for name in names]
     return [(path, full) for path, full in found if os.path.getsize(full)]
@@ -70,7 +70,7 @@ def check_wholes(root, source):
             assert read(os.path.join(root, path)) == expected, (path, way)
 
 
-def test_it_is_off_unless_asked_for(mount, source):
+def test_off_by_default(mount, source):
     m = mount(source.root)
     with open(m / "shards/rich/config.json", "rb") as f:
         assert f.read(1) == b"{"
@@ -78,7 +78,7 @@ def test_it_is_off_unless_asked_for(mount, source):
 
 
 @pytest.mark.parametrize("value", ["auto", "yes", ""])
-def test_a_wrong_value_is_refused(fstfs, source, place, value):
+def test_invalid_value_is_refused(fstfs, source, place, value):
     (place / "m").mkdir()
     done = subprocess.run([fstfs, f"--passthrough={value}", source.root, place / "m"],
                           capture_output=True, text=True)
@@ -87,8 +87,8 @@ def test_a_wrong_value_is_refused(fstfs, source, place, value):
 
 
 @pytest.mark.parametrize("options", [(), ("--shards=2",)], ids=["as-source", "recut"])
-def test_the_whole_tree_reads_the_same(mount, source, options):
-    """Also where it cannot be on: then status says why."""
+def test_whole_tree_reads_the_same(mount, source, options):
+    """Also if it is unavailable; status then says why."""
     m = mount(source.root, "--passthrough=on", *options)
     oracle.check_source(m.path, source, options)
     if not options:
@@ -98,23 +98,23 @@ def test_the_whole_tree_reads_the_same(mount, source, options):
     assert "refused" not in now
 
 
-def test_the_kernel_reads_by_itself(mount, source, allowed):
+def test_kernel_reads_by_itself(mount, source, allowed):
     m = mount(source.root, "--passthrough=on")
     before, size = m.metric("read_bytes_total"), 0
     for path, full in wholes(source):
         for way in ("read", "mmap"):
             with open(m / f"shards/{path}", "rb"):
-                # the kernel tells of a file that was closed a moment later
+                # The kernel reports a closed file with a delay.
                 assert eventually(lambda: state(m) == {"on": True, "files": 1}), state(m)
                 assert WAYS[way](m / f"shards/{path}") == oracle.read_all(full)
             size += os.path.getsize(full)
     assert m.metric("read_bytes_total") == before
     check_wholes(m / "shards", source)
-    assert m.metric("read_bytes_total") - before == size / 2  # O_DIRECT comes to the daemon
+    assert m.metric("read_bytes_total") - before == size / 2  # the daemon serves O_DIRECT
     assert eventually(lambda: state(m) == {"on": True, "files": 0}), state(m)
 
 
-def test_made_files_are_read_by_the_daemon(mount, source, allowed):
+def test_generated_files_are_read_by_the_daemon(mount, source, allowed):
     m = mount(source.root, "--passthrough=on")
     for path in ("merged/rich/model.safetensors", "tensors/rich/model.index.json",
                  "tensors/rich/model/size.65536", "npy/rich/model/size.65536.npy"):
@@ -122,8 +122,8 @@ def test_made_files_are_read_by_the_daemon(mount, source, allowed):
             assert state(m) == {"on": True, "files": 0}, path
 
 
-def test_one_file_opened_by_many_at_once(mount, source, possible):
-    """All opens of a file must be answered alike, and every one must succeed."""
+def test_concurrent_opens_of_one_file(mount, source, possible):
+    """All opens of a file must get the same answer, and succeed."""
     m = mount(source.root, "--passthrough=on")
     files = [(m / f"shards/{path}", oracle.read_all(full)) for path, full in wholes(source)]
     wrong = []
@@ -149,7 +149,7 @@ def test_one_file_opened_by_many_at_once(mount, source, possible):
 
 def read_as_user(m, source):
     refused = {"on": False, "why": "the kernel allows it to root only"}
-    assert state(m) == refused  # before anything was tried
+    assert state(m) == refused  # before the first try
     path = m / "shards/rich/config.json"
     with open(path, "rb") as a, open(path, "rb") as b:
         assert a.read() == b.read() == b'{"model_type": "rich"}\n'
@@ -157,13 +157,13 @@ def read_as_user(m, source):
     assert state(m) == refused
 
 
-def test_ordinary_users_are_refused(mount, test_user, user_binary, source, possible):
+def test_refused_to_unprivileged_users(mount, test_user, user_binary, source, possible):
     m = mount(source.root, "--passthrough=on", user=test_user, binary=user_binary)
     child(read_as_user, m, source, user=test_user)
 
 
-def test_a_file_that_may_not_is_read_by_the_daemon(mount, source, allowed):
-    """Passthrough on passthrough is one layer too many."""
+def test_refused_file_is_read_by_the_daemon(mount, source, allowed):
+    """Passthrough on passthrough exceeds the stacking depth."""
     below = mount(source.root, "--passthrough=on")
     m = mount(below / "shards", "--passthrough=on")
     check_wholes(m / "shards", source)
@@ -172,8 +172,8 @@ def test_a_file_that_may_not_is_read_by_the_daemon(mount, source, allowed):
     assert now["on"] is True and now["files"] == 0 and "stacked" in now["refused"]
 
 
-def test_a_file_system_without_direct_reads(mount, place, allowed):
-    """There the kernel would fail an open with O_DIRECT, which the daemon can serve."""
+def test_file_system_without_direct_reads(mount, place, allowed):
+    """The kernel would fail an open with O_DIRECT, which the daemon can serve."""
     root = place / "s"
     root.mkdir()
     if subprocess.run(["mount", "-t", "ramfs", "fstfs-test", root]).returncode != 0:
@@ -188,7 +188,7 @@ def test_a_file_system_without_direct_reads(mount, place, allowed):
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["replaced", "in-place"])
-def test_a_new_version_shows(mount, source, allowed, in_place):
+def test_new_version_becomes_visible(mount, source, allowed, in_place):
     target = os.path.join(source.root, "rich/tokenizer.model")
     old, new = oracle.read_all(target), os.urandom(300001)
     m = mount(source.root, "--passthrough=on")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken input: the mount stands, the good neighbours read right, problems names the bad one."""
+"""Invalid input: the mount works, valid neighbours read correctly, and problems lists what is
+wrong."""
 
 import errno
 import importlib.util
@@ -41,7 +42,7 @@ def check_neighbours(root, source, options=()):
 
 
 def read_everything(root):
-    """Looks at all there is, as `find -exec cat` would. {path: errno} of what does not read."""
+    """Reads everything, as `find -exec cat` would. Returns {path: errno} of unreadable files."""
     failed = {}
     for view in VIEWS:
         base = os.fsencode(f"{root}/{view}")
@@ -64,7 +65,7 @@ def said(problems, path, words):
                for line in problems)
 
 
-# What a line of problems says of the mount.
+# Beginning of a line of problems.
 CONSEQUENCE = re.compile(r"left out|missing|no merged file|(not|is|are|and) shown|shown (from|in)|"
                          r"not used|no checkpoint|ignored|served as bytes|no file|not re-cut|"
                          r"HeaderTooLarge: no |taken for|in a directory of this name")
@@ -156,7 +157,7 @@ def write_case(content, path):
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda c: c[0])
 def test_broken_header(mount, place, case):
-    """The file by itself, and as one shard of two."""
+    """The file alone, and as one shard of two."""
     name, content, rule, _ = case
     source = neighbours(place / "s")
     write_case(content, source.path("bad/broken.safetensors"))
@@ -197,7 +198,7 @@ def test_broken_headers_all_together(mount, place, options):
     m = mount(source.root, *options)
     failed = child(read_everything, m.path)
     if options == ("--shard-size=1M",):
-        assert failed == {}  # nothing can be re-cut of them
+        assert failed == {}  # nothing of them can be re-cut
     else:
         assert len(failed) == sum(not callable(c[1]) for c in BROKEN)
         assert set(failed.values()) == {errno.EIO}
@@ -209,8 +210,8 @@ def test_broken_headers_all_together(mount, place, options):
 
 
 @pytest.mark.parametrize("options", [(), ("--shard-size=64",)], ids=["as-source", "recut"])
-def test_sound_headers(mount, place, options):
-    """What looks odd and is right reads right, in every view."""
+def test_valid_headers(mount, place, options):
+    """Unusual but valid files read correctly in every view."""
     source = neighbours(place / "s")
     small = [c for c in SOUND if not callable(c[1])]
     for name, content, _, _ in small:
@@ -224,7 +225,7 @@ def test_sound_headers(mount, place, options):
                 names = list(f.keys())
                 metadata = f.metadata()
         except safetensors.SafetensorError:
-            continue  # a dtype it does not know
+            continue  # a dtype that it does not know
         with open(source.path(f"bad/{name}.safetensors"), "rb") as f:
             data = dict(safetensors.deserialize(f.read()))
         tensors = [trees.Tensor(n, data[n]["dtype"], data[n]["shape"], bytes(data[n]["data"]))
@@ -244,8 +245,8 @@ def test_sound_headers(mount, place, options):
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("case", [c for c in SOUND if callable(c[1])], ids=lambda c: c[0])
-def test_big_sound_header(mount, place, case):
-    """Headers at their limit."""
+def test_large_valid_header(mount, place, case):
+    """Headers at their size limit."""
     name, content, _, _ = case
     source = neighbours(place / "s")
     write_case(content, source.path("bad/big.safetensors"))

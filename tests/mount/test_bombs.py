@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources and readers made to use a daemon up: it answers in time, stays within its memory, and
-serves the neighbours. The daemon's memory is watched from outside, and bounded: one that goes over
-has failed."""
+"""Sources and readers that try to exhaust the daemon: it answers in time, stays within its memory,
+and serves other files. The daemon's memory is limited from outside."""
 
 import errno
 import json
@@ -20,13 +19,13 @@ from corpus import trees
 
 MOST_HEADER = 100_000_000
 MEMORY = 64 << 20  # --memory
-BESIDE = 64 << 20  # what the daemon may have besides
+BESIDE = 64 << 20  # allowed in addition
 HEADERS = 1 << 30  # the budget for headers with this --memory
-CPU_SECONDS = 10 * FACTOR  # that the daemon may take; unlike elapsed time, of any load
+CPU_SECONDS = 10 * FACTOR  # of CPU time, which does not depend on load
 
 
 def much(count):
-    """Less for a sanitized build: it is slow, and its memory is not looked at."""
+    """Smaller for a sanitized build, which is slow and whose memory is not checked."""
     return count // 10 if SANITIZED else count
 
 
@@ -39,28 +38,28 @@ def source(place):
 
 
 def raw_shard(path, header, data=0, n=None):
-    """A shard of this header and so many bytes of hole."""
+    """A shard with this header and that many bytes of hole."""
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(header) if n is None else n) + header)
         f.truncate(8 + len(header) + data)
 
 
 def peak(m):
-    """The most memory that the daemon has had, in bytes."""
+    """Peak memory of the daemon in bytes."""
     with open(f"/proc/{m.pid}/status") as f:
         line, = (line for line in f if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 
 def cpu_seconds(m):
-    """The CPU time that the daemon has taken."""
+    """CPU time of the daemon."""
     with open(f"/proc/{m.pid}/stat") as f:
         user, system = f.read().rsplit(")", 1)[1].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def attempt(call, *args):
-    """The error number, or 0."""
+    """The errno, or 0."""
     def work():
         try:
             call(*args)
@@ -72,7 +71,7 @@ def attempt(call, *args):
 
 
 def look(m):
-    """At all of the bomb, in all views."""
+    """Accesses everything of the bomb in all views."""
     before = cpu_seconds(m)
     for view in ("tensors", "merged", "shards", "npy"):
         attempt(os.listdir, m / f"{view}/bomb")
@@ -114,7 +113,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_header(mount, source, bomb):
-    """One header of up to 100 MB. It is held while it is read, and its tables, and no more."""
+    """One header of up to 100 MB. Only the header, while it is read, and its tables are in memory."""
     header = BOMBS[bomb]
     raw_shard(source.path("bomb/model.safetensors"), header, 1)
     m = mount(source.root, f"--memory={MEMORY}")
@@ -126,7 +125,7 @@ def test_header(mount, source, bomb):
 
 
 def test_length_of_a_header(mount, source):
-    """What a file says of its header's length takes no memory."""
+    """A header length in a file causes no allocation."""
     for i, n in enumerate((2**63, 2**64 - 1, 2**32, MOST_HEADER + 1, MOST_HEADER)):
         raw_shard(source.path(f"bomb/m{i}.safetensors"), b"{}", 100, n)
     m = mount(source.root, f"--memory={MEMORY}")
@@ -143,19 +142,19 @@ def test_million_tensors(mount, source):
     m = mount(source.root, f"--memory={MEMORY}")
     assert attempt(os.stat, m / f"tensors/bomb/model/{count - 1}") == 0
     assert attempt(os.stat, m / "merged/bomb/model.safetensors") == 0
-    # the header, its table of 140 bytes a tensor, a merged header
+    # the header, its table of 140 bytes per tensor, a merged header
     check(m, source, 3 * len(header) + 200_000_000 + MEMORY + BESIDE)
 
 
 def test_many_headers_at_once(mount, source):
-    """Many shards and many checkpoints, each with a header at the limit: they are not held
+    """Many shards and many checkpoints, each with a header at the limit, are not in memory
     together."""
     names = [f"model-{i:05}-of-00008.safetensors" for i in range(1, 9)] + \
         [f"single{i}.safetensors" for i in range(much(8))]
     for name in names:
         with open(source.path("bomb", name), "wb") as f:
             f.write(struct.pack("<Q", MOST_HEADER) + b"{}")
-            f.truncate(8 + MOST_HEADER)  # NUL is no space: refused, when all of it is read
+            f.truncate(8 + MOST_HEADER)  # NUL is not a space: refused after all of it was read
     m = mount(source.root, f"--memory={MEMORY}")
     assert attempt(os.listdir, m / "tensors/bomb") == 0
     check(m, source, 2 * MOST_HEADER + MEMORY + BESIDE)
@@ -163,8 +162,8 @@ def test_many_headers_at_once(mount, source):
 
 
 def zeros(size, name=b"a"):
-    """A header of one tensor with as many dimensions as fit, of no bytes: its table takes four
-    times the header."""
+    """A header of one empty tensor with as many dimensions as fit: its table needs four times the
+    header."""
     return b'{"%s":["U8",[' % name + b"0," * (size // 2 - 20) + b"0],[0,0]]}"
 
 
@@ -174,7 +173,7 @@ def refused(m):
 
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "link"])
 def test_many_names_of_one_header(mount, source, make):
-    """They have one table, parsed once."""
+    """They share one table, parsed once."""
     header = zeros(much(20_000_000))
     one = source.path("bomb/0.safetensors")
     raw_shard(one, header)
@@ -192,7 +191,7 @@ def test_many_names_of_one_header(mount, source, make):
 
 
 def test_many_tensors_of_one_header(mount, source):
-    """Nor do their names have lists of the tensors each."""
+    """Nor do all names have their own list of tensors."""
     count = much(200_000)
     entries = [b'"%x":["U8",[1],[%d,%d]]' % (i, i, i + 1) for i in range(count)]
     raw_shard(source.path("bomb/0.safetensors"), b"{" + b",".join(entries) + b"}", count)
@@ -208,8 +207,8 @@ def test_many_tensors_of_one_header(mount, source):
 
 @pytest.mark.skipif(SANITIZED, reason="its headers are as large as they get")
 def test_headers_over_the_budget(mount, source):
-    """Tables in use fill the budget: the other headers are refused, and the neighbours are right.
-    When the files are gone, so are their tables."""
+    """Tables in use fill the budget: other headers are refused, and other files read correctly.
+    After the files are removed, so are their tables."""
     stems = [f"b{i}" for i in range(3)]
     for stem in stems:
         raw_shard(source.path(f"bomb/{stem}.safetensors"), zeros(MOST_HEADER))
@@ -232,15 +231,16 @@ def test_headers_over_the_budget(mount, source):
             os.close(fd)
     shutil.rmtree(source.path("bomb"))
     assert eventually(lambda: attempt(os.stat, m / "tensors/bomb") == errno.ENOENT)
-    assert eventually(lambda: refused(m) == [])  # a look at all of the source holds tables, too
+    assert eventually(lambda: refused(m) == [])  # a scan of the whole source holds tables, too
     assert eventually(lambda: m.metric("header_memory_bytes") < 1 << 20)
 
 
 def fill_header_budget(m, source, room):
-    """Headers whose tables leave `room` in the budget for headers. Returns what holds them."""
+    """Headers whose tables leave `room` bytes in the budget for headers. Returns what keeps them in
+    use."""
     fds = []
     while (over := HEADERS - m.metric("header_memory_bytes") - room) > 64 << 10:
-        # of a table's parse 7 times the header is charged, and then 4 times
+        # parsing a table is charged 7 times the header, then 4 times
         size = min(over // 4, (over + room) // 8, MOST_HEADER)
         stem = f"filler{len(fds)}"
         raw_shard(source.path(f"bomb/{stem}.safetensors"), zeros(size))
@@ -252,8 +252,8 @@ def fill_header_budget(m, source, room):
 
 @pytest.mark.skipif(SANITIZED, reason="its headers are as large as they get")
 def test_list_of_tensors_over_the_budget(mount, source):
-    """The headers of a checkpoint have room and the list of its tensors has not: it is refused,
-    and served once there is room."""
+    """The headers of a checkpoint fit, and the list of its tensors does not: it is refused, and
+    served once there is room."""
     shards, each = 50, 4000
     source.directory("list")
     for shard in range(shards):
@@ -284,13 +284,13 @@ def test_list_of_tensors_over_the_budget(mount, source):
 
 
 def test_idle_headers_are_dropped(mount, source):
-    """Tables that nobody uses make room for others, and are read again when they are asked for."""
+    """Unused tables are evicted for others, and read again on access."""
     names = [f"bomb/b{i}.safetensors" for i in range(6)]
     for name in names:
         raw_shard(source.path(name), zeros(much(MOST_HEADER // 2)))
     m = mount(source.root, f"--memory={MEMORY}")
     for name in (*names, names[0]):
-        # The kernel remembers a file of the source, not what its header says.
+        # The kernel caches a file of the source, not its header.
         with open(m / f"shards/{name}", "rb") as f:
             assert f.read(8) == struct.pack("<Q", len(zeros(much(MOST_HEADER // 2))))
     if not SANITIZED:
@@ -324,7 +324,7 @@ def test_index(mount, source, bomb):
 
 
 def test_endless_index(mount, source):
-    """A sparse file of a terabyte under the name of an index."""
+    """A sparse file of a terabyte with the name of an index."""
     with open(source.path("bomb/model.safetensors.index.json"), "wb") as f:
         f.truncate(1 << 40)
     m = mount(source.root, f"--memory={MEMORY}")
@@ -333,7 +333,7 @@ def test_endless_index(mount, source):
 
 
 def test_directory_of_many_files(mount, source):
-    """A hundred thousand, or what FSTFS_MANY_FILES says; many are links to one file."""
+    """A hundred thousand, or FSTFS_MANY_FILES; many are links to one file."""
     many = int(os.environ.get("FSTFS_MANY_FILES", much(100_000)))
     one = source.path("bomb/0.safetensors")
     for i in range(many):
@@ -353,7 +353,7 @@ def test_directory_of_many_files(mount, source):
 
 
 def anonymous(m):
-    """The memory of the daemon that no file backs, in bytes."""
+    """Anonymous memory of the daemon in bytes."""
     with open(f"/proc/{m.pid}/status") as f:
         line, = (line for line in f if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
@@ -361,8 +361,8 @@ def anonymous(m):
 
 @pytest.mark.parametrize("view", ["merged", "shards"])
 def test_many_open_listings_of_one_directory(mount, source, view):
-    """They share one listing. After a change of the directory new ones show the change, and the
-    others what was there when they were opened."""
+    """They share one listing. After a change of the directory, new ones show it, and old ones do
+    not."""
     count = much(20_000)
     expected = {f"{i:06}".ljust(206, "n") for i in range(count)}
     for name in expected:
@@ -397,8 +397,8 @@ def test_many_open_listings_of_one_directory(mount, source, view):
 
 
 def test_reader_that_never_reads(mount, source):
-    """Thousands of open files of which nothing is read cost no descriptor of the daemon, and go
-    when their reader is gone."""
+    """Thousands of open but unread files need no descriptors of the daemon, and are closed when
+    their reader ends."""
     m = mount(source.root, f"--memory={MEMORY}")
     path = m / "merged/good/model.safetensors"
     before = len(os.listdir(f"/proc/{m.pid}/fd"))
@@ -424,9 +424,9 @@ def test_reader_that_never_reads(mount, source):
     assert eventually(lambda: len(os.listdir(f"/proc/{m.pid}/fd")) < before + 10)
 
 
-def test_directories_read_again_and_again(mount, source):
-    """Four threads list, seek in and leave directories as fast as they can, and ask for attributes
-    that are not there."""
+def test_directories_read_repeatedly(mount, source):
+    """Four threads list, seek in and close directories continuously, and ask for attributes of
+    missing names."""
     m = mount(source.root, f"--memory={MEMORY}")
     end = time.monotonic() + 2
     faults = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte oracle: every view read in every way a program can read a file."""
+"""Compares every view with the oracle, by every method of reading a file."""
 
 import json
 import mmap
@@ -25,14 +25,14 @@ def rich(shared_place):
 
 @pytest.fixture(scope="session")
 def rich_single(shared_place):
-    """The same tensors as one file whose header leaves the data unaligned to anything."""
+    """The same tensors in one file whose header leaves the data unaligned."""
     source = trees.Source(shared_place / "rich-single")
     source.add("", "single", trees.rich_tensors(), metadata={"format": "pt"}, pad=1)
     return source
 
 
 def ranges(rng, size, count):
-    """Random ranges, and those at edges: around pages, 128 KiB, the end."""
+    """Random ranges, and ranges at edges: pages, 128 KiB, the end."""
     edges = [0, 1, 4095, 4096, 4097, 131071, 131072, size // 2, size - 4096, size - 1, size]
     for _ in range(count):
         offset = rng.choice(edges) if rng.random() < 0.4 else rng.randrange(size + 1)
@@ -48,7 +48,7 @@ def test_whole_files(mount, rich, how):
     assert m.problems() == [] or all("metadata" in p for p in m.problems())
 
 
-def test_whole_files_single(mount, rich_single):
+def test_whole_files_of_a_single_shard(mount, rich_single):
     m = mount(rich_single.root)
     oracle.check_source(m.path, rich_single)
     assert m.problems() == []
@@ -109,7 +109,7 @@ def test_seeks(mount, rich):
 
 
 def map_and_compare(files, flags, protection, seed):
-    """In a child: a fault that the mount cannot serve is SIGBUS."""
+    """In a child, because an unserved page fault is SIGBUS."""
     rng = random.Random(seed)
     for path, want in files:
         if not want:
@@ -123,7 +123,7 @@ def map_and_compare(files, flags, protection, seed):
                         (path, offset, length)
                 assert view[:] == want, path
                 assert view[len(want) - 1] == want[-1]
-                if protection & mmap.PROT_WRITE:  # a private copy, the file stays
+                if protection & mmap.PROT_WRITE:  # a private copy; the file does not change
                     view[0] = want[0] ^ 0xFF
                     assert os.pread(fd, 1, 0) == want[:1]
         finally:
@@ -222,7 +222,7 @@ def test_threads(mount, rich, shared):
 
 
 def test_beyond_two_and_four_gibibytes(mount, place):
-    """A sparse tensor of 5 GiB between small ones; marks at the places where counters overflow."""
+    """A sparse tensor of 5 GiB between small ones, with marks at offsets where counters overflow."""
     size = (5 << 30) + 12345
     entries = [("before", "U8", (99,), 99), ("huge", "U8", (size,), size),
                ("after", "F32", (3,), 12)]
@@ -329,12 +329,12 @@ def test_merged_order_and_padding(mount, rich):
     assert pages == sorted(pages, reverse=True) and any(pages) and not all(pages)
     for e in entries[:sum(pages)]:
         assert e.offset % 4096 == 0
-    for e in entries:  # torch refuses a tensor that does not begin at a multiple of its element
+    for e in entries:  # torch refuses a tensor whose offset is not a multiple of its element
         assert e.offset % max(1, trees.DTYPE_BITS[e.dtype] // 8) == 0, e
     assert [e.name for e in entries] == [t.name for t in oracle.file_order(c.tensors)]
 
 
-def test_disagreeing_metadata_is_said(mount, rich):
+def test_conflicting_metadata_is_reported(mount, rich):
     m = mount(rich.root)
     os.stat(m / "merged/rich/model.safetensors")
     said = [p for p in m.problems() if "shard" in p and "metadata" in p]
@@ -361,7 +361,7 @@ def test_recut_counts_and_sizes(mount, place):
         shards = oracle.check_recut(m / "shards", c)
         for name, data, count in shards:
             assert data <= size or count == 1, (spelled, name, data)
-        assert len(shards) <= 2 * total / size + 2  # it fills them
+        assert len(shards) <= 2 * total / size + 2  # fills shards exactly
         m.unmount()
 
 
@@ -374,7 +374,7 @@ def test_adapters_are_not_recut(mount, place):
         ["adapter_config.json", "adapter_model.safetensors"]
 
 
-def test_reads_go_on_while_the_tree_is_listed(mount, rich):
+def test_reads_during_listings(mount, rich):
     m = mount(rich.root)
     files = oracle.plain_files(m.path, rich)
     stop = threading.Event()

@@ -23,17 +23,17 @@ FUSECTL = "/sys/fs/fuse/connections"
 LIMIT = 30
 CALLERS_MOST = 1024
 MODEL = "model.safetensors"
-# what a caller may get from a mount that ends while it waits
+# Errors that a caller may get from a mount that ends while it waits.
 ENDS = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EIO, errno.ENODEV, errno.EINTR}
 
 
 class Callers:
-    """Processes that each make one call again and again, until they are killed or it fails."""
+    """Processes that repeat one call each, until they are killed or it fails."""
 
     def __init__(self, user=None):
         self.user = user
         self.pids = {}
-        # [caller, 0]: calls begun, [caller, 1]: calls that returned; shared with the callers
+        # [caller, 0]: calls started, [caller, 1]: calls that returned; in shared memory
         self.calls = memoryview(mmap.mmap(-1, 2 * 8 * CALLERS_MOST)).cast("Q", (CALLERS_MOST, 2))
 
     def add(self, call, *args):
@@ -55,7 +55,7 @@ class Callers:
         self.pids[pid] = None
 
     def count(self):
-        """(calls begun, calls that returned)"""
+        """(calls started, calls that returned)"""
         return tuple(sum(self.calls[i, k] for i in range(len(self.pids))) for k in (0, 1))
 
     def reap(self):
@@ -86,8 +86,8 @@ def list_again(fd):
 
 
 class Hanging:
-    """A source with one checkpoint on good storage, `good`, and a directory that is a mount of
-    slowfs, `slow`: `slow/other` answers always, what is in `slow/h` when the test wants."""
+    """A source with a checkpoint on good storage, `good`, and a mount of slowfs, `slow`:
+    `slow/other` always answers, and `slow/h` only while the test permits it."""
 
     def __init__(self, mount, place, user=None):
         if not SLOWFS.exists():
@@ -163,9 +163,9 @@ CALLS = {
 @pytest.mark.parametrize("rule", ["* h/* hang", "* h/*/* hang"], ids=["one-directory", "many"])
 @pytest.mark.parametrize("what", CALLS)
 def test_others_are_served(mount, place, callers, what, rule):
-    """Three callers for each of forty names of one directory, or for one name of each of forty.
-    All others are served, those of the same file system too; the callers can be killed; and when
-    the storage answers again, nothing is left of what was interrupted."""
+    """Three callers for each of forty names of one directory, or for one name in each of forty. All
+    others are served, including those of the same file system. The callers can be killed, and
+    once the storage answers, nothing remains of the interrupted requests."""
     count = 40
     h = Hanging(mount, place)
     m = h.serve(limit=200)
@@ -184,7 +184,7 @@ def test_others_are_served(mount, place, callers, what, rule):
     for i in range(3 * count):
         crowd.add(*CALLS[what](h, i % count))
     h.set(rule)
-    # one name's calls may wait for each other in the kernel
+    # Calls for one name may be serialized in the kernel.
     assert eventually(lambda: h.waiting() >= count, LIMIT), (h.kernel(), crowd.reap(), crowd.pids)
     h.others_are_served()
     assert h.waiting() >= count
@@ -202,8 +202,8 @@ def test_others_are_served(mount, place, callers, what, rule):
     for i in range(count):
         assert oracle.read_all(h.view(f"h/d{i}/{MODEL}")) == \
             oracle.read_all(h.real.path(f"h/d{i}", MODEL))
-    assert eventually(lambda: h.kernel()["open_files"] == 1), h.kernel()  # the page itself
-    # The kernel forgets what is gone; what an interrupted request had counted would stay.
+    assert eventually(lambda: h.kernel()["open_files"] == 1), h.kernel()  # this page
+    # The kernel forgets removed files. Lookup counts of interrupted requests would remain.
     shutil.rmtree(h.real.path("h"))
 
     def forgotten():
@@ -220,8 +220,9 @@ def test_others_are_served(mount, place, callers, what, rule):
 
 
 @pytest.mark.limit(120)
-def test_thousand_lookups_beside_a_loader(mount, place, callers):
-    """In three directories; the loader reads right bytes, and the thousand can be killed."""
+def test_thousand_lookups_and_a_loader(mount, place, callers):
+    """In three directories. The loader reads correct bytes, and the thousand processes can be
+    killed."""
     h = Hanging(mount, place)
     for i in range(3):
         for k in range(334):
@@ -230,15 +231,14 @@ def test_thousand_lookups_beside_a_loader(mount, place, callers):
     oracle.walk(h.view("h"))
     crowd = callers()
     h.set("* h/*/* hang")
-    time.sleep(1)  # the kernel believes none of the names any more
+    time.sleep(1)  # the kernel's cached names have expired
     for n in range(1000):
         crowd.add(os.stat, h.view(f"h/d{n % 3}/f{n // 3}.json"))
 
     def all_wait():
         return crowd.count()[0] == 1000 and h.waiting() >= 3
 
-    # With libfuse 3.14.0 lookups of names that the kernel does not hold wait for each other in
-    # the kernel, in each directory.
+    # With libfuse 3.14.0, the kernel serializes lookups of uncached names in each directory.
     assert eventually(all_wait, LIMIT), (crowd.count(), h.kernel())
     loaders = readers.Crowd(h.files, 8)
     try:
@@ -260,11 +260,11 @@ def test_thousand_lookups_beside_a_loader(mount, place, callers):
 # --- reads ---
 
 HUNG_SYSTEMS = 3
-HUNG_FILES = 100  # of each: more than a ring, the workers or the kernel's queue take
+HUNG_FILES = 100  # per file system: more than fit in a ring, the workers or the kernel's queue
 
 
 def open_and_read(paths, opened, go):
-    """Opens all, then reads each by a thread of its own, once `go` exists; for ever."""
+    """Opens all files, then reads each in a thread of its own once `go` exists, repeatedly."""
     fds = [os.open(path, os.O_RDONLY) for path in paths]
     opened.touch()
     while not go.exists():
@@ -280,9 +280,9 @@ def open_and_read(paths, opened, go):
 @pytest.mark.parametrize("what", ["read", "read-descriptors", "open", "getattr",
                                   "getattr-cached"])
 def test_reads_of_another_file_system(mount, place, callers, what, way):
-    """Hundreds of reads hang in several file systems. Those of another one, which are not in any
-    page cache, are served: by memory, rings, threads and the kernel's queue. The callers can be
-    killed; and when the storage answers again, all is read right and the memory is free."""
+    """Hundreds of reads hang in several file systems. Uncached reads of another file system still
+    get memory, rings, threads and a place in the kernel's queue. The callers can be killed. Once
+    the storage answers, all bytes are correct and the memory is free."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     source, rules = trees.Source(place / "s"), place / "faults"
@@ -313,7 +313,7 @@ def test_reads_of_another_file_system(mount, place, callers, what, way):
                                  for i in range(HUNG_FILES if name != "well" else 20))]
 
     hung = [path for i in range(HUNG_SYSTEMS) for path in paths(f"hung{i}")]
-    if what == "getattr-cached":  # the page caches of the source have all
+    if what == "getattr-cached":  # the page cache of the source has all of it
         for view, _ in hung:
             with open(os.path.join(place / "s", os.path.relpath(view, m.path + "/shards")),
                       "rb") as f:
@@ -341,12 +341,12 @@ def test_reads_of_another_file_system(mount, place, callers, what, way):
     assert m.unmount() == 0
 
 
-# --- the end ---
+# --- shutdown ---
 
 
 @pytest.fixture
 def fusectl():
-    """Where the system shows connections, as systemd has it on any machine."""
+    """Mounts fusectl, as systemd does on any machine."""
     if os.path.ismount(FUSECTL):
         yield
         return
@@ -370,15 +370,15 @@ HUNG = {
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 @pytest.mark.parametrize("what", HUNG)
 def test_end(mount, place, callers, who, fusectl, what, end, sandbox):
-    """The daemon ends while calls hang: the mount is gone, or dead, and no caller waits."""
+    """The daemon ends while calls hang. The mount is removed or dead, and no caller waits."""
     h = Hanging(mount, place)
     h.directories(1)
     m = h.serve(f"--sandbox={sandbox}", limit=200, died=end == signal.SIGKILL, **who)
     path = h.view("h/d0/" + MODEL)
     child(os.stat, path, user=m.user)
-    child(os.stat, h.view("h/d0/" + MODEL, "merged"), user=m.user)  # headers are read for it
+    child(os.stat, h.view("h/d0/" + MODEL, "merged"), user=m.user)  # reads its header
     rule, call = HUNG[what]
-    held = callers(m.user)  # a file of the good storage: the mount is in use
+    held = callers(m.user)  # a file on the good storage keeps the mount busy
     held.add(hold, h.files[0][0])
     h.set(rule)
     crowd = callers(m.user)
@@ -405,7 +405,7 @@ def test_end(mount, place, callers, who, fusectl, what, end, sandbox):
     if end == signal.SIGKILL:
         subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
         assert not mounted_at(m.path)
-    h.set()  # a thread that waits on storage can be killed, or not, as the storage likes
+    h.set()  # a thread that waits for storage may be unkillable
     assert m.wait(LIMIT) in ((0,) if end == signal.SIGTERM else (-end, 128 + end))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Root's daemon serves all (allow_other): nobody reads in the mount what he could not read in the
-source. Each of several ordinary users tries every file in both."""
+"""Root's daemon with allow_other: no user can read anything in the mount that they cannot read in
+the source. Several unprivileged users try every file in both."""
 
 import concurrent.futures
 import ctypes
@@ -30,7 +30,7 @@ OWNERS = [(ALICE, LEFT), (BOB, LEFT), (0, RIGHT)]
 MODES = [0o600, 0o640, 0o644, 0o604, 0o044, 0o060, 0o006, 0o000]
 R, X = 4, 1
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32
-# lists of access, without what the mode says: [(tag, id, bits)]
+# Access control lists, without the entries of the mode: [(tag, id, bits)]
 LISTS = [
     [(USER, BOB, 0), (MASK, None, R)],
     [(USER, BOB, R), (MASK, None, R)],
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it become
 
 
 def give_list(path, entries):
-    """Sets a list of access beside the mode that the file has, or skips."""
+    """Sets an access control list in addition to the file's mode, or skips."""
     mode = os.stat(path).st_mode
     whole = [(USER_OBJ, None, mode >> 6 & 7), (GROUP_OBJ, None, mode >> 3 & 7),
              (OTHER, None, mode & 7), *entries]
@@ -67,7 +67,7 @@ def become(who):
 
 
 def readable(who, paths):
-    """In a child: which of the files this person can read."""
+    """In a child: the files that this user can read."""
     become(who)
     return openable(paths)
 
@@ -85,7 +85,7 @@ def openable(paths):
 
 
 def files_of(m, directory, stem, name="t"):
-    """What the mount makes of one file of the source."""
+    """The files of the mount that are made from one file of the source."""
     base = f"{directory}/" if directory else ""
     return [m / f"merged/{base}{stem}.safetensors", m / f"shards/{base}{stem}.safetensors",
             m / f"tensors/{base}{stem}/{name}", m / f"npy/{base}{stem}/{name}.npy",
@@ -93,8 +93,9 @@ def files_of(m, directory, stem, name="t"):
 
 
 def check(m, pairs):
-    """pairs: [(files of the source, files of the mount made of them)]. A user reads a file of the
-    mount exactly if he can read all files of the source that it is made of. Returns who read what."""
+    """pairs: [(files of the source, files of the mount made of them)]. A user can read a file of
+    the mount if and only if they can read all files of the source that it is made of. Returns
+    who could read what."""
     sources = sorted({path for ours, _ in pairs for path in ours})
     shown = sorted({path for _, theirs in pairs for path in theirs})
     got = {}
@@ -131,7 +132,7 @@ def test_modes_and_owners(mount, source):
     assert all(got.values()) and len({frozenset(g) for g in got.values()}) > 2
 
 
-def test_lists_of_access(mount, source):
+def test_access_control_lists(mount, source):
     made = []
     for i, ((owner, group), mode, entries) in enumerate(
             itertools.product(OWNERS, (0o640, 0o644, 0o604, 0o000), LISTS)):
@@ -163,7 +164,7 @@ def test_directories(mount, source):
 
 
 def test_root_of_the_source(mount, source):
-    """Its own mode is that of each view."""
+    """The mode of the root applies to each view."""
     path = add(source, "", "m")
     os.chown(source.root, 0, LEFT)
     os.chmod(source.root, 0o750)
@@ -172,8 +173,8 @@ def test_root_of_the_source(mount, source):
     assert got["alice"] and not got["bob"]
 
 
-def test_files_of_several(mount, source):
-    """A merged file is for who may read all of its shards."""
+def test_files_of_several_shards(mount, source):
+    """A merged file is readable by users who can read all of its shards."""
     made = []
     rights = [(ALICE, LEFT, 0o640), (BOB, LEFT, 0o640), (BOB, RIGHT, 0o640), (0, 0, 0o644),
               (0, 0, 0o600), (ALICE, LEFT, 0o604)]
@@ -193,7 +194,7 @@ def test_files_of_several(mount, source):
 
 
 def test_links(mount, place, source):
-    """What is reached by a link is for who may go its whole way."""
+    """The target of a link is accessible to users who can traverse its whole path."""
     made = []
     for i, (mode, entries) in enumerate(itertools.product(
             (0o700, 0o750, 0o755, 0o711), [None, [(USER, BOB, 0), (MASK, None, R | X)]])):
@@ -226,7 +227,7 @@ def test_side_files(mount, source):
 
 
 def test_names_and_attributes(mount, source):
-    """Who may not read a checkpoint is not told what is in it."""
+    """A user who cannot read a checkpoint cannot see its contents."""
     path = add(source, "", "m")
     os.chmod(path, 0o600)
     m = mount(source.root, "-o", "allow_other")
@@ -246,8 +247,8 @@ def test_names_and_attributes(mount, source):
     assert child(attempt)
 
 
-def test_rights_taken_away(mount, source):
-    """Shows within a second, by a mode and by a list that leaves the mode as it is."""
+def test_permission_revoked(mount, source):
+    """Takes effect within a second, for a mode and for a list that does not change the mode."""
     for stem in ("mode", "list"):
         os.chmod(add(source, "", stem), 0o644)
     give_list(source.path("list.safetensors"), [(USER, BOB, R), (MASK, None, R)])
@@ -259,8 +260,9 @@ def test_rights_taken_away(mount, source):
     assert eventually(lambda: child(readable, "bob", shown) == set()), child(readable, "bob", shown)
 
 
-def test_way_taken_away(mount, place, source):
-    """A right to the way that a link leads, taken away and given again, with the file as it was."""
+def test_path_permission_revoked(mount, place, source):
+    """Search permission for the path of a link's target is revoked and granted again; the file is
+    unchanged."""
     other = trees.Source(place / "way/on")
     path = add(other, "", "far")
     os.chmod(path, 0o644)
@@ -275,8 +277,7 @@ def test_way_taken_away(mount, place, source):
 
 
 def test_directory_becomes_a_link(mount, place, source):
-    """Who holds a directory of the mount open goes no other way than by the link, once there is
-    one above it."""
+    """An open directory of the mount cannot be used to bypass a link that is now above it."""
     for directory in (place / "s/a/sub", place / "way/x/sub"):
         other = trees.Source(directory)
         other.add("", "m", [trees.tensor("t", "U8", (8,), seed=str(directory))])
@@ -308,19 +309,18 @@ def test_directory_becomes_a_link(mount, place, source):
         os.close(held)
 
 
-# --- another one in its place: its rights count from then on ---
+# --- replaced files and directories: the permissions of the new one apply ---
 
 
 def exchange(one, other):
-    """Each takes the place of the other, at once (RENAME_EXCHANGE)."""
+    """Exchanges two paths atomically (RENAME_EXCHANGE)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2) != 0:
         pytest.skip(f"no files change places here: {os.strerror(ctypes.get_errno())}")
 
 
 def seen_by(who, directory, paths):
-    """In a child: the names in a directory and the contents of files, as far as this person gets
-    to see them."""
+    """In a child: the names in a directory and the contents of files that this user can see."""
     become(who)
     found = []
     for look, path in ((os.listdir, directory), *((oracle.read_all, path) for path in paths)):
@@ -335,8 +335,8 @@ def seen_by(who, directory, paths):
 
 @pytest.mark.parametrize("below", ["", "sub"])
 @pytest.mark.parametrize("view", ["tensors", "merged", "shards", "npy"])
-def test_directories_change_places(mount, source, below, view):
-    """Who was just let into the one is not in the other, into which he may not go."""
+def test_directories_exchanged(mount, source, below, view):
+    """A user who has just accessed one directory has no access to the other, which is closed."""
     for directory, stems, mode in (("d", ["m"], 0o755), ("closed", ["m", "n"], 0o700)):
         os.makedirs(source.path(directory, below), exist_ok=True)
         for stem in stems:
@@ -362,8 +362,8 @@ def test_directories_change_places(mount, source, below, view):
 
 
 @pytest.mark.parametrize("view", ["tensors", "merged", "shards", "npy"])
-def test_open_directory_changes_places(mount, source, view):
-    """Nor who has it open, and may write to what both are in, and has them change places."""
+def test_open_directory_exchanged(mount, source, view):
+    """Nor has a user who has it open and, as owner of the parent directory, exchanges the two."""
     for directory, mode in (("d", 0o755), ("closed", 0o700)):
         for stem in "mn":
             source.add_side(f"{directory}/{stem}.txt", directory.encode())
@@ -371,7 +371,7 @@ def test_open_directory_changes_places(mount, source, view):
             os.chmod(add(source, directory, stem), 0o644)
         os.chmod(source.path(directory), mode)
     os.chown(source.root, CAROL, -1)
-    for _ in range(2):  # skips here where that cannot be had
+    for _ in range(2):  # skips here if that is unsupported
         exchange(source.path("d"), source.path("closed"))
     m = mount(source.root, "-o", "allow_other")
     shown = [path for stem in "mn" for path in files_of(m, "d", stem) if f"/{view}/" in path]
@@ -402,9 +402,9 @@ def test_open_directory_changes_places(mount, source, view):
 
 @pytest.mark.parametrize("view", ["tensors", "npy"])
 @pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
-def test_files_change_places(mount, source, view, link):
-    """Who was just shown the tensors of one is not shown those of the other, which he may not
-    read."""
+def test_files_exchanged(mount, source, view, link):
+    """A user who has just seen the tensors of one file does not see those of the other, which they
+    cannot read."""
     for name, stem, mode in (("t", "m", 0o644), ("secret", "closed", 0o600)):
         source.add("", stem, [trees.tensor(name, "U8", (5,))])
         os.chmod(source.path(f"{stem}.safetensors"), mode)
@@ -437,12 +437,12 @@ def exists(who, path):
     return os.path.exists(path)
 
 
-# --- permissions are checked at each request, of the source, as it is now ---
+# --- each request is checked against the current permissions of the source ---
 
 
 def enter_user_namespace():
-    """The calling process gets a user namespace in which it is root, with all capabilities over
-    what its user owns."""
+    """Puts the calling process into a user namespace in which it is root, with all capabilities
+    over its user's files."""
     uid, gid = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(0x10000000) != 0:  # CLONE_NEWUSER
@@ -454,7 +454,7 @@ def enter_user_namespace():
 
 def read_in_user_namespace(who, paths):
     become(who)
-    ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: else /proc/self/uid_map is root's
+    ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: otherwise root owns /proc/self/uid_map
     try:
         enter_user_namespace()
     except OSError as error:
@@ -464,8 +464,8 @@ def read_in_user_namespace(who, paths):
 
 @pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
 def test_owner_in_a_user_namespace(mount, place, source, link):
-    """Who owns the first shard of a checkpoint, and so may be shown as owner of the merged file,
-    does not read the others by the capabilities that a user namespace gives him."""
+    """The owner of the first shard, who may appear as owner of the merged file, cannot read the
+    others through the capabilities of a user namespace."""
     c = source.add("d", "model", trees.small_tensors(count=2), shards=2)
     mine, other = (source.path("d", name) for name, _ in c.shards)
     if link:
@@ -486,7 +486,7 @@ def test_owner_in_a_user_namespace(mount, place, source, link):
 
 
 def around(before, change, after):
-    """What after(before()) gives in a child, when change() was called here in between."""
+    """Returns after(before()) of a child; change() is called here in between."""
     ready, is_ready = os.pipe()
     proceed, may_proceed = os.pipe()
     ends = (ready, is_ready, proceed, may_proceed)
@@ -509,7 +509,7 @@ def around(before, change, after):
         try:
             answer = child(work)
         finally:
-            os.write(is_ready, b"r")  # so that a child that failed keeps nobody waiting
+            os.write(is_ready, b"r")  # a failed child must not block us
         changed.result()
     for end in ends:
         os.close(end)
@@ -517,7 +517,7 @@ def around(before, change, after):
 
 
 def errors_of(calls):
-    """The errno of each call; 0: it succeeded."""
+    """The errno of each call; 0 if it succeeded."""
     errors = []
     for call in calls:
         try:
@@ -529,8 +529,7 @@ def errors_of(calls):
 
 
 def test_working_directory_is_replaced(mount, source):
-    """Who works in a directory, which another one that is closed to him replaces, reads nothing of
-    that, for as long as he stays."""
+    """A process whose working directory is replaced by a closed one reads nothing of that."""
     for directory, mode in (("d", 0o755), ("closed", 0o700)):
         source.add_side(f"{directory}/{directory}.txt", directory.encode())
         os.chmod(add(source, directory, "m"), 0o644)
@@ -555,8 +554,8 @@ def test_working_directory_is_replaced(mount, source):
     assert set(around(enter, replace, look)) <= {errno.EACCES, errno.ESTALE}
 
 
-def test_descriptor_from_before(mount, source):
-    """A descriptor that is open by O_PATH since before a right was taken away opens nothing."""
+def test_descriptor_opened_before(mount, source):
+    """An O_PATH descriptor from before a permission was revoked opens nothing."""
     source.add_side("side.txt", b"secret")
     files = [add(source, "", "m"), source.path("side.txt")]
     for path in files:
@@ -577,9 +576,9 @@ def test_descriptor_from_before(mount, source):
     assert around(hold, close, openable) == set()
 
 
-def test_looked_up_by_another(mount, source):
-    """A name that one user has just looked up is not there for another one, who may not search
-    the directory."""
+def test_name_looked_up_by_another_user(mount, source):
+    """A name that one user has just looked up is invisible to another user who cannot search the
+    directory."""
     add(source, "closed/sub", "m")
     source.add_side("closed/side.txt", b"secret")
     os.chmod(source.path("closed"), 0o700)
@@ -598,7 +597,7 @@ def test_looked_up_by_another(mount, source):
 
 
 def test_root_without_capabilities(mount, source):
-    """User 0 reads the files of others by his capabilities, and not without them."""
+    """User 0 reads other users' files by capabilities, and cannot without them."""
     path = add(source, "", "m")
     os.chown(path, ALICE, LEFT)
     os.chmod(path, 0o600)
@@ -612,7 +611,7 @@ def test_root_without_capabilities(mount, source):
 
 
 def test_access(mount, source):
-    """access(2) and chdir(2) say what open(2) does."""
+    """access(2) and chdir(2) agree with open(2)."""
     for stem, mode in (("open", 0o644), ("closed", 0o600)):
         os.chmod(add(source, stem, "m"), mode)
         source.add_side(f"{stem}/run.sh", b"#!/bin/sh\n")
@@ -639,9 +638,9 @@ def test_access(mount, source):
     child(attempt)
 
 
-def test_daemon_of_an_ordinary_user(place, source, test_user, user_binary):
-    """It cannot ask the kernel on behalf of others: they read what the modes permit, and nothing
-    that has an access control list."""
+def test_daemon_of_an_unprivileged_user(place, source, test_user, user_binary):
+    """It cannot ask the kernel on behalf of others. They can read what the modes permit, and
+    nothing with an access control list."""
     who = pwd.getpwnam(test_user)
     made = {}
     for name, group, mode, entries in (
@@ -661,7 +660,7 @@ def test_daemon_of_an_ordinary_user(place, source, test_user, user_binary):
 
     def attempt():
         libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.unshare(0x20000) == 0  # CLONE_NEWNS: the mount goes with this process
+        assert libc.unshare(0x20000) == 0  # CLONE_NEWNS: the mount ends with this process
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
         subprocess.run(["mount", "--bind", conf, "/etc/fuse.conf"], check=True)
         subprocess.run(["setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on the check of permissions (test_permissions.py): file numbers used again, callers whose
-groups are not what they seem, the end of the helper process, limits."""
+"""Attacks on the permission checks (test_permissions.py): reused inode numbers, callers with
+unknown groups, death of the helper process, limits."""
 
 import concurrent.futures
 import ctypes
@@ -18,7 +18,7 @@ from test_permissions import (ALICE, BOB, CAROL, GROUP, LEFT, MASK, NONE, RIGHT,
 
 __all__ = ["source"]  # a fixture
 
-# of <asm/unistd.h>
+# numbers of <asm/unistd.h>
 SYS = {"x86_64": {"setgroups": 116, "setresuid": 117},
        "aarch64": {"setgroups": 159, "setresuid": 147}}[os.uname().machine]
 
@@ -26,8 +26,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it become
 
 
 def replaced_with_same_inode(path, content):
-    """The calling user, who owns the directory, replaces a file by one of his own, for all, with
-    the same inode number, size and modification time. False: the file system gave no such one."""
+    """The calling user, who owns the directory, replaces a file with their own world-readable file
+    with the same inode number, size and modification time. False: the file system assigned
+    another number."""
     before = os.stat(path)
     assert len(content) == before.st_size
     os.unlink(path)
@@ -54,7 +55,8 @@ def read_or_errno(path):
 
 @pytest.fixture
 def ext4(place):
-    """A directory on an ext4 of its own, which gives the number of a removed inode to the next."""
+    """A directory on its own ext4, which reuses the inode number of a removed file for the next
+    one."""
     image, root = place / "ext4.img", place / "ext4"
     root.mkdir()
     with open(image, "wb") as f:
@@ -66,9 +68,9 @@ def ext4(place):
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["path", "descriptor"])
-def test_inode_number_is_used_again(mount, ext4, held):
-    """Who owns a directory, and replaces a closed file of root in it by one of his own that has its
-    inode number, size and modification time, gets nothing of the closed one from the page cache."""
+def test_reused_inode_number(mount, ext4, held):
+    """The owner of a directory replaces root's closed file in it by their own, with the same inode
+    number, size and modification time. They get nothing of the closed file from the page cache."""
     source = trees.Source(ext4 / "s")
     source.add_side("d/side.txt", b"secret" * 100)
     path = source.path("d/side.txt")
@@ -77,7 +79,7 @@ def test_inode_number_is_used_again(mount, ext4, held):
     m = mount(source.root, "-o", "allow_other")
     shown = m / "merged/d/side.txt"
     assert oracle.read_all(shown) == b"secret" * 100
-    # until the daemon has closed it: an open file keeps its number
+    # until the daemon has closed it, because an open file keeps its number
     assert eventually(lambda: not [link for link in os.listdir(f"/proc/{m.pid}/fd") if path ==
                                    os.readlink(f"/proc/{m.pid}/fd/{link}")], 30)
 
@@ -95,8 +97,8 @@ def test_inode_number_is_used_again(mount, ext4, held):
     assert eventually(lambda: child(later) == b"public" * 100), child(later)
 
 
-def test_inode_number_is_used_again_for_tensors(mount, ext4):
-    """Nor is he told which tensors the closed one has."""
+def test_reused_inode_number_and_tensors(mount, ext4):
+    """Nor do they see the names of its tensors."""
     source = trees.Source(ext4 / "s")
     source.add("d", "m", [trees.tensor("secret", "U8", (8,))])
     path = source.path("d/m.safetensors")
@@ -109,7 +111,7 @@ def test_inode_number_is_used_again_for_tensors(mount, ext4):
                                    os.readlink(f"/proc/{m.pid}/fd/{link}")], 30)
 
     def attempt():
-        assert os.listdir(shown) == ["secret"]  # so that the daemon has just looked at the source
+        assert os.listdir(shown) == ["secret"]  # so that the daemon has just checked the source
         become("alice")
         assert replaced_with_same_inode(path, trees.file_bytes([trees.tensor("public", "U8", (8,))]))
         try:
@@ -122,7 +124,7 @@ def test_inode_number_is_used_again_for_tensors(mount, ext4):
 
 @pytest.mark.parametrize("who", ["root", "alice"])
 def test_busy_directory(mount, source, who):
-    """Names that come and go in a directory fail no request for it or for what stays in it."""
+    """Names that appear and disappear in a directory do not disturb requests for other names."""
     os.chmod(add(source, "d/sub", "m"), 0o644)
     source.add_side("d/side.txt", b"side")
     os.chmod(source.path("d/side.txt"), 0o644)
@@ -149,11 +151,11 @@ def test_busy_directory(mount, source, who):
         os.waitpid(busy, 0)
 
 
-# --- callers of whom the daemon cannot know the groups ---
+# --- callers whose groups are unknown ---
 
 
 def in_pid_namespace_of(m, pid, command):
-    """Runs a command in the PID namespace of a mount's daemon, as this PID of it."""
+    """Runs a command in the PID namespace of a mount's daemon, with this PID there."""
     return subprocess.run(
         ["nsenter", "-t", str(m.pid_inside), "-p", "sh", "-c",
          f'echo {pid - 1} > /proc/sys/kernel/ns_last_pid; "$@"; exit $?', "sh", *command],
@@ -161,26 +163,26 @@ def in_pid_namespace_of(m, pid, command):
 
 
 def mount_in_pid_namespace(mount, source):
-    """A mount whose daemon has a PID namespace of its own."""
+    """A mount whose daemon has its own PID namespace."""
     m = mount(source, "-o", "allow_other", wrapper=["unshare", "-p", "-f", "--kill-child"])
-    with open(f"/proc/{m.pid}/task/{m.pid}/children") as f:  # of unshare
+    with open(f"/proc/{m.pid}/task/{m.pid}/children") as f:  # the child of unshare
         m.pid_inside = int(f.read().split()[0])
     return m
 
 
 def test_proc_of_another_pid_namespace(mount, source):
-    """A PID that means another process in /proc gives nobody that process's rights."""
+    """A PID that belongs to another process in /proc does not grant that process's permissions."""
     path = add(source, "", "m")
     os.chmod(path, 0o600)
     os.chown(path, ALICE, LEFT)
     m = mount_in_pid_namespace(mount, source.root)
     shown = m / "shards/m.safetensors"
     without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-    # user 0 without capabilities has the PID that ours is, which has them
+    # User 0 without capabilities has the PID of a process with capabilities.
     command = [*without, "sh", "-c", 'echo $$; exec cat "$1"', "sh", shown]
 
     def attempt():
-        """None: a thread of the daemon has taken that PID."""
+        """None: a thread of the daemon has that PID."""
         done = in_pid_namespace_of(m, os.getpid(), command)
         return done if done.stdout.startswith(b"%d\n" % os.getpid()) else None
 
@@ -188,9 +190,9 @@ def test_proc_of_another_pid_namespace(mount, source):
     assert done and done.stdout == b"%d\n" % os.getpid() and b"Permission denied" in done.stderr, done
 
 
-def test_groups_are_not_known(mount, source):
-    """Who is denied a right by a supplementary group, which the daemon cannot see, has not the right
-    of those outside of the group."""
+def test_unknown_groups(mount, source):
+    """A user who is denied access by a supplementary group that the daemon cannot see does not get
+    the permissions of others."""
     for stem, mode, entries in (("all", 0o644, None), ("not-left", 0o604, None),
                                 ("list", 0o644, [(GROUP, LEFT, 0), (MASK, None, R)])):
         path = add(source, "", stem)
@@ -208,12 +210,12 @@ def test_groups_are_not_known(mount, source):
         assert {shown[path] for path in child(readable, who, list(shown))} == {"all"} <= may
 
 
-# --- where the source is ---
+# --- location of the source ---
 
 
-def test_source_comes_anew_below_a_closed_directory(mount, place):
-    """Directories above the source need not be open to users: also where the source is mounted
-    again, and users are the first to notice."""
+def test_source_is_recreated_below_a_closed_directory(mount, place):
+    """Directories above the source may be closed to users, also when the source is mounted again
+    and a user's request notices it."""
     os.makedirs(place / "closed/s")
     root = place / "closed/s"
 
@@ -246,12 +248,12 @@ def test_source_comes_anew_below_a_closed_directory(mount, place):
         subprocess.run(["umount", "-l", root], check=True)
 
 
-# --- sizes ---
+# --- limits ---
 
 
 @pytest.mark.limit(120)
 def test_many_shards(mount, source):
-    """Of a checkpoint whose shards' paths fill several messages to the helper each one is asked for."""
+    """A checkpoint whose shard paths need several messages to the helper: each shard is checked."""
     directory = "d" * 240
     tensors = [trees.tensor(f"t{i:03}", "U8", (8,), seed=str(i)) for i in range(500)]
     c = source.add(directory, "model", tensors, shards=500)
@@ -294,8 +296,8 @@ def test_names_and_groups_at_their_limits(mount, source):
     assert child(attempt, others) == [errno.EACCES] * 2
 
 
-def test_threads_have_users_of_their_own(mount, source):
-    """Each thread has the rights of its own user and groups (nfs-ganesha does that)."""
+def test_threads_with_different_users(mount, source):
+    """Each thread has the permissions of its own user and groups (as in nfs-ganesha)."""
     for stem, owner in (("alice", ALICE), ("bob", BOB)):
         path = add(source, "", stem)
         os.chown(path, owner, NONE)
@@ -309,7 +311,7 @@ def test_threads_have_users_of_their_own(mount, source):
 
     def in_thread(user, groups):
         numbers = (ctypes.c_uint32 * len(groups))(*groups)
-        # of this thread only: past the C library, as the kernel has it
+        # of this thread only: the system call, not the C library
         assert libc.syscall(SYS["setgroups"], len(groups), numbers) == 0
         assert libc.syscall(SYS["setresuid"], user, user, user) == 0
         for _ in range(100):
@@ -324,11 +326,11 @@ def test_threads_have_users_of_their_own(mount, source):
     assert child(attempt) == [{"alice"}, {"bob"}, {"left"}]
 
 
-# --- what each single check is for ---
+# --- the purpose of each check ---
 
 
-def test_names_behind_a_closed_way(mount, place, source):
-    """What a link leads to is not looked up by who may not go there: nor its size, nor its xattrs."""
+def test_names_behind_a_closed_path(mount, place, source):
+    """A user who cannot traverse the path to a link's target sees neither its size nor its xattrs."""
     other = trees.Source(place / "way/on")
     path = add(other, "", "far")
     os.chmod(path, 0o644)
@@ -347,7 +349,7 @@ def test_names_behind_a_closed_way(mount, place, source):
     assert set(child(attempt)) == {0}
 
 
-def test_xattrs_of_a_descriptor_from_before(mount, source):
+def test_xattrs_of_a_descriptor_opened_before(mount, source):
     """They are as closed as the file is now."""
     path = add(source, "", "m")
     os.chmod(path, 0o644)
@@ -369,9 +371,9 @@ def test_xattrs_of_a_descriptor_from_before(mount, source):
 
 
 @pytest.mark.parametrize("view", ["tensors", "merged", "shards", "npy"])
-def test_listing_of_the_one_before(mount, source, view):
-    """The names of a closed directory, which the daemon has just read, are not those of the open
-    one that takes its place."""
+def test_listing_of_a_replaced_directory(mount, source, view):
+    """The names of a closed directory that the daemon has just read do not appear in the open one
+    that replaces it."""
     for directory, mode in (("d", 0o755), ("closed", 0o700)):
         os.chmod(add(source, directory, directory), 0o644)
         os.chmod(source.path(directory), mode)
@@ -391,7 +393,7 @@ def test_listing_of_the_one_before(mount, source, view):
 
 @pytest.mark.parametrize("mapped", ["users", "groups", "neither"])
 def test_user_0_of_a_namespace(mount, source, mapped):
-    """User 0 of a user namespace that has not all users and groups has capabilities in it only."""
+    """User 0 of a user namespace that lacks some users and groups has capabilities only inside it."""
     path = add(source, "", "m")
     os.chown(path, ALICE, LEFT)
     os.chmod(path, 0o600)
@@ -407,7 +409,7 @@ def test_user_0_of_a_namespace(mount, source, mapped):
         return openable(paths)
 
     def around_parent(word):
-        """Asks the process above, which is not in the namespace, to map it."""
+        """Asks the process above, outside the namespace, to write its map."""
         os.write(ask, word.encode())
         return os.read(answered, 10).decode()
 
@@ -435,8 +437,8 @@ def test_user_0_of_a_namespace(mount, source, mapped):
 
 
 def test_working_directory_below_a_closed_one(mount, source):
-    """The whole way from the source on counts, also for who was brought past a closed directory, and
-    just after somebody who may go there."""
+    """Every directory from the source down is checked, also for a user who was brought past a
+    closed one, and right after a permitted user."""
     os.chmod(add(source, "closed/sub", "m"), 0o644)
     os.chmod(source.path("closed"), 0o700)
     m = mount(source.root, "-o", "allow_other")
@@ -454,7 +456,7 @@ def test_working_directory_below_a_closed_one(mount, source):
 
 
 def test_access_to_directories(mount, source):
-    """access(2) and chdir(2) of a directory, and names that are not there in a closed one."""
+    """access(2) and chdir(2) of directories, and missing names in a closed directory."""
     os.chmod(add(source, "open/sub", "m"), 0o644)
     for directory, mode in (("closed", 0o700), ("search", 0o711), ("list", 0o744)):
         add(source, directory, "m")
@@ -484,7 +486,7 @@ class FileHandle(ctypes.Structure):
 
 
 def node_id_of(path):
-    """The ID that FUSE has for it, which name_to_handle_at() gives to every caller."""
+    """The node ID in FUSE, which name_to_handle_at() reveals to every caller."""
     handle, mount_id = FileHandle(size=128), ctypes.c_int()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.name_to_handle_at(-100, os.fsencode(path), ctypes.byref(handle),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-""".fstfs/problems has what is wrong anywhere in the source, whether anybody has looked or not, and
-what it means; where it cannot know in time, it says how much it has not seen."""
+""".fstfs/problems lists everything that is wrong in the source, whether or not it was accessed, and
+the consequences. If it is incomplete, it says how much was not checked."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def broken(path):
 
 @pytest.fixture
 def source(place):
-    """Sound models, and one of each kind of problem, deep in the tree."""
+    """Valid models, and one problem of each kind, deep in the tree."""
     source = trees.nested(place / "s", models=3)
     source.add("x/two", "model", trees.small_tensors("t."), shards=3)
     for name in ("model-00002-of-00003.safetensors", "model.safetensors.index.json"):
@@ -48,7 +48,7 @@ def check_complete(lines):
 @pytest.mark.parametrize("options", [[], ["--view=merged"], ["--view=tensors"], ["--shards=2"]],
                          ids=" ".join)
 def test_complete_when_read(mount, source, who, options):
-    """Nobody has looked at anything."""
+    """Nothing was accessed before."""
     m = mount(source.root, *options, **who)
     check_complete(child(m.problems, user=m.user))
     assert child(m.status, user=m.user)["problems"] == len(EXPECTED)
@@ -56,7 +56,7 @@ def test_complete_when_read(mount, source, who, options):
 
 
 def test_what_views_leave_out(mount, place):
-    """Problems that are found when a view is listed or a file is made."""
+    """Problems found while listing a view or generating a file."""
     source = trees.Source(place / "s")
     source.add("names", "n" * 240, trees.small_tensors("t."))
     source.add_side("names/" + "n" * 240, b"x")
@@ -74,7 +74,7 @@ def test_what_views_leave_out(mount, place):
     assert any("metadata" in line for line in fresh), fresh
 
 
-def test_a_stat_looks_at_nothing(mount, source):
+def test_stat_scans_nothing(mount, source):
     m = mount(source.root)
     listings = m.metrics()["fstfs_listings_total"]
     for _ in range(3):
@@ -85,17 +85,17 @@ def test_a_stat_looks_at_nothing(mount, source):
     assert m.metrics()["fstfs_listings_total"] > listings
 
 
-def test_what_is_unchanged_is_not_read_again(mount, source):
+def test_unchanged_files_are_not_read_again(mount, source):
     m = mount(source.root)
     check_complete(m.problems())
     headers = m.metrics()["fstfs_headers_total"]
-    time.sleep(0.5)  # longer than the catalog believes what it saw
+    time.sleep(0.5)  # longer than the catalog trusts its last check
     check_complete(m.problems())
     assert m.metrics()["fstfs_headers_total"] == headers > 0
 
 
 def test_changes(mount, source, place):
-    """What is mended is gone, and what is broken since is there, with no look at either."""
+    """Fixed problems disappear and new ones appear, without access to the files."""
     m = mount(source.root)
     check_complete(m.problems())
     os.unlink(place / "s/x/link")
@@ -130,8 +130,9 @@ def check_is_complete(lines):
     return [line.split(": ")[0] for line in lines] == [line.split(": ")[0] for line in EXPECTED]
 
 
-def test_other_users_learn_nothing(mount, source, test_user, place):
-    """With allow_other the page stays the mounting user's; another one can make nobody look."""
+def test_other_users_have_no_access(mount, source, test_user, place):
+    """With allow_other, the page still belongs to the mounting user. Another user cannot start a
+    scan."""
     if not as_user(test_user):
         pytest.skip("needs root: another user looks")
     (place / "s/x").chmod(0o700)
@@ -148,8 +149,8 @@ def test_other_users_learn_nothing(mount, source, test_user, place):
     check_complete(m.problems())
 
 
-def test_more_directories_than_are_looked_at(mount, place):
-    """Twenty thousand; links to directories count for each name."""
+def test_more_directories_than_the_limit(mount, place):
+    """Twenty thousand; links to directories count once per name."""
     for i in range(143):
         (place / f"many/{i}").mkdir(parents=True)
     (place / "s/fan").mkdir(parents=True)
@@ -163,14 +164,15 @@ def test_more_directories_than_are_looked_at(mount, place):
     def settled():
         return "are not looked at: the source has more than 20000" in m.problems()[-1] or None
 
-    # 2 + 143 + 143 * 143 directories; a read waits for a survey that may take several seconds
+    # 2 + 143 + 143 * 143 directories; reading waits for a scan that takes several seconds
     assert eventually(settled, 60), m.problems()
 
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("readers", [1, 60])
-def test_storage_that_hangs(mount, place, callers, who, readers):  # noqa: F811
-    """The page is there in time and names what it waits for; others are served; the daemon ends."""
+def test_hanging_storage(mount, place, callers, who, readers):  # noqa: F811
+    """The page is available in time and names what it waits for. Others are served, and the daemon
+    can end."""
     h = Hanging(mount, place)
     h.directories(3)
     broken(place / "s/a/model.safetensors")
@@ -198,8 +200,8 @@ def test_storage_that_hangs(mount, place, callers, who, readers):  # noqa: F811
 
 
 @pytest.mark.limit(120)
-def test_end_while_it_looks(mount, place, who):
-    """SIGTERM, while the survey waits for storage that does not answer."""
+def test_shutdown_during_a_scan(mount, place, who):
+    """SIGTERM while the scan waits for storage that does not answer."""
     h = Hanging(mount, place)
     h.directories(3)
     m = h.serve(limit=200, **who)
@@ -207,5 +209,5 @@ def test_end_while_it_looks(mount, place, who):
     assert "incomplete" in child(m.problems, user=m.user, seconds=LIMIT)[-1]
     m.signal(signal.SIGTERM)
     assert eventually(lambda: not mounted_at(m.path), LIMIT)
-    h.set()  # a thread that waits on storage can be killed, or not, as the storage likes
+    h.set()  # a thread that waits for storage may be unkillable
     assert m.wait(LIMIT) == 0

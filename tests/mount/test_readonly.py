@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes, xattrs, statfs, and that nothing can be written."""
+"""Attributes, xattrs and statfs; nothing can be written."""
 
 import errno
 import json
@@ -60,7 +60,7 @@ def writing_calls(files, directories):
         fails((errno.EROFS, errno.EOPNOTSUPP), os.open, path, os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
-def test_every_writing_call_answers_erofs(mount, source):
+def test_writing_calls_return_erofs(mount, source):
     m = mount(source.root)
     base = "org0/family0/model000"
     files = [m / p for p in (f"tensors/{base}/model/m0.t0.weight", f"tensors/{base}/model.index.json",
@@ -77,22 +77,22 @@ def test_every_writing_call_answers_erofs(mount, source):
         assert os.access(path, os.R_OK)
         assert not os.access(path, os.W_OK)
     assert not os.access(files[0], os.X_OK)
-    assert os.access(files[5], os.X_OK)  # README.md has it in the source
+    assert os.access(files[5], os.X_OK)  # README.md has these bits in the source
     for path in directories:
         assert os.access(path, os.R_OK | os.X_OK) and not os.access(path, os.W_OK)
     with open(files[0], "rb") as f:
         fails((errno.EBADF, errno.EINVAL), os.ftruncate, f.fileno(), 0)
-        os.fsync(f.fileno())  # no error: there is nothing to lose
+        os.fsync(f.fileno())  # succeeds: there is nothing to write back
 
 
-def test_writing_calls_as_ordinary_user(mount, place, test_user, user_binary):
+def test_writing_calls_as_unprivileged_user(mount, place, test_user, user_binary):
     source = trees.in_root(place / "s")
     m = mount(source.root, user=test_user, binary=user_binary)
 
     def work():
         oracle.check_source(m.path, source)
         for path in (m / "tensors/model/t0.weight", m / "merged/model.safetensors"):
-            # the file belongs to somebody else, or the mount is read-only: no in any case
+            # The file belongs to another user, or the mount is read-only; an error in both cases.
             fails((errno.EROFS, errno.EACCES), os.open, path, os.O_RDWR)
             fails((errno.EROFS, errno.EACCES, errno.EPERM), os.unlink, path)
             fails((errno.EROFS, errno.EPERM), os.chmod, path, 0o777)
@@ -101,7 +101,7 @@ def test_writing_calls_as_ordinary_user(mount, place, test_user, user_binary):
     child(work, user=test_user)
 
 
-def test_attributes_of_tensor_files_are_the_shards(mount, source):
+def test_tensor_files_have_the_attributes_of_their_shards(mount, source):
     m = mount(source.root)
     c = source.checkpoints[-1]
     for shard, tensors in c.shards:
@@ -154,14 +154,14 @@ def test_xattrs(mount, source):
 
 
 def strictly(value):
-    """JSON for any reader: no lone surrogate, which Python would let pass."""
+    """Strict JSON: without lone surrogates, which Python accepts."""
     read = json.loads(value.decode())
     json.dumps(read, ensure_ascii=False).encode()
     return read
 
 
-def test_xattrs_of_names_that_are_not_text(mount, place):
-    """They come in hexadecimal, under another key, and lead to the bytes."""
+def test_xattrs_of_names_that_are_not_utf8(mount, place):
+    """The names are hexadecimal, under another key, and the bytes are found."""
     strange = os.fsdecode(b"m\xff\xfe\"\x01")
     source = trees.Source(place / "s")
     c = source.add(f"{strange}/d", "st\udce9m", [trees.tensor("t", "U8", (5000,))])
@@ -183,7 +183,7 @@ def test_xattrs_of_names_that_are_not_text(mount, place):
         assert bytes.fromhex(origin["checkpoint_hex"]) == os.fsencode(c.stem)
 
 
-def test_xattrs_where_there_are_none(mount, source):
+def test_files_without_xattrs(mount, source):
     m = mount(source.root)
     for path in ("tensors", "tensors/fine/model", "tensors/fine/model.index.json",
                  "merged/README.md", ".fstfs/status"):
@@ -193,7 +193,7 @@ def test_xattrs_where_there_are_none(mount, source):
 
 
 def test_xattr_sizes(mount, source):
-    """The kernel's protocol: size 0 asks for the size, a small buffer is ERANGE."""
+    """The kernel's protocol: size 0 asks for the size; a small buffer gets ERANGE."""
     import ctypes
     m = mount(source.root)
     c = source.checkpoints[-1]
@@ -213,7 +213,7 @@ def test_xattr_sizes(mount, source):
     assert libc.listxattr(path, buffer, size - 1) == -1 and ctypes.get_errno() == errno.ERANGE
 
 
-def test_xattrs_with_hard_names(mount, place):
+def test_xattrs_with_unusual_names(mount, place):
     source = trees.names(place / "s")
     c, = source.checkpoints
     m = mount(source.root)
@@ -235,7 +235,7 @@ def test_statfs(mount, source):
         here.f_blocks * here.f_frsize
 
 
-def test_ordinary_refusals(mount, source):
+def test_ordinary_errors(mount, source):
     m = mount(source.root)
     fails(errno.EISDIR, oracle.read_all, m / "tensors")
     fails(errno.ENOTDIR, os.listdir, m / "merged/README.md")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon gives up once it has mounted: that it has given it up, that nothing that
-serving takes was in it, and what is done without where the kernel will not have it."""
+"""The privileges that the daemon drops after mounting: they are gone, serving does not need them,
+and it works with what the kernel lacks."""
 
 import contextlib
 import json
@@ -32,20 +32,20 @@ def sandbox_of(m):
 
 
 def have_landlock():
-    """Whether this kernel has it, by a call of its own."""
+    """Whether this kernel has Landlock, by a direct system call."""
     import ctypes
     return ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) > 0
 
 
 def threads(pid):
-    """Of each thread, what /proc/PID/status says."""
+    """/proc/PID/status of each thread."""
     found = []
     for task in os.listdir(f"/proc/{pid}/task"):
         try:
             with open(f"/proc/{pid}/task/{task}/status") as f:
                 lines = f.read().splitlines()
         except OSError:
-            continue  # it has ended since
+            continue  # the thread has ended
         found.append(dict(line.split(":\t", 1) for line in lines if ":\t" in line))
     assert found
     return found
@@ -56,7 +56,7 @@ def source(place):
     return trees.in_root(place / "s")
 
 
-def test_all_is_given_up(mount, source, who):
+def test_all_privileges_are_dropped(mount, source, who):
     m = mount(source.root, **who)
     child(oracle.check_source, m.path, source, user=m.user)
     said = sandbox_of(m)
@@ -65,7 +65,7 @@ def test_all_is_given_up(mount, source, who):
             assert said[part] == {"on": True}, said
     shut = said["landlock"]["on"] and not SANITIZED
     assert said["reads"] == ("the source" if shut else "any file")
-    assert said.get("opened_outside", 0) == 0  # no link leads out
+    assert said.get("opened_outside", 0) == 0  # no link leads out of the source
     for pid in (m.pid, helpers_of(m)["fstfs-open"]) if said["landlock"]["on"] else (m.pid,):
         for thread in threads(pid):
             assert (thread["NoNewPrivs"], thread["Seccomp"]) == ("1", "2"), thread["Name"]
@@ -76,7 +76,7 @@ def test_all_is_given_up(mount, source, who):
             assert int(thread["CapInh"], 16) == int(thread["CapAmb"], 16) == 0
 
 
-def test_nothing_is_given_up(mount, source, who):
+def test_sandbox_off(mount, source, who):
     m = mount(source.root, "--sandbox=off", **who)
     child(oracle.check_source, m.path, source, user=m.user)
     said = sandbox_of(m)
@@ -87,7 +87,7 @@ def test_nothing_is_given_up(mount, source, who):
     assert m.wait() == 0 and not mounted_at(m.path)
 
 
-def test_passthrough_keeps_its_right(mount, source):
+def test_passthrough_keeps_its_capability(mount, source):
     if os.geteuid() != 0 or not int(threads("self")[0]["CapPrm"], 16) & SYS_ADMIN:
         pytest.skip("needs root: passthrough does")
     m = mount(source.root, "--passthrough=on")
@@ -96,14 +96,14 @@ def test_passthrough_keeps_its_right(mount, source):
 
 
 def intrude(mount, place, source, services, **more):
-    """{attempt: how it went} of what got to run in a daemon."""
+    """{attempt: result} of code that runs inside a daemon."""
     if not INTRUDER.exists():
         pytest.skip("tests/sandbox/intruder is not built with this C library")
     user = more.get("user")
     outside = place / "outside"
     outside.write_text("a secret")
     inside = source.path("config.json")
-    report = place / "report"  # timeout(1), too, has the intruder in it
+    report = place / "report"  # timeout(1) loads the intruder too
     report.touch()
     os.chmod(report, 0o666)
     for path in (outside, inside, source.root, place):
@@ -111,7 +111,7 @@ def intrude(mount, place, source, services, **more):
             os.chown(path, pwd.getpwnam(user).pw_uid, -1)
         os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
     options = more.pop("options", ())
-    library = shutil.copy(INTRUDER, place)  # the build may lie where the user cannot look
+    library = shutil.copy(INTRUDER, place)  # the build directory may be closed to the user
     victim = subprocess.Popen([*as_user(user), "sleep", "1000"])
     limits = Path(f"/proc/{victim.pid}/limits").read_text()
     try:
@@ -127,13 +127,13 @@ def intrude(mount, place, source, services, **more):
         victim.kill()
         victim.wait()
     assert found.pop("end") == "works"
-    child(oracle.check_source, m.path, source, user=m.user)  # it goes on
+    child(oracle.check_source, m.path, source, user=m.user)  # it keeps serving
     assert sandbox_of(m)["system_calls"]["on"] == (not options)
     return found
 
 
 class Services:
-    """Sockets of other programs of the daemon's user, mode 0600, or abstract ones."""
+    """Sockets of other programs of the daemon's user, with mode 0600, or abstract."""
 
     def __init__(self, place, user, abstract):
         self.stream, self.datagram = (
@@ -151,7 +151,7 @@ class Services:
         self.sockets[0].listen(1)
 
     def reached(self):
-        """How many of them anybody has reached."""
+        """The number of sockets that received something."""
         count = 0
         for one, look in zip(self.sockets, ("accept", "recv")):
             with contextlib.suppress(BlockingIOError):
@@ -167,7 +167,7 @@ def services(place, who, request):
 
 
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer needs what is to be refused")
-def test_who_gets_in_gets_little(mount, place, source, services, who):
+def test_intruder_is_contained(mount, place, source, services, who):
     if not have_landlock():
         pytest.skip("the kernel has no Landlock")
     found = intrude(mount, place, source, services, **who)
@@ -180,8 +180,8 @@ def test_who_gets_in_gets_little(mount, place, source, services, who):
 
 
 @pytest.mark.skipif(SANITIZED, reason="as above")
-def test_without_it_who_gets_in_gets_all(mount, place, source, services, who):
-    """That the intruder can do what the test above says it cannot."""
+def test_intruder_without_the_sandbox(mount, place, source, services, who):
+    """The intruder can do what the test above shows to be impossible."""
     found = intrude(mount, place, source, services, options=("--sandbox=off",), **who)
     assert found.pop("limits-changed") is True
     assert services.reached() == 2
@@ -195,7 +195,7 @@ def test_without_it_who_gets_in_gets_all(mount, place, source, services, who):
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
 def test_systemd_is_notified(mount, place, source, who, abstract):
-    """Once, by the daemon itself, and no socket is left that could send elsewhere."""
+    """Once, by the daemon itself, and no socket remains that could send elsewhere."""
     path = f"{place}/notify"
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -225,8 +225,8 @@ def socket_types(pid):
 
 
 def test_log(fstfs, place, source):
-    """A daemon in the background writes to syslog, also to one that was started again, in its own
-    name, and cannot itself: a helper does."""
+    """A daemon in the background logs to syslog under its own name, also after syslogd restarts. It
+    has no access to syslog itself; a helper does it."""
     if os.geteuid() != 0:
         pytest.skip("needs root: a mount namespace with a /dev/log")
     dev, mnt = place / "dev", place / "mnt"
@@ -260,7 +260,7 @@ def test_log(fstfs, place, source):
         assert set(socket_types(pid)) == {socket.SOCK_SEQPACKET}
 
         def replaced():
-            """What is logged when another directory takes the place of the source."""
+            """The line that is logged when another directory replaces the source."""
             shutil.rmtree(source.root)
             trees.in_root(source.root)
             return eventually(lambda: os.listdir(inside / "tensors") and next(
@@ -268,7 +268,7 @@ def test_log(fstfs, place, source):
 
         mark = re.compile(rf"^<\d+>.* fstfs\[{pid}\]: .*{re.escape(str(source.root))}")
         assert replaced()
-        log.close()  # syslogd starts again
+        log.close()  # syslogd restarts
         log = syslogd()
         assert replaced()
         os.kill(pid, signal.SIGTERM)
@@ -279,8 +279,8 @@ def test_log(fstfs, place, source):
         log.close()
 
 
-def test_calls_are_documented():
-    """SECURITY.md lists the calls that the code allows, and no others."""
+def test_system_calls_are_documented():
+    """SECURITY.md lists exactly the system calls that the code allows."""
     code = (ROOT / "src/fuse/system_calls.c").read_text().split("/* ---- the filter")[0]
     rules = set(re.findall(r"\bSYS_(\w+)[,}]", code))
     text = (ROOT / "SECURITY.md").read_text()
@@ -291,12 +291,11 @@ def test_calls_are_documented():
     assert set(listed) == rules
 
 
-# --- what the sandbox has to leave alone ---
+# --- what the sandbox must permit ---
 
 
-def test_links_lead_out(mount, place, source, who):
-    """Files and directories that only links in the source lead to are read all the same, and no
-    others."""
+def test_links_out_of_the_source(mount, place, source, who):
+    """Files and directories outside the source are readable if links lead to them, and no others."""
     other = trees.Source(place / "elsewhere")
     linked = other.add("", "far", trees.small_tensors("f.", count=3))
     linked = trees.Checkpoint("", "near", [("near.safetensors", linked.tensors)])
@@ -313,11 +312,11 @@ def test_links_lead_out(mount, place, source, who):
 
     child(check, user=m.user)
     if sandbox_of(m)["reads"] == "the source":
-        assert sandbox_of(m)["opened_outside"] >= 4  # a directory, shards
+        assert sandbox_of(m)["opened_outside"] >= 4  # a directory with shards
 
 
 def test_mounts_below_the_source(mount, place, source):
-    """What is mounted in the source after the start, and taken away again."""
+    """File systems that are mounted in the source after the start, and unmounted again."""
     if os.geteuid() != 0:
         pytest.skip("needs root: it mounts")
     os.mkdir(source.path("later"))
@@ -335,7 +334,7 @@ def test_mounts_below_the_source(mount, place, source):
 
 
 def test_another_fuse_below_the_source(mount, place, source, who):
-    """Another fstfs for a model of this one's source, mounted after it, as the same user."""
+    """Another fstfs for a model of this source, mounted afterwards by the same user."""
     os.mkdir(source.path("views"))
     if m_user := who.get("user"):
         if os.geteuid() == 0:
@@ -352,13 +351,13 @@ def test_another_fuse_below_the_source(mount, place, source, who):
         oracle.check_merged(m / "merged", moved)
 
     child(check, user=m.user)
-    assert m.unmount() == 0  # before what it reads from
+    assert m.unmount() == 0  # before the file system it reads from
     assert below.unmount() == 0
 
 
-def test_source_that_moves(mount, place, who):
-    """A parent of the source is renamed: the mount goes on showing the directory that it was
-    given, also in what it has not opened yet, and not what lies at the old path now."""
+def test_source_is_moved(mount, place, who):
+    """A parent of the source is renamed. The mount still shows the original directory, including
+    files not opened before, and not the directory that is at the old path now."""
     source = trees.in_root(place / "parent/s")
     late = source.add("late", "model", trees.small_tensors("late.", count=3), shards=2)
     m = mount(source.root, **who)
@@ -370,7 +369,7 @@ def test_source_that_moves(mount, place, who):
     assert "imposter" not in child(os.listdir, m / "tensors", user=m.user)
 
 
-# --- what may be missing ---
+# --- missing kernel features ---
 
 REFUSED = {
     "landlock": (["landlock=ENOSYS"], {"landlock": "the kernel does not support it"}),
@@ -378,7 +377,7 @@ REFUSED = {
     "landlock-container": (["landlock=EPERM"], {"landlock": "Operation not permitted"}),
     "seccomp": (["seccomp=EPERM"], {"system_calls": "Operation not permitted"}),
     "capset": (["capset=EPERM"], {"capabilities": "Operation not permitted"}),
-    # without them a filter takes a capability that is gone by then
+    # A filter without them needs a capability that has been dropped by then.
     "no-new-privs": (["no_new_privs=EINVAL"], {"no_new_privileges": "Invalid argument",
                                                "system_calls": "Permission denied"}),
     "all": (["landlock=ENOSYS", "seccomp=ENOSYS", "capset=EPERM", "no_new_privs=EINVAL"],
@@ -408,18 +407,18 @@ def test_refused_parts(mount, place, source, what):
     assert m.wait() == 0 and not mounted_at(m.path)
 
 
-# --- the end ---
+# --- shutdown ---
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["gone", "gone-when-told"])
 def test_end_without_the_unmounter(mount, source, who, told):
-    """The daemon ends, and says what is left to do."""
+    """The daemon ends, and logs what the user has to do."""
     m = mount(source.root, **who, died=True)
     unmounter = helpers_of(m)["fstfs-unmount"]
     if told:
         os.kill(unmounter, signal.SIGSTOP)
         m.signal(signal.SIGTERM)
-        with open(f"/proc/{m.pid}/wchan") as f:  # "0" where the kernel does not say
+        with open(f"/proc/{m.pid}/wchan") as f:  # "0" if the kernel does not tell
             assert eventually(lambda: f.seek(0) or f.read() in ("do_wait", "0"))
     os.kill(unmounter, signal.SIGKILL)
     assert eventually(lambda: not alive(unmounter))
@@ -430,7 +429,7 @@ def test_end_without_the_unmounter(mount, source, who, told):
     assert "cannot unmount" in m.log_text() and "fusermount3 -u" in m.log_text()
 
 
-def test_helpers_outlive_no_daemon(mount, source, who):
+def test_helpers_die_with_the_daemon(mount, source, who):
     m = mount(source.root, **who, died=True)
     helpers = helpers_of(m).values()
     m.signal(signal.SIGKILL)
@@ -440,7 +439,7 @@ def test_helpers_outlive_no_daemon(mount, source, who):
 
 
 def test_helpers_ignore_the_terminal(mount, source):
-    """^C in a terminal goes to the whole group: the daemon ends by it, and is unmounted."""
+    """^C in a terminal reaches the whole process group. The daemon ends by it and unmounts."""
     m = mount(source.root)
     for pid in helpers_of(m).values():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -450,11 +449,11 @@ def test_helpers_ignore_the_terminal(mount, source):
     assert m.wait() == 0 and not mounted_at(m.path)
 
 
-# --- a core ---
+# --- core dumps ---
 
 
 def regions(pid):
-    """[(start, end, flags)] of what the process may write to."""
+    """[(start, end, flags)] of the writable memory of a process."""
     found = []
     with open(f"/proc/{pid}/smaps") as f:
         for line in f:
@@ -468,8 +467,8 @@ def regions(pid):
 
 
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer keeps memory of its own")
-def test_core_has_no_model(mount, place):
-    """Bytes of tensors lie in the daemon's memory, and none of them where a core would go."""
+def test_core_dump_has_no_tensors(mount, place):
+    """The daemon's memory contains tensors, but not in regions that a core dump would include."""
     if os.geteuid() != 0:
         pytest.skip("needs root: it reads the daemon's memory")
     mark = os.urandom(32)
@@ -480,7 +479,7 @@ def test_core_has_no_model(mount, place):
     path = m / "tensors/model/t"
 
     def found():
-        """(in how many regions that would not be in a core, in how many that would be)"""
+        """(number of regions excluded from a core dump, number of included ones) that contain it"""
         with open(path, "rb") as f:
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             assert f.read() == data
@@ -497,4 +496,4 @@ def test_core_has_no_model(mount, place):
         assert not dumped
         return kept
 
-    assert eventually(found)  # it lets them go after some seconds
+    assert eventually(found)  # it frees them after some seconds

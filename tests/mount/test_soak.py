@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/bench/soak.py for some thousand reads: that it works, and finds nothing."""
+"""Runs tests/bench/soak.py for a few thousand reads."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything at once: readers, listers and a source that never stands still."""
+"""Readers and listings while the source changes continuously."""
 
 import errno
 import os
@@ -15,8 +15,8 @@ import pytest
 from conftest import SLOW, eventually
 from corpus import trees
 
-# A reader of its own process: walks what is there, reads it, and judges each tensor by its own
-# bytes: a tensor's content is one byte value. Errors that a changing source explains are let pass.
+# A reader process: walks the tree, reads files, and checks each tensor, whose content repeats one
+# byte. Errors that a changing source explains are accepted.
 WALKER = """
 import errno, os, random, sys, time
 root, seconds, least, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -104,7 +104,7 @@ class Changer(threading.Thread):
 
 @pytest.mark.limit(90)
 @pytest.mark.parametrize("options", [(), ("--shards=2",)], ids=["as-source", "recut"])
-def test_walkers_beside_changes(mount, place, options):
+def test_walkers_during_changes(mount, place, options):
     root = place / "s"
     root.mkdir()
     still = trees.rich(root, shards=3, directory="still/rich")
@@ -127,7 +127,7 @@ def test_walkers_beside_changes(mount, place, options):
     assert not changer.faults, changer.faults
     shutil.rmtree(root / ".new", ignore_errors=True)
     time.sleep(1.2)
-    # what is there in the end is right, and what never changed was never disturbed
+    # The final state is correct, and unchanged files were never disturbed.
     c, = still.checkpoints
     oracle.check_tensors(m / "tensors", c)
     oracle.check_merged(m / "merged", c)
@@ -153,8 +153,8 @@ def test_walkers_beside_changes(mount, place, options):
     assert status
 
 
-def test_nodes_are_let_go(mount, place):
-    """What the kernel forgets, the daemon forgets: its count of nodes comes down again."""
+def test_nodes_are_freed(mount, place):
+    """Nodes that the kernel forgets are freed: the count of nodes falls."""
     source = trees.nested(place / "s", models=60)
     m = mount(source.root)
 
@@ -174,15 +174,15 @@ def test_nodes_are_let_go(mount, place):
     assert full > before
     for c in source.checkpoints:
         shutil.rmtree(source.path(c.directory))
-    # a lookup in vain makes the kernel drop the name, and what is below it
+    # A failed lookup makes the kernel drop the name and everything below it.
     time.sleep(1.5)
     for path in seen:
         os.path.lexists(path)
     assert eventually(lambda: nodes() < full / 2), (before, full, nodes())
 
 
-def test_errors_leave_no_errors_behind(mount, place):
-    """A thousand refused calls, then a right read."""
+def test_errors_have_no_after_effects(mount, place):
+    """A thousand refused calls, then a correct read."""
     source = trees.in_root(place / "s")
     m = mount(source.root)
     for i in range(1000):

@@ -23,7 +23,7 @@ def place_file(root, name, *args):
 
 
 def check_directory(m, name, made):
-    """A checkpoint's directory in tensors/ and npy/, and its index."""
+    """The directory of a checkpoint in tensors/ and npy/, and its index."""
     c = trees.Checkpoint("", name, [(None, made)])
     for t in made:
         assert oracle.read_all(oracle.tensor_file(m / "tensors", c, t)) == t.data
@@ -33,7 +33,7 @@ def check_directory(m, name, made):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_of_each_suffix(mount, place, suffix):
+def test_each_suffix(mount, place, suffix):
     data = place_file(place / "s", f"flux{suffix}", tensors(suffix))
     m = mount(place / "s")
     assert sorted(os.listdir(m / "tensors")) == ["flux", "flux.index.json"]
@@ -47,7 +47,7 @@ def test_a_file_of_each_suffix(mount, place, suffix):
     assert m.problems() == []
 
 
-def test_a_bare_suffix_is_no_checkpoint(mount, place):
+def test_bare_suffix_is_no_checkpoint(mount, place):
     (place / "s").mkdir()
     for name in (".sft", ".SFT", "sft", "xsft", "x.sft.txt"):
         (place / "s" / name).write_bytes(b"text")
@@ -58,7 +58,7 @@ def test_a_bare_suffix_is_no_checkpoint(mount, place):
     assert m.problems() == []
 
 
-def test_a_refused_file_of_another_suffix(mount, place):
+def test_refused_file_with_another_suffix(mount, place):
     (place / "s").mkdir()
     (place / "s/x.SFT").write_bytes(b"no header")
     m = mount(place / "s")
@@ -96,8 +96,8 @@ def test_files_of_one_stem_do_not_hide_each_other(mount, place, options):
     assert m.problems() == []
 
 
-def test_a_second_suffix_that_comes_later_takes_no_name(mount, place):
-    """tensors/a stays what it was when a.SAFETENSORS comes, though that sorts first."""
+def test_later_suffix_takes_no_name(mount, place):
+    """tensors/a keeps its meaning when a.SAFETENSORS appears, although that sorts first."""
     place_file(place / "s", "a.safetensors", tensors(1))
     m = mount(place / "s")
     check_directory(m, "a", tensors(1))
@@ -107,7 +107,7 @@ def test_a_second_suffix_that_comes_later_takes_no_name(mount, place):
 
 
 def test_sets_of_one_stem_do_not_hide_each_other(mount, place):
-    """Numbered sets: each suffix is a set, with an index of its own."""
+    """Numbered shards: each suffix is a set of its own, with its own index."""
     for suffix in (".safetensors", ".sft"):
         for i, t in enumerate(tensors(suffix, 2)):
             place_file(place / "s", f"m-{i + 1:05}-of-00002{suffix}", [t])
@@ -127,7 +127,7 @@ def test_sets_of_one_stem_do_not_hide_each_other(mount, place):
     assert m.problems() == []
 
 
-def test_an_index_names_files_of_any_suffix(mount, place):
+def test_index_names_files_of_any_suffix(mount, place):
     names = ["x.sft", "y.SAFETENSORS"]
     for name, t in zip(names, tensors(7, 2)):
         place_file(place / "s", name, [t])

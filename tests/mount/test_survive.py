@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end in the middle of everything: sixteen readers in all views and ways, and the daemon is
-killed, the mount taken away, a shard cut off or replaced. All of them end, in time, with an error
-or with right bytes; no process, mount or connection is left."""
+"""Sixteen readers use all views and methods while the daemon is killed, the mount removed, or a
+shard truncated or replaced. All of them end in time, with an error or correct bytes. No process,
+mount or connection remains."""
 
 import contextlib
 import errno
@@ -22,17 +22,17 @@ from conftest import (
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
-LIMIT = 30  # seconds in which all have to end: a hang, and not a slow machine, takes longer
+LIMIT = 30  # seconds within which all must end; only a hang takes longer
 ROUNDS = 20  # of kill -9
-# what a reader may get from a mount that dies or is gone (ENOENT: its place is bare)
+# Errors of a reader whose mount dies or is removed (ENOENT: the mount point is empty).
 ENDS = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EIO}
-# and from a source that changes
+# Errors of a reader whose source changes.
 CHANGES = {errno.ESTALE, errno.EIO, errno.ENOENT}
 
 
 @pytest.fixture(scope="session")
 def versions(shared_place):
-    """Two versions of a model, of the same shapes and other bytes."""
+    """Two versions of a model, with the same shapes and different bytes."""
     return trees.versions(shared_place, 2)
 
 
@@ -44,7 +44,7 @@ def expected(m, versions):
 
 @pytest.fixture
 def crowd():
-    """crowd(m, files, ...): readers that have all begun; none is left when the test ends."""
+    """crowd(m, files, ...): readers that have all started; they are killed at the end of the test."""
     made = []
 
     def start(m, files, **more):
@@ -58,26 +58,26 @@ def crowd():
 
 
 def connection(m):
-    """The number of the mount's connection in the kernel."""
+    """The number of the mount's FUSE connection."""
     line, = mounted_at(m.path)
     return int(line.split()[2].split(":")[1])
 
 
 def abort(number):
-    """Cuts a connection off, so that nothing can wait for it any more; needs root."""
+    """Aborts a FUSE connection, so that no process can wait for it; needs root."""
     control = tempfile.mkdtemp(prefix="fusectl-")
     if subprocess.run(["mount", "-t", "fusectl", "none", control]).returncode == 0:
         try:
             with open(f"{control}/{number}/abort", "w") as f:
                 f.write("1")
         except OSError:
-            pass  # it is gone
+            pass  # it no longer exists
         subprocess.run(["umount", "-l", control], check=True)
     os.rmdir(control)
 
 
 def ended(m, number):
-    """Sees that the daemon is no more, and gives its exit status (of a signal: negative)."""
+    """Waits for the daemon's end and returns its exit status (negative: a signal)."""
     threads = processes_of(m.process.pid)
     if m.wait(LIMIT) is None or not eventually(lambda: not processes_of(m.process.pid), LIMIT):
         told = "\n".join(readers.where(pid) for pid in set(threads) & set(
@@ -85,11 +85,11 @@ def ended(m, number):
         abort(number)
         pytest.fail(f"the daemon does not end:\n{told}")
     status = m.exit
-    return 128 - status if status > 128 else status  # as timeout(1) gives a death by a signal
+    return 128 - status if status > 128 else status  # timeout(1) reports a signal this way
 
 
 class InBackground:
-    """What a mount is to the functions here that is served in the background."""
+    """The interface of Mount, for a mount that is served in the background."""
 
     user = None
 
@@ -103,16 +103,16 @@ class InBackground:
 
 
 def judge(crowd, allowed):
-    """All readers end, none has seen a wrong byte, and each ended as it may."""
+    """All readers end, none has read a wrong byte, and each ended with a permitted error."""
     crowd.finish(LIMIT)
     faults = crowd.faults(allowed)
     assert not faults, "\n".join(faults)
 
 
 def dead(m):
-    """A mount whose daemon was killed: it stands, and all it says is ENOTCONN."""
+    """A mount whose daemon was killed: it still exists, and returns ENOTCONN."""
     assert mounted_at(m.path)
-    # of what the kernel does not know by heart
+    # paths that the kernel has not cached
     for call in (os.listdir, lambda p: os.stat(p + "/unheard-of"),
                  lambda p: os.open(p + "/merged/m/model.safetensors", os.O_RDONLY)):
         with pytest.raises(OSError) as raised:
@@ -122,7 +122,7 @@ def dead(m):
 
 @pytest.mark.limit(200)
 def test_kill(mount, versions, crowd, who):
-    """Many times, each at another moment. The mount stays as a dead one, and can be cleared."""
+    """Repeatedly, at different moments. A dead mount remains, and can be removed."""
     rng = random.Random(3)
     contents = {}  # by path below the mount
     for turn in range(ROUNDS):
@@ -149,7 +149,7 @@ def test_kill(mount, versions, crowd, who):
 
 @pytest.mark.parametrize("how", ["fusermount3-uz", "umount-l"])
 def test_lazy_unmount(mount, versions, crowd, who, how):
-    """Readers end when they find no files any more, and the daemon with the last of them."""
+    """Readers end when they no longer find files, and the daemon with the last of them."""
     if how == "umount-l" and os.geteuid() != 0:
         pytest.skip("needs root: umount")
     m = mount(versions[0].root, **who)
@@ -178,7 +178,7 @@ def test_signal(mount, versions, crowd, who, number):
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("options", [(), ("--shards=3",)], ids=["as-source", "recut"])
 def test_source_changes(mount, versions, crowd, place, who, options):
-    """Shards are cut off, replaced by another version, and taken away, again and again."""
+    """Shards are truncated, replaced by another version, and removed, again and again."""
     root = place / "s"
     shutil.copytree(versions[0].root, root)
     m = mount(root, *options, limit=120 * SLOW, **who)
@@ -201,7 +201,7 @@ def test_source_changes(mount, versions, crowd, place, who, options):
         time.sleep(rng.random() * 0.5)
     all_of_them.stop()
     judge(all_of_them, {0})
-    # all is right in the end
+    # all correct at the end
     last = [(path, want) for path, want, *_ in files]
 
     def right():
@@ -211,18 +211,18 @@ def test_source_changes(mount, versions, crowd, place, who, options):
         except OSError as error:
             assert error.errno in CHANGES
         except readers.WrongBytes:
-            pass  # of the version before
+            pass  # of the previous version
 
     assert child(lambda: eventually(right), user=m.user)
     assert m.unmount() == 0
 
 
-# --- the helpers (docs/reliability.md, "Faults in the daemon") ---
+# --- the helper processes (docs/reliability.md) ---
 
 
 @pytest.fixture(params=["private", "allow_other"])
 def shared(request, who):
-    """Options of a mount that is the mounting user's alone, or of all users."""
+    """Options of a private mount, and of a mount for all users."""
     if request.param == "private":
         return ()
     if who:
@@ -238,8 +238,8 @@ def kill_helper(m, name):
 
 
 def test_opener_is_killed(mount, versions, crowd, who, shared):
-    """Callers would be refused what they may have for ever: the daemon ends, and says that it did
-    not end well, so that it is started again."""
+    """Without it, callers would be denied permitted access forever. The daemon exits with an error,
+    so that it is restarted."""
     m = mount(versions[0].root, *shared, died=True, **who)
     all_of_them = crowd(m, expected(m, versions[:1]))
     number = connection(m)
@@ -253,8 +253,8 @@ def test_opener_is_killed(mount, versions, crowd, who, shared):
 
 
 def test_opener_is_killed_while_storage_hangs(mount, versions, place):
-    """Its threads wait on storage and keep its sockets open. That it is dead is seen all the
-    same, and nobody waits for an answer of it."""
+    """Its threads wait for storage and keep its sockets open. Its death is noticed anyway, and no
+    caller waits for its answer."""
     if os.geteuid() != 0 or not SLOWFS.exists():
         pytest.skip("needs root (allow_other) and tests/slowfs/slowfs")
     faults = place / "faults"
@@ -268,7 +268,7 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
     helper = helpers_of(m)["fstfs-open"]
 
     def hung():
-        """Whether a thread of the helper waits on the storage."""
+        """Whether a thread of the helper waits for storage."""
         for task in os.listdir(f"/proc/{helper}/task"):
             with open(f"/proc/{helper}/task/{task}/wchan") as f:
                 if f.read().startswith(("request_wait_answer", "fuse_", "__fuse")):
@@ -291,8 +291,7 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
 
 
 def test_unmounter_is_killed(mount, versions, crowd, who, shared):
-    """Readers notice nothing. In the end the mount is left, dead, which the log and the exit
-    status say."""
+    """Readers do not notice. At the end a dead mount remains, as the log and the exit status say."""
     m = mount(versions[0].root, *shared, died=True, **who)
     files = expected(m, versions[:1])
     all_of_them = crowd(m, files)
@@ -309,7 +308,7 @@ def test_unmounter_is_killed(mount, versions, crowd, who, shared):
 
 
 def test_unmount_without_the_unmounter(mount, versions, who):
-    """Others may unmount it still, which leaves nothing behind."""
+    """Others can still unmount it, completely."""
     m = mount(versions[0].root, **who)
     kill_helper(m, "fstfs-unmount")
     assert eventually(lambda: "fstfs-unmount has died" in m.log_text())
@@ -317,7 +316,7 @@ def test_unmount_without_the_unmounter(mount, versions, who):
 
 
 def test_logger_is_killed(versions, place, fstfs, shared):
-    """The log is lost and nothing else."""
+    """Log lines are lost, and nothing else."""
     mountpoint = place / "mnt"
     mountpoint.mkdir()
     subprocess.run([BINARY, *shared, versions[0].root, mountpoint], check=True)
@@ -338,14 +337,14 @@ def test_logger_is_killed(versions, place, fstfs, shared):
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
 def test_storage_hangs(mount, versions, crowd, place, who, end):
-    """Killed while the storage does not answer: readers come free at once. SIGTERM waits for what
-    is being read, which ends when the storage does answer."""
+    """Killed while storage does not answer: readers are released at once. SIGTERM waits for reads
+    in flight, which finish when the storage answers."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     faults = place / "faults"
     others = ",allow_other" if os.geteuid() == 0 else ""
     storage = mount(versions[0].root, "-o", f"faults={faults}{others}", binary=SLOWFS)
-    # Too little memory for all that is read again and again: the storage is needed all the time.
+    # Too little memory for everything that is read repeatedly, so that storage is always needed.
     m = mount(storage.path, "--memory=4M", died=end == signal.SIGKILL, **who)
     number = connection(m)
     files = expected(m, versions[:1])
@@ -369,7 +368,7 @@ def test_storage_hangs(mount, versions, crowd, place, who, end):
         subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
         faults.unlink()
     assert eventually(lambda: not mounted_at(m.path))
-    # the kernel may hold files of the storage until the reads of a dead process have ended
+    # The kernel may keep files of the storage open until the reads of a dead process have ended.
     assert eventually(lambda: not subprocess.run(
         ["fusermount3", "-u", storage.path], capture_output=True).returncode, LIMIT)
     assert storage.wait() == 0

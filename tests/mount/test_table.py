@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each fault of the storage means for who has a file open, in each view and by each way to
-read, compared with the table in docs/reliability.md (see tables.py for how that is written).
+"""The effect of each storage fault on readers of open files, by view and method of reading,
+compared with the table in docs/reliability.md (tables.py explains how it is written).
 
-Nothing here depends on time: a fault befalls the very request that reads the range that is asked
-for, or comes about between two reads of one reader. Each reader has a checkpoint of its own, so
-that none finds what another has brought into memory; and the mount reads nothing ahead.
+Nothing here depends on time. A fault affects exactly the request that reads a given range, or
+happens between two reads of one reader. Each reader has its own checkpoint, so that none finds what
+another has cached, and the mount does not prefetch.
 """
 
 import errno
@@ -28,11 +28,11 @@ SLOWFS = BUILD / "tests/slowfs/slowfs"
 SHORT_READS = BUILD / "tests/sandbox/short_reads.so"
 SHARD = "model-00001-of-00002.safetensors"
 SIZE = 2 << 20
-AT = SIZE * 3 // 4  # in the tensor "w": where the fault is
-LIMIT = 10  # seconds: what the document says that nothing takes longer than
+AT = SIZE * 3 // 4  # offset of the fault in the tensor "w"
+LIMIT = 10  # seconds: the documented limit
 VIEWS = ("merged", "shards", "re-cut", "tensors")
 CELLS = [(view, way) for view in VIEWS for way in readers.WAYS]
-OTHERS = "others"  # a checkpoint that nothing befalls
+OTHERS = "others"  # a checkpoint without faults
 
 # fault: rules of slowfs. {file}: the shard; {at}: the range that is read; {other}: another version
 BY_RULE = {
@@ -51,14 +51,14 @@ BY_RULE = {
     "permission lost, of a file that nobody has read yet": "open {file} error=EACCES",
     "permission lost, of a file that is being read": "open {file} error=EACCES",
 }
-# what is over only when the file is put there again (zeros stay in the page cache)
+# faults that end only when the file is put back (zeros stay in the page cache)
 TO_HEAL = ("zeros", "truncate", "rewrite", "replace", "remove")
 
 
 
 
 def complement(path, _):
-    """In place. A tick of the clock must lie between two versions' times."""
+    """Rewrites in place. The times of two versions must differ by a clock tick."""
     time.sleep(0.05)
     with open(path, "r+b") as f:
         data = f.read()
@@ -66,14 +66,14 @@ def complement(path, _):
         f.write(data.translate(bytes(range(255, -1, -1))))
 
 
-# what befalls a file of a local disk that the daemon has open: (path, path of another version)
+# Changes of a local file that the daemon has open: (path, path of another version)
 LOCALLY = {
     "cut off, on a local disk": lambda path, _: os.truncate(path, 100_000),
     "rewritten in place, on a local disk": complement,
     "replaced by rename, on a local disk": lambda path, other: os.rename(other, path),
     "removed, on a local disk": lambda path, _: os.unlink(path),
 }
-# whether SOURCE is the other file system, or has it in it; how it goes (None: it is killed)
+# Whether SOURCE is on the other file system or contains it; how it ends (None: it is killed).
 UNMOUNTED = {
     "its file system is taken away (`umount -l`) and comes back": (False, ["fusermount3", "-uz"]),
     "the server of its file system is killed and comes back": (False, None),
@@ -84,7 +84,7 @@ SHORT_CALLS = "calls read less than was asked for"
 
 
 class Waiting:
-    """A process that has a file open and reads a page of it when it is told."""
+    """A process that has a file open and reads a page of it on request."""
 
     def __init__(self, path, way, want, at, first):
         out, self.into = os.pipe()
@@ -104,7 +104,7 @@ class Waiting:
 
     @staticmethod
     def read(path, way, want, at, first, out, into):
-        """In the child: what it sees."""
+        """In the child: the result of the read."""
         with readers.OpenFile(path, way, (want,)) as file:
             if first:
                 file.check(at - AT // 2, readers.BLOCK)
@@ -119,7 +119,7 @@ class Waiting:
         return "zeros" if got == bytes(readers.BLOCK) else f"wrong bytes: {got[:16].hex()}"
 
     def take(self, seconds):
-        """Some of what the child says; b"": nothing in that time; None: it is no more."""
+        """Part of the child's output; b"": none within that time; None: the child has ended."""
         ready, _, _ = select.select([self.out], [], [], seconds)
         return (os.read(self.out, 4096) or None) if ready else b""
 
@@ -149,8 +149,8 @@ class Waiting:
 
 @pytest.fixture(scope="session")
 def prepared(shared_place):
-    """A checkpoint for each view and way, each with another version of its first shard beside it,
-    and one more."""
+    """A checkpoint for each view and method, each with another version of its first shard, and one
+    more."""
     source = trees.Source(shared_place / "prepared")
     for name in [f"{view}-{way}" for view, way in CELLS] + [OTHERS]:
         tensors = [trees.tensor("w", "U8", (SIZE,)), trees.tensor("x", "U8", (5000,))]
@@ -163,8 +163,8 @@ def prepared(shared_place):
 
 @pytest.fixture(scope="session")
 def contents(fstfs, prepared, shared_place):
-    """{(view, checkpoint): (path below the mount, content)} of the files that have "w". From
-    mounts of their own: what a test reads, nobody has read before."""
+    """{(view, checkpoint): (path in the mount, content)} of the files that contain "w". From
+    separate mounts, so that nothing is cached in the tested one."""
     found = {}
     for view in VIEWS:
         m = Mount(shared_place, prepared.root, *(["--shards=1"] if view == "re-cut" else []))
@@ -179,13 +179,13 @@ def contents(fstfs, prepared, shared_place):
 
 
 class Stage:
-    """A source that faults befall, its mounts, and a reader for each view and way."""
+    """A source with faults, its mounts, and a reader for each view and method."""
 
     def __init__(self, mount, prepared, contents, place):
         self.mount, self.prepared, self.contents, self.place = mount, prepared, contents, place
         self.root = place / "s"
         shutil.copytree(prepared.root, self.root / "d")
-        for directory, _, names in os.walk(self.root):  # nothing comes out of the page cache
+        for directory, _, names in os.walk(self.root):  # nothing from the page cache
             for name in names:
                 fd = os.open(os.path.join(directory, name), os.O_RDONLY)
                 os.fsync(fd)
@@ -200,7 +200,7 @@ class Stage:
     def mount_storage(self, mountpoint=None):
         if not SLOWFS.exists():
             pytest.skip("tests/slowfs/slowfs is not built")
-        # what it has open when it is taken away is no leak
+        # An open file on an unmounted file system is not a leak.
         sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
         self.storage = self.mount(self.root / "d", "-o", f"valid=0,age=60,faults={self.place}/faults",
                                   binary=SLOWFS, mountpoint=mountpoint, died=True,
@@ -217,12 +217,12 @@ class Stage:
         return self.mounts.get(view, self.mounts["the rest"])
 
     def file(self, view, name):
-        """The path of the file that has "w" in a view, and its content."""
+        """The path of the file that contains "w" in a view, and its content."""
         path, want = self.contents[view, name]
         return os.path.join(self.of(view).path, path.format(self.below)), want
 
     def open_all(self, first, below=""):
-        """A reader for each view and way has its file open."""
+        """Starts a reader for each view and method with its file open."""
         self.below = below
         self.files = {(view, way): self.file(view, f"{view}-{way}") for view, way in CELLS}
         for (view, way), (path, want) in self.files.items():
@@ -232,7 +232,7 @@ class Stage:
             one.prepare()
 
     def another(self, view, way):
-        """One more reader that waits for what the first of its kind waits for."""
+        """One more reader that waits for the same request as the first of its kind."""
         path, want = self.files[view, way]
         made = Waiting(path, way, want, want.index(self.w) + AT // readers.BLOCK * readers.BLOCK,
                        False)
@@ -242,7 +242,7 @@ class Stage:
         return made
 
     def set(self, rule=None):
-        """The rule for the first shard of each reader's checkpoint; None: no fault any more."""
+        """Sets the rule for the first shard of each reader's checkpoint; None: no fault."""
         rules = [rule.format(file=f"{view}-{way}/{SHARD}", at=f"{self.at}+1",
                              other=f"{view}-{way}/another") + "\n"
                  for view, way in CELLS] if rule else []
@@ -251,27 +251,27 @@ class Stage:
         os.rename(new, self.place / "faults")
 
     def read_all(self):
-        """{(view, way): what is seen}"""
+        """{(view, way): result}"""
         for one in self.waiting.values():
             one.go()
         return {cell: one.outcome() for cell, one in self.waiting.items()}
 
     def others_go_on(self):
-        """Who reads another checkpoint sees nothing of it, within the limit."""
+        """Readers of another checkpoint are not affected, within the limit."""
         for view in VIEWS:
             file = self.file(view, OTHERS)
             for way in readers.WAYS:
                 child(readers.check_files, [file], way, seconds=LIMIT)
 
     def heal(self):
-        """The files of the source are what they were."""
+        """Restores the files of the source."""
         for view, way in CELLS:
             path = self.root / "d" / f"{view}-{way}"
             shutil.copyfile(self.prepared.path(f"{view}-{way}", SHARD), path / "new.tmp")
             os.rename(path / "new.tmp", path / SHARD)
 
     def well_again(self):
-        """Whether who opens a file anew reads it right, without another mount."""
+        """Whether reopening the file reads correct bytes, without another mount."""
 
         def right():
             try:
@@ -284,7 +284,7 @@ class Stage:
         return eventually(right, LIMIT)
 
     def logged(self):
-        """How often each file stands in the log, in words."""
+        """Describes how often each file appears in the log."""
         times = {sum(f"{view}-{way}/{SHARD}" in line
                      for line in self.of(view).log_text().splitlines()) for view, way in CELLS}
         assert max(times) <= 1, "said more than once of a file"
@@ -295,13 +295,13 @@ class Stage:
 def stage(mount, prepared, contents, place):
     made = Stage(mount, prepared, contents, place)
     yield made
-    made.set()  # or who waits may wait on
+    made.set()  # otherwise waiting readers may keep waiting
     for one in made.waiting.values():
         one.end()
 
 
 def in_words(seen, way):
-    """What readers of all views see in one way."""
+    """The results for readers of all views by one method."""
     found = {view: seen[view, way] for view in VIEWS}
     assert not any("wrong" in what for what in found.values()), found
     if len(set(found.values())) == 1:
@@ -315,7 +315,7 @@ def compare(stage, what, seen, well, log):
 
 @pytest.mark.parametrize("what", BY_RULE)
 def test_request(stage, what):
-    """A fault of one request, or of all for a range."""
+    """A fault of one request, or of all requests for a range."""
     stage.mount_on(stage.mount_storage())
     stage.open_all(first="nobody has read" not in what)
     stage.set(BY_RULE[what])
@@ -324,7 +324,7 @@ def test_request(stage, what):
             one.go()
         stage.others_go_on()
         assert all(one.waits() for one in stage.waiting.values())
-        # who waits can be killed, but for O_DIRECT, where the kernel waits for each answer
+        # Waiting readers can be killed, except with O_DIRECT: the kernel waits for each answer.
         for view in VIEWS:
             for way in ("read", "mmap"):
                 killed = stage.another(view, way)
@@ -348,7 +348,7 @@ def test_request(stage, what):
 
 @pytest.mark.parametrize("what", LOCALLY)
 def test_file(stage, what):
-    """What befalls a file between two reads of one reader."""
+    """Changes of a file between two reads of one reader."""
     stage.mount_on(stage.root / "d")
     stage.open_all(first=True)
     for view, way in CELLS:
@@ -364,7 +364,7 @@ def test_file(stage, what):
 
 @pytest.mark.parametrize("what", UNMOUNTED)
 def test_file_system(stage, place, what):
-    """The source, or a part of it, is another file system, and that goes and comes."""
+    """The source, or a part of it, is on another file system that is unmounted and mounted."""
     (place / "around/in").mkdir(parents=True)
     itself, command = UNMOUNTED[what]
     stage.mount_storage(place / "around/in")
@@ -375,7 +375,7 @@ def test_file_system(stage, place, what):
     else:
         stage.storage.signal(signal.SIGKILL)
         assert stage.storage.wait(LIMIT) is not None
-    if itself and command:  # who asks finds the directory that is there without it
+    if itself and command:  # finds the directory below the unmounted file system
         for m in stage.mounts.values():
             assert eventually(lambda: os.listdir(m / "tensors") == [], LIMIT)
     seen = stage.read_all()
@@ -402,6 +402,6 @@ def test_short_calls(stage):
     compare(stage, SHORT_CALLS, stage.read_all(), "right", stage.logged())
 
 
-def test_table_is_whole():
-    """No row stands there that no test makes."""
+def test_table_has_no_other_rows():
+    """Every row is made by a test."""
     assert tables.names("storage") == [*BY_RULE, *LOCALLY, *UNMOUNTED, SHORT_CALLS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many threads the daemon makes: the bounds of docs/architecture.md."""
+"""The number of threads of the daemon: the bounds in docs/architecture.md."""
 
 import os
 import re
@@ -18,14 +18,14 @@ CHECKPOINTS, SHARDS = 24, 20
 
 
 def bounds():
-    """{name: most} of the table in docs/architecture.md, where a number is told."""
+    """{name: maximum} of the table in docs/architecture.md, for rows with a number."""
     text = (ROOT / "docs/architecture.md").read_text()
     return {name: int(most) for name, most in re.findall(r"^\| `(fstfs[\w-]*)` \| (\d+)", text,
                                                          re.MULTILINE)}
 
 
 def threads(pid):
-    """How many of each name of that table; newer versions of libfuse name theirs, too."""
+    """The number of threads of each name in that table; newer versions of libfuse name theirs, too."""
     names, found = bounds(), Counter()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # it has ended
@@ -35,7 +35,7 @@ def threads(pid):
 
 
 class Lister:
-    """A process that lists a directory once, and succeeds if all checkpoints are there."""
+    """A process that lists a directory once, and succeeds if all checkpoints are in it."""
 
     def __init__(self, path):
         self.pid = os.fork()
@@ -52,8 +52,8 @@ class Lister:
 
 
 @pytest.mark.parametrize("options", [[], ["--io=threads"]], ids=["ring", "threads"])
-def test_a_first_listing_of_many_checkpoints(mount, place, options):
-    """Their shards do not answer, so that all threads that are made are there at the same time."""
+def test_first_listing_of_many_checkpoints(mount, place, options):
+    """The storage of their shards does not answer, so that all threads exist at the same time."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     source = trees.Source(place / "real")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source trees of DESIGN section 2, each in every view: names, listings, links."""
+"""Source trees, each in every view: names, listings, links."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def test_linked_model_directory(mount, place):
     assert m.problems() == []
 
 
-def test_source_that_is_a_link(mount, place):
+def test_source_is_a_link(mount, place):
     source = trees.in_root(place / "s")
     os.symlink("s", place / "link")
     m = mount(place / "link")
@@ -70,8 +70,8 @@ def test_recut_of_diffusers_keeps_index_spelling(mount, sources):
     assert "model.safetensors.index.fp16.json" in os.listdir(m / "shards/pipeline/text_encoder_2")
 
 
-def test_recut_of_names_that_look_numbered(mount, place):
-    """A file of such a name is a re-cut's only one, or a shard of it, by what stands around it."""
+def test_recut_of_names_that_look_like_shards(mount, place):
+    """Depending on its neighbours, a file with such a name is a single file or a shard."""
     source = trees.Source(place / "s")
     source.add("beyond", "o-00009-of-00002", trees.small_tensors("o.", count=1))
     source.add("indexed", "o-00001-of-00002", trees.small_tensors("i.", count=1),
@@ -95,7 +95,7 @@ def of(stem, count):
     return [f"{stem}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
 
 
-# What of trees.together is in shards/ with an option, beside what is as in the source.
+# The files of trees.together in shards/ with an option, besides those as in the source.
 RECUT_TOGETHER = {
     "--shards=2": {
         "mistral": of("model", 2) + ["model.safetensors.index.json"],
@@ -106,7 +106,7 @@ RECUT_TOGETHER = {
         "legacy": of("diffusion_pytorch_model.fp16", 2) +
                   ["diffusion_pytorch_model.safetensors.fp16.index.json"],
         "indexed": [], "indexed-beside": [], "singles": []},
-    # one file, beside others: the index stays
+    # one file, next to others: it keeps its index
     "--shards=1": {
         "mistral": ["model.safetensors", "model.safetensors.index.json"],
         "unnamed": ["model.safetensors", "model.safetensors.index.json"],
@@ -117,7 +117,7 @@ RECUT_TOGETHER = {
         "legacy": ["diffusion_pytorch_model.fp16.safetensors",
                    "diffusion_pytorch_model.safetensors.fp16.index.json"],
         "indexed": [], "indexed-beside": [], "singles": []},
-    # single files of over 5000 bytes are cut, where no other checkpoint has an index
+    # single files over 5000 bytes are cut, unless another checkpoint has an index
     "--shard-size=5000": {
         "mistral": of("model", 4) + ["model.safetensors.index.json"],
         "unnamed": of("model", 2) + ["model.safetensors.index.json"],
@@ -134,9 +134,8 @@ RECUT_TOGETHER = {
 
 
 @pytest.mark.parametrize("option", RECUT_TOGETHER)
-def test_recut_beside_others(mount, sources, option):
-    """Files that loaders open by name stay as they are; and where the source has one index, there
-    is one."""
+def test_recut_next_to_others(mount, sources, option):
+    """Files that loaders open by name stay unchanged. If the source has one index, shards/ has one."""
     source = sources(trees.together)
     m = mount(source.root, option)
     for directory, made in RECUT_TOGETHER[option].items():
@@ -154,8 +153,8 @@ def test_recut_beside_others(mount, sources, option):
     assert m.problems() == []
 
 
-def test_index_of_a_merged_file_beside_others(mount, place):
-    """It comes and goes with the other checkpoint, and with the merged file."""
+def test_index_of_a_merged_file_next_to_others(mount, place):
+    """It appears and disappears with the other checkpoint, and with the merged file."""
     source = trees.Source(place / "s")
     c = source.add("m", "model", trees.small_tensors(count=6), shards=2)
     m = mount(source.root)
@@ -178,7 +177,7 @@ def test_index_of_a_merged_file_beside_others(mount, place):
     b'{}', b'[1]', b'7', b'null', b'{"total_size": "wrong", "total_size\\u0000": 1}',
     b'{"total\\u005fsize": 5, "a": {"b": [1.50, -0e1, "\\u00e9"]}}', b'{"x": "' + b"y" * 70000 + b'"}'])
 def test_metadata_of_the_index(mount, place, metadata):
-    """Whatever the source's index has beside the size stands in the indexes made of it."""
+    """Further entries of the source's index are in the indexes made from it."""
     source = trees.Source(place / "s")
     c = source.add("m", "model", trees.small_tensors(count=4), shards=2, index=False)
     source.add("m", "other", trees.small_tensors(count=2))
@@ -194,8 +193,8 @@ def test_metadata_of_the_index(mount, place, metadata):
         assert json.loads(m.read(path))["metadata"] == want, path
 
 
-def test_one_coherent_checkpoint_a_directory(mount, sources):
-    """What loaders read twice or trip over (facts/loaders.md 3) stands in no directory."""
+def test_one_coherent_checkpoint_per_directory(mount, sources):
+    """No directory has files that loaders would read twice or reject."""
     source = sources(trees.nested)
     m = mount(source.root)
     for path in oracle.walk(m / "merged"):
@@ -222,14 +221,14 @@ def test_many_small_files(mount, place):
 
 
 def raw_listing(path):
-    """Names in the order the mount gives them."""
+    """Names in the order of the mount's listing."""
     with os.scandir(os.fsencode(path)) as entries:
         return [e.name for e in entries]
 
 
 @pytest.mark.parametrize("maker", [trees.nested, trees.names, trees.diffusers],
                          ids=lambda m: m.__name__)
-def test_listings_are_sorted_and_true(mount, sources, maker):
+def test_listings_are_sorted_and_complete(mount, sources, maker):
     source = sources(maker)
     m = mount(source.root)
     for view in VIEWS:
@@ -248,7 +247,7 @@ def test_listings_are_sorted_and_true(mount, sources, maker):
 
 
 def test_listing_with_a_small_buffer_and_seeks(mount, place):
-    """A directory read in pieces, with another reader inside, and from the start again."""
+    """A directory that is read in pieces, with another reader in between, and again from the start."""
     source = trees.many_small(place / "s", 700)
     m = mount(source.root)
     fd = os.open(m / "merged/latents", os.O_RDONLY | os.O_DIRECTORY)
@@ -273,7 +272,7 @@ def everything(root):
     return found
 
 
-def test_inodes_are_the_same_from_mount_to_mount(mount, sources):
+def test_inodes_are_stable_across_mounts(mount, sources):
     for maker in (trees.nested, trees.diffusers, trees.names):
         source = sources(maker)
         first = mount(source.root)
@@ -282,7 +281,7 @@ def test_inodes_are_the_same_from_mount_to_mount(mount, sources):
         inodes = [v[0] for v in seen.values()]
         assert len(set(inodes)) == len(inodes)
         second = mount(source.root)
-        # another way in: a deep file first, then all
+        # in another order: a deep file first, then everything
         some = sorted(p for p in seen if p[0] == "npy" and p[1])[-1]
         os.lstat(os.path.join(os.fsencode(second / some[0]), some[1]))
         assert everything(second.path) == seen
@@ -299,7 +298,7 @@ def test_attributes_by_lookup_and_by_listing_agree(mount, sources):
             == attributes, (view, path)
 
 
-def test_lookup_of_what_is_not_there(mount, sources):
+def test_lookup_of_missing_names(mount, sources):
     m = mount(sources(trees.nested).root)
     for path in ("nothing", "tensors/nothing", "tensors/org0/nothing",
                  "tensors/org0/family0/model000/model.safetensors",
@@ -320,7 +319,7 @@ def test_lookup_of_what_is_not_there(mount, sources):
     assert m.problems() == []
 
 
-def test_names_have_their_rule(mount, sources):
+def test_escaped_names_are_canonical(mount, sources):
     source = sources(trees.names)
     c, = source.checkpoints
     m = mount(source.root)
@@ -333,12 +332,12 @@ def test_names_have_their_rule(mount, sources):
     for t in c.tensors:
         path = oracle.tensor_file(m / "tensors", c, t)
         assert os.getxattr(path, "user.safetensors.name") == t.name.encode()
-        # a name that is spelled in another way than listed is not there
+        # a name that is spelled differently than listed does not exist
     for wrong in ("a/b", "%2f", "a%2fb", ".hidden", "%41"):
         assert not os.path.exists(m / f"tensors/names/model/{wrong}")
 
 
-def test_cut_names_are_the_same_everywhere(mount, sources):
+def test_cut_names_are_the_same_in_all_views(mount, sources):
     source = sources(trees.names)
     listings = []
     for _ in range(2):
@@ -350,7 +349,7 @@ def test_cut_names_are_the_same_everywhere(mount, sources):
 
 
 def index_entries(index):
-    """The per-tensor part of the merged index: {name: entry}, wherever it stands."""
+    """The tensors of the merged index: {name: entry}, in any directory."""
     for key, value in index.items():
         if key not in ("metadata", "weight_map") and isinstance(value, dict):
             return value
@@ -359,7 +358,7 @@ def index_entries(index):
     raise AssertionError(f"nothing per tensor in the index: {list(index)}")
 
 
-def test_merged_index_tells_all(mount, sources):
+def test_merged_index_is_complete(mount, sources):
     for maker in (trees.names, trees.nested):
         source = sources(maker)
         m = mount(source.root)
@@ -393,7 +392,7 @@ def indexed_files(m, directory):
 
 
 def check_indexed_files(m, directory, expected):
-    """The indexes are these, and the files that they name have the tensors."""
+    """Exactly these indexes exist, and the files that they name have the tensors."""
     assert eventually(lambda: indexed_files(m, directory) == expected), indexed_files(m, directory)
     for files in expected.values():
         for tensor, file in files.items():
@@ -406,8 +405,8 @@ def in_directory(directory, tensors):
 
 
 def test_index_of_a_checkpoint_whose_name_is_taken(mount, place):
-    """Its tensors are in another directory, which the index names; also when the name is taken and
-    freed again while it is mounted."""
+    """Its tensors are in another directory, which the index names, also when the name is taken and
+    freed again while mounted."""
     source = trees.Source(place / "s")
     tensors = trees.small_tensors("m.", count=2)
     source.add("m", "model", tensors)
@@ -421,8 +420,8 @@ def test_index_of_a_checkpoint_whose_name_is_taken(mount, place):
         check_indexed_files(m, "m", {"model.index.json": in_directory("model", tensors)})
 
 
-def test_no_index_of_tensors_that_are_left_out(mount, place):
-    """Both names that a checkpoint's directory may have are taken."""
+def test_no_index_of_omitted_tensors(mount, place):
+    """Both possible names of a checkpoint's directory are taken."""
     source = trees.Source(place / "s")
     source.add("m", "a", trees.small_tensors("x.", count=1))
     other = source.add("m", "a.safetensors", trees.small_tensors("y.", count=1))
@@ -475,7 +474,7 @@ def test_view_option_inodes_are_stable(mount, sources):
 
 
 def test_find_and_du(mount, sources):
-    """The usual tools: `find -noleaf` not needed, `du --apparent-size`, `tar`, `cp -a`."""
+    """The usual tools: `find` without -noleaf, `du --apparent-size`, `tar`, `cp -a`."""
     source = sources(trees.nested)
     m = mount(source.root)
     for view in VIEWS:
@@ -500,8 +499,8 @@ def test_status_is_json(mount, sources):
     assert st.st_mode & 0o222 == 0
 
 
-def test_control_files_read_to_their_end(mount, sources):
-    """In small pieces, at offsets, as often as wanted; `cat` and `head -c` agree."""
+def test_control_files_can_be_read_in_pieces(mount, sources):
+    """In small pieces, at offsets, repeatedly; `cat` and `head -c` agree."""
     m = mount(sources(trees.nested).root)
     oracle.walk(m / "tensors")
     for name in ("metrics", "problems", "status"):
@@ -509,7 +508,7 @@ def test_control_files_read_to_their_end(mount, sources):
         whole = b""
         while part := os.read(fd, 100):
             whole += part
-        assert os.pread(fd, len(whole) + 10, 0) == whole  # one version for one open
+        assert os.pread(fd, len(whole) + 10, 0) == whole  # one version per open file
         assert os.pread(fd, 10, len(whole)) == b""
         if len(whole) > 50:
             assert os.pread(fd, 20, 30) == whole[30:50]
@@ -518,7 +517,7 @@ def test_control_files_read_to_their_end(mount, sources):
         assert bool(catted.stdout) == bool(whole)
 
 
-def test_problems_is_for_the_mounting_user(mount, sources):
+def test_problems_belongs_to_the_mounting_user(mount, sources):
     m = mount(sources(trees.in_root).root)
     st = os.stat(m / ".fstfs/problems")
     assert stat.S_IMODE(st.st_mode) == 0o400 and st.st_uid == os.geteuid()
@@ -561,8 +560,8 @@ def test_metrics(mount, sources):
         assert checked.returncode == 0 and not checked.stderr.strip(), checked.stderr
 
 
-def test_nothing_is_scanned_before_it_is_looked_at(mount, place):
-    """1,000 models: the mount opens none of them (their access times stay)."""
+def test_nothing_is_scanned_before_access(mount, place):
+    """1,000 models: mounting opens none of them (their access times do not change)."""
     source = trees.Source(place / "s")
     for i in range(200):
         source.add(f"m{i:03}", "model", trees.small_tensors(seed=i, count=2), shards=2)
@@ -577,7 +576,7 @@ def test_nothing_is_scanned_before_it_is_looked_at(mount, place):
 
 
 def test_permissions_of_links_for_other_users(mount, place, test_user):
-    """A link never shows a reader what its own permissions would not."""
+    """A link never gives more access than its own permissions."""
     if os.geteuid() != 0:
         pytest.skip("needs root: another user reads")
     other = trees.Source(place / "closed")
@@ -627,8 +626,9 @@ def test_permissions_of_links_for_other_users(mount, place, test_user):
     oracle.check_tensors(m / "tensors", private)
 
 
-def test_unreadable_parts_as_ordinary_user(mount, place, test_user, user_binary):
-    """What the mounting user may not read is there, fails as the source does, and is named."""
+def test_unreadable_files_as_unprivileged_user(mount, place, test_user, user_binary):
+    """Files that the mounting user cannot read exist, fail as in the source, and are listed in
+    problems."""
     source = trees.Source(place / "s")
     source.add("good", "model", trees.small_tensors("g.", count=4), shards=2)
     source.add("shut", "model", trees.small_tensors("s.", count=4), shards=2)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No open file mixes versions, and what the kernel keeps is of one: writers that time stamps tell
-of late or not at all, with leases and without."""
+"""No open file mixes versions, and the page cache holds one version: writers whose time stamps are
+late or missing, with leases and without."""
 
 import ctypes
 import errno
@@ -47,7 +47,7 @@ def shard_in(root, fill=OLD):
 
 
 def value(path):
-    """The one byte that all tensors have, or the error."""
+    """The byte that all tensors consist of, or the error."""
     try:
         with open(path, "rb") as f:
             raw = f.read()
@@ -59,20 +59,20 @@ def value(path):
 
 
 @pytest.mark.limit(300)
-def test_every_writer_beside_every_view(disk, mount, request):
+def test_every_writer_with_every_view(disk, mount, request):
     def mount_at(source, *options):
         return mount(source, *options, limit=300 * SLOW).path
 
     found = versions.measure(disk / "s", mount_at, 5 * SLOW)
     assert found == {writer: [0, 0] for writer in versions.WRITERS}
-    if request.node.callspec.params["disk"] == "tmpfs":  # tools/sources has the other rows
+    if request.node.callspec.params["disk"] == "tmpfs":  # tools/sources makes the other rows
         tables.check("versions", "tmpfs", *versions.cells(found))
 
 
 @pytest.mark.parametrize("view", FILES)
 def test_file_that_is_open_for_writing(disk, mount, view):
-    """What is written cannot be told from what is there: it is refused, and is well when the
-    writer has closed it."""
+    """The written bytes cannot be told from the old ones. The file is refused until the writer has
+    closed it."""
     shard = shard_in(disk / "s")
     with open(shard.path, "r+b"):
         m = mount(disk / "s")
@@ -84,8 +84,8 @@ def test_file_that_is_open_for_writing(disk, mount, view):
 
 
 @pytest.mark.parametrize("view", FILES)
-def test_file_that_is_opened_for_writing_later(mount, place, view):
-    """Where the first write shows, one that merely holds the file open disturbs nobody."""
+def test_file_is_opened_for_writing_later(mount, place, view):
+    """If the first write is detectable, a writer that merely has the file open disturbs no reader."""
     shard = shard_in(place / "s")
     m = mount(place / "s")
     assert value(m / FILES[view]) == OLD
@@ -113,8 +113,8 @@ def leases_of(m):
     return found
 
 
-def test_lease_lasts_as_long_as_the_file_is_open(mount, place, who):
-    """And some time longer; of root's daemon on files of others, too."""
+def test_lease_is_held_while_the_file_is_open(mount, place, who):
+    """And a while longer; root's daemon can also lease other users' files."""
     shard = shard_in(place / "s")
     if os.geteuid() == 0:
         os.chown(shard.path, 65534, 65534)
@@ -123,7 +123,7 @@ def test_lease_lasts_as_long_as_the_file_is_open(mount, place, who):
 
     def work():
         fd = os.open(m / FILES["merged"], os.O_RDONLY)
-        time.sleep(7)  # longer than an idle one is kept
+        time.sleep(7)  # longer than an idle lease is kept
         assert leases_of(m) == [inode]
         assert m.status()["leases"]["held"] == 1 <= m.status()["leases"]["most"]
         os.close(fd)
@@ -133,7 +133,7 @@ def test_lease_lasts_as_long_as_the_file_is_open(mount, place, who):
 
 
 def test_writer_does_not_wait_for_the_daemon(mount, place):
-    """Not for a lease, and not for the storage of others."""
+    """Neither for a lease nor for other storage."""
     shard = shard_in(place / "s")
     m = mount(place / "s")
     with open(m / FILES["merged"], "rb") as f:
@@ -141,7 +141,7 @@ def test_writer_does_not_wait_for_the_daemon(mount, place):
         assert leases_of(m)
         start = time.monotonic()
         os.close(os.open(shard.path, os.O_RDWR))
-        # the kernel takes a lease away after 45 s by itself (lease-break-time)
+        # the kernel revokes a lease after 45 s (lease-break-time)
         assert time.monotonic() - start < 20
         assert leases_of(m) == []
         shown = m.status()["leases"]
@@ -153,7 +153,7 @@ LEASE_BREAK_TIME = "/proc/sys/fs/lease-break-time"
 
 @pytest.fixture
 def short_lease_break_time():
-    """The kernel takes leases away from who does not answer after 1 s, in place of 45 s."""
+    """Sets the time after which the kernel revokes leases to 1 s instead of 45 s."""
     if os.geteuid() != 0:
         pytest.skip("needs root: lease-break-time")
     with open(LEASE_BREAK_TIME) as f:
@@ -167,9 +167,9 @@ def short_lease_break_time():
 
 @pytest.mark.parametrize("view", FILES)
 @pytest.mark.parametrize("how", ["write", "mmap"])
-def test_stopped_while_a_writer_comes(disk, mount, short_lease_break_time, view, how):
-    """A daemon that is stopped cannot give up its lease, and the kernel takes it away. When the
-    daemon goes on it shows no byte of the new content as one of the old."""
+def test_stopped_during_a_write(disk, mount, short_lease_break_time, view, how):
+    """A stopped daemon cannot release its lease, and the kernel revokes it. Afterwards the daemon
+    returns no new byte as an old one."""
     shard = shard_in(disk / "s")
     m = mount(disk / "s", "--prefetch=off")
     reader = Reader(m / FILES[view])
@@ -185,7 +185,7 @@ def test_stopped_while_a_writer_comes(disk, mount, short_lease_break_time, view,
 
 
 def test_more_files_than_leases(mount, place):
-    """What is without a lease is told by its time stamps: no mixture, and chmod ends a version."""
+    """Files without a lease are checked by their time stamps: no mixture, and chmod ends a version."""
     root = place / "s"
     shards = []
     for i in range(60):
@@ -206,12 +206,12 @@ def test_more_files_than_leases(mount, place):
                                   for i in range(60)))
 
 
-# ---- without leases: files of another owner, and no CAP_LEASE ----
+# ---- without leases: other owner, and no CAP_LEASE ----
 
 
 @pytest.fixture
 def unleased(mount, place):
-    """A shard, and a mount that can have no lease on it."""
+    """A shard, and a mount that cannot lease it."""
     if os.geteuid() != 0:
         pytest.skip("needs root: files of another owner")
     shard = shard_in(place / "s")
@@ -234,7 +234,7 @@ def test_without_leases_none_is_held(unleased):
 @pytest.mark.parametrize("how", ["restored_mtime", "restored_mtime_and_chmod",
                                  "restored_mtime_and_link", "write", "truncate"])
 def test_without_leases_any_change_ends_the_version(unleased, view, how):
-    """Also one that is explained: a write may hide behind it."""
+    """Also a change with a known cause, which may hide a write."""
     shard, m = unleased
     reader = Reader(m / FILES[view])
     reader.read(1, 3)
@@ -247,7 +247,7 @@ def test_without_leases_any_change_ends_the_version(unleased, view, how):
 
 @pytest.mark.parametrize("view", FILES)
 @pytest.mark.parametrize("how", ["rename", "unlink"])
-def test_without_leases_who_reads_a_replaced_file_goes_on(unleased, view, how):
+def test_without_leases_reader_of_a_replaced_file_goes_on(unleased, view, how):
     shard, m = unleased
     reader = Reader(m / FILES[view])
     reader.read(1, 3)
@@ -261,9 +261,9 @@ def test_without_leases_who_reads_a_replaced_file_goes_on(unleased, view, how):
 
 
 @pytest.mark.parametrize("view", FILES)
-def test_without_leases_young_content_is_not_kept(unleased, view):
-    """A writer by mmap moves no time stamp while his pages are dirty. What was read of a file
-    that changed a moment ago is read anew by the next who opens it."""
+def test_without_leases_recent_content_is_not_cached(unleased, view):
+    """Writing through mmap does not change time stamps while pages are dirty. What was read of a
+    recently changed file is read again after the next open."""
     shard, m = unleased
     with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
         mapped[-1:] = mapped[-1:]
@@ -274,10 +274,10 @@ def test_without_leases_young_content_is_not_kept(unleased, view):
         assert eventually(lambda: value(m / FILES[view]) == NEW)
 
 
-# The cases that remain, as docs/reliability.md states them: that they fail is what is shown.
+# Documented exceptions (docs/reliability.md): these tests show that mixtures are possible.
 
-def test_remains_a_write_hidden_by_a_replacement(unleased):
-    """Without leases: rewritten in place, the old mtime restored, then replaced by rename, all
+def test_exception_write_hidden_by_a_replacement(unleased):
+    """Without leases: rewritten in place with the old mtime restored, then replaced by rename, all
     between two reads of one open file."""
     shard, m = unleased
     reader = Reader(m / FILES["tensors"])
@@ -289,7 +289,7 @@ def test_remains_a_write_hidden_by_a_replacement(unleased):
     assert eventually(lambda: b"A" not in m.read(FILES["tensors"]))
 
 
-def test_remains_a_writer_by_mmap(unleased):
+def test_exception_writer_by_mmap(unleased):
     """Without leases: a mapping whose pages were dirty before."""
     shard, m = unleased
     with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
@@ -299,15 +299,15 @@ def test_remains_a_writer_by_mmap(unleased):
         reader.read(1, 2)
         mapped[:] = content(NEW, SIZE)
         reader.read(14, 15)
-        # unless its pages were written back in between, which makes the next write show
+        # unless its pages were written back in between, which makes the next write detectable
         assert [set(seen) for seen in reader.seen] in ([{OLD}, {NEW}], [{OLD}])
         reader.close()
     assert eventually(lambda: b"A" not in m.read(FILES["tensors"]))
 
 
 def slow_source(mount, root, **options):
-    """The model of a directory on a file system that has no leases, and looks older than what is
-    young (VERSION_YOUNG_SECONDS). Returns its shard, a mount of it, and the shard's path there."""
+    """A model in a directory on a file system without leases, older than VERSION_YOUNG_SECONDS.
+    Returns its shard, a mount, and the shard's path in the mount."""
     if os.geteuid() != 0 or not SLOWFS.exists():
         pytest.skip("needs root (allow_other) and tests/slowfs/slowfs")
     shard = shard_in(root)
@@ -317,15 +317,15 @@ def slow_source(mount, root, **options):
 
 
 def look_anew(path):
-    """As a network file system does when it has believed attributes for long enough."""
+    """As a network file system does when its cached attributes expire."""
     at_fdcwd, force_sync, all_fields = -100, 0x2000, 0xfff
     assert ctypes.CDLL(None).statx(at_fdcwd, os.fsencode(path), force_sync, all_fields,
                                    ctypes.create_string_buffer(256)) == 0
 
 
-def test_remains_attributes_that_are_believed(mount, place):
-    """A file system that answers stat from its cache: a file that is rewritten in place is not
-    noticed until the file system has looked at it."""
+def test_exception_cached_attributes(mount, place):
+    """A file system that answers stat from its cache: rewriting in place is unnoticed until the
+    cached attributes expire."""
     shard, m, path = slow_source(mount, place / "s", valid=86400)
     reader = Reader(m / FILES["tensors"])
     reader.read(1, 2)
@@ -339,9 +339,9 @@ def test_remains_attributes_that_are_believed(mount, place):
     assert eventually(lambda: value(m / FILES["tensors"]) == NEW)
 
 
-def test_remains_a_write_longer_than_the_margin(disk_of_memory, mount):
-    """Without leases: a mapping whose pages became dirty over 30 s before the reader came. Wrong
-    bytes stay in the page cache until the file changes."""
+def test_exception_write_longer_than_the_margin(disk_of_memory, mount):
+    """Without leases: a mapping whose pages were dirty for over 30 s before the read. Wrong bytes
+    stay in the page cache until the file changes."""
     shard, m, path = slow_source(mount, disk_of_memory / "s", valid=0)
     with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
         for at in range(0, len(mapped), mmap.PAGESIZE):

@@ -57,7 +57,7 @@ static const struct {
     {"{\"weight_map\":" GOOD "}x", "not JSON"},
     {"{\"weight_map\":" GOOD ",}", "not JSON"},
     {"{\"weight_map\":{\"\xff\":\"m.safetensors\"}}", "not UTF-8"},
-    {"[]", "no object"},
+    {"[]", "not a JSON object"},
     {"{}", "weight_map is missing"},
     {"{\"Weight_Map\":" GOOD "}", "weight_map is missing"},
     {"{\"metadata\":{\"weight_map\":" GOOD "}}", "weight_map is missing"},

@@ -55,7 +55,7 @@ static const struct {
     {"", 0, "InvalidHeaderDeserialization", "the text ends unexpectedly, at byte 0"},
     {"\xEF\xBB\xBF{}", 0, "InvalidHeaderDeserialization", "not JSON"},
     {"{} x", 0, "InvalidHeaderDeserialization", "expected nothing after the JSON value, at byte 3"},
-    {"[]", 0, "InvalidHeaderDeserialization", "no object"},
+    {"[]", 0, "InvalidHeaderDeserialization", "not a JSON object"},
     {"{\"a\n\":" A "}", 1, "InvalidHeaderDeserialization", "control character"},
     {"{\"a\\ud800\":" A "}", 1, "InvalidHeaderDeserialization", "surrogate"},
     {"{\"a\":3}", 1, "InvalidHeaderDeserialization", "tensor \"a\": the entry is not an object"},

@@ -205,7 +205,7 @@ extent_list_ref(struct extent_list *list)
 }
 
 static void
-give_charge(const struct charge *charge)
+charge_give(const struct charge *charge)
 {
     if (charge->give)
         charge->give(charge->arg, charge->bytes);
@@ -241,11 +241,11 @@ layout_unref(struct layout *layout)
         return;
     charge = layout->charge;
     free(layout);
-    give_charge(&charge);
+    charge_give(&charge);
 }
 
 static void
-list_free(struct extent_list *list)
+extent_list_free(struct extent_list *list)
 {
     struct charge charge = list->charge;
 
@@ -255,19 +255,19 @@ list_free(struct extent_list *list)
     }
     layout_unref(list->layout);
     free(list);
-    give_charge(&charge);
+    charge_give(&charge);
 }
 
 void
 extent_list_unref(struct extent_list *list)
 {
     if (list && last_reference(&list->references))
-        list_free(list);
+        extent_list_free(list);
 }
 
-/* Runs of one backing mostly follow each other: one count does for all of them. */
+/* Counts consecutive extents of the same backing once. */
 static void
-count_readers(const struct extent_list *list, unsigned change)
+extent_list_count_readers(const struct extent_list *list, unsigned change)
 {
     const struct backing *before = NULL;
 
@@ -283,13 +283,13 @@ count_readers(const struct extent_list *list, unsigned change)
 void
 extent_list_opened(const struct extent_list *list)
 {
-    count_readers(list, 1);
+    extent_list_count_readers(list, 1);
 }
 
 void
 extent_list_closed(const struct extent_list *list)
 {
-    count_readers(list, -1u);
+    extent_list_count_readers(list, -1u);
 }
 
 uint32_t
@@ -355,8 +355,8 @@ builder_reserve(struct extent_builder *builder)
 }
 
 static bool
-goes_on(const struct extent *last, const struct backing *backing, const struct blob *blob,
-        uint64_t offset)
+continues_extent(const struct extent *last, const struct backing *backing, const struct blob *blob,
+                 uint64_t offset)
 {
     return last->backing == backing && last->blob == blob && last->offset + last->length == offset;
 }
@@ -374,7 +374,8 @@ builder_add(struct extent_builder *builder, struct backing *backing, struct blob
         builder->failed = true;
         return;
     }
-    if (list && list->count && goes_on(&list->extents[list->count - 1], backing, blob, offset)) {
+    if (list && list->count &&
+        continues_extent(&list->extents[list->count - 1], backing, blob, offset)) {
         list->extents[list->count - 1].length += length;
         list->size += length;
         return;
@@ -413,13 +414,13 @@ extent_builder_finish(struct extent_builder *builder)
 {
     struct extent_list *list, *exact;
 
-    /* An empty file is a list too. */
+    /* An empty file has a list, too. */
     if (!builder->failed && !builder->list && !builder_reserve(builder))
         builder->failed = true;
     list = builder->list;
     if (builder->failed) {
         if (list)
-            list_free(list);
+            extent_list_free(list);
         list = NULL;
     } else {
         exact = realloc(list, sizeof(*list) + list->count * sizeof(list->extents[0]));

@@ -13,34 +13,37 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* How long a lease that nobody uses is kept. */
-enum { IDLE_MS = 5000, TIDY_MS = 1000 };
+enum { IDLE_MS = 5000 }; /* an unused lease is kept for this time */
+enum { IDLE_CHECK_MS = 1000 };
 enum { MOST_LEASES = 2048, OTHER_DESCRIPTORS = 10 };
 
 struct lease {
-    struct lease *previous, *next; /* all held, the one used longest ago first */
+    struct lease *previous, *next; /* all held leases, least recently used first */
     struct backing *backing;
     int fd;
-    bool confirmed; /* the version was found to be the backing's while it was held */
-    uint64_t idle_since; /* where the backing has no users */
+    bool confirmed; /* see lease_confirm() */
+    uint64_t idle_since; /* monotonic_ms(); valid if the backing has no users */
 };
 
 /*
- * `lock` is held for pointers and for fcntl() calls about leases, which wait for nothing: the
- * breaker must never be kept from giving up a lease. Descriptors are closed without it and
- * by the tidier, since to close the last one of a removed file may take long.
+ * Two threads: the breaker releases leases that the kernel wants back, the reaper closes idle ones.
+ * `lock` is never held over a call that may block, since it would keep the breaker from releasing a
+ * lease. The reaper closes descriptors, without the lock: closing the last one of a removed file
+ * may take long.
  */
 static struct {
-    pthread_mutex_t lock; /* guards all below, and the leases of backings */
-    pthread_cond_t wake; /* the tidier: there are idle leases, or descriptors to close */
+    pthread_mutex_t lock; /* guards the rest, and the leases of backings */
+    pthread_cond_t wake; /* for the reaper: there are leases or descriptors to close */
     struct lease held;
-    unsigned count, most; /* descriptors, with those to be closed; at most */
-    struct lease *closing; /* ended; by `next` */
-    uint64_t broken, refused; /* since the start */
-    errint_t refusal; /* the last one */
+    unsigned count; /* open descriptors, including those to be closed */
+    unsigned most; /* limit of `count` */
+    struct lease *closing; /* ended, descriptors to be closed; linked by `next` */
+    uint64_t broken, refused; /* see struct lease_counters */
+    errint_t refusal;
     lease_ended ended;
-    bool started, stopping, quiet; /* quiet: the tidier has nothing to do */
-    pthread_t breaker, tidier;
+    bool started, stopping;
+    bool reaper_sleeps;
+    pthread_t breaker, reaper;
 } leases = {.lock = PTHREAD_MUTEX_INITIALIZER,
             .held = {.previous = &leases.held, .next = &leases.held}};
 
@@ -51,14 +54,14 @@ lease_signal(void)
 }
 
 static void
-list_remove(struct lease *lease)
+held_remove(struct lease *lease)
 {
     lease->previous->next = lease->next;
     lease->next->previous = lease->previous;
 }
 
 static void
-list_append(struct lease *lease)
+held_append(struct lease *lease)
 {
     lease->next = &leases.held;
     lease->previous = leases.held.previous;
@@ -67,25 +70,26 @@ list_append(struct lease *lease)
 }
 
 static void
-wake_tidier(void)
+wake_reaper(void)
 {
-    if (leases.quiet)
+    if (leases.reaper_sleeps)
         pthread_cond_signal(&leases.wake);
-    leases.quiet = false;
+    leases.reaper_sleeps = false;
 }
 
-/* With the lock held: gives the lease up; its descriptor is closed later. */
+/* Releases the lease; its descriptor is closed later. With the lock held, as all functions of this
+ * section. */
 static void
 lease_end(struct lease *lease)
 {
-    /* The kernel takes it away from a process that was stopped for lease-break-time. */
+    /* The kernel has revoked it if this process was stopped for longer than lease-break-time. */
     if (fcntl(lease->fd, F_SETLEASE, F_UNLCK) < 0)
         atomic_store(&lease->backing->stale, true);
     lease->backing->lease = NULL;
-    list_remove(lease);
+    held_remove(lease);
     lease->next = leases.closing;
     leases.closing = lease;
-    wake_tidier();
+    wake_reaper();
 }
 
 static void
@@ -107,7 +111,7 @@ is_unbroken(const struct lease *lease)
 
 /* ---- threads ---- */
 
-/* All are asked: the descriptor that a signal names may be another's by now. */
+/* Checks all leases: the descriptor in a signal may have been reused since. */
 static void
 break_leases(void)
 {
@@ -127,14 +131,14 @@ lease_signals(sigset_t *set)
 {
     sigemptyset(set);
     sigaddset(set, lease_signal());
-    sigaddset(set, SIGIO); /* in place of the other where its queue is full */
+    sigaddset(set, SIGIO); /* sent instead when the queue of the other is full */
 }
 
 static void *
-break_until_stopped(void *arg)
+breaker_run(void *arg)
 {
     bool stopping = false;
-    const struct timespec pause = {1, 0}; /* in case a signal was lost */
+    const struct timespec pause = {1, 0}; /* should a signal be lost */
     siginfo_t info;
     sigset_t set;
     int number;
@@ -151,9 +155,9 @@ break_until_stopped(void *arg)
     return arg;
 }
 
-/* With the lock held. */
+/* Ends leases that are idle since `before` or longer. With the lock held. */
 static void
-end_idle(uint64_t before)
+end_idle_leases(uint64_t before)
 {
     struct lease *next;
 
@@ -167,9 +171,9 @@ end_idle(uint64_t before)
     }
 }
 
-/* With the lock held, which is let go meanwhile. */
+/* Closes the descriptors of ended leases. With the lock held, which is released meanwhile. */
 static void
-close_ended(void)
+close_ended_leases(void)
 {
     struct lease *closing = leases.closing, *next;
     unsigned closed = 0;
@@ -187,7 +191,7 @@ close_ended(void)
 }
 
 static void *
-tidy_until_stopped(void *arg)
+reaper_run(void *arg)
 {
     uint64_t now;
 
@@ -195,17 +199,17 @@ tidy_until_stopped(void *arg)
     while (!leases.stopping) {
         now = monotonic_ms();
         if (now > IDLE_MS)
-            end_idle(now - IDLE_MS);
-        close_ended();
+            end_idle_leases(now - IDLE_MS);
+        close_ended_leases();
         if (leases.closing || leases.stopping)
             continue;
-        leases.quiet = true;
+        leases.reaper_sleeps = true;
         if (leases.count == 0) {
             pthread_cond_wait(&leases.wake, &leases.lock);
         } else {
-            condition_wait(&leases.wake, &leases.lock, monotonic_ns() + TIDY_MS * 1000000u);
+            condition_wait(&leases.wake, &leases.lock, monotonic_ns() + IDLE_CHECK_MS * 1000000u);
         }
-        leases.quiet = false;
+        leases.reaper_sleeps = false;
     }
     pthread_mutex_unlock(&leases.lock);
     return arg;
@@ -236,18 +240,18 @@ lease_start(unsigned most, lease_ended ended)
     lease_signals(&set);
     error = pthread_sigmask(SIG_BLOCK, &set, NULL);
     if (!error)
-        error = pthread_create(&leases.breaker, NULL, break_until_stopped, NULL);
+        error = pthread_create(&leases.breaker, NULL, breaker_run, NULL);
     if (error)
         return -error;
     pthread_setname_np(leases.breaker, "fstfs-lease");
-    error = pthread_create(&leases.tidier, NULL, tidy_until_stopped, NULL);
+    error = pthread_create(&leases.reaper, NULL, reaper_run, NULL);
     if (error) {
         leases.stopping = true;
         pthread_kill(leases.breaker, lease_signal());
         pthread_join(leases.breaker, NULL);
         return -error;
     }
-    pthread_setname_np(leases.tidier, "fstfs-idle");
+    pthread_setname_np(leases.reaper, "fstfs-idle");
     leases.started = true;
     return 0;
 }
@@ -266,9 +270,9 @@ lease_stop(void)
     pthread_kill(leases.breaker, lease_signal());
     pthread_mutex_unlock(&leases.lock);
     pthread_join(leases.breaker, NULL);
-    pthread_join(leases.tidier, NULL);
+    pthread_join(leases.reaper, NULL);
     pthread_mutex_lock(&leases.lock);
-    close_ended();
+    close_ended_leases();
     pthread_mutex_unlock(&leases.lock);
     pthread_cond_destroy(&leases.wake);
 }
@@ -285,7 +289,8 @@ lease_detach(struct backing *backing)
     pthread_mutex_unlock(&leases.lock);
 }
 
-/* With the lock held: the lease, if it is unbroken; else it ends. */
+/* The lease of the backing, if the kernel does not want it back; otherwise it ends. With the lock
+ * held. */
 static struct lease *
 unbroken_lease(struct backing *backing)
 {
@@ -301,11 +306,12 @@ lease_use(struct backing *backing)
 
     pthread_mutex_lock(&leases.lock);
     backing->lease_users++;
-    /* Not asked whether it is about to be broken, for a file of many shards: who reads does. */
+    /* Whether the kernel wants it back is not checked here, for files of many shards; reads check.
+     */
     lease = backing->lease && backing->lease->confirmed ? backing->lease : NULL;
     if (lease) {
-        list_remove(lease);
-        list_append(lease);
+        held_remove(lease);
+        held_append(lease);
     }
     pthread_mutex_unlock(&leases.lock);
     return lease != NULL;
@@ -317,7 +323,7 @@ lease_release(struct backing *backing)
     pthread_mutex_lock(&leases.lock);
     if (--backing->lease_users == 0 && backing->lease) {
         backing->lease->idle_since = monotonic_ms();
-        wake_tidier();
+        wake_reaper();
     }
     pthread_mutex_unlock(&leases.lock);
 }
@@ -344,16 +350,16 @@ lease_confirm(struct backing *backing)
     pthread_mutex_unlock(&leases.lock);
 }
 
-/* With the lock held: whether there is room for one more. If not, an idle one makes room for
- * the next, when it is closed. */
+/* Whether there is room for another lease. If not, ends an idle one, which makes room once it is
+ * closed. With the lock held. */
 static bool
-make_room(void)
+has_lease_room(void)
 {
     if (leases.count < leases.most)
         return true;
     for (struct lease *lease = leases.held.next; lease != &leases.held; lease = lease->next)
         if (lease->backing->lease_users == 0) {
-            /* Not LEASE_IDLE: without leases the version is told by its time stamps. */
+            /* Not LEASE_IDLE: without a lease the time stamps tell the version. */
             lease_end(lease);
             break;
         }
@@ -368,7 +374,7 @@ set_lease(int fd)
     return 0;
 }
 
-/* With the lock held: takes the lease and gives it up again. */
+/* Takes the lease and releases it. With the lock held. */
 static errint_t
 probe_lease(int fd)
 {
@@ -379,12 +385,12 @@ probe_lease(int fd)
     return error;
 }
 
-/* With the lock held: takes the lease by a descriptor of its own; *kept is false where there
- * is none to be had. */
+/* Takes the lease with a descriptor of its own; *kept is false if there is none left. With the lock
+ * held. */
 static errint_t
 keep_lease(struct backing *backing, int fd, bool *kept)
 {
-    struct lease *lease = make_room() ? calloc(1, sizeof(*lease)) : NULL;
+    struct lease *lease = has_lease_room() ? calloc(1, sizeof(*lease)) : NULL;
     errint_t error;
 
     *kept = false;
@@ -405,9 +411,9 @@ keep_lease(struct backing *backing, int fd, bool *kept)
     lease->idle_since = monotonic_ms();
     backing->lease = lease;
     __atomic_store_n(&backing->lease_detach, lease_detach, __ATOMIC_RELEASE);
-    list_append(lease);
+    held_append(lease);
     leases.count++;
-    wake_tidier();
+    wake_reaper();
     *kept = true;
     return 0;
 }

@@ -2,14 +2,13 @@
 /*
  * Read leases on backing files (F_SETLEASE, fcntl(2)).
  *
- * A read lease is refused while anyone has the file open for writing or mapped shared and
- * writable. While it is held, nobody can start to write: the kernel makes who opens the
- * file for writing wait until the lease is given up, which a thread of this module does
- * at once, whatever the rest of the process waits for. Leases need the owner's rights or
- * CAP_LEASE, and a local file system.
+ * A read lease is refused while the file is open for writing or mapped shared and writable. While
+ * it is held nobody can begin to write: an open for writing waits in the kernel until the lease is
+ * released, which a thread of this module does at once, whatever the other threads wait for. Leases
+ * need ownership of the file or CAP_LEASE, and a local file system.
  *
- * A lease costs a descriptor. It is kept for a few seconds after its last user, and
- * given up before that when others need the room. Any thread may call anything here.
+ * A lease occupies a descriptor. It is kept for some seconds after its last use, unless other files
+ * need the descriptor. Any thread may call any function.
  */
 #ifndef FSTFS_BASE_LEASE_H
 #define FSTFS_BASE_LEASE_H
@@ -22,47 +21,47 @@
 
 /* How a lease ended. */
 enum lease_end {
-    LEASE_BROKEN, /* someone is about to open the file for writing, or to truncate it */
-    LEASE_IDLE /* nobody has used it for some time */
+    LEASE_BROKEN, /* a process opens the file for writing, or truncates it */
+    LEASE_IDLE /* it was unused for some time */
 };
 
-/* Called when a lease ends, before any writer gets in, with the lock of this module held;
- * must not block. `fd` is open on the file. */
+/* Called when a confirmed lease ends, before a writer can open the file, with the lock of this
+ * module held: it must not block. `fd` is open on the file. */
 typedef void (*lease_ended)(struct backing *backing, int fd, enum lease_end how);
 
-/* Starts the threads. Must be called before any other thread is made: the signals of
- * leases are blocked in all of them. `most`: leases held at once; 0: a share of
- * RLIMIT_NOFILE. Until then, and without it, lease_take() refuses. */
+/* Starts the threads. Call it before other threads are started: they inherit the blocked signals of
+ * leases. `most`: the maximum number of leases; 0: a share of RLIMIT_NOFILE. lease_take() fails
+ * unless this was called. */
 errint_t lease_start(unsigned most, lease_ended ended);
-/* Gives up every lease and stops the threads. */
+/* Releases all leases and stops the threads. */
 void lease_stop(void);
 
-/* Counts one more user of the backing, whether or not there is a lease: while it has users its
- * lease is not idle. True: the lease is held. */
+/* Counts one more user of the backing, with or without a lease: a lease with users is not idle.
+ * Returns whether a confirmed lease is held. */
 bool lease_use(struct backing *backing);
 void lease_release(struct backing *backing);
 
 /*
- * Takes a lease for the backing by a duplicate of `fd`, a descriptor open for reading; *kept is
- * false where there is no room for one, and it was given up again. On 0 nobody had the file
- * open for writing at the time. -EAGAIN: somebody has. Other errors: there are no leases for
- * this file.
+ * Takes a lease for the backing on a duplicate of `fd`, a descriptor open for reading. 0: nobody
+ * had the file open for writing at that time; *kept is false if there was no room to keep the
+ * lease. -EAGAIN: a process has it open for writing. Other errors: this file has no leases.
  */
 errint_t lease_take(struct backing *backing, int fd, bool *kept);
 
-/* To be called when the file was found to be the backing's version while a lease that
- * lease_take() kept is held. Until then the lease proves nothing. */
+/* States that the file was found to be the backing's version while its lease was held. Until then
+ * the lease proves nothing. */
 void lease_confirm(struct backing *backing);
 
-/* Whether a confirmed lease is held and has been since then: nobody has written. Where it is
- * about to be broken it ends here. */
+/* Whether a lease has been held since it was confirmed: nobody has written. Ends a lease that the
+ * kernel wants back. */
 bool lease_holds(struct backing *backing);
 
 struct lease_counters {
-    unsigned held, most; /* now, with those whose descriptor is still to be closed; at most */
-    uint64_t broken; /* ended since a writer came */
-    uint64_t refused; /* files for which there was none; not because of a writer */
-    errint_t refusal; /* why the last of them; 0: none was refused */
+    unsigned held; /* now, including those whose descriptor is still open */
+    unsigned most; /* limit of `held` */
+    uint64_t broken; /* because of a writer, since the start */
+    uint64_t refused; /* for other reasons than a writer, since the start */
+    errint_t refusal; /* the last of these errors; 0: none */
 };
 
 void lease_counters(struct lease_counters *counters);

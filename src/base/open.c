@@ -14,23 +14,23 @@
 
 enum { MOST_LINKS = 40 };
 
-static int (*ask)(int directory, const char *path, int flags);
-static _Atomic(dev_t) left_out; /* 0: none */
+static int (*other_opener)(int directory, const char *path, int flags);
+static _Atomic(dev_t) excluded; /* 0: none */
 
 void
 open_set_other(int (*other)(int directory, const char *path, int flags))
 {
-    ask = other;
+    other_opener = other;
 }
 
 void
-open_leave_out(dev_t device)
+open_exclude(dev_t device)
 {
-    atomic_store(&left_out, device);
+    atomic_store(&excluded, device);
 }
 
 static int
-open_plainly(int directory, const char *path, int flags)
+openat_retry(int directory, const char *path, int flags)
 {
     int fd;
 
@@ -40,29 +40,29 @@ open_plainly(int directory, const char *path, int flags)
     return fd < 0 ? -errno : fd;
 }
 
-/* ---- by hand ---- */
+/* ---- resolving a path without the kernel ---- */
 
-/* A path on which one goes. */
-struct way {
-    int at; /* by O_PATH, but for the first: that is the caller's */
+/* A path resolution in progress. */
+struct path_walk {
+    int at; /* the directory reached, opened with O_PATH; the first is the caller's */
     int first;
-    char rest[PATH_MAX]; /* from there */
-    unsigned links;
+    char rest[PATH_MAX]; /* the path relative to `at` */
+    unsigned links; /* followed so far */
     const struct open_rules *rules;
 };
 
 static void
-go_to(struct way *way, int fd)
+walk_to(struct path_walk *walk, int fd)
 {
-    if (way->at >= 0 && way->at != way->first)
-        close(way->at);
-    way->at = fd;
+    if (walk->at >= 0 && walk->at != walk->first)
+        close(walk->at);
+    walk->at = fd;
 }
 
-/* As fstat(2), but only what the kernel knows already: to ask the mount would be to
- * ask oneself. Only device, type and owner. */
+/* As fstat(2), without a request to the file system, which may be this process. Sets only device,
+ * type and owner. */
 static errint_t
-look(int fd, struct stat *st)
+stat_cached(int fd, struct stat *st)
 {
     const unsigned wanted = STATX_TYPE | STATX_UID;
     struct statx stx;
@@ -73,14 +73,14 @@ look(int fd, struct stat *st)
         st->st_uid = stx.stx_uid;
         return 0;
     }
-    /* A sandbox may know fstat() only, for which glibc's own stand-in for statx() does not
-     * know the flag; the mount refuses fstat() of its own daemon. */
+    /* A sandbox may allow fstat() only, and glibc's emulation of statx() does not know the flag.
+     * The mount refuses fstat() from its own daemon, so this does not block. */
     if (errno != ENOSYS && errno != EPERM && errno != EINVAL)
         return -errno;
     return fstat(fd, st) < 0 ? -errno : 0;
 }
 
-/* What protected_symlinks (proc_sys_fs(5)) has the kernel refuse to this user. */
+/* Whether protected_symlinks (proc_sys_fs(5)) allows this user to follow the link. */
 static bool
 may_follow(int directory, const struct stat *link, uid_t user)
 {
@@ -92,19 +92,19 @@ may_follow(int directory, const struct stat *link, uid_t user)
            link->st_uid == st.st_uid;
 }
 
-/* Takes so many bytes off the rest, and the slashes that follow. */
+/* Removes `length` bytes and the slashes after them from the start of the rest. */
 static void
-take(struct way *way, size_t length)
+walk_drop(struct path_walk *walk, size_t length)
 {
-    length += strspn(way->rest + length, "/");
-    memmove(way->rest, way->rest + length, strlen(way->rest + length) + 1);
+    length += strspn(walk->rest + length, "/");
+    memmove(walk->rest, walk->rest + length, strlen(walk->rest + length) + 1);
 }
 
-/* Puts what the link says in front of the rest. */
+/* Puts the target of the link in front of the rest. */
 static errint_t
-follow(struct way *way, int link)
+walk_link(struct path_walk *walk, int link)
 {
-    size_t left = strlen(way->rest);
+    size_t left = strlen(walk->rest);
     char text[PATH_MAX];
     ssize_t length = readlinkat(link, "", text, sizeof(text));
 
@@ -112,148 +112,148 @@ follow(struct way *way, int link)
         return -errno;
     if (length == 0)
         return -ENOENT;
-    if ((size_t)length + 1 + left >= sizeof(way->rest))
+    if ((size_t)length + 1 + left >= sizeof(walk->rest))
         return -ENAMETOOLONG;
-    memmove(way->rest + length + 1, way->rest, left + 1);
-    memcpy(way->rest, text, (size_t)length);
-    way->rest[length] = '/';
+    memmove(walk->rest + length + 1, walk->rest, left + 1);
+    memcpy(walk->rest, text, (size_t)length);
+    walk->rest[length] = '/';
     if (text[0] != '/')
         return 0;
-    take(way, 0);
-    go_to(way, open_plainly(AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC));
-    return way->at < 0 ? way->at : 0;
+    walk_drop(walk, 0);
+    walk_to(walk, openat_retry(AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+    return walk->at < 0 ? walk->at : 0;
 }
 
-/* Takes the next name off the rest, which has one. */
+/* Removes the next name, which exists, from the rest. */
 static errint_t
-take_name(struct way *way, char name[NAME_MAX + 1])
+walk_next_name(struct path_walk *walk, char name[NAME_MAX + 1])
 {
-    size_t length = strcspn(way->rest, "/");
+    size_t length = strcspn(walk->rest, "/");
 
     if (length > NAME_MAX)
         return -ENAMETOOLONG;
-    memcpy(name, way->rest, length);
+    memcpy(name, walk->rest, length);
     name[length] = '\0';
-    take(way, length);
+    walk_drop(walk, length);
     return 0;
 }
 
-/* One name further. */
+/* Resolves the next name. */
 static errint_t
-step(struct way *way, bool to_directory)
+walk_step(struct path_walk *walk, bool to_directory)
 {
     const int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
     char name[NAME_MAX + 1];
-    errint_t error = take_name(way, name);
+    errint_t error = walk_next_name(walk, name);
     struct stat st = {0};
     int fd;
 
-    if (!error && way->rules->permits)
-        error = way->rules->permits(way->rules->arg, way->at, X_OK);
+    if (!error && walk->rules->permits)
+        error = walk->rules->permits(walk->rules->arg, walk->at, X_OK);
     if (error)
         return error;
-    /* As a directory, so that what is mounted on demand is. */
-    fd = to_directory || way->rest[0] ? open_plainly(way->at, name, flags | O_DIRECTORY) : -ENOTDIR;
+    /* As a directory first, which triggers automounts. */
+    fd = to_directory || walk->rest[0] ? openat_retry(walk->at, name, flags | O_DIRECTORY)
+                                       : -ENOTDIR;
     if (fd == -ENOTDIR)
-        fd = open_plainly(way->at, name, flags);
+        fd = openat_retry(walk->at, name, flags);
     if (fd < 0)
         return fd;
-    error = look(fd, &st);
+    error = stat_cached(fd, &st);
     if (error) {
         close(fd);
         return error;
     }
-    if (st.st_dev != atomic_load(&left_out) && !S_ISLNK(st.st_mode)) {
-        go_to(way, fd);
+    if (st.st_dev != atomic_load(&excluded) && !S_ISLNK(st.st_mode)) {
+        walk_to(walk, fd);
         return 0;
     }
-    if (st.st_dev == atomic_load(&left_out))
+    if (st.st_dev == atomic_load(&excluded))
         error = -EXDEV;
-    else if (++way->links > MOST_LINKS)
+    else if (++walk->links > MOST_LINKS)
         error = -ELOOP;
     else
-        error = may_follow(way->at, &st, way->rules->user) ? follow(way, fd) : -EACCES;
+        error = may_follow(walk->at, &st, walk->rules->user) ? walk_link(walk, fd) : -EACCES;
     close(fd);
     return error;
 }
 
 /*
- * Opens by O_PATH, with each link on the path followed here. Were the kernel to walk
- * into the mount, it could come to a name that it is asking for just now, and wait for
- * the answer without end.
+ * Opens with O_PATH, following links in this process. If the kernel walked into the mount, it could
+ * come to a name for which it has a request in flight, and this process would wait for itself.
  */
 static int
-open_by_hand(int directory, const char *path, int flags, const struct open_rules *rules)
+open_by_walk(int directory, const char *path, int flags, const struct open_rules *rules)
 {
-    struct way way = {.at = directory, .first = directory, .rules = rules};
+    struct path_walk walk = {.at = directory, .first = directory, .rules = rules};
     size_t length = strlen(path);
     errint_t error = 0;
 
     if (length == 0)
         return -ENOENT;
-    if (length >= sizeof(way.rest))
+    if (length >= sizeof(walk.rest))
         return -ENAMETOOLONG;
-    memcpy(way.rest, path, length + 1);
-    while (!error && way.rest[0])
-        error = step(&way, flags & O_DIRECTORY);
+    memcpy(walk.rest, path, length + 1);
+    while (!error && walk.rest[0])
+        error = walk_step(&walk, flags & O_DIRECTORY);
     if (error) {
-        go_to(&way, -1);
+        walk_to(&walk, -1);
         return error;
     }
-    return way.at;
+    return walk.at;
 }
 
-/* Opens anew what is open by O_PATH, which is closed: a file or a directory. To open
- * anything else may do something: wake who waits at a FIFO, rewind a tape. */
+/* Reopens a file or directory that is open with O_PATH, and closes `fd`. Opening anything else may
+ * have effects: wake a process that waits for a FIFO, rewind a tape. */
 static int
-open_really(int fd, int flags)
+reopen(int fd, int flags)
 {
     char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
     struct stat st = {0};
-    int opened = look(fd, &st);
+    int opened = stat_cached(fd, &st);
 
     if (!opened && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
         opened = -ENXIO;
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     if (!opened)
-        opened = open_plainly(AT_FDCWD, link, flags);
+        opened = openat_retry(AT_FDCWD, link, flags);
     close(fd);
     return opened;
 }
 
-/* As open_at(), but -EXDEV for what is left out. */
+/* As open_at(), but -EXDEV for the excluded device. */
 static int
-open_unless_left_out(int directory, const char *path, int flags)
+open_unless_excluded(int directory, const char *path, int flags)
 {
     const struct open_rules own = {.user = geteuid()};
     int fd, opened;
 
-    if (atomic_load(&left_out) == 0)
-        return open_plainly(directory, path, flags);
-    fd = opened = open_by_hand(directory, path, flags, &own);
+    if (atomic_load(&excluded) == 0)
+        return openat_retry(directory, path, flags);
+    fd = opened = open_by_walk(directory, path, flags, &own);
     if (fd >= 0 && !(flags & O_PATH))
-        opened = open_really(fd, flags);
-    /* The kernel believed an older directory of NFS, and asks anew for a whole path only;
-     * or there is no /proc. */
+        opened = reopen(fd, flags);
+    /* The kernel used a stale NFS directory, which it looks up again only for a whole path; or
+     * there is no /proc. */
     if (opened == -ESTALE || (fd >= 0 && opened == -ENOENT))
-        return open_plainly(directory, path, flags);
+        return openat_retry(directory, path, flags);
     return opened;
 }
 
 int
 open_at(int directory, const char *path, int flags)
 {
-    int fd = open_unless_left_out(directory, path, flags);
+    int fd = open_unless_excluded(directory, path, flags);
 
-    if (fd == -EACCES && ask && !(flags & O_PATH))
-        return ask(directory, path, flags);
+    if (fd == -EACCES && other_opener && !(flags & O_PATH))
+        return other_opener(directory, path, flags);
     return fd == -EXDEV ? -ELOOP : fd;
 }
 
 int
 open_path_as(int directory, const char *path, const struct open_rules *rules)
 {
-    int fd = open_by_hand(directory, path, O_PATH | O_CLOEXEC, rules);
+    int fd = open_by_walk(directory, path, O_PATH | O_CLOEXEC, rules);
 
     return fd == -EXDEV ? -ELOOP : fd;
 }
@@ -261,7 +261,7 @@ open_path_as(int directory, const char *path, const struct open_rules *rules)
 errint_t
 open_stat(int directory, const char *path, struct stat *st)
 {
-    int fd = open_unless_left_out(directory, path, O_PATH | O_CLOEXEC);
+    int fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC);
     errint_t error = 0;
 
     if (fd < 0)
@@ -272,9 +272,9 @@ open_stat(int directory, const char *path, struct stat *st)
     return error;
 }
 
-/* ---- anew ---- */
+/* ---- renewing a directory ---- */
 
-/* Whether a path leads to what `fd` is of, as far as can be told without /proc. */
+/* Whether a path leads to the directory of `fd`. True if unknown, without /proc. */
 static bool
 is_reachable(int fd)
 {
@@ -292,8 +292,8 @@ is_reachable(int fd)
     return stat(path, &found) == 0 && found.st_dev == held.st_dev && found.st_ino == held.st_ino;
 }
 
-/* By O_PATH, which Landlock does not forbid: what is below it is another matter. A real
- * path has no links: one that is there by now may be anybody's, who may write above. */
+/* Opens with O_PATH, which Landlock allows, though not reads below. A real path has no links: one
+ * that is there now may have been placed by any user who can write above. */
 static int
 open_real(const char *path)
 {

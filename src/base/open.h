@@ -32,7 +32,7 @@ errint_t open_stat(int directory, const char *path, struct stat *st);
 
 /* Excludes a device, the mount itself, from all paths: a lookup there would wait for this process.
  * Call it before other threads are started. */
-void open_leave_out(dev_t device);
+void open_exclude(dev_t device);
 
 /* Sets a second opener, which open_at() calls after EACCES (Landlock's error, too): same arguments
  * and results, any thread. NULL: none. Call it before other threads are started. */

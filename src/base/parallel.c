@@ -7,22 +7,22 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* Threads that all loops of the process have made. */
+/* Helper threads of all loops of the process. */
 static atomic_uint helpers;
 
-/* Loops that this thread is in. */
+/* The number of nested loops that this thread is in. */
 static _Thread_local unsigned depth;
 
 struct loop {
-    unsigned depth; /* of the thread that began it, in it */
-    atomic_size_t next; /* the first turn that nobody has taken */
+    unsigned depth; /* of its helpers */
+    atomic_size_t next; /* the first index that no thread has taken */
     size_t count;
     void (*work)(void *arg, size_t i);
     void *arg;
 };
 
 static void
-take_turns(struct loop *loop)
+loop_run(struct loop *loop)
 {
     size_t i;
 
@@ -31,20 +31,20 @@ take_turns(struct loop *loop)
 }
 
 static void *
-run_helper(void *arg)
+loop_help(void *arg)
 {
     struct loop *loop = arg;
 
     pthread_setname_np(pthread_self(), "fstfs-loop");
     depth = loop->depth;
-    take_turns(loop);
+    loop_run(loop);
     return NULL;
 }
 
 /*
- * How many threads a loop may make that wants so many: at most a quarter of those that are left,
- * so that loops that wait for storage that does not answer leave some. Loops inside of loops
- * share the first half, so that one directory of many checkpoints does not take all.
+ * Reserves up to `wanted` helpers, but at most a quarter of those that are left, so that loops that
+ * hang on storage leave some for others. Nested loops share the first half, so that one directory
+ * with many checkpoints does not take all. Returns their number.
  */
 static unsigned
 reserve_helpers(unsigned wanted)
@@ -71,10 +71,10 @@ parallel_for(size_t count, unsigned threads, void (*work)(void *arg, size_t i), 
     if (wanted > PARALLEL_HELPERS_MOST)
         wanted = PARALLEL_HELPERS_MOST;
     reserved = wanted > 1 ? reserve_helpers((unsigned)wanted - 1) : 0;
-    while (made < reserved && thread_start(&others[made], run_helper, &loop) == 0)
+    while (made < reserved && thread_start(&others[made], loop_help, &loop) == 0)
         made++;
     depth++;
-    take_turns(&loop);
+    loop_run(&loop);
     depth--;
     while (made > 0)
         pthread_join(others[--made], NULL);

@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A loop whose turns run at the same time, for work that waits on storage
- * (headers of many shards).
- */
+/* A loop whose calls run in parallel, for work that waits for storage (headers of many shards). */
 #ifndef FSTFS_BASE_PARALLEL_H
 #define FSTFS_BASE_PARALLEL_H
 
 #include <stddef.h>
 
-/* Threads that all loops of the process together have at most. */
+/* The maximum number of helper threads of all loops of the process. */
 enum { PARALLEL_HELPERS_MOST = 64 };
 
-/* Calls work(arg, i) once for each i < count, from at most `threads` threads,
- * this one among them, and returns when all calls have returned. Where threads
- * cannot be made, or all loops have too many, it goes on with those it has, this one at
- * least. A call may begin a loop of its own. */
+/* Calls work(arg, i) once for each i < count, in at most `threads` threads including this one, and
+ * returns when all calls have returned. If threads cannot be started, or the maximum is reached, it
+ * uses fewer. Calls may run loops of their own. */
 void parallel_for(size_t count, unsigned threads, void (*work)(void *arg, size_t i), void *arg);
 
 #endif

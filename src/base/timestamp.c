@@ -4,10 +4,9 @@
 #define SECOND_NS 1000000000ll
 /* The kernel's coarse clock ticks every 10 ms at the slowest (CONFIG_HZ=100). */
 #define TICK_NS 20000000ll
-/* FAT has the coarsest time stamps of all. Only its own are even numbers of seconds, but
- * behind a server that cannot be told. */
+/* FAT has the coarsest time stamps, even numbers of seconds. A server may have it. */
 #define REMOTE_SECONDS_NS (2 * SECOND_NS)
-/* The clocks of a server and of this machine are assumed to differ by no more. */
+/* The assumed maximum difference between the clocks of a server and this machine. */
 #define CLOCK_SKEW_NS (10 * SECOND_NS)
 
 /* Nanoseconds since `then`; about 292 years at most. */
@@ -45,8 +44,8 @@ timestamp_settle_ns(const struct timespec *changed, bool local)
 
     if (local && age >= 0)
         return age < margin ? (uint64_t)(margin - age) : 0;
-    /* By another clock, or before the clock was set back: while it stays what it is for
-     * that long, every later change has another. */
+    /* Of another clock, or of the time before this one was set back: once it has been unchanged for
+     * the margin, every later change differs. */
     return age > -CLOCK_SKEW_NS && age < CLOCK_SKEW_NS ? (uint64_t)margin : 0;
 }
 

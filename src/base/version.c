@@ -20,20 +20,20 @@
 #define XFS_SUPER_MAGIC 0x58465342
 #endif
 
-/* How long to wait for somebody to close a file that he has open for writing: one who has
- * just written it, or a child process that is about to execute a program. */
+/* How long to wait until a file that is open for writing is closed: by a process that has just
+ * written it, or by a child process that is about to execute a program. */
 enum { WRITER_TRIES = 20, WRITER_PAUSE_NS = 5000000 };
 
 /* Traits of a backing. */
 enum {
-    TRAIT_KNOWN = 1, /* the others of its file system are set */
-    TRAIT_LOCAL = 2, /* this kernel sees every write, and its clock makes the time stamps */
+    TRAIT_KNOWN = 1, /* the traits of its file system are set */
+    TRAIT_LOCAL = 2, /* time stamps are of this machine's clock */
     TRAIT_EXACT = 4, /* every write moves the change time */
-    TRAIT_NO_LEASE = 8, /* there are no leases for this file */
-    TRAIT_WRITER = 16, /* somebody opened it for writing */
+    TRAIT_NO_LEASE = 8, /* this file has no leases */
+    TRAIT_WRITER = 16, /* it was opened for writing while it had a lease */
 };
 
-static pthread_mutex_t accepted_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t accepted_lock = PTHREAD_MUTEX_INITIALIZER; /* guards backing->accepted */
 
 static bool
 has_trait(struct backing *backing, unsigned trait)
@@ -42,7 +42,7 @@ has_trait(struct backing *backing, unsigned trait)
 }
 
 static void
-learn_file_system(struct backing *backing, int fd)
+learn_traits(struct backing *backing, int fd)
 {
     unsigned traits = TRAIT_KNOWN | TRAIT_NO_LEASE;
     struct statfs fs;
@@ -73,8 +73,8 @@ mark_stale(struct backing *backing)
 
 /* ---- identity ---- */
 
-/* Whether all that happened is that a name of the file was removed: by rename over it or by
- * unlink, which move the change time. */
+/* Whether the only change is that the file lost a name, by unlink or by a rename over it, which
+ * move the change time. */
 static bool
 lost_a_name(const struct file_identity *then, const struct file_identity *now)
 {
@@ -85,16 +85,16 @@ lost_a_name(const struct file_identity *then, const struct file_identity *now)
            now->group == then->group && file_identity_same_content(&renamed, now);
 }
 
-/* A backing that was never opened as a version has none: libfstfs on a mount reads such. */
+/* A backing that was never opened as a version has none; libfstfs on a mount uses such. */
 static bool
 may_have_lease(struct backing *backing)
 {
     return has_trait(backing, TRAIT_KNOWN) && !has_trait(backing, TRAIT_NO_LEASE);
 }
 
-/* Whether the time stamps say that it is this version. Where there are no leases, who reads
- * a file that is replaced meanwhile must be believed to read the old one still: a write
- * before that, with the old modification time restored, is not told from it. */
+/* Whether the identity is of this version. Without leases, the loss of a name counts as harmless,
+ * so that a reader can continue after the file was replaced. A write before that, with the
+ * modification time restored, would not be noticed. */
 static bool
 identity_is_accepted(struct backing *backing, const struct file_identity *now)
 {
@@ -112,7 +112,7 @@ identity_is_accepted(struct backing *backing, const struct file_identity *now)
     return accepted;
 }
 
-/* As it is open now: stale unless it is this version. */
+/* Marks the backing stale unless the open file is this version. */
 static errint_t
 check_identity(struct backing *backing, int fd)
 {
@@ -126,8 +126,8 @@ check_identity(struct backing *backing, int fd)
 
 /* ---- leases ---- */
 
-/* Before a writer gets in: up to now nobody wrote, whatever the change time says. From now on
- * time stamps must tell; where they cannot, the version ends. */
+/* Called before a writer can open the file: nobody has written so far, whatever the change time is.
+ * From now on time stamps tell of writes. If they cannot, the version ends. */
 static void
 lease_has_ended(struct backing *backing, int fd, enum lease_end how)
 {
@@ -157,7 +157,7 @@ version_stop(void)
     lease_stop();
 }
 
-/* 0: a lease is held, or there was no writer, or it cannot be known. */
+/* 0: a lease is held, or nobody had the file open for writing, or that cannot be known. */
 static errint_t
 take_lease(struct backing *backing, int fd)
 {
@@ -186,13 +186,13 @@ wait_until_settled(const struct backing *backing, bool local)
         nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
 }
 
-/* The version begins. */
+/* Begins the version. */
 static errint_t
-settle(struct backing *backing, int fd)
+version_begin(struct backing *backing, int fd)
 {
     errint_t error;
 
-    learn_file_system(backing, fd);
+    learn_traits(backing, fd);
     wait_until_settled(backing, has_trait(backing, TRAIT_LOCAL));
     error = take_lease(backing, fd);
     if (!error)
@@ -208,12 +208,12 @@ settle(struct backing *backing, int fd)
 }
 
 static errint_t
-open_by(struct backing *backing, int fd)
+open_with(struct backing *backing, int fd)
 {
     errint_t error;
 
     if (!atomic_load(&backing->settled))
-        return settle(backing, fd);
+        return version_begin(backing, fd);
     error = take_lease(backing, fd);
     if (!error)
         error = check_identity(backing, fd);
@@ -230,7 +230,7 @@ open_by_path(struct backing *backing)
     errint_t error;
 
     if (fd >= 0) {
-        error = open_by(backing, fd);
+        error = open_with(backing, fd);
         close(fd);
         return error;
     }
@@ -245,7 +245,7 @@ open_by_path(struct backing *backing)
     return fd;
 }
 
-/* Whether what time stamps tell is all there is: it need not be opened. */
+/* Whether time stamps alone tell the version, so that the file need not be opened. */
 static bool
 needs_no_lease(struct backing *backing)
 {
@@ -260,8 +260,8 @@ version_open(struct backing *backing, int fd)
     if (atomic_load(&backing->stale))
         return -ESTALE;
     if (!lease_use(backing) && !needs_no_lease(backing))
-        error = fd >= 0 ? open_by(backing, fd) : open_by_path(backing);
-    /* No descriptor is left: reads verify by time stamps, as without leases. */
+        error = fd >= 0 ? open_with(backing, fd) : open_by_path(backing);
+    /* Out of descriptors: reads are verified by time stamps, as without leases. */
     if ((error == -EMFILE || error == -ENFILE) && atomic_load(&backing->settled))
         error = 0;
     if (!error && atomic_load(&backing->stale))
@@ -288,7 +288,8 @@ version_verify(struct backing *backing, int fd)
     if (!S_ISREG(now.mode) || now.device != backing->identity.device ||
         now.inode != backing->identity.inode)
         return mark_stale(backing);
-    /* In this order: a lease that ends now marks what time stamps cannot tell of as stale. */
+    /* In this order: a lease that ends meanwhile marks the backing stale if time stamps cannot
+     * tell. */
     if (!lease_holds(backing) && !identity_is_accepted(backing, &now))
         return mark_stale(backing);
     return atomic_load(&backing->stale) ? -ESTALE : 0;
@@ -304,9 +305,9 @@ version_is_current(const struct backing *backing)
 
 /* ---- lists ---- */
 
-/* The backing of a run, unless it is that of the run before. */
+/* The backing of extent i, unless the extent before has the same. */
 static struct backing *
-next_backing(const struct extent_list *list, uint32_t i)
+other_backing(const struct extent_list *list, uint32_t i)
 {
     struct backing *backing = list->extents[i].backing;
 
@@ -314,10 +315,10 @@ next_backing(const struct extent_list *list, uint32_t i)
 }
 
 static void
-close_first(const struct extent_list *list, uint32_t count)
+close_extents(const struct extent_list *list, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        struct backing *backing = next_backing(list, i);
+        struct backing *backing = other_backing(list, i);
 
         if (backing)
             version_close(backing);
@@ -328,11 +329,11 @@ errint_t
 version_open_list(const struct extent_list *list)
 {
     for (uint32_t i = 0; i < list->count; i++) {
-        struct backing *backing = next_backing(list, i);
+        struct backing *backing = other_backing(list, i);
         errint_t error = backing ? version_open(backing, -1) : 0;
 
         if (error) {
-            close_first(list, i);
+            close_extents(list, i);
             return error;
         }
     }
@@ -342,7 +343,7 @@ version_open_list(const struct extent_list *list)
 void
 version_close_list(const struct extent_list *list)
 {
-    close_first(list, list->count);
+    close_extents(list, list->count);
 }
 
 bool

@@ -119,7 +119,7 @@ session_mount(struct session *session)
         return error;
     error = mount_device(session->options.mountpoint, &session->device);
     if (!error) {
-        open_leave_out(session->device);
+        open_exclude(session->device);
         error = readahead_init(readahead, session->device);
     }
     /* Before INIT, which takes the value as it is then. */

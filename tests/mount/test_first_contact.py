@@ -372,7 +372,8 @@ def test_refusals_in_the_foreground_are_logged(mount, user_binary, test_user, so
 # --- a source without checkpoints ---
 
 NOTHING = "found no checkpoint (*.safetensors); other files are shown unchanged"
-BROKEN = "found no valid checkpoint: every *.safetensors is invalid or not readable by this user"
+BROKEN = "found no valid checkpoint: every *.safetensors is invalid or not readable by this user, " \
+         "see .fstfs/problems"
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The completions offer what each program's --help says, neither less nor more."""
+"""The completions offer exactly the options of each program's --help."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
 BASH = ROOT / "data/completions/bash"
 ZSH = ROOT / "data/completions/zsh"
 
-# Gives what bash would offer for a line of words, the last of which is being typed.
+# Prints the completions of bash for a line of words, the last of which is incomplete.
 ASK_BASH = r"""
 source "$1"
 shift
@@ -33,13 +33,13 @@ def help_of(program):
 
 
 def options_in(text):
-    """Options as --help writes them; those that take a value end in =."""
+    """The options in --help; those that take a value end in "="."""
     found = re.findall(r"(?<![\w-])(--[a-z][a-z-]*=?|-[a-zA-Z](?![\w-]))", text)
     return {option for option in found if option + "=" not in found}
 
 
 def choices_in(text):
-    """{option: what stands behind its =, where that is words of which to take one}."""
+    """{option: its alternatives, if --help lists them after "="}."""
     return {option: set(words.split("|"))
             for option, words in
             re.findall(r"^ +(--[a-z-]+)=([a-z]+(?:\|[a-z]+)*)(?=\s)", text, re.MULTILINE)}
@@ -55,7 +55,7 @@ def offered_by_bash(program, *words):
 
 
 def specs_of_zsh(program):
-    """The specs that the function gives to _arguments, after zsh has read it."""
+    """The specs that the function passes to _arguments, parsed by zsh."""
     if not shutil.which("zsh"):
         pytest.skip("zsh is not installed")
     done = subprocess.run(["zsh", "-f", "-c", '_arguments() { print -rl -- "$@" }; source "$1"',
@@ -104,7 +104,7 @@ def test_choices(program):
 
 
 def test_views():
-    """Those of --view stand in a sentence of --help."""
+    """The names of views are in the description of --view."""
     line, = [line for line in help_of("fstfs").splitlines() if "--view=" in line]
     views = set(re.split(r", | or ", line.split(": ")[1]))
     assert offered_by_bash("fstfs", "--view", "=") == views
@@ -113,7 +113,7 @@ def test_views():
 
 
 def test_methods():
-    """All methods of fstfs-bench are offered, also after another one."""
+    """All methods of fstfs-bench are offered, also after a comma."""
     methods = offered_by_bash("fstfs-bench", "--methods", "=")
     text = help_of("fstfs-bench")
     assert "direct" in methods and all(re.search(rf"\b{name}\b", text) for name in methods)
@@ -123,7 +123,7 @@ def test_methods():
 
 
 def test_paths(place, monkeypatch):
-    """Directories for a mount; any file for the others, also behind --hashes=."""
+    """Directories for fstfs; any file for the other programs, also after --hashes=."""
     (place / "directory").mkdir()
     (place / "file.safetensors").touch()
     monkeypatch.chdir(place)

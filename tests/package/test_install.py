@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `meson install` puts where, and that a program can be built on it."""
+"""The files of `meson install`, and building a program with them."""
 
 import json
 import os
@@ -31,7 +31,7 @@ EXECUTABLE = ("bin/", "sbin/", f"LIB/libfstfs.so.{VERSION}")
 
 @pytest.fixture(scope="module")
 def installed(shared_place):
-    """(the prefix in a DESTDIR, the library folder's name in it)"""
+    """(prefix in a DESTDIR, name of the library folder in it)"""
     if not shutil.which("meson"):
         pytest.skip("meson is not installed")
     told = subprocess.run(["meson", "introspect", "--buildoptions", BUILD], check=True,
@@ -61,7 +61,7 @@ def test_files(installed):
 
 @pytest.mark.parametrize("options", [[], ["-Dlibdir=lib/elsewhere"]], ids=["default", "explicit"])
 def test_libdir_without_dpkg_dev(place, options):
-    """The multiarch folder, which the linker searches, and nothing else when -Dlibdir names one."""
+    """The multiarch folder, which the linker searches, unless -Dlibdir is given."""
     for program in ("meson", "cc"):
         if not shutil.which(program):
             pytest.skip(f"{program} is not installed")
@@ -80,7 +80,7 @@ def test_libdir_without_dpkg_dev(place, options):
 
 
 def test_paths_in_files(installed):
-    """What names another installed file names it where it will be, not in DESTDIR or a build."""
+    """Files name other installed files by their final paths, not in DESTDIR or a build folder."""
     prefix, libdir = installed
     where = "/" + str(prefix).split("/destination/")[1]
     assert f"ExecStart={where}/bin/fstfs -f " in \
@@ -90,8 +90,8 @@ def test_paths_in_files(installed):
 
 
 @pytest.mark.skipif(SANITIZED, reason="the program would need the sanitizers' libraries too")
-def test_a_program_on_it(installed, place):
-    """pkg-config says enough to build with the shared library, and with the archive."""
+def test_build_a_program(installed, place):
+    """pkg-config suffices to build with the shared and the static library."""
     prefix, libdir = installed
     for program in ("pkg-config", "cc"):
         if not shutil.which(program):
@@ -115,7 +115,7 @@ def test_a_program_on_it(installed, place):
 
 
 def test_version():
-    """One version in the build, the changelog of the packages, and here."""
+    """The build and the changelog of the packages have the same version."""
     told = subprocess.run(["meson", "introspect", "--projectinfo", BUILD], capture_output=True,
                           text=True)
     if told.returncode == 0:

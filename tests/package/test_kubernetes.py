@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples for Kubernetes: its schema, and what a schema does not say."""
+"""The examples for Kubernetes: their schema, and rules beyond the schema."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def pods():
 
 
 def containers():
-    """(pod, container), those of ours and those that read."""
+    """(pod, container) pairs of fstfs, and of readers."""
     return [(pod, container) for pod in pods()
             for container in pod.get("initContainers", []) + pod["containers"]]
 
@@ -39,21 +39,21 @@ def test_schema(document):
     validate.validate(document, validate.latest_version(), strict=True)
 
 
-def test_there_are_both():
+def test_examples_exist():
     assert [path.name for path in FILES] == ["daemonset.yaml", "sidecar.yaml"]
     assert len([c for _, c in containers() if is_ours(c)]) == 2
     assert len([c for _, c in containers() if not is_ours(c)]) == 2
 
 
-def test_volumes_are_there():
+def test_volumes_exist():
     for pod, container in containers():
         names = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} <= names
 
 
 def test_propagation():
-    """We hand mounts out, which is for privileged containers only; others take them. The mount
-    lies in the volume and is not the volume."""
+    """fstfs propagates mounts, which requires a privileged container; readers receive them. The
+    mount is inside the volume, not the volume itself."""
     for _, container in containers():
         mount, = [m for m in container["volumeMounts"] if m["name"] == "mounts"]
         if is_ours(container):
@@ -70,15 +70,15 @@ def test_propagation():
             assert "/mnt/fstfs/tensors" in container["args"][0]
 
 
-def test_one_volume_for_a_node():
-    """The pod that reads from the node's mount has the folder that the DaemonSet mounts in."""
+def test_volume_of_the_node():
+    """The pod that reads from the node's mount has the folder of the DaemonSet."""
     paths = {volume["hostPath"]["path"] for pod in pods() for volume in pod["volumes"]
              if volume["name"] == "mounts" and "hostPath" in volume}
     assert paths == {"/var/lib/fstfs"}
 
 
 def test_image():
-    """The version, and that the image does not give a command of its own in the way of args."""
+    """The version of the image; the args do not replace its entry point."""
     version = re.search(r"version: '([^']*)'", (ROOT / "meson.build").read_text())[1]
     assert {c["image"] for _, c in containers() if is_ours(c)} == {f"fstfs:{version}"}
     assert json.loads(re.search(r"^ENTRYPOINT (.*)$", CONTAINERFILE, re.MULTILINE)[1]) == \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/try, in a checkout whose build/ is built: the programs are those that are tested."""
+"""tools/try in a checkout whose build/ contains the programs under test."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from conftest import BINARY, ROOT, SLOW, eventually, mounted_at
 
-# What would build or install: neither is wanted here, and whether it is asked for can be seen.
-STUBS = {"meson": "exit 0", "apt-get": "echo apt-get was asked for >&2; exit 1"}
+# Commands that would build or install; the tests see whether they are called.
+STUBS = {"meson": "exit 0", "apt-get": "echo apt-get was called >&2; exit 1"}
 
 
 @pytest.fixture
 def run_try(fstfs, place):
-    """run_try(ARGUMENT...): the finished tools/try; run_try.mount is where it mounts by itself."""
+    """run_try(ARGUMENT...) runs tools/try; run_try.mount is its default mount point."""
     if not shutil.which("getfattr"):
         pytest.skip("getfattr is not installed")
     checkout = place / "checkout"
@@ -43,16 +43,16 @@ def run_try(fstfs, place):
     assert eventually(lambda: not mounted_at(place))
 
 
-def test_shows_the_tree_and_a_tensor_and_stays_mounted(run_try):
+def test_shows_the_tree_and_remains_mounted(run_try):
     for _ in range(2):
         done = run_try()
         assert done.returncode == 0, done.stderr
         assert "\nA tensor, tensors/tiny/model/" in done.stdout
-        assert f"It stays mounted. To unmount: fusermount3 -u {run_try.mount}\n" in done.stdout
+        assert f"It remains mounted. To unmount: fusermount3 -u {run_try.mount}\n" in done.stdout
         assert len(mounted_at(run_try.mount)) == 1
 
 
-def make_wrong(place):
+def invalid_arguments(place):
     (place / "file").touch()
     (place / "models/inside").mkdir(parents=True)
     return {
@@ -63,16 +63,16 @@ def make_wrong(place):
         "an option last": ([place / "models", "--deep"], "usage: "),
         "mount point is a file": ([place / "models", place / "file"], "not a directory"),
         "mount point in the source": ([place / "models", place / "models/inside"],
-                                      "lies in the source"),
+                                      "is inside the source"),
         "source in the mount": ([place / "checkout/build/try/mount/merged"],
-                                "lies in the mount point"),
+                                "is inside the mount point"),
     }
 
 
-def test_wrong_arguments_leave_the_mount(run_try, place):
+def test_invalid_arguments_keep_the_mount(run_try, place):
     assert run_try().returncode == 0
     before = mounted_at(run_try.mount)
-    for name, (arguments, message) in make_wrong(place).items():
+    for name, (arguments, message) in invalid_arguments(place).items():
         done = run_try(*arguments)
         assert done.returncode != 0 and message in done.stderr, (name, done.stdout, done.stderr)
         assert "apt-get" not in done.stderr, name
@@ -80,22 +80,22 @@ def test_wrong_arguments_leave_the_mount(run_try, place):
     assert (run_try.mount / "merged/tiny/config.json").exists()
 
 
-def test_a_source_without_tensors_is_named(run_try, place):
+def test_source_without_tensors(run_try, place):
     source = place / "models"
     source.mkdir()
     done = run_try(source)
     assert done.returncode == 0, done.stderr
-    assert f"There is no tensor in {run_try.mount}: {source} is empty.\n" in done.stdout
+    assert f"{run_try.mount} contains no tensors: {source} is empty.\n" in done.stdout
     (source / "pytorch_model.bin").write_bytes(b"x")
-    assert f"no *.safetensors file in {source} or below" in run_try(source).stdout
+    assert f"no *.safetensors file in {source} or its subdirectories" in run_try(source).stdout
     (source / "model.safetensors").write_bytes(b"x" * 9)
     done = run_try(source)
-    assert f"fstfs refused what is in {source}.\n" in done.stdout
+    assert f"fstfs refused the files in {source}.\n" in done.stdout
     assert "model.safetensors: " in done.stdout.partition("(.fstfs/problems):\n")[2]
 
 
 def processes_with(argument):
-    """Those that have it as their last argument."""
+    """Returns the processes with this last argument."""
     found = []
     for process in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ def processes_with(argument):
 def test_replaces_a_mount_whose_daemon_was_killed(run_try):
     assert run_try().returncode == 0
     for process in processes_with(run_try.mount):
-        with contextlib.suppress(ProcessLookupError):  # it ended with one before it
+        with contextlib.suppress(ProcessLookupError):  # it ended with another one
             os.kill(process, signal.SIGKILL)
     assert eventually(lambda: not os.path.isdir(run_try.mount))
     done = run_try()

@@ -181,7 +181,7 @@ struct fstfs_slice {
  */
 struct fstfs_request {
     const struct fstfs_tensor *tensor;
-    const struct fstfs_slice *box; /* `rank` slices; NULL: all of it. Read during the call only */
+    const struct fstfs_slice *slices; /* `rank` of them, read during the call only; NULL: all */
     /*
      * Where the bytes go; NULL: the call's `allocate` is asked, and sets it. Where the address
      * of the first is modulo 4096 what its offset in the file is, whole blocks of host memory

@@ -2,7 +2,7 @@
 #include "client/find.h"
 
 #include "catalog/group.h"
-#include "client/private.h"
+#include "client/error.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -29,10 +29,10 @@ find_directory(const char *path, struct found *found)
     if (error)
         return fail(error, "%s: %s", path, strerror(-error));
     found->dir = catalog_root(found->catalog);
-    return found->dir ? 0 : fail(-ENOMEM, "out of memory");
+    return found->dir ? 0 : fail_no_memory();
 }
 
-/* The stems of a directory's checkpoints, for a message. */
+/* Lists the stems of a directory's checkpoints, for a message. */
 static void
 name_groups(const struct listing *listing, char *out, size_t size)
 {
@@ -45,7 +45,7 @@ name_groups(const struct listing *listing, char *out, size_t size)
                                      listing->groups[i].stem);
 }
 
-/* The one that is called "model", or the only one. */
+/* The checkpoint with the stem "model", or the only one; else NULL. */
 static const struct group *
 only_group(const struct listing *listing)
 {
@@ -63,7 +63,8 @@ only_group(const struct listing *listing)
     return count == 1 ? only : NULL;
 }
 
-/* The group of `index`, a file name; NULL: the directory's only one. */
+/* The checkpoint of `index`, a file name, or if that is NULL only_group(). -EBADMSG without a
+ * message: the index is not used. */
 static errint_t
 choose_group(const struct listing *listing, const char *path, const char *index,
              const struct group **group)
@@ -75,10 +76,10 @@ choose_group(const struct listing *listing, const char *path, const char *index,
         if (*group)
             return 0;
         if (listing->group_count == 0)
-            return fail(-ENOENT, "%s: there are no safetensors files in it", path);
+            return fail(-ENOENT, "%s: no safetensors files in this directory", path);
         name_groups(listing, names, sizeof(names));
-        return fail(-ENOTUNIQ, "%s: several checkpoints are in it (%s): open one of their files",
-                    path, names);
+        return fail(-ENOTUNIQ, "%s: several checkpoints (%s); open one of their files", path,
+                    names);
     }
     for (uint32_t i = 0; i < listing->group_count; i++)
         if (listing->groups[i].index && strcmp(listing->groups[i].index, index) == 0) {
@@ -88,7 +89,7 @@ choose_group(const struct listing *listing, const char *path, const char *index,
     return -EBADMSG;
 }
 
-/* What is wrong with an index that no group came of. */
+/* Why an index is not used. */
 static errint_t
 bad_index(struct found *found, const char *path, const char *index)
 {
@@ -97,7 +98,7 @@ bad_index(struct found *found, const char *path, const char *index)
 
     if (error)
         return fail(error, "%s: %s: %s", path, reason.rule, reason.text);
-    return fail(-EBADMSG, "%s: none of the shards that it names is there", path);
+    return fail(-EBADMSG, "%s: none of the shards that it names exists", path);
 }
 
 static errint_t
@@ -115,14 +116,14 @@ find_in_directory(const char *path, const char *index, struct found *found)
     else if (index)
         error = bad_index(found, path, index);
     listing_unref(listing);
-    return error == -ENOMEM ? fail(error, "out of memory") : error;
+    return error == -ENOMEM ? fail_no_memory() : error;
 }
 
 /* One file, whatever its name: a checkpoint of one shard. */
 static errint_t
 find_file(const char *name, struct found *found)
 {
-    struct group group = {
+    const struct group group = {
         .stem = name, .suffix = "", .members = &name, .member_count = 1, .kind = GROUP_SINGLE};
     errint_t error = group_load(found->dir, &group, &found->checkpoint);
 
@@ -180,7 +181,7 @@ find_path(const char *path, struct found *found)
     return error;
 }
 
-/* Whether it is the version that the mount shows; lets it go where it is not. */
+/* Whether it is the version that the mount shows; if not, it is dropped. */
 static bool
 found_version(struct found *found, uint64_t version)
 {
@@ -191,15 +192,15 @@ found_version(struct found *found, uint64_t version)
     return false;
 }
 
-/* Of these shards, whatever else is in their directory. */
+/* The checkpoint of these shards, whatever else is in their directory. */
 static errint_t
 find_shards(const struct mount_origin *origin, struct found *found)
 {
-    struct group group = {.stem = origin->stem,
-                          .suffix = "",
-                          .members = (const char *const *)origin->shards,
-                          .member_count = origin->shard_count,
-                          .kind = GROUP_NUMBERED};
+    const struct group group = {.stem = origin->stem,
+                                .suffix = "",
+                                .members = (const char *const *)origin->shards,
+                                .member_count = origin->shard_count,
+                                .kind = GROUP_NUMBERED};
     errint_t error = group_load(found->dir, &group, &found->checkpoint);
 
     if (error)
@@ -207,7 +208,7 @@ find_shards(const struct mount_origin *origin, struct found *found)
     return found_version(found, origin->version) ? 0 : -ENOENT;
 }
 
-/* Several may have the stem, of which all but one are shadowed. */
+/* Several checkpoints may have the stem; all but one are shadowed. */
 static errint_t
 find_stem(const struct mount_origin *origin, struct found *found)
 {
@@ -231,7 +232,7 @@ static void
 fail_of_origin(const struct mount_origin *origin, errint_t error)
 {
     if (error == -ENOENT)
-        fail(error, "%s: %s in it is not the checkpoint that the mount shows", origin->directory,
+        fail(error, "%s: %s is not the version that the mount shows", origin->directory,
              origin->stem);
     else if (error)
         fail(error, "%s: %s", origin->directory, strerror(-error));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensors where they lie: each file of a checkpoint is mapped when the first of its
- * tensors is asked for, until the checkpoint is closed. Always for reading only: of a
- * private mapping that could be written the driver copies every page that it copies
- * from, and it takes what the mapping allows for what is meant.
+ * fstfs_map(): each file is mapped when the first of its tensors is mapped, until the checkpoint is
+ * closed. The mapping is read-only: if a private mapping could be written, the CUDA driver would
+ * copy every page that it reads.
  */
+#include "client/checkpoint.h"
+#include "client/error.h"
 #include "client/gpu/device.h"
-#include "client/private.h"
 #include "io/descriptors.h"
 
 #include <errno.h>
@@ -32,9 +32,9 @@ map_source(struct tensor_source *source)
     return 0;
 }
 
-/* The address of empty tensors. The file of one, on a mount, may be empty as well, and an empty
- * file cannot be mapped. */
-static const char empty;
+/* The address of empty tensors. On a mount, the file of one may be empty, and an empty file cannot
+ * be mapped. */
+static const char empty_tensor;
 
 int
 fstfs_map(struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor,
@@ -44,12 +44,12 @@ fstfs_map(struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor
     errint_t error = 0;
 
     if (!checkpoint_has(checkpoint, tensor))
-        return fail(-EINVAL, "the tensor is of another checkpoint");
+        return fail(-EINVAL, "the tensor belongs to another checkpoint");
     if (device && !device->reads_host_pages)
         return fail(-ENOTSUP, "cuda:%d: %s", device->ordinal,
-                    device->ladder.why_not[RUNG_UNIFIED].text);
+                    device->fallback.why_not[GPU_UNIFIED].text);
     if (tensor->size == 0) {
-        *to = &empty;
+        *to = &empty_tensor;
         return 0;
     }
     source = &checkpoint->sources[((const struct client_tensor *)tensor)->source];
@@ -63,15 +63,4 @@ fstfs_map(struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor
                                      : strerror(-error));
     *to = (const char *)source->mapping + tensor->offset;
     return 0;
-}
-
-void
-unmap_sources(struct fstfs_checkpoint *checkpoint)
-{
-    for (size_t i = 0; i < checkpoint->source_count; i++) {
-        struct tensor_source *source = &checkpoint->sources[i];
-
-        if (source->mapping)
-            munmap(source->mapping, source->list->size);
-    }
 }

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 bool
-mount_is_ours(const char *path)
+mount_is_fstfs(const char *path)
 {
     struct mountinfo mount;
     struct statfs fs;
@@ -41,9 +41,9 @@ mount_is_ours(const char *path)
 }
 
 errint_t
-mount_xattr(const char *path, const char *name, char **value, size_t *length)
+mount_read_xattr(const char *path, const char *name, char **value, size_t *length)
 {
-    char small[1024]; /* most are: then they take one request of the mount, not two */
+    char small[1024]; /* enough for most: one request to the mount instead of two */
     ssize_t got = getxattr(path, name, small, sizeof(small));
     bool is_large = got < 0 && errno == ERANGE;
 
@@ -71,7 +71,7 @@ json_xattr(const char *path, const char *name, cJSON **json)
 {
     size_t length = 0;
     char *text = NULL;
-    errint_t error = mount_xattr(path, name, &text, &length);
+    errint_t error = mount_read_xattr(path, name, &text, &length);
 
     if (error)
         return error;
@@ -95,7 +95,7 @@ hex_digit(char c)
     return at ? (int)(at - digits) : -1;
 }
 
-/* A name that is there as text, or as `hex` where it is not UTF-8; malloc'ed. */
+/* A member that is text, or hexadecimal under the name `hex` if it is not UTF-8; malloc'ed. */
 static errint_t
 name_member(const cJSON *object, const char *name, const char *hex, char **out)
 {
@@ -150,7 +150,7 @@ version_member(const cJSON *object, uint64_t *version)
 }
 
 errint_t
-mount_extent(const char *path, struct mount_extent *extent)
+mount_read_extent(const char *path, struct mount_extent *extent)
 {
     cJSON *json;
     const cJSON *first;
@@ -169,7 +169,7 @@ mount_extent(const char *path, struct mount_extent *extent)
     return error;
 }
 
-/* Whether it names a file in its directory, and comes after the one before it. */
+/* Whether `name` is a file name and sorts after `before`, which may be NULL. */
 static bool
 is_next_shard(const char *before, const char *name)
 {
@@ -202,7 +202,7 @@ shards_member(const cJSON *object, struct mount_origin *origin)
 }
 
 errint_t
-mount_origin(const char *path, struct mount_origin *origin)
+mount_read_origin(const char *path, struct mount_origin *origin)
 {
     cJSON *json;
     errint_t error = json_xattr(path, "user.fstfs.source", &json);
@@ -236,8 +236,8 @@ mount_origin_free(struct mount_origin *origin)
 }
 
 errint_t
-mount_look_below(const struct mount_extent *extent, struct file_identity *identity,
-                 struct reason *why)
+mount_check_source(const struct mount_extent *extent, struct file_identity *identity,
+                   struct reason *why)
 {
     int fd = open(extent->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     errint_t error;

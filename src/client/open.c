@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs_open(): from a path to tensors and the files they lie in.
+ * fstfs_open(): from a path to tensors and the files that they are stored in.
  *
- * What is on a mount is first tried by the files below it, of which the mount tells;
- * where that fails in any part all of it is read through the mount.
+ * What is on a mount is resolved to the source files below it, which its xattrs name. If that fails
+ * for any part, everything is read through the mount.
  */
 #include "base/text.h"
-#include "client/build.h"
+#include "client/checkpoint.h"
+#include "client/error.h"
 #include "client/find.h"
+#include "client/library.h"
 #include "client/mount.h"
 
 #include <dirent.h>
@@ -18,27 +20,24 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- what the catalog found ---- */
+/* ---- checkpoints that the catalog found ---- */
 
+/* checkpoint_add_tensor() sets the message of all errors but -ENOMEM. */
 static errint_t
-out_of_memory(void)
+checkpoint_add_checked(struct fstfs_checkpoint *checkpoint,
+                       const struct tensor_description *description)
 {
-    return fail(-ENOMEM, "out of memory");
+    errint_t error = checkpoint_add_tensor(checkpoint, description);
+
+    return error == -ENOMEM ? fail_no_memory() : error;
 }
 
-/* What is wrong with a tensor, build_tensor() has said. */
+/* Adds a tensor of a table, stored in `source` at `offset`. */
 static errint_t
-build_failed(errint_t error)
+open_add_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
+                const struct st_tensor *tensor, uint32_t source, uint64_t offset)
 {
-    return error == -ENOMEM ? out_of_memory() : error;
-}
-
-/* Adds the tensor by what a table says of it, lying in `source` at `offset`. */
-static errint_t
-add_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
-           const struct st_tensor *tensor, uint32_t source, uint64_t offset)
-{
-    struct tensor_given given = {
+    struct tensor_description description = {
         .name = table->text + tensor->name,
         .name_length = tensor->name_length,
         .shape = table->dims + tensor->shape,
@@ -48,48 +47,49 @@ add_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
         .source = source,
     };
 
-    given.dtype = st_dtype_text(table, tensor, &given.dtype_length);
-    return build_failed(build_tensor(checkpoint, &given));
+    description.dtype = st_dtype_text(table, tensor, &description.dtype_length);
+    return checkpoint_add_checked(checkpoint, &description);
 }
 
 static errint_t
-add_metadata(struct fstfs_checkpoint *checkpoint, const struct st_table *table)
+open_add_metadata(struct fstfs_checkpoint *checkpoint, const struct st_table *table)
 {
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < table->metadata_count; i++)
-        error = build_metadata(
+        error = checkpoint_add_metadata(
             checkpoint, table->text + table->metadata[i].key, table->metadata[i].key_length,
             table->text + table->metadata[i].value, table->metadata[i].value_length);
-    return error ? out_of_memory() : 0;
+    return error ? fail_no_memory() : 0;
 }
 
 static errint_t
-add_source(struct fstfs_checkpoint *checkpoint, const struct found *found,
-           const struct shard *shard, uint32_t *source)
+open_add_source(struct fstfs_checkpoint *checkpoint, const struct found *found,
+                const struct shard *shard, uint32_t *source)
 {
     char path[PATH_MAX];
 
     if (snprintf(path, sizeof(path), "%s/%s", catalog_source(found->catalog),
                  shard->backing->path) >= PATH_MAX)
         return fail(-ENAMETOOLONG, "%s: the path is too long", shard->backing->path);
-    return build_source(checkpoint, path, &shard->file.identity, source) ? out_of_memory() : 0;
+    return checkpoint_add_source(checkpoint, path, &shard->file.identity, source) ? fail_no_memory()
+                                                                                  : 0;
 }
 
-/* All tensors of a shard, which lie in `source` as its header says. */
+/* Adds all tensors of a shard, stored in `source` as its header says. */
 static errint_t
-add_tensors(struct fstfs_checkpoint *checkpoint, const struct st_table *table, uint32_t source)
+open_add_tensors(struct fstfs_checkpoint *checkpoint, const struct st_table *table, uint32_t source)
 {
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < table->count; i++)
-        error = add_tensor(checkpoint, table, &table->tensors[i], source,
-                           table->data_start + table->tensors[i].begin);
+        error = open_add_tensor(checkpoint, table, &table->tensors[i], source,
+                                table->data_start + table->tensors[i].begin);
     return error;
 }
 
 static errint_t
-add_all(struct fstfs_checkpoint *checkpoint, const struct found *found)
+open_add_all(struct fstfs_checkpoint *checkpoint, const struct found *found)
 {
     errint_t error = 0;
 
@@ -97,68 +97,70 @@ add_all(struct fstfs_checkpoint *checkpoint, const struct found *found)
         const struct shard *shard = found->checkpoint->shards[i];
         uint32_t source = 0;
 
-        error = add_source(checkpoint, found, shard, &source);
+        error = open_add_source(checkpoint, found, shard, &source);
         if (!error)
-            error = add_tensors(checkpoint, shard->table, source);
+            error = open_add_tensors(checkpoint, shard->table, source);
         if (!error)
-            error = add_metadata(checkpoint, shard->table);
+            error = open_add_metadata(checkpoint, shard->table);
     }
     return error;
 }
 
-/* ---- on a mount: files of tensors ---- */
+/* ---- on a mount: safetensors files ---- */
 
-/* What the files of the mount are made of; several are of one checkpoint. */
-struct below {
+/* The checkpoint in the source that files of the mount are made of: mostly one for all of them. */
+struct origin_source {
     struct mount_origin origin;
     struct found found;
-    uint32_t first_source; /* of its shards, in their order */
+    uint32_t first_source; /* of its first shard; the others follow in their order */
 };
 
 static void
-below_free(struct below *below)
+origin_source_free(struct origin_source *made_of)
 {
-    mount_origin_free(&below->origin);
-    found_free(&below->found);
+    mount_origin_free(&made_of->origin);
+    found_free(&made_of->found);
 }
 
 static errint_t
-look_below(struct fstfs_checkpoint *checkpoint, const char *path, struct below *below)
+origin_source_find(struct fstfs_checkpoint *checkpoint, const char *path,
+                   struct origin_source *made_of)
 {
     struct mount_origin origin;
-    errint_t error = mount_origin(path, &origin);
+    errint_t error = mount_read_origin(path, &origin);
     bool same;
 
     if (error)
-        return fail(error, "%s: the mount does not say what it is made of", path);
-    same = below->found.checkpoint && strcmp(origin.directory, below->origin.directory) == 0 &&
-           strcmp(origin.stem, below->origin.stem) == 0 && origin.version == below->origin.version;
+        return fail(error, "%s: the mount does not report its source", path);
+    same = made_of->found.checkpoint && strcmp(origin.directory, made_of->origin.directory) == 0 &&
+           strcmp(origin.stem, made_of->origin.stem) == 0 &&
+           origin.version == made_of->origin.version;
     if (same) {
         mount_origin_free(&origin);
         return 0;
     }
-    below_free(below);
-    below->origin = origin;
-    error = find_origin(&origin, &below->found);
-    for (uint32_t i = 0; !error && i < below->found.checkpoint->shard_count; i++) {
+    origin_source_free(made_of);
+    made_of->origin = origin;
+    error = find_origin(&origin, &made_of->found);
+    for (uint32_t i = 0; !error && i < made_of->found.checkpoint->shard_count; i++) {
         uint32_t source = 0;
 
-        if (!below->found.checkpoint->shards[i]->table)
-            error = fail(-EBADMSG, "%s: %s", below->found.checkpoint->shards[i]->name,
-                         below->found.checkpoint->shards[i]->refusal);
+        if (!made_of->found.checkpoint->shards[i]->table)
+            error = fail(-EBADMSG, "%s: %s", made_of->found.checkpoint->shards[i]->name,
+                         made_of->found.checkpoint->shards[i]->refusal);
         else
-            error =
-                add_source(checkpoint, &below->found, below->found.checkpoint->shards[i], &source);
+            error = open_add_source(checkpoint, &made_of->found,
+                                    made_of->found.checkpoint->shards[i], &source);
         if (!error && i == 0)
-            below->first_source = source;
+            made_of->first_source = source;
     }
     if (error)
-        found_free(&below->found);
+        found_free(&made_of->found);
     return error;
 }
 
 static const struct tensor_ref *
-find_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t length)
+checkpoint_find_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t length)
 {
     uint32_t low = 0, high = checkpoint->tensor_count;
 
@@ -179,53 +181,53 @@ find_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t leng
     return NULL;
 }
 
-/* A tensor of a file made of the checkpoint below, as it lies there. */
+/* Adds a tensor of a file on the mount, stored as in the source's checkpoint. */
 static errint_t
-add_tensor_below(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
-                 const struct st_tensor *tensor, const struct below *below)
+open_add_source_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
+                       const struct st_tensor *tensor, const struct origin_source *made_of)
 {
-    const struct checkpoint *made_of = below->found.checkpoint;
+    const struct checkpoint *original = made_of->found.checkpoint;
     const struct tensor_ref *ref =
-        find_tensor(made_of, table->text + tensor->name, tensor->name_length);
-    const struct st_tensor *there = ref ? checkpoint_tensor(made_of, *ref) : NULL;
+        checkpoint_find_tensor(original, table->text + tensor->name, tensor->name_length);
+    const struct st_tensor *there = ref ? checkpoint_tensor(original, *ref) : NULL;
 
     if (!there || there->end - there->begin != tensor->end - tensor->begin)
-        return fail(-EBADMSG, "%.*s is not in the checkpoint below as the mount shows it",
+        return fail(-EBADMSG, "%.*s: differs between the mount and its source",
                     (int)tensor->name_length, table->text + tensor->name);
-    return add_tensor(checkpoint, table, tensor, below->first_source + ref->shard,
-                      made_of->shards[ref->shard]->table->data_start + there->begin);
+    return open_add_tensor(checkpoint, table, tensor, made_of->first_source + ref->shard,
+                           original->shards[ref->shard]->table->data_start + there->begin);
 }
 
-/* A shard of the mount that is one of the source, or is made of some. */
+/* Adds a shard of the mount: it is one of the source's, or made of several. */
 static errint_t
-add_shard_below(struct fstfs_checkpoint *checkpoint, const char *path, const struct st_table *table,
-                struct below *below)
+open_add_source_shard(struct fstfs_checkpoint *checkpoint, const char *path,
+                      const struct st_table *table, struct origin_source *made_of)
 {
     struct file_identity identity;
     struct mount_extent extent;
     struct reason why;
     uint32_t source = 0;
-    errint_t error = mount_extent(path, &extent);
+    errint_t error = mount_read_extent(path, &extent);
 
     if (!error) {
-        error = mount_look_below(&extent, &identity, &why);
+        error = mount_check_source(&extent, &identity, &why);
         if (error)
             fail(error, "%s", why.text);
-        else if (build_source(checkpoint, extent.path, &identity, &source))
-            error = out_of_memory();
+        else if (checkpoint_add_source(checkpoint, extent.path, &identity, &source))
+            error = fail_no_memory();
         free(extent.path);
-        return error ? error : add_tensors(checkpoint, table, source);
+        return error ? error : open_add_tensors(checkpoint, table, source);
     }
-    error = look_below(checkpoint, path, below);
+    error = origin_source_find(checkpoint, path, made_of);
     for (uint32_t i = 0; !error && i < table->count; i++)
-        error = add_tensor_below(checkpoint, table, &table->tensors[i], below);
+        error = open_add_source_tensor(checkpoint, table, &table->tensors[i], made_of);
     return error;
 }
 
 static errint_t
-add_all_below(struct fstfs_checkpoint *checkpoint, const struct found *found)
+open_add_all_source(struct fstfs_checkpoint *checkpoint, const struct found *found)
 {
-    struct below below = {0};
+    struct origin_source made_of = {0};
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < found->checkpoint->shard_count; i++) {
@@ -233,29 +235,29 @@ add_all_below(struct fstfs_checkpoint *checkpoint, const struct found *found)
         char path[PATH_MAX];
 
         snprintf(path, sizeof(path), "%s/%s", catalog_source(found->catalog), shard->name);
-        error = add_shard_below(checkpoint, path, shard->table, &below);
+        error = open_add_source_shard(checkpoint, path, shard->table, &made_of);
         if (!error)
-            error = add_metadata(checkpoint, shard->table);
+            error = open_add_metadata(checkpoint, shard->table);
     }
-    below_free(&below);
+    origin_source_free(&made_of);
     return error;
 }
 
-/* ---- on a mount: tensors that are files ---- */
+/* ---- on a mount: tensor files ---- */
 
 static errint_t
-open_directory_below(struct fstfs_checkpoint *checkpoint, const char *path)
+open_source_directory(struct fstfs_checkpoint *checkpoint, const char *path)
 {
     struct mount_origin origin;
     struct found found = {0};
-    errint_t error = mount_origin(path, &origin);
+    errint_t error = mount_read_origin(path, &origin);
 
     if (error)
-        return fail(error, "%s: the mount does not say what it is made of", path);
+        return fail(error, "%s: the mount does not report its source", path);
     error = find_origin(&origin, &found);
     mount_origin_free(&origin);
     if (!error)
-        error = add_all(checkpoint, &found);
+        error = open_add_all(checkpoint, &found);
     found_free(&found);
     return error;
 }
@@ -279,60 +281,64 @@ parse_shape(const char *text, uint64_t **shape, unsigned *rank)
     return 0;
 }
 
-/* A tensor's file: read below, or itself, in which the tensor is what ends it. */
+/* Adds a tensor file: from the source, or from the mount, where the tensor ends the file (a .npy
+ * file begins with a header). */
 static errint_t
-add_file(struct fstfs_checkpoint *checkpoint, const char *path, struct tensor_given *given,
-         const struct mount_extent *extent, bool below)
+open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
+                     struct tensor_description *description, const struct mount_extent *extent,
+                     bool below)
 {
     struct file_identity identity;
     struct reason why;
     struct stat st;
     errint_t error;
 
-    given->size = extent->length;
-    given->offset = extent->offset;
+    description->size = extent->length;
+    description->offset = extent->offset;
     if (below) {
-        error = mount_look_below(extent, &identity, &why);
+        error = mount_check_source(extent, &identity, &why);
         if (error)
             return fail(error, "%s", why.text);
     } else {
         if (stat(path, &st) < 0)
             return fail(-errno, "%s: %s", path, strerror(errno));
         if ((uint64_t)st.st_size < extent->length)
-            return fail(-EBADMSG, "%s: shorter than its tensor", path);
-        given->offset = (uint64_t)st.st_size - extent->length;
+            return fail(-EBADMSG, "%s: the file is shorter than its tensor", path);
+        description->offset = (uint64_t)st.st_size - extent->length;
         file_identity_from_stat(&identity, &st);
     }
-    if (build_source(checkpoint, below ? extent->path : path, &identity, &given->source))
-        return out_of_memory();
-    return build_failed(build_tensor(checkpoint, given));
+    if (checkpoint_add_source(checkpoint, below ? extent->path : path, &identity,
+                              &description->source))
+        return fail_no_memory();
+    return checkpoint_add_checked(checkpoint, description);
 }
 
 static errint_t
-open_file(struct fstfs_checkpoint *checkpoint, const char *path, bool below)
+open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool below)
 {
     struct mount_extent extent = {0};
-    struct tensor_given given = {0};
+    struct tensor_description description = {0};
     char *name = NULL, *dtype = NULL, *text = NULL;
     uint64_t *shape = NULL;
     size_t length;
-    errint_t error = mount_xattr(path, "user.safetensors.name", &name, &given.name_length);
+    errint_t error =
+        mount_read_xattr(path, "user.safetensors.name", &name, &description.name_length);
 
     if (!error)
-        error = mount_xattr(path, "user.safetensors.dtype", &dtype, &given.dtype_length);
+        error = mount_read_xattr(path, "user.safetensors.dtype", &dtype, &description.dtype_length);
     if (!error)
-        error = mount_xattr(path, "user.safetensors.shape", &text, &length);
+        error = mount_read_xattr(path, "user.safetensors.shape", &text, &length);
     if (!error)
-        error = parse_shape(text, &shape, &given.rank);
+        error = parse_shape(text, &shape, &description.rank);
     if (!error)
-        error = mount_extent(path, &extent);
+        error = mount_read_extent(path, &extent);
     if (error) {
-        fail(error, "%s: what the mount says of it: %s", path, strerror(-error));
+        fail(error, "%s: the xattrs of the mount: %s", path, strerror(-error));
     } else {
-        given.name = name;
-        given.dtype = dtype;
-        given.shape = shape;
-        error = add_file(checkpoint, path, &given, &extent, below);
+        description.name = name;
+        description.dtype = dtype;
+        description.shape = shape;
+        error = open_add_tensor_file(checkpoint, path, &description, &extent, below);
     }
     free(extent.path);
     free(shape);
@@ -343,7 +349,7 @@ open_file(struct fstfs_checkpoint *checkpoint, const char *path, bool below)
 }
 
 static errint_t
-open_directory_of_files(struct fstfs_checkpoint *checkpoint, const char *path)
+open_tensor_directory(struct fstfs_checkpoint *checkpoint, const char *path)
 {
     DIR *directory = opendir(path);
     struct dirent *entry;
@@ -356,9 +362,9 @@ open_directory_of_files(struct fstfs_checkpoint *checkpoint, const char *path)
         char file[PATH_MAX];
 
         if (entry->d_name[0] == '.')
-            continue; /* no tensor's file begins so */
+            continue; /* not a tensor */
         snprintf(file, sizeof(file), "%s/%s", path, entry->d_name);
-        error = open_file(checkpoint, file, false);
+        error = open_tensor_file(checkpoint, file, false);
     }
     if (!error && errno)
         error = fail(-errno, "%s: %s", path, strerror(errno));
@@ -366,50 +372,50 @@ open_directory_of_files(struct fstfs_checkpoint *checkpoint, const char *path)
     return error;
 }
 
-/* ---- all of it ---- */
+/* ---- opening ---- */
 
 enum kind { KIND_FOUND, KIND_TENSOR_FILE, KIND_TENSOR_DIRECTORY };
 
 static bool
-has_xattr(const char *path, const char *name)
+path_has_xattr(const char *path, const char *name)
 {
     size_t length;
     char *value;
 
-    if (mount_xattr(path, name, &value, &length))
+    if (mount_read_xattr(path, name, &value, &length))
         return false;
     free(value);
     return true;
 }
 
 static enum kind
-kind_of(const char *path)
+path_kind(const char *path)
 {
     struct stat st;
 
-    if (has_xattr(path, "user.safetensors.name"))
+    if (path_has_xattr(path, "user.safetensors.name"))
         return KIND_TENSOR_FILE;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && has_xattr(path, "user.fstfs.source"))
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && path_has_xattr(path, "user.fstfs.source"))
         return KIND_TENSOR_DIRECTORY;
     return KIND_FOUND;
 }
 
-/* `path` is absolute; `below`: past the mount. */
+/* `path` is absolute. With `below`, reads the source below the mount. */
 static errint_t
-fill(struct fstfs_checkpoint *checkpoint, const char *path, enum kind kind, bool below)
+open_fill(struct fstfs_checkpoint *checkpoint, const char *path, enum kind kind, bool below)
 {
     struct found found = {0};
     errint_t error;
 
     if (kind == KIND_TENSOR_FILE)
-        return open_file(checkpoint, path, below);
+        return open_tensor_file(checkpoint, path, below);
     if (kind == KIND_TENSOR_DIRECTORY)
-        return below ? open_directory_below(checkpoint, path)
-                     : open_directory_of_files(checkpoint, path);
+        return below ? open_source_directory(checkpoint, path)
+                     : open_tensor_directory(checkpoint, path);
     error = find_path(path, &found);
     if (error)
         return error;
-    error = below ? add_all_below(checkpoint, &found) : add_all(checkpoint, &found);
+    error = below ? open_add_all_source(checkpoint, &found) : open_add_all(checkpoint, &found);
     found_free(&found);
     return error;
 }
@@ -418,17 +424,17 @@ static errint_t
 open_as(struct fstfs *fstfs, const char *path, enum kind kind, bool below,
         struct fstfs_checkpoint **out)
 {
-    struct fstfs_checkpoint *checkpoint = build_begin(fstfs);
+    struct fstfs_checkpoint *checkpoint = checkpoint_new(fstfs);
     errint_t error;
 
     if (!checkpoint)
-        return out_of_memory();
-    error = fill(checkpoint, path, kind, below);
+        return fail_no_memory();
+    error = open_fill(checkpoint, path, kind, below);
     if (error) {
         checkpoint_destroy(checkpoint);
         return error;
     }
-    build_end(checkpoint);
+    checkpoint_finish(checkpoint);
     *out = checkpoint;
     return 0;
 }
@@ -436,14 +442,14 @@ open_as(struct fstfs *fstfs, const char *path, enum kind kind, bool below,
 static errint_t
 open_on_mount(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **out)
 {
-    char why[512] = "not wanted";
+    char why[512] = "disabled by the option no_source";
     char *real = realpath(path, NULL);
     enum kind kind;
     errint_t error = -1;
 
     if (!real)
         return fail(-errno, "%s: %s", path, strerror(errno));
-    kind = kind_of(real);
+    kind = path_kind(real);
     if (!fstfs->no_source) {
         error = open_as(fstfs, real, kind, true, out);
         snprintf(why, sizeof(why), "%s", fstfs_error());
@@ -454,7 +460,7 @@ open_on_mount(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **o
             (*out)->through_mount = strdup(why);
             if (!(*out)->through_mount) {
                 checkpoint_destroy(*out);
-                error = out_of_memory();
+                error = fail_no_memory();
             }
         }
     }
@@ -465,7 +471,7 @@ open_on_mount(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **o
 int
 fstfs_open(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **out)
 {
-    if (mount_is_ours(path))
+    if (mount_is_fstfs(path))
         return open_on_mount(fstfs, path, out);
     return open_as(fstfs, path, KIND_FOUND, false, out);
 }

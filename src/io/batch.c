@@ -365,18 +365,14 @@ batch_answer_call(struct job *job)
 }
 
 void
-batch_submit(struct batch *batch)
-{
-    pthread_mutex_lock(&batch->lock);
-    batch_submit_and_unlock(batch);
-}
-
-void
-batch_submit_by_workers(struct batch *batch, unsigned threads)
+batch_start(struct batch *batch, unsigned threads, bool here)
 {
     pthread_mutex_lock(&batch->lock);
     batch_call_workers(batch, threads);
-    pthread_mutex_unlock(&batch->lock);
+    if (here)
+        batch_submit_and_unlock(batch);
+    else
+        pthread_mutex_unlock(&batch->lock);
 }
 
 void

@@ -104,11 +104,9 @@ void batch_release(struct batch_read *read);
 /* Submits the read again, in place of batch_release(). It may have been changed. */
 void batch_retry(struct batch_read *read);
 
-/* With complete(): submits reads on this thread until the limit is reached. */
-void batch_submit(struct batch *batch);
-
-/* With complete(): has up to `threads` workers submit reads. */
-void batch_submit_by_workers(struct batch *batch, unsigned threads);
+/* With complete(): has up to `threads` workers and, with `here`, this thread submit reads. To be
+ * called again when next() has reads after it had none; but not after end(). */
+void batch_start(struct batch *batch, unsigned threads, bool here);
 
 /* For batch_options.read: the read has ended. */
 void batch_completed(struct batch_read *read, errint_t result);

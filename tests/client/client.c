@@ -119,7 +119,7 @@ add_request(struct work *work, char *line)
     work->requests = realloc(work->requests, (work->count + 1) * sizeof(*work->requests));
     work->sizes = realloc(work->sizes, (work->count + 1) * sizeof(*work->sizes));
     request = &work->requests[work->count];
-    *request = (struct fstfs_request){.tensor = tensor, .box = box};
+    *request = (struct fstfs_request){.tensor = tensor, .slices = box};
     int error = fstfs_request_size(request, &work->sizes[work->count]);
     if (error)
         die(error);
@@ -133,9 +133,9 @@ offset_of(const struct fstfs_request *request)
     const struct fstfs_tensor *tensor = request->tensor;
     uint64_t stride = tensor->size, start = tensor->offset;
 
-    for (unsigned d = 0; request->box && d < tensor->rank && tensor->shape[d] > 0; d++) {
+    for (unsigned d = 0; request->slices && d < tensor->rank && tensor->shape[d] > 0; d++) {
         stride /= tensor->shape[d];
-        start += request->box[d].start * stride;
+        start += request->slices[d].start * stride;
     }
     return start;
 }
@@ -243,7 +243,7 @@ read_requests(void)
     }
     for (size_t j = 0; j < work->count; j++) {
         free_memory(&work->requests[j], work->sizes[j]);
-        free((void *)work->requests[j].box);
+        free((void *)work->requests[j].slices);
     }
     free(work->requests);
     free(work->sizes);

@@ -142,7 +142,7 @@ static bool
 check_rows(const struct fstfs_tensor *tensor)
 {
     struct fstfs_slice box[16] = {{0}};
-    struct fstfs_request request = {.tensor = tensor, .box = tensor->rank ? box : NULL};
+    struct fstfs_request request = {.tensor = tensor, .slices = tensor->rank ? box : NULL};
     struct fstfs_read_options options = {.device = device};
     uint64_t size, rows = tensor->rank ? tensor->shape[0] : 1;
     uint64_t row = rows ? tensor->size / rows : 0;
@@ -345,7 +345,7 @@ main(int argc, char **argv)
         else if (option == 'm')
             options.memory = strtoull(optarg, NULL, 10) * MIB;
         else if (option == 's')
-            pipeline_window = strtoull(optarg, NULL, 10) * MIB;
+            pipeline_span_bytes = strtoull(optarg, NULL, 10) * MIB;
         else if (option == 'r')
             rates = true;
         else if (option == 't')

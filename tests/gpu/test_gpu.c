@@ -532,7 +532,7 @@ START_TEST(ring)
     for (unsigned i = 0; i < sizeof(profiles) / sizeof(*profiles); i++) {
         begin(profiles[i], 0);
         check_all(device_memory);
-        ck_assert_str_eq(status("rung"), "ring");
+        ck_assert_str_eq(status("backend"), "ring");
         check_status("unified", i == 3 ? "page tables" : "memory of its own");
         check_status("cufile", i < 2 ? "cuFileDriverOpen: error 5001" : "no GPUDirect RDMA");
         check_all(managed_memory);
@@ -548,7 +548,7 @@ START_TEST(small_ring)
     for (int i = 0; i < 3; i++)
         check_all(device_memory);
     ck_assert_uint_gt(doubles.double_cuda_calls("cuEventRecord"), 20);
-    ck_assert_str_eq(status("rung"), "ring");
+    ck_assert_str_eq(status("backend"), "ring");
     finish();
 }
 END_TEST
@@ -568,7 +568,7 @@ START_TEST(pageable)
             begin("h200", SMALL_BUDGET);
             doubles.double_cuda_fail(calls[i], call, INJECTED);
             check_all(device_memory);
-            ck_assert_str_eq(status("rung"), "pageable");
+            ck_assert_str_eq(status("backend"), "pageable");
             check_status("ring", strstr(calls[i], "Query") ? "cuEventSynchronize" : calls[i]);
             check_all(device_memory);
             finish();
@@ -582,14 +582,14 @@ START_TEST(no_registration)
     begin("h200", SMALL_BUDGET);
     doubles.double_cuda_fail("cuMemHostRegister_v2", 0, INJECTED);
     check_all(device_memory);
-    ck_assert_str_eq(status("rung"), "ring");
+    ck_assert_str_eq(status("backend"), "ring");
     ck_assert_uint_eq(doubles.double_cuda_calls("cuMemHostAlloc"), 1);
     finish();
     begin("h200", SMALL_BUDGET);
     doubles.double_cuda_fail("cuMemHostRegister_v2", 0, INJECTED);
     doubles.double_cuda_fail("cuMemHostAlloc", 0, INJECTED);
     check_all(device_memory);
-    ck_assert_str_eq(status("rung"), "pageable");
+    ck_assert_str_eq(status("backend"), "pageable");
     check_status("ring", "cuMemHostRegister");
     ck_assert_uint_eq(doubles.double_cuda_calls("cuMemcpyHtoDAsync_v2"), 0);
     finish();
@@ -688,7 +688,7 @@ START_TEST(direct)
     begin_direct(SMALL_BUDGET);
     for (int i = 0; i < 3; i++)
         check_all(device_memory);
-    ck_assert_str_eq(status("rung"), "cufile");
+    ck_assert_str_eq(status("backend"), "cufile");
     ck_assert_uint_gt(status_number(true, "device_memory"), 0);
     ck_assert_uint_ge(status_number(false, "storage_bytes"), status_number(false, "bytes"));
     check_status("unified", "memory of its own");
@@ -699,14 +699,14 @@ START_TEST(direct)
     begin_direct(0);
     doubles.double_cufile_reset(&peer);
     check_all(device_memory);
-    ck_assert_str_eq(status("rung"), "cufile");
+    ck_assert_str_eq(status("backend"), "cufile");
     finish();
     /* Before 1.14 only its own configuration can forbid the way by the host. */
     begin_direct(0);
     doubles.double_cufile_reset(&strict);
     found.no_symbol = "cuFileSetParameterBool";
     check_all(device_memory);
-    ck_assert_str_eq(status("rung"), "cufile");
+    ck_assert_str_eq(status("backend"), "cufile");
     finish();
 }
 END_TEST
@@ -715,7 +715,7 @@ static void
 check_not_direct(const char *why)
 {
     check_all(device_memory);
-    ck_assert_str_eq(status("rung"), "ring");
+    ck_assert_str_eq(status("backend"), "ring");
     check_status("cufile", why);
     /* It is remembered: not asked for again. */
     unsigned opened = doubles.double_cufile_calls("cuFileDriverOpen"),
@@ -862,7 +862,7 @@ START_TEST(unified)
 
     begin("gb10", 0);
     check_all(managed_memory);
-    ck_assert_str_eq(status("rung"), "unified");
+    ck_assert_str_eq(status("backend"), "unified");
     ck_assert_int_eq(read_all(plain_memory, requests), 0);
     for (unsigned i = 0; i < TENSORS; i++) {
         ck_assert_int_eq(memcmp(requests[i].to, tensors[i].bytes, tensors[i].size), 0);
@@ -870,10 +870,10 @@ START_TEST(unified)
     }
     ck_assert_uint_eq(doubles.double_cuda_calls("cuMemHostRegister_v2"), 0);
     check_all(device_memory);
-    ck_assert_str_eq(status("rung"), "ring");
+    ck_assert_str_eq(status("backend"), "ring");
     check_status("unified", "the device's alone");
     check_all(managed_memory);
-    ck_assert_str_eq(status("rung"), "unified");
+    ck_assert_str_eq(status("backend"), "unified");
     finish();
 }
 END_TEST
@@ -973,8 +973,9 @@ START_TEST(boxes)
         ck_assert_int_eq(cuda.cuStreamSynchronize(NULL), 0);
         free(filler);
         pop();
-        requests[i] = (struct fstfs_request){
-            .tensor = fstfs_find(checkpoint, t->name), .box = slices[i], .to = memory[i] + shift};
+        requests[i] = (struct fstfs_request){.tensor = fstfs_find(checkpoint, t->name),
+                                             .slices = slices[i],
+                                             .to = memory[i] + shift};
     }
     ck_assert_msg(fstfs_read(checkpoint, requests, COUNT,
                              &(struct fstfs_read_options){.device = device}) == 0,
@@ -1029,7 +1030,7 @@ START_TEST(wrong_memory)
     options.device = device;
     request = (struct fstfs_request){.tensor = fstfs_tensor(checkpoint, 0), .to = malloc(1)};
     ck_assert_int_eq(fstfs_read(checkpoint, &request, 1, &options), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(fstfs_error(), "is not of cuda:0"));
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "is not that of cuda:0"));
     free(request.to);
     ck_assert_int_eq(fstfs_device(fstfs, "cuda:1", &other), 0);
     ck_assert_int_eq(cuda.cuDevicePrimaryCtxRetain(&context, 1), 0);

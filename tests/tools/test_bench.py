@@ -326,13 +326,13 @@ def device(bench):
     return bench
 
 
-@pytest.mark.parametrize("profile, failing, rung, why_not", [
+@pytest.mark.parametrize("profile, failing, backend, why_not", [
     ("h200", "", "ring", {"unified": "memory of its own", "cufile": ""}),
     ("gb10", "", "unified", {}),
     ("hmm", "cuMemHostRegister_v2,cuMemHostAlloc", "pageable",
      {"unified": "memory of its own", "cufile": "no GPUDirect", "ring": "cuMemHostRegister"}),
 ])
-def test_device(device, fstfs, model, place, profile, failing, rung, why_not):
+def test_device(device, fstfs, model, place, profile, failing, backend, why_not):
     device.environment |= {"DOUBLE_CUDA_PROFILE": profile, "DOUBLE_CUDA_FAIL": failing}
     svg = place / "chart.svg"
     out, err = device.run("--json", "--rounds=1", "--methods=gpu,names", "--device=cuda:0",
@@ -350,8 +350,8 @@ def test_device(device, fstfs, model, place, profile, failing, rung, why_not):
             continue
         assert row["bytes"] == 112 * MIB + 5 + 4097 + 1
         storage, = row["storage"]
-        assert storage["rung"] == rung
-        assert why_not.keys() == storage.keys() - {"rung", "number", "path"}
+        assert storage["backend"] == backend
+        assert why_not.keys() == storage.keys() - {"backend", "number", "path"}
         assert all(why in storage[name] for name, why in why_not.items())
         # bypassing the mount, it would be the source's path
         assert storage["path"].startswith(str(model)) == (row["place"] == "bare")

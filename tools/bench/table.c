@@ -214,7 +214,7 @@ table_add_backends(struct buffer *out, const cJSON *storage)
     static const char *const backends[] = {"unified", "cufile", "ring"};
     char why[QUOTED_SIZE];
 
-    buffer_addf(out, "by \"%s\" from %s", storage_text(storage, "rung"),
+    buffer_addf(out, "by \"%s\" from %s", storage_text(storage, "backend"),
                 storage_text(storage, "number"));
     for (size_t i = 0; i < sizeof(backends) / sizeof(*backends); i++) {
         const char *text = storage_text(storage, backends[i]);

@@ -54,12 +54,12 @@ sources_add(struct sources *sources, const char *path)
     struct mount_extent extent;
     errint_t error = add_source_file(sources, path, path);
 
-    if (error || !mount_is_ours(path))
+    if (error || !mount_is_fstfs(path))
         return error;
-    if (mount_extent(path, &extent) == 0) {
+    if (mount_read_extent(path, &extent) == 0) {
         error = add_source_file(sources, extent.path, path);
         free(extent.path);
-    } else if (mount_origin(path, &origin) == 0) {
+    } else if (mount_read_origin(path, &origin) == 0) {
         error = add_origin_shards(sources, &origin, path);
         mount_origin_free(&origin);
     }

@@ -101,9 +101,9 @@ read_mounted_tensor(int fd, uint64_t size, struct st_table **table, struct reaso
     errint_t error = 0;
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    if (mount_xattr(path, "user.safetensors.name", &name, &name_length) ||
-        mount_xattr(path, "user.safetensors.dtype", &dtype_text, &dtype_length) ||
-        mount_xattr(path, "user.safetensors.shape", &shape, &shape_length))
+    if (mount_read_xattr(path, "user.safetensors.name", &name, &name_length) ||
+        mount_read_xattr(path, "user.safetensors.dtype", &dtype_text, &dtype_length) ||
+        mount_read_xattr(path, "user.safetensors.shape", &shape, &shape_length))
         error = -ENODATA;
     else
         dtype = dtype_from_name(dtype_text, dtype_length);

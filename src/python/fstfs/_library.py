@@ -38,7 +38,7 @@ class Options(ctypes.Structure):
 
 
 class Request(ctypes.Structure):
-    _fields_ = [("tensor", ctypes.c_void_p), ("box", ctypes.POINTER(Slice)),
+    _fields_ = [("tensor", ctypes.c_void_p), ("slices", ctypes.POINTER(Slice)),
                 ("to", ctypes.c_void_p), ("reserved", ctypes.c_uint64 * 3)]
 
 
@@ -242,7 +242,7 @@ class Opened:
             request.to = address
             total += info.size
             if box is not None:
-                request.box = (Slice * len(box))(*box)
+                request.slices = (Slice * len(box))(*box)
         if total < SHORT:
             error = lib.fstfs_read(self.pointer, requests, len(wanted), options)
             if error:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows, copied or read to where they go, against a plain copy: every byte that is
  * wanted is written once, and no other. */
-#include "client/windows.h"
+#include "client/plan.h"
 #include "random.h"
 
 #include <check.h>
@@ -27,7 +27,7 @@ static struct tensor_source source;
 static uint64_t shapes[TENSORS][2];
 static struct fstfs_tensor tensors[TENSORS];
 static char *file;
-static struct windows windows;
+static struct read_plan plan;
 static struct wanted wanteds[MOST_ITEMS];
 static size_t wanted_count;
 static uint64_t copied, in_memory; /* bytes */
@@ -70,7 +70,7 @@ static void
 add_wanted(const struct fstfs_tensor *tensor)
 {
     struct wanted *w = &wanteds[wanted_count++];
-    struct item *item = &windows.items[windows.count++];
+    struct plan_item *item = &plan.items[plan.count++];
     struct fstfs_slice *box = NULL;
     uint64_t rows = tensor->shape[0], room, shift;
 
@@ -84,13 +84,14 @@ add_wanted(const struct fstfs_tensor *tensor)
         if (random_below(3) == 0)
             box[1].stop -= 100 + random_below(800);
     }
-    w->request = (struct fstfs_request){.tensor = tensor, .box = box};
-    *item = (struct item){.source = &source, .offset = tensor->offset};
-    ck_assert_int_eq(box_make(&w->request, &item->box), 0);
-    item->end = tensor->offset + box_range(&item->box, item->box.range_count - 1) + item->box.range;
-    w->size = item->box.size;
+    w->request = (struct fstfs_request){.tensor = tensor, .slices = box};
+    *item = (struct plan_item){.source = &source, .offset = tensor->offset};
+    ck_assert_int_eq(strided_slice_make(&w->request, &item->slice), 0);
+    item->end = tensor->offset + strided_slice_range(&item->slice, item->slice.range_count - 1) +
+                item->slice.range;
+    w->size = item->slice.size;
     room = block_up(w->size) + 3 * BLOCK_SIZE;
-    shift = random_below(4) ? (tensor->offset + item->box.start) % BLOCK_SIZE
+    shift = random_below(4) ? (tensor->offset + item->slice.start) % BLOCK_SIZE
                             : random_below(BLOCK_SIZE);
     w->memory = aligned_alloc(BLOCK_SIZE, room);
     w->expected = malloc(room);
@@ -105,35 +106,35 @@ add_wanted(const struct fstfs_tensor *tensor)
                 *to++ = file[tensor->offset + row * COLUMNS + column];
 }
 
-/* As src/client/read.c. */
+/* As src/client/host_read.c. */
 static void
-read_window(const struct window *window)
+read_window(const struct span *span)
 {
-    uint64_t length = window->end - window->start;
-    char *to = window_memory(&windows, window);
+    uint64_t length = span->end - span->start;
+    char *to = span_memory(&plan, span);
 
     if (!to) {
-        copied += window_copy(&windows, window, window->start, file + window->start, length);
+        copied += span_copy(&plan, span, span->start, file + span->start, length);
         return;
     }
-    ck_assert_uint_eq(window->start % BLOCK_SIZE, 0);
+    ck_assert_uint_eq(span->start % BLOCK_SIZE, 0);
     ck_assert_uint_eq(length % BLOCK_SIZE, 0);
     ck_assert_uint_eq((uintptr_t)to % BLOCK_SIZE, 0);
-    memcpy(to, file + window->start, length);
+    memcpy(to, file + span->start, length);
     in_memory += length;
 }
 
 static void
 read_all(void)
 {
-    struct window window;
+    struct span span;
     uint64_t total = 0;
 
-    windows.size = WINDOW;
+    plan.span_bytes = WINDOW;
     copied = in_memory = 0;
-    windows_sort(&windows);
-    while (windows_next(&windows, &window))
-        read_window(&window);
+    plan_sort(&plan);
+    while (plan_next_span(&plan, &span))
+        read_window(&span);
     for (size_t i = 0; i < wanted_count; i++) {
         struct wanted *w = &wanteds[i];
 
@@ -147,14 +148,14 @@ static void
 clear(void)
 {
     for (size_t i = 0; i < wanted_count; i++) {
-        free((void *)wanteds[i].request.box);
+        free((void *)wanteds[i].request.slices);
         free(wanteds[i].memory);
         free(wanteds[i].expected);
-        box_free(&windows.items[i].box);
+        strided_slice_free(&plan.items[i].slice);
     }
-    free(windows.items);
+    free(plan.items);
     free(file);
-    memset(&windows, 0, sizeof(windows));
+    memset(&plan, 0, sizeof(plan));
     wanted_count = 0;
 }
 
@@ -163,7 +164,7 @@ START_TEST(any_items)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         random_state = round;
         make_file(random_below(2) ? 200 : MOST_ROWS);
-        windows.items = calloc(MOST_ITEMS, sizeof(*windows.items));
+        plan.items = calloc(MOST_ITEMS, sizeof(*plan.items));
         for (uint64_t count = 1 + random_below(MOST_ITEMS); wanted_count < count;)
             add_wanted(&tensors[random_below(TENSORS)]);
         read_all();
@@ -172,22 +173,22 @@ START_TEST(any_items)
 }
 END_TEST
 
-/* Of a whole tensor that lies as its file does the first and the last window are copied. */
+/* Of a whole tensor that lies as its file does the first and the last span are copied. */
 START_TEST(large_tensor)
 {
     struct wanted *w = &wanteds[0];
 
     for (random_state = 1;; random_state++) {
         make_file(MOST_ROWS);
-        windows.items = calloc(MOST_ITEMS, sizeof(*windows.items));
+        plan.items = calloc(MOST_ITEMS, sizeof(*plan.items));
         add_wanted(&tensors[TENSORS / 2]);
-        if (!w->request.box && w->size > (uint64_t)5 * WINDOW / 2 &&
+        if (!w->request.slices && w->size > (uint64_t)5 * WINDOW / 2 &&
             ((uintptr_t)w->request.to - tensors[TENSORS / 2].offset) % BLOCK_SIZE == 0)
             break;
         clear();
     }
     read_all();
-    ck_assert_uint_le(copied, 2 * (WINDOW + WINDOW_SLACK));
+    ck_assert_uint_le(copied, 2 * (WINDOW + SPAN_SLACK));
     ck_assert_uint_gt(in_memory, 0);
     clear();
 }
@@ -196,8 +197,8 @@ END_TEST
 static Suite *
 suite(void)
 {
-    Suite *s = suite_create("windows");
-    TCase *c = tcase_create("windows");
+    Suite *s = suite_create("plan");
+    TCase *c = tcase_create("plan");
 
     tcase_set_timeout(c, 120);
     tcase_add_test(c, any_items);

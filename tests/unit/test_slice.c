@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Boxes of tensors against element by element, whatever the windows they come in. */
-#include "client/box.h"
+#include "client/slice.h"
 #include "random.h"
 
 #include <check.h>
@@ -67,7 +67,7 @@ example_make(struct example *e, uint64_t most)
             e->slices[d].step = random_below(4);
         }
     }
-    e->request = (struct fstfs_request){.tensor = &e->tensor, .box = e->slices};
+    e->request = (struct fstfs_request){.tensor = &e->tensor, .slices = e->slices};
     e->bytes = malloc(e->tensor.size + 1);
     e->expected = malloc(e->tensor.size + 1);
     e->wanted = calloc(e->tensor.size + 1, sizeof(*e->wanted));
@@ -87,12 +87,12 @@ example_free(struct example *e)
 /* Everything that is wanted lies in a range; ranges rise, do not touch, and hold no
  * hole of more than a block. */
 static void
-check_ranges(const struct example *e, const struct box *box)
+check_ranges(const struct example *e, const struct strided_slice *box)
 {
     uint64_t end = 0, wanted = 0, missed = 0, hole = 0, largest = 0;
 
     for (uint64_t i = 0; i < box->range_count; i++) {
-        uint64_t start = box_range(box, i);
+        uint64_t start = strided_slice_range(box, i);
 
         ck_assert_uint_ge(start, end);
         ck_assert(i == 0 || start - end > BLOCK_SIZE);
@@ -113,7 +113,7 @@ check_ranges(const struct example *e, const struct box *box)
 }
 
 static void
-check_copies(const struct example *e, const struct box *box)
+check_copies(const struct example *e, const struct strided_slice *box)
 {
     char *to = malloc(e->size + 2);
     uint64_t copied = 0;
@@ -121,7 +121,7 @@ check_copies(const struct example *e, const struct box *box)
     memset(to, 0x55, e->size + 2);
     for (uint64_t at = 0, length; at < e->tensor.size; at += length) {
         length = 1 + random_below(e->tensor.size - at);
-        copied += box_copy(box, at, e->bytes + at, length, to + 1);
+        copied += strided_slice_copy(box, at, e->bytes + at, length, to + 1);
     }
     ck_assert_uint_eq(copied, e->size);
     ck_assert_int_eq(memcmp(to + 1, e->expected, e->size), 0);
@@ -131,17 +131,17 @@ check_copies(const struct example *e, const struct box *box)
 
 /* The same piece by piece into memory for a piece, each to where the last one ended. */
 static void
-check_packs(const struct example *e, const struct box *box)
+check_packs(const struct example *e, const struct strided_slice *box)
 {
     char *piece = malloc(e->size + 1);
     uint64_t packed = 0;
 
     for (uint64_t at = 0, length, size; at < e->tensor.size; at += length) {
         length = 1 + random_below(e->tensor.size - at);
-        ck_assert_uint_eq(box_before(box, at), packed);
-        size = box_before(box, at + length) - packed;
+        ck_assert_uint_eq(strided_slice_before(box, at), packed);
+        size = strided_slice_before(box, at + length) - packed;
         piece[size] = 0x55;
-        ck_assert_uint_eq(box_pack(box, at, e->bytes + at, length, piece), size);
+        ck_assert_uint_eq(strided_slice_pack(box, at, e->bytes + at, length, piece), size);
         ck_assert_int_eq(memcmp(piece, e->expected + packed, size), 0);
         ck_assert_int_eq(piece[size], 0x55);
         packed += size;
@@ -155,17 +155,17 @@ check_examples(int rounds, uint64_t most)
 {
     for (int round = 0; round < rounds; round++) {
         struct example e;
-        struct box box;
+        struct strided_slice box;
 
         example_make(&e, most);
-        ck_assert_int_eq(box_make(&e.request, &box), 0);
+        ck_assert_int_eq(strided_slice_make(&e.request, &box), 0);
         ck_assert_uint_eq(box.size, e.size);
         if (e.size > 0) {
             check_ranges(&e, &box);
             check_copies(&e, &box);
             check_packs(&e, &box);
         }
-        box_free(&box);
+        strided_slice_free(&box);
         example_free(&e);
     }
 }
@@ -192,20 +192,20 @@ START_TEST(columns_are_read_apart)
     struct fstfs_slice most[] = {{0, 1000, 0}, {1500, 10000, 0}};
     struct fstfs_tensor tensor = {
         .name = "t", .dtype = "BF16", .bits = 16, .rank = 2, .shape = shape, .size = 20000000};
-    struct fstfs_request request = {.tensor = &tensor, .box = slices};
-    struct box box;
+    struct fstfs_request request = {.tensor = &tensor, .slices = slices};
+    struct strided_slice box;
 
-    ck_assert_int_eq(box_make(&request, &box), 0);
+    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
     ck_assert_uint_eq(box.range_count, 1000);
     ck_assert_uint_eq(box.range, 2000);
-    ck_assert_uint_eq(box_range(&box, 999), 999 * 20000 + 10000);
-    box_free(&box);
+    ck_assert_uint_eq(strided_slice_range(&box, 999), 999 * 20000 + 10000);
+    strided_slice_free(&box);
     /* With holes of less than a block they are one range. */
-    request.box = most;
-    ck_assert_int_eq(box_make(&request, &box), 0);
+    request.slices = most;
+    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
     ck_assert_uint_eq(box.range_count, 1);
     ck_assert_uint_eq(box.range, 999 * 20000 + 17000);
-    box_free(&box);
+    strided_slice_free(&box);
 }
 END_TEST
 
@@ -213,14 +213,14 @@ START_TEST(whole_tensors)
 {
     struct fstfs_tensor tensor = {.name = "t", .dtype = "NEW", .size = 12345};
     struct fstfs_request request = {.tensor = &tensor};
-    struct box box;
+    struct strided_slice box;
 
-    ck_assert_int_eq(box_make(&request, &box), 0);
+    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
     ck_assert_uint_eq(box.size, 12345);
     ck_assert_uint_eq(box.range_count, 1);
     ck_assert_uint_eq(box.range, 12345);
     tensor.size = 0;
-    ck_assert_int_eq(box_make(&request, &box), 0);
+    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
     ck_assert_uint_eq(box.size, 0);
 }
 END_TEST
@@ -233,7 +233,7 @@ ask_columns(uint32_t bits, struct fstfs_slice columns, uint64_t *size)
     struct fstfs_slice slices[] = {{1, 3, 0}, columns};
     struct fstfs_tensor tensor = {
         .name = "t", .dtype = "F4", .bits = bits, .rank = 2, .shape = shape, .size = 12};
-    struct fstfs_request request = {.tensor = &tensor, .box = slices};
+    struct fstfs_request request = {.tensor = &tensor, .slices = slices};
 
     return fstfs_request_size(&request, size);
 }

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/gpu/device.h"
+#include "client/gpu/devices.h"
 
+#include "client/error.h"
 #include "client/gpu/pipeline.h"
+#include "client/read.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- finding it ---- */
+/* ---- opening ---- */
 
-/* N of "cuda:N"; negative: it is none. */
+/* N of "cuda:N"; negative: not such a name. */
 static int
-number_of(const char *name)
+device_number(const char *name)
 {
     static const char prefix[] = "cuda:";
     unsigned long number;
@@ -28,8 +30,8 @@ number_of(const char *name)
 }
 
 static errint_t
-ask(const struct fstfs_device *device, CUdevice_attribute attribute, bool *yes,
-    struct reason *reason)
+device_attribute(const struct fstfs_device *device, CUdevice_attribute attribute, bool *yes,
+                 struct reason *reason)
 {
     int value = 0;
     errint_t error =
@@ -39,35 +41,37 @@ ask(const struct fstfs_device *device, CUdevice_attribute attribute, bool *yes,
     return error;
 }
 
-/* What it can, by its attributes: never by its name. */
+/* What the device supports, by its attributes, never by its name. */
 static errint_t
-learn(struct fstfs_device *device, struct reason *reason)
+device_read_attributes(struct fstfs_device *device, struct reason *reason)
 {
     bool integrated, host_tables, rdma;
-    errint_t error = ask(device, CU_DEVICE_ATTRIBUTE_INTEGRATED, &integrated, reason);
+    errint_t error = device_attribute(device, CU_DEVICE_ATTRIBUTE_INTEGRATED, &integrated, reason);
 
     if (!error)
-        error = ask(device, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
-                    &host_tables, reason);
+        error = device_attribute(device,
+                                 CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+                                 &host_tables, reason);
     if (!error)
-        error = ask(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, &rdma, reason);
+        error =
+            device_attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, &rdma, reason);
     if (error)
         return error;
     device->reads_host_pages = integrated && host_tables;
     if (!integrated)
-        ladder_give_up(&device->ladder, LADDER_ALL, RUNG_UNIFIED,
-                       "the device has memory of its own");
+        fallback_disable(&device->fallback, ALL_STORAGE, GPU_UNIFIED,
+                         "the device has memory of its own");
     else if (!host_tables)
-        ladder_give_up(&device->ladder, LADDER_ALL, RUNG_UNIFIED,
-                       "the device does not use the host's page tables");
+        fallback_disable(&device->fallback, ALL_STORAGE, GPU_UNIFIED,
+                         "the device does not use the host's page tables");
     if (!rdma)
-        ladder_give_up(&device->ladder, LADDER_ALL, RUNG_CUFILE,
-                       "others cannot write to the device's memory (no GPUDirect RDMA)");
+        fallback_disable(&device->fallback, ALL_STORAGE, GPU_CUFILE,
+                         "other devices cannot write to its memory (no GPUDirect RDMA)");
     return 0;
 }
 
 static errint_t
-open_device(struct fstfs_device *device, int number, struct reason *reason)
+device_open(struct fstfs_device *device, int number, struct reason *reason)
 {
     int count;
     errint_t error = cuda_load(&device->cuda, reason);
@@ -81,7 +85,7 @@ open_device(struct fstfs_device *device, int number, struct reason *reason)
                           count == 1 ? "" : "s");
     error = CUDA_CALL(&device->cuda, reason, cuDeviceGet, &device->number, number);
     if (!error)
-        error = learn(device, reason);
+        error = device_read_attributes(device, reason);
     if (!error)
         error = CUDA_CALL(&device->cuda, reason, cuDevicePrimaryCtxRetain, &device->context,
                           device->number);
@@ -89,23 +93,23 @@ open_device(struct fstfs_device *device, int number, struct reason *reason)
 }
 
 static struct fstfs_device *
-new_device(struct fstfs *fstfs)
+device_new(struct fstfs *fstfs)
 {
     struct fstfs_device *device = calloc(1, sizeof(*device));
 
     if (!device)
         return NULL;
     device->fstfs = fstfs;
-    ladder_init(&device->ladder);
+    fallback_init(&device->fallback);
     pthread_mutex_init(&device->lock, NULL);
     return device;
 }
 
 static void
-free_device(struct fstfs_device *device)
+device_free(struct fstfs_device *device)
 {
     pipeline_free(device->pipeline);
-    ladder_free(&device->ladder);
+    fallback_free(&device->fallback);
     if (device->context)
         device->cuda.cuDevicePrimaryCtxRelease_v2(device->number);
     pthread_mutex_destroy(&device->lock);
@@ -113,7 +117,7 @@ free_device(struct fstfs_device *device)
 }
 
 static struct fstfs_device *
-find_device(const struct fstfs *fstfs, int number)
+device_find(const struct fstfs *fstfs, int number)
 {
     struct fstfs_device *device = atomic_load(&fstfs->devices);
 
@@ -122,20 +126,20 @@ find_device(const struct fstfs *fstfs, int number)
     return device;
 }
 
-/* With fstfs->loading_lock held. */
+/* With fstfs->loading_lock held. Errors are set by fail(). */
 static errint_t
-add_device(struct fstfs *fstfs, const char *name, int number, struct fstfs_device **out)
+device_add(struct fstfs *fstfs, const char *name, int number, struct fstfs_device **out)
 {
-    struct fstfs_device *device = new_device(fstfs);
+    struct fstfs_device *device = device_new(fstfs);
     struct reason reason;
     errint_t error;
 
     if (!device)
-        return fail(-ENOMEM, "out of memory");
+        return fail_no_memory();
     device->ordinal = number;
-    error = open_device(device, number, &reason);
+    error = device_open(device, number, &reason);
     if (error) {
-        free_device(device);
+        device_free(device);
         return fail(error, "%s: %s", name, reason.text);
     }
     device->next = atomic_load(&fstfs->devices);
@@ -147,18 +151,18 @@ add_device(struct fstfs *fstfs, const char *name, int number, struct fstfs_devic
 int
 fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **device)
 {
-    int number = number_of(name);
+    int number = device_number(name);
     errint_t error = 0;
 
     if (number < 0)
         return fail(-EINVAL, "a device is \"cuda:N\", not \"%s\"", name);
-    *device = find_device(fstfs, number);
+    *device = device_find(fstfs, number);
     if (*device)
         return 0;
     pthread_mutex_lock(&fstfs->loading_lock);
-    *device = find_device(fstfs, number);
+    *device = device_find(fstfs, number);
     if (!*device)
-        error = add_device(fstfs, name, number, device);
+        error = device_add(fstfs, name, number, device);
     pthread_mutex_unlock(&fstfs->loading_lock);
     return error;
 }
@@ -170,7 +174,7 @@ devices_free(struct fstfs *fstfs)
 
     for (struct fstfs_device *device = fstfs->devices; device; device = next) {
         next = device->next;
-        free_device(device);
+        device_free(device);
     }
 }
 
@@ -178,9 +182,9 @@ devices_free(struct fstfs *fstfs)
 
 enum memory { MEMORY_ELSEWHERE, MEMORY_HOST, MEMORY_BOTH, MEMORY_DEVICE };
 
-/* Whose memory it is; with the context pushed. What the driver does not know is the host's. */
+/* With the context current. Memory that the driver does not know is the host's. */
 static enum memory
-memory_of(const struct fstfs_device *device, CUdeviceptr address)
+device_memory_kind(const struct fstfs_device *device, CUdeviceptr address)
 {
     const struct cuda *cuda = &device->cuda;
     unsigned type = 0, managed = 0;
@@ -197,43 +201,43 @@ memory_of(const struct fstfs_device *device, CUdeviceptr address)
     return ordinal == device->number ? MEMORY_DEVICE : MEMORY_ELSEWHERE;
 }
 
-/* How far copies to the item may be joined with those behind it. */
+/* Copies to the item may be joined with later ones up to the end of its allocation. */
 static void
-find_room(const struct fstfs_device *device, struct item *item)
+item_find_room(const struct fstfs_device *device, struct plan_item *item)
 {
     CUdeviceptr address = (CUdeviceptr)(uintptr_t)item->to, base;
     size_t size;
 
-    item->room = item->box.size;
+    item->room = item->slice.size;
     if (device->cuda.cuMemGetAddressRange_v2(&base, &size, address) == CUDA_SUCCESS &&
         base + size - address > item->room)
         item->room = base + size - address;
 }
 
 static errint_t
-check_memory(struct fstfs_device *device, struct fstfs_read *read, bool *host)
+device_check_memory(struct fstfs_device *device, struct fstfs_read *read, bool *is_host)
 {
     size_t hosts = 0, devices = 0;
 
-    for (size_t i = 0; i < read->windows.count; i++) {
-        struct item *item = &read->windows.items[i];
-        enum memory memory = memory_of(device, (CUdeviceptr)(uintptr_t)item->to);
+    for (size_t i = 0; i < read->plan.count; i++) {
+        struct plan_item *item = &read->plan.items[i];
+        enum memory memory = device_memory_kind(device, (CUdeviceptr)(uintptr_t)item->to);
 
         hosts += memory == MEMORY_HOST;
         devices += memory == MEMORY_DEVICE;
         if (memory == MEMORY_ELSEWHERE || (hosts > 0 && devices > 0) ||
             (memory == MEMORY_HOST && !device->reads_host_pages))
-            return fail(-EINVAL, "the memory at %p is not of cuda:%d", (void *)item->to,
+            return fail(-EINVAL, "the memory at %p is not that of cuda:%d", (void *)item->to,
                         device->ordinal);
-        find_room(device, item);
+        item_find_room(device, item);
     }
-    *host = device->reads_host_pages && devices == 0;
+    *is_host = device->reads_host_pages && devices == 0;
     return 0;
 }
 
-/* With the context pushed. */
+/* With the context current. */
 static errint_t
-find_pipeline(struct fstfs_device *device)
+device_make_pipeline(struct fstfs_device *device)
 {
     struct pipeline *made;
     errint_t error = 0;
@@ -245,62 +249,62 @@ find_pipeline(struct fstfs_device *device)
             atomic_store(&device->pipeline, made);
     }
     pthread_mutex_unlock(&device->lock);
-    return error < 0 ? fail(error, "cuda:%d: no memory or thread for its ring", device->ordinal)
+    return error < 0 ? fail(error, "cuda:%d: no memory or no thread for its ring", device->ordinal)
                      : 0;
 }
 
-/* Notes where the read reads from. Items are sorted by their files. */
+/* Records the file systems that the read reads from. Items are sorted by source. */
 static errint_t
-find_storages(struct fstfs_device *device, const struct fstfs_read *read, bool host)
+device_record_storages(struct fstfs_device *device, const struct fstfs_read *read, bool is_host)
 {
     const struct tensor_source *source = NULL;
 
-    for (size_t i = 0; i < read->windows.count; i++) {
+    for (size_t i = 0; i < read->plan.count; i++) {
         uint64_t number;
 
-        if (read->windows.items[i].source == source)
+        if (read->plan.items[i].source == source)
             continue;
-        source = read->windows.items[i].source;
+        source = read->plan.items[i].source;
         number = source->list->extents[0].backing->identity.device;
-        if (!ladder_add(&device->ladder, number, source->path))
-            return fail(-ENOMEM, "out of memory");
-        if (host)
-            ladder_used(&device->ladder, number, RUNG_UNIFIED);
+        if (!fallback_add_storage(&device->fallback, number, source->path))
+            return fail_no_memory();
+        if (is_host)
+            fallback_used(&device->fallback, number, GPU_UNIFIED);
         else if (device->reads_host_pages)
-            ladder_give_up(&device->ladder, number, RUNG_UNIFIED,
-                           "the memory that was given is the device's alone");
+            fallback_disable(&device->fallback, number, GPU_UNIFIED,
+                             "the memory to read into is the device's alone");
     }
     return 0;
 }
 
-/* Tells cuFile of the files of the read, where it may be used for them. */
+/* Registers the files of the read with cuFile, where that is enabled. */
 static void
-open_files(struct fstfs_device *device, const struct fstfs_read *read)
+device_register_files(struct fstfs_device *device, const struct fstfs_read *read)
 {
     const struct tensor_source *source = NULL;
 
-    for (size_t i = 0; i < read->windows.count; i++) {
+    for (size_t i = 0; i < read->plan.count; i++) {
         uint64_t number;
         struct reason reason;
         errint_t error = 0;
 
-        if (read->windows.items[i].source == source)
+        if (read->plan.items[i].source == source)
             continue;
-        source = read->windows.items[i].source;
+        source = read->plan.items[i].source;
         number = source->list->extents[0].backing->identity.device;
-        /* Asked with the lock held: another read may just find that there is no cuFile. */
+        /* Checked with the lock held: another read may be finding that there is no cuFile. */
         pthread_mutex_lock(&device->fstfs->loading_lock);
-        if (ladder_may(&device->ladder, number, RUNG_CUFILE))
-            error = pipeline_open_file(device->pipeline, read->windows.items[i].source, &reason);
+        if (fallback_is_enabled(&device->fallback, number, GPU_CUFILE))
+            error = pipeline_open_file(device->pipeline, read->plan.items[i].source, &reason);
         pthread_mutex_unlock(&device->fstfs->loading_lock);
-        /* That a file has changed the ring will say. */
+        /* The read itself reports a file that has changed. */
         if (error < 0 && error != -ESTALE)
-            ladder_give_up(&device->ladder, number, RUNG_CUFILE, reason.text);
+            fallback_disable(&device->fallback, number, GPU_CUFILE, reason.text);
     }
 }
 
 errint_t
-device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *host)
+device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *is_host)
 {
     struct reason reason;
     CUcontext context;
@@ -308,13 +312,13 @@ device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *host)
 
     if (error)
         return fail(error, "cuda:%d: %s", device->ordinal, reason.text);
-    error = check_memory(device, read, host);
+    error = device_check_memory(device, read, is_host);
     if (!error)
-        error = find_storages(device, read, *host);
-    if (!error && !*host)
-        error = find_pipeline(device);
-    if (!error && !*host)
-        open_files(device, read);
+        error = device_record_storages(device, read, *is_host);
+    if (!error && !*is_host)
+        error = device_make_pipeline(device);
+    if (!error && !*is_host)
+        device_register_files(device, read);
     device->cuda.cuCtxPopCurrent_v2(&context);
     return error;
 }
@@ -322,7 +326,7 @@ device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *host)
 /* ---- status ---- */
 
 static void
-device_status(struct fstfs_device *device, struct buffer *out)
+device_write_status(struct fstfs_device *device, struct buffer *out)
 {
     const struct pipeline *pipeline = atomic_load(&device->pipeline);
     uint64_t host = 0, own = 0;
@@ -333,7 +337,7 @@ device_status(struct fstfs_device *device, struct buffer *out)
                 "{\"device\":\"cuda:%d\",\"ring_memory\":%llu,\"device_memory\":%llu,"
                 "\"storage\":",
                 device->ordinal, (unsigned long long)host, (unsigned long long)own);
-    ladder_status(&device->ladder, out);
+    fallback_status(&device->fallback, out);
     buffer_add_char(out, '}');
 }
 
@@ -346,7 +350,7 @@ devices_status(struct fstfs *fstfs, struct buffer *out)
     for (struct fstfs_device *device = first; device; device = device->next) {
         if (device != first)
             buffer_add_char(out, ',');
-        device_status(device, out);
+        device_write_status(device, out);
     }
     buffer_add_char(out, ']');
 }

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An opened checkpoint: its files, tensors and metadata.
+ *
+ * One thread fills it: checkpoint_new(), checkpoint_add_*(), checkpoint_finish(). After that it is
+ * immutable, except for what names a guard, and any thread may use it.
+ *
+ * What is added may come from the xattrs of a mount that another user controls. It is validated by
+ * checkpoint_add_tensor() and nowhere else: every tensor of a checkpoint is within its file and has
+ * the size of its shape and dtype.
+ */
+#ifndef FSTFS_CLIENT_CHECKPOINT_H
+#define FSTFS_CLIENT_CHECKPOINT_H
+
+#include "base/error.h"
+#include "base/extent.h"
+#include "fstfs.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cufile_file;
+struct memory_block;
+
+/* A file that tensors are stored in. */
+struct tensor_source {
+    struct extent_list *list; /* the whole file: one extent, with a backing */
+    const char *path;
+    _Atomic(struct cufile_file *) cufile; /* NULL: not registered with cuFile */
+    void *mapping; /* of the whole file; NULL: none. Guarded by the checkpoint's lock */
+};
+
+struct client_tensor {
+    struct fstfs_tensor public; /* first: the caller has its address */
+    uint32_t source; /* index into `sources` */
+};
+
+struct fstfs_checkpoint {
+    struct fstfs *fstfs;
+    pthread_mutex_t lock;
+    struct tensor_source *sources;
+    size_t source_count;
+    struct client_tensor *tensors; /* sorted by name */
+    size_t count;
+    struct fstfs_metadata *metadata; /* sorted by key */
+    size_t metadata_count;
+    char *through_mount; /* why it is read through the mount; NULL: it is not */
+    struct memory_block *blocks; /* hold strings and shapes */
+};
+
+/* A tensor to be added. Everything is copied. */
+struct tensor_description {
+    const char *name, *dtype; /* not NUL-terminated */
+    size_t name_length, dtype_length;
+    const uint64_t *shape;
+    unsigned rank;
+    uint64_t size, offset; /* bytes; in the file */
+    uint32_t source; /* from checkpoint_add_source() */
+};
+
+struct fstfs_checkpoint *checkpoint_new(struct fstfs *fstfs); /* NULL: out of memory */
+
+/* Adds the version `identity` of the file at `path`, which is absolute. -ENOMEM. */
+errint_t checkpoint_add_source(struct fstfs_checkpoint *checkpoint, const char *path,
+                               const struct file_identity *identity, uint32_t *source);
+
+/* -ENOMEM. -EBADMSG, set by fail(): the tensor is not within its file, or its size does not match
+ * its shape and dtype (if the dtype is known). */
+errint_t checkpoint_add_tensor(struct fstfs_checkpoint *checkpoint,
+                               const struct tensor_description *description);
+
+/* -ENOMEM. */
+errint_t checkpoint_add_metadata(struct fstfs_checkpoint *checkpoint, const char *key,
+                                 size_t key_length, const char *value, size_t value_length);
+
+/* Sorts tensors and metadata; drops metadata whose values differ between files. */
+void checkpoint_finish(struct fstfs_checkpoint *checkpoint);
+
+void checkpoint_destroy(struct fstfs_checkpoint *checkpoint); /* NULL is allowed */
+
+/* Whether the tensor, which may be NULL, is one of the checkpoint's. */
+bool checkpoint_has(const struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor);
+
+#endif

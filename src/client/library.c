@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/library.h"
+
+#include "base/buffer.h"
+#include "base/log.h"
+#include "client/error.h"
+#include "client/gpu/devices.h"
+#include "io/batch.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *
+fstfs_version(void)
+{
+    return FSTFS_VERSION;
+}
+
+/* One for each processor. */
+static unsigned
+count_workers(void)
+{
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+    if (processors < 1)
+        return 1;
+    return processors > BATCH_WORKERS ? BATCH_WORKERS : (unsigned)processors;
+}
+
+int
+fstfs_new(const struct fstfs_options *options, struct fstfs **out)
+{
+    static const struct fstfs_options defaults;
+    struct fstfs *fstfs;
+    struct io_options io;
+    errint_t error;
+
+    if (!options)
+        options = &defaults;
+    error = CHECK_RESERVED(options, fstfs_options);
+    if (error)
+        return error;
+    fstfs = calloc(1, sizeof(*fstfs));
+    if (!fstfs)
+        return fail_no_memory();
+    /* A library does not write to standard error; errors are returned. */
+    log_set_level(LOG_LEVEL_NONE);
+    io = (struct io_options){.no_ring = options->no_uring != 0,
+                             .no_direct = options->no_direct != 0,
+                             .no_prefetch = true,
+                             .memory = options->memory};
+    fstfs->no_source = options->no_source != 0;
+    pthread_mutex_init(&fstfs->loading_lock, NULL);
+    fstfs->worker_count = count_workers();
+    error = io_new(&io, &fstfs->io);
+    if (!error)
+        error = workers_new(fstfs->worker_count, &fstfs->workers);
+    if (error) {
+        fstfs_free(fstfs);
+        return fail(error, "the engine cannot start: %s", strerror(-error));
+    }
+    *out = fstfs;
+    return 0;
+}
+
+void
+fstfs_free(struct fstfs *fstfs)
+{
+    if (!fstfs)
+        return;
+    workers_free(fstfs->workers);
+    devices_free(fstfs);
+    pthread_mutex_destroy(&fstfs->loading_lock);
+    io_free(fstfs->io);
+    free(fstfs);
+}
+
+int
+fstfs_status(struct fstfs *fstfs, char *text, size_t size)
+{
+    struct buffer out = BUFFER_INIT;
+    struct io_counters counters;
+    int length;
+
+    io_counters(fstfs->io, &counters);
+    io_status(fstfs->io, &out);
+    if (out.length > 0)
+        out.length--; /* the brace that ends the object: members follow */
+    counters.bytes += atomic_load(&fstfs->own_bytes);
+    counters.storage_reads += atomic_load(&fstfs->cufile_reads);
+    counters.storage_bytes += atomic_load(&fstfs->cufile_bytes);
+    buffer_addf(&out,
+                ",\"memory_used\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"storage_bytes\":%" PRIu64
+                ",\"storage_reads\":%" PRIu64 ",\"expired_bytes\":%" PRIu64 ",",
+                counters.memory, counters.bytes, counters.storage_bytes, counters.storage_reads,
+                counters.expired);
+    devices_status(fstfs, &out);
+    buffer_add_char(&out, '}');
+    if (buffer_failed(&out)) {
+        buffer_free(&out);
+        return fail_no_memory();
+    }
+    length = snprintf(text, size, "%s", out.data);
+    buffer_free(&out);
+    return length;
+}

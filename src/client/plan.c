@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/plan.h"
+
+#include <stdlib.h>
+
+static int
+compare_items(const void *a, const void *b)
+{
+    const struct plan_item *x = a, *y = b;
+
+    if (x->source != y->source)
+        return x->source < y->source ? -1 : 1;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    return 0;
+}
+
+void
+plan_sort(struct read_plan *plan)
+{
+    qsort(plan->items, plan->count, sizeof(*plan->items), compare_items);
+}
+
+static bool
+is_same_tensor(const struct plan_item *a, const struct plan_item *b)
+{
+    return a->source == b->source && a->offset == b->offset;
+}
+
+static uint64_t
+plan_next_start(const struct plan_item *item)
+{
+    return item->offset + strided_slice_range(&item->slice, item->next);
+}
+
+/* The item that has the next range. Ranges of requests for one tensor may interleave; those of two
+ * tensors cannot. NULL: there are no more. */
+static struct plan_item *
+plan_next_item(struct read_plan *plan)
+{
+    struct plan_item *items = plan->items, *best = NULL;
+
+    while (!best && plan->group < plan->count) {
+        size_t i = plan->group;
+
+        for (; i < plan->count && is_same_tensor(&items[i], &items[plan->group]); i++)
+            if (items[i].next < items[i].slice.range_count &&
+                (!best || plan_next_start(&items[i]) < plan_next_start(best)))
+                best = &items[i];
+        if (!best)
+            plan->group = i;
+    }
+    return best;
+}
+
+/* Finds ranges until they fill a span or a gap of more than a block follows. */
+static void
+plan_find_ranges(struct read_plan *plan)
+{
+    struct plan_item *item;
+
+    while (plan->end - plan->start < plan->span_bytes + SPAN_SLACK &&
+           (item = plan_next_item(plan))) {
+        uint64_t start = plan_next_start(item);
+        uint64_t end = start + item->slice.range;
+
+        if (plan->start == plan->end) {
+            plan->source = item->source;
+            plan->start = start;
+            plan->end = end;
+        } else if (item->source != plan->source ||
+                   block_down(start) > block_up(plan->end) + BLOCK_SIZE) {
+            return;
+        } else if (end > plan->end) {
+            plan->end = end;
+        }
+        item->next++;
+    }
+}
+
+bool
+plan_next_span(struct read_plan *plan, struct span *span)
+{
+    uint64_t cut;
+
+    plan_find_ranges(plan);
+    if (plan->start == plan->end)
+        return false;
+    cut = plan->end;
+    if (cut - block_down(plan->start) > plan->span_bytes + SPAN_SLACK)
+        cut = block_down(plan->start) + plan->span_bytes;
+    *span = (struct span){.source = plan->source, .start = plan->start, .end = cut};
+    while (plan->items[plan->low].source != plan->source ||
+           plan->items[plan->low].end <= plan->start)
+        plan->low++;
+    span->first = span->last = plan->low;
+    while (span->last < plan->count && plan->items[span->last].source == plan->source &&
+           plan->items[span->last].offset < cut)
+        span->last++;
+    plan->start = cut;
+    return true;
+}
+
+/* Whether no other item is of the same tensor. Tensors of one source never overlap. */
+static bool
+is_alone(const struct read_plan *plan, size_t i)
+{
+    const struct plan_item *items = plan->items;
+
+    return !(i > 0 && is_same_tensor(&items[i - 1], &items[i])) &&
+           !(i + 1 < plan->count && is_same_tensor(&items[i + 1], &items[i]));
+}
+
+char *
+span_memory(const struct read_plan *plan, const struct span *span)
+{
+    const struct plan_item *item = &plan->items[span->first];
+    uint64_t begin = item->offset + item->slice.start;
+    uintptr_t to = (uintptr_t)item->to - begin + span->start;
+
+    if (span->start < begin || span->end > item->end || item->slice.level_count > 0 ||
+        span->start % BLOCK_SIZE != 0 || span->end % BLOCK_SIZE != 0 || to % BLOCK_SIZE != 0 ||
+        !is_alone(plan, span->first))
+        return NULL;
+    return (char *)to;
+}
+
+uint64_t
+span_copy(const struct read_plan *plan, const struct span *span, uint64_t offset, const char *bytes,
+          uint64_t length)
+{
+    uint64_t copied = 0;
+
+    for (size_t i = span->first; i < span->last; i++) {
+        const struct plan_item *item = &plan->items[i];
+        uint64_t skip = item->offset > offset ? item->offset - offset : 0;
+
+        if (skip < length && item->end > offset)
+            copied += strided_slice_copy(&item->slice, offset + skip - item->offset, bytes + skip,
+                                         length - skip, item->to);
+    }
+    return copied;
+}

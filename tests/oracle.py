@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An independent reader of safetensors files: what the mount is compared with.
+"""An independent reader of safetensors files, with which the mount is compared.
 
-Knows nothing of fstfs but the rules a user is told: how names are escaped and
-in which order the merged file comes.
+It uses no code of fstfs, only the documented rules for escaped names and the order of the merged
+file.
 """
 
 import io
@@ -37,7 +37,7 @@ class Entry:
     dtype: str
     shape: list
     path: str
-    offset: int  # in the file
+    offset: int  # of the file
     size: int
 
     def read(self):
@@ -47,7 +47,7 @@ class Entry:
 
 
 def read_header(path):
-    """([Entry in file order], metadata or None, where the data begins)."""
+    """([Entry in file order], metadata or None, offset of the data)."""
     with open(path, "rb") as f:
         n, = struct.unpack("<Q", f.read(8))
         text = f.read(n)
@@ -73,7 +73,7 @@ def no_duplicates(pairs):
 
 
 def escape(name):
-    """A tensor's file name, before any cut."""
+    """The file name of a tensor before truncation."""
     raw = name.encode() if isinstance(name, str) else name
     if not raw:
         return b"%"
@@ -90,7 +90,7 @@ CUT = re.compile(rb"~[0-9a-f]{16}$")
 
 
 def is_cut(name, limit=255):
-    """Whether the tensor of this name comes under a cut file name."""
+    """Whether the file name of this tensor is truncated."""
     escaped = escape(name)
     return len(escaped) > limit or CUT.search(escaped) is not None
 
@@ -102,12 +102,12 @@ def check_cut(name, file_name, limit=255):
     assert match, (name, file_name)
     stem = file_name[:match.start()]
     assert escaped.startswith(stem), (name, file_name)
-    stem.decode()  # cut at a character's boundary
+    stem.decode()  # at the start of a character
 
 
 def npy_bytes(dtype, shape, data):
-    """What numpy.save writes for the tensor; sub-byte dtypes as their packed bytes. None where
-    there is nothing to ask: NumPy has arrays of at most 64 dimensions of less than 2^63."""
+    """The output of numpy.save for the tensor; dtypes below a byte as packed bytes. None if NumPy
+    cannot represent it: more than 64 dimensions, or a size of 2^63 and more."""
     if len(shape) > 64 or any(dim >= 1 << 63 for dim in shape):
         return None
     if dtype in NUMPY:
@@ -120,8 +120,8 @@ def npy_bytes(dtype, shape, data):
         array = np.frombuffer(data, "u1")
     out = io.BytesIO()
     np.save(out, array)
-    # numpy.save writes "<f1" for float8_e5m2, which numpy.load refuses; the rest of the family
-    # comes as "<V1"
+    # numpy.save writes "<f1" for float8_e5m2, which numpy.load refuses; the related dtypes get
+    # "<V1"
     return out.getvalue().replace(b"'<f1'", b"'<V1'", 1)
 
 
@@ -134,7 +134,7 @@ def read_all(path):
 
 
 def walk(root):
-    """{relative path (bytes): "d" or "f" or "l" or another type} of everything under root."""
+    """{relative path (bytes): "d", "f", "l" or another type} of everything below root."""
     root = os.fsencode(root)
     found = {}
     pending = [b""]
@@ -159,7 +159,7 @@ READ_BY_NAME = ("adapter_model", "pytorch_lora_weights", "consolidated")
 
 
 class Expected:
-    """What a view of a source (corpus.trees.Source) shows."""
+    """The expected content of a view of a source (corpus.trees.Source)."""
 
     def __init__(self, source, view, options=()):
         self.source = source
@@ -173,18 +173,18 @@ class Expected:
                 if c.directory == checkpoint.directory and c is not checkpoint]
 
     def is_recut(self, checkpoint):
-        """Whether its shards are cut anew, be it into one."""
+        """Whether its shards are re-cut, also into one file."""
         if not checkpoint.one_file:
             return self.by_number or self.by_size
         return self.by_size and not checkpoint.stem.startswith(READ_BY_NAME) and \
             (checkpoint.index is not None or not any(c.sharded for c in self.beside(checkpoint)))
 
     def keeps_index(self, checkpoint):
-        """Whether it has an index even as one file."""
+        """Whether it has an index even as a single file."""
         return checkpoint.sharded and bool(self.beside(checkpoint))
 
     def paths(self):
-        """{relative path: "d" or "f"}; cut names are left out, see cut(), and re-cut shards."""
+        """{relative path: "d" or "f"}, without truncated names (see cut()) and re-cut shards."""
         found = {os.fsencode(d): "d" for d in self.source.directories}
         if self.view in ("merged", "shards"):
             found.update({os.fsencode(p): "f" for p in self.source.side})
@@ -215,7 +215,7 @@ class Expected:
         return found
 
     def cut(self):
-        """How many files with cut names there are: {directory: count}."""
+        """The number of files with truncated names: {directory: count}."""
         found = {}
         for c in self.source.checkpoints:
             limit = {"tensors": 255, "npy": 251}.get(self.view)
@@ -226,7 +226,7 @@ class Expected:
 
 
 def tensor_file(view_root, checkpoint, tensor, npy=False):
-    """The path of a tensor's file, by the rule, or by its xattr where the name is cut."""
+    """The path of a tensor's file, found by its xattr if the name is truncated."""
     directory = os.path.join(os.fsencode(view_root), os.fsencode(checkpoint.directory),
                              os.fsencode(checkpoint.stem))
     suffix = b".npy" if npy else b""
@@ -249,7 +249,7 @@ def view_path(view_root, checkpoint, name):
 
 
 def check_tensors(view_root, checkpoint):
-    """Every tensor file and the index of a checkpoint in tensors/."""
+    """Checks all tensor files and the index of a checkpoint in tensors/."""
     for t in checkpoint.tensors:
         path = tensor_file(view_root, checkpoint, t)
         assert os.stat(path).st_size == t.size, path
@@ -279,7 +279,7 @@ def check_npy(view_root, checkpoint):
 
 
 def check_file(path, tensors, metadata, page_aligned):
-    """A whole safetensors file of the mount against its tensors in order."""
+    """Compares a whole safetensors file of the mount with its tensors in order."""
     entries, found_metadata, start = read_header(path)
     if page_aligned:
         assert start % 4096 == 0
@@ -296,8 +296,8 @@ def check_file(path, tensors, metadata, page_aligned):
 
 
 def file_order(tensors):
-    """The order of tensors (given in shard order) in a file that the mount makes: whole pages
-    first, then by falling element size, so that each begins where its dtype needs it."""
+    """The order of tensors (given in shard order) in a file that the mount generates: whole pages
+    first, then by decreasing element size, so that each tensor is aligned for its dtype."""
 
     def rank(t):
         if t.size and t.size % 4096 == 0:
@@ -309,7 +309,7 @@ def file_order(tensors):
 
 
 def by_zero_size(tensors):
-    """Tensors of one place in a file (empty ones) come by name: the order of a reader's table."""
+    """Sorts tensors at the same offset (empty ones) by name, as in a reader's table."""
     placed, at = [], 0
     for t in tensors:
         placed.append(((at, at + t.size, t.name.encode()), t))
@@ -351,7 +351,7 @@ def check_shard_index(view_root, checkpoint, name, weight_map):
 
 
 def recut_files(view_root, checkpoint):
-    """The re-cut shards' names, checked to be a full `-of-` set or the one file."""
+    """The names of re-cut shards, after checking that they are a complete `-of-` set or one file."""
     directory = os.path.join(view_root, checkpoint.directory)
     pattern = re.compile(re.escape(checkpoint.stem) + r"(-(\d{5})-of-(\d{5}))?\.safetensors$")
     found = sorted(n for n in os.listdir(directory) if pattern.match(n))
@@ -364,8 +364,8 @@ def recut_files(view_root, checkpoint):
 
 
 def check_recut(view_root, checkpoint, keeps_index=False):
-    """A re-cut set: every tensor once, right, and an index of exactly it where there are several
-    or it keeps one. Returns [(file name, data bytes, tensors)]."""
+    """Checks re-cut shards: each tensor exactly once, and a matching index if there are several
+    files or the source has one. Returns [(file name, data bytes, tensors)]."""
     files = recut_files(view_root, checkpoint)
     known = {t.name: t for t in checkpoint.tensors}
     assert len(known) == len(checkpoint.tensors)
@@ -401,7 +401,7 @@ def check_recut(view_root, checkpoint, keeps_index=False):
 
 
 def index_name(stem):
-    """How the libraries spell the index of a stem that the mount makes one for."""
+    """The libraries' spelling of the index that the mount generates for a stem."""
     for known in ("model", "diffusion_pytorch_model", "pytorch_model"):
         variant = stem.removeprefix(known + ".")
         if variant != stem and variant and "." not in variant:
@@ -417,7 +417,7 @@ def check_side(view_root, source):
 
 
 def plain_files(root, source):
-    """[(path in the mount, its expected content)] over all views."""
+    """[(path in the mount, expected content)] of all views."""
     found = []
     for c in source.checkpoints:
         for t in c.tensors:
@@ -446,7 +446,7 @@ def plain_files(root, source):
 
 
 def check_source(root, source, options=(), views=("tensors", "merged", "shards", "npy")):
-    """All of a source in all views: which files there are and every byte of them."""
+    """Checks all views of a source completely: names and contents."""
     for view in views:
         view_root = os.path.join(root, view)
         expected = Expected(source, view, options)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writers of every kind beside a reader of every view: how many bytes are of the wrong version.
+"""Writers of every kind with a reader of every view: the number of bytes from a wrong version.
 
     tests/versions.py --build BUILD DIRECTORY...
 
-prints for each directory, which is to be on the file system in question, a row of the table
-"versions" in docs/reliability.md. A cell is "during / after": bytes that one open file gave of a
-second version, and bytes that are not the file's when it is opened after the writer has ended.
+prints a row of the table "versions" in docs/reliability.md for each directory, which should be on
+the file system to test. A cell is "during / after": bytes of a second version from one open file,
+and wrong bytes in a file opened after the writer has finished.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def content(fill, size):
 
 
 class Reader:
-    """One open file of the mount, read from both ends; what fails gives no bytes."""
+    """An open file of the mount, read from both ends. Failed reads give no bytes."""
 
     def __init__(self, path):
         self.seen = []
@@ -48,7 +48,7 @@ class Reader:
             self.fd = None
 
     def read(self, first, last):
-        """From so many sixteenths of the file to so many."""
+        """Reads a range in sixteenths of the file."""
         for i in range(first, last):
             if self.fd is not None:
                 try:
@@ -57,7 +57,7 @@ class Reader:
                     pass
 
     def close(self):
-        """How many bytes are of the version that fewer are of."""
+        """The number of bytes of the less frequent version."""
         if self.fd is not None:
             os.close(self.fd)
         data = b"".join(self.seen)
@@ -65,8 +65,8 @@ class Reader:
 
 
 class Shard:
-    """A file of the source, and the writers of it. Each is called between two halves of a
-    reader's work."""
+    """A file of the source, and its writers. Each writer calls the reader in the middle of its
+    work."""
 
     def __init__(self, path):
         self.path = path
@@ -106,7 +106,7 @@ class Shard:
         self.rename()
 
     def mmap(self):
-        """Maps, reads each page and then writes it: on tmpfs no time stamp moves."""
+        """Maps the file, reads each page and then writes it: on tmpfs this changes no time stamp."""
         with open(self.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
             assert sum(mapped[::PAGE]) >= 0
             mapped[:] = content(NEW, self.size)
@@ -123,7 +123,7 @@ def beside(name):
 
 
 def dirty_mapping(shard, path):
-    """The writer has mapped the file, and its pages are dirty, before the reader comes."""
+    """The writer has mapped the file and made its pages dirty before the reader opens it."""
     with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
         for at in range(0, len(mapped), PAGE):
             mapped[at] = mapped[at]
@@ -131,19 +131,19 @@ def dirty_mapping(shard, path):
         reader.read(1, 8)
         mapped[:] = content(NEW, shard.size)
         reader.read(8, 15)
-        # what is opened now is read again when the writer has gone
+        # A file opened now is read again after the writer has finished.
         Reader(path).close()
         return reader.close()
 
 
 def long_write(shard, path):
-    """One write(2), whose time stamp is of its beginning; readers come all the time meanwhile."""
+    """One write(2), whose time stamp is from its start; readers are active all the time."""
     shard.size = LONG
     shard.fill(OLD)
     Reader(path).close()
-    time.sleep(1)  # so that the next to come makes the mount look at the file, wherever it is
+    time.sleep(1)  # so that the next reader makes the mount check the file
     data = content(NEW, LONG)
-    libc = ctypes.CDLL(None, use_errno=True)  # without the interpreter's lock
+    libc = ctypes.CDLL(None, use_errno=True)  # releases the GIL
     fd = os.open(shard.path, os.O_WRONLY)
     writer = threading.Thread(target=libc.write,
                               args=(fd, ctypes.c_char_p(data), ctypes.c_size_t(len(data))))
@@ -182,7 +182,7 @@ WRITERS = {
 
 
 def wrong_after(shard, path, seconds):
-    """Bytes that are wrong in a file that is opened now, once it had time to show the new ones."""
+    """Wrong bytes in a file that is opened now, after the time in which changes become visible."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -197,7 +197,7 @@ def wrong_after(shard, path, seconds):
 
 
 def measure(root, mount, seconds=5):
-    """{writer: [during, after]} of all views. `mount(source, *options)`: where it is mounted."""
+    """{writer: [during, after]} over all views. `mount(source, *options)` returns a mount point."""
     found = {writer: [0, 0] for writer in WRITERS}
     for view, pattern in VIEWS.items():
         source = Path(root) / view

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors files, sound and broken: every rule of a header on its own, at its boundary and
-just past it.
+"""Valid and invalid safetensors files: each rule of a header on its own, at its limit and just
+beyond.
 
 CASES is a list of (name, content, rule, note):
-  name     a file stem, unique
-  content  the file's bytes, or a function that writes the file to the path it is given
-           (for those that are big and sparse)
-  rule     the rule that fstfs names when it refuses the file, or None when it is sound
-  note     "" where the safetensors library gives the same verdict; else why fstfs's differs
+  name     a unique file stem
+  content  the file's bytes, or a function that writes the file to a given path
+           (for large sparse files)
+  rule     the rule by which fstfs refuses the file, or None if it is valid
+  note     "" if the safetensors library agrees; otherwise why it differs
 """
 
 import json
@@ -24,7 +24,7 @@ DTYPE_BITS = {
 
 
 def raw(header, data=b"", n=None):
-    """A file from the header's text, as it is."""
+    """A file with this header text."""
     if isinstance(header, str):
         header = header.encode()
     return struct.pack("<Q", len(header) if n is None else n) + header + data
@@ -36,17 +36,17 @@ def entry(begin, end, dtype="U8", shape=None):
 
 
 def file(tensors, size, **more):
-    """A file from {name: entry} with `size` bytes of data."""
+    """A file with the header {name: entry} and `size` bytes of data."""
     return raw(json.dumps({**more, **tensors}), bytes(i % 251 for i in range(size)))
 
 
 def one(fields, size=1):
-    """A file whose one tensor, "a", has this text as its entry."""
+    """A file with one tensor, "a", with this text as its entry."""
     return raw('{"a":%s}' % fields, b"x" * size)
 
 
 def sparse(header, length, n=None):
-    """Writes a file of `length` bytes that begins with this header and is a hole then."""
+    """Writes a file of `length` bytes that starts with this header and continues with a hole."""
 
     def write(path):
         with open(path, "wb") as f:
@@ -73,7 +73,7 @@ def padded(header, n):
 
 
 def nested(arrays):
-    """An entry with an unknown field of so many arrays in each other, two levels down."""
+    """An entry with an unknown field of that many nested arrays, two levels down."""
     return one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":%s%s}' % ("[" * arrays, "]" * arrays))
 
 
@@ -100,7 +100,7 @@ def case(name, content, rule=None, note=""):
     CASES.append((name, content, rule, note))
 
 
-# Sound files, the odd ones too.
+# Valid files, including unusual ones.
 case("sound-one", raw(GOOD, b"x"))
 case("sound-no-tensors", raw("{}"))
 case("sound-two", file({"a": entry(0, 4), "b": entry(4, 6)}, 6))
@@ -217,7 +217,7 @@ for _name, _text in {
 }.items():  # fmt: skip
     case(f"entry-{_name}", one(_text), JSON)
 
-# Our own: dtypes nobody knows, names that stand twice.
+# Rules of fstfs: unknown dtypes, duplicate names.
 case("dtype-unknown", one('{"dtype":"F2_E1M0","shape":[7],"data_offsets":[0,1]}'), None, NEW_DTYPE)
 case("dtype-lower-case", one('{"dtype":"u8","shape":[1],"data_offsets":[0,1]}'), None, NEW_DTYPE)
 case("dtype-with-nul", one('{"dtype":"U8\\u0000","shape":[9],"data_offsets":[0,1]}'), None, NEW_DTYPE)

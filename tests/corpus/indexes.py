@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken and odd indexes, shard sets, links and files: one case each, in a directory `bad`.
+"""Invalid and unusual indexes, shard sets, links and files: each case in a directory `bad`.
 
-A case writes into a Source that has good neighbours already and says what must
-be seen. Headers broken inside one file are in headers.py.
+A case writes into a Source that already has valid neighbours, and describes what the mount must
+show. Invalid headers are in headers.py.
 """
 
 import json
@@ -16,19 +16,19 @@ from corpus import trees
 
 @dataclass
 class Expect:
-    """What a mount of the case shows."""
+    """What a mount of the case must show."""
 
-    # (path in the source, words) one line of problems must hold; path None: any
+    # (path in the source, words) that one line of problems must contain; path None: any
     said: list = field(default_factory=list)
-    # {directory below tensors/bad: the tensors that are in it, all of them}
+    # {directory below tensors/bad: exactly the tensors in it}
     tensors: dict = field(default_factory=dict)
-    # {file below merged/bad: True (it is there and sound) or False (not there)}
+    # {file below merged/bad: True (exists and is valid) or False (does not exist)}
     merged: dict = field(default_factory=dict)
     # {file below shards/bad: "same", "EIO" or "absent"}
     shards: dict = field(default_factory=dict)
     # paths below bad that are in no view
     absent: list = field(default_factory=list)
-    silent: bool = False  # this is odd, but right: no problem may be named
+    silent: bool = False  # unusual, but valid: no problem may be listed
 
 
 CASES = []
@@ -46,7 +46,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def pair(source, index):
-    """Two good shards, and the bytes given as their index."""
+    """Two valid shards, with these bytes as their index."""
     source.place(f"bad/{ONE}", trees.file_bytes(FIRST))
     source.place(f"bad/{TWO}", trees.file_bytes(SECOND))
     if index is not None:
@@ -58,7 +58,7 @@ def weight_map(**more):
 
 
 def refused_index(name, index, words=("InvalidIndex",)):
-    """A case: the index is refused, the shards are a `-of-` set by their names."""
+    """A case in which the index is refused, and the shards are a `-of-` set by their names."""
 
     def make(source, outside):
         pair(source, index if isinstance(index, bytes) else json.dumps(index).encode())
@@ -181,7 +181,7 @@ def index_wrong_total_size(source, outside):
 
 
 def bad_total_size(name, value, shown):
-    """A case: the index is taken, and its total size named."""
+    """A case in which the index is accepted, and its total size is listed as a problem."""
 
     def make(source, outside):
         pair(source, b'{"metadata": {"total_size": %s}, "weight_map": %s}' % (
@@ -206,7 +206,7 @@ bad_total_size("list", b"[84]", "[84]")
 
 @case
 def index_total_size_whole_as_float(source, outside):
-    """transformers has written it so."""
+    """As written by transformers."""
     total = float(sum(len(t.data) for t in FIRST + SECOND))
     pair(source, json.dumps({"metadata": {"total_size": total},
                              "weight_map": weight_map()}).encode())
@@ -306,7 +306,7 @@ def one_file_cut_short(source, outside):
 
 
 def hole(name, present, of, missing):
-    """A case: `-of-` files with some not there; the others stay readable."""
+    """A case with an incomplete `-of-` set; its files stay readable."""
 
     def make(source, outside):
         tensors = []
@@ -327,7 +327,7 @@ hole("hole_all_but_one_of_99999", (77,), 99999, 1)
 
 
 def number_of_no_set(name, numbers, spelled="model-{}.safetensors"):
-    """A case: one file, of a number that no set of that total has."""
+    """A case with one file whose number is outside its set."""
     file = spelled.format(numbers)
     number, of = (int(n) for n in numbers.split("-of-"))
 
@@ -350,7 +350,7 @@ number_of_no_set("before_a_variant", "00003-of-00002", "model-{}.fp16.safetensor
 
 @case
 def numbers_that_are_no_shards(source, outside):
-    """Shards have at least five digits; files of such names stand for themselves."""
+    """Shard numbers have at least five digits; other names are single files."""
     names = ["model-1-of-2", "model-0003-of-0002", "model-00003-of-2", "3-of-2",
              "model-0000000003-of-0000000002"]
     for name in names:
@@ -369,7 +369,7 @@ def number_beyond_a_set_that_is_there(source, outside):
 
 @case
 def number_beyond_the_total_of_an_index(source, outside):
-    """Loaders go by the index, whatever the names are."""
+    """Loaders use the index, whatever the names are."""
     source.place("bad/model-00003-of-00002.safetensors", trees.file_bytes(FIRST))
     source.place(f"bad/{INDEX}", trees.index_bytes(
         {t.name: "model-00003-of-00002.safetensors" for t in FIRST}))
@@ -443,7 +443,7 @@ def links_between_directories(source, outside):
     source.directory("bad/y")
     os.symlink("../y", source.path("bad/x/to_y"))
     os.symlink("../x", source.path("bad/y/to_x"))
-    return Expect(said=[("bad/", ())])  # x/to_y is right, x/to_y/to_x a loop
+    return Expect(said=[("bad/", ())])  # x/to_y is valid, x/to_y/to_x is a loop
 
 
 @case
@@ -535,7 +535,7 @@ def fifo(source, outside):
 @case
 def unix_socket(source, outside):
     here = os.getcwd()
-    os.chdir(source.path("bad"))  # a socket's path is short
+    os.chdir(source.path("bad"))  # a socket's path must be short
     try:
         with socket.socket(socket.AF_UNIX) as s:
             s.bind("sock.safetensors")
@@ -658,7 +658,7 @@ def empty_checkpoint(source, outside):
 
 @case
 def tensor_name_of_100000_bytes(source, outside):
-    """Longer than an xattr can be (64 KiB): the name is in the index only."""
+    """Longer than an xattr can be (64 KiB): the name is only in the index."""
     source.place("bad/model.safetensors",
                  trees.file_bytes([trees.tensor("n" * 100_000, "U8", (7,))]))
     return Expect(merged={"model.safetensors": True}, shards={"model.safetensors": "same"},
@@ -667,7 +667,7 @@ def tensor_name_of_100000_bytes(source, outside):
 
 @case
 def merged_header_too_large(source, outside):
-    """Two shards whose headers are read, but the merged header would be over 100,000,000."""
+    """Two shards with valid headers whose merged header would exceed 100,000,000 bytes."""
     for shard, name in ((0, ONE), (1, TWO)):
         source.place(f"bad/{name}", trees.file_bytes(
             [trees.Tensor(f"{shard}{i:03}" + "n" * 60_000, "U8", [0], b"") for i in range(900)]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source trees for the mount tests and the benches: makers of checkpoints.
+"""Source trees for the mount tests and the benchmarks.
 
-A `Source` writes files under a root and remembers what it wrote, so that what
-each view must show can be worked out from the plan and not from the program.
-Content is a function of the seed: the same tree comes out on every machine.
+A `Source` writes files below a root and records what it wrote, so that the expected content of each
+view is known independently of fstfs. Content depends on the seed only: every machine gets the same
+tree.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ def header(entries, metadata=None, pad=8):
 
 
 def file_bytes(tensors, metadata=None, pad=8):
-    """A safetensors file with the tensors in the order given."""
+    """A safetensors file with the tensors in the given order."""
     head = header([(t.name, t.dtype, t.shape, t.size) for t in tensors], metadata, pad)
     return head + b"".join(t.data for t in tensors)
 
@@ -83,14 +83,14 @@ def index_bytes(weight_map, total_size=None, metadata=None):
 
 @dataclass
 class Checkpoint:
-    """What is known of one checkpoint of a source. `shards`: (file name, tensors), by file name."""
+    """A checkpoint of a source. `shards`: (file name, tensors), sorted by file name."""
 
     directory: str
     stem: str
     shards: list
     index: str | None = None  # its file name in the source
-    metadata: list = field(default_factory=list)  # per shard, None where it has none
-    index_metadata: dict = field(default_factory=dict)  # what the index has beside total_size
+    metadata: list = field(default_factory=list)  # per shard; None without metadata
+    index_metadata: dict = field(default_factory=dict)  # entries of the index besides total_size
 
     @property
     def one_file(self):
@@ -106,7 +106,7 @@ class Checkpoint:
 
     @property
     def merged_metadata(self):
-        """What the shards agree on; None when no shard has any."""
+        """The metadata that the shards agree on; None if no shard has any."""
         known = [m for m in self.metadata if m is not None]
         if not known:
             return None
@@ -123,7 +123,7 @@ def join(*parts):
 
 
 class Source:
-    """A source tree being written below `root`, and the record of it."""
+    """A source tree below `root`, and a record of its contents."""
 
     def __init__(self, root):
         self.root = os.fspath(root)
@@ -131,11 +131,11 @@ class Source:
         self.checkpoints = []
         self.side = {}  # relative path -> bytes
         self.directories = set()
-        self.blobs = None  # where set, files are links to hashed blobs there (Hugging Face cache)
+        self.blobs = None  # if set, files are links to hashed blobs there (Hugging Face cache)
 
     @classmethod
     def at(cls, root, other):
-        """The source `other`, of which a copy stands at another root."""
+        """The source `other`, whose copy is at another root."""
         source = cls(root)
         source.checkpoints, source.side, source.directories = \
             other.checkpoints, other.side, other.directories
@@ -151,7 +151,7 @@ class Source:
             relative = os.path.dirname(relative)
 
     def place(self, relative, data):
-        """Writes a file; nothing is recorded but its directory."""
+        """Writes a file, and records only its directory."""
         self.directory(os.path.dirname(relative))
         path = self.path(relative)
         if self.blobs is not None:
@@ -172,9 +172,9 @@ class Source:
 
     def add(self, directory, stem, tensors, shards=1, index=None, metadata=None, pad=8, names=None,
             index_metadata=None):
-        """A checkpoint. `index`: None is the usual spelling for more than one shard, False none,
-        or a file name. `metadata`: one for all or a list. `names`: of the shard files.
-        `index_metadata`: of the index, beside its total_size."""
+        """Adds a checkpoint. `index`: None is the usual spelling for several shards, False is none,
+        otherwise a file name. `metadata`: one for all shards, or a list. `names`: of the shard
+        files. `index_metadata`: of the index, besides its total_size."""
         if names is None:
             names = ([f"{stem}.safetensors"] if shards == 1 else
                      [f"{stem}-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)])
@@ -198,7 +198,7 @@ class Source:
 
 
 def small_tensors(prefix="", seed=0, count=4):
-    """A few small tensors of mixed size, none of them nice."""
+    """A few small tensors of various unaligned sizes."""
     shapes = [("F32", (3, 5)), ("BF16", (7,)), ("U8", (4096,)), ("I64", ()), ("F16", (0, 3)),
               ("F32", (1024, 2)), ("U8", (5000,)), ("I8", (1,))]
     return [tensor(f"{prefix}t{i}.weight", *shapes[i % len(shapes)], seed=seed)
@@ -206,7 +206,7 @@ def small_tensors(prefix="", seed=0, count=4):
 
 
 def rich_tensors(seed=0):
-    """Every dtype, and every size around a page, a request and a readahead window."""
+    """Every dtype, and sizes around a page, a request and a readahead window."""
     made = []
     for i, (dtype, bits) in enumerate(DTYPE_BITS.items()):
         made.append(tensor(f"dtype.{dtype}", dtype, (3 + i % 4, 8), seed))
@@ -234,7 +234,7 @@ def rich(root, stem="model", shards=3, directory="rich", **more):
 
 
 def in_root(root):
-    """One checkpoint in the source's root."""
+    """One checkpoint in the root of the source."""
     source = Source(root)
     source.add("", "model", small_tensors(count=8), metadata={"format": "pt"})
     source.add_side("config.json")
@@ -242,7 +242,8 @@ def in_root(root):
 
 
 def nested(root, models=30):
-    """Many models in nested directories, one-file and sharded, side files, an empty directory."""
+    """Many models in nested directories, as one file and sharded, with side files and an empty
+    directory."""
     source = Source(root)
     for i in range(models):
         directory = f"org{i % 5}/family{i % 3}/model{i:03}"
@@ -256,19 +257,19 @@ def nested(root, models=30):
 
 
 def diffusers(root, directory="pipeline"):
-    """A pipeline: components in subfolders, stems and index names of both libraries, variants."""
+    """A pipeline: components in subdirectories, stems and index names of both libraries, variants."""
     source = Source(root)
     d = directory
     source.add_side(join(d, "model_index.json"))
-    # transformers components: one file, and a variant of it beside
+    # transformers components: one file, and a variant of it
     source.add(join(d, "text_encoder"), "model", small_tensors("te.", count=5))
     source.add(join(d, "text_encoder"), "model.fp16", small_tensors("te.", seed=1, count=5))
     source.add_side(join(d, "text_encoder/config.json"))
-    # sharded with transformers' variant spelling of the index
+    # sharded with transformers' spelling of the variant's index
     source.add(join(d, "text_encoder_2"), "model", small_tensors("te2.", count=7), shards=2)
     source.add(join(d, "text_encoder_2"), "model.fp16", small_tensors("te2.", seed=1, count=7),
                shards=2, index="model.safetensors.index.fp16.json")
-    # sharded diffusers, default and variant; the variant's shards in the older spelling
+    # sharded diffusers, default and variant; the variant's shards have the older spelling
     source.add(join(d, "transformer"), "diffusion_pytorch_model", small_tensors("tr.", count=8),
                shards=3)
     source.add(join(d, "unet"), "diffusion_pytorch_model.fp16",
@@ -284,7 +285,7 @@ def diffusers(root, directory="pipeline"):
 
 
 def adapters(root):
-    """LoRA adapters, one of them beside a full model."""
+    """LoRA adapters, one of them next to a full model."""
     source = Source(root)
     for i in range(3):
         d = f"loras/lora{i}"
@@ -297,9 +298,9 @@ def adapters(root):
 
 
 def together(root):
-    """Several checkpoints a directory: with one index, with none, with two, in odd spellings."""
+    """Several checkpoints per directory: with one index, with none, with two, in unusual spellings."""
     source = Source(root)
-    # a model as Mistral ships it, with adapters for peft and diffusers
+    # a model as published by Mistral, with adapters for peft and diffusers
     source.add("mistral", "model", small_tensors("m.", count=8), shards=3, metadata={"format": "pt"},
                index_metadata={"total_parameters": 9007199254740993, "note": 'a "b" \u00e9\n',
                                "nested": {"total_size": [1, {}], "x": None}})
@@ -307,10 +308,10 @@ def together(root):
     source.add("mistral", "adapter_model", small_tensors("a.", count=4))
     source.add("mistral", "pytorch_lora_weights", small_tensors("l.", count=4))
     source.add_side("mistral/config.json")
-    # shards that no index names, and what SGLang reads beside a model by its name
+    # shards without an index, and a file that SGLang reads by its name
     source.add("unnamed", "model", small_tensors("u.", count=6), shards=2, index=False)
     source.add("unnamed", "mtp", small_tensors("p.", count=4))
-    # a variant, and the same of an older diffusers
+    # a variant, also in the spelling of older diffusers
     source.add("variants", "diffusion_pytorch_model", small_tensors("v.", count=6), shards=2)
     source.add("variants", "diffusion_pytorch_model.fp16", small_tensors("v.", seed=3, count=6),
                shards=2, index="diffusion_pytorch_model.safetensors.index.fp16.json")
@@ -318,7 +319,7 @@ def together(root):
                index="diffusion_pytorch_model.safetensors.fp16.index.json",
                index_metadata={"total_parameters": 7})
     source.add("legacy", "other", small_tensors("o.", count=4))
-    # one file that has an index, alone and not
+    # one file with an index, alone and with others
     source.add("indexed", "model", small_tensors("i.", count=4), index="model.safetensors.index.json")
     source.add("indexed-beside", "model", small_tensors("i.", count=4),
                index="model.safetensors.index.json")
@@ -330,7 +331,7 @@ def together(root):
 
 
 def sharded_without_index(root):
-    """`-of-` sets that no index names."""
+    """`-of-` sets without an index."""
     source = Source(root)
     source.add("plain", "model", small_tensors("x.", count=8), shards=4, index=False)
     source.add("two", "alpha", small_tensors("a.", count=4), shards=2, index=False)
@@ -356,7 +357,7 @@ def hub_cache(root):
 
 
 def linked_model(root, elsewhere):
-    """A model directory that is a link out of the source, and a one-file checkpoint that is one."""
+    """A model directory that is a link out of the source, and a checkpoint of one linked file."""
     other = Source(elsewhere)
     far = other.add("far/model", "model", small_tensors("far.", count=6), shards=2)
     other.add_side("far/model/config.json", b'{"far": 1}')
@@ -375,7 +376,7 @@ def linked_model(root, elsewhere):
 
 
 def many_small(root, count=2000, directory="latents"):
-    """One directory with `count` one-file checkpoints of one small tensor each."""
+    """A directory with `count` checkpoints of one file with one small tensor."""
     source = Source(root)
     source.directory(directory)
     base = source.path(directory)
@@ -391,7 +392,7 @@ def many_small(root, count=2000, directory="latents"):
     return source
 
 
-# Tensor names that need care, all in one checkpoint.
+# Unusual tensor names, all in one checkpoint.
 HARD_NAMES = [
     "", ".", "..", "...", ".hidden", "%", "%25", "%2E", "%2F", "a/b", "a%2Fb", "/", "//", "../../etc/passwd",
     "/etc/passwd", "a\0b", "\0", "new\nline", "tab\there", "\x1b[31mred", "\x7f", "a b", " ", "~",
@@ -411,7 +412,7 @@ def names(root):
 
 
 def write_sparse(path, entries, file_size=None, metadata=None):
-    """A shard whose data is a hole: its header and its length. Returns where the data begins."""
+    """A shard with a hole for data, given its header and length. Returns the offset of the data."""
     head = header(entries, metadata)
     with open(path, "wb") as f:
         f.write(head)
@@ -453,7 +454,7 @@ def published(description, root):
 
 
 def experts(root, tensors=230_000, shards=160):
-    """A mixture of experts with very many small tensors, data sparse. Returns as published()."""
+    """A sparse mixture of experts with very many small tensors. Returns the same as published()."""
     os.makedirs(root, exist_ok=True)
     table = {}
     total = 0
@@ -475,7 +476,7 @@ def experts(root, tensors=230_000, shards=160):
 
 
 def mark(root, table, names_to_mark):
-    """Writes a mark of its own at the first and last bytes of each named tensor.
+    """Writes a unique mark at the first and last bytes of each named tensor.
 
     Returns {name: (first bytes, last bytes)}: up to 16 bytes, not overlapping.
     """
@@ -499,7 +500,7 @@ def mark(root, table, names_to_mark):
 
 
 def versions(place, count):
-    """So many versions of a model under `place`, of the same shapes and other bytes."""
+    """Creates versions of a model under `place`, with the same shapes and different bytes."""
     made = []
     for seed in range(count):
         source = Source(place / f"version{seed}")

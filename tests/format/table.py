@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints docs/corpus.md: every broken or odd file of the corpus, fstfs's verdict beside safetensors' own.
+"""Prints docs/corpus.md: every invalid or unusual file of the corpus, and the verdicts of fstfs and
+safetensors.
 
     FSTFS_BUILD=build tests/format/table.py > docs/corpus.md
 """

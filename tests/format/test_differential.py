@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""src/format against the real libraries: safetensors' verdicts, safetensors' headers, NumPy's headers.
+"""Compares src/format with the libraries: safetensors' verdicts and headers, and NumPy's headers.
 
-FSTFS_BUILD names the build folder (with tests/format/verdict in it).
+FSTFS_BUILD is the build directory (with tests/format/verdict).
 """
 
 import io
@@ -23,7 +23,7 @@ import headers  # noqa: E402
 
 VERDICT = os.path.join(os.environ.get("FSTFS_BUILD", "build"), "tests/format/verdict")
 
-# How the library's messages name its rules.
+# The rules in the library's messages.
 RULES = [
     ("header too small", "HeaderTooSmall"),
     ("header too large", "HeaderTooLarge"),
@@ -39,7 +39,7 @@ RULES = [
 
 
 def library_verdict(path):
-    """The rule by which the library refuses the file; None when it reads it."""
+    """The rule by which the library refuses the file; None if it accepts it."""
     try:
         with safetensors.safe_open(path, "np") as f:
             f.keys()
@@ -53,7 +53,7 @@ def library_verdict(path):
 
 
 class Verdicts:
-    """One verdict process that answers file after file."""
+    """A verdict process, which answers for one file after another."""
 
     def __init__(self):
         self.process = subprocess.Popen(
@@ -106,26 +106,27 @@ def test_corpus_names_are_unique():
     assert len(names) == len(set(names))
 
 
-# Rules that are looked at tensor by tensor, in the order of their offsets.
+# Rules that are checked for each tensor, in the order of their offsets.
 PER_TENSOR = {"InvalidOffset", "ValidationOverflow", "MisalignedSlice", "TensorInvalidInfo"}
 
 
 def known_difference(data, ours, theirs):
-    """Whether the two verdicts on a mutated file differ in a way that is understood."""
+    """Whether two verdicts on a mutated file differ for a known reason."""
     if ours == "DuplicateTensorName":
         return True
     n = struct.unpack("<Q", data[:8])[0]
-    if theirs == "InvalidHeaderDeserialization":  # a dtype the library does not know
+    if theirs == "InvalidHeaderDeserialization":  # a dtype unknown to the library
         return any(name not in headers.DTYPE_BITS for name, _ in entries(json.loads(data[8 : 8 + n])))
     if {ours, theirs} <= PER_TENSOR:
-        # Of two tensors at one place the library looks first at any, fstfs at the first by name.
+        # For tensors with the same offset, the library's order is arbitrary; fstfs checks them by
+        # name.
         places = [tuple(offsets) for _, offsets in entries(json.loads(data[8 : 8 + n]))]
         return len(set(places)) < len(places)
     return False
 
 
 def entries(header):
-    """The dtype and the offsets of each tensor, in whichever of serde's forms they are given."""
+    """The dtype and offsets of each tensor, in either of serde's forms."""
     for name, entry in header.items():
         if name != "__metadata__":
             fields = (entry["dtype"], entry["data_offsets"]) if isinstance(entry, dict) else (entry[0], entry[2])
@@ -133,7 +134,7 @@ def entries(header):
 
 
 def mutate(rng, data):
-    """A few changes of bytes, mostly in the header, sometimes with N set right again."""
+    """Changes a few bytes, mostly in the header, and sometimes corrects N."""
     n = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     header, rest = bytearray(data[8 : 8 + n]), bytearray(data[8 + n :])
     tokens = [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"0", b"1", b"9", b"-", b".", b"e", b" ", b"\n", b"\0", b"\x7f",
@@ -212,7 +213,7 @@ def header_by_numpy(shape):
 
 
 @pytest.mark.parametrize("dtype", NUMPY)
-def test_npy_headers_are_numpys(tmp_path, dtype):
+def test_npy_headers_equal_numpys(tmp_path, dtype):
     for shape in SHAPES:
         if np.prod(shape, dtype=object) > 10**8:
             continue
@@ -222,8 +223,8 @@ def test_npy_headers_are_numpys(tmp_path, dtype):
 
 @pytest.mark.parametrize("rank", [*range(57, 90), *range(21780, 21840, 1), 40000])
 def test_npy_headers_of_many_dimensions(rank):
-    """More dimensions than an array may have: NumPy's own writer of headers, asked directly. Around
-    21,800 the header passes the 65,535 bytes of version 1.0."""
+    """More dimensions than an array can have, written by NumPy's header function. At about 21,800,
+    the header exceeds the 65,535 bytes of version 1.0."""
     shape = (1,) * rank
     assert npy_header("F32", shape) == header_by_numpy(shape)
 
@@ -242,11 +243,11 @@ ML_DTYPES = {
 
 @pytest.mark.parametrize("dtype", ML_DTYPES)
 def test_npy_of_ml_dtypes(tmp_path, dtype):
-    """As numpy.save writes them, and numpy.load gives shape and bytes back."""
+    """Equal to the output of numpy.save, and numpy.load returns shape and bytes."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, ML_DTYPES[dtype]))
     ours = npy_header(dtype, array.shape)
-    if dtype == "F8_E5M2":  # saved as "<f1", which numpy.load refuses: here as its siblings
+    if dtype == "F8_E5M2":  # numpy.save writes "<f1", which numpy.load refuses
         assert ours == npy_header("F8_E4M3", array.shape)
     else:
         assert ours == saved_header(tmp_path / "saved.npy", array)
@@ -266,9 +267,9 @@ def test_npy_of_sub_byte_dtypes(tmp_path, dtype):
     assert loaded.dtype == np.uint8 and loaded.shape == (12,) and loaded.tobytes() == bytes(range(12))
 
 
-def test_written_headers_are_safetensors_own(tmp_path):
-    """A file of the library's, read and written anew, has the same header to the byte. (Tensors of no
-    bytes lie at one place, in any order: there are none.)"""
+def test_written_headers_equal_safetensors(tmp_path):
+    """A file of the library that is read and rewritten has the same header, byte for byte. (Without
+    empty tensors, which the library orders arbitrarily.)"""
     rng = random.Random(5)
     path = tmp_path / "x.safetensors"
     for turn in range(60):

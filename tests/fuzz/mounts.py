@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Random readers on a mount whose source is changed at random, against a model.
+"""Random readers of a mount whose source changes at random, compared with a model.
 
     tests/fuzz/mounts.py [--build DIR] [--place DIR] [--jobs N] [--minutes M] FIRST [LAST]
 
-A seed says everything: the options of the mount, the source and each change to it, and what each
-reader does. Running it again does the same again; only when things happen is left to the machine.
+A seed determines everything: options of the mount, the source, each change to it, and the actions
+of each reader. Only the timing depends on the machine.
 
-The model knows every content that a file of the source ever has, and so what a file of a view can
-be: runs of bytes of one state of each shard. What an open file gives, read by read, must fit one
-such choice from its first byte to its last; instead of bytes there may be an error that the
-documents name (ESTALE, EIO; ENOENT and ETXTBSY where a path is looked up). A shard that is rewritten in place
-is a mixture by itself while it is: of such a one each byte must be a right byte of some state. In
-the end the source stands still, and every view must show just that.
+The model knows every content that each source file ever has, and so the possible contents of a file
+in a view: ranges of one state of each shard. Everything that is read from one open file must fit
+one combination of states. Documented errors are accepted (ESTALE, EIO; ENOENT and ETXTBSY when a
+path is looked up). A shard that is being rewritten in place is a mixture itself; each of its bytes
+must be a correct byte of some state. At the end the source stops changing, and every view must show
+exactly its last state.
 
-Prints what failed and how to run it again; the status says whether anything did.
+Prints what failed and how to repeat it. The exit status tells whether anything failed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from conftest import BUILD, SLOW, Mount, eventually  # noqa: E402
 from corpus import trees  # noqa: E402
 
 READERS = 3
-OPERATIONS = 40  # of each reader
+OPERATIONS = 40  # operations of each reader
 CHANGES = 12
 GONE = {errno.ESTALE, errno.EIO}
 ABSENT = GONE | {errno.ENOENT, errno.ENOTDIR, errno.ETXTBSY}
@@ -50,20 +50,20 @@ METADATA = {"format": "pt"}
 OPTIONS = [[], ["--io=threads"], ["--direct=off"], ["--prefetch=off"], ["--memory=4M"],
            ["--shards=1"], ["--io=threads", "--direct=off", "--memory=4M"]]
 SIZES = (1, 3, 100, 4095, 4096, 5000, 65536, 70_000, 131_072, 300_000)
-LIMIT = 60  # seconds for one seed; then something hangs
+LIMIT = 60  # seconds for one seed; only a hang takes longer
 
 
-# ---- the source and what happens to it ----
+# ---- the source and its changes ----
 
 
 class Shard:
-    """One file of the source and all the contents that it will have."""
+    """A file of the source, and all contents that it will have."""
 
     def __init__(self, rng, directory, name, number, linked=False):
         self.directory, self.name, self.linked = directory, name, linked
         self.layouts = [self.layout(rng, number, which) for which in range(2)]
-        self.states = []  # (layout, content), the sound ones
-        self.cut = set()  # sizes when it is cut short: shards/ lists what is refused, too
+        self.states = []  # (layout, content) of the valid ones
+        self.cut = set()  # sizes after truncation: shards/ also lists refused files
         self.loose = False  # rewritten in place at some time
 
     @property
@@ -77,12 +77,12 @@ class Shard:
             size = trees.DTYPE_BITS[dtype] // 8
             name = f"{number}.{rng.choice(('t', 'a/b', '.', 'é', '%41'))}{i}"
             tensors.append(trees.tensor(name, dtype, (max(1, rng.choice(SIZES) // size),), fill=0))
-        if rng.random() < 0.3:  # one at most: several at one place could come in any order
+        if rng.random() < 0.3:  # at most one: the order of several at one offset is undefined
             tensors.append(trees.tensor(f"{number}.empty", "U8", (0,)))
         return tensors
 
     def content(self, rng, layout):
-        """A new content in one of the layouts; the state is noted."""
+        """Creates content in one of the layouts, and records the state."""
         tensors = self.layouts[layout]
         head = trees.header([(t.name, t.dtype, t.shape, t.size) for t in tensors], METADATA)
         data = head + rng.randbytes(sum(t.size for t in tensors))
@@ -101,7 +101,7 @@ class Shard:
 
 
 class Plan:
-    """All that a seed decides."""
+    """Everything that a seed determines."""
 
     def __init__(self, seed):
         rng = random.Random(seed)
@@ -133,7 +133,7 @@ class Plan:
             old, new = shard.content(rng, layout), shard.content(rng, layout)
             return pause, what, (shard, old, new, rng.choice((4096, 50_000, 1 << 20)))
         if what in ("truncate", "zeros"):
-            # a content of its own, so that what was cut off is known
+            # distinct content, so that truncated parts are recognized
             layout = rng.randrange(2)
             data = shard.content(rng, layout)
             start = 8 + struct.unpack("<Q", data[:8])[0]
@@ -167,7 +167,7 @@ class Plan:
 
 
 class Changer:
-    """Carries the changes out."""
+    """Performs the changes."""
 
     def __init__(self, root, plan):
         self.root, self.plan, self.count = Path(root), plan, 0
@@ -251,12 +251,12 @@ class Changer:
             self.put(f"wild/{name}", data)
 
 
-# ---- what a view can show ----
+# ---- the possible contents of a view ----
 
 
 class Choice:
-    """One way in which a file of a view can be made: runs of fixed bytes and of shards, and for
-    each shard the contents that are still possible."""
+    """One possible structure of a file in a view: ranges of fixed bytes and of shards, and for each
+    shard the contents that are still possible."""
 
     def __init__(self, runs, states):
         self.runs = runs  # bytes, or (shard, offset, length)
@@ -264,7 +264,7 @@ class Choice:
         self.size = sum(len(r) if isinstance(r, bytes) else r[2] for r in runs)
 
     def pieces(self, at, data):
-        """(run, where in it, what was read of it)."""
+        """(range, offset in it, bytes read of it)."""
         start = 0
         for run in self.runs:
             length = len(run) if isinstance(run, bytes) else run[2]
@@ -274,7 +274,7 @@ class Choice:
             start += length
 
     def fits(self, at, data):
-        """Whether it can be; from now on only what fits this is possible."""
+        """Whether these bytes are possible. Excludes contents that they do not fit."""
         for run, inside, got in self.pieces(at, data):
             if isinstance(run, bytes):
                 if run[inside:inside + len(got)] != got:
@@ -300,15 +300,15 @@ class Choice:
 
 
 class Model:
-    """{path below the mount: function that gives its choices}."""
+    """{path in the mount: function that returns its choices}."""
 
     def __init__(self, plan):
         self.plan = plan
         self.recut = "--shards=1" in plan.options
         self.files = {}
-        self.names = {}  # {directory below the mount: names that may be in it}
+        self.names = {}  # {directory in the mount: possible names}
         self.tensors = {}  # {path in tensors/: [tensor]}
-        self.cut = {}  # {path in shards/: sizes that it has when it is refused}
+        self.cut = {}  # {path in shards/: its sizes while it is refused}
         for directory in ("one", "two", "link"):
             self.add_checkpoint(directory)
         for view in ("merged", "shards"):
@@ -337,7 +337,7 @@ class Model:
                                       if t.name == name]
                 self.add(f"npy/{directory}/model/{file}.npy",
                          lambda s=shard, n=name: self.tensor(s, n, True))
-            if not self.recut or len(shards) == 1:  # one file stays as it is
+            if not self.recut or len(shards) == 1:  # a single file is shown unchanged
                 self.add(f"shards/{directory}/{shard.name}", lambda s=shard: self.whole(s))
                 self.cut[f"shards/{directory}/{shard.name}"] = shard.cut
         self.add(f"merged/{directory}/model.safetensors", lambda: self.merged(shards))
@@ -392,7 +392,7 @@ class Wrong(Exception):
 
 
 class Open:
-    """An open file, and what it can still be."""
+    """An open file, and its possible contents."""
 
     def __init__(self, path, choices, flags):
         self.path = path
@@ -407,7 +407,8 @@ class Open:
             raise Wrong(f"{self.path}: {what} fits no state of the source (any more)")
 
     def took(self, at, data, wanted):
-        """What a read gave. Where it is short, the rest must be an error and not the end."""
+        """The result of a read. After a short read, the rest must be an error, not the end of the
+        file."""
         wanted = max(0, min(wanted, self.size - at))
         if len(data) > wanted:
             raise Wrong(f"{self.path}: {len(data)} bytes at {at}, past the end at {self.size}")
@@ -431,7 +432,7 @@ class Open:
             self.took(at, buffer[:got], len(buffer))
 
     def map(self, at, length):
-        """By page faults, which the kernel takes for us: EFAULT stands for SIGBUS."""
+        """By page faults in the kernel: EFAULT instead of SIGBUS."""
         if not self.size:
             return
         copy = os.memfd_create("copy")
@@ -462,7 +463,7 @@ class Reader:
         self.model, self.root = Model(plan), root
         self.paths = sorted(self.model.files)
         self.held = []
-        self.did = []  # the last things, for who wants to know why
+        self.did = []  # the last operations, for debugging
         self.counts = {"operations": 0, "bytes": 0, "errors": 0}
 
     def run(self):
@@ -471,7 +472,7 @@ class Reader:
             what = self.rng.choice((self.read, self.read, self.read, self.hold, self.hold,
                                     self.list, self.stat, self.attributes, self.page, self.write,
                                     self.wild))
-            # Decided before it is done: what one operation meets changes no later one.
+            # Decided in advance, so that the result of an operation does not affect later ones.
             rng = random.Random(self.rng.random())
             self.counts["operations"] += 1
             self.did = self.did[-5:] + [what.__name__]
@@ -495,7 +496,7 @@ class Reader:
         return Open(os.path.join(self.root, path), self.model.files[path](), flags)
 
     def take(self, file, rng):
-        """A few reads at odd places, or all of it."""
+        """A few reads at unusual offsets, or the whole file."""
         size = file.size
         how = rng.choice((file.read, file.read, file.read_direct, file.map))
         if rng.random() < 0.25:
@@ -550,7 +551,7 @@ class Reader:
         here = os.path.join(self.root, path)
         told = [os.getxattr(here, f"user.safetensors.{what}").decode()
                 for what in ("name", "dtype", "shape")]
-        # each is a lookup of its own: the three need not be of one version
+        # separate lookups, possibly of different versions
         for value, can in zip(told, zip(*[(t.name, t.dtype, t.shape)
                                           for t in self.model.tensors[path]])):
             if not any(value == (c if isinstance(c, str) else json.dumps(c)) or
@@ -579,7 +580,7 @@ class Reader:
             raise Wrong(f"{path} could be written to")
 
     def wild(self, rng):
-        """Whatever is there, sound or not: no error that has no reason, no size that is not so."""
+        """Accesses whatever exists, valid or not: errors and sizes must have a reason."""
         view = rng.choice(("tensors", "merged", "shards", "npy"))
         for directory, _, names in os.walk(os.path.join(self.root, view, "wild")):
             for name in names:
@@ -590,11 +591,11 @@ class Reader:
                         raise Wrong(f"{directory}/{name}: {got} bytes, size {size}")
 
 
-# ---- a seed ----
+# ---- running a seed ----
 
 
 def in_process(place, name, work):
-    """Runs work() in a process of its own, which leaves what it says in a file; its id."""
+    """Runs work() in a child process, which leaves its output in a file. Returns its PID."""
     pid = os.fork()
     if pid:
         return pid
@@ -620,7 +621,7 @@ def read_on(plan, number, root):
 
 
 def wait_for(pids, end):
-    """Waits for processes; the names of those that failed, and of those that hang."""
+    """Waits for processes. Returns the names of those that failed, and of those that hang."""
     bad = []
     for pid, name in pids.items():
         while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
@@ -636,7 +637,7 @@ def wait_for(pids, end):
 
 
 def shows(model, plan, root):
-    """What does not show the last state of the source; nothing where all does."""
+    """Everything that does not show the last state of the source; empty if all does."""
     last = {shard: data for shard, data in plan.end}
     for path, make in model.files.items():
         here = os.path.join(root, path)
@@ -674,7 +675,7 @@ def short(argument):
 
 
 def run_seed(seed, build, place):
-    """Faults in words (none: all well), and counts."""
+    """Descriptions of faults (empty: none), and counts."""
     plan = Plan(seed)
     changer = Changer(place / "source", plan)
     changer.make()
@@ -694,7 +695,7 @@ def run_seed(seed, build, place):
             for number in range(READERS):
                 for what, count in json.loads((place / f"reader{number}").read_text()).items():
                     counts[what] = counts.get(what, 0) + count
-            changer.count += 1000  # names that the changer's own process has not used
+            changer.count += 1000  # names not used by the process that changes the source
             changer.finish()
             model = Model(plan)
             if not eventually(lambda: shows(model, plan, m.path) is None, 10):
@@ -709,7 +710,7 @@ def run_seed(seed, build, place):
 
 
 def one(seed, build, parent):
-    """A seed in a place of its own; what it found, as text."""
+    """Runs a seed in its own directory; returns its findings as text."""
     place = Path(tempfile.mkdtemp(prefix=f"seed-{seed}-", dir=parent))
     try:
         faults, counts = run_seed(seed, build, place)
@@ -719,8 +720,8 @@ def one(seed, build, parent):
 
 
 def run(seeds, build, parent, jobs, seconds=None):
-    """Runs seeds, `jobs` at a time, until they or the seconds are over: (how many were run,
-    {seed: faults}, counts)."""
+    """Runs seeds, `jobs` at a time, until they or the seconds run out. Returns (number of seeds
+    run, {seed: faults}, counts)."""
     running, failed, total, done = {}, {}, {}, 0
     end = time.monotonic() + seconds if seconds else None
     seeds = iter(seeds)

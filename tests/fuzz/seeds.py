@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of a fuzz target that tests/corpus has already: seeds.py gguf|header|torch FOLDER."""
+"""Writes the seeds of a fuzz target from tests/corpus: seeds.py gguf|header|torch DIRECTORY."""
 
 import struct
 import sys
@@ -11,17 +11,17 @@ import bad_torch  # noqa: E402
 import gguffiles  # noqa: E402
 import headers  # noqa: E402
 
-MOST = 4096  # bytes of a seed
+MOST = 4096  # largest seed in bytes
 
 
 def header_seed(data):
-    """A file as fuzz-header takes it: how much data there is, and the JSON."""
+    """A file in the input format of fuzz-header: the data size, then the JSON."""
     n = struct.unpack("<Q", data[:8])[0]
     return struct.pack("<Q", max(0, len(data) - 8 - n)) + data[8 : 8 + n]
 
 
 def header_seeds():
-    """{name: seed} of the cases of tests/corpus/headers.py that are small."""
+    """{name: seed} of the small cases of tests/corpus/headers.py."""
     return {name: header_seed(content) for name, content, *_ in headers.CASES
             if not callable(content) and 8 <= len(content) <= MOST}
 

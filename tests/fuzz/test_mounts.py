@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short run of mounts.py; tools/fuzz runs it for longer, with seeds of its own."""
+"""A short run of mounts.py; tools/fuzz runs it longer, with other seeds."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ SEEDS = 32
 
 
 @pytest.mark.limit(150)
-def test_random_readers_beside_random_changes(fstfs, place):
+def test_random_readers_and_changes(fstfs, place):
     done, failed, counts = mounts.run(range(SEEDS), BUILD, place, 4)
     print(counts)
     assert not failed, "\n".join(f"seed {seed}: " + "\n".join(said)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short run of verdicts.py: each input that the fuzzers left, and some mutations."""
+"""A short run of verdicts.py: all fuzzer inputs, and some mutations."""
 
 import random
 import sys

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""src/format against the libraries, on what the fuzzers found and on mutations of it.
+"""Compares src/format with the libraries on fuzzer inputs and mutations of them.
 
-    FSTFS_BUILD=DIR tests/fuzz/verdicts.py [--corpus FOLDER] [--seed N] MINUTES
+    FSTFS_BUILD=DIR tests/fuzz/verdicts.py [--corpus DIRECTORY] [--seed N] MINUTES
 
-Headers: the verdict of safetensors, and what it reads of the header written anew. Indexes: Python's
-json under the rules of src/format/index.h. Headers of .npy: NumPy's reader. FOLDER has the corpora
-that tools/fuzz has grown, as FOLDER/header and FOLDER/index. tests/format has the same questions
-for the cases that people thought of.
+Headers: safetensors' verdict, and how it reads the rewritten header. Indexes: Python's json with
+the rules of src/format/index.h. Headers of .npy: NumPy's reader. DIRECTORY has the corpora of
+tools/fuzz as DIRECTORY/header and DIRECTORY/index. tests/format compares hand-written cases.
 """
 
 import argparse
@@ -32,11 +31,11 @@ from seeds import header_seeds  # noqa: E402
 from test_differential import (  # noqa: E402
     NUMPY, VERDICT, Verdicts, index_of, known_difference, library_verdict, mutate, npy_header)
 
-MOST_DATA = 1 << 40  # bytes of a sparse file
+MOST_DATA = 1 << 40  # largest sparse file in bytes
 
 
 def corpus(name, grown=None):
-    """The inputs of a fuzzer: those in the checkout, and those that it has found."""
+    """The inputs of a fuzzer: committed ones, and those that it has found."""
     folders = [HERE / "corpus" / name] + ([Path(grown) / name] if grown else [])
     return [path.read_bytes() for folder in folders if folder.is_dir()
             for path in sorted(folder.iterdir())]
@@ -50,7 +49,8 @@ def header_inputs(grown=None):
 
 
 def write_header(path, seed):
-    """The file that an input of fuzz-header stands for, its data a hole; what of it is not hole."""
+    """The file that an input of fuzz-header represents, with a hole for data. Returns the length of
+    the rest."""
     length = struct.unpack("<Q", seed[:8])[0] & (1 << 62) - 1
     start = struct.pack("<Q", len(seed[8:])) + seed[8:]
     path.write_bytes(start)
@@ -59,7 +59,7 @@ def write_header(path, seed):
 
 
 def check_header(verdicts, path, seed):
-    """Both verdicts on an input; gives ours."""
+    """Compares both verdicts on an input; returns ours."""
     start = write_header(path, seed)
     ours, text = verdicts.of(path)
     theirs = library_verdict(path)
@@ -69,7 +69,7 @@ def check_header(verdicts, path, seed):
 
 
 def check_written(path, folder):
-    """The header of a sound file, written anew, says the same to the library."""
+    """The rewritten header of a valid file means the same to the library."""
     anew = folder / "anew.safetensors"
     head = subprocess.run([VERDICT, "dump", path], check=True, capture_output=True).stdout
     anew.write_bytes(head)
@@ -91,7 +91,7 @@ def mutated(rng, seed):
 
 
 def is_text(value, depth=1):
-    """No lone surrogate in any string, no nesting over serde's."""
+    """No lone surrogate in any string, and no nesting deeper than serde permits."""
     if isinstance(value, str):
         return not any("\ud800" <= c <= "\udfff" for c in value)
     if isinstance(value, Pairs):
@@ -102,7 +102,7 @@ def is_text(value, depth=1):
 
 
 class Pairs(list):
-    """An object of JSON, with keys that stand twice."""
+    """A JSON object with duplicate keys."""
 
 
 def number(text):
@@ -139,7 +139,7 @@ def read_index(data):
 
 
 def check_index(folder, data):
-    if data.startswith(b"\xef\xbb\xbf\xef\xbb\xbf"):  # json.loads takes a second mark
+    if data.startswith(b"\xef\xbb\xbf\xef\xbb\xbf"):  # json.loads accepts a second byte order mark
         return None
     answer = index_of(folder, data)
     want = read_index(data)
@@ -159,7 +159,7 @@ def mutated_text(rng, text):
 
 
 def check_npy(rng):
-    """NumPy's own reader gives the dtype and shape back, however big."""
+    """NumPy's reader returns the dtype and shape, of any size."""
     dtype = rng.choice(list(NUMPY))
     shape = tuple(rng.choice((0, 1, 7, 2**31, rng.randrange(2**63), 10**rng.randrange(19)))
                   for _ in range(rng.choice((0, 1, 2, 3, 8, 60, 200))))
@@ -171,11 +171,11 @@ def check_npy(rng):
     assert file.tell() == len(data) and len(data) % 64 == 0
 
 
-# ---- all of it ----
+# ---- main ----
 
 
 def run(rng, folder, grown, enough):
-    """Asks until enough() is true, at least once all that is in the corpora; the counts."""
+    """Runs comparisons until enough() is true, and at least all of the corpora. Returns the counts."""
     inputs, indexes = header_inputs(grown), corpus("index", grown)
     verdicts = Verdicts()
     path = folder / "x.safetensors"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real loaders, on a bare directory and through the mount."""
+"""Real loaders, on a bare directory and through the mount."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the checkpoints, with the packages that users write theirs with.
+"""Writes the checkpoints, with the packages that users write them with.
 
-Each is a directory of a few megabytes and in several shards, unless its name
-says otherwise; the weights are random.
+Each is a directory of a few megabytes in several shards, unless its name says otherwise. The
+weights are random.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ class OddConfig(transformers.PretrainedConfig):
 
 
 class Odd(transformers.PreTrainedModel):
-    """A model of the dtypes that quantized checkpoints have."""
+    """A model with the dtypes of quantized checkpoints."""
 
     config_class = OddConfig
 
@@ -62,7 +62,7 @@ def lora(path):
 
 
 def beside(path):
-    """In the directory of a model: the same weights in Mistral's own format, and an adapter."""
+    """Adds the same weights in Mistral's format and an adapter to the directory of a model."""
     own = {f"layers.{i}.{part}.weight": torch.randn(64, 96).to(torch.bfloat16)
            for i in range(5) for part in ("attention.wq", "attention.wk", "feed_forward.w1")}
     save_file(own, path / "consolidated.safetensors", metadata={"format": "pt"})
@@ -71,7 +71,7 @@ def beside(path):
 
 
 def pipeline(root):
-    """A diffusers pipeline in two variants, its larger parts in shards; and its largest part
+    """A diffusers pipeline in two variants, with its larger parts in shards; and its largest part
     alone, in shards and in one file."""
     import diffusers
 
@@ -129,7 +129,7 @@ def write(root):
     torch.save(optimizer, root / "side-files/optimizer.pt")
     torch.save(optimizer, root / "side-files/legacy.bin", _use_new_zipfile_serialization=False)
 
-    # the formats that a full checkpoint comes in
+    # formats of a full checkpoint
     for dtype, label in ((torch.float16, "fp16"), (torch.float32, "fp32")):
         save(decoder(dtype, sizes=SMALL), f"small-{label}", "60KB")
         save(decoder(dtype, sizes=SMALL), f"small-{label}-variant", "60KB", variant=label)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints that the loaders are given."""
+"""The checkpoints for the loaders."""
 
 import os
 
 import pytest
 from conftest import child
 
-pytest.register_assert_rewrite("loaders.loading")  # its assertions tell what they compare
+pytest.register_assert_rewrite("loaders.loading")  # enables detailed assertion messages
 
 # Before any package is imported: no accelerator, no network, no progress bars.
 os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
@@ -14,8 +14,7 @@ os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 
 @pytest.fixture(scope="session")
 def models(shared_place):
-    """The folder with one directory for each checkpoint of checkpoints.py; those that need a
-    package which is not installed are left out."""
+    """A directory with each checkpoint of checkpoints.py whose packages are installed."""
     pytest.importorskip("transformers")
     from . import checkpoints
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a loader in a process of its own; what it loaded and what it said can be compared.
+"""Runs a loader in a child process, so that its results and output can be compared.
 
-A loader is a function that takes a path and gives {name: tensor}. Tensors are
-compared by dtype, shape and a hash of their bytes; of what was said, paths and
-numbers (times, rates) are taken out.
+A loader is a function from a path to {name: tensor}. Tensors are compared by dtype, shape and a
+hash of their bytes; output is compared without paths and numbers (times, rates).
 """
 
 import functools
@@ -22,7 +21,7 @@ from conftest import child
 
 
 TRIES = 3
-# Where in a mount with which options a loader is sent.
+# Options of the mount, and the path in it for a loader.
 VIEWS = {"merged": ("merged", ()), "shards": ("shards", ()),
          "recut": ("shards", ("--shards=3",)), "recut-by-size": ("shards", ("--shard-size=200KB",))}
 
@@ -30,11 +29,11 @@ VIEWS = {"merged": ("merged", ()), "shards": ("shards", ()),
 @dataclass
 class Loaded:
     tensors: dict  # name: (dtype, shape, hash of the bytes)
-    said: list  # the lines of stdout and stderr, sorted: threads may say them in any order
+    said: list  # the lines of stdout and stderr, sorted because threads print in any order
 
 
 def fingerprint(tensor):
-    """(dtype, shape, hash) of a NumPy array or a torch tensor, which are not told apart."""
+    """(dtype, shape, hash) of a NumPy array or a torch tensor, which are equivalent."""
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if not isinstance(tensor, np.ndarray):
         import torch
@@ -49,7 +48,7 @@ def fingerprints(tensors):
 
 
 def state(model):
-    """Every tensor of a model; the tied ones under each of their names."""
+    """Every tensor of a model; a tied tensor under each of its names."""
     return dict(model.named_parameters(remove_duplicate=False)) | \
         dict(model.named_buffers(remove_duplicate=False))
 
@@ -60,7 +59,7 @@ def what_was_said(text, path):
 
 
 def redirect(file):
-    """Everything that this process says from now on goes into the file, each warning too."""
+    """Redirects all output of this process to the file, including every warning."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(file.fileno(), 1)
@@ -77,7 +76,7 @@ def redirect(file):
 
 
 def heard(work, *args, seconds=60):
-    """What work(*args) gives in a process of its own, and all that this says."""
+    """Runs work(*args) in a child process; returns its result and its output."""
     def redirected(file):
         redirect(file)
         return work(*args)
@@ -89,14 +88,14 @@ def heard(work, *args, seconds=60):
 
 
 def silent(work, *args):
-    """What work(*args) gives, which says nothing."""
+    """Runs work(*args), which must print nothing; returns its result."""
     answer, said = heard(work, *args)
     assert not said
     return answer
 
 
 def load(loader, path, seconds=60):
-    """What loader(path) loads and says."""
+    """The result and the output of loader(path)."""
     def work():
         return fingerprints(loader(os.fspath(path)))
 
@@ -104,12 +103,13 @@ def load(loader, path, seconds=60):
     return Loaded(tensors, what_was_said(said, path))
 
 
-load_bare = functools.cache(load)  # the source's answer, which many views are compared with
+# cached results for the source, with which many views are compared
+load_bare = functools.cache(load)
 
 
 def evict(root):
-    """Takes the files out of the page cache, where the file system lets us: a mount then reads
-    them from the storage."""
+    """Evicts the files from the page cache, if the file system permits it, so that a mount reads
+    from storage."""
     for path in files_below(root):
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -125,7 +125,7 @@ def files_below(root):
 
 
 def tensor_bytes(paths):
-    """The size of the data of safetensors files."""
+    """The data bytes of safetensors files."""
     total = 0
     for path in paths:
         with open(path, "rb") as f:
@@ -138,8 +138,9 @@ class ReadAgain(AssertionError):
 
 
 def at_best(once):
-    """once() without ReadAgain, at one of a few times. The kernel may give up pages at any time,
-    which are then read again; a loader that makes the mount read twice does so each time."""
+    """Tries once() several times until it does not raise ReadAgain. The kernel may evict pages at
+    any time, which are then read again; a loader that makes the mount read twice does so each
+    time."""
     for _ in range(TRIES - 1):
         with suppress(ReadAgain):
             return once()
@@ -147,15 +148,14 @@ def at_best(once):
 
 
 def check_read(mount, view, which=lambda name: name.endswith(".safetensors"), whole=True):
-    """Asserts that what was loaded of a view was read once; ReadAgain says that it was not.
+    """Asserts that a load of a view read everything once; raises ReadAgain otherwise.
 
-    To be loaded were those files that which(name) says are safetensors; as a whole, or parts of
-    them. From the storage came their tensors at least, if they were to be read as a whole, and at
-    most they, every side file, and for each the two blocks that its ends lie in; copies of what the
-    page cache of the source had are not counted there, nor what expired, which a load that takes
-    longer than five seconds may have to read again. The
-    kernel, whose page cache keeps what it has, was given no more than the files of the view; and
-    what some read past the page cache when they had read the header by way of it.
+    which(name) selects the safetensors files that are loaded, completely or in part. Lower bound of
+    the bytes read from storage: their tensors, if loaded completely. Upper bound: these files, all
+    side files, and two blocks at the ends of each. Copies from the source's page cache do not
+    count, nor does expired data, which a load of over five seconds may read again. The kernel,
+    which caches pages, requested no more than the files of the view, plus direct reads of loaders
+    that read the header through the page cache.
     """
     def split(root):
         paths = files_below(root)
@@ -181,8 +181,8 @@ def check_read(mount, view, which=lambda name: name.endswith(".safetensors"), wh
 
 
 def compare(mount, loader, source, view, options=(), **what_it_reads):
-    """The loader finds through a mount of the directory what it finds in the directory itself,
-    says nothing else, and reads what it loads from the storage once (see check_read)."""
+    """Asserts that the loader gets from the mount what it gets from the directory, prints nothing
+    else, and reads what it loads from storage once (see check_read)."""
     want = load_bare(loader, source)
     assert want.tensors
 

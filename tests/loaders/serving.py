@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's and SGLang's own loading code, without the rest of them.
+"""The loading code of vLLM and SGLang, without the rest of them.
 
-The packages bring kernels and a torch of their own and ask for a GPU as soon as
-they are imported. Their code that picks the files of a directory and reads the
-tensors needs none of it: it is imported from the installed packages, and every
-other module of them is a stand-in.
+The packages require their own kernels and torch, and a GPU at import. The code that selects and
+reads files does not. It is imported from the installed packages, and all their other modules are
+replaced by stubs.
 """
 
 import importlib.abc
@@ -55,7 +54,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 return None
             spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = folder.submodule_search_locations
-            return spec  # the folder, without what its __init__ imports
+            return spec  # the directory, without running its __init__
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
@@ -66,12 +65,12 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def without_the_rest_of(package):
-    """From now on this process imports of the package the modules above only."""
+    """From now on, imports of the package in this process only find the modules above."""
     sys.meta_path.insert(0, Finder(package))
 
 
 class Logger(logging.LoggerAdapter):
-    """What vLLM logs, by Python's own logging: warning_once() and the like too."""
+    """vLLM's logging through Python's logging, including warning_once()."""
 
     def __getattr__(self, name):
         if not name.endswith("_once"):
@@ -93,7 +92,7 @@ def vllm_loader(load_format, loader="default_loader.DefaultModelLoader", **optio
 
 
 def vllm(path, load_format="auto", **options):
-    """{name: tensor} as vLLM's loader of this format gives them to a model."""
+    """{name: tensor} that vLLM's loader for this format passes to a model."""
     made = vllm_loader(load_format, **options)
     if hasattr(made, "Source"):
         tensors = made._get_weights_iterator(made.Source(path, None))
@@ -103,7 +102,7 @@ def vllm(path, load_format="auto", **options):
 
 
 def vllm_files(path, load_format):
-    """{name: tensor} of the files that vLLM picks for a format which it reads to GPUs only."""
+    """{name: tensor} of the files that vLLM selects for a format that it only reads to GPUs."""
     return read_all(vllm_loader(load_format)._prepare_weights(path, None, None, False, None))
 
 
@@ -124,18 +123,18 @@ def sglang_loader(load_format, disable_mmap=False, prefetch=False, **options):
 
 
 def sglang(path, load_format="auto", **options):
-    """{name: tensor} as SGLang's loader of this format gives them to a model."""
+    """{name: tensor} that SGLang's loader for this format passes to a model."""
     made = sglang_loader(load_format, **options)
     return once(made._get_weights_iterator(made.Source(path, None)))
 
 
 def sglang_files(path, load_format):
-    """{name: tensor} of the files that SGLang picks for a format which it reads to GPUs only."""
+    """{name: tensor} of the files that SGLang selects for a format that it only reads to GPUs."""
     return read_all(sglang_loader(load_format)._prepare_weights(path, None, False))
 
 
 def read_all(picked):
-    """Of what _prepare_weights() gives, the list is that of the files."""
+    """The list of files in the result of _prepare_weights()."""
     files, = (part for part in picked if isinstance(part, list))
     return once(pair for path in files for pair in load_file(path).items())
 

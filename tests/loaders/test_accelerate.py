@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accelerate and huggingface_hub: loading into a model that is there already."""
+"""accelerate and huggingface_hub: loading into an existing model."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from .loading import VIEWS, compare, state  # noqa: E402
 
 
 def empty(path):
-    """The model without its weights; the buffers that no checkpoint has are as always."""
+    """The model without weights, but with the buffers that no checkpoint has."""
     accelerate = pytest.importorskip("accelerate")
     config = transformers.AutoConfig.from_pretrained(path)
     with accelerate.init_empty_weights(include_buffers=False):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model in shards beside other checkpoints, as Mistral ships its models, and with an adapter:
-each loader gets of the views what it gets of the source, which is the model and no more."""
+"""A sharded model next to other checkpoints, as published by Mistral, and with an adapter: each
+loader gets the same from the views as from the source, which is the model only."""
 
 import functools
 
@@ -13,12 +13,12 @@ from . import serving, test_accelerate, test_transformers  # noqa: E402
 from .loading import VIEWS, load, load_bare  # noqa: E402
 from .test_serving import check_that_it_runs  # noqa: E402
 
-# A re-cut to one file, and merged/, have an index here; where the model is alone they have none.
+# A re-cut to one file, and merged/, have an index here, but not if the model is alone.
 BESIDE = {**VIEWS, "recut-to-one": ("shards", ("--shards=1",))}
 
 
 def distributed(path):
-    """torch.distributed.checkpoint takes every file of the directory."""
+    """torch.distributed.checkpoint reads every file of the directory."""
     from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader, load
 
     reader = HuggingFaceStorageReader(path)
@@ -39,7 +39,7 @@ LOADERS = {
                                                     load_format="fastsafetensors"),
     "sglang": serving.sglang,
 }
-# These take the files of Mistral's own format, or all.
+# These read Mistral's own format, or everything.
 OTHERS = {"vllm-mistral": functools.partial(serving.vllm, load_format="mistral"),
           "vllm-auto": serving.vllm,
           "torch.distributed": distributed}
@@ -55,7 +55,7 @@ def check_that_package_runs(loader, models):
 
 @pytest.mark.parametrize("view", BESIDE)
 @pytest.mark.parametrize("loader", LOADERS)
-def test_the_model_alone(mount, models, loader, view):
+def test_only_the_model(mount, models, loader, view):
     check_that_package_runs(loader, models)
     want = load_bare(LOADERS[loader], models / "decoder")
     source = models / "beside"
@@ -66,7 +66,7 @@ def test_the_model_alone(mount, models, loader, view):
 
 @pytest.mark.parametrize("view", BESIDE)
 @pytest.mark.parametrize("loader", OTHERS)
-def test_as_the_source(mount, models, loader, view):
+def test_same_as_source(mount, models, loader, view):
     check_that_package_runs(loader, models)
     source = models / "beside"
     want = load_bare(OTHERS[loader], source)

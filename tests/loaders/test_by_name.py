@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders that open one file by its name, and know no index: in every view it is there, whole."""
+"""Loaders that open one file by name without an index: it is complete in every view."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from .loading import VIEWS as ALL_VIEWS, load, load_bare  # noqa: E402
 
-# A size larger than the files: one that is smaller cuts them.
+# Larger than the files, because a smaller size would re-cut them.
 VIEWS = {**ALL_VIEWS, "recut-by-size": ("shards", ("--shard-size=5GB",))}
 
 
 def lora(path):
-    """As pipeline.load_lora_weights(path): diffusers guesses the file."""
+    """As pipeline.load_lora_weights(path): diffusers guesses the file name."""
     from diffusers.loaders.lora_pipeline import StableDiffusionLoraLoaderMixin
 
     tensors = StableDiffusionLoraLoaderMixin.lora_state_dict(path)[0]
@@ -65,7 +65,7 @@ def safetensors(path):
 
 
 DIFFUSERS = "diffusers.loaders.lora_pipeline"
-# {loader: (the function, the module that it needs, how its file is written)}
+# {loader: (function, required module, writer of its file)}
 LOADERS = {
     "diffusers-lora": (lora, DIFFUSERS, lambda path: write_lora(
         path, "pytorch_lora_weights.safetensors")),
@@ -90,7 +90,7 @@ def check(mount, loader, source, view):
 @pytest.mark.parametrize("name", LOADERS)
 def test_load(mount, place, name, view):
     loader, module, write = LOADERS[name]
-    pytest.importorskip(module)  # here, so that no child has to import it
+    pytest.importorskip(module)  # imported here so that no child has to
     source = place / "source"
     source.mkdir()
     child(write, source)
@@ -99,7 +99,7 @@ def test_load(mount, place, name, view):
 
 @pytest.mark.parametrize("view", ["merged", "shards", "recut"])
 def test_lora_of_any_name(mount, place, view):
-    """Which only a re-cut to a size cuts, where it is larger."""
+    """Only re-cutting to a size cuts it, if it is larger."""
     pytest.importorskip(DIFFUSERS)
     source = place / "source"
     source.mkdir()

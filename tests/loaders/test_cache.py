@@ -31,7 +31,7 @@ def tensors_of(i):
 
 
 def epoch(directory):
-    """The sums over all samples, each weighted with its number, and how many there were."""
+    """Sums over all samples, weighted by their index, and their number."""
     torch.manual_seed(5)
     samples = torch.utils.data.DataLoader(Latents(directory), batch_size=50, shuffle=True,
                                           num_workers=4)
@@ -62,11 +62,11 @@ def latents(shared_place):
 @pytest.mark.limit(200)
 @pytest.mark.parametrize("view", ["shards", "merged"])
 def test_epoch(mount, latents, view):
-    """Everything comes, in the order that the source gives, and each file is read once."""
+    """All samples arrive in the same order as from the source, and each file is read once."""
     want = load_bare(epoch, latents / "cache", seconds=100)
     size = sum(entry.stat().st_size for entry in os.scandir(latents / "cache"))
     seen = []
-    # the kernel may give up a page before it is looked at, which is then read again
+    # the kernel may evict a page before its use; it is then read again
     while not seen or (seen[-1][0] > COUNT and len(seen) < TRIES):
         evict(latents)
         m = mount(latents, limit=200 * SLOW)

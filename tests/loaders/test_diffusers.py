@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""diffusers: a pipeline, whose text encoder transformers loads, in shards and in variants."""
+"""diffusers: a pipeline in shards and variants, whose text encoder is loaded by transformers."""
 
 import os
 
@@ -25,7 +25,7 @@ def fp16(path):
 
 
 def in_parallel(path):
-    """As with HF_ENABLE_PARALLEL_LOADING=1, which is looked at when diffusers is imported."""
+    """As with HF_ENABLE_PARALLEL_LOADING=1, which is only read when diffusers is imported."""
     diffusers.models.modeling_utils.HF_ENABLE_PARALLEL_LOADING = True
     return state(diffusers.UNet2DConditionModel.from_pretrained(path, subfolder="unet"))
 
@@ -53,7 +53,7 @@ def test_parallel_loading(mount, models, view):
 
 
 def test_single_file(mount, models):
-    """The merged file of a model in shards, as its writer would have saved it in one."""
+    """The merged file of a sharded model, like one that its library saves as a single file."""
     name = "unet/diffusion_pytorch_model.safetensors"
     want = load_bare(single_file, models / "unet-single" / name)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face hub cache by its own tools: through the mount its links are files."""
+"""The Hugging Face hub cache and its own tools: through the mount, its links are files."""
 
 import hashlib
 import os
@@ -16,8 +16,8 @@ REVISIONS = ("a" * 40, "b" * 40)
 
 @pytest.fixture
 def cache(place):
-    """org/one: one file, which two revisions share; org/two: two shards. Blobs have the names of
-    their hashes, as the hub's have."""
+    """org/one: one file shared by two revisions; org/two: two shards. Blobs are named by their
+    hashes, as in the hub."""
     source = trees.Source(place / "cache")
 
     def add(repository, revision, name, data):
@@ -45,7 +45,7 @@ def cache(place):
 
 
 def revisions(path):
-    """{(repository, revision): (bytes, {file name: bytes}, refs)}; nothing is corrupt."""
+    """{(repository, revision): (bytes, {file name: bytes}, refs)}; asserts that nothing is corrupt."""
     info = hub.scan_cache_dir(path)
     assert info.warnings == []
     return {(repo.repo_id, r.commit_hash):
@@ -82,7 +82,7 @@ def test_snapshot_has_the_hashes_of_the_hub(mount, cache, view):
         os.path.join(m / view, "models--org--one/snapshots", REVISIONS[0], "model.safetensors")
 
 
-def test_copy_of_a_snapshot_stands_alone(mount, cache, place):
+def test_copy_of_a_snapshot_is_independent(mount, cache, place):
     m = mount(cache.root)
     shutil.copytree(m / f"merged/models--org--one/snapshots/{REVISIONS[0]}", place / "copy",
                     symlinks=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of some hundred megabytes: no loader makes the mount read them twice.
 
-Of the small models that the other tests have, headers, side files and the blocks at the ends of
-tensors are much of what is read; here they are nothing beside the tensors.
+In the small models of the other tests, headers, side files and partial blocks are a large part of
+what is read; here they are negligible.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from . import test_accelerate as into_models  # noqa: E402
 from . import test_safetensors, test_serving, test_streamers, test_transformers  # noqa: E402
 from .loading import VIEWS, evict, files_below, state, tensor_bytes  # noqa: E402
 
-MOST = 1.02  # bytes read of the storage, over those of the model
+MOST = 1.02  # bytes read from storage over those of the model
 TRIES = 3
 
 
@@ -71,7 +71,7 @@ def tar(path):
     return {"all": np.broadcast_to(np.uint8(0), size)}
 
 
-# Name: loader, the model and the view that it is given.
+# name: loader, model and view
 CASES = {f"{way}-{view}": (loader, "llama", view)
          for way, loader in test_safetensors.WAYS.items() for view in ("merged", "recut")}
 CASES |= {f"transformers-{view}": (test_transformers.decoder, "llama", view)
@@ -92,7 +92,7 @@ CASES |= {
 
 
 def looked_at(tensors):
-    """The bytes of all tensors, when one in each page of them was read."""
+    """Reads one byte of each page of all tensors; returns their size."""
     total = 0
     for tensor in tensors.values():
         if isinstance(tensor, torch.Tensor):
@@ -106,8 +106,8 @@ def looked_at(tensors):
 @pytest.mark.limit(180)
 @pytest.mark.parametrize("case", CASES)
 def test_read_once(mount, models, large, case):
-    """The kernel gives up pages when memory is short: so of several loads the best counts. A loader
-    that makes the mount read twice does so each time. What expired in fstfs is not counted."""
+    """The kernel evicts pages under memory pressure, so the best of several loads counts. A loader
+    that makes the mount read twice does so each time. Data that expired in fstfs does not count."""
     loader, name, view = CASES[case]
     if case in test_serving.LOADERS:
         test_serving.check_that_it_runs(case, models)

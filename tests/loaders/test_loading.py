@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""loading.py itself: a loader that is not served well is found out, whatever is wrong with it."""
+"""Tests loading.py: every kind of wrong result is detected."""
 
 import glob
 import logging
@@ -29,7 +29,7 @@ def plain(path):
 
 
 def but(change):
-    """A loader that is plain on the source; on the mount, change(tensors, path) is done too."""
+    """A loader without faults on the source; on the mount, change(tensors, path) is also called."""
     def loader(path):
         tensors = plain(path)
         if is_mounted(path):
@@ -55,7 +55,7 @@ def other_shape(tensors, _):
 
 
 def direct(_, path):
-    """Reads all again, past the page cache."""
+    """Reads everything again with O_DIRECT."""
     block = mmap.mmap(-1, 1 << 20)
     for shard in shards(path):
         fd = os.open(shard, os.O_RDONLY | os.O_DIRECT)
@@ -77,11 +77,11 @@ FAULTS = {
 }
 
 
-def test_no_fault(mount, models):
+def test_correct_loader(mount, models):
     compare(mount, plain, models / "experts", "merged")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault(mount, models, fault):
+def test_faulty_loader(mount, models, fault):
     with pytest.raises(AssertionError):
         compare(mount, but(FAULTS[fault]), models / "experts", "merged")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy: npy/ is loaded and mapped, the files of tensors/ are mapped and read as they are."""
+"""NumPy: npy/ is loaded and mapped; the files of tensors/ are mapped and read as raw bytes."""
 
 import os
 
@@ -21,7 +21,7 @@ def source(shared_place):
 
 
 def tensors(source):
-    """(path below a view, tensor, NumPy's dtype) of all those whose dtype NumPy has."""
+    """(path in a view, tensor, NumPy's dtype) of all tensors whose dtype NumPy has."""
     for c in source.checkpoints:
         for t in c.tensors:
             if t.dtype in oracle.NUMPY and not oracle.is_cut(t.name, 251):
@@ -40,7 +40,7 @@ def test_npy(mount, source):
                       np.load(path, mmap_mode="r") if t.size else None,
                       np.load(path, mmap_mode="c") if t.size else None]
             for array in arrays:
-                if array is not None:  # NumPy maps no empty array
+                if array is not None:  # NumPy does not map an empty array
                     assert (array.dtype, array.shape) == (dtype, tuple(t.shape)), path
                     assert array.tobytes() == t.data, path
             if len(t.shape) == 2 and t.size:
@@ -74,8 +74,8 @@ def test_tensors(mount, source):
     assert silent(work) > 10
 
 
-def test_a_mapped_array_reads_what_is_used(mount, source):
-    """One row of a mapped array does not read the tensor."""
+def test_mapped_array_reads_what_is_used(mount, source):
+    """One row of a mapped array does not cause a read of the whole tensor."""
     m = mount(source.root)
 
     def work():

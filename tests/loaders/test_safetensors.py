@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors itself: what it reads from every view is what it reads from the source."""
+"""safetensors reads the same from every view as from the source."""
 
 import functools
 import glob
@@ -26,7 +26,7 @@ def shards(directory):
 
 
 def each_file(read):
-    """The loader that reads all files of a directory with read(path), none of a tensor twice."""
+    """A loader that reads all files of a directory with read(path), each tensor once."""
     def loader(directory):
         tensors = {}
         for path in shards(directory):
@@ -45,7 +45,7 @@ def open_and_get(framework, **options):
 
 
 def open_and_slice(framework, **options):
-    """Each tensor in two halves, as those do who want a part of it."""
+    """Each tensor in two halves, as a slice."""
     join = torch.cat if framework == "pt" else np.concatenate
 
     def read(path):
@@ -90,14 +90,14 @@ def test_torch(mount, models, way, view):
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_numpy(mount, models, backend, view):
-    """NumPy has neither bfloat16 nor float8: the encoder and the small models are float32, 16."""
+    """NumPy lacks bfloat16 and float8: the encoder and the small models are float32 and float16."""
     for name in ("encoder", "small-fp16", "small-fp32"):
         for way in ("load_file", "safe_open", "slices"):
             compare(mount, NUMPY_WAYS[backend, way], models / name, *VIEWS[view])
 
 
 def test_merged_by_the_oracle(mount, models):
-    """What the libraries have written, put together by a reader that is not theirs."""
+    """Compares the libraries' files with the merged file by an independent reader."""
     m = mount(models)
     for name in NAMES:
         headers = [oracle.read_header(path) for path in shards(models / name)]
@@ -111,8 +111,8 @@ def test_merged_by_the_oracle(mount, models):
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
 def test_names_and_metadata(mount, models, framework):
-    """keys() and metadata() of each file that is as in the source; of the merged file, what the
-    shards agree on."""
+    """keys() and metadata() of each file; for the merged file, the metadata that the shards agree
+    on."""
     m = mount(models)
 
     def work(name):
@@ -134,8 +134,7 @@ def test_names_and_metadata(mount, models, framework):
 
 
 def test_saved_again(mount, models, place):
-    """save_file of what was loaded through the mount gives the file that it gives from the
-    source."""
+    """save_file writes the same file from tensors of the mount as from tensors of the source."""
     m = mount(models)
 
     def work():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM and SGLang on the views: their own code picks the files and reads the tensors.
+"""vLLM and SGLang on the views: their own code selects the files and reads the tensors.
 
-Of the others, which pick files by a rule of their own, the rules are tried on the tree.
+For other loaders, their rules for selecting files are applied to the tree.
 """
 
 import functools
@@ -44,7 +44,7 @@ LOADERS = {
 
 
 def check_that_it_runs(loader, models):
-    """Skips the test where it does not, be it on the source."""
+    """Skips the test if the loader does not work, even on the source."""
     package = loader.split("-")[0]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
@@ -52,7 +52,7 @@ def check_that_it_runs(loader, models):
         pytest.importorskip("runai_model_streamer")
     try:
         load_bare(LOADERS[loader], models / NAMES[0])
-    except Exception as error:  # of another version, which wants more than serving.py has
+    except Exception as error:  # another version, which needs more than serving.py has
         pytest.skip(f"{loader} cannot be run without a GPU, on the source either: {error!r}")
 
 
@@ -65,7 +65,7 @@ def test_load(mount, models, loader, view):
 
 
 def indexed(files):
-    """huggingface_hub, mlx-vlm: the files of the index; without one, there is one file."""
+    """huggingface_hub, mlx-vlm: the files of the index; without an index, there is one file."""
     indexes = [name for name in files if name.endswith(".index.json")]
     if indexes:
         with open(files[indexes[0]]) as f:
@@ -74,7 +74,7 @@ def indexed(files):
     return [found]
 
 
-# How the loaders pick that cannot be run here; each by the names in a directory.
+# Rules of loaders that cannot be run here, applied to the names in a directory.
 RULES = {
     "huggingface_hub, mlx-vlm": indexed,
     "TensorRT-LLM": lambda files: [name for name in files if name.endswith(".safetensors") and
@@ -88,7 +88,7 @@ RULES = {
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("rule", RULES)
 def test_rules(mount, models, rule, view):
-    """Whichever files a rule takes, they have each tensor once."""
+    """The files selected by a rule have each tensor once."""
     folder, options = VIEWS[view]
     for name in NAMES:
         want = sorted(key for path in (models / name).glob("*.safetensors")
@@ -102,10 +102,10 @@ def test_rules(mount, models, rule, view):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_directories_mislead_nobody(mount, models, view):
-    """accelerate refuses a directory with two indexes and prefers a .bin; vLLM changes its mind
-    at a file called consolidated anywhere below; SGLang and vLLM refuse an index with a file that
-    is not there."""
+def test_directories_mislead_no_loader(mount, models, view):
+    """accelerate refuses a directory with two indexes and prefers a .bin; vLLM changes its format
+    if a file called consolidated exists anywhere below; SGLang and vLLM refuse an index with a
+    missing file."""
     folder, options = VIEWS[view]
     for name in NAMES:
         m = mount(models / name, *options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast readers of safetensors files: fastsafetensors, Run:ai Model Streamer, InstantTensor."""
+"""Fast readers of safetensors files: fastsafetensors, Run:ai Model Streamer, InstantTensor."""
 
 import glob
 
@@ -58,7 +58,7 @@ def test_load(mount, models, loader, view):
 
 
 def test_instanttensor(mount, models):
-    """InstantTensor reads to CUDA devices only. What it does before is the same: the headers."""
+    """InstantTensor reads to CUDA devices only. Reading headers works the same without one."""
     instanttensor = pytest.importorskip("instanttensor._impl")
 
     def headers(path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain tools on the views: what they copy, print and compare is what the oracle says is there."""
+"""Standard tools on the views: their output and copies are compared with the oracle."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ import pytest
 from conftest import SLOW
 from corpus import trees
 
-# Each copies the mount $1 into the directory $2.
+# Each copies the mount $1 to the directory $2.
 COPIES = {
     "cp": 'cp -r "$1/." "$2"',
     "cp-attributes": 'cp -a --sparse=always "$1/." "$2"',
@@ -37,7 +37,7 @@ def source(shared_place):
 
 
 def run(script, *arguments):
-    """The output of a script that says nothing on stderr and succeeds."""
+    """The output of a script that succeeds and prints nothing to stderr."""
     if "rsync" in script and not shutil.which("rsync"):
         pytest.skip("rsync is not installed")
     done = subprocess.run(["sh", "-ec", script, "sh", *map(os.fspath, arguments)],
@@ -58,7 +58,7 @@ def test_copy(mount, source, place, how, options):
 
 def test_rsync_finds_nothing_to_do(mount, source, place):
     """A second run with checksums copies nothing: sizes, times, modes and attributes are stable,
-    from one mount to the next too."""
+    also across mounts."""
     m = mount(source.root)
     (place / "copy").mkdir()
     for view in ("tensors", "merged", "shards", "npy"):
@@ -71,7 +71,7 @@ def test_rsync_finds_nothing_to_do(mount, source, place):
 
 
 def test_sha256sum_and_cmp(mount, source):
-    """A shards/ as in the source has the source's files, less the indexes, which are its own."""
+    """shards/ as in the source has the source's files, except the indexes, which are generated."""
     m = mount(source.root)
     sums = 'cd "$1" && find . -type f ! -name "*.index.json" -print0 | sort -z | xargs -0 sha256sum'
     want = run(sums, source.root)
@@ -84,7 +84,7 @@ def test_sha256sum_and_cmp(mount, source):
 
 
 def test_dd_of_parts(mount, source):
-    """Any part of a tensor, in blocks of any size."""
+    """Parts of a tensor, in blocks of several sizes."""
     m = mount(source.root)
     data = {t.name: t.data for c in source.checkpoints if c.directory == "large"
             for t in c.tensors}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch alone: files that stand beside the tensors, and tensor files as storages."""
+"""torch alone: side files, and tensor files as storages."""
 
 import os
 
@@ -15,7 +15,7 @@ NAMES = ("decoder", "experts", "small-fp16", "odd", "hub")
 
 
 def side_files(path):
-    """Everything that torch.save wrote into the directory, mapped and read."""
+    """Maps and reads everything that torch.save wrote to the directory."""
     tensors = {}
     for name in ("optimizer.pt", "legacy.bin"):
         zipped = not name.startswith("legacy")  # what torch cannot map either

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The names that an open directory shows.
+ * Open directories.
  *
- * They are the same for every caller: who may list a directory is checked before. All handles
- * on a node that were opened while it had the same names share one object, so memory grows with
- * the directories that are open and not with the handles. The memory of directories of the source
- * is charged to the budget for headers.
- *
- * Any thread may call anything here; nothing waits on storage.
+ * A directory of tensors shows one NODE_TENSOR_SET. Any other has a copy of its names from the time
+ * of the open. Handles on one node with the same names share one copy, so that memory grows with
+ * the number of open directories and not of handles; it is charged to the budget for headers. The
+ * names are the same for all callers: permission to list the directory is checked before.
  */
 #include "base/parallel.h"
 #include "catalog/header_budget.h"
@@ -28,23 +26,23 @@ struct shown_name {
     mode_t type; /* S_IFREG or S_IFDIR */
 };
 
-/* Immutable but for the count. */
+/* Immutable except for the count. */
 struct shown_names {
     uint64_t references; /* guarded by view->lock */
     struct node *node; /* counted */
-    struct header_budget *budget; /* or NULL */
+    struct header_budget *budget; /* NULL: not charged */
     size_t count, length;
     char *text; /* `length` bytes: the names, each with its NUL */
     struct shown_name entries[];
 };
 
-/* Where names are added, first to measure them and then to keep them. */
+/* Receives names, first to measure them and then to store them. */
 struct names_writer {
-    struct shown_names *to; /* NULL: they are measured */
+    struct shown_names *to; /* NULL: measure only */
     size_t count, length;
 };
 
-/* Adds all names, the same ones each time that it is called. */
+/* Adds all names; the same ones in each call. */
 typedef void list_names(void *arg, struct names_writer *writer);
 
 static void shown_names_unref(struct view *view, struct shown_names *names);
@@ -64,7 +62,7 @@ shown_names_add(struct names_writer *writer, const char *name, mode_t type)
 }
 
 static int
-compare_shown(const void *a, const void *b, void *text)
+compare_shown_names(const void *a, const void *b, void *text)
 {
     const struct shown_name *x = a, *y = b;
 
@@ -72,16 +70,16 @@ compare_shown(const void *a, const void *b, void *text)
 }
 
 static uint64_t
-bytes_of(size_t count, size_t length)
+shown_names_bytes(size_t count, size_t length)
 {
     return sizeof(struct shown_names) + (uint64_t)count * sizeof(struct shown_name) + length;
 }
 
-/* As measured, without a reference. NULL: out of memory. */
+/* Stores the names that were measured. Without references. NULL: out of memory. */
 static struct shown_names *
-make_names(const struct names_writer *measured, list_names *list, void *arg, bool sort)
+store_names(const struct names_writer *measured, list_names *list, void *arg, bool sort)
 {
-    struct shown_names *names = malloc(bytes_of(measured->count, measured->length));
+    struct shown_names *names = malloc(shown_names_bytes(measured->count, measured->length));
     struct names_writer writer = {names, 0, 0};
 
     if (!names)
@@ -90,12 +88,13 @@ make_names(const struct names_writer *measured, list_names *list, void *arg, boo
     names->text = (char *)&names->entries[names->count];
     list(arg, &writer);
     if (sort && names->count)
-        qsort_r(names->entries, names->count, sizeof(*names->entries), compare_shown, names->text);
+        qsort_r(names->entries, names->count, sizeof(*names->entries), compare_shown_names,
+                names->text);
     return names;
 }
 
 static bool
-same_names(const struct shown_names *a, const struct shown_names *b)
+are_same_names(const struct shown_names *a, const struct shown_names *b)
 {
     if (a->count != b->count || a->length != b->length)
         return false;
@@ -106,9 +105,9 @@ same_names(const struct shown_names *a, const struct shown_names *b)
 }
 
 /*
- * Makes `fresh` the node's names and gives it a reference; where the node has the same ones
- * already, returns those instead, with a reference. They are compared without the lock, so again
- * if others have taken their place meanwhile.
+ * Returns the node's names if they are the same as `fresh`, else makes `fresh` the node's names and
+ * returns it; with a reference. Names are compared without the lock, and so again if another thread
+ * has replaced them.
  */
 static struct shown_names *
 share_names(struct view *view, struct node *node, struct shown_names *fresh)
@@ -128,13 +127,14 @@ share_names(struct view *view, struct node *node, struct shown_names *fresh)
             now->references++;
         }
         pthread_mutex_unlock(&view->lock);
-        shown_names_unref(view, before); /* kept until here: its address was not used anew */
-        if (now == fresh || (now && same_names(now, fresh)))
+        shown_names_unref(view, before); /* not before: its address must not be reused */
+        if (now == fresh || (now && are_same_names(now, fresh)))
             return now;
         before = now;
     }
 }
 
+/* The names that `list` adds; a reference. -ENOBUFS: the budget has no room for their `bytes`. */
 static errint_t
 shown_names_get(struct view *view, struct node *node, struct header_budget *budget,
                 list_names *list, void *arg, bool sort, struct shown_names **out, uint64_t *bytes)
@@ -144,11 +144,11 @@ shown_names_get(struct view *view, struct node *node, struct header_budget *budg
     errint_t error;
 
     list(arg, &measured);
-    *bytes = bytes_of(measured.count, measured.length);
+    *bytes = shown_names_bytes(measured.count, measured.length);
     error = header_budget_take(budget, *bytes);
     if (error)
         return error;
-    fresh = make_names(&measured, list, arg, sort);
+    fresh = store_names(&measured, list, arg, sort);
     if (!fresh) {
         header_budget_settle(budget, *bytes, 0);
         return -ENOMEM;
@@ -177,7 +177,7 @@ shown_names_unref(struct view *view, struct shown_names *names)
     if (node->shown == names)
         node->shown = NULL;
     pthread_mutex_unlock(&view->lock);
-    header_budget_give(names->budget, bytes_of(names->count, names->length));
+    header_budget_give(names->budget, shown_names_bytes(names->count, names->length));
     free(names);
     node_unref(view, node, 1);
 }

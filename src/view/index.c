@@ -37,7 +37,7 @@ add_json_text(struct buffer *out, const char *text)
     buffer_add_json_string(out, text, strlen(text));
 }
 
-/* What the metadata of its own index says besides the size. */
+/* Adds the metadata of the checkpoint's own index, except for the size. */
 static void
 add_index_metadata(const struct checkpoint *checkpoint, struct buffer *out)
 {

@@ -295,8 +295,8 @@ resolve_conflicts(struct gather *gather)
             continue;
         other = name_by_file(&gather->listing->groups[draft->entry.group]);
         problem_set_add(gather->listing->problems, gather->directory, other,
-                        "its tensors are in a directory of this name: the name of the checkpoint "
-                        "is taken by something else in the directory");
+                        "its tensors are in a directory of this name: another entry has the name "
+                        "of the checkpoint");
         draft->entry.name = other;
         draft->named_by_file = true;
         renamed = true;
@@ -319,8 +319,7 @@ drop_duplicates(struct gather *gather)
                 continue; /* a file that two indexes name */
             problem_set_add(gather->listing->problems, gather->directory,
                             name_by_file(&gather->listing->groups[draft->entry.group]),
-                            "left out of a view: the name %s is taken by something else in the "
-                            "directory",
+                            "left out of a view: another entry has the name %s",
                             quoted(name, draft->entry.name, strlen(draft->entry.name)));
             continue;
         }

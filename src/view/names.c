@@ -37,12 +37,12 @@ tensor_name_is_plain(const char *name, size_t length, size_t suffix_length)
 }
 
 /*
- * Escapes as much of the name as fits `room` bytes. `*cut` is the most of it
- * that ends between two characters and fits `cut_room` bytes.
+ * Escapes as much of the name as fits into `room` bytes and returns its length. `cut`: the longest
+ * length up to `cut_room` that ends between two characters. `whole`: all of the name fits.
  */
 static size_t
-escape(const char *name, size_t length, size_t room, size_t cut_room, char *out, size_t *cut,
-       bool *whole)
+escape_tensor_name(const char *name, size_t length, size_t room, size_t cut_room, char *out,
+                   size_t *cut, bool *whole)
 {
     size_t at = 0;
 
@@ -78,7 +78,7 @@ tensor_file_name(const char *name, size_t length, const char *suffix, char out[F
         strcpy(out, "%");
         at = 1;
     } else {
-        at = escape(name, length, room, room - HASH, out, &cut, &whole);
+        at = escape_tensor_name(name, length, room, room - HASH, out, &cut, &whole);
         if (!whole || ends_as_cut(out, at))
             at = cut + (size_t)snprintf(out + cut, HASH + 1, "~%016llx",
                                         (unsigned long long)hash64(name, length, 0));

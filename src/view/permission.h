@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether a caller of the mount may have what he asks for.
+ * Permission checks for callers of the mount.
  *
- * Where other users than the mounting one may enter the mount, each request that
- * gives out names, attributes or content first asks the kernel whether its caller
- * could get the same from the source: by path, now, with the credentials that FUSE
- * reports. What is found at the path must be the file that the view knows, or the
- * answer would be about another one. Nothing of an answer is kept.
+ * If other users may enter the mount, each request that returns names, attributes or content first
+ * asks the kernel whether its caller may have the same from the source: by path, at this time, with
+ * the credentials that FUSE reports. The path must lead to the file that the view knows. No answer
+ * is cached.
  */
 #ifndef FSTFS_VIEW_PERMISSION_H
 #define FSTFS_VIEW_PERMISSION_H
@@ -19,7 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Who makes a request, as FUSE reports it. */
+/* The caller of a request, as FUSE reports it. */
 struct caller {
     uid_t uid;
     gid_t gid;
@@ -29,16 +28,16 @@ struct caller {
 /* One path of the source. */
 struct permission_query {
     const char *path; /* relative to the source; "" is the source itself */
-    int mask; /* R_OK, X_OK, both, or 0: it may be looked up */
-    uint64_t device, inode; /* what must be there */
-    /* The change time of a file, which tells it from a later one with the same inode number:
-     * whoever may write to a directory can choose all else. All zero, of a directory: any. */
+    int mask; /* R_OK, X_OK or both; 0: search permission on the way to it */
+    uint64_t device, inode; /* expected at the path; 0: any */
+    /* Expected change time of a file, which distinguishes it from a later file with the same inode
+     * number. All zero, of a directory: any. */
     struct timespec changed;
 };
 
 /*
- * 0 if the caller may have all of it. -EACCES: he may not. -ESTALE: a path leads to
- * another file by now, or to none. Any thread; waits on storage.
+ * Checks `count` paths, at least 1. 0: the caller has all these permissions. -EACCES: he has not.
+ * -ESTALE: a path leads to another file now, or to none. Any thread; waits on storage.
  */
 typedef errint_t permission_check(const struct caller *caller,
                                   const struct permission_query *queries, size_t count);

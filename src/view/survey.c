@@ -21,22 +21,22 @@ struct directories {
 struct survey {
     struct catalog *catalog;
     struct view_options options;
-    struct directories held; /* the thread's own, as `unlisted` is */
+    struct directories held; /* used by the thread only, as `unlisted` */
     struct problem_set *unlisted; /* directories that could not be listed; or NULL */
-    pthread_mutex_t lock; /* guards the rest; not held over storage */
+    pthread_mutex_t lock; /* guards the rest; never held across storage access */
     pthread_cond_t changed;
     uint64_t wanted, done; /* surveys, by number */
     unsigned waiters;
     bool has_thread, is_running, stop;
     pthread_t thread;
-    struct source_dir *at; /* what is looked at; NULL: nothing is */
-    uint64_t since; /* of monotonic_ms(): it is */
-    uint64_t looked_at, queued, left_out; /* directories of this survey, or of the last one */
+    struct source_dir *at; /* the directory being surveyed, or NULL */
+    uint64_t since; /* monotonic_ms() when that began */
+    uint64_t directories_read, queued, left_out; /* directories of the running or last survey */
 };
 
 /* ---- directories ---- */
 
-/* Takes the reference over, also where there is no memory to keep it. */
+/* Takes ownership of the reference, also on failure (out of memory). */
 static bool
 directories_add(struct directories *directories, struct source_dir *dir)
 {
@@ -69,7 +69,7 @@ has_view(const struct survey *survey, enum view_kind view)
     return survey->options.root < 0 || survey->options.root == (int)view;
 }
 
-/* Works out what the views make of a checkpoint: what is wrong with it is then known. */
+/* Works out the files that the views make of a checkpoint, which adds its problems. */
 static void
 survey_checkpoint(const struct survey *survey, struct source_dir *dir, const struct group *group)
 {
@@ -107,7 +107,8 @@ must_stop(struct survey *survey)
     return stop;
 }
 
-/* Looks at a directory and adds those in it to `queue`. Whether it is to be held. */
+/* Surveys a directory and adds its subdirectories to `queue`. Returns whether to keep a reference
+ * to it until the next survey. */
 static bool
 survey_directory(struct survey *survey, struct source_dir *dir, struct problem_set *unlisted,
                  struct directories *queue)
@@ -120,7 +121,7 @@ survey_directory(struct survey *survey, struct source_dir *dir, struct problem_s
     if (error) {
         if (error != -ENOENT && error != -ENOTDIR)
             problem_set_add(unlisted, source_dir_path(dir), NULL,
-                            "cannot be listed: %s: what is in it is not shown", strerror(-error));
+                            "cannot be listed: %s: its files are not shown", strerror(-error));
         return false;
     }
     for (uint32_t i = 0; i < listing->group_count && !must_stop(survey); i++)
@@ -145,14 +146,15 @@ survey_directory(struct survey *survey, struct source_dir *dir, struct problem_s
 /* ---- a survey ---- */
 
 static void
-begin_directory(struct survey *survey, struct source_dir *dir, uint64_t looked_at, uint64_t queued)
+set_progress(struct survey *survey, struct source_dir *dir, uint64_t directories_read,
+             uint64_t queued)
 {
     pthread_mutex_lock(&survey->lock);
     survey->at = dir;
     survey->since = monotonic_ms();
-    survey->looked_at = looked_at;
+    survey->directories_read = directories_read;
     survey->queued = queued;
-    if (looked_at == 0)
+    if (directories_read == 0)
         survey->left_out = 0;
     pthread_mutex_unlock(&survey->lock);
 }
@@ -169,11 +171,11 @@ survey_source(struct survey *survey)
         directories_add(&queue, dir);
     for (; at < queue.count && !must_stop(survey); at++) {
         dir = queue.all[at];
-        begin_directory(survey, dir, at, queue.count - at);
+        set_progress(survey, dir, at, queue.count - at);
         if (survey_directory(survey, dir, unlisted, &queue))
             directories_add(&held, source_dir_ref(dir));
     }
-    begin_directory(survey, NULL, at, queue.count - at);
+    set_progress(survey, NULL, at, queue.count - at);
     directories_free(&queue);
     directories_free(&survey->held);
     problem_set_free(survey->unlisted);
@@ -208,7 +210,7 @@ start_thread(struct survey *survey)
     if (survey->is_running || survey->stop)
         return;
     if (survey->has_thread)
-        pthread_join(survey->thread, NULL); /* it has nothing left to do but to end */
+        pthread_join(survey->thread, NULL); /* it is ending */
     survey->has_thread = thread_start(&survey->thread, run_surveys, survey) == 0;
     survey->is_running = survey->has_thread;
 }
@@ -241,15 +243,15 @@ write_progress(const struct survey *survey, struct buffer *out)
     const char *path;
 
     if (!survey->at) {
-        buffer_add_text(out, ".: incomplete: the source is yet to be looked at; read this file "
-                             "again\n");
+        buffer_add_text(out, ".: incomplete: the survey of the source has not begun; read this "
+                             "file again\n");
         return;
     }
     path = source_dir_path(survey->at);
     buffer_addf(out,
-                ".: incomplete: %" PRIu64 " directories have been looked at, %" PRIu64
-                " and what is below them have not; looking at ",
-                survey->looked_at, survey->queued);
+                ".: incomplete: %" PRIu64 " directories have been read, %" PRIu64
+                " and those below them have not; reading ",
+                survey->directories_read, survey->queued);
     buffer_add_quoted(out, *path ? path : ".", *path ? strlen(path) : 1, SIZE_MAX);
     buffer_addf(out, " for %" PRIu64 " s; read this file again\n",
                 (monotonic_ms() - survey->since) / 1000);
@@ -263,8 +265,8 @@ survey_write(struct survey *survey, bool complete, struct buffer *out)
         write_progress(survey, out);
     if (survey->left_out)
         buffer_addf(out,
-                    ".: incomplete: %" PRIu64 " directories and what is below them are not looked "
-                    "at: the source has more than %d\n",
+                    ".: incomplete: %" PRIu64 " directories and those below them are not read: the "
+                    "source has more than %d\n",
                     survey->left_out, SURVEY_DIRECTORIES);
     pthread_mutex_unlock(&survey->lock);
 }

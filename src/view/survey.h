@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A look at all of the source, so that .fstfs/problems has what nobody has asked for yet.
+ * Surveys: scans of the whole source, so that .fstfs/problems also lists problems of files that
+ * were never accessed.
  *
- * One thread, which exists while it is at work, lists every directory, reads the headers of every
- * checkpoint and works out what the views make of it; what is wrong is then in the catalog's
- * problems. Directories that have a checkpoint or a problem are held until the next survey, so
- * that their lines stay and only changes are read again. Storage that does not answer holds up
- * that thread and nobody else.
+ * A thread, which ends with the survey, lists every directory, reads the headers of every
+ * checkpoint and works out the files that the views make of it; problems are added to the
+ * catalog's. Directories with a checkpoint or a problem are referenced until the next survey, so
+ * that their problems stay listed and only changes are read again. Storage that does not respond
+ * blocks only this thread.
  */
 #ifndef FSTFS_VIEW_SURVEY_H
 #define FSTFS_VIEW_SURVEY_H
@@ -16,24 +17,24 @@
 #include "view/view.h"
 
 enum {
-    SURVEY_WAIT_MS = 1000, /* the longest that a caller waits for one */
-    SURVEY_WAITERS = 8, /* callers that wait at the same time; others do not wait */
-    SURVEY_DIRECTORIES = 20000, /* that one survey looks at */
+    SURVEY_WAIT_MS = 1000, /* how long a caller waits for a survey */
+    SURVEY_WAITERS = 8, /* callers that may wait at the same time; others do not wait */
+    SURVEY_DIRECTORIES = 20000, /* limit of directories in one survey */
 };
 
 struct survey;
 
 /* `catalog` must outlive it. NULL: out of memory. */
 struct survey *survey_new(struct catalog *catalog, const struct view_options *options);
-/* Waits until the thread has ended: for storage, if that is where it is. NULL is allowed. */
+/* Waits for the thread to end, and so for storage if the thread does. NULL is allowed. */
 void survey_free(struct survey *survey);
 
-/* Begins a survey, or one after that which is under way, and waits for it as long as a caller
- * may; false: it has not ended. Any thread. */
+/* Starts a survey, or queues one behind the survey that is running, and waits for it for up to
+ * SURVEY_WAIT_MS. Returns whether it has ended. Any thread. */
 bool survey_refresh(struct survey *survey);
 
-/* Adds a line for what has not been looked at, if anything; `complete` is what survey_refresh()
- * returned. Any thread; does not wait. */
+/* Adds a line for each part of the source that was not surveyed. `complete`: what survey_refresh()
+ * returned. Any thread; does not wait on storage. */
 void survey_write(struct survey *survey, bool complete, struct buffer *out);
 
 #endif

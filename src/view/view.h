@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the mount shows: names, attributes, and for each file its extents.
+ * What the mount shows: names, attributes, and the extents of each file.
  *
- * The view answers for the session (src/fuse) in terms of node ids. An id given
- * out by view_lookup() or view_root() stays good until as many view_forget()s;
- * a file's id belongs to one version of its content, so what the kernel caches
- * under it never mixes versions. Tensor files have no object of their own: their
- * id is a number that names their directory's version and their place in it.
+ * The session (src/fuse) refers to files by node ID. An ID that view_lookup() returned is valid
+ * until view_forget() has been called for it as often; VIEW_ROOT_ID is always valid. The ID of a
+ * file belongs to one version of its content, so that what the kernel caches never mixes versions.
  *
- * Any thread may call anything here. Calls wait on storage when they have to
- * look at the source; none of them reads tensor data.
+ * Any thread may call any function. Unless they say otherwise, functions that look at the source
+ * wait on storage; none reads tensor data. Besides the errors that are listed, a function returns
+ * those of the system calls on the source, and -ENOMEM.
  */
 #ifndef FSTFS_VIEW_VIEW_H
 #define FSTFS_VIEW_VIEW_H
@@ -29,26 +28,27 @@ enum view_kind { VIEW_TENSORS, VIEW_MERGED, VIEW_SHARDS, VIEW_NPY, VIEW_KINDS };
 
 extern const char *const view_names[VIEW_KINDS]; /* "tensors", "merged", ... */
 
-/* A page of .fstfs: text made anew each time it is looked at. */
+/* A file of .fstfs, whose text is written for each stat and each open. */
 struct view_page {
     const char *name;
     mode_t mode;
-    void (*write)(void *arg, struct buffer *out); /* does not wait */
-    void (*open)(void *arg, struct buffer *out); /* what is read; may wait a bounded time */
+    void (*write)(void *arg, struct buffer *out); /* for stat; does not wait */
+    void (*open)(void *arg, struct buffer *out); /* for open; may wait a bounded time */
     void *arg;
 };
 
 struct view_options {
-    int root; /* an enum view_kind: that view is the root; or -1: all, side by side */
+    int root; /* an enum view_kind: this view is the root; -1: the root holds all views */
     uint32_t shards; /* --shards, or 0 */
     uint64_t shard_size; /* --shard-size in bytes, or 0; not both */
-    uid_t owner; /* of what is not in the source: the root, .fstfs */
+    uid_t owner; /* of what is not in the source: the root and .fstfs */
     gid_t group;
-    const struct view_page *pages; /* outlive the view */
+    const struct view_page *pages; /* sorted by name; must outlive the view */
     size_t page_count;
-    permission_check *check; /* other users may enter: asked for each; NULL: they may not */
+    permission_check *check; /* NULL: only the mounting user and root can enter the mount */
 };
 
+/* `catalog` must outlive the view. -ENOMEM. */
 errint_t view_new(struct catalog *catalog, const struct view_options *options, struct view **view);
 void view_free(struct view *view);
 
@@ -63,75 +63,79 @@ enum { VIEW_ROOT_ID = 1 };
 enum { VIEW_CACHE_MS = 500 };
 
 /*
- * Where other users may enter, the calls that take a `caller` answer -EACCES unless he
- * could do the same in the source. A name may be looked up by those who can reach the
- * files it is made of; a tensor, its xattrs and the names in its directory are for
- * those who can read its shard. -ESTALE: the source has other files by now.
+ * If the options have a `check`, the functions that take a `caller` return -EACCES unless he may do
+ * the same in the source. Looking up a name requires search permission on the paths of all files
+ * that it is made of; looking up a tensor, its xattrs, and listing its directory require read
+ * permission for the shards. -ESTALE: the source has other files now. Without a `check`, `caller`
+ * may be NULL.
  */
 
-/* Whether view_lookup() checks the caller here, so that the kernel must not cache the names. */
+/* Returns whether view_lookup() in this directory checks the caller, so that the kernel must not
+ * cache its names. Does not wait. */
 bool view_checks_names(struct view *view, node_id directory);
 
-/* Looks `name` up in a directory. On success the node's lookup count is incremented. */
+/* Looks up `name` in a directory and increments the lookup count of the result. -ENOENT, -ENOTDIR,
+ * -ENAMETOOLONG; -ETXTBSY: a shard that the file needs is open for writing. */
 errint_t view_lookup(struct view *view, const struct caller *caller, node_id parent,
                      const char *name, node_id *id, struct stat *st);
+/* Reduces the lookup count by `count`. Does not wait. */
 void view_forget(struct view *view, node_id id, uint64_t count);
-/* Increments the lookup count of an id that has one, for a call that may outlast the kernel's
- * own; view_forget() undoes it. */
+/* Increments a lookup count that is not 0, for a call that may outlast the kernel's own count. Does
+ * not wait. */
 void view_ref(struct view *view, node_id id);
 
-/* Where in the source a call works, from the coarsest to the finest. Each member is a hash:
- * equal ones may, in theory, belong to different places. */
+/* The part of the source that a call accesses. `directory` and `name` are hashes, so different
+ * places may have equal ones. */
 struct view_place {
-    uint64_t filesystem; /* st_dev of the directory when it was last looked at; 0: not known */
+    uint64_t filesystem; /* the last known st_dev of the directory; 0: not known */
     uint64_t directory;
-    uint64_t name; /* of a file, a checkpoint or a subdirectory in it, or of itself */
+    uint64_t name; /* of a file, checkpoint or subdirectory in it, or of the directory itself */
 };
 
-/* Returns where a call for `id` works: view_lookup() of `name`, or with NULL any other.
- * False: the call does not wait on storage. Does not wait on storage itself. */
+/* Finds the place that a call for `id` accesses: view_lookup() of `name`, or, if `name` is NULL,
+ * any other call. False: the call does not wait on storage. Does not wait on storage itself. */
 bool view_place(struct view *view, node_id id, const char *name, struct view_place *place);
 
 errint_t view_getattr(struct view *view, node_id id, struct stat *st);
 
-/* A directory as it was when it was opened. Read by one thread at a time. */
+/* An open directory: its names at the time of the open. One thread at a time. */
 struct view_directory;
 
+/* -ENOTDIR. */
 errint_t view_opendir(struct view *view, const struct caller *caller, node_id id,
                       struct view_directory **directory);
-/* access(2): -EACCES, -EROFS. */
+/* access(2): -EACCES; -EROFS for W_OK. */
 errint_t view_access(struct view *view, const struct caller *caller, node_id id, int mask);
 void view_closedir(struct view *view, struct view_directory *directory);
 
-/* The entry at `position`, counted from 0, "." and ".." first: its name (good
- * until the next call), inode number and type. -ENOENT past the last one. */
+/* The entry at `position`, counted from 0: ".", "..", then the entries in the order of strcmp().
+ * `name` is valid until the next call; `st` has the inode number and type only. -ENOENT: there are
+ * no more entries. Does not wait. */
 errint_t view_readdir(struct view *view, struct view_directory *directory, uint64_t position,
                       const char **name, struct stat *st);
-/* As view_lookup() of that entry, without a check: only where other users may not enter.
- * `st` gets all attributes. */
+/* view_lookup() of the entry at `position`. Only for a view without a `check`. */
 errint_t view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
                              node_id *id, struct stat *st);
 
-/* Opens a file: its extents. `live` says the file is a page: the list holds it as
- * it is now, and nothing of it may be cached. -EIO where a shard is refused. */
+/* Opens a file: returns its extents, a reference. `live`: the file is a page, so nothing of it may
+ * be cached. -EISDIR; -EIO: the shard is refused; -ETXTBSY: it is open for writing. */
 errint_t view_open(struct view *view, const struct caller *caller, node_id id,
                    struct extent_list **list, bool *live);
-/* To be called when an open file is closed; takes over the reference. */
+/* Closes an open file; takes ownership of the reference. Does not wait on storage. */
 void view_close(struct view *view, struct extent_list *list);
 
 /*
- * xattrs. Of tensor files: user.safetensors.name, .dtype, .shape, and user.fstfs.extents,
- * which unchanged files have, too; of what is made of a checkpoint (the merged file,
- * re-cut shards, a directory of tensors): user.fstfs.source. They say where the bytes
- * lie, and of which version; what is not UTF-8 of a path, docs/libfstfs.md says how. The
- * value is appended to `value`. -ENODATA.
+ * Appends an xattr to `value`; docs/libfstfs.md has their format. Tensor files have
+ * user.safetensors.name, .dtype and .shape, and user.fstfs.extents; unchanged files have
+ * user.fstfs.extents; merged files, re-cut shards and directories of tensors have
+ * user.fstfs.source. -ENODATA.
  */
 errint_t view_getxattr(struct view *view, const struct caller *caller, node_id id, const char *name,
                        struct buffer *value);
-/* The names, each with its NUL. */
+/* Appends the names of the xattrs, each with a NUL. Does not wait. */
 errint_t view_listxattr(struct view *view, node_id id, struct buffer *names);
 
-/* Objects held now, for metrics. */
+/* The numbers of nodes and of versions of tensor directories held now. Does not wait. */
 void view_counters(struct view *view, uint64_t *nodes, uint64_t *sets);
 
 #endif

@@ -162,7 +162,7 @@ def test_more_directories_than_the_limit(mount, place):
     assert lines[0].startswith("model.safetensors: refused")
 
     def settled():
-        return "are not looked at: the source has more than 20000" in m.problems()[-1] or None
+        return "are not read: the source has more than 20000" in m.problems()[-1] or None
 
     # 2 + 143 + 143 * 143 directories; reading waits for a scan that takes several seconds
     assert eventually(settled, 60), m.problems()
@@ -185,7 +185,7 @@ def test_hanging_storage(mount, place, callers, who, readers):  # noqa: F811
     lines = child(m.problems, user=m.user, seconds=LIMIT)
     assert lines[-1].startswith(".: incomplete: "), lines
     assert any(line.startswith("a/model.safetensors: refused") for line in lines), lines
-    assert "looking at slow/h" in lines[-1] and "have not" in lines[-1]
+    assert "reading slow/h" in lines[-1] and "have not" in lines[-1]
     h.others_are_served()
     crowd.kill()
     assert eventually(crowd.reap, LIMIT)

@@ -20,6 +20,8 @@ struct draft {
 struct gather {
     const struct listing *listing;
     const char *directory;
+    enum view_kind view;
+    const struct view_options *options;
     struct draft *drafts;
     size_t count;
     struct buffer names;
@@ -91,7 +93,7 @@ name_by_file(const struct group *group)
 }
 
 static void
-add_tensors(struct gather *gather, enum view_kind view, uint32_t g)
+add_tensors(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
     const char *name = group->second ? name_by_file(group) : group->stem;
@@ -99,7 +101,7 @@ add_tensors(struct gather *gather, enum view_kind view, uint32_t g)
 
     if (draft)
         draft->named_by_file = group->second;
-    if (view == VIEW_TENSORS)
+    if (gather->view == VIEW_TENSORS)
         add_made(gather, MADE_TENSOR_INDEX, g, name, ".index.json");
 }
 
@@ -161,22 +163,16 @@ is_read_by_name(const struct group *group)
     return false;
 }
 
-/* One file is cut to a size only, and not where its index would be a second one. */
 static bool
-may_be_cut(const struct gather *gather, const struct view_options *options,
-           const struct group *group)
+is_recut(struct gather *gather, const struct group *group)
 {
-    if (!is_one_file(group))
-        return true;
-    return options->shard_size && !is_read_by_name(group) && (group->index || !gather->has_sharded);
-}
+    const struct view_options *options = gather->options;
 
-static bool
-is_recut(struct gather *gather, const struct view_options *options, const struct group *group)
-{
     if (!options->shards && !options->shard_size)
         return false;
-    if (!may_be_cut(gather, options, group))
+    /* One file is cut to a size only, and not where its index would be a second one. */
+    if (is_one_file(group) &&
+        (!options->shard_size || is_read_by_name(group) || (!group->index && gather->has_sharded)))
         return false;
     if (strlen(group->stem) + strlen("-000001-of-000001.safetensors") > 255) {
         problem_set_add(gather->listing->problems, gather->directory, name_by_file(group),
@@ -187,14 +183,14 @@ is_recut(struct gather *gather, const struct view_options *options, const struct
 }
 
 static void
-add_shard_files(struct gather *gather, const struct view_options *options, uint32_t g)
+add_shard_files(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
     char index[300];
 
     if (group->shadowed)
         return;
-    if (is_recut(gather, options, group)) {
+    if (is_recut(gather, group)) {
         struct draft *draft = add_draft(gather, ENTRY_RECUT, g);
 
         if (draft)
@@ -228,24 +224,27 @@ count_checkpoints(struct gather *gather)
 }
 
 static void
-gather_names(struct gather *gather, enum view_kind view, const struct view_options *options)
+gather_names(struct gather *gather)
 {
+    static const struct {
+        bool has_side_files;
+        void (*add_group)(struct gather *gather, uint32_t g);
+    } views[VIEW_KINDS] = {
+        [VIEW_TENSORS] = {false, add_tensors},
+        [VIEW_MERGED] = {true, add_merged},
+        [VIEW_SHARDS] = {true, add_shard_files},
+        [VIEW_NPY] = {false, add_tensors},
+    };
     const struct listing *listing = gather->listing;
 
     count_checkpoints(gather);
     for (uint32_t i = 0; i < listing->directory_count; i++)
         add_source_name(gather, ENTRY_DIRECTORY, 0, listing->directories[i]);
-    if (view == VIEW_MERGED || view == VIEW_SHARDS)
+    if (views[gather->view].has_side_files)
         for (uint32_t i = 0; i < listing->file_count; i++)
             add_source_name(gather, ENTRY_SIDE_FILE, 0, listing->files[i]);
-    for (uint32_t g = 0; g < listing->group_count; g++) {
-        if (view == VIEW_MERGED)
-            add_merged(gather, g);
-        else if (view == VIEW_SHARDS)
-            add_shard_files(gather, options, g);
-        else
-            add_tensors(gather, view, g);
-    }
+    for (uint32_t g = 0; g < listing->group_count; g++)
+        views[gather->view].add_group(gather, g);
 }
 
 static int
@@ -390,10 +389,14 @@ struct dir_listing *
 dir_listing_new(struct listing *listing, const char *directory, enum view_kind view,
                 const struct view_options *options)
 {
-    struct gather gather = {.listing = listing, .directory = directory, .names = BUFFER_INIT};
+    struct gather gather = {.listing = listing,
+                            .directory = directory,
+                            .view = view,
+                            .options = options,
+                            .names = BUFFER_INIT};
     struct dir_listing *out = NULL;
 
-    gather_names(&gather, view, options);
+    gather_names(&gather);
     if (!gather.failed && !buffer_failed(&gather.names)) {
         for (size_t i = 0; i < gather.count; i++)
             if (!gather.drafts[i].entry.name && gather.drafts[i].entry.kind != ENTRY_RECUT)
@@ -446,23 +449,17 @@ dir_listing_report_no_room(struct dir_listing *listing, struct catalog *catalog,
                     bytes, now.used, now.limit);
 }
 
+static int
+compare_name_with_entry(const void *name, const void *entry)
+{
+    return strcmp(name, ((const struct dir_entry *)entry)->name);
+}
+
 const struct dir_entry *
 dir_listing_find(const struct dir_listing *listing, const char *name)
 {
-    uint32_t low = 0, high = listing->count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        int order = strcmp(listing->entries[middle].name, name);
-
-        if (order == 0)
-            return &listing->entries[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    return bsearch(name, listing->entries, listing->count, sizeof(*listing->entries),
+                   compare_name_with_entry);
 }
 
 uint32_t

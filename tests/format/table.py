@@ -37,33 +37,33 @@ def main():
     table = list(rows())
     same = sum(ours == theirs for _, ours, theirs, _ in table)
     refused = sum(ours != "read" for _, ours, *_ in table)
-    print(f"""# The corpus
+    print(f"""# Corpus of invalid files
 
-Made by `tests/format/table.py`; the tests run every case: `tests/format` asks both libraries for their verdicts,
-`tests/mount/test_bad.py` puts each file beside a good neighbour on a mount and reads everything.
+Printed by `tests/format/table.py`. Tests run every case: `tests/format` compares the verdicts of fstfs and safetensors, and
+`tests/mount/test_bad.py` reads each file, next to valid ones, on a mount.
 
 ## Headers
 
-{len(table)} files, {refused} of them refused; the verdicts of fstfs and of safetensors {safetensors.__version__} are the same for {same}.
-The others:
+{len(table)} files, of which fstfs refuses {refused}. It agrees with safetensors {safetensors.__version__} on {same}. The differences:
 
-| case | fstfs | safetensors | why |
+| cases | fstfs | safetensors | reason |
 |---|---|---|---|""")
+    differences = collections.defaultdict(list)
     for name, ours, theirs, note in table:
         if ours != theirs:
-            print(f"| {name} | {ours} | {theirs} | {' '.join(note.split())} |")
-    print("\nHow often each verdict of fstfs was given:\n\n| verdict | cases |\n|---|---|")
-    for verdict, count in sorted(collections.Counter(ours for _, ours, *_ in table).items()):
-        print(f"| {verdict} | {count} |")
-    print("\n<details><summary>All header cases</summary>\n\n| case | fstfs | safetensors |\n|---|---|---|")
-    for name, ours, theirs, _ in table:
-        print(f"| {name} | {ours} | {theirs} |")
+            differences[ours, theirs, " ".join(note.split())].append(name)
+    for (ours, theirs, note), names in differences.items():
+        print(f"| {', '.join(names)} | {ours} | {theirs} | {note} |")
+    print("\nAll cases:\n\n| verdict of fstfs | number | cases |\n|---|---|---|")
+    verdicts = collections.defaultdict(list)
+    for name, ours, *_ in table:
+        verdicts[ours].append(name)
+    for verdict, names in sorted(verdicts.items()):
+        print(f"| {verdict} | {len(names)} | {', '.join(names)} |")
     print(f"""
-</details>
+## Indexes, shard sets, links and names
 
-## Indexes, sets, links and names
-
-{len(indexes.CASES)} directories, each beside good neighbours, as in the source and with `--shards=3`:
+{len(indexes.CASES)} directories, each next to valid ones, mounted without options and with `--shards=3`:
 """)
     print(", ".join(f"`{case.__name__}`" for case in indexes.CASES) + ".")
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See containers.h. */
 #include "containers.h"
 
 #include "format/gguf.h"
@@ -31,7 +30,7 @@ container_has_name(const char *name)
     return false;
 }
 
-/* This program has no budget: the limits of the formats are enough for one file at a time. */
+/* No budget: the limits of the formats suffice for one file at a time. */
 static errint_t
 admit_all(void *arg, uint64_t bytes, struct reason *reason)
 {
@@ -41,9 +40,10 @@ admit_all(void *arg, uint64_t bytes, struct reason *reason)
     return 0;
 }
 
-/* An open file of the command line or of a directory. */
+/* The file that is checked. */
 struct container {
-    struct tree *tree;
+    struct findings *findings;
+    struct container_totals *totals;
     const char *path;
     bool is_named;
     int fd;
@@ -53,11 +53,11 @@ struct container {
 static void
 count_container(const struct container *container, const struct st_table *table)
 {
-    container->tree->tensor_count += table->count;
-    container->tree->bytes += container->size;
+    container->totals->tensors += table->count;
+    container->totals->bytes += container->size;
 }
 
-/* `error` of reading the header. */
+/* Reports that reading the header failed with `error`. */
 static errint_t
 report_header(const struct container *container, errint_t error, const struct reason *reason)
 {
@@ -67,7 +67,7 @@ report_header(const struct container *container, errint_t error, const struct re
         return error;
     if (error == -ENOMSG && !container->is_named)
         return 0;
-    findings_add(&container->tree->findings, strdup(container->path), !is_fault && error != -ENOMSG,
+    findings_add(container->findings, strdup(container->path), !is_fault && error != -ENOMSG,
                  is_fault           ? "refused: %s: %s"
                  : error == -ENOMSG ? "no checkpoint: %s: %s"
                                     : "%s: %s",
@@ -75,7 +75,7 @@ report_header(const struct container *container, errint_t error, const struct re
     return 0;
 }
 
-/* Lines of names become one line, of the first IMPORTS_SHOWN. */
+/* Reports the imports, one in each line, and names the first IMPORTS_SHOWN. */
 static void
 report_imports(const struct container *container, const struct buffer *imports)
 {
@@ -94,11 +94,11 @@ report_imports(const struct container *container, const struct buffer *imports)
     if (count > IMPORTS_SHOWN)
         buffer_addf(&names, " and %zu more", count - IMPORTS_SHOWN);
     if (count && !buffer_failed(&names))
-        findings_add(&container->tree->findings, strdup(container->path), false,
-                     "loading it by pickle imports %s, which torch.load(weights_only=True) "
-                     "refuses: load it only if you trust its origin",
+        findings_add(container->findings, strdup(container->path), false,
+                     "its pickle imports %s, which torch.load(weights_only=True) rejects; load it "
+                     "only if you trust its origin",
                      names.data);
-    container->tree->findings.failed |= buffer_failed(&names);
+    container->findings->failed |= buffer_failed(&names);
     buffer_free(&names);
 }
 
@@ -117,8 +117,9 @@ check_torch(const struct container *container)
         return report_header(container, error, &reason);
     count_container(container, file.table);
     if (file.refused_count)
-        findings_add(&container->tree->findings, strdup(container->path), false,
-                     "%" PRIu32 " of %" PRIu32 " tensors cannot be safetensors; the first is %s",
+        findings_add(container->findings, strdup(container->path), false,
+                     "%" PRIu32 " of %" PRIu32
+                     " tensors cannot be stored as safetensors; the first is %s",
                      file.refused_count, file.refused_count + file.table->count, file.refused);
     torch_file_free(&file);
     return 0;
@@ -147,18 +148,20 @@ is_gguf(const struct container *container)
 }
 
 errint_t
-container_check(struct tree *tree, const char *path, bool is_named)
+container_check(struct findings *findings, const char *path, bool is_named,
+                struct container_totals *totals)
 {
-    struct container container = {.tree = tree, .path = path, .is_named = is_named};
+    struct container container = {
+        .findings = findings, .totals = totals, .path = path, .is_named = is_named};
     struct stat st;
     errint_t error = 0;
 
     container.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (container.fd < 0 || fstat(container.fd, &st) < 0) {
-        findings_add(&tree->findings, strdup(path), true, "IoError: %s", strerror(errno));
+        findings_add(findings, strdup(path), true, "IoError: %s", strerror(errno));
     } else if (S_ISREG(st.st_mode)) {
         container.size = (uint64_t)st.st_size;
-        tree->file_count++;
+        totals->files++;
         error = is_gguf(&container) ? check_gguf(&container) : check_torch(&container);
     }
     if (container.fd >= 0)

@@ -1,21 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks files of torch.save() and GGUF files: their headers, and what loading a pickle would
- * import. Nothing of a file is executed.
+ * Checks the headers of torch.save() and GGUF files, and the imports of pickles. Nothing of a file
+ * is executed.
  */
 #ifndef FSTFS_CHECK_CONTAINERS_H
 #define FSTFS_CHECK_CONTAINERS_H
 
-#include "tree.h"
+#include "base/error.h"
+#include "findings.h"
 
-/* Whether the name ends as those of PyTorch's and GGUF files do: .bin, .pt, .pth, .ckpt, .gguf. */
+#include <stdint.h>
+
+struct container_totals {
+    uint64_t files, tensors, bytes;
+};
+
+/* Returns whether the name ends like those of PyTorch and GGUF files: .bin, .pt, .pth, .ckpt,
+ * .gguf. */
 bool container_has_name(const char *name);
 
 /*
- * Checks the file. What is wrong with it is in tree->findings; -ENOMEM. A file that holds no
- * tensors, such as training_args.bin, is a finding if it `is_named` on the command line; what its
- * pickle would import always is.
+ * Checks a file, adds problems to `findings`, and adds it to `totals`. -ENOMEM. A file without
+ * tensors, such as training_args.bin, is a finding only if it `is_named` on the command line;
+ * imports of its pickle always are.
  */
-errint_t container_check(struct tree *tree, const char *path, bool is_named);
+errint_t container_check(struct findings *findings, const char *path, bool is_named,
+                         struct container_totals *totals);
 
 #endif

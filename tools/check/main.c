@@ -24,7 +24,7 @@ plural_suffix(uint64_t count)
 }
 
 static void
-print_summary(const struct tree *tree, const struct deep_result *deep)
+print_check_summary(const struct tree *tree, const struct deep_result *deep)
 {
     struct buffer text = BUFFER_INIT;
     uint64_t count = tree->findings.count;
@@ -147,7 +147,7 @@ check_paths(struct tree *tree)
                                                      : STATUS_SOUND;
     if (options->json)
         return print_json(tree, &deep, status) ? status : STATUS_UNCHECKED;
-    print_summary(tree, &deep);
+    print_check_summary(tree, &deep);
     return status;
 }
 

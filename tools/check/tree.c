@@ -303,7 +303,19 @@ check_downloads(struct tree *tree, const struct source_dir *dir, const struct li
     }
 }
 
-/* Checks the files of other formats than safetensors. */
+/* Checks a file of another format than safetensors. */
+static errint_t
+check_container(struct tree *tree, const char *path, bool is_named)
+{
+    struct container_totals totals = {0};
+    errint_t error = container_check(&tree->findings, path, is_named, &totals);
+
+    tree->file_count += totals.files;
+    tree->tensor_count += totals.tensors;
+    tree->bytes += totals.bytes;
+    return error;
+}
+
 static errint_t
 check_containers(struct tree *tree, const struct source_dir *dir, const struct listing *listing,
                  const struct scope *scope)
@@ -316,7 +328,7 @@ check_containers(struct tree *tree, const struct source_dir *dir, const struct l
         if (!container_has_name(listing->files[i]))
             continue;
         path = join_parts(scope->base, source_dir_path(dir), listing->files[i]);
-        error = path ? container_check(tree, path, false) : -ENOMEM;
+        error = path ? check_container(tree, path, false) : -ENOMEM;
         free(path);
     }
     return error;
@@ -556,5 +568,5 @@ tree_check(struct tree *tree, const char *path)
         return add_unchecked(tree, path, 0, "not a regular file");
     if (is_index(path))
         return check_named(tree, path);
-    return container_has_name(path) ? container_check(tree, path, true) : check_file(tree, path);
+    return container_has_name(path) ? check_container(tree, path, true) : check_file(tree, path);
 }

@@ -95,7 +95,7 @@ copier_free(struct copier *copier)
 
 /* The file system refuses O_DIRECT. */
 static void
-use_page_cache(struct copy_pass *run)
+copy_clear_direct(struct copy_pass *run)
 {
     int flags = fcntl(run->fd, F_GETFL);
 
@@ -114,7 +114,7 @@ write_piece(struct copy_pass *run, const struct batch_read *read)
     memset(read->buffer + read->length, 0, length - read->length);
     error = file_write(run->fd, read->buffer, length, read->offset);
     if (error == -EINVAL && atomic_load(&run->direct)) {
-        use_page_cache(run);
+        copy_clear_direct(run);
         error = file_write(run->fd, read->buffer, length, read->offset);
     }
     return error;
@@ -128,7 +128,7 @@ compare_piece(struct copy_pass *run, const struct batch_read *read)
     ssize_t got = file_read(run->fd, other, length, read->offset);
 
     if (got == -EINVAL && atomic_load(&run->direct)) {
-        use_page_cache(run);
+        copy_clear_direct(run);
         got = file_read(run->fd, other, length, read->offset);
     }
     if (got < 0)
@@ -341,7 +341,7 @@ allocate_ranges(int fd, const struct range *ranges, size_t count)
 }
 
 static bool
-set_direct_io(int fd)
+copy_set_direct(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
 
@@ -377,7 +377,7 @@ copy_run(struct copier *copier, struct copy *copy, struct progress *progress, st
     if (error)
         return reason_set(reason, error, "IoError", "cannot allocate %.2f GB: %s",
                           (double)copy_room(copy) / 1e9, strerror(-error));
-    atomic_init(&run.direct, set_direct_io(copy->fd));
+    atomic_init(&run.direct, copy_set_direct(copy->fd));
     error = copy_ranges(&run, copy->left, copy->left_count, progress, reason);
     /* The last block was written whole. */
     if (!error && ftruncate(copy->fd, (off_t)copy->list->size) < 0)
@@ -394,7 +394,7 @@ copy_compare(struct copier *copier, struct copy *copy, struct progress *progress
         .copier = copier, .list = copy->list, .fd = copy->fd, .is_compare = true};
 
     posix_fadvise(copy->fd, 0, 0, POSIX_FADV_DONTNEED);
-    atomic_init(&run.direct, set_direct_io(copy->fd));
+    atomic_init(&run.direct, copy_set_direct(copy->fd));
     return copy_ranges(&run, &all, copy->list->size > 0, progress, reason);
 }
 

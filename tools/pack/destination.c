@@ -91,7 +91,7 @@ clear_temporary(const struct destination *destination, const char *temporary, st
 /* Creates the temporary directory, or reuses that of a killed run. Its lock excludes a second run
  * with the same output. */
 static errint_t
-make_directory(struct destination *destination, struct reason *reason)
+destination_make_temporary(struct destination *destination, struct reason *reason)
 {
     const int parent = destination->parent;
     char temporary[NAME_MAX + 1];
@@ -128,8 +128,8 @@ make_directory(struct destination *destination, struct reason *reason)
 /* ---- opening ---- */
 
 static errint_t
-open_file(struct destination *destination, const struct destination_request *request,
-          struct reason *reason)
+destination_open_file(struct destination *destination, const struct destination_request *request,
+                      struct reason *reason)
 {
     const int parent = destination->parent;
     char input[QUOTED_SIZE];
@@ -153,8 +153,8 @@ open_file(struct destination *destination, const struct destination_request *req
 }
 
 static errint_t
-open_directory(struct destination *destination, const struct destination_request *request,
-               struct reason *reason)
+destination_open_directory(struct destination *destination,
+                           const struct destination_request *request, struct reason *reason)
 {
     errint_t error = 0;
     bool exists;
@@ -164,7 +164,7 @@ open_directory(struct destination *destination, const struct destination_request
     exists = destination->directory >= 0;
     if (!exists)
         error = errno == ENOENT
-                    ? make_directory(destination, reason)
+                    ? destination_make_temporary(destination, reason)
                     : reason_errno(reason, -errno, "exists and cannot be opened as a directory");
     else
         error = lock_directory(destination->directory, reason);
@@ -189,8 +189,8 @@ destination_open(const struct destination_request *request, struct destination *
         return error;
     if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "/") == 0)
         return reason_set(reason, -EINVAL, "Output", "has no name (found %s)", name);
-    return request->stem ? open_directory(destination, request, reason)
-                         : open_file(destination, request, reason);
+    return request->stem ? destination_open_directory(destination, request, reason)
+                         : destination_open_file(destination, request, reason);
 }
 
 errint_t
@@ -219,7 +219,7 @@ destination_add(struct destination *destination, const char *name, bool is_side,
 /* ---- committing ---- */
 
 static errint_t
-check_unchanged(const struct destination *destination, struct reason *reason)
+destination_check_unchanged(const struct destination *destination, struct reason *reason)
 {
     errint_t error;
 
@@ -311,7 +311,7 @@ name_directory(struct destination *destination, struct reason *reason)
 errint_t
 destination_commit(struct destination *destination, struct reason *reason)
 {
-    errint_t error = check_unchanged(destination, reason);
+    errint_t error = destination_check_unchanged(destination, reason);
 
     if (error)
         return error;

@@ -133,8 +133,8 @@ take_input_shard(const struct options *options, struct inputs *inputs, struct sh
 
 /* Adds a file of the checkpoint to the sources. */
 static errint_t
-add_source(struct inputs *inputs, const struct found *found, const char *name,
-           struct reason *reason)
+add_input_source(struct inputs *inputs, const struct found *found, const char *name,
+                 struct reason *reason)
 {
     errint_t error;
     char *path;
@@ -156,7 +156,7 @@ take_other_files(const struct options *options, struct inputs *inputs, const str
     if (found->one_file)
         return 0;
     if (found->group->index)
-        error = add_source(inputs, found, found->group->index, reason);
+        error = add_input_source(inputs, found, found->group->index, reason);
     if (!error && options_make_shards(options) && !options->tensors_only)
         error = side_add(&inputs->side, found, path, reason);
     return error;
@@ -179,7 +179,7 @@ take_input_checkpoint(const struct options *options, struct inputs *inputs, stru
 
         if (found->one_file && strcmp(shard->name, found->name) != 0)
             continue;
-        error = add_source(inputs, found, shard->name, reason);
+        error = add_input_source(inputs, found, shard->name, reason);
         if (!error)
             error = take_input_shard(options, inputs, shard, reason);
     }
@@ -310,7 +310,7 @@ struct named_tensor {
 };
 
 static int
-compare_named_tensors(const void *a, const void *b)
+compare_input_tensors(const void *a, const void *b)
 {
     const struct named_tensor *x = a, *y = b;
 
@@ -333,7 +333,7 @@ refuse_duplicate(const struct inputs *inputs, const struct named_tensor *a,
 
 /* Sorts all tensors by name. */
 static errint_t
-sort_tensors(struct inputs *inputs, struct reason *reason)
+sort_input_tensors(struct inputs *inputs, struct reason *reason)
 {
     struct checkpoint *checkpoint = &inputs->checkpoint;
     struct tensor_ref *refs;
@@ -360,9 +360,9 @@ sort_tensors(struct inputs *inputs, struct reason *reason)
             all[at++] = (struct named_tensor){
                 table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
     }
-    qsort(all, count, sizeof(*all), compare_named_tensors);
+    qsort(all, count, sizeof(*all), compare_input_tensors);
     for (size_t i = 0; i < count; i++) {
-        if (i > 0 && !error && compare_named_tensors(&all[i - 1], &all[i]) == 0)
+        if (i > 0 && !error && compare_input_tensors(&all[i - 1], &all[i]) == 0)
             error = refuse_duplicate(inputs, &all[i - 1], &all[i], reason);
         refs[i] = all[i].ref;
     }
@@ -400,7 +400,7 @@ inputs_read(const struct options *options, struct inputs *inputs, struct reason 
     }
     if (options->stem || !inputs->stem[0] || options->input_count > 1)
         snprintf(inputs->stem, sizeof(inputs->stem), "%s", options->stem ? options->stem : "model");
-    error = sort_tensors(inputs, reason);
+    error = sort_input_tensors(inputs, reason);
     if (!error && inputs->checkpoint.tensor_count == 0 && inputs->left_out > 0)
         return reason_set(reason, -ENOENT, "None", "--pick and --drop exclude all tensors");
     if (!error)

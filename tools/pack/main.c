@@ -45,8 +45,8 @@ struct pack {
 /* ---- contents ---- */
 
 static errint_t
-list_of_part(const struct pack *pack, const struct layout_part *part, struct extent_list **list,
-             struct reason *reason)
+make_part_list(const struct pack *pack, const struct layout_part *part, struct extent_list **list,
+               struct reason *reason)
 {
     uint64_t size;
     errint_t error =
@@ -61,7 +61,7 @@ list_of_part(const struct pack *pack, const struct layout_part *part, struct ext
 }
 
 static errint_t
-list_of_index(struct pack *pack, struct extent_list **list, struct reason *reason)
+make_index_list(struct pack *pack, struct extent_list **list, struct reason *reason)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
     struct buffer text = BUFFER_INIT;
@@ -81,7 +81,7 @@ list_of_index(struct pack *pack, struct extent_list **list, struct reason *reaso
 
 /* Makes the content of output `number`: a side file, a shard or the index. */
 static errint_t
-list_of_output(struct pack *pack, size_t number, struct extent_list **list, struct reason *reason)
+make_output_list(struct pack *pack, size_t number, struct extent_list **list, struct reason *reason)
 {
     size_t part = number - pack->destination.side_count;
 
@@ -89,8 +89,8 @@ list_of_output(struct pack *pack, size_t number, struct extent_list **list, stru
         *list = side_list(pack->side[number]);
         return *list ? 0 : reason_no_memory(reason);
     }
-    return part < pack->part_count ? list_of_part(pack, &pack->parts[part], list, reason)
-                                   : list_of_index(pack, list, reason);
+    return part < pack->part_count ? make_part_list(pack, &pack->parts[part], list, reason)
+                                   : make_index_list(pack, list, reason);
 }
 
 /* Shares the blocks that can be shared; adds the bytes that are still to be written to `room`. */
@@ -107,7 +107,7 @@ begin_copies(struct pack *pack, uint64_t *room, struct reason *reason)
     for (size_t i = 0; !error && i < count; i++) {
         struct extent_list *list;
 
-        error = list_of_output(pack, i, &list, reason);
+        error = make_output_list(pack, i, &list, reason);
         if (error)
             return error;
         error = copy_begin(list, pack->destination.outputs[i].fd, &pack->copies[i], reason);
@@ -322,7 +322,7 @@ write_pack(struct pack *pack, struct reason *reason)
 }
 
 static void
-print_summary(const struct pack *pack, double seconds)
+print_pack_summary(const struct pack *pack, double seconds)
 {
     char output[QUOTED_SIZE];
 
@@ -360,7 +360,7 @@ pack_run(const struct options *options)
             complain("%s: %s", quoted(output, options->output, strlen(options->output)),
                      reason.text);
         else
-            print_summary(&pack, monotonic_seconds() - begin);
+            print_pack_summary(&pack, monotonic_seconds() - begin);
     }
     for (size_t i = 0; pack.copies && i < pack.destination.output_count; i++)
         copy_end(&pack.copies[i]);

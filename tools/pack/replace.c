@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 static errint_t
-fail_name(struct reason *reason, errint_t error, const char *name, const char *what)
+fail_old_name(struct reason *reason, errint_t error, const char *name, const char *what)
 {
     char shown[QUOTED_SIZE];
 
@@ -59,8 +59,8 @@ old_files_check_name(const struct old_files *old, const char *name, struct reaso
     if (old_files_find(old, name))
         return 0;
     if (fstatat(old->directory, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
-        return fail_name(reason, -EEXIST, name,
-                         "is in the way: it exists and is not part of what is replaced");
+        return fail_old_name(reason, -EEXIST, name,
+                             "is in the way: it exists and is not part of what is replaced");
     return errno == ENOENT ? 0 : reason_errno(reason, -errno, "cannot inspect it");
 }
 
@@ -83,8 +83,8 @@ check_not_source(const struct old_files *old, const char *name, const struct sou
 
 /* Adds the index and the shards of a group. */
 static errint_t
-add_group(struct old_files *old, const struct group *group, bool force,
-          const struct sources *sources, struct reason *reason)
+add_old_group(struct old_files *old, const struct group *group, bool force,
+              const struct sources *sources, struct reason *reason)
 {
     errint_t error = group->index ? check_not_source(old, group->index, sources, reason) : 0;
 
@@ -101,8 +101,8 @@ add_group(struct old_files *old, const struct group *group, bool force,
 }
 
 static errint_t
-add_groups_of_stem(struct old_files *old, const struct listing *listing, const char *stem,
-                   bool force, const struct sources *sources, struct reason *reason)
+add_old_groups(struct old_files *old, const struct listing *listing, const char *stem, bool force,
+               const struct sources *sources, struct reason *reason)
 {
     char index[300];
     errint_t error = 0;
@@ -110,7 +110,7 @@ add_groups_of_stem(struct old_files *old, const struct listing *listing, const c
     for (uint32_t i = 0; !error && i < listing->group_count; i++)
         if (strcmp(listing->groups[i].stem, stem) == 0 &&
             strcmp(listing->groups[i].suffix, ST_SUFFIX) == 0)
-            error = add_group(old, &listing->groups[i], force, sources, reason);
+            error = add_old_group(old, &listing->groups[i], force, sources, reason);
     group_name_index(stem, ST_SUFFIX, index);
     if (error || !force || old_files_find(old, index))
         return error;
@@ -138,7 +138,7 @@ old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
     if (error)
         reason_errno(reason, error, "cannot list it");
     else
-        error = add_groups_of_stem(old, listing, stem, force, sources, reason);
+        error = add_old_groups(old, listing, stem, force, sources, reason);
     listing_unref(listing);
     source_dir_unref(root);
     catalog_free(catalog);
@@ -199,20 +199,20 @@ old_files_add_side(struct old_files *old, const char *name, const struct backing
     if (!*needed)
         return 0;
     if (!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
-        return fail_name(reason, -EEXIST, name, "is in the way: it exists and is not a file");
+        return fail_old_name(reason, -EEXIST, name, "is in the way: it exists and is not a file");
     if (!force)
-        return fail_name(reason, -EEXIST, name,
-                         "exists in it and differs from the INPUT's; --force replaces it, "
-                         "--tensors-only keeps it");
+        return fail_old_name(reason, -EEXIST, name,
+                             "exists in it and differs from the INPUT's; --force replaces it, "
+                             "--tensors-only keeps it");
     return old_files_add(old, name, true, reason);
 }
 
 /* ---- replacing ---- */
 
 static errint_t
-fail_changed(struct reason *reason, const char *name)
+fail_old_changed(struct reason *reason, const char *name)
 {
-    return fail_name(reason, -ESTALE, name, "was changed by another program; it is kept");
+    return fail_old_name(reason, -ESTALE, name, "was changed by another program; it is kept");
 }
 
 errint_t
@@ -220,7 +220,7 @@ old_files_check_unchanged(const struct old_files *old, struct reason *reason)
 {
     for (size_t i = 0; i < old->count; i++)
         if (!output_is_unchanged(old->directory, old->all[i].name, &old->all[i].entry))
-            return fail_changed(reason, old->all[i].name);
+            return fail_old_changed(reason, old->all[i].name);
     return 0;
 }
 
@@ -231,7 +231,7 @@ old_file_set_aside(int directory, struct old_file *file, struct reason *reason)
     errint_t error = output_set_aside(directory, file->name, &file->entry, aside);
 
     if (error == -ESTALE)
-        return fail_changed(reason, file->name);
+        return fail_old_changed(reason, file->name);
     if (error)
         return reason_set(reason, error, "Output", "cannot replace %s: %s",
                           quoted(name, file->name, strlen(file->name)), strerror(-error));

@@ -70,7 +70,7 @@ check_tensor_size(enum dtype dtype, const uint64_t *dims, uint32_t rank, uint64_
 /* ---- tensor files of a mount ---- */
 
 static bool
-parse_shape(const char *text, size_t length, uint64_t dims[NPY_RANK_MOST], uint32_t *rank)
+parse_tensor_shape(const char *text, size_t length, uint64_t dims[NPY_RANK_MOST], uint32_t *rank)
 {
     struct json_fault fault;
     struct json_reader in;
@@ -107,7 +107,7 @@ read_mounted_tensor(int fd, uint64_t size, struct st_table **table, struct reaso
         error = -ENODATA;
     else
         dtype = dtype_from_name(dtype_text, dtype_length);
-    if (!error && (dtype == DTYPE_UNKNOWN || !parse_shape(shape, shape_length, dims, &rank)))
+    if (!error && (dtype == DTYPE_UNKNOWN || !parse_tensor_shape(shape, shape_length, dims, &rank)))
         error = reason_set(reason, -EBADMSG, "Attributes",
                            "its xattrs user.safetensors.* have an unknown dtype or shape");
     if (!error)

@@ -59,7 +59,7 @@ read_status_page(const char *point, struct buffer *page)
 }
 
 static uint64_t
-number_member(const cJSON *object, const char *name)
+status_number(const cJSON *object, const char *name)
 {
     double value = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, name));
 
@@ -75,7 +75,7 @@ take_counters(const cJSON *counters, struct sample *sample)
 
     for (size_t i = 0; i < COUNTERS; i++) {
         snprintf(name, sizeof(name), "%s%s", sample_counter_names[i], i < GAUGES ? "_total" : "");
-        sample->counters[i] = number_member(counters, name);
+        sample->counters[i] = status_number(counters, name);
     }
     sample->read_seconds = seconds > 0 ? seconds : 0;
 }
@@ -120,10 +120,10 @@ sample_take(const char *point, struct sample *sample, struct reason *reason)
         return reason_errno(reason, error, ".fstfs/status");
     if (!status)
         return reason_set(reason, -EBADMSG, "Status", ".fstfs/status is invalid (expected JSON)");
-    sample->pid = number_member(status, "pid");
-    sample->uptime = number_member(status, "uptime_seconds");
-    sample->problems = number_member(status, "problems");
-    sample->checkpoints = number_member(status, "checkpoints_read");
+    sample->pid = status_number(status, "pid");
+    sample->uptime = status_number(status, "uptime_seconds");
+    sample->problems = status_number(status, "problems");
+    sample->checkpoints = status_number(status, "checkpoints_read");
     take_counters(cJSON_GetObjectItemCaseSensitive(status, "counters"), sample);
     list_unavailable(cJSON_GetObjectItemCaseSensitive(status, "io"), &sample->unavailable);
     source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(status, "source"));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The block that storage is read by: offsets, lengths and buffers of direct reads are
- * whole ones. More than most devices ask for, and no more than any file system has.
+ * The unit of storage reads: offsets, lengths and buffers of direct reads are multiples of it. Most
+ * devices require less; no file system requires more.
  */
 #ifndef FSTFS_IO_BLOCK_H
 #define FSTFS_IO_BLOCK_H

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many reads that nobody waits for are given to storage at once.
+ * The limit of background reads in flight.
  *
- * Storage that serves reads side by side - a network, an array - takes no longer for
- * each when it has more of them: then more bring more. Storage that is at its rate
- * takes longer for each and brings no more: then they only keep those waiting for whom a
- * reader waits. So the limit grows while reads take little longer than they do alone, and
- * shrinks when they take much longer, as TCP Vegas has it (Brakmo, O'Malley, Peterson,
- * 1994). How long they take alone shows only where few are under way: now and then there
- * are few, as BBR has it (Cardwell et al., 2016). Reads nothing itself; for one thread,
- * but for what is said.
+ * Storage that serves reads in parallel (a network, an array) takes no longer for each read if more
+ * are in flight: more of them increase the throughput. Storage at its maximum throughput takes
+ * longer for each: more background reads then only delay foreground reads. So the limit grows
+ * while reads take little longer than the uncontended latency, and shrinks if they take much
+ * longer, like TCP Vegas (Brakmo, O'Malley, Peterson, 1994). The uncontended latency shows only
+ * when few reads are in flight, so this is arranged from time to time, like in BBR (Cardwell et
+ * al., 2016).
+ *
+ * Bookkeeping without I/O, for one thread except where noted.
  */
 #ifndef FSTFS_IO_CONCURRENCY_H
 #define FSTFS_IO_CONCURRENCY_H
@@ -19,33 +20,34 @@
 #include <stdint.h>
 
 struct concurrency {
-    atomic_uint limit; /* reads, from `least` to `most`; any thread may look */
+    atomic_uint limit; /* reads, from `least` to `most`; any thread may read it */
     unsigned least, most;
-    /* Of a round, which is as many reads as the limit: */
-    unsigned ended;
-    uint64_t total; /* nanoseconds that those took */
-    bool held; /* a read had to wait for the limit */
-    /* How long a read takes alone: */
-    unsigned seen; /* reads ahead since that was looked for */
-    uint64_t alone; /* nanoseconds that a short one took of late; 0: not known */
-    unsigned probing; /* reads yet to end until it has been looked for */
-    unsigned passed_over; /* reads yet to end that began under another limit */
+    unsigned to_skip; /* reads to end that were submitted under another limit */
+    /* The uncontended latency: */
+    uint64_t uncontended; /* nanoseconds; 0: not known */
+    unsigned since_probe; /* background reads that ended */
+    unsigned probing; /* reads to end until the current probe is over; 0: none is */
+    /* The current round, which ends after as many background reads as the limit: */
+    uint64_t total; /* nanoseconds that they took */
+    unsigned ended; /* reads */
+    bool was_limited; /* a read had to wait for the limit */
 };
 
 void concurrency_init(struct concurrency *concurrency, unsigned least, unsigned most);
 
-/* Whether one more may be given, when so many are under way. If not, it waits. */
-bool concurrency_allows(struct concurrency *concurrency, unsigned under_way);
+/* Whether another background read may be submitted, with `in_flight` of them in flight. The caller
+ * keeps a read that may not. */
+bool concurrency_allows(struct concurrency *concurrency, unsigned in_flight);
 
-/* A read that has ended. */
+/* A completed read. */
 struct concurrency_read {
     uint64_t duration; /* nanoseconds */
-    unsigned beside_first, beside_last; /* others that the storage had when it began, and ended */
-    bool ahead; /* nobody waited for it */
+    unsigned others_at_start, others_at_end; /* other reads of this storage in flight */
+    bool is_background;
 };
 
-/* `under_way`: of those that are ahead, now. */
+/* Adapts the limit after a read, with `in_flight` background reads still in flight. */
 void concurrency_ended(struct concurrency *concurrency, const struct concurrency_read *read,
-                       unsigned under_way);
+                       unsigned in_flight);
 
 #endif

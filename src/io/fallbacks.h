@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The better ways to read that there may have to be done without.
+ * The optional mechanisms of the engine, and whether each one is used.
  */
 #ifndef FSTFS_IO_FALLBACKS_H
 #define FSTFS_IO_FALLBACKS_H

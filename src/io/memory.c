@@ -5,14 +5,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Large buffers are made several at a time, in huge pages where the system has
- * them: the kernel looks up a page for each that it copies from or reads into,
- * and that was a fifth of the time that reading took. */
+/* Large buffers are mapped several at a time, in huge pages if the system has them. The kernel
+ * looks up each page that it copies from or reads into; with small pages that took a fifth of the
+ * time of a read. */
 #define HUGE_PAGE (2ul << 20)
 #define BUFFERS_AT_ONCE 8
 
-/* From the smallest read worth a buffer to the largest: a megabyte that starts
- * anywhere, with the blocks at its ends. */
+/* Buffer sizes. The largest holds a megabyte at any offset, with the blocks at its ends. */
 static const size_t classes[MEMORY_CLASSES] = {16384, 65536, 262144, MEMORY_LARGEST};
 
 void
@@ -23,7 +22,7 @@ memory_init(struct memory *memory, uint64_t budget)
 }
 
 static unsigned
-class_of(size_t size)
+size_class_of(size_t size)
 {
     unsigned class = 0;
 
@@ -35,11 +34,11 @@ class_of(size_t size)
 size_t
 memory_cost(size_t size)
 {
-    return classes[class_of(size)];
+    return classes[size_class_of(size)];
 }
 
 static void *
-take_spare(struct memory *memory, unsigned class)
+take_spare_buffer(struct memory *memory, unsigned class)
 {
     void *buffer = memory->spares[class];
 
@@ -50,14 +49,14 @@ take_spare(struct memory *memory, unsigned class)
     return buffer;
 }
 
-/* At the start of a buffer that is to be unmapped. */
+/* At the start of a buffer to be unmapped. */
 struct unneeded {
     void *next;
     size_t size;
 };
 
 static void
-give_up(struct memory *memory, void *buffer, unsigned class)
+discard_buffer(struct memory *memory, void *buffer, unsigned class)
 {
     *(struct unneeded *)buffer = (struct unneeded){memory->unneeded, classes[class]};
     memory->unneeded = buffer;
@@ -88,35 +87,34 @@ memory_trim(struct memory *memory, uint64_t most)
 {
     for (unsigned class = MEMORY_CLASSES; class -- > 0;)
         while (memory->spare > most && memory->spares[class])
-            give_up(memory, take_spare(memory, class), class);
+            discard_buffer(memory, take_spare_buffer(memory, class), class);
 }
 
 static void
-add_spare(struct memory *memory, unsigned class, void *buffer)
+add_spare_buffer(struct memory *memory, unsigned class, void *buffer)
 {
     *(void **)buffer = memory->spares[class];
     memory->spares[class] = buffer;
     memory->spare += classes[class];
 }
 
-/* Not from malloc: it would keep what is given back, or ask the system for each
- * one anew. */
+/* Not malloc(), which would keep freed buffers or return each one to the system. */
 static char *
-map(size_t size)
+map_pages(size_t size)
 {
     char *mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (mapped == MAP_FAILED)
         return NULL;
-    madvise(mapped, size, MADV_DONTDUMP); /* a core shall have no model in it */
+    madvise(mapped, size, MADV_DONTDUMP); /* keeps models out of core dumps */
     return mapped;
 }
 
-/* As map(), for so much that huge pages pay. */
+/* As map_pages(), aligned to huge pages. */
 static char *
-map_huge(size_t size)
+map_huge_pages(size_t size)
 {
-    char *mapped = map(size + HUGE_PAGE);
+    char *mapped = map_pages(size + HUGE_PAGE);
     size_t before;
 
     if (!mapped)
@@ -126,7 +124,7 @@ map_huge(size_t size)
         munmap(mapped, before);
     if (before < HUGE_PAGE)
         munmap(mapped + before + size, HUGE_PAGE - before);
-    madvise(mapped + before, size, MADV_HUGEPAGE); /* an offer: works without */
+    madvise(mapped + before, size, MADV_HUGEPAGE); /* optional */
     return mapped + before;
 }
 
@@ -134,12 +132,12 @@ char *
 memory_map(size_t size, unsigned count)
 {
     size = memory_cost(size);
-    return count > 1 ? map_huge(size * count) : map(size);
+    return count > 1 ? map_huge_pages(size * count) : map_pages(size);
 }
 
-/* Bytes that are neither used nor kept. */
+/* Bytes of the budget that are neither used nor spare. */
 static uint64_t
-room_beside(const struct memory *memory)
+unused_budget(const struct memory *memory)
 {
     uint64_t taken = memory->used + memory->spare;
 
@@ -149,7 +147,7 @@ room_beside(const struct memory *memory)
 unsigned
 memory_at_once(const struct memory *memory, unsigned wanted)
 {
-    uint64_t count = wanted + room_beside(memory) / MEMORY_LARGEST;
+    uint64_t count = wanted + unused_budget(memory) / MEMORY_LARGEST;
 
     return count > BUFFERS_AT_ONCE ? BUFFERS_AT_ONCE : (unsigned)count;
 }
@@ -157,9 +155,9 @@ memory_at_once(const struct memory *memory, unsigned wanted)
 void *
 memory_get(struct memory *memory, size_t size)
 {
-    unsigned class = class_of(size);
+    unsigned class = size_class_of(size);
     uint64_t cost = classes[class];
-    void *buffer = take_spare(memory, class);
+    void *buffer = take_spare_buffer(memory, class);
 
     if (!buffer)
         memory_trim(memory, memory->budget > memory->used + cost
@@ -174,12 +172,12 @@ memory_get(struct memory *memory, size_t size)
 void
 memory_add_spare(struct memory *memory, void *buffer, size_t size)
 {
-    unsigned class = class_of(size);
+    unsigned class = size_class_of(size);
 
-    if (room_beside(memory) < classes[class])
-        give_up(memory, buffer, class);
+    if (unused_budget(memory) < classes[class])
+        discard_buffer(memory, buffer, class);
     else
-        add_spare(memory, class, buffer);
+        add_spare_buffer(memory, class, buffer);
 }
 
 void

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Buffers for what is read, aligned for direct reads, within one budget.
+ * Page-aligned buffers for reads, within one budget. Spare buffers are reused last in, first out,
+ * so that they stay in the processor's cache.
  *
- * Not for several threads: guarded by its owner's lock. Buffers are mapped and unmapped without
- * it, by the functions that do not take a struct memory.
+ * The owner's lock guards struct memory. The functions that do not take one map and unmap buffers,
+ * and are called without the lock.
  */
 #ifndef FSTFS_IO_MEMORY_H
 #define FSTFS_IO_MEMORY_H
@@ -17,38 +18,39 @@
 
 struct memory {
     uint64_t budget;
-    uint64_t used; /* bytes of buffers handed out */
-    uint64_t most_used; /* since its owner last set it */
-    uint64_t spare; /* bytes of buffers kept for the next */
+    uint64_t used; /* bytes of charged buffers */
+    uint64_t most_used; /* peak of `used` since the owner last reset it */
+    uint64_t spare; /* bytes of buffers kept for reuse */
     void *spares[MEMORY_CLASSES]; /* each starts with a pointer to the next */
-    void *unneeded; /* buffers that are to be unmapped */
+    void *unneeded; /* buffers to be unmapped */
 };
 
 void memory_init(struct memory *memory, uint64_t budget);
 
-/* What a buffer for `size` bytes (at most MEMORY_LARGEST) costs of the budget. */
+/* The size of a buffer for `size` bytes (at most MEMORY_LARGEST), which is charged to the budget.
+ */
 size_t memory_cost(size_t size);
 
-/* A spare buffer for `size` bytes, or NULL: the caller is to map one. It is charged in either
- * case. The budget is the caller's to mind; only spares are given up for it. */
+/* Charges a buffer for `size` bytes, and returns a spare one; NULL: the caller maps it. The caller
+ * enforces the budget; for it, only spare buffers are freed here. */
 void *memory_get(struct memory *memory, size_t size);
-/* `buffer` may be NULL: it was charged and not mapped. */
+/* Returns a buffer. NULL: it was charged and not mapped. */
 void memory_put(struct memory *memory, void *buffer, size_t size);
 
-/* Gives spares up until `most` bytes of them are left. */
+/* Frees spare buffers until at most `most` bytes of them are left. */
 void memory_trim(struct memory *memory, uint64_t most);
 
-/* How many buffers to map at once, of the largest, where `wanted` are charged; the rest are
- * spares, for memory_add_spare(). */
+/* How many of the largest buffers to map at once, if `wanted` are charged and not mapped. The
+ * caller passes the others to memory_add_spare(). */
 unsigned memory_at_once(const struct memory *memory, unsigned wanted);
 void memory_add_spare(struct memory *memory, void *buffer, size_t size);
 
-/* What memory_unmap() is to be given when the lock is free again; or NULL. */
+/* The list of buffers to pass to memory_unmap() after the lock is released; NULL: none. */
 void *memory_take_unneeded(struct memory *memory);
 void memory_unmap(void *unneeded);
 
-/* `count` buffers for `size` bytes each, memory_cost() apart; more than one only of the largest.
- * NULL: the system has none left. */
+/* Maps `count` buffers for `size` bytes each, memory_cost() apart; more than one only of the
+ * largest. NULL: out of memory. */
 char *memory_map(size_t size, unsigned count);
 
 #endif

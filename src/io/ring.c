@@ -18,51 +18,51 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Submissions that the kernel may refuse for want of memory, one after another, a millisecond
- * apart. */
-enum { MOST_REFUSALS = 1000 };
+/* Submissions in a row, a millisecond apart, that the kernel may refuse for lack of memory. */
+#define REFUSALS_MAX 1000
 
-/* Storage serves what it is given side by side: an urgent read ends when the burst does that
- * it is in. An eighth of the depth, a few megabytes, keeps most storage busy as well; where
- * it does not, there are more, but room is left for what is urgent. */
-#define LEAST_SHARE_OF_OTHERS(depth) ((depth) > 8 ? (depth) / 8 : 1)
-#define MOST_SHARE_OF_OTHERS(depth) ((depth) / 4 * 3)
+/* Limits of background reads in flight. Storage serves a burst of reads together, so a foreground
+ * read takes as long as the burst that it is in. An eighth of the depth, a few megabytes, keeps
+ * most storage busy. For other storage there are more, but room is left for foreground reads. */
+#define BACKGROUND_LEAST(depth) ((depth) > 8 ? (depth) / 8 : 1)
+#define BACKGROUND_MOST(depth) ((depth) / 4 * 3)
 
 /* The reads of one file system. `users`: those that are queued or in flight. */
 struct ring_lane {
     struct lane lane;
-    struct fifo urgent, others; /* guarded by the lock of the ring */
-    /* By the ring's thread alone. */
+    struct fifo urgent, background; /* guarded by the lock of the ring */
+    /* The ring's thread only: */
     unsigned in_flight;
-    unsigned others_in_flight; /* of these: not urgent */
+    unsigned background_in_flight; /* of these */
 };
 
 struct ring {
-    /* By any thread, guarded by `lock`. */
+    /* Any thread, guarded by `lock`: */
     pthread_mutex_t lock;
-    struct lane *lanes; /* the one whose read was taken last */
-    bool awake; /* the thread will look at the queues before it sleeps */
-    bool stopping;
-    /* By the ring's thread alone. */
+    struct lane *lanes; /* the one whose read was submitted last */
+    bool is_awake; /* the thread will check the queues before it sleeps */
+    bool is_stopping;
+    /* The ring's thread only: */
     struct io_uring uring;
     unsigned depth;
     unsigned in_flight;
-    unsigned refusals; /* submissions that failed, since one succeeded */
-    struct concurrency others_at_once; /* at its limit any thread may look */
-    uint64_t woken; /* what is read from wake_fd */
-    /* Constant. */
+    unsigned refusals; /* failed submissions in a row */
+    struct concurrency background_limit; /* any thread may read its limit */
+    uint64_t wake_count; /* read from wake_fd; not used */
+    /* Constant: */
     struct rings *rings;
-    int wake_fd; /* an eventfd, always being read by the ring */
+    int wake_fd; /* an eventfd; the ring always has a read of it in flight */
     pthread_t thread;
-    /* How ring_new learns whether the thread got its ring. */
+    /* The result of the thread's setup, for ring_new(): */
     pthread_cond_t started;
     bool start_ended;
     errint_t start_result;
 };
 
-/* Does nothing by way of the ring: a sandbox may let it be made and not be used. */
+/* Completes an operation that does nothing: a sandbox may allow to create a ring and not to use it.
+ */
 static errint_t
-try_uring(struct ring *ring)
+ring_try_nop(struct ring *ring)
 {
     struct io_uring_cqe *cqe;
     int result;
@@ -77,10 +77,10 @@ try_uring(struct ring *ring)
     return result;
 }
 
-/* Nothing but reading, ever: a filter of system calls does not see what a ring does.
- * For a ring that is not enabled yet. */
+/* Restricts a ring that is not enabled yet to reads: a seccomp filter does not see its operations.
+ */
 static errint_t
-restrict_uring(struct ring *ring)
+ring_restrict(struct ring *ring)
 {
     struct io_uring_restriction restrictions[] = {
         {.opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_NOP},
@@ -91,43 +91,43 @@ restrict_uring(struct ring *ring)
     unsigned count = sizeof(restrictions) / sizeof(restrictions[0]);
     int fd = ring->uring.ring_fd;
 
-    /* Not all versions of the library have functions for it. */
+    /* Old versions of liburing have no functions for this. */
     if (syscall(SYS_io_uring_register, fd, IORING_REGISTER_RESTRICTIONS, restrictions, count) < 0 ||
         syscall(SYS_io_uring_register, fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) < 0)
         return -errno;
     return 0;
 }
 
-/* The kernel has threads for reads that it cannot begin without waiting, by default 4 for each
- * processor. With as many as reads in flight, no read waits for one that hangs. Linux 5.15. */
+/* The kernel has threads for reads that would block, by default 4 per processor. With one for each
+ * read in flight, no read waits for another that hangs. Linux 5.15. */
 static void
-allow_kernel_threads(struct ring *ring)
+ring_raise_worker_limit(struct ring *ring)
 {
-    unsigned most[2] = {UINT16_MAX, 0}; /* for files; 0: for others, as it is */
+    unsigned most[2] = {UINT16_MAX, 0}; /* for files; 0: for others, unchanged */
 
     io_uring_register_iowq_max_workers(&ring->uring, most);
 }
 
-/* A ring with these flags, and restricted: one that cannot be would do for code injected into
- * the daemon what the sandbox refuses. */
+/* Creates a restricted ring. An unrestricted one would let injected code do what the sandbox
+ * forbids, so a ring that cannot be restricted is refused. */
 static errint_t
-init_uring(struct ring *ring, unsigned flags)
+ring_init_uring(struct ring *ring, unsigned flags)
 {
     struct io_uring_params params = {.flags = flags | IORING_SETUP_CLAMP | IORING_SETUP_R_DISABLED};
-    /* One more, for the eventfd. */
+    /* One more for the eventfd. */
     int result = io_uring_queue_init_params(ring->depth + 1, &ring->uring, &params);
 
     if (result < 0)
         return result;
-    allow_kernel_threads(ring);
-    result = restrict_uring(ring);
+    ring_raise_worker_limit(ring);
+    result = ring_restrict(ring);
     if (result < 0)
         io_uring_queue_exit(&ring->uring);
     return result;
 }
 
 static errint_t
-make_uring(struct ring *ring)
+ring_create_uring(struct ring *ring)
 {
     static const unsigned flags[] = {
 #if defined(IORING_SETUP_DEFER_TASKRUN)
@@ -142,31 +142,31 @@ make_uring(struct ring *ring)
     int result = -EINVAL;
 
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]) && result == -EINVAL; i++)
-        result = init_uring(ring, flags[i]);
+        result = ring_init_uring(ring, flags[i]);
     if (result < 0)
         return result;
-    result = (ring->uring.features & IORING_FEAT_NODROP) ? try_uring(ring) : -ENOSYS;
+    result = (ring->uring.features & IORING_FEAT_NODROP) ? ring_try_nop(ring) : -ENOSYS;
     if (result < 0) {
         io_uring_queue_exit(&ring->uring);
         return result;
     }
-    /* Saves the look-up of the ring at each call; works without. */
+    /* Optional: saves the lookup of the file in each system call. */
     io_uring_register_ring_fd(&ring->uring);
     return 0;
 }
 
-/* There is always an entry: prepare() leaves one. */
+/* There is always a free entry: ring_prepare_queued() leaves one. */
 static void
-listen_for_wake(struct ring *ring)
+ring_prepare_wake_read(struct ring *ring)
 {
     struct io_uring_sqe *entry = io_uring_get_sqe(&ring->uring);
 
-    io_uring_prep_read(entry, ring->wake_fd, &ring->woken, sizeof(ring->woken), 0);
+    io_uring_prep_read(entry, ring->wake_fd, &ring->wake_count, sizeof(ring->wake_count), 0);
     io_uring_sqe_set_data(entry, NULL);
 }
 
 static void
-prepare(struct ring *ring, struct ring_read *read, uint64_t now)
+ring_prepare(struct ring *ring, struct ring_read *read, uint64_t now)
 {
     struct io_uring_sqe *entry = io_uring_get_sqe(&ring->uring);
 
@@ -174,16 +174,17 @@ prepare(struct ring *ring, struct ring_read *read, uint64_t now)
     entry->rw_flags = read->flags;
     io_uring_sqe_set_data(entry, read);
     read->started = now;
-    read->beside = atomic_fetch_add_explicit(&ring->rings->in_flight, 1, memory_order_relaxed);
+    read->others_at_start =
+        atomic_fetch_add_explicit(&ring->rings->in_flight, 1, memory_order_relaxed);
     ring->in_flight++;
     read->lane->in_flight++;
-    read->lane->others_in_flight += !read->urgent;
+    read->lane->background_in_flight += !read->urgent;
 }
 
-/* With the lock held: a read that the kernel may be given, an urgent one if there is any; the lanes
+/* With the lock held: a read that may be submitted, a foreground one if there is any; the lanes
  * take turns. */
 static struct ring_read *
-take_read(struct ring *ring, bool urgent)
+ring_take_read(struct ring *ring, bool urgent)
 {
     struct lane *const last = ring->lanes;
     struct lane *next = last;
@@ -200,88 +201,88 @@ take_read(struct ring *ring, bool urgent)
             continue;
         if (urgent)
             read = fifo_take(&lane->urgent);
-        else if (lane->others.first &&
-                 concurrency_allows(&ring->others_at_once, lane->others_in_flight))
-            read = fifo_take(&lane->others);
+        else if (lane->background.first &&
+                 concurrency_allows(&ring->background_limit, lane->background_in_flight))
+            read = fifo_take(&lane->background);
         if (!read)
             continue;
         ring->lanes = next;
         return read;
     } while (next != last);
-    return urgent ? take_read(ring, false) : NULL;
+    return urgent ? ring_take_read(ring, false) : NULL;
 }
 
-/* Takes from the queues what the kernel may be given; false when the thread may
- * end. Nothing taken: from now on the next one to come must wake the thread. */
+/* Prepares queued reads, as many as may be in flight. If there are none, the next ring_submit()
+ * must wake the thread. Returns false if the thread shall end. */
 static bool
-fill(struct ring *ring)
+ring_prepare_queued(struct ring *ring)
 {
     uint64_t now = 0;
-    bool stopping;
+    bool is_stopping;
 
     pthread_mutex_lock(&ring->lock);
     while (io_uring_sq_space_left(&ring->uring) > 1) {
-        struct ring_read *read = take_read(ring, true);
+        struct ring_read *read = ring_take_read(ring, true);
 
         if (!read)
             break;
         if (!now)
             now = monotonic_ns();
-        prepare(ring, read, now);
+        ring_prepare(ring, read, now);
     }
-    ring->awake = io_uring_sq_ready(&ring->uring) > 0;
-    stopping = ring->stopping;
+    ring->is_awake = io_uring_sq_ready(&ring->uring) > 0;
+    is_stopping = ring->is_stopping;
     pthread_mutex_unlock(&ring->lock);
-    return !stopping || ring->in_flight > 0;
+    return !is_stopping || ring->in_flight > 0;
 }
 
-/* The kernel has the read no more, or never had it. Returns how many it still has. */
+/* Counts a read out of those in flight. Returns how many of all rings are left. */
 static unsigned
-forget_read(struct ring *ring, struct ring_read *read)
+ring_uncount_read(struct ring *ring, struct ring_read *read)
 {
     ring->in_flight--;
     read->lane->in_flight--;
-    read->lane->others_in_flight -= !read->urgent;
+    read->lane->background_in_flight -= !read->urgent;
     atomic_fetch_sub(&read->lane->lane.users, 1);
     return atomic_fetch_sub_explicit(&ring->rings->in_flight, 1, memory_order_relaxed) - 1;
 }
 
 static void
-take_completion(struct ring *ring, struct io_uring_cqe *cqe)
+ring_complete(struct ring *ring, struct io_uring_cqe *cqe)
 {
     struct ring_read *read = io_uring_cqe_get_data(cqe);
     int result = cqe->res;
     struct concurrency_read ended;
-    unsigned others;
+    unsigned background;
 
     io_uring_cqe_seen(&ring->uring, cqe);
     if (!read) {
-        listen_for_wake(ring);
+        ring_prepare_wake_read(ring);
         return;
     }
     read->duration = monotonic_ns() - read->started;
     ended.duration = read->duration;
-    ended.beside_first = read->beside;
-    others = read->lane->others_in_flight - !read->urgent;
-    ended.beside_last = forget_read(ring, read);
-    ended.ahead = !read->urgent;
+    ended.others_at_start = read->others_at_start;
+    background = read->lane->background_in_flight - !read->urgent;
+    ended.others_at_end = ring_uncount_read(ring, read);
+    ended.is_background = !read->urgent;
     if (result > 0)
-        concurrency_ended(&ring->others_at_once, &ended, others);
+        concurrency_ended(&ring->background_limit, &ended, background);
     read->complete(read, result);
 }
 
 static void
-pause_a_moment(void)
+ring_pause(void)
 {
     struct timespec moment = {.tv_nsec = 1000000};
 
     nanosleep(&moment, NULL);
 }
 
-/* Submits what has been prepared, or sleeps where there is nothing to submit and nothing to take.
- * Fails when that will not be otherwise the next time. */
+/* Submits the prepared reads, or sleeps if there are none and no completions. Returns only errors
+ * that are permanent. */
 static errint_t
-submit(struct ring *ring)
+ring_submit_prepared(struct ring *ring)
 {
     struct io_uring_cqe *cqe;
     int result;
@@ -298,29 +299,29 @@ submit(struct ring *ring)
     }
     if (result == -EINTR)
         return 0;
-    if ((result != -EAGAIN && result != -EBUSY) || ring->refusals++ == MOST_REFUSALS)
+    if ((result != -EAGAIN && result != -EBUSY) || ring->refusals++ == REFUSALS_MAX)
         return result;
-    /* What has completed first makes room. */
+    /* Reaping completions frees memory. */
     if (io_uring_peek_cqe(&ring->uring, &cqe) != 0)
-        pause_a_moment();
+        ring_pause();
     return 0;
 }
 
-/* The ring has failed. Gives back the reads that the kernel has not been given: those that are
- * queued, and those prepared that it did not take. */
+/* Cancels, after the ring has failed, the reads that are queued, and those that are prepared and
+ * that the kernel did not accept. */
 static void
-give_back(struct ring *ring)
+ring_cancel_unsubmitted(struct ring *ring)
 {
     const struct io_uring_sq *queue = &ring->uring.sq;
     unsigned prepared = io_uring_sq_ready(&ring->uring);
     struct ring_read *read;
-    struct fifo back = {0};
+    struct fifo cancelled = {0};
 
     for (unsigned at = queue->sqe_tail - prepared; at != queue->sqe_tail; at++) {
         read = (struct ring_read *)(uintptr_t)queue->sqes[at & queue->ring_mask].user_data;
         if (read) {
-            forget_read(ring, read);
-            fifo_add(&back, &read->node);
+            ring_uncount_read(ring, read);
+            fifo_add(&cancelled, &read->node);
         }
     }
     pthread_mutex_lock(&ring->lock);
@@ -330,53 +331,53 @@ give_back(struct ring *ring)
         do {
             struct ring_lane *lane = (struct ring_lane *)next;
 
-            while ((read = fifo_take(&lane->urgent)) || (read = fifo_take(&lane->others)))
-                fifo_add(&back, &read->node);
+            while ((read = fifo_take(&lane->urgent)) || (read = fifo_take(&lane->background)))
+                fifo_add(&cancelled, &read->node);
             next = next->next;
         } while (next != ring->lanes);
     }
     pthread_mutex_unlock(&ring->lock);
-    while ((read = fifo_take(&back)))
+    while ((read = fifo_take(&cancelled)))
         read->complete(read, -ECANCELED);
 }
 
-/* Waits for the reads that the kernel has: until they end it may write to their buffers. */
+/* Waits for the reads in flight: until then the kernel may write to their buffers. */
 static void
-take_the_rest(struct ring *ring)
+ring_drain(struct ring *ring)
 {
     struct io_uring_cqe *cqe;
 
     while (ring->in_flight > 0) {
         if (io_uring_peek_cqe(&ring->uring, &cqe) != 0)
-            pause_a_moment();
+            ring_pause();
         else if (io_uring_cqe_get_data(cqe))
-            take_completion(ring, cqe);
+            ring_complete(ring, cqe);
         else
             io_uring_cqe_seen(&ring->uring, cqe);
     }
 }
 
-/* Until the ring is to stop, or fails. */
+/* Until the ring is stopped, or fails. */
 static void
-run(struct ring *ring)
+ring_run(struct ring *ring)
 {
     struct io_uring_cqe *cqe;
     errint_t error = 0;
     int none = 0;
 
-    listen_for_wake(ring);
-    while (fill(ring) && !(error = submit(ring))) {
-        /* One at a time: a callback takes as long as a copy of what was read,
-         * and what it frees the kernel should be given at once. */
+    ring_prepare_wake_read(ring);
+    while (ring_prepare_queued(ring) && !(error = ring_submit_prepared(ring))) {
+        /* One at a time: a callback copies what was read, which takes long, and the next reads
+         * shall be submitted before that. */
         if (io_uring_peek_cqe(&ring->uring, &cqe) == 0)
-            take_completion(ring, cqe);
+            ring_complete(ring, cqe);
     }
     if (!error)
         return;
     if (atomic_compare_exchange_strong(&ring->rings->error, &none, error))
-        log_error("io_uring takes no more reads: %s; threads read from now on", strerror(-error));
-    give_back(ring);
-    take_the_rest(ring);
+        log_error("io_uring failed: %s; fstfs reads with threads from now on", strerror(-error));
+    ring_cancel_unsubmitted(ring);
+    ring_drain(ring);
 }
 
 static void *
@@ -386,8 +387,8 @@ ring_main(void *arg)
     errint_t result;
 
     pthread_setname_np(pthread_self(), "fstfs-ring");
-    /* Made here because such a ring is for one thread only. */
-    result = make_uring(ring);
+    /* Here, since with IORING_SETUP_SINGLE_ISSUER only this thread may use the ring. */
+    result = ring_create_uring(ring);
     pthread_mutex_lock(&ring->lock);
     ring->start_result = result;
     ring->start_ended = true;
@@ -395,13 +396,13 @@ ring_main(void *arg)
     pthread_mutex_unlock(&ring->lock);
     if (result < 0)
         return NULL;
-    run(ring);
+    ring_run(ring);
     io_uring_queue_exit(&ring->uring);
     return NULL;
 }
 
 static errint_t
-start(struct ring *ring)
+ring_start_thread(struct ring *ring)
 {
     errint_t error = thread_start(&ring->thread, ring_main, ring);
 
@@ -417,7 +418,7 @@ start(struct ring *ring)
 }
 
 static void
-release(struct ring *ring)
+ring_release(struct ring *ring)
 {
     if (ring->wake_fd >= 0)
         close(ring->wake_fd);
@@ -439,12 +440,11 @@ ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason 
     pthread_cond_init(&made->started, NULL);
     made->depth = depth;
     made->rings = rings;
-    concurrency_init(&made->others_at_once, LEAST_SHARE_OF_OTHERS(depth),
-                     MOST_SHARE_OF_OTHERS(depth));
+    concurrency_init(&made->background_limit, BACKGROUND_LEAST(depth), BACKGROUND_MOST(depth));
     made->wake_fd = eventfd(0, EFD_CLOEXEC);
-    result = made->wake_fd < 0 ? -errno : start(made);
+    result = made->wake_fd < 0 ? -errno : ring_start_thread(made);
     if (result < 0) {
-        release(made);
+        ring_release(made);
         return reason_set(reason, result, "IoUring", "io_uring is refused: %s", strerror(-result));
     }
     *ring = made;
@@ -452,11 +452,11 @@ ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason 
 }
 
 static void
-wake(struct ring *ring)
+ring_wake(struct ring *ring)
 {
     uint64_t one = 1;
 
-    /* The counter cannot overflow: it is read at each wake. */
+    /* The counter cannot overflow: each wake-up reads it. */
     while (write(ring->wake_fd, &one, sizeof(one)) < 0 && errno == EINTR)
         continue;
 }
@@ -467,18 +467,18 @@ ring_free(struct ring *ring)
     if (!ring)
         return;
     pthread_mutex_lock(&ring->lock);
-    ring->stopping = true;
+    ring->is_stopping = true;
     pthread_mutex_unlock(&ring->lock);
-    wake(ring);
+    ring_wake(ring);
     pthread_join(ring->thread, NULL);
-    release(ring);
+    ring_release(ring);
 }
 
 bool
 ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
 {
     struct ring_lane *lane;
-    bool asleep;
+    bool is_asleep;
 
     read->urgent = urgent;
     pthread_mutex_lock(&ring->lock);
@@ -493,17 +493,17 @@ ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
     }
     read->lane = lane;
     atomic_fetch_add(&lane->lane.users, 1);
-    fifo_add(urgent ? &lane->urgent : &lane->others, &read->node);
-    asleep = !ring->awake;
-    ring->awake = true;
+    fifo_add(urgent ? &lane->urgent : &lane->background, &read->node);
+    is_asleep = !ring->is_awake;
+    ring->is_awake = true;
     pthread_mutex_unlock(&ring->lock);
-    if (asleep)
-        wake(ring);
+    if (is_asleep)
+        ring_wake(ring);
     return true;
 }
 
 unsigned
-ring_most_ahead(struct ring *ring)
+ring_background_limit(struct ring *ring)
 {
-    return atomic_load_explicit(&ring->others_at_once.limit, memory_order_relaxed);
+    return atomic_load_explicit(&ring->background_limit.limit, memory_order_relaxed);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An io_uring with the thread that owns it: reads come in from any thread, the
- * ring's own thread submits them, takes their completions and calls back.
+ * An io_uring and the thread that owns it. Any thread queues reads; the ring's thread submits them,
+ * reaps their completions and calls back.
  */
 #ifndef FSTFS_IO_RING_H
 #define FSTFS_IO_RING_H
@@ -16,11 +16,11 @@
 
 struct ring;
 
-/* What the rings of one storage share, all zero at first. */
+/* State that the rings of one storage share, all zero at first. */
 struct rings {
-    atomic_uint
-        in_flight; /* reads that the kernel has, of all rings, and of threads that count theirs */
-    atomic_int error; /* with which the first of them failed: none takes reads any more; or 0 */
+    atomic_uint in_flight; /* reads of all rings, and of threads that count theirs here */
+    atomic_int
+        error; /* 0, or the error of the first ring that failed: no ring accepts reads then */
 };
 
 struct ring_read {
@@ -32,31 +32,30 @@ struct ring_read {
     uint64_t offset;
     uint64_t device; /* st_dev of the file system */
     bool urgent; /* set by ring_submit() */
-    /* By the ring: its lane, when the kernel was given it, by monotonic_ns(), how many more it had,
-     * and how many nanoseconds it took. */
+    /* Set by the ring: */
     struct ring_lane *lane;
-    uint64_t started;
-    unsigned beside;
-    uint64_t duration;
-    /* From the ring's thread; `result` is what pread would give, errors negative. -ECANCELED: the
-     * ring has failed, and the kernel was not given the read. */
+    uint64_t started; /* monotonic_ns() of the submission */
+    unsigned others_at_start; /* other reads in flight then */
+    uint64_t duration; /* nanoseconds */
+    /* Called by the ring's thread. `result`: bytes read, or a negative errno. -ECANCELED: the ring
+     * has failed, and the read was not submitted. */
     void (*complete)(struct ring_read *read, int result);
 };
 
-/* At most `depth` reads of one file system given to the kernel at once, and twice as many of all,
- * or one of each (io/lanes.h), of which only some that are not urgent: as many as the storage
- * serves side by side. Fails where the kernel or a sandbox refuses, and says in `reason` why. */
+/* Starts a ring with at most `depth` reads in flight for one file system, and twice as many for all
+ * of them, or one of each (io/lanes.h). Background reads are limited further (io/concurrency.h).
+ * Fails if the kernel or a sandbox refuses io_uring; `reason` then has the cause. */
 errint_t ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason *reason);
 
-/* Nothing may be under way. */
+/* No read may be queued or in flight. */
 void ring_free(struct ring *ring); /* NULL is allowed */
 
-/* Urgent reads go before others that the kernel has not been given yet, and have few of
- * them beside them. Returns false, and does not take the read, if there is no memory, or once
- * a ring has failed: the kernel does not take submissions any more, which is logged once. */
+/* Queues a read. Foreground (urgent) reads are submitted before queued background reads. Returns
+ * false, and does not take the read, if memory is short or a ring has failed because the kernel
+ * refuses submissions, which is logged once. */
 bool ring_submit(struct ring *ring, struct ring_read *read, bool urgent);
 
-/* How many reads that are not urgent the kernel may be given, as of now. Any thread. */
-unsigned ring_most_ahead(struct ring *ring);
+/* The current limit of background reads in flight. Any thread. */
+unsigned ring_background_limit(struct ring *ring);
 
 #endif

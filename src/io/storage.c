@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The way of a read:
+ * The path of a read:
  *
- *   storage_read -> (a descriptor is open) start -> finish
- *                `-> (must be opened, waited for, tried again) run_job -> start
+ *   storage_read() -> [the file is open] storage_start_read() -> storage_finish_read()
+ *                 `-> [else, or a retry] storage_run_job() of a worker -> storage_start_read()
  *
- * start() takes it from the page cache when it all lies there, else gives it to
- * a ring. What a ring could not do in one go - a short read, EINTR, EAGAIN, EIO -
- * a worker does over, waiting as long as it needs. A read that waits for a worker
- * never holds a descriptor: workers may all be waiting for one.
+ * storage_start_read() copies the bytes if all of them are in the page cache, else it submits the
+ * read to a ring. After a short read, EINTR, EAGAIN or EIO, a worker repeats the read with blocking
+ * calls. A read that is queued for a worker never holds a descriptor, since all workers may be
+ * waiting for one.
  */
 #include "io/storage.h"
 
@@ -24,12 +24,12 @@
 #include <unistd.h>
 
 #define DEFAULT_DEPTH 64
-#define MOST_RINGS 8
-#define THREADS_BESIDE_RINGS 8
-#define THREADS_ALONE 16
-#define MOST_RETRIES 1000 /* of EAGAIN, a millisecond apart */
-#define MOST_ATTEMPTS 4 /* in the face of EIO */
-#define FIRST_PAUSE_MS 5 /* doubled before each further attempt */
+#define RINGS_MAX 8
+#define THREADS_WITH_RINGS 8
+#define THREADS_WITHOUT_RINGS 16
+#define RETRIES_MAX 1000 /* of EAGAIN, a millisecond apart */
+#define ATTEMPTS_MAX 4 /* after EIO */
+#define FIRST_PAUSE_MS 5 /* before the second attempt; doubled before each further one */
 
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
@@ -41,16 +41,16 @@
 struct storage {
     struct descriptors *descriptors;
     struct workers *workers;
-    struct ring *rings[MOST_RINGS];
+    struct ring *rings[RINGS_MAX];
     struct rings all_rings;
     unsigned ring_count;
     atomic_uint next_ring;
     unsigned depth;
     unsigned threads;
     bool direct;
-    bool ring; /* wanted */
-    struct reason no_ring; /* why not; text "" when there is one */
-    atomic_bool no_dontcache; /* the kernel or a file system does not know it */
+    bool ring; /* io_uring was not switched off */
+    struct reason no_ring; /* why there is no ring; text "": there is one */
+    atomic_bool no_dontcache; /* the kernel or a file system does not support it */
     atomic_bool no_cachestat;
     atomic_uint pending; /* reads not yet completed */
     struct storage_counters counters;
@@ -69,7 +69,7 @@ read_of_job(struct job *job)
 }
 
 static void
-add(atomic_uint_fast64_t *counter, uint64_t value)
+counter_add(atomic_uint_fast64_t *counter, uint64_t value)
 {
     atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
 }
@@ -77,8 +77,8 @@ add(atomic_uint_fast64_t *counter, uint64_t value)
 static void
 count_bytes(struct storage *storage, size_t bytes)
 {
-    add(&storage->counters.reads, 1);
-    add(&storage->counters.bytes, bytes);
+    counter_add(&storage->counters.reads, 1);
+    counter_add(&storage->counters.bytes, bytes);
 }
 
 static void
@@ -91,7 +91,7 @@ pause_ms(unsigned ms)
 
 /* Whether the file's page cache holds all of the read. */
 static bool
-lies_in_page_cache(struct storage *storage, const struct storage_read *read, int fd)
+read_is_cached(struct storage *storage, const struct storage_read *read, int fd)
 {
     struct {
         uint64_t offset, length;
@@ -112,38 +112,37 @@ lies_in_page_cache(struct storage *storage, const struct storage_read *read, int
     return state.cached >= pages;
 }
 
-/* Hands the read to a worker, which may block. Holds no descriptor. */
+/* Queues the read for a worker, which may block. No descriptor is held. */
 static void
-give_to_worker(struct storage *storage, struct storage_read *read)
+storage_queue_job(struct storage *storage, struct storage_read *read)
 {
     workers_add(storage->workers, &read->job, read->urgent);
 }
 
-/* With the descriptor held: has a worker read it all, step by step. */
+/* Releases the descriptor, and has a worker read with blocking calls. */
 static void
-read_by_worker(struct storage *storage, struct storage_read *read)
+storage_read_alone_later(struct storage *storage, struct storage_read *read)
 {
     read->alone = true;
     descriptors_release(storage->descriptors, read->backing, read->access);
-    give_to_worker(storage, read);
+    storage_queue_job(storage, read);
 }
 
-/* No descriptor is held any more. */
+/* Without a descriptor held. */
 static void
-complete(struct storage *storage, struct storage_read *read, errint_t result)
+storage_complete(struct storage *storage, struct storage_read *read, errint_t result)
 {
     atomic_fetch_sub_explicit(&storage->pending, 1, memory_order_relaxed);
     read->complete(read, result);
 }
 
-/* The read has ended one way or the other; `fd` is held. */
+/* Verifies the version after a read, releases `fd` and completes. */
 static void
-finish(struct storage *storage, struct storage_read *read, int fd, errint_t result)
+storage_finish_read(struct storage *storage, struct storage_read *read, int fd, errint_t result)
 {
     struct backing *backing = read->backing;
 
     if (result == 0) {
-        /* Only now is it known which version these bytes are of. */
         result = descriptors_verify(backing, fd);
         if (read->access == ACCESS_BUFFERED && !read->was_cached && !(read->flags & RWF_DONTCACHE))
             posix_fadvise(fd, (off_t)read->offset, (off_t)read->length, POSIX_FADV_DONTNEED);
@@ -151,23 +150,23 @@ finish(struct storage *storage, struct storage_read *read, int fd, errint_t resu
         descriptors_stale(backing);
     }
     descriptors_release(storage->descriptors, backing, read->access);
-    complete(storage, read, result);
+    storage_complete(storage, read, result);
 }
 
-/* From a ring: all of it is there. The ring's thread must not wait for a server. */
+/* A ring has read all bytes. The ring's thread must not wait for a server to verify the version. */
 static void
 read_succeeded(struct storage *storage, struct storage_read *read, int fd)
 {
     if (!descriptors_may_wait(storage->descriptors, read->backing)) {
-        finish(storage, read, fd, 0);
+        storage_finish_read(storage, read, fd, 0);
         return;
     }
     read->is_read = true;
     descriptors_release(storage->descriptors, read->backing, read->access);
-    give_to_worker(storage, read);
+    storage_queue_job(storage, read);
 }
 
-/* Copies from the page cache; false when some of it has gone meanwhile. */
+/* Copies from the page cache. Returns false if some pages were evicted meanwhile. */
 static bool
 copy_cached(struct storage *storage, struct storage_read *read, int fd)
 {
@@ -181,7 +180,7 @@ copy_cached(struct storage *storage, struct storage_read *read, int fd)
         if (result < 0 && errno == EINTR)
             continue;
         if (result < 0 && errno == EOPNOTSUPP && flags) {
-            /* As tmpfs: but it is there, so it will not wait. */
+            /* tmpfs, for example. The pages are cached, so it does not block. */
             flags = 0;
             continue;
         }
@@ -190,15 +189,15 @@ copy_cached(struct storage *storage, struct storage_read *read, int fd)
         got += (size_t)result;
     }
     count_bytes(storage, got);
-    add(&storage->counters.cached_bytes, got);
+    counter_add(&storage->counters.cached_bytes, got);
     read->copied = true;
     return true;
 }
 
-/* What a refused flag or way of reading means for the next attempt; false when
- * the error is an error. */
+/* Takes the next step of the fallback chain if the error means that O_DIRECT or RWF_DONTCACHE is
+ * not supported. Returns false for all other errors. */
 static bool
-step_down(struct storage *storage, struct storage_read *read, errint_t error)
+storage_fall_back(struct storage *storage, struct storage_read *read, errint_t error)
 {
     if (read->access == ACCESS_DIRECT && error == -EINVAL) {
         descriptors_refuse_direct(storage->descriptors, read->backing,
@@ -229,25 +228,24 @@ ring_ended(struct ring_read *ring_read, int result)
         read_succeeded(storage, read, ring_read->fd);
         return;
     }
-    if (!again && !step_down(storage, read, result)) {
-        finish(storage, read, ring_read->fd, result);
+    if (!again && !storage_fall_back(storage, read, result)) {
+        storage_finish_read(storage, read, ring_read->fd, result);
         return;
     }
-    /* All of it again, without haste. */
-    add(&storage->counters.retries, !unread);
-    read_by_worker(storage, read);
+    counter_add(&storage->counters.retries, !unread);
+    storage_read_alone_later(storage, read);
 }
 
-/* A direct read can go on only where a block starts. */
+/* The offset in the buffer to continue at: direct reads start at a block. */
 static size_t
 resume_at(const struct storage_read *read, size_t got)
 {
     return read->access == ACCESS_DIRECT && got < read->valid ? (size_t)block_down(got) : got;
 }
 
-/* One call, from a worker; `got` bytes are there already. */
+/* One blocking call, after `got` bytes were read. */
 static ssize_t
-read_once(struct storage *storage, struct storage_read *read, int fd, size_t got)
+read_with_pread(struct storage *storage, struct storage_read *read, int fd, size_t got)
 {
     struct iovec vector = {read->buffer + got, read->length - got};
     uint64_t started = monotonic_ns();
@@ -262,69 +260,70 @@ read_once(struct storage *storage, struct storage_read *read, int fd, size_t got
     return result;
 }
 
-/* Reads it all from a worker, with as many calls as it takes. */
+/* Reads with blocking calls until all bytes are there. */
 static errint_t
-read_alone(struct storage *storage, struct storage_read *read, int fd)
+read_until_done(struct storage *storage, struct storage_read *read, int fd)
 {
     size_t got = 0;
     unsigned retries = 0, attempts = 1;
 
     while (got < read->valid) {
-        ssize_t result = read_once(storage, read, fd, got);
+        ssize_t result = read_with_pread(storage, read, fd, got);
 
         if (result > 0) {
             size_t next = resume_at(read, got + (size_t)result);
 
             count_bytes(storage, (size_t)result);
-            /* Less than a block, of a file that goes on: as good as its end. */
+            /* Less than a block, although the file should go on: it was truncated. */
             if (next == got)
                 return -ESTALE;
             got = next;
             continue;
         }
         if (result == 0)
-            return -ESTALE; /* it ends before it should */
-        if (result == -EAGAIN && retries++ < MOST_RETRIES)
+            return -ESTALE; /* truncated */
+        if (result == -EAGAIN && retries++ < RETRIES_MAX)
             pause_ms(1);
-        else if (result == -EIO && attempts < MOST_ATTEMPTS)
+        else if (result == -EIO && attempts < ATTEMPTS_MAX)
             pause_ms(FIRST_PAUSE_MS << attempts++);
         else if (result != -EINTR)
             return (errint_t)result;
-        add(&storage->counters.retries, 1);
+        counter_add(&storage->counters.retries, 1);
     }
     return 0;
 }
 
-/* From a worker, with the descriptor held. */
+/* By a worker, with the descriptor held. */
 static void
-run_alone(struct storage *storage, struct storage_read *read, int fd)
+storage_read_alone(struct storage *storage, struct storage_read *read, int fd)
 {
-    errint_t result = read_alone(storage, read, fd);
+    errint_t result = read_until_done(storage, read, fd);
 
-    if (result < 0 && step_down(storage, read, result)) {
+    if (result < 0 && storage_fall_back(storage, read, result)) {
         descriptors_release(storage->descriptors, read->backing, read->access);
-        give_to_worker(storage, read);
+        storage_queue_job(storage, read);
         return;
     }
-    finish(storage, read, fd, result);
+    storage_finish_read(storage, read, fd, result);
 }
 
-/* Where all of it lies in the page cache, answers it from there, and is true. */
+/* Completes the read and returns true if all of its bytes are in the page cache. Returns false with
+ * the descriptor still held, else with none. */
 static bool
 use_page_cache(struct storage *storage, struct storage_read *read, int *fd, bool worker)
 {
-    read->was_cached = lies_in_page_cache(storage, read, *fd);
+    read->was_cached = read_is_cached(storage, read, *fd);
     if (!read->was_cached)
         return false;
     if (!read->urgent) {
-        /* Nobody waits for it yet, and it is near enough where it is. */
+        /* A copy in the engine's memory would not be faster. */
         descriptors_release(storage->descriptors, read->backing, read->access);
-        complete(storage, read, -ECANCELED);
+        storage_complete(storage, read, -ECANCELED);
         return true;
     }
     if (!worker && descriptors_may_wait(storage->descriptors, read->backing)) {
         descriptors_release(storage->descriptors, read->backing, read->access);
-        give_to_worker(storage, read);
+        storage_queue_job(storage, read);
         return true;
     }
     if (read->access == ACCESS_DIRECT) {
@@ -332,19 +331,19 @@ use_page_cache(struct storage *storage, struct storage_read *read, int *fd, bool
         read->access = ACCESS_BUFFERED;
         *fd = descriptors_try(storage->descriptors, read->backing, ACCESS_BUFFERED);
         if (*fd < 0) {
-            give_to_worker(storage, read);
+            storage_queue_job(storage, read);
             return true;
         }
     }
     if (!copy_cached(storage, read, *fd))
         return false;
-    finish(storage, read, *fd, 0);
+    storage_finish_read(storage, read, *fd, 0);
     return true;
 }
 
-/* With the descriptor held; false: there is no ring, or none takes reads any more. */
+/* With the descriptor held. Returns false if there is no ring, or the rings have failed. */
 static bool
-give_to_ring(struct storage *storage, struct storage_read *read, int fd)
+storage_submit_to_ring(struct storage *storage, struct storage_read *read, int fd)
 {
     unsigned ring;
 
@@ -360,9 +359,9 @@ give_to_ring(struct storage *storage, struct storage_read *read, int fd)
     return ring_submit(storage->rings[ring % storage->ring_count], &read->ring_read, read->urgent);
 }
 
-/* With the descriptor held, from any thread: `worker` says whether it may block. */
+/* With the descriptor held. `worker`: the thread may block. */
 static void
-start(struct storage *storage, struct storage_read *read, int fd, bool worker)
+storage_start_read(struct storage *storage, struct storage_read *read, int fd, bool worker)
 {
     if (use_page_cache(storage, read, &fd, worker))
         return;
@@ -370,32 +369,32 @@ start(struct storage *storage, struct storage_read *read, int fd, bool worker)
                           !atomic_load_explicit(&storage->no_dontcache, memory_order_relaxed)
                       ? RWF_DONTCACHE
                       : 0;
-    if (give_to_ring(storage, read, fd))
+    if (storage_submit_to_ring(storage, read, fd))
         return;
     if (worker)
-        run_alone(storage, read, fd);
+        storage_read_alone(storage, read, fd);
     else
-        read_by_worker(storage, read);
+        storage_read_alone_later(storage, read);
 }
 
-/* From a worker: a descriptor, with as many attempts as a read has. */
+/* Opens the file, in a worker, with as many attempts as a read has. */
 static int
-acquire(struct storage *storage, const struct storage_read *read)
+acquire_descriptor(struct storage *storage, const struct storage_read *read)
 {
     unsigned attempts = 1;
     int fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
 
-    while (fd == -EIO && attempts < MOST_ATTEMPTS) {
+    while (fd == -EIO && attempts < ATTEMPTS_MAX) {
         pause_ms(FIRST_PAUSE_MS << attempts++);
-        add(&storage->counters.retries, 1);
+        counter_add(&storage->counters.retries, 1);
         fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
     }
     return fd;
 }
 
-/* Those that waited for the same open: it gave them a descriptor too, or a reason. */
+/* Continues the reads that waited for the same open, which returned `fd`. */
 static void
-pass_on(struct storage *storage, struct fifo kept, int fd)
+storage_pass_on(struct storage *storage, struct fifo kept, int fd)
 {
     struct job *job;
 
@@ -403,14 +402,14 @@ pass_on(struct storage *storage, struct fifo kept, int fd)
         struct storage_read *read = read_of_job(job);
 
         if (fd >= 0 || fd == -EOPNOTSUPP)
-            give_to_worker(storage, read);
+            storage_queue_job(storage, read);
         else
-            complete(storage, read, fd);
+            storage_complete(storage, read, fd);
     }
 }
 
 static void
-run_job(struct job *job)
+storage_run_job(struct job *job)
 {
     struct storage_read *read = read_of_job(job);
     struct storage *storage = read->storage;
@@ -418,19 +417,20 @@ run_job(struct job *job)
 
     if (!descriptors_may_acquire(storage->descriptors, read->backing, read->access, job))
         return;
-    fd = acquire(storage, read);
-    pass_on(storage, descriptors_acquired(storage->descriptors, read->backing, read->access), fd);
+    fd = acquire_descriptor(storage, read);
+    storage_pass_on(storage,
+                    descriptors_acquired(storage->descriptors, read->backing, read->access), fd);
     if (fd == -EOPNOTSUPP) {
         read->access = ACCESS_BUFFERED;
-        give_to_worker(storage, read);
+        storage_queue_job(storage, read);
     } else if (fd < 0) {
-        complete(storage, read, fd);
+        storage_complete(storage, read, fd);
     } else if (read->is_read) {
-        finish(storage, read, fd, 0);
+        storage_finish_read(storage, read, fd, 0);
     } else if (read->alone) {
-        run_alone(storage, read, fd);
+        storage_read_alone(storage, read, fd);
     } else {
-        start(storage, read, fd, true);
+        storage_start_read(storage, read, fd, true);
     }
 }
 
@@ -441,7 +441,7 @@ storage_read(struct storage *storage, struct storage_read *read)
 
     atomic_fetch_add_explicit(&storage->pending, 1, memory_order_relaxed);
     read->storage = storage;
-    read->job.run = run_job;
+    read->job.run = storage_run_job;
     read->job.device = read->backing->identity.device;
     read->ring_read.device = read->backing->identity.device;
     read->alone = false;
@@ -452,11 +452,11 @@ storage_read(struct storage *storage, struct storage_read *read)
     read->access = descriptors_access(storage->descriptors, read->backing);
     fd = descriptors_try(storage->descriptors, read->backing, read->access);
     if (fd >= 0)
-        start(storage, read, fd, false);
+        storage_start_read(storage, read, fd, false);
     else if (fd == -EAGAIN || fd == -EOPNOTSUPP)
-        give_to_worker(storage, read);
+        storage_queue_job(storage, read);
     else
-        complete(storage, read, fd);
+        storage_complete(storage, read, fd);
 }
 
 static unsigned
@@ -467,12 +467,12 @@ default_rings(void)
 
     if (rings < 1)
         return 1;
-    return rings > MOST_RINGS ? MOST_RINGS : rings;
+    return rings > RINGS_MAX ? RINGS_MAX : rings;
 }
 
-/* As many rings as can be had; none is no error. */
+/* Starts as many rings as the system allows; it is no error if there are none. */
 static void
-make_rings(struct storage *storage, unsigned wanted)
+storage_start_rings(struct storage *storage, unsigned wanted)
 {
     while (storage->ring_count < wanted &&
            ring_new(storage->depth, &storage->all_rings, &storage->rings[storage->ring_count],
@@ -493,11 +493,12 @@ storage_new(const struct storage_options *options, struct storage **storage)
     made->ring = options->ring;
     made->depth = options->depth ? options->depth : DEFAULT_DEPTH;
     if (options->ring)
-        make_rings(made, rings > MOST_RINGS ? MOST_RINGS : rings);
+        storage_start_rings(made, rings > RINGS_MAX ? RINGS_MAX : rings);
     else
         reason_fill(&made->no_ring, "Options", "not wanted");
-    made->threads = options->threads ? options->threads
-                                     : (made->ring_count ? THREADS_BESIDE_RINGS : THREADS_ALONE);
+    made->threads = options->threads
+                        ? options->threads
+                        : (made->ring_count ? THREADS_WITH_RINGS : THREADS_WITHOUT_RINGS);
     result = descriptors_new(options->descriptors, options->direct, &made->descriptors);
     if (result == 0)
         result = workers_new(made->threads, &made->workers);
@@ -545,12 +546,12 @@ storage_queue(struct storage *storage, uint64_t *in_flight, uint64_t *waiting)
     uint64_t pending = atomic_load(&storage->pending);
 
     *in_flight = atomic_load(&storage->all_rings.in_flight);
-    /* They are not of the same moment. */
+    /* The two were not read at the same time. */
     *waiting = pending > *in_flight ? pending - *in_flight : 0;
 }
 
 static enum io_fallback
-fallback_of(bool wanted, bool refused)
+fallback_state(bool wanted, bool refused)
 {
     if (!wanted)
         return IO_FALLBACK_NOT_WANTED;
@@ -564,14 +565,14 @@ storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_WAYS])
 
     bool ring_refused = storage->ring_count == 0 || atomic_load(&storage->all_rings.error) != 0;
 
-    fallbacks[IO_WAY_URING] = fallback_of(storage->ring, ring_refused);
-    fallbacks[IO_WAY_DIRECT] = fallback_of(storage->direct, direct_refused);
-    fallbacks[IO_WAY_DONTCACHE] = fallback_of(true, atomic_load(&storage->no_dontcache));
-    fallbacks[IO_WAY_CACHESTAT] = fallback_of(true, atomic_load(&storage->no_cachestat));
+    fallbacks[IO_WAY_URING] = fallback_state(storage->ring, ring_refused);
+    fallbacks[IO_WAY_DIRECT] = fallback_state(storage->direct, direct_refused);
+    fallbacks[IO_WAY_DONTCACHE] = fallback_state(true, atomic_load(&storage->no_dontcache));
+    fallbacks[IO_WAY_CACHESTAT] = fallback_state(true, atomic_load(&storage->no_cachestat));
 }
 
 static void
-add_switch(struct buffer *out, const char *name, const char *why_not)
+status_add_switch(struct buffer *out, const char *name, const char *why_not)
 {
     buffer_addf(out, "\"%s\":{\"on\":%s", name, why_not ? "false" : "true");
     if (why_not) {
@@ -582,14 +583,14 @@ add_switch(struct buffer *out, const char *name, const char *why_not)
 }
 
 static void
-add_ring_switch(struct storage *storage, struct buffer *out)
+status_add_ring(struct storage *storage, struct buffer *out)
 {
     int error = atomic_load(&storage->all_rings.error);
     struct reason why = storage->no_ring;
 
     if (storage->ring_count > 0 && error)
-        reason_fill(&why, "IoUring", "io_uring took no more reads: %s", strerror(-error));
-    add_switch(out, "io_uring", storage->ring_count > 0 && !error ? NULL : why.text);
+        reason_fill(&why, "IoUring", "io_uring failed: %s", strerror(-error));
+    status_add_switch(out, "io_uring", storage->ring_count > 0 && !error ? NULL : why.text);
 }
 
 void
@@ -598,20 +599,22 @@ storage_status(struct storage *storage, struct buffer *out)
     const char *refused = descriptors_direct_refused(storage->descriptors);
     unsigned ahead = 0;
 
-    add_ring_switch(storage, out);
-    add_switch(out, "direct", storage->direct ? NULL : "not wanted");
+    status_add_ring(storage, out);
+    status_add_switch(out, "direct", storage->direct ? NULL : "not wanted");
     if (refused) {
         buffer_add_text(out, "\"direct_refused\":");
         buffer_add_json_string(out, refused, strlen(refused));
         buffer_add_char(out, ',');
     }
-    add_switch(out, "cachestat",
-               atomic_load(&storage->no_cachestat) ? "the kernel has it not" : NULL);
-    add_switch(out, "dontcache",
-               atomic_load(&storage->no_dontcache) ? "the kernel or a file system has it not"
-                                                   : NULL);
+    status_add_switch(out, "cachestat",
+                      atomic_load(&storage->no_cachestat) ? "the kernel does not support it"
+                                                          : NULL);
+    status_add_switch(out, "dontcache",
+                      atomic_load(&storage->no_dontcache)
+                          ? "the kernel or a file system does not support it"
+                          : NULL);
     for (unsigned i = 0; i < storage->ring_count; i++)
-        ahead += ring_most_ahead(storage->rings[i]);
+        ahead += ring_background_limit(storage->rings[i]);
     buffer_addf(out, "\"rings\":%u,\"queue_depth\":%u,\"queue_depth_ahead\":%u,\"threads\":%u,",
                 storage->ring_count, storage->depth, ahead, storage->threads);
     buffer_addf(out, "\"descriptors\":%u,\"descriptors_most\":%u",

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads of backing files into buffers, the best way each file allows: from the
- * page cache what lies there already, else directly, else through the page
- * cache leaving nothing in it; by a ring, else by threads.
+ * Reads of backing files into buffers, with a fallback chain for each file: a copy from the page
+ * cache if all of the read is cached, else O_DIRECT, else a buffered read that leaves nothing in
+ * the page cache; with io_uring, else with worker threads.
  *
- * Owned by the engine, called from any thread. Each way that is refused is given
- * up once, with its reason in storage_status().
+ * Owned by the engine, called from any thread. A fallback happens once, and storage_status()
+ * reports its reason.
  */
 #ifndef FSTFS_IO_STORAGE_H
 #define FSTFS_IO_STORAGE_H
@@ -24,48 +24,46 @@
 struct storage;
 
 struct storage_options {
-    bool ring; /* false: threads only */
-    bool direct; /* false: through the page cache only */
-    unsigned rings; /* 0: a right number for this machine */
-    unsigned depth; /* reads given to the kernel at once by each ring; 0: 64 */
-    unsigned threads; /* at most; 0: a right number */
-    unsigned descriptors; /* at most; 0: from RLIMIT_NOFILE */
+    bool ring; /* use io_uring; false: threads only */
+    bool direct; /* use O_DIRECT; false: buffered only */
+    unsigned rings; /* 0: by the number of processors */
+    unsigned depth; /* reads in flight per ring; 0: 64 */
+    unsigned threads; /* limit; 0: 8, or 16 without a ring */
+    unsigned descriptors; /* limit; 0: from RLIMIT_NOFILE */
 };
 
 /*
- * One read. `offset` is a multiple of 4096, `buffer` aligned to a page, `length`
- * a multiple of 4096; the last of them may reach past the end of the file:
- * `valid` bytes of it must come.
+ * One read. `offset` and `length` are multiples of 4096, and `buffer` is aligned to a page. The
+ * range may extend past the end of the file: the first `valid` bytes must be there.
  */
 struct storage_read {
-    /* By the caller, constant until `complete`; it has a reference to the backing. */
+    /* Set by the caller, constant until `complete`. The caller holds a reference to the backing. */
     struct backing *backing;
     uint64_t offset;
     size_t length;
     size_t valid;
     char *buffer;
-    atomic_bool urgent; /* a reader waits for it; may become true later */
-    /* Called once: from storage_read() itself or from any thread of the storage,
-     * with no lock held. 0, or a negative errno: -ESTALE when the file is not the
-     * version the backing names; -ECANCELED when the read is not urgent and all of
-     * it lies in the page cache. */
+    atomic_bool urgent; /* a foreground read; may become true later */
+    /* Called once, by storage_read() or a thread of the storage, without locks. `result`: 0 or a
+     * negative errno. -ESTALE: the file is not the version of the backing. -ECANCELED: a background
+     * read whose bytes are all in the page cache. */
     void (*complete)(struct storage_read *read, errint_t result);
-    /* By the storage. */
+    /* Set by the storage: */
     struct storage *storage;
     struct ring_read ring_read;
     struct job job;
     enum access access;
     int flags; /* RWF_... */
-    bool alone; /* a worker is to do it, step by step */
+    bool alone; /* a worker reads it with pread() */
     bool is_read; /* a worker is to verify the version */
-    bool was_cached; /* all of it lay in the page cache before */
-    bool copied; /* all of it came from there */
+    bool was_cached; /* all of it was in the page cache */
+    bool copied; /* all of it was copied from there */
 };
 
 errint_t storage_new(const struct storage_options *options, struct storage **storage);
 
-/* Stops its threads. Nothing may be under way. Backings are let go only by the
- * next call, so that what hangs on them can still be freed in between. */
+/* Stops the threads. No read may be in flight. References to backings are dropped by
+ * storage_free(), so that the state attached to them can be freed in between. */
 void storage_stop(struct storage *storage);
 void storage_free(struct storage *storage);
 
@@ -75,16 +73,16 @@ void storage_read(struct storage *storage, struct storage_read *read);
 struct descriptors *storage_descriptors(struct storage *storage);
 
 struct storage_counters {
-    atomic_uint_fast64_t reads; /* system calls or ring entries that brought bytes */
+    atomic_uint_fast64_t reads; /* system calls or ring entries that returned bytes */
     atomic_uint_fast64_t bytes;
     atomic_uint_fast64_t cached_bytes; /* of these, from the page cache */
-    atomic_uint_fast64_t retries; /* after EIO, EAGAIN, or a short read */
-    struct histogram duration; /* of what the kernel was given to read, whatever came of it */
+    atomic_uint_fast64_t retries; /* after EIO, EAGAIN, EINTR or a short read */
+    struct histogram duration; /* of the reads by the kernel, whatever their result */
 };
 
 struct storage_counters *storage_counters(struct storage *storage);
 
-/* Reads that the kernel has now, and those that are yet to be given to it. */
+/* The reads in flight, and those not submitted yet. */
 void storage_queue(struct storage *storage, uint64_t *in_flight, uint64_t *waiting);
 
 void storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_WAYS]);

@@ -8,10 +8,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* Guarded by the lock of the workers. `users`: jobs that are queued or run. */
+/* Guarded by the lock of the workers. `users` counts jobs that are queued or running. */
 struct worker_lane {
     struct lane lane;
-    struct fifo urgent, others;
+    struct fifo urgent, background;
     unsigned running;
 };
 
@@ -19,31 +19,31 @@ struct workers {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work;
     struct lane *lanes; /* the one whose job was taken last */
-    bool stopping;
-    unsigned running; /* jobs */
-    unsigned idle; /* threads that wait, or are about to wake */
-    unsigned count; /* threads made */
-    unsigned most; /* jobs of one lane that run, where there is no other */
+    bool is_stopping;
+    unsigned running; /* jobs, of all lanes */
+    unsigned idle; /* threads that sleep, or are waking up */
+    unsigned count; /* threads started */
+    unsigned most; /* running jobs of one lane, if no other has any */
     unsigned threads_most;
     pthread_t threads[];
 };
 
-static void *work(void *arg);
+static void *worker_main(void *arg);
 
 /* With the lock held. */
 static errint_t
-add_thread(struct workers *workers)
+worker_start(struct workers *workers)
 {
-    errint_t error = thread_start(&workers->threads[workers->count], work, workers);
+    errint_t error = thread_start(&workers->threads[workers->count], worker_main, workers);
 
     if (error == 0)
         workers->count++;
     return error;
 }
 
-/* Jobs of a lane that may be taken now. */
+/* How many queued jobs of a lane may run now. */
 static unsigned
-lane_runnable(const struct workers *workers, struct worker_lane *lane)
+worker_lane_runnable(const struct workers *workers, struct worker_lane *lane)
 {
     unsigned queued = atomic_load(&lane->lane.users) - lane->running;
     unsigned share = lane_share(workers->most, workers->running - lane->running);
@@ -52,26 +52,28 @@ lane_runnable(const struct workers *workers, struct worker_lane *lane)
     return queued < free ? queued : free;
 }
 
-/* With the lock held: no job that may be taken waits for another, which may be long. */
+/* With the lock held: wakes or starts a thread if a job may run, so that it does not wait for the
+ * end of another, which may take long. */
 static void
-provide_threads(struct workers *workers)
+workers_provide_threads(struct workers *workers)
 {
     struct lane *lane = workers->lanes;
     unsigned runnable = 0;
 
     do {
-        runnable += lane_runnable(workers, (struct worker_lane *)lane);
+        runnable += worker_lane_runnable(workers, (struct worker_lane *)lane);
         lane = lane->next;
     } while (lane != workers->lanes);
-    if (runnable > workers->idle && workers->count < workers->threads_most && !workers->stopping)
-        add_thread(workers);
+    if (runnable > workers->idle && workers->count < workers->threads_most && !workers->is_stopping)
+        worker_start(workers);
     if (runnable > 0)
         pthread_cond_signal(&workers->work);
 }
 
-/* With the lock held: an urgent job, or else another; the lanes take turns. NULL: none may run. */
+/* With the lock held: an urgent job that may run, else any other; the lanes take turns. NULL: none.
+ */
 static struct job *
-take_job(struct workers *workers, bool urgent)
+workers_take_job(struct workers *workers, bool urgent)
 {
     struct lane *const last = workers->lanes;
     struct lane *next = last;
@@ -84,9 +86,9 @@ take_job(struct workers *workers, bool urgent)
 
         next = next->next;
         lane = (struct worker_lane *)next;
-        if (lane_runnable(workers, lane) == 0)
+        if (worker_lane_runnable(workers, lane) == 0)
             continue;
-        job = fifo_take(urgent ? &lane->urgent : &lane->others);
+        job = fifo_take(urgent ? &lane->urgent : &lane->background);
         if (!job)
             continue;
         workers->lanes = next;
@@ -94,17 +96,17 @@ take_job(struct workers *workers, bool urgent)
         workers->running++;
         return job;
     } while (next != last);
-    return urgent ? take_job(workers, false) : NULL;
+    return urgent ? workers_take_job(workers, false) : NULL;
 }
 
-/* With the lock held: the next job, or NULL when there is none and the workers are to stop. Jobs
- * that may not run yet are taken by the threads that run the others of their lane. */
+/* With the lock held: waits for the next job. NULL: the workers stop. A job that may not run yet is
+ * left to the threads that run the other jobs of its lane. */
 static struct job *
-wait_for_job(struct workers *workers)
+worker_wait_for_job(struct workers *workers)
 {
     struct job *job;
 
-    while (!(job = take_job(workers, true)) && !workers->stopping) {
+    while (!(job = workers_take_job(workers, true)) && !workers->is_stopping) {
         workers->idle++;
         pthread_cond_wait(&workers->work, &workers->lock);
         workers->idle--;
@@ -113,17 +115,17 @@ wait_for_job(struct workers *workers)
 }
 
 static void *
-work(void *arg)
+worker_main(void *arg)
 {
     struct workers *workers = arg;
     struct job *job;
 
     pthread_setname_np(pthread_self(), "fstfs-work");
     pthread_mutex_lock(&workers->lock);
-    while ((job = wait_for_job(workers))) {
+    while ((job = worker_wait_for_job(workers))) {
         struct worker_lane *lane = job->lane;
 
-        provide_threads(workers);
+        workers_provide_threads(workers);
         pthread_mutex_unlock(&workers->lock);
         job->run(job);
         pthread_mutex_lock(&workers->lock);
@@ -148,9 +150,9 @@ workers_new(unsigned most, struct workers **workers)
     pthread_cond_init(&made->work, NULL);
     made->most = most;
     made->threads_most = threads_most;
-    /* One at least, so that no job can be left lying later. */
+    /* At least one thread, so that jobs run even if no other can be started later. */
     pthread_mutex_lock(&made->lock);
-    result = lanes_find(&made->lanes, 0, sizeof(struct worker_lane)) ? add_thread(made) : -ENOMEM;
+    result = lanes_find(&made->lanes, 0, sizeof(struct worker_lane)) ? worker_start(made) : -ENOMEM;
     pthread_mutex_unlock(&made->lock);
     if (result < 0) {
         workers_free(made);
@@ -166,7 +168,7 @@ workers_free(struct workers *workers)
     if (!workers)
         return;
     pthread_mutex_lock(&workers->lock);
-    workers->stopping = true;
+    workers->is_stopping = true;
     pthread_cond_broadcast(&workers->work);
     pthread_mutex_unlock(&workers->lock);
     for (unsigned i = 0; i < workers->count; i++)
@@ -184,11 +186,11 @@ workers_add(struct workers *workers, struct job *job, bool urgent)
 
     pthread_mutex_lock(&workers->lock);
     lane = (struct worker_lane *)lanes_find(&workers->lanes, job->device, sizeof(*lane));
-    if (!lane) /* out of memory: the lane that there is since workers_new() */
+    if (!lane) /* out of memory: any lane will do, and workers_new() has made one */
         lane = (struct worker_lane *)workers->lanes;
     job->lane = lane;
     atomic_fetch_add(&lane->lane.users, 1);
-    fifo_add(urgent ? &lane->urgent : &lane->others, &job->node);
-    provide_threads(workers);
+    fifo_add(urgent ? &lane->urgent : &lane->background, &job->node);
+    workers_provide_threads(workers);
     pthread_mutex_unlock(&workers->lock);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many reads storage is given at once, by a model of storage: each read takes a way there and
- * back, which any number make side by side, and a time of service, which one has after another,
- * or (`shared`) all together. */
+/* The limit of background reads in flight, with a model of storage. A read takes a latency, which
+ * passes for all reads in parallel, and a service time, in which the storage serves one read after
+ * another, or (`shared`) all of them at a fraction of the rate. */
 #include "expect.h"
 #include "io/concurrency.h"
 #include "random.h"
@@ -16,16 +16,16 @@
 
 struct read {
     unsigned ring;
-    uint64_t begun, left; /* of its service; nanoseconds */
-    uint64_t at; /* when it is served, by its way */
-    unsigned beside;
+    uint64_t submitted, left; /* service time left, nanoseconds */
+    uint64_t ready_at; /* end of its latency */
+    unsigned others;
 };
 
 struct storage {
-    uint64_t way, service; /* nanoseconds */
+    uint64_t latency, service; /* nanoseconds */
     bool shared;
     uint64_t now;
-    struct read reads[MOST_RINGS * MOST]; /* under way, oldest first */
+    struct read reads[MOST_RINGS * MOST]; /* in flight, oldest first */
     unsigned count;
     unsigned of_ring[MOST_RINGS];
 };
@@ -43,10 +43,10 @@ static void
 start_read(struct storage *storage, unsigned ring)
 {
     storage->reads[storage->count] = (struct read){.ring = ring,
-                                                   .begun = storage->now,
+                                                   .submitted = storage->now,
                                                    .left = storage->service,
-                                                   .at = storage->now + storage->way,
-                                                   .beside = storage->count};
+                                                   .ready_at = storage->now + storage->latency,
+                                                   .others = storage->count};
     storage->count++;
     storage->of_ring[ring]++;
 }
@@ -55,20 +55,21 @@ static void
 end_read(struct storage *storage, unsigned place)
 {
     const struct read read = storage->reads[place];
-    struct concurrency_read ended = {
-        .duration = storage->now - read.begun, .beside_first = read.beside, .ahead = true};
+    struct concurrency_read ended = {.duration = storage->now - read.submitted,
+                                     .others_at_start = read.others,
+                                     .is_background = true};
 
     storage->count--;
     storage->of_ring[read.ring]--;
     for (unsigned i = place; i < storage->count; i++)
         storage->reads[i] = storage->reads[i + 1];
-    ended.beside_last = storage->count;
+    ended.others_at_end = storage->count;
     concurrency_ended(&rings[read.ring], &ended, storage->of_ring[read.ring]);
 }
 
-/* Lets time go on until the next read has been served, or has made its way. */
+/* Advances the time to the next end of a service or latency. */
 static void
-let_time_pass(struct storage *storage)
+advance_time(struct storage *storage)
 {
     struct read *served[MOST_RINGS * MOST];
     unsigned count = 0;
@@ -78,8 +79,8 @@ let_time_pass(struct storage *storage)
         struct read *read = &storage->reads[i];
 
         if (read->left == 0) {
-            if (read->at - storage->now < step)
-                step = read->at - storage->now;
+            if (read->ready_at - storage->now < step)
+                step = read->ready_at - storage->now;
         } else if (count == 0 || storage->shared) {
             served[count++] = read;
         }
@@ -93,27 +94,27 @@ let_time_pass(struct storage *storage)
     storage->now += step;
 }
 
-/* Until a read has ended. */
+/* Advances the time until a read ends. */
 static void
 serve(struct storage *storage)
 {
     for (;;) {
         for (unsigned i = 0; i < storage->count; i++) {
-            if (storage->reads[i].left > 0 || storage->reads[i].at > storage->now)
+            if (storage->reads[i].left > 0 || storage->reads[i].ready_at > storage->now)
                 continue;
             end_read(storage, i);
             return;
         }
-        let_time_pass(storage);
+        advance_time(storage);
     }
 }
 
-/* So many reads by the rings in turn, each with as many under way as may be, and at most
- * `wanted`. Returns nanoseconds that one took, on average. */
+/* Ends `reads` reads of the rings, each with as many in flight as its limit allows, and at most
+ * `wanted`. Returns the mean time per read in nanoseconds. */
 static uint64_t
-read_ahead(struct storage *storage, unsigned ring_count, unsigned reads, unsigned wanted)
+run_reads(struct storage *storage, unsigned ring_count, unsigned reads, unsigned wanted)
 {
-    uint64_t begun = storage->now;
+    uint64_t start = storage->now;
 
     for (unsigned i = 0; i < reads; i++) {
         for (unsigned ring = 0; ring < ring_count; ring++) {
@@ -125,27 +126,27 @@ read_ahead(struct storage *storage, unsigned ring_count, unsigned reads, unsigne
         serve(storage);
     }
     assert_expectations();
-    return (storage->now - begun) / reads;
+    return (storage->now - start) / reads;
 }
 
-START_TEST(storage_far_away_gets_many)
+START_TEST(limit_grows_with_latency)
 {
-    struct storage storage = {.way = 30 * MS, .service = 20 * US};
+    struct storage storage = {.latency = 30 * MS, .service = 20 * US};
 
-    read_ahead(&storage, 1, 200, MOST);
+    run_reads(&storage, 1, 200, MOST);
     ck_assert_uint_eq(rings[0].limit, MOST);
 }
 END_TEST
 
-/* One after another or all together, and by several rings, of which each knows only its own. */
-START_TEST(storage_at_its_rate_gets_few)
+/* Serial or shared, and with several rings that do not know of each other. */
+START_TEST(limit_stays_low_at_maximum_throughput)
 {
     for (unsigned ring_count = 1; ring_count <= MOST_RINGS; ring_count++) {
         for (unsigned shared = 0; shared < 2; shared++) {
-            struct storage storage = {.way = 50 * US, .service = 600 * US, .shared = shared};
+            struct storage storage = {.latency = 50 * US, .service = 600 * US, .shared = shared};
 
             setup();
-            read_ahead(&storage, ring_count, 10000, MOST);
+            run_reads(&storage, ring_count, 10000, MOST);
             for (unsigned i = 0; i < ring_count; i++)
                 ck_assert_uint_eq(rings[i].limit, LEAST);
         }
@@ -153,11 +154,11 @@ START_TEST(storage_at_its_rate_gets_few)
 }
 END_TEST
 
-/* What is read in bursts never lets a read be alone for long. */
-START_TEST(bursts)
+/* In bursts, reads are uncontended only for a short time. */
+START_TEST(limit_stays_low_in_bursts)
 {
     for (unsigned burst = 16; burst <= 64; burst *= 2) {
-        struct storage storage = {.way = 50 * US, .service = 600 * US, .shared = true};
+        struct storage storage = {.latency = 50 * US, .service = 600 * US, .shared = true};
         uint64_t sum = 0;
 
         setup();
@@ -177,57 +178,57 @@ START_TEST(bursts)
 }
 END_TEST
 
-/* A line of so many reads at once: it is to be full, and not have as many again waiting. */
-START_TEST(a_line_is_filled)
+/* A line that holds `reads` reads is filled, without as many again queued. */
+START_TEST(line_is_filled)
 {
     for (unsigned reads = 10; reads <= 24; reads++) {
-        struct storage storage = {.way = 10 * MS, .service = 10 * MS / reads};
+        struct storage storage = {.latency = 10 * MS, .service = 10 * MS / reads};
 
         setup();
-        read_ahead(&storage, 1, 500, MOST);
-        ck_assert_uint_le(read_ahead(&storage, 1, 500, MOST), storage.service * 102 / 100);
+        run_reads(&storage, 1, 500, MOST);
+        ck_assert_uint_le(run_reads(&storage, 1, 500, MOST), storage.service * 102 / 100);
         ck_assert_uint_le(rings[0].limit, 2 * reads + 1);
     }
 }
 END_TEST
 
-START_TEST(who_wants_few_gets_no_more)
+START_TEST(limit_does_not_grow_unused)
 {
-    struct storage storage = {.way = 30 * MS};
+    struct storage storage = {.latency = 30 * MS};
 
-    read_ahead(&storage, 1, 1000, LEAST);
+    run_reads(&storage, 1, 1000, LEAST);
     ck_assert_uint_eq(rings[0].limit, LEAST);
 }
 END_TEST
 
-START_TEST(storage_that_slows_down_gets_fewer)
+START_TEST(limit_shrinks_if_storage_slows_down)
 {
-    struct storage storage = {.way = 2 * MS};
+    struct storage storage = {.latency = 2 * MS};
 
-    read_ahead(&storage, 1, 500, MOST);
+    run_reads(&storage, 1, 500, MOST);
     ck_assert_uint_eq(rings[0].limit, MOST);
     storage.service = 2 * MS;
-    read_ahead(&storage, 1, 600, MOST);
+    run_reads(&storage, 1, 600, MOST);
     ck_assert_uint_eq(rings[0].limit, LEAST);
 }
 END_TEST
 
-/* A few reads came from some cache; that is forgotten. */
-START_TEST(a_short_read_is_forgotten)
+/* One short read, from a cache of the storage, has no lasting effect. */
+START_TEST(short_read_is_forgotten)
 {
-    struct storage storage = {.way = 20 * MS};
+    struct storage storage = {.latency = 20 * MS};
     struct concurrency_read cached = {.duration = 100 * US};
 
-    read_ahead(&storage, 1, 6, 1);
+    run_reads(&storage, 1, 6, 1);
     concurrency_ended(&rings[0], &cached, 0);
-    read_ahead(&storage, 1, 1000, MOST);
+    run_reads(&storage, 1, 1000, MOST);
     ck_assert_uint_eq(rings[0].limit, LEAST);
-    read_ahead(&storage, 1, 8000, MOST);
+    run_reads(&storage, 1, 8000, MOST);
     ck_assert_uint_eq(rings[0].limit, MOST);
 }
 END_TEST
 
-/* To look how long one takes alone costs little, however many there are. */
+/* The probes cost little, whatever the limit. */
 START_TEST(probes_are_cheap)
 {
     const unsigned limits[] = {MOST, 300, 3000};
@@ -238,13 +239,15 @@ START_TEST(probes_are_cheap)
 
         concurrency_init(concurrency, limits[i], limits[i]);
         for (unsigned j = 0; j < reads; j++) {
-            struct concurrency_read read = {
-                .duration = MS, .beside_first = limits[i], .beside_last = limits[i], .ahead = true};
+            struct concurrency_read read = {.duration = MS,
+                                            .others_at_start = limits[i],
+                                            .others_at_end = limits[i],
+                                            .is_background = true};
 
             held_back += !concurrency_allows(concurrency, limits[i] - 1);
             concurrency_ended(concurrency, &read, limits[i] - 1);
         }
-        /* Each holds back about as many as were under way, and the few that it takes. */
+        /* Each holds back about as many reads as were in flight, and those of the probe. */
         ck_assert_uint_gt(held_back, 0);
         ck_assert_uint_lt(held_back, reads / 25);
     }
@@ -257,26 +260,26 @@ START_TEST(any_durations)
 
     random_state = 1;
     for (unsigned i = 0; i < 100000; i++) {
-        unsigned under_way = (unsigned)random_below(MOST + 1);
+        unsigned in_flight = (unsigned)random_below(MOST + 1);
         struct concurrency_read read = {.duration = random_below(1ull << random_below(31)),
-                                        .beside_first = (unsigned)random_below(MOST),
-                                        .beside_last = (unsigned)random_below(MOST),
-                                        .ahead = random_below(4) > 0};
+                                        .others_at_start = (unsigned)random_below(MOST),
+                                        .others_at_end = (unsigned)random_below(MOST),
+                                        .is_background = random_below(4) > 0};
 
-        expect(under_way < MOST || !concurrency_allows(concurrency, under_way));
-        expect(under_way > 0 || concurrency_allows(concurrency, under_way));
-        concurrency_ended(concurrency, &read, under_way);
+        expect(in_flight < MOST || !concurrency_allows(concurrency, in_flight));
+        expect(in_flight > 0 || concurrency_allows(concurrency, in_flight));
+        concurrency_ended(concurrency, &read, in_flight);
         expect(concurrency->limit >= LEAST && concurrency->limit <= MOST);
     }
     assert_expectations();
 }
 END_TEST
 
-/* What --queue-depth says: of few, each counts, and of one there is one for good. */
+/* Small values of --queue-depth. */
 START_TEST(small_depths)
 {
     for (unsigned most = 0; most < LEAST; most++) {
-        struct storage far = {.way = 30 * MS}, serial = {.service = 5 * MS};
+        struct storage far = {.latency = 30 * MS}, serial = {.service = 5 * MS};
 
         concurrency_init(&rings[0], 1, most);
         for (unsigned i = 0; i < 300; i++) {
@@ -285,7 +288,7 @@ START_TEST(small_depths)
             serve(&far);
         }
         ck_assert_uint_eq(rings[0].limit, most > 1 ? most : 1);
-        rings[0].alone = MS;
+        rings[0].uncontended = MS;
         for (unsigned i = 0; i < 300; i++) {
             while (concurrency_allows(&rings[0], serial.count))
                 start_read(&serial, 0);
@@ -303,13 +306,13 @@ suite(void)
     TCase *tcase = tcase_create("storages");
 
     tcase_add_checked_fixture(tcase, setup, NULL);
-    tcase_add_test(tcase, storage_far_away_gets_many);
-    tcase_add_test(tcase, storage_at_its_rate_gets_few);
-    tcase_add_test(tcase, bursts);
-    tcase_add_test(tcase, a_line_is_filled);
-    tcase_add_test(tcase, who_wants_few_gets_no_more);
-    tcase_add_test(tcase, storage_that_slows_down_gets_fewer);
-    tcase_add_test(tcase, a_short_read_is_forgotten);
+    tcase_add_test(tcase, limit_grows_with_latency);
+    tcase_add_test(tcase, limit_stays_low_at_maximum_throughput);
+    tcase_add_test(tcase, limit_stays_low_in_bursts);
+    tcase_add_test(tcase, line_is_filled);
+    tcase_add_test(tcase, limit_does_not_grow_unused);
+    tcase_add_test(tcase, limit_shrinks_if_storage_slows_down);
+    tcase_add_test(tcase, short_read_is_forgotten);
     tcase_add_test(tcase, probes_are_cheap);
     tcase_add_test(tcase, any_durations);
     tcase_add_test(tcase, small_depths);

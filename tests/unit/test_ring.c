@@ -205,7 +205,7 @@ START_TEST(refused_for_good)
         ck_assert_uint_eq(log_lines(), 1);
         ck_assert_uint_ge(atomic_load(&refused), 1);
         ck_assert_uint_le(atomic_load(&refused), 2);
-        ck_assert(status_has("\"io_uring\":{\"on\":false,\"why\":\"io_uring took no more reads: "
+        ck_assert(status_has("\"io_uring\":{\"on\":false,\"why\":\"io_uring failed: "
                              "Operation not permitted\"}"));
     }
 }

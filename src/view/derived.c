@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct derived {
-    pthread_mutex_t lock; /* guards the rest; held while something is worked out */
+    pthread_mutex_t lock; /* guards the rest; held while something is computed */
     struct {
         bool known;
         errint_t error;
@@ -111,7 +111,7 @@ cut_into_parts(const struct checkpoint *checkpoint, struct derived *derived,
     return error;
 }
 
-/* Works out the size of the merged file, or the parts and their sizes. -ENOBUFS: no room in the
+/* Computes the size of the merged file, or the parts and their sizes. -ENOBUFS: no room in the
  * budget. */
 static errint_t
 lay_out(const struct checkpoint *checkpoint, struct derived *derived,
@@ -168,8 +168,8 @@ static errint_t made_size(struct checkpoint *checkpoint, struct derived *derived
                           const struct view_options *options, enum made_kind kind, uint64_t *size);
 
 static errint_t
-work_out_size(struct checkpoint *checkpoint, struct derived *derived,
-              const struct view_options *options, enum made_kind kind, uint64_t *size)
+compute_made_size(struct checkpoint *checkpoint, struct derived *derived,
+                  const struct view_options *options, enum made_kind kind, uint64_t *size)
 {
     bool of_tensors = kind == MADE_TENSOR_INDEX || kind == MADE_TENSOR_INDEX_BY_FILE;
     struct buffer text = BUFFER_COUNTING;
@@ -196,7 +196,7 @@ report_no_room(struct checkpoint *checkpoint)
     return -ENOMEM;
 }
 
-/* The size of a kind of file, worked out once; derived->lock held. */
+/* The size of a kind of file, computed once; derived->lock held. */
 static errint_t
 made_size(struct checkpoint *checkpoint, struct derived *derived,
           const struct view_options *options, enum made_kind kind, uint64_t *size)
@@ -204,7 +204,7 @@ made_size(struct checkpoint *checkpoint, struct derived *derived,
     errint_t error;
 
     if (!derived->files[kind].known) {
-        error = work_out_size(checkpoint, derived, options, kind, &derived->files[kind].size);
+        error = compute_made_size(checkpoint, derived, options, kind, &derived->files[kind].size);
         if (error == -ENOBUFS)
             error = report_no_room(checkpoint);
         if (error == -ENOMEM)
@@ -252,7 +252,7 @@ derived_parts(struct checkpoint *checkpoint, const struct view_options *options,
     uint64_t size;
     errint_t error = derived_size(checkpoint, options, &first, &size);
 
-    /* They do not change after they are worked out. */
+    /* They do not change after they are computed. */
     *parts = error ? 0 : (uint32_t)derived_of(checkpoint)->part_count;
     return error;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files that the views make of one version of a checkpoint. Their sizes are worked out once for
+ * Files that the views make of one version of a checkpoint. Their sizes are computed once for
  * each version and kept with it (checkpoint->derived); their extent lists are made when they are
  * opened.
  *

@@ -202,7 +202,7 @@ struct conditions {
 
 /* For parallel_for(): counts the files of an entry. */
 static void
-work_out_condition(void *arg, size_t i)
+count_entry_files(void *arg, size_t i)
 {
     struct conditions *conditions = arg;
     const struct dir_entry *entry = &conditions->listing->entries[i];
@@ -268,7 +268,7 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
     if (!conditions.files)
         return -ENOMEM;
     if (node->view == VIEW_MERGED || node->view == VIEW_SHARDS)
-        parallel_for(count, 8, work_out_condition, &conditions);
+        parallel_for(count, 8, count_entry_files, &conditions);
     error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries, &conditions,
                             listing->recut_count > 0, names, &bytes);
     free(conditions.files);

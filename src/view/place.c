@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The part of the source that a call accesses. Does not wait on storage. */
 #include "view/node.h"
 
 #include "base/hash.h"

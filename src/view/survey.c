@@ -69,7 +69,7 @@ has_view(const struct survey *survey, enum view_kind view)
     return survey->options.root < 0 || survey->options.root == (int)view;
 }
 
-/* Works out the files that the views make of a checkpoint, which adds its problems. */
+/* Computes the files that the views make of a checkpoint, which adds its problems. */
 static void
 survey_checkpoint(const struct survey *survey, struct source_dir *dir, const struct group *group)
 {

@@ -4,7 +4,7 @@
  * were never accessed.
  *
  * A thread, which ends with the survey, lists every directory, reads the headers of every
- * checkpoint and works out the files that the views make of it; problems are added to the
+ * checkpoint and computes the files that the views make of it; problems are added to the
  * catalog's. Directories with a checkpoint or a problem are referenced until the next survey, so
  * that their problems stay listed and only changes are read again. Storage that does not respond
  * blocks only this thread.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Extended attributes, which say where the bytes of a file are stored and in which version. */
 #include "format/json.h"
 #include "view/access.h"
 #include "view/current.h"

@@ -1,38 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The names that open directories show, and the memory that they take. */
-#include "base/buffer.h"
-#include "catalog/catalog.h"
-#include "view/view.h"
-
+/* The names in open directories, and the memory for them. */
 #include "expect.h"
+#include "view_source.h"
 
-#include <check.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { NAMES = 500, HANDLES = 64, THREADS = 4 };
-
-static char place[] = "/tmp/fstfs-directory-XXXXXX";
-static struct catalog *catalog;
-static struct view *view;
-
-static void
-make_file(const char *name)
-{
-    char path[600];
-    int fd;
-
-    snprintf(path, sizeof(path), "%s/%s", place, name);
-    fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0644);
-    ck_assert_int_ge(fd, 0);
-    close(fd);
-}
 
 static void
 name_of(int i, char name[300])
@@ -43,33 +16,22 @@ name_of(int i, char name[300])
 static void
 setup(void)
 {
-    const struct view_options view_options = {.root = VIEW_MERGED};
-    struct catalog_options options = {.source = place, .derived_free = view_derived_free};
+    const struct view_options options = {.root = VIEW_MERGED};
     char name[300];
 
-    strcpy(place, "/tmp/fstfs-directory-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(place));
+    make_source();
     for (int i = 0; i < NAMES; i++) {
         name_of(i, name);
-        make_file(name);
+        add_file(name, "", 0);
     }
-    ck_assert_int_eq(catalog_new(&options, &catalog), 0);
-    ck_assert_int_eq(view_new(catalog, &view_options, &view), 0);
+    open_view(&options);
 }
 
 static void
 teardown(void)
 {
-    char name[300], path[600];
-
-    view_free(view);
-    catalog_free(catalog);
-    for (int i = 0; i <= NAMES; i++) {
-        name_of(i, name);
-        snprintf(path, sizeof(path), "%s/%s", place, name);
-        unlink(path);
-    }
-    ck_assert_int_eq(rmdir(place), 0);
+    close_view();
+    remove_source();
     assert_expectations();
 }
 
@@ -107,7 +69,7 @@ shows(struct view_directory *directory, int count)
     return view_readdir(view, directory, (uint64_t)count + 2, &name, &st) == -ENOENT;
 }
 
-/* Adds a file and makes the view look at the source. */
+/* Adds a file and makes the catalog read the directory again. */
 static void
 grow(void)
 {
@@ -115,7 +77,7 @@ grow(void)
     char name[300];
 
     name_of(NAMES, name);
-    make_file(name);
+    add_file(name, "", 0);
     source_dir_expire(root);
     source_dir_unref(root);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* File names of tensors: escapes, cuts, and that no two tensors meet. */
+/* File names of tensors: escaping, truncation, and that they are unique. */
 #include "view/names.h"
 
 #include <check.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 
 static void
-expect(const char *name, size_t length, const char *suffix, const char *file)
+assert_file_name(const char *name, size_t length, const char *suffix, const char *file)
 {
     char out[FILE_NAME_SIZE];
     size_t got = tensor_file_name(name, length, suffix, out);
@@ -21,34 +21,34 @@ expect(const char *name, size_t length, const char *suffix, const char *file)
 
 START_TEST(escapes)
 {
-    expect("lm_head.weight", 14, "", "lm_head.weight");
-    expect("a.b", 3, ".npy", "a.b.npy");
-    expect("", 0, "", "%");
-    expect("", 0, ".npy", "%.npy");
-    expect("a/b%c", 5, "", "a%2Fb%25c");
-    expect(".", 1, "", "%2E");
-    expect("..", 2, "", "%2E.");
-    expect(".hidden.x", 9, "", "%2Ehidden.x");
-    expect("nul\0end", 7, "", "nul%00end");
-    expect("line\nbreak\x7f", 11, "", "line%0Abreak%7F");
-    expect("gr\xc3\xb6\xc3\x9f"
-           "e",
-           7, "",
-           "gr\xc3\xb6\xc3\x9f"
-           "e");
-    expect("back\\slash ~ space", 18, "", "back\\slash ~ space");
+    assert_file_name("lm_head.weight", 14, "", "lm_head.weight");
+    assert_file_name("a.b", 3, ".npy", "a.b.npy");
+    assert_file_name("", 0, "", "%");
+    assert_file_name("", 0, ".npy", "%.npy");
+    assert_file_name("a/b%c", 5, "", "a%2Fb%25c");
+    assert_file_name(".", 1, "", "%2E");
+    assert_file_name("..", 2, "", "%2E.");
+    assert_file_name(".hidden.x", 9, "", "%2Ehidden.x");
+    assert_file_name("nul\0end", 7, "", "nul%00end");
+    assert_file_name("line\nbreak\x7f", 11, "", "line%0Abreak%7F");
+    assert_file_name("gr\xc3\xb6\xc3\x9f"
+                     "e",
+                     7, "",
+                     "gr\xc3\xb6\xc3\x9f"
+                     "e");
+    assert_file_name("back\\slash ~ space", 18, "", "back\\slash ~ space");
 }
 END_TEST
 
 static void
-check_cut(const char *name, size_t length, const char *suffix)
+assert_truncated(const char *name, size_t length, const char *suffix)
 {
     char out[FILE_NAME_SIZE];
     size_t got = tensor_file_name(name, length, suffix, out), end = got - strlen(suffix);
 
     ck_assert_uint_eq(got, strlen(out));
     ck_assert_uint_le(got, 255);
-    ck_assert_uint_gt(got, 245); /* no more is cut than has to be */
+    ck_assert_uint_gt(got, 245); /* no more is removed than necessary */
     ck_assert_str_eq(out + end, suffix);
     ck_assert_int_eq(out[end - 17], '~');
     ck_assert_uint_eq(strspn(out + end - 16, "0123456789abcdef"), 16);
@@ -61,12 +61,12 @@ START_TEST(long_names)
 
     memset(name, 'x', sizeof(name));
     for (size_t length = 256; length < sizeof(name); length++)
-        check_cut(name, length, "");
-    check_cut(name, 252, ".npy");
+        assert_truncated(name, length, "");
+    assert_truncated(name, 252, ".npy");
     ck_assert(tensor_name_is_plain(name, 255, 0));
     ck_assert(tensor_name_is_plain(name, 251, 4));
     memset(name, '/', sizeof(name));
-    check_cut(name, 86, ""); /* 258 bytes once escaped */
+    assert_truncated(name, 86, ""); /* 258 bytes once escaped */
 }
 END_TEST
 
@@ -74,7 +74,7 @@ START_TEST(a_cut_leaves_characters_whole)
 {
     char name[300], out[FILE_NAME_SIZE];
 
-    /* Three-byte characters at every phase to the place of the cut. */
+    /* Three-byte characters at every offset from the truncation. */
     for (size_t shift = 0; shift < 3; shift++) {
         size_t length = shift, end;
 
@@ -84,7 +84,7 @@ START_TEST(a_cut_leaves_characters_whole)
         end = tensor_file_name(name, length, "", out) - 17;
         ck_assert_int_eq(out[end], '~');
         ck_assert_uint_eq((end - shift) % 3, 0);
-        check_cut(name, length, "");
+        assert_truncated(name, length, "");
     }
 }
 END_TEST
@@ -95,7 +95,7 @@ START_TEST(a_name_that_ends_as_a_cut_one_is_hashed)
 
     memset(name, 'x', sizeof(name));
     tensor_file_name(name, sizeof(name), "", cut);
-    /* Another tensor may be called just what the cut name is. */
+    /* Another tensor may have the truncated name. */
     tensor_file_name(cut, strlen(cut), "", again);
     ck_assert_str_ne(cut, again);
     tensor_file_name("short~0123456789abcdef", 22, "", again);

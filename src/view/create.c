@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Creation and destruction of a view. */
 #include "view/view.h"
 
 #include "view/list_cache.h"

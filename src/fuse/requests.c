@@ -117,7 +117,7 @@ lane_of_place(struct requests *requests, const struct view_place *place)
 }
 
 static bool
-lane_has_room(const struct lane *lane)
+request_lane_has_room(const struct lane *lane)
 {
     const struct lane *above = lane->above;
 
@@ -212,7 +212,7 @@ lane_find_ready(struct lane *lane)
 {
     struct lane *below = lane->waiting, *found = NULL;
 
-    if (!lane->queued || !lane_has_room(lane))
+    if (!lane->queued || !request_lane_has_room(lane))
         return NULL;
     if (lane->level == LEVEL_NAME)
         return lane;
@@ -229,7 +229,7 @@ static bool
 lanes_have_room(const struct lane *lane)
 {
     for (; lane; lane = lane->above)
-        if (!lane_has_room(lane))
+        if (!request_lane_has_room(lane))
             return false;
     return true;
 }

@@ -2,92 +2,23 @@
 /*
  * The double of libcuda.so.1.
  *
- * Device memory has addresses that fault when the CPU touches them; the double itself
- * reaches it by another mapping. What is given to a stream is done as late as may be:
- * when somebody waits for it. So a buffer that is used anew too early shows, every
- * time: its bytes are not those that were given. A copy from memory that is not pinned
- * is done as late, though its call has returned: the driver may do so, too. Handles are
- * checked against the thread's current context.
+ * Device memory has addresses that fault when the CPU accesses them; the double itself accesses it
+ * through another mapping. Operations of a stream are executed as late as possible: when something
+ * waits for them. So a buffer that is reused too early is always detected: its bytes have changed
+ * since the operation was submitted. A copy from memory that is not pinned is executed late, too,
+ * although its call has returned, as the driver may do. Handles are checked against the thread's
+ * current context.
  */
 #include "client/gpu/cuda.h"
 
 #include "calls.h"
+#include "cuda_types.h"
 #include "double.h"
 
 #include <pthread.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#define DEVICES 2
-#define ARENA (1ull << 30) /* bytes of each device's memory */
-#define GAP (64ull << 10) /* behind the last allocation */
-#define FRESH 0xa5 /* what new memory is full of */
-#define ALIGNMENT 512
-#define MOST_RANGES 4096
-#define MOST_NESTED 8
-#define NO_DEVICE 100
-#define INVALID_DEVICE 101
-#define INVALID_CONTEXT 201
-#define OUT_OF_MEMORY 2
-#define NOT_INITIALIZED 3
-#define INVALID_HANDLE 400
-#define ALREADY_REGISTERED 712
-#define NOT_REGISTERED 713
-#define QUERIES_UNTIL_DONE 3
-
-CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags);
-CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
-CUresult cuCtxGetCurrent(CUcontext *context);
-CUresult cuMemGetInfo_v2(size_t *left, size_t *all);
-CUresult cuDeviceGetName(char *name, int length, CUdevice device);
-
-struct profile {
-    const char *name;
-    int devices, integrated, host_tables, rdma;
-};
-
-static const struct profile profiles[] = {
-    {"h200", DEVICES, 0, 0, 1}, {"gb10", 1, 1, 1, 0},  {"gh200", 1, 0, 1, 1},
-    {"hmm", 1, 0, 0, 0},        {"tegra", 1, 1, 0, 0}, {"none", 0, 0, 0, 0},
-};
-
-struct CUctx_st {
-    int device;
-    unsigned retained;
-    uint64_t next; /* in its arena: where the next allocation may begin */
-    char *shown, *reached; /* the arena, as programs see it, and as the double does */
-};
-
-enum kind { DEVICE, MANAGED, PINNED, REGISTERED };
-
-struct range {
-    enum kind kind;
-    int device;
-    uintptr_t start;
-    size_t size;
-};
-
-struct operation {
-    struct operation *next;
-    CUevent event; /* recorded here; NULL: a copy */
-    char *to;
-    const char *from;
-    size_t size;
-    uint64_t sum; /* of the bytes when it was given */
-    char *staged; /* the bytes of a copy from memory that is not pinned */
-};
-
-struct CUstream_st {
-    CUcontext context;
-    struct operation *first, **last;
-};
-
-struct CUevent_st {
-    CUcontext context;
-    CUstream stream; /* that it is recorded in and not yet reached; NULL: done */
-    unsigned queries;
-};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const struct profile *profile = &profiles[0];

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What tests ask of the doubles of libcuda.so.1 and libcufile.so.0, which tests/gpu
- * makes: libraries over host memory that export what libfstfs uses of the real ones,
- * by their versioned names, and are as strict as those may be. What no program may do
- * aborts, with a line that says what it was.
+ * How tests control the doubles of libcuda.so.1 and libcufile.so.0: libraries over host memory that
+ * export the functions that libfstfs uses, by their versioned names, and are as strict as the real
+ * ones may be. Invalid use aborts, with a line that describes it.
  */
 #ifndef FSTFS_TESTS_GPU_DOUBLE_H
 #define FSTFS_TESTS_GPU_DOUBLE_H
@@ -11,35 +10,35 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Begins anew, as the device of a profile: "h200" (two of it), "gb10", "gh200", "hmm",
+/* Resets the double to the devices of a profile: "h200" (two of them), "gb10", "gh200", "hmm",
  * "tegra" or "none". Nothing of the double may be in use. */
 void double_cuda_reset(const char *profile);
 
-/* How many things were made, retained or registered and not yet given back. */
+/* The number of objects that were created, retained or registered and are not yet freed. */
 unsigned double_cuda_left(void);
 
-/* The call number `call` of this function from now on, 1 for the next, gives `error`;
- * 0: every call. Not both of one function. */
+/* Makes call number `call` of a function, counted from now with 1 for the next one, return `error`;
+ * 0: every call. Not both for one function. */
 void double_cuda_fail(const char *function, unsigned call, int error);
 unsigned double_cuda_calls(const char *function); /* since the reset */
 
-/* The other library: what a new process would find of it. It reads into the memory of the
- * first double by `read` only, in whole blocks, by files that it knows. */
+/* What a new process would find of libcufile. It reads into device memory only, in whole blocks,
+ * and only from registered files. */
 struct double_cufile {
     bool nvfs; /* nvidia-fs is loaded */
     bool p2p; /* peer-to-peer without it */
-    bool compatible; /* cufile.json allows the way by the host */
+    bool compatible; /* cufile.json allows reading through the host */
 };
 void double_cufile_reset(const struct double_cufile *as);
 unsigned double_cufile_left(void);
 void double_cufile_fail(const char *function, unsigned call, int error);
-/* cuFileRead() brings no more than so many bytes; 0: all. */
+/* Limits the bytes that cuFileRead() reads; 0: no limit. */
 void double_cufile_shorten(size_t most);
 unsigned double_cufile_calls(const char *function);
-/* Until it is called with false again, cuFileDriverOpen() does not return. */
+/* With true, cuFileDriverOpen() blocks until this is called with false. */
 void double_cufile_hold(bool hold);
 
-/* For the other double: where the CPU finds device memory; NULL: that is none. */
+/* For the double of libcufile: the host address of device memory; NULL: it is none. */
 char *double_cuda_memory(unsigned long long address, size_t size);
 
 #endif

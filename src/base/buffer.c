@@ -133,8 +133,8 @@ buffer_addf(struct buffer *buffer, const char *format, ...)
     va_end(again);
 }
 
-/* `shown`: to a person too, so that what quote_hides() finds is escaped as well. All
- * of that lies below U+10000, where an escape is one. */
+/* `shown`: people read it, too, so that what quote_hides() finds is also escaped. All of that is
+ * below U+10000, where one escape suffices. */
 static void
 add_json_string(struct buffer *buffer, const char *text, size_t length, bool shown)
 {

@@ -86,32 +86,19 @@ struct backing *
 backing_new(int directory, const char *path, const struct file_identity *identity)
 {
     size_t size = strlen(path) + 1;
-    struct backing *backing = malloc(sizeof(*backing) + size);
+    struct backing *backing = calloc(1, sizeof(*backing) + size);
 
     if (!backing)
         return NULL;
     atomic_init(&backing->references, 1);
-    atomic_init(&backing->stale, false);
-    atomic_init(&backing->readers, 0);
-    backing->identity = *identity;
-    atomic_init(&backing->traits, 0);
-    atomic_init(&backing->settled, false);
-    atomic_init(&backing->replace_at, 0);
-    backing->accepted = *identity;
-    backing->lease = NULL;
-    backing->lease_users = 0;
-    backing->lease_detach = NULL;
-    backing->layout = NULL;
-    backing->family = NULL;
-    backing->io_state = NULL;
-    backing->io_detach = NULL;
+    backing->identity = backing->accepted = *identity;
     backing->directory = directory;
     memcpy(backing->path, path, size);
     return backing;
 }
 
-/* Whoever takes a reference already has one, so relaxed is enough; the last
- * one out must see all that the others did before they let go. */
+/* References are taken with relaxed order: the caller already has one. The release of the last one
+ * must see everything that was done under the others. */
 static bool
 last_reference(atomic_uint *references)
 {

@@ -104,8 +104,8 @@ log_line(enum log_level level, const char *format, ...)
     if ((size_t)length == sizeof(line) - 1)
         length--;
     line[length++] = '\n';
-    /* One write, so that lines of two threads do not mix. There is nobody to
-     * tell where standard error fails. */
+    /* One write, so that lines of two threads do not mix. An error of standard error cannot be
+     * reported anywhere. */
     if (write(STDERR_FILENO, line, (size_t)length) < 0)
         return;
 }

@@ -106,18 +106,16 @@ table_cache_unref(struct table_cache *cache, struct kept_table *kept)
 
 /* ---- layouts ---- */
 
-struct named_piece {
-    const char *name;
-    uint32_t length;
-    uint32_t piece;
-};
-
+/* Compares tensor_refs by the names of their tensors in the table `arg`. */
 static int
-compare_pieces(const void *left, const void *right)
+compare_refs_by_name(const void *a, const void *b, void *arg)
 {
-    const struct named_piece *a = left, *b = right;
+    const struct tensor_ref *x = a, *y = b;
+    const struct st_table *table = arg;
+    const struct st_tensor *left = &table->tensors[x->tensor], *right = &table->tensors[y->tensor];
 
-    return text_compare(a->name, a->length, b->name, b->length);
+    return text_compare(table->text + left->name, left->name_length, table->text + right->name,
+                        right->name_length);
 }
 
 static void
@@ -129,7 +127,7 @@ layout_give_charge(void *budget, uint64_t bytes)
 struct layout *
 layout_of_table(const struct st_table *table, struct header_budget *budget)
 {
-    struct named_piece *order;
+    struct tensor_ref *order; /* its `shard` is the index of the piece */
     struct layout *layout;
     uint32_t count = 0, at = 0;
 
@@ -151,12 +149,12 @@ layout_of_table(const struct st_table *table, struct header_budget *budget)
             continue;
         layout->pieces[at].start = table->data_start + tensor->begin;
         layout->pieces[at].end = table->data_start + tensor->end;
-        order[at] = (struct named_piece){table->text + tensor->name, tensor->name_length, at};
+        order[at] = (struct tensor_ref){at, i};
         at++;
     }
-    qsort(order, count, sizeof(*order), compare_pieces);
+    qsort_r(order, count, sizeof(*order), compare_refs_by_name, (void *)(uintptr_t)table);
     for (uint32_t i = 0; i < count; i++)
-        layout->pieces[order[i].piece].next = i + 1 < count ? order[i + 1].piece : count;
+        layout->pieces[order[i].shard].next = i + 1 < count ? order[i + 1].shard : count;
     free(order);
     return layout;
 }
@@ -251,17 +249,6 @@ table_cache_read(struct table_cache *cache, int fd, const struct file_identity *
 }
 
 /* ---- tensors by name ---- */
-
-static int
-compare_refs_by_name(const void *a, const void *b, void *arg)
-{
-    const struct tensor_ref *x = a, *y = b;
-    const struct st_table *table = arg;
-    const struct st_tensor *left = &table->tensors[x->tensor], *right = &table->tensors[y->tensor];
-
-    return text_compare(table->text + left->name, left->name_length, table->text + right->name,
-                        right->name_length);
-}
 
 /* Sorts the tensors; charges the memory. NULL: out of memory. */
 static struct tensor_ref *

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/first_look.h"
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/quote.h"
 #include "catalog/group.h"
@@ -11,7 +12,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -57,9 +57,9 @@ starts_like_safetensors(int directory, const char *name)
 static void
 queue_directory(struct look *look, const char *above, const char *name)
 {
-    char *path;
+    char *path = look->count < FIRST_LOOK_DIRECTORIES ? path_join(above, name) : NULL;
 
-    if (look->count == FIRST_LOOK_DIRECTORIES || asprintf(&path, "%s/%s", above, name) < 0)
+    if (!path)
         look->gave_up = true;
     else
         look->directories[look->count++] = path;

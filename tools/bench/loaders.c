@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "loaders.h"
 
+#include "base/file.h"
+
 #include "loaders_script.h"
 
 #include <cjson/cJSON.h>
@@ -136,10 +138,8 @@ python_make_arguments(const char *name, const struct model *model, const char *d
         return NULL;
     for (; count < sizeof(first) / sizeof(*first); count++)
         arguments[count] = strdup(first[count]);
-    for (size_t i = 0; i < model->file_count; i++, count++) {
-        if (asprintf(&arguments[count], "%s/%s", where, model->names[i]) < 0)
-            arguments[count] = NULL;
-    }
+    for (size_t i = 0; i < model->file_count; i++, count++)
+        arguments[count] = path_join(where, model->names[i]);
     return arguments;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model.h"
 
+#include "base/file.h"
 #include "common/find.h"
 
 #include <errno.h>
@@ -23,8 +24,7 @@ model_add_file(struct model *model, const struct shard *shard, struct reason *re
 
     if (!shard->table || !shard->backing)
         return reason_set(reason, -EBADMSG, "Refused", "%s: cannot be opened", shard->name);
-    if (asprintf(&model->files[i], "%s/%s", model->directory, shard->name) < 0)
-        model->files[i] = NULL;
+    model->files[i] = path_join(model->directory, shard->name);
     model->names[i] = strdup(shard->name);
     if (!model->files[i] || !model->names[i])
         return out_of_memory(reason);

@@ -2,6 +2,7 @@
 #include "inputs.h"
 
 #include "base/array.h"
+#include "base/file.h"
 #include "base/text.h"
 #include "tensor_file.h"
 #include "view/layout.h"
@@ -137,9 +138,9 @@ add_input_source(struct inputs *inputs, const struct found *found, const char *n
                  struct reason *reason)
 {
     errint_t error;
-    char *path;
+    char *path = path_join(found->directory, name);
 
-    if (asprintf(&path, "%s/%s", found->directory, name) < 0)
+    if (!path)
         return reason_no_memory(reason);
     error = sources_add(&inputs->sources, path);
     free(path);
@@ -259,10 +260,10 @@ take_tensor_files(const struct options *options, struct inputs *inputs, const st
     const struct listing *listing = found->listing;
 
     for (uint32_t i = 0; i < listing->file_count; i++) {
-        char *path;
+        char *path = path_join(found->directory, listing->files[i]);
         errint_t error;
 
-        if (asprintf(&path, "%s/%s", found->directory, listing->files[i]) < 0)
+        if (!path)
             return reason_no_memory(reason);
         error = take_tensor_file(options, inputs, path, reason);
         free(path);

@@ -2,10 +2,10 @@
 #include "sources.h"
 
 #include "base/array.h"
+#include "base/file.h"
 #include "client/mount.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -37,9 +37,9 @@ add_origin_shards(struct sources *sources, const struct mount_origin *origin, co
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < origin->shard_count; i++) {
-        char *shard;
+        char *shard = path_join(origin->directory, origin->shards[i]);
 
-        if (asprintf(&shard, "%s/%s", origin->directory, origin->shards[i]) < 0)
+        if (!shard)
             return -ENOMEM;
         error = add_source_file(sources, shard, path);
         free(shard);

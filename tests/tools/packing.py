@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of fstfs-pack share: running it, looking at what it made, misfortunes."""
+"""Helpers for tests of fstfs-pack: run it, inspect its output, inject failures."""
 
 import hashlib
 import os
@@ -16,11 +16,11 @@ PACK = BUILD / "fstfs-pack"
 MIB = 1 << 20
 
 if not PACK.exists():
-    pytest.fail(f"{PACK} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+    pytest.fail(f"{PACK} does not exist: build first, or set FSTFS_BUILD", pytrace=False)
 
 
 def run(*args, status=0, user=None, program=PACK, **more):
-    """What it said on standard error; it says nothing else."""
+    """Returns its standard error; standard output must be empty."""
     done = subprocess.run([*as_user(user), program, *map(str, args)], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=50 * SLOW, **more)
     assert not any(sign in done.stderr for sign in SANITIZER), done.stderr
@@ -30,7 +30,7 @@ def run(*args, status=0, user=None, program=PACK, **more):
 
 
 def content(path):
-    """({name: (dtype, shape, bytes)}, metadata) of a safetensors file."""
+    """Returns ({name: (dtype, shape, bytes)}, metadata) of a safetensors file."""
     entries, metadata, _ = oracle.read_header(path)
     return {e.name: (e.dtype, e.shape, e.read()) for e in entries}, metadata
 
@@ -67,7 +67,7 @@ def tmpfs(place, size):
 
 
 def misfortune(**settings):
-    """The environment in which it meets these (tests/sandbox/misfortune.c)."""
+    """Returns an environment that injects these failures (tests/sandbox/misfortune.c)."""
     library = BUILD / "tests/sandbox/misfortune.so"
     if not library.exists():
         pytest.skip("tests/sandbox/misfortune.so is not built")
@@ -76,6 +76,6 @@ def misfortune(**settings):
             **{name: str(value) for name, value in settings.items()}}
 
 
-# file systems: with all that is asked for; without O_TMPFILE; as NFS; as FUSE without rename2
+# file systems with all features; without O_TMPFILE; like NFS; like FUSE without rename2
 SYSTEMS = {"full": {}, "named": {"NO_TMPFILE": 1}, "nfs": {"NO_TMPFILE": 1, "NO_RENAME_FLAGS": 1},
            "fuse": {"NO_TMPFILE": 1, "NO_RENAME_FLAGS": 1, "NO_LINKS": 1}}

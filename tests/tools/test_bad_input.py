@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every program does with what it should not be given: one message that names it, the right
-exit status, and nothing lost or half written. What is particular to one stands in its own tests."""
+"""Invalid input for every program: one message that names it, the documented exit status, and no
+lost or incomplete files. Tests of a single program are in its own file."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from conftest import BUILD, SANITIZER, SLOW, as_user, eventually, mounted_at
 from corpus import trees
 
 MIB = 1 << 20
-# arguments with the path that is wrong, and the exit status for that
+# arguments with the invalid path, and the exit status
 PROGRAMS = {
     "fstfs": (lambda path, place: [path, place / "mnt"], 1),
     "fstfs-check": (lambda path, place: [path], 2),
@@ -38,7 +38,7 @@ def source(place):
 
 @pytest.fixture
 def large(place):
-    """Large enough for the bench to time, and no bytes on the disk."""
+    """Sparse, and large enough for fstfs-bench to measure."""
     (place / "large").mkdir()
     trees.write_sparse(place / "large/model.safetensors", [("t", "U8", [1 << 30], 1 << 30)])
     return place / "large"
@@ -51,7 +51,7 @@ def run(name, *args, status, folder=BUILD, **more):
                           **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more))
     assert not any(sign in done.stderr for sign in SANITIZER), done.stderr
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
-    # what fstfs-check finds, an error too, goes to standard output, one line each
+    # fstfs-check prints findings, also errors, to standard output
     return f"{name}: {done.stdout}" if name == "fstfs-check" and done.stdout else done.stderr
 
 
@@ -88,7 +88,7 @@ def test_permission_denied(place, source, name, test_user, user_program):
         err = run(name, *arguments(os.path.join(source.root, "model.safetensors"), place),
                   status=status, user=test_user, folder=programs)
         assert "ermission denied" in err
-        if name != "fstfs-top":  # not a mount, whoever may read it
+        if name != "fstfs-top":  # not a mount, whatever its permissions
             err = run(name, *arguments(source.root, place), status=status, user=test_user,
                       folder=programs)
             assert "ermission denied" in err
@@ -97,8 +97,8 @@ def test_permission_denied(place, source, name, test_user, user_program):
 
 
 @pytest.mark.parametrize("name", ["fstfs-bench", "fstfs-pack"])
-def test_a_shard_that_is_cut_off(place, name):
-    """One line says which and why, and nothing else is said."""
+def test_truncated_shard(place, name):
+    """One line names the shard and the reason."""
     source = trees.Source(place / "models")
     source.add("m", "model", [trees.tensor(n, "U8", (9 * MIB,)) for n in "ab"], shards=2)
     os.truncate(source.path("m/model-00002-of-00002.safetensors"), 1000)
@@ -109,8 +109,8 @@ def test_a_shard_that_is_cut_off(place, name):
 
 @pytest.mark.parametrize("name, args", [("fstfs-check", ["--json"]), ("fstfs-check", ["--deep"]),
                                         ("fstfs-bench", ["--rounds=1", "--ways=read", "--json"])])
-def test_output_that_cannot_be_written(fstfs, source, large, name, args):
-    if name == "fstfs-check":  # has something to say
+def test_output_cannot_be_written(fstfs, source, large, name, args):
+    if name == "fstfs-check":  # prints a finding
         os.truncate(source.path("model.safetensors"), 1000)
     with open("/dev/full", "w") as full:
         if name == "fstfs-check":
@@ -175,18 +175,17 @@ def test_a_full_disk(fstfs, place, source, large):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_chart_that_was(fstfs, large, place, number):
-    """Where a bench was interrupted stands a whole new one, of the rounds so far; where it was
-    killed the old one."""
+def test_existing_chart(fstfs, large, place, number):
+    """An interrupted fstfs-bench writes a chart of the rounds so far; a killed one keeps the old."""
     chart = place / "chart.svg"
     chart.write_text("old")
     process = subprocess.Popen([BUILD / "fstfs-bench", "--rounds=1000", "--ways=read",
                                 f"--svg={chart}", large], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(place)})
-    assert eventually(lambda: mounted_at(place), 60)  # the bare files have been read then
+    assert eventually(lambda: mounted_at(place), 60)  # after the bare files were read
     process.send_signal(number)
     process.communicate(timeout=60 * SLOW)
-    # a helper clears up after one that was killed
+    # a helper unmounts after a kill
     assert eventually(lambda: not mounted_at(place) and not list(place.glob("fstfs-bench.*")), 60)
     said = chart.read_text()
     if number == signal.SIGKILL:
@@ -196,8 +195,8 @@ def test_a_chart_that_was(fstfs, large, place, number):
         assert said.rstrip().endswith("</svg>") and ", bare<" in said and "GB/s" in said
 
 
-def test_a_chart_of_nothing(fstfs, place):
-    """The old one stays where there is nothing to draw: no such model, or one too small."""
+def test_chart_without_measurements(fstfs, place):
+    """The old chart is kept if there is no such model, or if it is too small."""
     source = trees.Source(place / "models")
     source.add("", "model", [trees.tensor("w", "U8", (9,))])  # on any machine
     chart = place / "chart.svg"
@@ -210,8 +209,8 @@ def test_a_chart_of_nothing(fstfs, place):
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_reader_of_its_output_that_goes(mount, source, large, name):
-    """As `| head` does: it ends, by SIGPIPE or with an error, and does not go on for ever."""
+def test_closed_output(mount, source, large, name):
+    """As with `| head`: the program ends by SIGPIPE or with an error."""
     m = mount(source.root)
     args = {"fstfs-top": ["--json", "--interval=0.1", m.path],
             "fstfs-check": ["--json", source.root],

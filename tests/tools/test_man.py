@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The man pages against what they tell of: each program's --help, the library's header, a mount."""
+"""The man pages compared with --help, the header of the library, and a mount."""
 
 import os
 import re
@@ -15,20 +15,20 @@ PAGES = sorted(page.name for page in MAN.iterdir())
 PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
 
 
-def test_there_is_one_for_each_program():
+def test_page_for_each_program():
     assert set(PAGES) >= {f"{name}.1" for name in PROGRAMS} | {"fstfs.5", "libfstfs.3"}
     installed = re.findall(r"'man/([^']+)'", (ROOT / "meson.build").read_text())
     assert sorted(installed) == PAGES
 
 
 def plain(page):
-    """The page without the macros that set type, and without quotes."""
+    """Returns the page without font macros and quotes."""
     text = re.sub(r"^\.(BR|BI|IB|IR|RI|RB|B|I) ", "", page, flags=re.MULTILINE)
     return re.sub(r"\\f[BIR]|\"", "", text).replace("\\-", "-")
 
 
 def options_of_page(name):
-    """{option: whether a value is shown with it} of the option lists (.TP)."""
+    """Returns {option: whether it takes a value} of the option lists (.TP)."""
     page = plain((MAN / f"{name}.1").read_text())
     section = page[page.index(".SH OPTIONS"):page.index(".SH EXIT STATUS")]
     heads = re.findall(r"^\.TP\n(-.*)$", section, re.MULTILINE)
@@ -40,21 +40,21 @@ def options_of_help(name):
     said = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
                           check=True).stdout
     found = {}
-    # -o's own text and the examples name no others, and usage has those that matter again
+    # all text is searched; examples contain no other options
     for option, value in re.findall(r"(?<![\w-])(--?[A-Za-z][a-z-]*)(=?)", said):
         found[option] = found.get(option, False) or bool(value)
     return found
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_options_are_those_of_help(name):
+def test_options(name):
     page, said = options_of_page(name), options_of_help(name)
     said.pop("-u", None)  # fusermount3's
     assert page == said
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_examples_are_those_of_help(name):
+def test_examples(name):
     said = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
                           check=True).stdout
     shown = said.partition("Examples:\n")[2].splitlines()
@@ -62,7 +62,7 @@ def test_examples_are_those_of_help(name):
     first = page.index(".EX\n", page.index(".SH EXAMPLES")) + len(".EX\n")
     lines = page[first:page.rindex(".EE")].splitlines()
     assert [line.partition(" # ")[0].strip() for line in shown] in (lines, [])
-    assert shown or name == "fstfs"  # whose help is long enough
+    assert shown or name == "fstfs"  # without examples in --help
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -73,7 +73,7 @@ def test_version_and_exit_statuses(name):
     assert ".SH EXIT STATUS" in page and ".SH EXAMPLES" in page
 
 
-def test_the_library_has_its_functions():
+def test_functions_of_the_library():
     header = re.sub(r"/\*.*?\*/", "", (ROOT / "include/fstfs.h").read_text(), flags=re.DOTALL)
     functions = set(re.findall(r"\b(fstfs_\w+)\(", header))
     page = plain((MAN / "libfstfs.3").read_text())
@@ -83,7 +83,7 @@ def test_the_library_has_its_functions():
     assert set(re.findall(r"\b(fstfs_\w+)\(", example)) <= functions
 
 
-def test_the_example_of_the_library_compiles(place):
+def test_example_of_the_library(place):
     page = (MAN / "libfstfs.3").read_text()
     code = page[page.index(".EX\n") + 4:page.index(".EE")].replace("\\-", "-")
     declarations, statements = code.split("\n\n", 1)
@@ -96,7 +96,7 @@ def test_the_example_of_the_library_compiles(place):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tree_is_as_told(mount, place):
+def test_tree_and_status(mount, place):
     source = trees.Source(place / "models")
     source.add("llama", "model", [trees.tensor("w", "F32", (3, 5))], shards=1)
     m = mount(source.root, "--shards=1")
@@ -116,7 +116,7 @@ def test_the_tree_is_as_told(mount, place):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_it_is_clean(page):
+def test_page_is_valid(page):
     tools = {"mandoc": ["mandoc", "-T", "lint", "-W", "style"],
              "man": ["man", "--warnings", "-E", "UTF-8", "-l"]}
     if not any(map(shutil.which, tools)):

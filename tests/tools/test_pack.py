@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fstfs-pack: the files it makes, against the mount's views and the Hugging Face libraries; that
-there is the old or the new, whatever happens to it, and that nothing of others is lost."""
+"""fstfs-pack: its files compared with the mount's views and the Hugging Face libraries; old or new
+files are complete after any failure, and other programs' files are not lost."""
 
 import filecmp
 import hashlib
@@ -25,7 +25,7 @@ from corpus import trees
 from packing import (MIB, PACK, SYSTEMS, content, expected, hidden, misfortune, plain, run,
                      snapshot, tmpfs)
 
-# ---- the views, byte for byte ----
+# ---- the same bytes as the views ----
 
 TREES = [("rich", "rich", "model"), ("in_root", "", "model"), ("names", "names", "model"),
          ("diffusers", "pipeline/unet", "diffusion_pytorch_model.fp16"),
@@ -33,7 +33,7 @@ TREES = [("rich", "rich", "model"), ("in_root", "", "model"), ("names", "names",
 
 
 @pytest.mark.parametrize("tree, directory, stem", TREES, ids=[t[0] for t in TREES])
-def test_a_merged_file_is_the_views(mount, place, tree, directory, stem):
+def test_merged_file(mount, place, tree, directory, stem):
     source = getattr(trees, tree)(place / "models")
     m = mount(source.root)
     out = place / "out.safetensors"
@@ -41,7 +41,7 @@ def test_a_merged_file_is_the_views(mount, place, tree, directory, stem):
     made = next(c for c in source.checkpoints if (c.directory, c.stem) == (directory, stem))
     if len(made.shards) > 1:
         assert filecmp.cmp(out, m / f"merged/{directory}/{stem}.safetensors", shallow=False)
-    else:  # there it is the file as it is
+    else:  # the view shows the file unchanged
         oracle.check_file(out, oracle.file_order(made.tensors), made.merged_metadata, True)
     tensors, metadata = content(out)
     assert tensors == expected(made.tensors)
@@ -50,7 +50,7 @@ def test_a_merged_file_is_the_views(mount, place, tree, directory, stem):
 
 @pytest.mark.parametrize("cut", ["--shards=1", "--shards=4", "--shards=99", "--shard-size=1M",
                                  "--shard-size=70000"])
-def test_shards_are_the_views(mount, place, cut):
+def test_shards(mount, place, cut):
     source = trees.rich(place / "models")
     m = mount(source.root, cut)
     out = place / "out"
@@ -70,7 +70,7 @@ def test_files_of_other_suffixes(place, name, out):
         assert content(place / out)[0] == expected(plain())
 
 
-def test_force_replaces_no_file_of_another_suffix(place):
+def test_force_keeps_files_of_another_suffix(place):
     source = trees.Source(place / "models")
     source.add("", "model", plain(), names=["model.sft"])
     other = trees.Source(place / "out")
@@ -104,7 +104,7 @@ def test_as_save_file(place):
 
 
 def their_split(arrays, size):
-    """What huggingface_hub makes of the tensors, in their order."""
+    """The shards of huggingface_hub for the tensors in this order."""
     pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     try:
         import torch
@@ -112,7 +112,7 @@ def their_split(arrays, size):
 
         return split({k: torch.from_numpy(v.copy()) for k, v in arrays.items()},
                      filename_pattern="model{suffix}.safetensors", max_shard_size=size)
-    except ImportError:  # the function that it is made of, which needs no torch
+    except ImportError:  # the underlying function, which does not need torch
         from huggingface_hub.serialization._base import split_state_dict_into_shards_factory
 
         return split_state_dict_into_shards_factory(
@@ -142,7 +142,7 @@ def test_as_huggingface_hub_splits(place, size):
         assert not index.exists()
 
 
-# ---- what goes in ----
+# ---- inputs ----
 
 def test_several_inputs(place):
     source = trees.Source(place / "models")
@@ -223,7 +223,7 @@ def test_npy_files(place, dtype):
 
 def test_bfloat16_of_ml_dtypes(place):
     if oracle.ml_dtypes is None:
-        pytest.skip("there is no ml_dtypes")
+        pytest.skip("ml_dtypes is not installed")
     array = np.arange(9).astype(oracle.ml_dtypes.bfloat16)
     np.save(place / "w.npy", array)
     run(place / "w.npy", place / "out.safetensors")
@@ -235,7 +235,7 @@ def test_bfloat16_of_ml_dtypes(place):
     ("big", np.ones(3, ">f4"), "type >f4"), ("text", np.array(["a"]), "type <U1"),
     ("complex", np.ones(3, "<c16"), "type <c16"), ("float8", np.zeros(3, "V1"), "type |V1"),
     ("record", np.zeros(3, [("a", "<f4")]), "not that of an array of numbers")])
-def test_npy_files_that_no_tensor_can_be(place, name, array, why):
+def test_unsupported_npy_files(place, name, array, why):
     np.save(place / f"{name}.npy", array)
     err = run(place / f"{name}.npy", place / "out.safetensors", status=1)
     assert f"{name}.npy: " in err and why in err
@@ -254,7 +254,7 @@ def test_broken_npy_files(place, damage):
 def test_tensors_of_a_mount(mount, place):
     source = trees.Source(place / "models")
     tensors = [trees.tensor(name, "U8", (i + 1,)) for i, name in enumerate(trees.HARD_NAMES)
-               if not name.endswith(".safetensors")]  # a directory of checkpoints has those
+               if not name.endswith(".safetensors")]  # not in the directory of a checkpoint
     source.add("m", "model", tensors + trees.rich_tensors(), shards=2)
     m = mount(source.root)
     out = place / "out.safetensors"
@@ -263,12 +263,12 @@ def test_tensors_of_a_mount(mount, place):
     for one in tensors:
         file = os.fsdecode(oracle.escape(one.name))
         if len(os.fsencode(file)) > 200 or "~" in file:
-            continue  # of a name that was cut a .npy file has no whole one
+            continue  # the file name is shortened
         run("--force", f"{m.path}/npy/m/model/{file}.npy", place / "one.safetensors")
         assert content(place / "one.safetensors")[0] == expected([one])
 
 
-def test_inputs_that_cannot_be(place):
+def test_invalid_inputs(place):
     source = trees.Source(place / "models")
     source.add("two", "a", plain())
     source.add("two", "b", plain())
@@ -288,9 +288,9 @@ def test_inputs_that_cannot_be(place):
     assert hidden(place) == []
 
 
-# ---- what is there already ----
+# ---- existing files ----
 
-def test_it_overwrites_only_when_told(place):
+def test_overwrites_only_with_force(place):
     source = trees.Source(place / "models")
     source.add("", "model", plain(), metadata={"format": "pt"})
     out = place / "out.safetensors"
@@ -303,12 +303,12 @@ def test_it_overwrites_only_when_told(place):
     assert "directory" in run("--force", source.root, place / "folder.safetensors", status=1)
 
 
-def test_a_directory_keeps_what_is_not_of_the_checkpoint(place):
+def test_directory_keeps_files_of_others(place):
     source = trees.Source(place / "models")
     source.add("", "model", plain())
     out = place / "out"
     out.mkdir(mode=0o750)
-    run("--shards=3", source.root, out)  # an empty one
+    run("--shards=3", source.root, out)  # an empty directory
     (out / "config.json").write_bytes(b"{}")
     (out / "adapter.safetensors").write_bytes(b"other")
     os.symlink("config.json", out / "link")
@@ -321,7 +321,7 @@ def test_a_directory_keeps_what_is_not_of_the_checkpoint(place):
                                     "model-00002-of-00002.safetensors",
                                     "model.safetensors.index.json"}
     assert os.readlink(out / "link") == "config.json"
-    run("--shards=2", "--stem=second", source.root, out)  # beside the other
+    run("--shards=2", "--stem=second", source.root, out)  # next to the other checkpoint
     assert len(os.listdir(out)) == 9
     (out / "sub").mkdir()
     (out / "sub/inner.txt").write_bytes(b"inner")
@@ -337,8 +337,8 @@ def test_a_directory_keeps_what_is_not_of_the_checkpoint(place):
     assert hidden(place) == hidden(out) == []
 
 
-def test_the_metadata_of_the_index_stays(place):
-    """Of one whole checkpoint, as in a mount; what is said of all tensors is not said of some."""
+def test_metadata_of_the_index_is_kept(place):
+    """For one complete checkpoint, as in a mount, but not for a part of it or for several."""
     source = trees.Source(place / "s")
     tensors = plain()
     source.add("", "model", tensors, shards=2, index_metadata={"total_parameters": 5})
@@ -348,7 +348,7 @@ def test_the_metadata_of_the_index_stays(place):
             assert json.load(f)["metadata"] == {"total_size": sum(t.size for t in tensors), **more}
 
 
-def test_an_index_that_could_not_be_read_is_replaced_too(place):
+def test_invalid_index_is_replaced(place):
     source = trees.Source(place / "models")
     source.add("", "model", plain())
     out = place / "out"
@@ -359,7 +359,7 @@ def test_an_index_that_could_not_be_read_is_replaced_too(place):
     assert is_model(out, expected(plain())) and hidden(out) == []
 
 
-# ---- whatever happens to it ----
+# ---- failures ----
 
 def test_a_full_disk(place):
     source = trees.Source(place / "models")
@@ -378,7 +378,7 @@ def test_a_full_disk(place):
         assert os.statvfs(small).f_bfree * 4096 > 15 * MIB
 
 
-def test_a_directory_that_may_not_be_written(place, test_user, user_program):
+def test_directory_without_write_permission(place, test_user, user_program):
     source = trees.Source(place / "models")
     source.add("", "model", plain())
     program = user_program(PACK)
@@ -391,8 +391,8 @@ def test_a_directory_that_may_not_be_written(place, test_user, user_program):
 
 
 def is_model(directory, tensors, alone=True):
-    """Whether the directory's index and the shards that it names are one checkpoint of these
-    tensors; `alone`: and there are no other shards."""
+    """Whether the index and its shards are one checkpoint of these tensors and, if `alone`, there
+    are no other shards."""
     with open(directory / "model.safetensors.index.json") as f:
         index = json.load(f)
     shards = set(index["weight_map"].values())
@@ -402,7 +402,7 @@ def is_model(directory, tensors, alone=True):
 
 
 def all_bytes(directory):
-    """What the files of a directory hold, under whatever names."""
+    """The contents of all files of a directory, without their names."""
     return {p.read_bytes() for p in Path(directory).iterdir() if p.is_file()}
 
 
@@ -443,7 +443,7 @@ def test_killed_at_every_step(place, replace, kind, system):
             if out.exists():
                 state = content(out)[0] == expected(new)
                 assert state or (replace and content(out)[0] == expected(old))
-            else:  # two names cannot be exchanged here: for a moment it has another one
+            else:  # without exchange of names it has another name for a moment
                 kept, = (p for p in folder.iterdir() if p.name.endswith(".swap")
                          and content(p)[0] == expected(old))
                 state = None
@@ -470,10 +470,10 @@ def test_killed_at_every_step(place, replace, kind, system):
         assert done.returncode == -signal.SIGKILL, done.stderr
         run("--force", *cut, source.path("new"), out)
         assert all(name.endswith(".swap") for name in hidden(folder) +
-                   (hidden(out) if cut else []))  # unfinished output goes with the next run
+                   (hidden(out) if cut else []))  # the next run removes unfinished output
         assert is_model(out, expected(new)) if cut else content(out)[0] == expected(new)
     else:
-        pytest.fail("it is killed again and again, and never done")
+        pytest.fail("killed at 300 steps without completing")
     assert states[0] is (False if replace else None) and states[-1] is True
     assert len(states) > 3
     gaps = [i for i, state in enumerate(states) if state is None]
@@ -485,8 +485,8 @@ def test_killed_at_every_step(place, replace, kind, system):
 @pytest.mark.parametrize("system", ["full", "nfs", "fuse"])
 @pytest.mark.parametrize("existing", ["new", "existing", "same names", "other names"])
 def test_a_failure_at_every_step(place, existing, system):
-    """Each call that changes something fails once with a full disk: what was there before is there
-    again, or the new is whole. Status 0 is for the latter only."""
+    """Each call that changes something fails once with ENOSPC: the old files are restored, or the new
+    ones are complete; status 0 only for the latter."""
     source = trees.Source(place / "models")
     source.add("old", "model", plain())
     source.add("new", "model", plain(seed=1))
@@ -513,10 +513,10 @@ def test_a_failure_at_every_step(place, existing, system):
     assert failed > 8
 
 
-# ---- others at work in the same directory ----
+# ---- other programs in the same directory ----
 
 class Stopped:
-    """A run that stands still before its Nth call that changes a file system."""
+    """A run that stops before its Nth call that changes a file system."""
 
     def __init__(self, step, *args, **settings):
         self.process = subprocess.Popen([PACK, *map(str, args)], env=misfortune(
@@ -528,7 +528,7 @@ class Stopped:
             self.process.returncode = os.waitstatus_to_exitcode(status)
 
     def go_on(self):
-        """(exit status, what it said)"""
+        """Continues the run and returns (exit status, standard error)."""
         if not self.over:
             os.kill(self.process.pid, signal.SIGCONT)
         err = self.process.communicate(timeout=50 * SLOW)[1]
@@ -537,7 +537,7 @@ class Stopped:
 
 
 def at_every_step(begin, meddle, check):
-    """Lets a run stop before each of its changes while meddle() does something, then go on."""
+    """Stops a run before each of its changes, calls meddle(), and continues it."""
     statuses = []
     for step in range(1, 300):
         run_of_it = begin(step)
@@ -550,7 +550,7 @@ def at_every_step(begin, meddle, check):
             status, err = run_of_it.go_on()
         check(status, err, known)
         statuses.append(status)
-    return pytest.fail("it never comes to its end")
+    return pytest.fail("not completed after 300 steps")
 
 
 def fill(out, source, existing):
@@ -578,7 +578,7 @@ def pair_of_models(place):
 @pytest.mark.parametrize("existing", [False, True, "old"], ids=["new", "existing", "replace"])
 @pytest.mark.parametrize("stem", ["model", "second"])
 def test_a_second_run_into_the_directory(place, pair_of_models, stem, existing, system):
-    """Whoever exits with 0 has left all of his output, and at least one has."""
+    """Exactly one run exits with 0, and its output is complete."""
     source, out = pair_of_models, place / "out"
 
     def begin(step):
@@ -608,7 +608,7 @@ def test_a_second_run_into_the_directory(place, pair_of_models, stem, existing, 
 
 
 def replace_directory(out):
-    """A name, and what must be there under it afterwards."""
+    """Returns the name of a file that must still exist afterwards."""
     if out.exists():
         shutil.rmtree(f"{out}-moved", ignore_errors=True)
         out.rename(f"{out}-moved")
@@ -644,10 +644,10 @@ MEDDLERS = {"directory": replace_directory, "file": make_file,
 @pytest.mark.parametrize("system", ["full", "nfs", "fuse"])
 @pytest.mark.parametrize("existing", [False, True, "old"], ids=["new", "existing", "replace"])
 @pytest.mark.parametrize("what", MEDDLERS)
-def test_what_appears_meanwhile_stays(place, pair_of_models, what, existing, system):
-    """At every step: it stays, and all that was there before, or the new and status 0."""
+def test_files_of_other_programs_are_kept(place, pair_of_models, what, existing, system):
+    """At every step: the file is kept, and so are all old files, or the new ones have status 0."""
     source, out = pair_of_models, place / "out"
-    # without flags and links a name can only be looked at, then given: there is a gap
+    # without flags and links there is a gap between checking and giving a name
     unsafe = system == "fuse" and what in ("index", "shard")
     before = set()
 
@@ -677,15 +677,15 @@ def test_what_appears_meanwhile_stays(place, pair_of_models, what, existing, sys
 
 
 @pytest.mark.parametrize("what", ["output", "input"])
-def test_a_directory_that_cannot_be_read_to_its_end(place, what):
-    """It is not taken for one that ends there: nothing in it is lost or left out."""
+def test_failing_readdir(place, what):
+    """An error in the middle of a directory is not taken for its end."""
     source = trees.Source(place / "models")
     source.add("m", "model", plain(), shards=3)
     (place / "npy").mkdir()
     for name in "abc":
         np.save(place / f"npy/{name}.npy", np.arange(9))
     out, failed = place / "out", []
-    for at in range(1, 80):  # more than there are
+    for at in range(1, 80):  # more than there are calls
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         for name in ("config.json", "x.txt", "y.txt"):
@@ -705,9 +705,9 @@ def test_a_directory_that_cannot_be_read_to_its_end(place, what):
     assert sum(failed) > 3 and failed[-10:] == [0] * 10
 
 
-def test_a_reader_never_sees_half(place):
-    """A checkpoint is replaced again and again by one of other shards while somebody looks: there
-    is an index at any time, and all shards that it names while it is there."""
+def test_reader_sees_complete_checkpoints(place):
+    """While a checkpoint is replaced repeatedly by one with other shards, there is always an index, and
+    all of its shards exist."""
     source = trees.Source(place / "models")
     for seed in range(2):
         source.add(f"m{seed}", "model", plain(seed=seed))
@@ -728,8 +728,8 @@ def test_a_reader_never_sees_half(place):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_within_its_memory(place, number):
-    """Four gigabytes of holes: it is ended when the bar has moved."""
+def test_signal_and_memory_limit(place, number):
+    """A sparse file of 4 GiB; the signal is sent when the bar has moved."""
     trees.write_sparse(place / "model.safetensors", [("t", "U8", [1 << 32], 1 << 32)])
     for output in (["--shards=1"], place / "out"), ([], place / "out.safetensors"):
         ours, theirs = pty.openpty()
@@ -743,13 +743,13 @@ def test_a_signal_ends_it_within_its_memory(place, number):
             most = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
         process.send_signal(number)
         process.wait(20 * SLOW)
-        with suppress(OSError):  # the other end is closed
+        with suppress(OSError):  # EIO: the other end is closed
             while piece := os.read(ours, 65536):
                 said += piece
         os.close(ours)
         assert process.returncode == 128 + number
         assert b" GB/s" in said and b"interrupted" in said
-        assert INSTRUMENTED or most < 192 * 1024  # KiB; sanitizers have memory of their own
+        assert INSTRUMENTED or most < 192 * 1024  # KiB; sanitizers use memory of their own
         assert os.listdir(place) == ["model.safetensors"]
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fstfs-pack: the files that it copies beside tensors, the inputs that it never replaces, and the
-room that it needs."""
+"""fstfs-pack: side files, inputs that are never replaced, and free space."""
 
 import filecmp
 import os
@@ -40,18 +39,18 @@ def side_files(directory):
             if not re.match(r"model.*\.safetensors", p.name)}
 
 
-# ---- files beside tensors ----
+# ---- side files ----
 
 @pytest.mark.parametrize("path", ["m", "m/", "m/model", "m/model.safetensors.index.json"])
-def test_they_are_copied_into_a_directory(place, source, path):
+def test_side_files_are_copied(place, source, path):
     err = run("--verify", "--shards=3", source.path(path), place / "out")
     assert side_files(place / "out") == SIDE
     assert f"; {len(SIDE)} other files" in err
     assert "directories not copied: 1_Pooling" in err
 
 
-def test_they_are_those_that_loaders_save(place):
-    """What save_pretrained() of transformers and its tokenizers writes, but the weights."""
+def test_side_files_of_save_pretrained(place):
+    """The files of save_pretrained() of transformers and its tokenizers, without weights."""
     source = trees.Source(place / "models")
     source.add("m", "model", plain())
     saved = ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json",
@@ -67,7 +66,7 @@ def test_they_are_those_that_loaders_save(place):
 
 @pytest.mark.parametrize("args, output", [
     (["--shards=2", "--tensors-only"], "out"), ([], "out.safetensors")])
-def test_they_are_left_where_nobody_wants_them(place, source, args, output):
+def test_side_files_are_not_copied(place, source, args, output):
     (place / "to").mkdir()
     err = run(*args, source.path("m"), place / "to" / output)
     made = place / "to" / output if args else place / "to"
@@ -75,13 +74,13 @@ def test_they_are_left_where_nobody_wants_them(place, source, args, output):
     assert "other file" not in err and "not copied" not in err
 
 
-def test_what_lies_beside_a_file_is_none_of_its(place, source):
+def test_single_shard_has_no_side_files(place, source):
     run("--shards=1", source.path("m/model-00001-of-00002.safetensors"), place / "out")
     assert os.listdir(place / "out") == ["model.safetensors"]
 
 
-def test_links_are_followed_as_those_of_shards(place):
-    """A snapshot of the hub's cache: all its files are links out of it."""
+def test_links_are_followed(place):
+    """A snapshot of the hub's cache, whose files are all links to blobs."""
     blobs, snap = place / "blobs", place / "snapshots/main"
     blobs.mkdir()
     snap.mkdir(parents=True)
@@ -94,7 +93,7 @@ def test_links_are_followed_as_those_of_shards(place):
     assert side_files(place / "out") == {"config.json": b"{}"}
 
 
-def test_of_several_inputs_the_first_has_the_say(place, source):
+def test_first_of_several_inputs_is_copied(place, source):
     source.add("other", "model", plain(prefix="other"))
     source.add_side("other/config.json", b"other")
     source.add_side("other/extra.json", b"extra")
@@ -104,7 +103,7 @@ def test_of_several_inputs_the_first_has_the_say(place, source):
             "of the same names: config.json\n" in err)
 
 
-def test_existing_files_stay(place, source):
+def test_existing_side_files_are_kept(place, source):
     out = place / "out"
     out.mkdir()
     (out / "config.json").write_bytes(b"mine")
@@ -117,8 +116,8 @@ def test_existing_files_stay(place, source):
     assert side_files(out) == SIDE and hidden(out) == []
 
 
-def test_the_same_content_is_left_alone(place, source):
-    """Also where another user owns the file: nothing is written."""
+def test_same_content_is_kept(place, source):
+    """The file is not written, even if another user owns it."""
     out = place / "out"
     out.mkdir()
     shutil.copy(source.path("m/config.json"), out)
@@ -130,7 +129,7 @@ def test_the_same_content_is_left_alone(place, source):
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_is_in_the_way(place, source, make):
+def test_existing_entry_that_is_not_a_file(place, source, make):
     out = place / "out"
     out.mkdir()
     make(out / "config.json")
@@ -138,7 +137,7 @@ def test_what_is_no_file_is_in_the_way(place, source, make):
     assert "config.json is in the way" in err and os.listdir(out) == ["config.json"]
 
 
-def test_a_link_is_replaced_and_not_what_it_leads_to(place, source):
+def test_link_is_replaced_and_not_its_target(place, source):
     out, other = place / "out", place / "precious.json"
     out.mkdir()
     other.write_bytes(b"precious")
@@ -148,7 +147,7 @@ def test_a_link_is_replaced_and_not_what_it_leads_to(place, source):
     assert other.read_bytes() == b"precious"
 
 
-def test_a_file_that_cannot_be_read(place, source, test_user, user_program):
+def test_unreadable_side_file(place, source, test_user, user_program):
     os.chmod(source.path("m/config.json"), 0)
     (place / "to").mkdir()
     (place / "to").chmod(0o777)
@@ -163,8 +162,8 @@ def test_a_file_that_cannot_be_read(place, source, test_user, user_program):
 @pytest.mark.parametrize("setting", ["KILL_AT", "FAIL_AT"])
 @pytest.mark.parametrize("existing", ["shards", "other shards"])
 def test_no_side_file_is_lost_at_any_step(place, existing, setting, system):
-    """Killed, or failing, before each call that changes something: what was there is there, under
-    its name or after a kill a hidden one, or the new is."""
+    """Killed or failing before each call that changes something: the old file exists, after a kill
+    possibly under a hidden name, or the new one does."""
     source = trees.Source(place / "models")
     for name in "old", "new":
         source.add(name, "model", plain(prefix=name))
@@ -192,10 +191,10 @@ def test_no_side_file_is_lost_at_any_step(place, existing, setting, system):
             if not (out / "model.safetensors.index.json").exists():
                 assert set(before.values()) <= set(after.values())
         done_in_a_row = 0 if done.returncode else done_in_a_row + 1
-        if done_in_a_row == (1 if setting == "KILL_AT" else 15):  # it goes on after some failures
+        if done_in_a_row == (1 if setting == "KILL_AT" else 15):  # some failures are ignored
             break
     else:
-        pytest.fail("it is killed again and again, and never done")
+        pytest.fail("killed at all steps without completing")
     if system in ("full", "named"):
         assert gaps == 0
     assert step > 5
@@ -229,7 +228,7 @@ def test_an_input_is_not_replaced_in_its_directory(place, source, given):
             err = run("--shards=4", "--stem=model", *args, source.path(given), output, status=1)
             assert "is an input, by the path " in err and "another DIRECTORY" in err
     assert snapshot_files(out) == before
-    run("--shards=4", "--stem=second", source.path(given), out)  # beside it
+    run("--shards=4", "--stem=second", source.path(given), out)  # next to it
     assert snapshot_files(out).items() > before.items()
 
 
@@ -250,7 +249,7 @@ def test_links_to_shards_of_an_input_are_not_replaced(place, source):
 @pytest.mark.parametrize("given", ["merged/m/model.safetensors", "shards/m", "merged/m",
                                    "tensors/m/model/t1", "npy/m/model"])
 def test_an_input_is_not_replaced_through_a_mount(mount, place, source, given):
-    """What a mount shows is read from its source, which so must stay."""
+    """A mount reads from its source, which must therefore be kept."""
     only = source.path("one", "model.safetensors")
     os.mkdir(os.path.dirname(only))
     Path(only).write_bytes(trees.file_bytes(plain()))
@@ -263,7 +262,7 @@ def test_an_input_is_not_replaced_through_a_mount(mount, place, source, given):
     assert snapshot_files(source.path("m")) == before and content(only)[0] == expected(plain())
 
 
-def test_other_files_are_replaced_beside_inputs(place, source):
+def test_other_files_are_replaced_next_to_inputs(place, source):
     other = Path(source.path("m/other.safetensors"))
     other.write_bytes(b"old")
     run("--force", source.path("m/model"), other)
@@ -281,10 +280,10 @@ def test_a_directory_named_as_a_file(place, source, cut):
     assert "warning" not in run(cut, source.path("m"), place / "out")
 
 
-# ---- room ----
+# ---- free space ----
 
-def test_all_the_room_is_asked_for_before_anything_is_written(place):
-    """Each of the shards fits, and a first one would be written for nothing."""
+def test_free_space_is_checked_before_writing(place):
+    """Each single shard would fit."""
     source = trees.Source(place / "models")
     source.add("", "model", plain(scale=1000), metadata={"format": "pt"})  # 25.2 MB
     with tmpfs(place, "16M") as small:
@@ -294,7 +293,7 @@ def test_all_the_room_is_asked_for_before_anything_is_written(place):
         assert os.listdir(small) == []
 
 
-def test_side_files_need_room_too(place):
+def test_free_space_for_side_files(place):
     source = trees.Source(place / "models")
     source.add("m", "model", plain())
     with open(source.path("m/tokenizer.json"), "wb") as f:
@@ -339,7 +338,7 @@ def test_aligned_blocks_are_shared(place):
         assert filecmp.cmp(point / "once.safetensors", point / "copy.safetensors", shallow=False)
 
 
-def test_blocks_that_are_shared_need_no_room(place):
+def test_shared_blocks_need_no_space(place):
     with image(place, 400 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1") as point:
         tensors = [trees.tensor("t", "U8", (200 * MIB,))]
         (point / "odd").mkdir()

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that the pages show are run as they stand there.
+"""Runs the commands of the documentation.
 
-A block of code whose first word is a command has a mark above it, a comment that nobody is shown:
+A block of code whose first word is a command has a mark above it, an invisible comment:
 
-    <!-- run -->                  the shell runs it; where lines begin with "$ " only those, and
-                                  the others are what they say, as far as names go
+    <!-- run -->                  run by the shell; if lines begin with "$ ", only those, and the
+                                  others are their output, of which names are compared
     <!-- run: OPTION -->          with that option at the end of each line
     <!-- run as Python -->
-    <!-- run by FILE -->          that script takes it from the page (tests/package/recipe)
-    <!-- not run: WHY -->         it is named as a skip, with the reason
+    <!-- run by FILE -->          run by that script (tests/package/recipe)
+    <!-- not run: WHY -->         skipped, with this reason
 
-or the page has one mark for all: <!-- commands of this page are not run: WHY -->. Paths are moved:
-/models has a small model, or a large one of holes for the bench, or a Hugging Face cache, as
-~/.cache has; /mnt/tensors is mounted where a block has it and does not mount itself.
+A page may have one mark for all blocks: <!-- commands of this page are not run: WHY -->. Paths are
+replaced: /models contains a small model, a sparse one for fstfs-bench, or a Hugging Face cache, like
+~/.cache; /mnt/tensors is mounted if a block uses it and does not mount it.
 
-The examples of the manual have such a mark too, as a comment (.\\" run), and are run one by one.
+The examples of man pages have a mark as a comment (.\\" run) and are run one at a time.
 """
 
 import os
@@ -38,7 +38,7 @@ REVISION = "0123456789" * 4
 MANUAL = sorted(page for page in (ROOT / "man").iterdir() if page.suffix in (".1", ".8"))
 
 
-# What examples in Python import, and what is looked at afterwards.
+# Imports of the examples in Python, and checks of their results.
 IMPORTS = {"ml_dtypes": "import ml_dtypes", "np": "import numpy as np",
            "snapshot_download": "from huggingface_hub import snapshot_download"}
 CHECKS = {"weight": "assert weight.size == 96 * 64",
@@ -52,7 +52,7 @@ class Block:
 
 
 def blocks_of(page):
-    """Blocks of commands, each with its mark or None."""
+    """Returns the blocks of commands, each with its mark or None."""
     lines = page.read_text().splitlines()
     everywhere = re.search(r"^<!-- commands of this page are (not run: .*) -->$",
                            "\n".join(lines[:5]), re.MULTILINE)
@@ -74,7 +74,7 @@ def blocks_of(page):
 
 
 def examples_of(page):
-    """The lines of the examples, each a block."""
+    """Returns the lines of the examples, each as a block."""
     lines = page.read_text().splitlines()
     first, last = lines.index(".EX", lines.index(".SH EXAMPLES")) + 1, lines.index(".EE")
     found = re.fullmatch(r'\.\\" ((?:not )?run\b.*)', lines[first - 2])
@@ -102,7 +102,7 @@ def make_models(root):
 
 
 def make_cached_model(cache):
-    """org/llama, as huggingface_hub lays it out."""
+    """org/llama with the layout of huggingface_hub."""
     model = cache / "models--org--llama"
     source = trees.Source(model / f"snapshots/{REVISION}")
     source.add("", "model", [trees.tensor("w", "BF16", (96,))], metadata={"format": "pt"})
@@ -116,7 +116,7 @@ def make_large_models(root):
     trees.write_sparse(root / "llama/model.safetensors", [("t", "U8", [256 << 20], 256 << 20)])
 
 
-def test_scripts_take_what_they_run_from_the_page():
+def test_scripts_run_commands_of_the_pages():
     for block in BLOCKS:
         if found := re.fullmatch("run by (.*)", block.mark or ""):
             calls = re.findall(r"recipe\"? (\S+) '([^']+)'", (ROOT / found[1]).read_text())
@@ -126,7 +126,7 @@ def test_scripts_take_what_they_run_from_the_page():
 
 @pytest.fixture
 def sandbox(place):
-    """(its paths by those in the pages, environment); models are still to be made"""
+    """Returns ({path in the pages: path here}, environment); models are created by the test."""
     make_cached_model(place / "home/.cache/huggingface/hub")
     (place / "home/models").symlink_to(place / "models")
     for name in ("weight", "bias"):
@@ -174,7 +174,7 @@ def run_block(block, paths, environment, place):
 
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("block", BLOCKS, ids=[block.name for block in BLOCKS])
-def test_commands_do_as_they_stand(fstfs, sandbox, place, block, request):
+def test_commands(fstfs, sandbox, place, block, request):
     if not block.mark or block.mark.startswith("not run: "):
         pytest.skip((block.mark or "not run: no mark")[len("not run: "):])
     if block.mark.startswith("run by "):
@@ -192,7 +192,7 @@ def test_commands_do_as_they_stand(fstfs, sandbox, place, block, request):
     (make_large_models if "fstfs-bench" in text else make_models)(place / "models")
     if "snapshot_download" in text:
         make_cached_model(place / "models")
-    if " llama.safetensors ~/" in text:  # which the example before it has made
+    if " llama.safetensors ~/" in text:  # created by the previous example
         trees.Source(place).add("", "llama", [trees.tensor("w", "BF16", (96,))])
     point = paths["/mnt/tensors"]
     try:
@@ -209,21 +209,21 @@ def links_of(page):
     return re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
 
 
-def test_links_lead_somewhere():
+def test_links():
     broken = [f"{page.name}: {link}" for page in PAGES if page.exists()
               for link in links_of(page) if not (page.parent / link).exists()]
     assert broken == []
 
 
-def test_files_that_the_pages_name_are_there():
-    """`tests/...`, `tools/...`, `src/...` in the text, without what comes of a build."""
+def test_named_files_exist():
+    """`tests/...`, `tools/...` and `src/...` in the text, except build outputs."""
     name_of_file = re.compile(r"`((?:tests|tools|src|data|include)/[\w./-]+)")
     missing = [f"{page.name}: {name}" for page in PAGES if page.exists()
                for name in name_of_file.findall(page.read_text()) if not (ROOT / name).exists()]
     assert missing == []
 
 
-def test_the_figure_shows_what_the_table_says():
+def test_figure_matches_table():
     drawn = re.findall(r"<title>(.*?): ([\d.]+), ([\d.]+)</title>",
                        (ROOT / "docs/cold-loads.svg").read_text())
     assert len(drawn) == 8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/metrics.md says of .fstfs/status, and the dashboard of metrics, against real mounts."""
+"""docs/metrics.md and the dashboard, compared with .fstfs/status and metrics of real mounts."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, parse_metrics
 from corpus import trees
 
-WAY = {"on", "why"}  # of everything that can be off
+METHOD = {"on", "why"}  # fields of an I/O method
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def source(place):
 
 
 def fields_of(value, path=""):
-    """Every field of the page, as "io.direct"; what is a way, or holds the counters, is one."""
-    if path == "counters" or not isinstance(value, dict) or value and set(value) <= WAY:
+    """Returns the fields of the page, such as "io.direct"; an I/O method and the counters are one."""
+    if path == "counters" or not isinstance(value, dict) or value and set(value) <= METHOD:
         return {path}
-    below = {name for key, inner in value.items() if key not in WAY
+    below = {name for key, inner in value.items() if key not in METHOD
              for name in fields_of(inner, f"{path}.{key}" if path else key)}
-    return below | ({path} if set(value) & WAY else set())
+    return below | ({path} if set(value) & METHOD else set())
 
 
 def documented():
-    """({field}, those of them that are there sometimes only)"""
+    """Returns ({field}, {optional field})."""
     page = (ROOT / "docs/metrics.md").read_text()
     page = page[page.index("## `.fstfs/status`"):page.index("## Panels")]
     rows = re.findall(r"^\| (`.*`) \| (.*) \|$", page, re.MULTILINE)
@@ -53,7 +53,7 @@ def test_every_field_is_documented(mount, source, options):
     assert everything - sometimes <= fields, everything - sometimes - fields
 
 
-def test_ways_that_are_off_say_why(mount, source):
+def test_unavailable_methods_have_a_reason(mount, source):
     status = mount(source.root, "--io=threads", "--direct=off", "--sandbox=off").status()
     for way in (status["io"]["io_uring"], status["io"]["direct"],
                 status["kernel"]["passthrough"], status["sandbox"]["landlock"]):
@@ -68,20 +68,20 @@ def queries():
         if isinstance(one["query"], dict)]
 
 
-def test_the_dashboard_asks_for_metrics_that_are(mount, source):
+def test_dashboard_uses_existing_metrics(mount, source):
     m = mount(source.root)
     there = {name.split("{")[0] for name in parse_metrics(m.read(".fstfs/metrics"))}
     asked = {name for query in queries() for name in re.findall(r"\bfstfs_\w+", query)}
     assert asked <= there and len(asked) > 10, asked - there
 
 
-def test_the_dashboard_asks_as_prometheus_understands(place):
+def test_dashboard_queries_are_valid(place):
     promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
     if not promtool:
-        pytest.skip("promtool is not there: it is in Prometheus's package")
+        pytest.skip("promtool is not installed: it is in the package of Prometheus")
     rules = "groups:\n- name: fstfs\n  rules:\n"
     for i, query in enumerate(queries()):
-        if query.startswith("label_values("):  # Grafana's own
+        if query.startswith("label_values("):  # of Grafana
             continue
         query = query.replace("$__rate_interval", "1m").replace("$instance", ".*")
         rules += f"  - record: panel:{i}\n    expr: {json.dumps(query)}\n"

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptors of backing files: opened when a read needs one, kept for the
- * next, limited in number.
+ * Descriptors of backing files: opened on demand, cached, limited in number.
  *
- * Owned by the engine, called from any thread. What is known of a backing (its
- * descriptors, whether it can be read directly, what was logged of it, what the
- * engine has of it in memory) hangs on backing->io_state from its first read to
- * its last unref or to descriptors_free(), whichever is first.
+ * Owned by the engine, called from any thread. The state of a backing (its descriptors, whether
+ * O_DIRECT works, what was logged, the engine's attachment) is stored in backing->io_state from the
+ * first read until the last unref or descriptors_free(), whichever comes first.
  */
 #ifndef FSTFS_IO_DESCRIPTORS_H
 #define FSTFS_IO_DESCRIPTORS_H
@@ -17,43 +15,41 @@
 
 struct descriptors;
 
-/* A file is read past the page cache (O_DIRECT) where it can be, and through it
- * where it cannot or where it already lies there: two descriptors. */
+/* A file has up to two descriptors: one with O_DIRECT, and one for buffered reads, used if O_DIRECT
+ * is not supported or if the bytes are in the page cache. */
 enum access { ACCESS_DIRECT, ACCESS_BUFFERED, ACCESS_COUNT };
 
-/* What else hangs on a backing; guarded by its user's lock. `forget` is called
- * once, when the backing or the engine goes, whichever is first, with a lock of
- * this module held: it must call nothing here, and nothing here may be called
- * with a lock that it takes (descriptors_attachment() may, of a backing that has
- * one already). */
+/* The engine's data of a backing, guarded by the engine's lock. `forget` is called once, when the
+ * backing or the engine is freed, with a lock of this module held. So it must not call this module,
+ * and no function of this module may be called with a lock that `forget` takes, except
+ * descriptors_attachment() of a backing that has an attachment. */
 struct attachment {
     void *data;
     void (*forget)(void *data);
 };
 
-/* `most` descriptors open at once; 0: a share of RLIMIT_NOFILE. */
+/* `most`: limit of open descriptors; 0: half of RLIMIT_NOFILE. `direct`: use O_DIRECT. */
 errint_t descriptors_new(unsigned most, bool direct, struct descriptors **descriptors);
 
-/* Closes every descriptor and lets go of every backing. None may be held. */
+/* Closes all descriptors, and drops the state of all backings. No descriptor may be held. */
 void descriptors_free(struct descriptors *descriptors); /* NULL is allowed */
 
-/* The attachment of a backing, zeroed when it is new; NULL: out of memory. It
- * stays where it is as long as the caller has a reference to the backing. */
+/* The attachment of a backing, all zero if it is new; NULL: out of memory. Valid as long as the
+ * caller has a reference to the backing. */
 struct attachment *descriptors_attachment(struct descriptors *descriptors, struct backing *backing);
 
-/* How the file can be read, as far as is known. */
+/* The best access that the file is not known to refuse. */
 enum access descriptors_access(struct descriptors *descriptors, struct backing *backing);
 
 /*
- * An open descriptor of this version of the file, held until
- * descriptors_release(); or a negative errno: -ESTALE when the path has come to
- * mean something else (the backing is then marked stale) or was marked before;
- * -EOPNOTSUPP when ACCESS_DIRECT is refused for this file, which
- * descriptors_access() then knows.
+ * Both return a descriptor of this version of the file, held until descriptors_release(), or a
+ * negative errno. -ESTALE: the path refers to another version, and the backing is marked stale, or
+ * was before. -EOPNOTSUPP: the file refuses ACCESS_DIRECT; descriptors_access() then returns
+ * ACCESS_BUFFERED.
  *
- * descriptors_try() never blocks and answers -EAGAIN when it would have to.
- * descriptors_acquire() may block on storage, and waits while as many as are
- * allowed are held: what it waits for must be able to end without its caller.
+ * descriptors_try() never blocks; it returns -EAGAIN instead. descriptors_acquire() may block on
+ * storage, and waits while the limit is reached: the holders must be able to release without its
+ * caller.
  */
 int descriptors_try(struct descriptors *descriptors, struct backing *backing, enum access access);
 int descriptors_acquire(struct descriptors *descriptors, struct backing *backing,
@@ -62,51 +58,50 @@ void descriptors_release(struct descriptors *descriptors, struct backing *backin
                          enum access access);
 
 /*
- * So that a file whose open() hangs takes one thread, not all: whether the caller may
- * acquire now. False while another, who was told that he may, is opening the same; the
- * job is then kept for him. Who acquired, or failed to, takes what was kept so.
+ * Serializes opens, so that a file whose open() hangs blocks one thread, not all.
+ * descriptors_may_acquire() returns false if another thread is already opening this file; the job
+ * is then queued behind it. If it returns true, the caller calls descriptors_acquire(), and then
+ * takes the queued jobs with descriptors_acquired(), also after an error.
  */
 bool descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
                              enum access access, struct job *job);
 struct fifo descriptors_acquired(struct descriptors *descriptors, struct backing *backing,
                                  enum access access);
 
-/* Whether fstat(2), or a read of what is in the page cache, may wait for storage: on a file system
- * that asks a server, or is not known to ask none. For a backing that was open. */
+/* Whether fstat(2), or a read of cached pages, may wait for a server. True for file systems that
+ * are not known to be local. The backing must have been open. */
 bool descriptors_may_wait(struct descriptors *descriptors, struct backing *backing);
 
-/* A direct read was refused: this file is read through the page cache from now on. */
+/* Uses buffered reads for this file from now on, since a direct read was refused. `why`: static
+ * text. */
 void descriptors_refuse_direct(struct descriptors *descriptors, struct backing *backing,
                                const char *why);
 
-/* A new descriptor of this version of the file, the caller's own to close; errors
- * as above. O_NONBLOCK is set. May block on storage. */
+/* Opens another descriptor of this version of the file, with O_NONBLOCK, which the caller closes.
+ * Errors as above. May block on storage. */
 int descriptors_fresh(struct backing *backing);
 
-/*
- * After a read through `fd`: 0 when the file is still the version `backing`
- * names, else -ESTALE, and the backing is marked stale.
- */
+/* Verifies, after a read of `fd`, that the file is still the version of the backing. Else marks the
+ * backing stale and returns -ESTALE. */
 errint_t descriptors_verify(struct backing *backing, int fd);
 
 /*
- * Closes what keeps removed files alive, or file systems in use, for nothing: the
- * descriptors that nobody holds of backings that are stale, and of those that
- * nobody has open and nobody has read since the call before. To be called now and
- * then; the number of descriptors left.
+ * Closes the descriptors that are not held of backings that are stale, or that no file of the mount
+ * has open and that were not read since the last call. They would keep removed files alive and file
+ * systems busy. Returns the number of descriptors left. Call it periodically.
  */
 unsigned descriptors_tidy(struct descriptors *descriptors);
 
-/* Marks the backing stale, saying so in the log unless it has a line of it; -ESTALE. */
+/* Marks the backing stale, logs it unless something of it was logged before, returns -ESTALE. */
 errint_t descriptors_stale(struct backing *backing);
 
-/* Logs a failed read, unless the log has a line of this backing; returns `error`. */
+/* Logs a failed read, unless something of the backing was logged before; returns `error`. */
 errint_t descriptors_failed(struct descriptors *descriptors, struct backing *backing,
                             uint64_t offset, errint_t error);
 
-unsigned descriptors_open(struct descriptors *descriptors); /* how many now */
-unsigned descriptors_most(struct descriptors *descriptors);
-/* Why the first file that could not be read directly could not; NULL: none yet. */
+unsigned descriptors_open(struct descriptors *descriptors); /* open now */
+unsigned descriptors_most(struct descriptors *descriptors); /* the limit */
+/* Why the first file that refused O_DIRECT did so; NULL: none has. */
 const char *descriptors_direct_refused(struct descriptors *descriptors);
 
 #endif

@@ -161,7 +161,7 @@ io_free(struct io *io)
     if (!io)
         return;
     pthread_mutex_lock(&io->cache.lock);
-    while (io->queued > 0 || io->active > 0 || io->cache.reading > 0)
+    while (io->queued > 0 || io->active > 0 || io->cache.reading > 0 || io->is_admitting)
         pthread_cond_wait(&io->drained, &io->cache.lock);
     chunk_cache_unlock(&io->cache);
     reclaim_stop(io);

@@ -542,6 +542,7 @@ requests_admit(struct io *io)
         pthread_mutex_lock(&io->cache.lock);
     }
     io->is_admitting = false;
+    pthread_cond_signal(&io->drained);
     chunk_cache_unlock(&io->cache);
 }
 

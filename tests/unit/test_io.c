@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define FILES 6
@@ -842,6 +843,76 @@ START_TEST(free_waits_for_answers)
 }
 END_TEST
 
+static atomic_bool first_goes_on, is_answering, is_freed;
+
+static void
+answer_first(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    expect(result == 0);
+    atomic_store(&is_answering, true);
+    while (!atomic_load(&first_goes_on))
+        usleep(1000);
+}
+
+static void
+answer_last(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    expect(result == -ESTALE);
+    usleep(50000);
+    expect(!atomic_load(&is_freed));
+}
+
+static void *
+read_first(void *arg)
+{
+    io_read(io, arg, 0, 100, answer_first, NULL);
+    return NULL;
+}
+
+static void *
+free_engine(void *arg)
+{
+    io_free(io);
+    atomic_store(&is_freed, true);
+    return NULL;
+}
+
+/* The last request is queued, and fails when its turn comes. */
+START_TEST(free_waits_for_a_queued_failure)
+{
+    struct io_options options = {.memory = 4 * MIB, .no_prefetch = true};
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct extent_list *first = whole_file(backings[0]), *last;
+    struct timespec until;
+    pthread_t reader, closer;
+
+    atomic_store(&first_goes_on, false);
+    atomic_store(&is_answering, false);
+    atomic_store(&is_freed, false);
+    extent_builder_add_backing(&builder, backings[1], 0, FILE_SIZE);
+    extent_builder_add_backing(&builder, backings[2], 0, FILE_SIZE);
+    last = extent_builder_finish(&builder);
+    io_free(io);
+    ck_assert_int_eq(io_new(&options, &io), 0);
+    ck_assert_int_eq(read_list(first, 0, 100, contents[0]), 0);
+    pthread_create(&reader, NULL, read_first, first);
+    while (!atomic_load(&is_answering))
+        usleep(1000);
+    io_read(io, last, 0, last->size, answer_last, NULL); /* more than the memory */
+    atomic_store(&backings[1]->stale, true);
+    pthread_create(&closer, NULL, free_engine, NULL);
+    usleep(100000);
+    atomic_store(&first_goes_on, true);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 60;
+    ck_assert_int_eq(pthread_timedjoin_np(closer, NULL, &until), 0);
+    pthread_join(reader, NULL);
+    io = NULL;
+    extent_list_unref(first);
+    extent_list_unref(last);
+}
+END_TEST
+
 START_TEST(counts)
 {
     struct io_counters counters;
@@ -925,6 +996,7 @@ suite(void)
     tcase_add_test(limits, no_descriptor_at_all);
     tcase_add_test(limits, unref_against_eviction);
     tcase_add_test(limits, free_waits_for_answers);
+    tcase_add_test(limits, free_waits_for_a_queued_failure);
     suite_add_tcase(made, reads);
     suite_add_tcase(made, changes);
     suite_add_tcase(made, limits);

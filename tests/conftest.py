@@ -266,7 +266,7 @@ class Mount:
         if self.exit is None:
             faults.append("the daemon did not exit after the unmount")
         if mounted_at(self.path):
-            faults.append("the mount is still there")
+            faults.append("it is still mounted")
         self.kill()
         if self.exit == 124:
             faults.append("the daemon was aborted: time limit")
@@ -275,13 +275,13 @@ class Mount:
         # The helpers of a killed daemon die a moment later.
         if not eventually(lambda: not processes_of(self.process.pid)):
             left = processes_of(self.process.pid)
-            faults.append(f"processes left: {left}")
+            faults.append(f"remaining processes: {left}")
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
         text = self.log_text()
         for sign in SANITIZER:
             if sign in text:
-                faults.append(f"in the log: {sign}")
+                faults.append(f"the log contains {sign}")
         return faults
 
 
@@ -321,14 +321,14 @@ def shared_place():
 def fstfs():
     """The program. Fails if it is not built; skips if the machine cannot mount."""
     if not BINARY.exists():
-        pytest.fail(f"{BINARY} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+        pytest.fail(f"{BINARY} does not exist: build first, or set FSTFS_BUILD", pytrace=False)
     if not os.path.exists("/dev/fuse"):
         pytest.skip("no /dev/fuse")
     for program in ("fusermount3", "timeout"):
         if not shutil.which(program):
             pytest.skip(f"{program} is not installed")
     if os.geteuid() != 0 and not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse is not open to this user")
+        pytest.skip("this user cannot open /dev/fuse")
     return BINARY
 
 
@@ -500,7 +500,7 @@ def test_user(place):
             try:
                 os.fchmod(device, mode | 0o1006)
             except OSError as error:
-                pytest.skip(f"/dev/fuse cannot be opened to a user: {error}")
+                pytest.skip(f"cannot make /dev/fuse accessible: {error}")
         yield "nobody"
         try:
             fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ SEEDS = 32
 def test_random_readers_and_changes(fstfs, place):
     done, failed, counts = mounts.run(range(SEEDS), BUILD, place, 4)
     print(counts)
-    assert not failed, "\n".join(f"seed {seed}: " + "\n".join(said)
-                                 for seed, said in failed.items())
+    assert not failed, "\n".join(f"seed {seed}: " + "\n".join(output)
+                                 for seed, output in failed.items())
     assert done == SEEDS and counts["bytes"] > 1 << 20
     assert counts["errors"] < counts["operations"] / 2, "the seeds test nothing but errors"

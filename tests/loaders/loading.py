@@ -75,7 +75,7 @@ def redirect(file):
     warnings.showwarning = lambda message, category, *_: print(f"{category.__name__}: {message}")
 
 
-def heard(work, *args, seconds=60):
+def run_captured(work, *args, seconds=60):
     """Runs work(*args) in a child process; returns its result and its output."""
     def redirected(file):
         redirect(file)
@@ -87,9 +87,9 @@ def heard(work, *args, seconds=60):
         return answer, file.read()
 
 
-def silent(work, *args):
+def run_silently(work, *args):
     """Runs work(*args), which must print nothing; returns its result."""
-    answer, said = heard(work, *args)
+    answer, said = run_captured(work, *args)
     assert not said
     return answer
 
@@ -99,7 +99,7 @@ def load(loader, path, seconds=60):
     def work():
         return fingerprints(loader(os.fspath(path)))
 
-    tensors, said = heard(work, seconds=seconds)
+    tensors, said = run_captured(work, seconds=seconds)
     return Loaded(tensors, what_was_said(said, path))
 
 

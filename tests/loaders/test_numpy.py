@@ -8,7 +8,7 @@ import oracle
 import pytest
 from corpus import trees
 
-from .loading import silent
+from .loading import run_silently
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_npy(mount, source):
             seen += 1
         return seen
 
-    assert silent(work) > 10
+    assert run_silently(work) > 10
 
 
 def test_tensors(mount, source):
@@ -71,7 +71,7 @@ def test_tensors(mount, source):
             seen += 1
         return seen
 
-    assert silent(work) > 10
+    assert run_silently(work) > 10
 
 
 def test_mapped_array_reads_what_is_used(mount, source):
@@ -82,5 +82,5 @@ def test_mapped_array_reads_what_is_used(mount, source):
         return np.load(m / "npy/large/model/layer.3.npy", mmap_mode="r")[5].tobytes()
 
     tensor = next(t for c in source.checkpoints for t in c.tensors if t.name == "layer.3")
-    assert silent(work) == tensor.data[5 * 431 * 8:6 * 431 * 8]
+    assert run_silently(work) == tensor.data[5 * 431 * 8:6 * 431 * 8]
     assert m.metrics()["fstfs_read_bytes_total"] < tensor.size / 4

@@ -15,7 +15,7 @@ import safetensors.numpy  # noqa: E402
 import safetensors.torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
-from .loading import VIEWS, compare, silent  # noqa: E402
+from .loading import VIEWS, compare, run_silently  # noqa: E402
 
 NAMES = ("decoder", "tied", "decoder-single", "experts", "encoder", "small-fp16", "small-fp32",
          "small-fp16-variant", "odd", "odd-single", "plain", "hub")
@@ -130,7 +130,7 @@ def test_names_and_metadata(mount, models, framework):
             assert f.metadata() == metadata[0]
 
     for name in NAMES:
-        silent(work, name)
+        run_silently(work, name)
 
 
 def test_saved_again(mount, models, place):
@@ -147,4 +147,4 @@ def test_saved_again(mount, models, place):
                 saved.append((place / f"{name}-{i}").read_bytes())
             assert saved[0] == saved[1] == saved[2]
 
-    silent(work)
+    run_silently(work)

@@ -53,7 +53,7 @@ def check_that_it_runs(loader, models):
     try:
         load_bare(LOADERS[loader], models / NAMES[0])
     except Exception as error:  # another version, which needs more than serving.py has
-        pytest.skip(f"{loader} cannot be run without a GPU, on the source either: {error!r}")
+        pytest.skip(f"{loader} does not run without a GPU, even on the source: {error!r}")
 
 
 @pytest.mark.parametrize("view", VIEWS)

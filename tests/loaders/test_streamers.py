@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from .loading import VIEWS, compare, silent  # noqa: E402
+from .loading import VIEWS, compare, run_silently  # noqa: E402
 
 NAMES = ("decoder", "experts", "encoder", "small-fp32")
 
@@ -66,9 +66,9 @@ def test_instanttensor(mount, models):
 
     for name in NAMES:
         m = mount(models / name)
-        want = silent(headers, models / name)
-        assert silent(headers, m / "shards") == want
-        (metadata, merged), = silent(headers, m / "merged")
+        want = run_silently(headers, models / name)
+        assert run_silently(headers, m / "shards") == want
+        (metadata, merged), = run_silently(headers, m / "merged")
         assert metadata == want[0][0]
         assert merged.keys() == {key for _, tensors in want for key in tensors}
         m.unmount()

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from .loading import (VIEWS, compare, files_below, fingerprint, fingerprints,  # noqa: E402
-                      silent)
+                      run_silently)
 
 NAMES = ("decoder", "experts", "small-fp16", "odd", "hub")
 
@@ -56,4 +56,4 @@ def test_tensor_files(mount, models):
             assert fingerprints(load_file(f"{m.path}/merged/{name}/{os.path.basename(stem)}"
                                           ".safetensors")) == fingerprints(want)
 
-    silent(work)
+    run_silently(work)

@@ -109,7 +109,7 @@ print(json.dumps(sorted(fingerprints(state(model)).items())))
 
 
 def load_from_cache(cache):
-    """(tensors, what was said): a fresh process, since HF_HUB_CACHE is read at the import."""
+    """(tensors, what was output): a fresh process, since HF_HUB_CACHE is read at the import."""
     done = subprocess.run(
         [sys.executable, "-W", "always", "-c", LOAD_FROM_CACHE], capture_output=True, text=True,
         timeout=60 * SLOW, env={**os.environ, "HF_HUB_CACHE": os.fspath(cache),

@@ -62,7 +62,7 @@ def mnt(place):
 
 def gone(mnt):
     assert eventually(lambda: not mounted_at(mnt)), "still mounted"
-    assert eventually(lambda: not daemons(mnt)), "the daemon is still there"
+    assert eventually(lambda: not daemons(mnt)), "the daemon is still running"
     return True
 
 

@@ -46,7 +46,7 @@ def share(count, path, want):
 
 def map_all(count, path, want):
     ready, into = os.pipe()
-    told, go = os.pipe()
+    released, go = os.pipe()
 
     def reader(seed):
         os.close(go)
@@ -55,7 +55,7 @@ def map_all(count, path, want):
         places = [random.Random(f"{seed}.{i}").randrange(len(want)) for i in range(5)]
         fine = all(mapped[at:at + 100] == want[at:at + 100] for at in places)
         os.write(into, b"r")
-        os.read(told, 1)  # end of the file
+        os.read(released, 1)  # end of the file
         return fine
 
     pids = [start(lambda i=i: reader(i)) for i in range(count)]

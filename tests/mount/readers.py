@@ -126,7 +126,7 @@ class Reader:
     def __init__(self, files, way, seed, user=None, passed=()):
         self.way, self.files, self.passed = way, files, passed
         self.rng = random.Random(seed)
-        self.told = mmap.mmap(-1, 24)  # shared: [0:8] ranges read, [8:16] bytes, [16] stop
+        self.shared = mmap.mmap(-1, 24)  # shared: [0:8] ranges read, [8:16] bytes, [16] stop
         out, into = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -151,25 +151,25 @@ class Reader:
     @property
     def count(self):
         """Number of ranges read correctly."""
-        return int.from_bytes(self.told[:8], "little")
+        return int.from_bytes(self.shared[:8], "little")
 
     @property
     def compared(self):
         """Bytes in those ranges."""
-        return int.from_bytes(self.told[8:16], "little")
+        return int.from_bytes(self.shared[8:16], "little")
 
     def stop(self):
-        self.told[16] = 1
+        self.shared[16] = 1
 
     def read(self):
         """In the child: returns 0 if it was stopped, otherwise the errno that ended it."""
         count = compared = 0
-        while not self.told[16]:
+        while not self.shared[16]:
             path, *versions = self.rng.choice(self.files)
             try:
                 with OpenFile(path, self.way, versions) as file:
                     for _ in range(self.rng.randrange(1, 12)):
-                        if self.told[16]:
+                        if self.shared[16]:
                             break
                         if self.rng.random() < 0.3:  # so that the mount gets requests again
                             os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -177,7 +177,7 @@ class Reader:
                             self.rng.randrange(max(1, file.size)),
                             self.rng.choice((1, 5000, 100_000, 400_000, 2 * MOST)))
                         count += 1
-                        self.told[:16] = struct.pack("<QQ", count, compared)
+                        self.shared[:16] = struct.pack("<QQ", count, compared)
             except OSError as error:
                 if error.errno not in self.passed:
                     return error.errno
@@ -191,11 +191,11 @@ class Reader:
             ready, _, _ = select.select([self.out], [], [], max(0, until - time.monotonic()))
             if not ready:
                 return None
-            said = os.read(self.out, 1 << 16)
+            output = os.read(self.out, 1 << 16)
             _, status = os.waitpid(self.pid, 0)
             os.close(self.out)
-            if said:
-                self.outcome = pickle.loads(said)
+            if output:
+                self.outcome = pickle.loads(output)
             else:
                 name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
                 self.outcome = name or f"exit status {status}"
@@ -267,17 +267,17 @@ def where(pid):
     lines = []
     try:
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-            def told(what):
+            def read_proc(what):
                 try:
                     with open(f"/proc/{pid}/task/{thread}/{what}") as f:
                         return f.read()
                 except OSError as error:
                     return error.strerror
 
-            state = told("stat").rpartition(")")[2].split()[:1]
-            lines.append(f"process {pid} thread {thread} {told('comm').strip()}: "
-                         f"state {''.join(state)}, wchan {told('wchan')}")
-            lines += [f"    {line}" for line in told("stack").splitlines()]
+            state = read_proc("stat").rpartition(")")[2].split()[:1]
+            lines.append(f"process {pid} thread {thread} {read_proc('comm').strip()}: "
+                         f"state {''.join(state)}, wchan {read_proc('wchan')}")
+            lines += [f"    {line}" for line in read_proc("stack").splitlines()]
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ESRCH):
             raise

@@ -85,7 +85,7 @@ def test_tree(mount, place, case, recut):
     outside.mkdir()
     expect = case(source, os.fspath(outside))
     if expect is None:
-        pytest.skip("cannot be made here")
+        pytest.skip("this machine cannot create it")
     options = ["--shards=3"] if recut else []
     m = mount(source.root, *options)
     failed = child(read_everything, m.path)

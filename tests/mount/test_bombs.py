@@ -205,7 +205,7 @@ def test_many_tensors_of_one_header(mount, source):
     assert m.metric("header_memory_bytes") < one + (1 << 20)
 
 
-@pytest.mark.skipif(SANITIZED, reason="its headers are as large as they get")
+@pytest.mark.skipif(SANITIZED, reason="needs the largest headers, which take too long")
 def test_headers_over_the_budget(mount, source):
     """Tables in use fill the budget: other headers are refused, and other files read correctly.
     After the files are removed, so are their tables."""
@@ -250,7 +250,7 @@ def fill_header_budget(m, source, room):
     return fds
 
 
-@pytest.mark.skipif(SANITIZED, reason="its headers are as large as they get")
+@pytest.mark.skipif(SANITIZED, reason="needs the largest headers, which take too long")
 def test_list_of_tensors_over_the_budget(mount, source):
     """The headers of a checkpoint fit, and the list of its tensors does not: it is refused, and
     served once there is room."""

@@ -337,8 +337,8 @@ def test_merged_order_and_padding(mount, rich):
 def test_conflicting_metadata_is_reported(mount, rich):
     m = mount(rich.root)
     os.stat(m / "merged/rich/model.safetensors")
-    said = [p for p in m.problems() if "shard" in p and "metadata" in p]
-    assert len(said) == 1 and said[0].startswith("rich/"), m.problems()
+    output = [p for p in m.problems() if "shard" in p and "metadata" in p]
+    assert len(output) == 1 and output[0].startswith("rich/"), m.problems()
 
 
 def test_recut_counts_and_sizes(mount, place):

@@ -679,11 +679,11 @@ def test_links_into_the_mount(mount, place, options):
     for name, view in zip(links, ("shards", "tensors", "merged", "npy")):
         reader = subprocess.Popen(["cat", at / view / name], stderr=subprocess.PIPE, text=True)
         try:
-            _, said = reader.communicate(timeout=10 * SLOW)
+            _, output = reader.communicate(timeout=10 * SLOW)
         except subprocess.TimeoutExpired:
             subprocess.run(["umount", "-f", at], check=False)  # nothing else ends them
             raise
-        assert reader.returncode == 1 and "No such file" in said
+        assert reader.returncode == 1 and "No such file" in output
     assert sum("leads into the mount itself" in line for line in m.problems()) == len(links)
     subprocess.run(["ls", "-R", at], check=True, timeout=10 * SLOW,
                    stdout=subprocess.DEVNULL)
@@ -691,4 +691,4 @@ def test_links_into_the_mount(mount, place, options):
 
 def mount_tmpfs(directory):
     if subprocess.run(["mount", "-t", "tmpfs", "none", directory]).returncode != 0:
-        pytest.skip("nothing can be mounted here")
+        pytest.skip("this machine cannot mount")

@@ -289,7 +289,7 @@ def removed(path):
 def test_memory_group(mount, model, memory_group):
     """The kernel enforces the memory bound: --memory and 64 MiB, under any load."""
     if os.environ.get("ASAN_OPTIONS"):
-        pytest.skip("a sanitizer needs memory of its own")
+        pytest.skip("the sanitizer needs memory itself")
     wrapper, killed = memory_group(BUDGET + (64 << 20))
     m = mount(model.root, f"--memory={BUDGET}", wrapper=wrapper, limit=120 * SLOW)
     files = oracle.plain_files(m.path, model)
@@ -374,7 +374,7 @@ def test_ten_thousand_open_files(mount, model, who):
 def open_many(files, count, daemon, user):
     """In a child: 1,000 files per process, each of which is read."""
     ready, into = os.pipe()
-    told, go = os.pipe()
+    released, go = os.pipe()
     pids = []
     for part in range(count // 1000):
         pid = os.fork()
@@ -388,7 +388,7 @@ def open_many(files, count, daemon, user):
                 path, want = files[(part * 1000 + i) % len(files)]
                 fds.append((os.open(path, os.O_RDONLY), want))
             os.write(into, b"o")
-            os.read(told, 1)
+            os.read(released, 1)
             rng = random.Random(part)
             for fd, want in rng.sample(fds, 200):
                 at = rng.randrange(len(want))

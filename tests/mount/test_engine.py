@@ -280,12 +280,12 @@ def test_status_and_documentation_list_every_metric(mount, source):
                 if line.startswith("# TYPE ")}
     documented = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert families == set(re.findall(r"`(fstfs_[a-z0-9_]+)[`{]", documented))
-    said = m.status()["counters"]
-    for name in said:
+    output = m.status()["counters"]
+    for name in output:
         assert f"fstfs_{name}" in families
     for name in "storage_reads_total", "prefetched_used_bytes_total", "stalls_total":
-        assert said[name] == numbers[f"fstfs_{name}"]
-    duration = said["storage_read_duration_seconds"]
+        assert output[name] == numbers[f"fstfs_{name}"]
+    duration = output["storage_read_duration_seconds"]
     assert duration["count"] == numbers["fstfs_storage_read_duration_seconds_count"]
     assert duration["seconds"] == numbers["fstfs_storage_read_duration_seconds_sum"]
 
@@ -317,8 +317,8 @@ def test_readahead_as_unprivileged_user(mount, source, test_user, user_binary):
     lowered = mount(source.root, "--readahead=32K", user=test_user, binary=user_binary)
     assert child(readahead, lowered.path, user=test_user) == {"bytes": 32 << 10}
     raised = mount(source.root, "--readahead=1M", user=test_user, binary=user_binary)
-    said = child(readahead, raised.path, user=test_user)
-    assert said == {"bytes": 128 << 10, "refused": "Permission denied"}
+    output = child(readahead, raised.path, user=test_user)
+    assert output == {"bytes": 128 << 10, "refused": "Permission denied"}
 
 
 def read_around(path):

@@ -50,7 +50,7 @@ REFUSED = {
 def refuse():
     """A wrapper that refuses system calls to a program."""
     if not REFUSE.exists():
-        pytest.skip("tests/sandbox/refuse is not built for this kind of machine")
+        pytest.skip("tests/sandbox/refuse is not built for this architecture")
     return lambda rules: [os.fspath(REFUSE), *rules, "--"]
 
 
@@ -86,8 +86,8 @@ def io_status(m):
 
 def what_is_off(io):
     """{switch: reason} of everything that is off, and of direct reads that a file refuses."""
-    found = {name: said["why"] for name, said in io.items()
-             if isinstance(said, dict) and not said["on"]}
+    found = {name: output["why"] for name, output in io.items()
+             if isinstance(output, dict) and not output["on"]}
     if "direct_refused" in io:
         found["direct"] = io["direct_refused"]
     return found
@@ -162,8 +162,8 @@ def test_refused_calls(mount, rich, refuse, who, what):
 
 
 @pytest.fixture
-def lies_on(place, rich):
-    """lies_on(kind, mount): a copy of the source on a file system of this kind, and the shards
+def source_on(place, rich):
+    """source_on(kind, mount): a copy of the source on a file system of this kind, and the shards
     whose cached pages would be a second copy (none on a file system in memory)."""
     stack = ExitStack()
 
@@ -183,7 +183,7 @@ def lies_on(place, rich):
     def tmpfs():
         if subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True,
                           text=True).stdout.strip() != "tmpfs":
-            pytest.skip("/dev/shm is no tmpfs")
+            pytest.skip("/dev/shm is not a tmpfs")
         path = tempfile.mkdtemp(prefix="fstfs-test-", dir="/dev/shm")
         stack.callback(shutil.rmtree, path)
         os.chmod(path, 0o755)
@@ -233,8 +233,8 @@ KINDS = {"tmpfs": None, "ramfs": "the file system refuses O_DIRECT", "overlay": 
 
 @pytest.mark.parametrize("engine", [(), ("--io=threads",)], ids=["uring", "threads"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sources(lies_on, mount, who, kind, engine):
-    source, shards = lies_on(kind, mount)
+def test_sources(source_on, mount, who, kind, engine):
+    source, shards = source_on(kind, mount)
     drop_from_page_cache(shards)
     m = mount(source.root, *engine, **who)
     check_all(m, source)

@@ -120,12 +120,12 @@ def in_namespace(script, *command, **more):
         pytest.skip("needs root: a mount namespace")
     probe = run("unshare", "-m", "true")
     if probe.returncode:
-        pytest.skip(f"no mount namespace here: {probe.stderr.strip()}")
+        pytest.skip(f"cannot create a mount namespace: {probe.stderr.strip()}")
     return run("unshare", "-m", "--propagation", "slave", "sh", "-c", f'{script} && exec "$@"',
                "sh", *command, **more)
 
 
-def told(done, *texts):
+def assert_line(done, *texts):
     """Asserts exactly one line, from fstfs itself, with these texts."""
     assert done.returncode == 1 and not done.stdout, done
     assert done.stderr.startswith("fstfs: ") and done.stderr.count("\n") == 1, done.stderr
@@ -146,13 +146,13 @@ def user_mnt(mnt, test_user):  # noqa: F811
 class TestDevice:
     def test_missing_path(self, fstfs, source, mnt, flags):  # noqa: F811
         done = in_namespace("mount -t tmpfs none /dev", fstfs, *flags, source.root, mnt)
-        told(done, "/dev/fuse: No such file", "modprobe fuse", CONTAINER)
+        assert_line(done, "/dev/fuse: No such file", "modprobe fuse", CONTAINER)
         nothing_left(mnt)
 
     def test_path_is_a_file(self, fstfs, source, mnt, flags):  # noqa: F811
         done = in_namespace("mount -t tmpfs none /dev && touch /dev/fuse",
                             fstfs, *flags, source.root, mnt)
-        told(done, "/dev/fuse: found a file, expected a character device", CONTAINER)
+        assert_line(done, "/dev/fuse: found a file, expected a character device", CONTAINER)
         nothing_left(mnt)
 
     @pytest.mark.parametrize("owner, mode, cure", [
@@ -164,7 +164,7 @@ class TestDevice:
         script = (f"mount -t tmpfs none /dev && mknod /dev/fuse c 10 229 && "
                   f"chown {owner} /dev/fuse && chmod {mode} /dev/fuse")
         done = in_namespace(script, *as_user(test_user), user_binary, *flags, source.root, user_mnt)
-        told(done, "/dev/fuse: Permission denied for user", f"found mode {mode} of {owner}", cure)
+        assert_line(done, "/dev/fuse: Permission denied for user", f"found mode {mode} of {owner}", cure)
         nothing_left(user_mnt)
 
 
@@ -174,7 +174,7 @@ def test_no_permission_to_mount(fstfs, source, mnt, flags):  # noqa: F811
     if os.geteuid() != 0:
         pytest.skip("needs root: drops CAP_SYS_ADMIN")
     done = run(*NO_SYS_ADMIN, fstfs, *flags, source.root, mnt)
-    told(done, mnt, "Operation not permitted", CONTAINER)
+    assert_line(done, mnt, "Operation not permitted", CONTAINER)
     nothing_left(mnt)
 
 
@@ -186,13 +186,13 @@ NO_FUSERMOUNT = "mount --bind /dev/null $(readlink -f $(command -v fusermount3))
 def test_no_fusermount(user_binary, test_user, source, user_mnt, flags):  # noqa: F811
     done = in_namespace(NO_FUSERMOUNT, *as_user(test_user), user_binary, *flags, source.root,
                         user_mnt)
-    told(done, user_mnt, "fusermount", "cannot be run", "install it (package fuse3)")
+    assert_line(done, user_mnt, "fusermount", "cannot be run", "install it (package fuse3)")
     nothing_left(user_mnt)
 
 
 def test_no_fusermount_in_a_container(fstfs, source, mnt):  # noqa: F811
     done = in_namespace(NO_FUSERMOUNT, *NO_SYS_ADMIN, fstfs, source.root, mnt)
-    told(done, mnt, CONTAINER)
+    assert_line(done, mnt, CONTAINER)
     nothing_left(mnt)
 
 
@@ -200,7 +200,7 @@ def test_no_new_privileges(user_binary, test_user, source, user_mnt):  # noqa: F
     if not as_user(test_user):
         pytest.skip("needs root: runs as another user")
     done = run("setpriv", "--no-new-privs", *as_user(test_user), user_binary, source.root, user_mnt)
-    told(done, user_mnt, "no_new_privs", "NoNewPrivileges=")
+    assert_line(done, user_mnt, "no_new_privs", "NoNewPrivileges=")
     nothing_left(user_mnt)
 
 
@@ -210,7 +210,7 @@ def test_mount_point_of_another_user(user_binary, test_user, source, mnt, mode):
         pytest.skip("needs root: a directory of somebody else")
     mnt.chmod(mode)
     done = run(user_binary, source.root, mnt, user=test_user)
-    told(done, mnt, "fusermount3", f"found owner root and mode {mode:04o}", f"chown {test_user}")
+    assert_line(done, mnt, "fusermount3", f"found owner root and mode {mode:04o}", f"chown {test_user}")
     nothing_left(mnt)
 
 
@@ -218,7 +218,7 @@ def test_allow_other_as_unprivileged_user(user_binary, test_user, source, user_m
     if re.search(r"^\s*user_allow_other", fuse_conf(), re.MULTILINE):
         pytest.skip("/etc/fuse.conf has user_allow_other")
     done = run(user_binary, "-o", "allow_other", source.root, user_mnt, user=test_user)
-    told(done, user_mnt, "user_allow_other", "/etc/fuse.conf")
+    assert_line(done, user_mnt, "user_allow_other", "/etc/fuse.conf")
     nothing_left(user_mnt)
 
 
@@ -236,16 +236,16 @@ def test_mount_of_a_user_blocks_root(mount, fstfs, user_binary, test_user, sourc
     if not as_user(test_user):
         pytest.skip("needs root")
     m = mount(source.root, user=test_user, binary=user_binary)
-    told(run(fstfs, source.root, m.path), "busy", f"user {test_user} has mounted",
-         f"fusermount3 -u {m.path}")
+    assert_line(run(fstfs, source.root, m.path), "busy", f"user {test_user} has mounted",
+                f"fusermount3 -u {m.path}")
     assert len(mounted_at(m.path)) == 1
     for inside in (m.path, f"{m.path}/merged", f"{m.path}/merged/../tensors"):
         done = run(fstfs, inside, mnt)
-        told(done, inside, "Permission denied", f"user {test_user} has mounted",
-             f"on {m.path}", "allow_other")
-    told(run(fstfs, source.root, f"{m.path}/merged"), "Permission denied", f"on {m.path}")
+        assert_line(done, inside, "Permission denied", f"user {test_user} has mounted",
+                    f"on {m.path}", "allow_other")
+    assert_line(run(fstfs, source.root, f"{m.path}/merged"), "Permission denied", f"on {m.path}")
     (place / "link").symlink_to(m.path)
-    told(run(fstfs, place / "link", mnt), f"on {m.path}", "allow_other")
+    assert_line(run(fstfs, place / "link", mnt), f"on {m.path}", "allow_other")
     nothing_left(mnt)
 
 
@@ -254,10 +254,10 @@ def test_dead_mount(mount, fstfs, source, place, mnt):  # noqa: F811
     m.signal(signal.SIGKILL)
     m.wait()
     cure = f"fusermount3 -u {m.path} "
-    told(run(fstfs, source.root, m.path), cure, "daemon has died")
+    assert_line(run(fstfs, source.root, m.path), cure, "daemon has died")
     for inside in (m.path, f"{m.path}/merged"):
-        told(run(fstfs, inside, mnt), inside, "Transport endpoint is not connected", cure)
-    told(run(fstfs, source.root, f"{m.path}/merged"), "Transport endpoint is not connected", cure)
+        assert_line(run(fstfs, inside, mnt), inside, "Transport endpoint is not connected", cure)
+    assert_line(run(fstfs, source.root, f"{m.path}/merged"), "Transport endpoint is not connected", cure)
     nothing_left(mnt)
     assert run("fusermount3", "-u", m.path).returncode == 0
 
@@ -272,24 +272,24 @@ def test_mount_dies_meanwhile(fstfs, source, place, mnt):  # noqa: F811
     fake.chmod(0o755)
     done = in_namespace(f"mount --bind {fake} $(readlink -f $(command -v fusermount3))",
                         fstfs, "-o", "auto_unmount", source.root, mnt)
-    told(done, "failed to access mountpoint", f"fusermount3 -u {mnt} clears it")
+    assert_line(done, "failed to access mountpoint", f"fusermount3 -u {mnt} clears it")
     nothing_left(mnt)
 
 
 def test_paths(fstfs, source, place, mnt):  # noqa: F811
     file = place / "s/config.json"
-    told(run(fstfs, file, mnt), f"source {file}: not a directory", "found a file",
-         "expected the directory that holds the models")
-    told(run(fstfs, place / "no", mnt), f"source {place}/no: No such file", "directory that holds the models")
-    told(run(fstfs, source.root, file), f"mount point {file}: not a directory", "found a file",
-         "expected an empty directory")
-    told(run(fstfs, source.root, place / "no"), f"mount point {place}/no: No such file",
-         f"mkdir -p {place}/no\n")
+    assert_line(run(fstfs, file, mnt), f"source {file}: not a directory", "found a file",
+                "expected the directory that holds the models")
+    assert_line(run(fstfs, place / "no", mnt), f"source {place}/no: No such file", "directory that holds the models")
+    assert_line(run(fstfs, source.root, file), f"mount point {file}: not a directory", "found a file",
+                "expected an empty directory")
+    assert_line(run(fstfs, source.root, place / "no"), f"mount point {place}/no: No such file",
+                f"mkdir -p {place}/no\n")
     (place / "s/in").mkdir()
-    told(run(fstfs, source.root, place / "s/in"), "it is inside of the source", "mount it elsewhere")
-    told(run(fstfs, source.root, place), "is inside of it", "mount it elsewhere")
+    assert_line(run(fstfs, source.root, place / "s/in"), "it is inside of the source", "mount it elsewhere")
+    assert_line(run(fstfs, source.root, place), "is inside of it", "mount it elsewhere")
     (mnt / "one").touch()
-    told(run(fstfs, source.root, mnt), "not empty", "found one", "mount on an empty directory")
+    assert_line(run(fstfs, source.root, mnt), "not empty", "found one", "mount on an empty directory")
     nothing_left(mnt)
 
 
@@ -299,13 +299,13 @@ def test_source_is_not_readable(user_binary, test_user, place, user_mnt):
     (place / "shut/below").mkdir(parents=True)
     (place / "shut").chmod(0o700)
     for path in (place / "shut", place / "shut/below"):
-        told(run(user_binary, path, user_mnt, user=test_user), f"{path}: Permission denied",
-             f"user {test_user}")
+        assert_line(run(user_binary, path, user_mnt, user=test_user), f"{path}: Permission denied",
+                    f"user {test_user}")
     nothing_left(user_mnt)
 
 
 def test_mount_option_of_libfuse(fstfs, source, mnt):  # noqa: F811
-    told(run(fstfs, "-o", "max_read=x", source.root, mnt), mnt, "max_read=x")
+    assert_line(run(fstfs, "-o", "max_read=x", source.root, mnt), mnt, "max_read=x")
     nothing_left(mnt)
 
 

@@ -20,7 +20,7 @@ MODEL = "model"
 def qwen(shared_place):
     """(root, table, marks): every 15th tensor is marked, and the first and last of each shard."""
     if not DESCRIPTION.exists():
-        pytest.skip("../shared/data/qwen3.5-25b-a3b.json is not there")
+        pytest.skip("../shared/data/qwen3.5-25b-a3b.json does not exist")
     root = shared_place / "qwen"
     table = trees.published(DESCRIPTION, root / "m")
     (root / "m/config.json").write_bytes(b"{}\n")

@@ -65,7 +65,7 @@ class TestRefusedPaths:
             pytest.skip("needs root: a mount namespace without /dev/fuse")
         probe = run("unshare", "-m", "true")
         if probe.returncode:
-            pytest.skip(f"no mount namespace here: {probe.stderr.strip()}")
+            pytest.skip(f"cannot create a mount namespace: {probe.stderr.strip()}")
         done = run("unshare", "-m", "--propagation", "slave", "sh", "-c",
                    'mount -t tmpfs none /dev && exec "$@"', "sh", fstfs, *flags, source.root, mnt)
         refused(done, "/dev/fuse")

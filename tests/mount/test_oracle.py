@@ -64,7 +64,7 @@ def test_escaped_names_differ():
 
 def test_published_sizes(place):
     if not os.path.exists(DESCRIPTION):
-        pytest.skip("../shared/data is not there")
+        pytest.skip("../shared/data does not exist")
     table = trees.published(DESCRIPTION, place / "q")  # asserts every file size
     assert len(table) == 22213
     with open(DESCRIPTION) as f:

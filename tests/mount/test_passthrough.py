@@ -53,7 +53,7 @@ def possible(mount, place):
 @pytest.fixture
 def allowed(possible):
     if os.geteuid() != 0:
-        pytest.skip("only root may")
+        pytest.skip("needs root")
 
 
 def wholes(source):
@@ -82,8 +82,8 @@ def test_invalid_value_is_refused(fstfs, source, place, value):
     (place / "m").mkdir()
     done = subprocess.run([fstfs, f"--passthrough={value}", source.root, place / "m"],
                           capture_output=True, text=True)
-    said = "--passthrough: expected on or off" if value else "--passthrough needs a value"
-    assert done.returncode == 2 and said in done.stderr
+    output = "--passthrough: expected on or off" if value else "--passthrough needs a value"
+    assert done.returncode == 2 and output in done.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--shards=2",)], ids=["as-source", "recut"])
@@ -177,7 +177,7 @@ def test_file_system_without_direct_reads(mount, place, allowed):
     root = place / "s"
     root.mkdir()
     if subprocess.run(["mount", "-t", "ramfs", "fstfs-test", root]).returncode != 0:
-        pytest.skip("ramfs cannot be mounted here")
+        pytest.skip("cannot mount ramfs")
     try:
         source = trees.rich(root / "source")
         m = mount(root, "--passthrough=on")

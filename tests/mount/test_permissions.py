@@ -56,7 +56,7 @@ def give_list(path, entries):
     try:
         os.setxattr(path, "system.posix_acl_access", value)
     except OSError as error:
-        pytest.skip(f"the source has no lists of access: {error}")
+        pytest.skip(f"the file system has no access control lists: {error}")
 
 
 def become(who):
@@ -316,7 +316,7 @@ def exchange(one, other):
     """Exchanges two paths atomically (RENAME_EXCHANGE)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2) != 0:
-        pytest.skip(f"no files change places here: {os.strerror(ctypes.get_errno())}")
+        pytest.skip(f"RENAME_EXCHANGE: {os.strerror(ctypes.get_errno())}")
 
 
 def seen_by(who, directory, paths):
@@ -481,7 +481,7 @@ def test_owner_in_a_user_namespace(mount, place, source, link):
     assert child(openable, made) == set(made)
     got = child(read_in_user_namespace, "alice", [mine, other, *made])
     if isinstance(got, OSError):
-        pytest.skip(f"users get no namespaces of their own here: {got}")
+        pytest.skip(f"cannot create a user namespace: {got}")
     assert got == {mine}
 
 

@@ -59,14 +59,14 @@ def source(place):
 def test_all_privileges_are_dropped(mount, source, who):
     m = mount(source.root, **who)
     child(oracle.check_source, m.path, source, user=m.user)
-    said = sandbox_of(m)
+    output = sandbox_of(m)
     for part in PARTS:
         if part != "landlock" or have_landlock():
-            assert said[part] == {"on": True}, said
-    shut = said["landlock"]["on"] and not SANITIZED
-    assert said["reads"] == ("the source" if shut else "any file")
-    assert said.get("opened_outside", 0) == 0  # no link leads out of the source
-    for pid in (m.pid, helpers_of(m)["fstfs-open"]) if said["landlock"]["on"] else (m.pid,):
+            assert output[part] == {"on": True}, output
+    shut = output["landlock"]["on"] and not SANITIZED
+    assert output["reads"] == ("the source" if shut else "any file")
+    assert output.get("opened_outside", 0) == 0  # no link leads out of the source
+    for pid in (m.pid, helpers_of(m)["fstfs-open"]) if output["landlock"]["on"] else (m.pid,):
         for thread in threads(pid):
             assert (thread["NoNewPrivs"], thread["Seccomp"]) == ("1", "2"), thread["Name"]
             rights = int(thread["CapPrm"], 16)
@@ -79,8 +79,8 @@ def test_all_privileges_are_dropped(mount, source, who):
 def test_sandbox_off(mount, source, who):
     m = mount(source.root, "--sandbox=off", **who)
     child(oracle.check_source, m.path, source, user=m.user)
-    said = sandbox_of(m)
-    assert [said[part] for part in PARTS] == [{"on": False, "why": "not wanted"}] * len(PARTS)
+    output = sandbox_of(m)
+    assert [output[part] for part in PARTS] == [{"on": False, "why": "not wanted"}] * len(PARTS)
     assert list(helpers_of(m)) == ["fstfs-unmount"]
     assert all(thread["Seccomp"] == threads("self")[0]["Seccomp"] for thread in threads(m.pid))
     m.signal(signal.SIGTERM)
@@ -166,7 +166,7 @@ def services(place, who, request):
     return Services(place, who.get("user"), request.param)
 
 
-@pytest.mark.skipif(SANITIZED, reason="the sanitizer needs what is to be refused")
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer needs refused system calls")
 def test_intruder_is_contained(mount, place, source, services, who):
     if not have_landlock():
         pytest.skip("the kernel has no Landlock")
@@ -205,8 +205,8 @@ def test_systemd_is_notified(mount, place, source, who, abstract):
     m = mount(source.root, environment={"NOTIFY_SOCKET": "@" + path if abstract else path}, **who)
     child(oracle.check_source, m.path, source, user=m.user)
     manager.setblocking(False)
-    said, ancillary, _, _ = manager.recvmsg(99, socket.CMSG_SPACE(12))
-    assert said == b"READY=1"
+    output, ancillary, _, _ = manager.recvmsg(99, socket.CMSG_SPACE(12))
+    assert output == b"READY=1"
     assert struct.unpack("iii", ancillary[0][2])[0] == m.pid
     with pytest.raises(BlockingIOError):
         manager.recv(99)
@@ -391,7 +391,7 @@ def test_refused_parts(mount, place, source, what):
     if os.geteuid() != 0:
         pytest.skip("needs root: a filter of an ordinary user keeps fusermount3 from its work")
     if not REFUSE.exists():
-        pytest.skip("tests/sandbox/refuse is not built for this kind of machine")
+        pytest.skip("tests/sandbox/refuse is not built for this architecture")
     rules, off = REFUSED[what]
     shutil.copytree(source.root, place / "elsewhere")
     os.symlink("../elsewhere", source.path("linked"))
@@ -401,8 +401,8 @@ def test_refused_parts(mount, place, source, what):
     oracle.check_tensors(m / "tensors", source.checkpoints[0])
     assert oracle.read_all(m / "tensors/linked/model/t0.weight") == \
         oracle.read_all(m / "tensors/model/t0.weight")
-    said = sandbox_of(m)
-    assert {name: said[name]["why"] for name in PARTS if not said[name]["on"]} == {**plain, **off}
+    output = sandbox_of(m)
+    assert {name: output[name]["why"] for name in PARTS if not output[name]["on"]} == {**plain, **off}
     m.signal(signal.SIGTERM)
     assert m.wait() == 0 and not mounted_at(m.path)
 
@@ -466,7 +466,7 @@ def regions(pid):
     return found
 
 
-@pytest.mark.skipif(SANITIZED, reason="the sanitizer keeps memory of its own")
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer retains memory")
 def test_core_dump_has_no_tensors(mount, place):
     """The daemon's memory contains tensors, but not in regions that a core dump would include."""
     if os.geteuid() != 0:

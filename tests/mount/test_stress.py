@@ -165,7 +165,7 @@ def test_nodes_are_freed(mount, place):
         return None
 
     if nodes() is None:
-        pytest.skip("no count of nodes in metrics")
+        pytest.skip("the metrics have no count of nodes")
     before = nodes()
     seen = []
     for view in ("tensors", "merged", "shards", "npy"):

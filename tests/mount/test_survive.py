@@ -172,7 +172,7 @@ def test_signal(mount, versions, crowd, who, number):
     m.signal(number)
     judge(all_of_them, ENDS)
     assert ended(m, device) == 0
-    assert eventually(lambda: not mounted_at(m.path)), "the mount is still there"
+    assert eventually(lambda: not mounted_at(m.path)), "still mounted"
 
 
 @pytest.mark.limit(120)
@@ -246,7 +246,7 @@ def test_opener_is_killed(mount, versions, crowd, who, shared):
     kill_helper(m, "fstfs-open")
     judge(all_of_them, ENDS | {errno.EACCES})
     assert ended(m, number) == 1
-    assert eventually(lambda: not mounted_at(m.path)), "the mount is still there"
+    assert eventually(lambda: not mounted_at(m.path)), "still mounted"
     assert m.log_text().count("fstfs-open has died") == 1
     again = mount(versions[0].root, *shared, mountpoint=m.path, **who)
     child(readers.check_files, expected(again, versions[:1]), "read", user=m.user)

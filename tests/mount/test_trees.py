@@ -636,7 +636,7 @@ def test_unreadable_files_as_unprivileged_user(mount, place, test_user, user_bin
     os.chmod(place / "s/shut/model-00002-of-00002.safetensors", 0)
     os.chmod(place / "s/dir", 0)
     if os.geteuid() != 0 and os.access(place / "s/dir", os.R_OK):
-        pytest.skip("this user reads everything")
+        pytest.skip("this user can read everything")
     m = mount(source.root, user=test_user, binary=user_binary)
     good, shut, _ = source.checkpoints
 

@@ -220,7 +220,7 @@ def test_killed_reader(bench, fstfs, place):
     """Every reader is killed, until all rows have failed."""
     path = place / "model" / "sparse.safetensors"
     path.parent.mkdir()  # mount points may not be inside the source
-    write_sparse(path, 600 * MIB)  # so large that check_size() runs no reader
+    write_sparse(path, 600 * MIB)  # so large that check_model_size() runs no reader
     out = place / "out.json"
     with open(out, "w") as f:
         process = bench.start("--json", "--rounds=1000", "--methods=read", path, stdout=f)

@@ -101,7 +101,7 @@ find_model(const char *path, struct bench *bench, struct reason *reason)
 
 /* Refuses a model that is read too fast to be timed. */
 static errint_t
-check_size(const struct bench *bench, struct reason *reason)
+check_model_size(const struct bench *bench, struct reason *reason)
 {
     struct reader reader = {READER_READ, 1 << 20, 1, 1, 1, false};
     struct progress progress = {0};
@@ -271,7 +271,7 @@ bench_open(const char *path, const struct options *options, const struct device 
     *bench = (struct bench){.options = options, .device = device};
     error = find_model(path, bench, reason);
     if (!error)
-        error = check_size(bench, reason);
+        error = check_model_size(bench, reason);
     if (!error)
         error = choose_methods(bench, reason);
     if (!error)

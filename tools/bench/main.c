@@ -102,7 +102,8 @@ check_svg(const char *path)
 
 /* Prints what is measured on. Fails for anything that is known to be wrong before reading. */
 static bool
-prepare(const struct options *options, const struct machine *machine, struct device *device)
+check_and_announce(const struct options *options, const struct machine *machine,
+                   struct device *device)
 {
     struct buffer text = BUFFER_INIT;
     struct reason reason;
@@ -154,7 +155,7 @@ run_models(const struct options *options)
 
     progress_catch_signals();
     machine_describe(&machine);
-    if (!prepare(options, &machine, &found))
+    if (!check_and_announce(options, &machine, &found))
         return 1;
     device = options->device ? &found : NULL;
     outcome.benches = calloc((size_t)options->path_count, sizeof(*outcome.benches));

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES = 800
 # violations that remain; these may only fall
-CYCLES, LONG_FILES, REPEATED_NAMES = 11, 4, 72
+CYCLES, LONG_FILES, REPEATED_NAMES = 8, 1, 10
 # the folders that a folder's files may include besides their own
 LAYERS = {
     "src/base": (),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SHA-256, if fstfs was built with libcrypto. */
+/* SHA-256 by libcrypto. Without it sha256_can() is false, and only sha256_text() and sha256_free()
+ * may be called. */
 #ifndef FSTFS_CHECK_SHA256_H
 #define FSTFS_CHECK_SHA256_H
 
@@ -8,7 +9,7 @@
 
 enum { SHA256_SIZE = 32, SHA256_TEXT = 65 /* hexadecimal, with a NUL */ };
 
-/* Returns whether libcrypto is available; if not, call only sha256_text() and sha256_free(). */
+/* Returns whether fstfs was built with libcrypto. */
 bool sha256_can(void);
 
 struct sha256;

@@ -8,9 +8,9 @@
  * mapped
  *   client sizes                   the sizes of the structures of fstfs.h, as JSON
  *
- * A request is a line: the tensor's place, and for a box of it a slice "start:stop:step"
- * for each dimension. On failure prints the errno and fstfs_error() to standard error and
- * exits with 1.
+ * A request is a line: the tensor's place, and for a slice of it, for each dimension
+ * "start:stop:step" for each dimension. On failure prints the errno and fstfs_error() to standard
+ * error and exits with 1.
  *
  * -m BYTES  memory      -u  no io_uring     -d  no O_DIRECT     -s  not from the source
  * -a        allocate by callback            -t N  N threads read all of it at once
@@ -104,22 +104,22 @@ struct work {
 static void
 add_request(struct work *work, char *line)
 {
-    struct fstfs_slice *box = NULL;
+    struct fstfs_slice *slices = NULL;
     struct fstfs_request *request;
     char *end;
     const struct fstfs_tensor *tensor = fstfs_tensor(checkpoint, strtoull(line, &end, 10));
 
     if (*end == ' ')
-        box = calloc(tensor->rank + 1, sizeof(*box));
-    for (unsigned d = 0; box && d < tensor->rank; d++) {
-        box[d].start = strtoull(end + 1, &end, 10);
-        box[d].stop = strtoull(end + 1, &end, 10);
-        box[d].step = strtoull(end + 1, &end, 10);
+        slices = calloc(tensor->rank + 1, sizeof(*slices));
+    for (unsigned d = 0; slices && d < tensor->rank; d++) {
+        slices[d].start = strtoull(end + 1, &end, 10);
+        slices[d].stop = strtoull(end + 1, &end, 10);
+        slices[d].step = strtoull(end + 1, &end, 10);
     }
     work->requests = realloc(work->requests, (work->count + 1) * sizeof(*work->requests));
     work->sizes = realloc(work->sizes, (work->count + 1) * sizeof(*work->sizes));
     request = &work->requests[work->count];
-    *request = (struct fstfs_request){.tensor = tensor, .slices = box};
+    *request = (struct fstfs_request){.tensor = tensor, .slices = slices};
     int error = fstfs_request_size(request, &work->sizes[work->count]);
     if (error)
         die(error);

@@ -121,18 +121,18 @@ def test_hub_cache(place):
 
 
 def slices(rng, shape):
-    box = []
+    chosen = []
     for dim in shape:
         start = rng.randint(0, dim)
-        box.append(slice(start, rng.randint(start, dim), rng.choice((1, 1, 2, 7))))
+        chosen.append(slice(start, rng.randint(start, dim), rng.choice((1, 1, 2, 7))))
         if rng.random() < 0.4:
-            box[-1] = slice(0, dim, 1)
-    return tuple(box)
+            chosen[-1] = slice(0, dim, 1)
+    return tuple(chosen)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_boxes(place, engine):
-    """Many boxes in one call, several of them of one tensor, from several threads."""
+    """Many slices in one call, several of them of one tensor, from several threads."""
     rng = random.Random(1)
     shapes = [(300, 700), (7, 90, 51), (100_000,), (2, 3, 4, 5), (60, 40_000), (), (5, 0, 5)]
     tensors = [trees.tensor(f"t{i}", "U16", shape) for i, shape in enumerate(shapes)]
@@ -141,10 +141,10 @@ def test_boxes(place, engine):
     requests, want = "", b""
     for _ in range(200):
         i = rng.randrange(len(tensors))
-        box = slices(rng, shapes[i])
-        requests += " ".join([str(i), *(f"{s.start}:{s.stop}:{s.step}" for s in box)]) + "\n"
+        chosen = slices(rng, shapes[i])
+        requests += " ".join([str(i), *(f"{s.start}:{s.stop}:{s.step}" for s in chosen)]) + "\n"
         array = np.frombuffer(tensors[i].data, "<u2").reshape(shapes[i])
-        want += np.ascontiguousarray(array[box]).tobytes()
+        want += np.ascontiguousarray(array[chosen]).tobytes()
     for options in ((), ("-a",), ("-t", "3"), ("-A", "-t", "3")):
         assert run(*ENGINES[engine], *options, "read", place / "m", requests=requests).stdout == want
 

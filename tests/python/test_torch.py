@@ -175,7 +175,7 @@ def test_slices(path, before, backend):
 
 @pytest.mark.parametrize("before", [files.forget, files.remember])
 def test_other_indices(path, before):
-    """What is no box is taken from the whole tensor, by torch."""
+    """Indices that are no strided slice read the whole tensor and index it with torch."""
     mask = torch.arange(513) % 7 == 0
     with fstfs.safe_open(path, "pt") as file, safetensors.safe_open(path, "pt") as other:
         for index in ([0, 5, 3], None, mask, torch.tensor(2), torch.tensor([1, 2]), (None, 3),

@@ -59,10 +59,10 @@ make_file(uint64_t most_rows)
 }
 
 static bool
-is_wanted(const struct fstfs_slice *box, uint64_t row, uint64_t column)
+is_wanted(const struct fstfs_slice *slices, uint64_t row, uint64_t column)
 {
-    return !box || (row >= box[0].start && row < box[0].stop && column >= box[1].start &&
-                    column < box[1].stop);
+    return !slices || (row >= slices[0].start && row < slices[0].stop &&
+                       column >= slices[1].start && column < slices[1].stop);
 }
 
 /* Of a tensor all, rows, or rows and columns; at an address that is as its offset is, or not. */
@@ -71,20 +71,20 @@ add_wanted(const struct fstfs_tensor *tensor)
 {
     struct wanted *w = &wanteds[wanted_count++];
     struct plan_item *item = &plan.items[plan.count++];
-    struct fstfs_slice *box = NULL;
+    struct fstfs_slice *slices = NULL;
     uint64_t rows = tensor->shape[0], room, shift;
 
     if (random_below(2)) {
-        box = calloc(2, sizeof(*box));
-        box[0].start = random_below(rows);
+        slices = calloc(2, sizeof(*slices));
+        slices[0].start = random_below(rows);
         if (random_below(2))
-            box[0].start -= box[0].start % 512; /* a whole number of blocks */
-        box[0].stop = box[0].start + 1 + random_below(rows - box[0].start);
-        box[1].stop = COLUMNS;
+            slices[0].start -= slices[0].start % 512; /* a whole number of blocks */
+        slices[0].stop = slices[0].start + 1 + random_below(rows - slices[0].start);
+        slices[1].stop = COLUMNS;
         if (random_below(3) == 0)
-            box[1].stop -= 100 + random_below(800);
+            slices[1].stop -= 100 + random_below(800);
     }
-    w->request = (struct fstfs_request){.tensor = tensor, .slices = box};
+    w->request = (struct fstfs_request){.tensor = tensor, .slices = slices};
     *item = (struct plan_item){.source = &source, .offset = tensor->offset};
     ck_assert_int_eq(strided_slice_make(&w->request, &item->slice), 0);
     item->end = tensor->offset + strided_slice_range(&item->slice, item->slice.range_count - 1) +
@@ -102,7 +102,7 @@ add_wanted(const struct fstfs_tensor *tensor)
     char *to = w->expected + BLOCK_SIZE + shift;
     for (uint64_t row = 0; row < rows; row++)
         for (uint64_t column = 0; column < COLUMNS; column++)
-            if (is_wanted(box, row, column))
+            if (is_wanted(slices, row, column))
                 *to++ = file[tensor->offset + row * COLUMNS + column];
 }
 

@@ -24,7 +24,7 @@ struct example {
     uint64_t size;
 };
 
-/* Adds the bytes of the box from dimension `d` on. */
+/* Adds the bytes of the slice from dimension `d` on. */
 static void
 add_expected(struct example *e, unsigned d, uint64_t index)
 {
@@ -87,18 +87,18 @@ example_free(struct example *e)
 /* Everything that is wanted lies in a range; ranges rise, do not touch, and hold no
  * hole of more than a block. */
 static void
-check_ranges(const struct example *e, const struct strided_slice *box)
+check_ranges(const struct example *e, const struct strided_slice *slice)
 {
     uint64_t end = 0, wanted = 0, missed = 0, hole = 0, largest = 0;
 
-    for (uint64_t i = 0; i < box->range_count; i++) {
-        uint64_t start = strided_slice_range(box, i);
+    for (uint64_t i = 0; i < slice->range_count; i++) {
+        uint64_t start = strided_slice_range(slice, i);
 
         ck_assert_uint_ge(start, end);
         ck_assert(i == 0 || start - end > BLOCK_SIZE);
         for (uint64_t at = end; at < start; at++)
             missed += e->wanted[at];
-        end = start + box->range;
+        end = start + slice->range;
         ck_assert_uint_le(end, e->tensor.size);
         ck_assert(e->wanted[start] && e->wanted[end - 1]);
         for (uint64_t at = start; at < end; at++) {
@@ -113,7 +113,7 @@ check_ranges(const struct example *e, const struct strided_slice *box)
 }
 
 static void
-check_copies(const struct example *e, const struct strided_slice *box)
+check_copies(const struct example *e, const struct strided_slice *slice)
 {
     char *to = malloc(e->size + 2);
     uint64_t copied = 0;
@@ -121,7 +121,7 @@ check_copies(const struct example *e, const struct strided_slice *box)
     memset(to, 0x55, e->size + 2);
     for (uint64_t at = 0, length; at < e->tensor.size; at += length) {
         length = 1 + random_below(e->tensor.size - at);
-        copied += strided_slice_copy(box, at, e->bytes + at, length, to + 1);
+        copied += strided_slice_copy(slice, at, e->bytes + at, length, to + 1);
     }
     ck_assert_uint_eq(copied, e->size);
     ck_assert_int_eq(memcmp(to + 1, e->expected, e->size), 0);
@@ -131,17 +131,17 @@ check_copies(const struct example *e, const struct strided_slice *box)
 
 /* The same piece by piece into memory for a piece, each to where the last one ended. */
 static void
-check_packs(const struct example *e, const struct strided_slice *box)
+check_packs(const struct example *e, const struct strided_slice *slice)
 {
     char *piece = malloc(e->size + 1);
     uint64_t packed = 0;
 
     for (uint64_t at = 0, length, size; at < e->tensor.size; at += length) {
         length = 1 + random_below(e->tensor.size - at);
-        ck_assert_uint_eq(strided_slice_before(box, at), packed);
-        size = strided_slice_before(box, at + length) - packed;
+        ck_assert_uint_eq(strided_slice_before(slice, at), packed);
+        size = strided_slice_before(slice, at + length) - packed;
         piece[size] = 0x55;
-        ck_assert_uint_eq(strided_slice_pack(box, at, e->bytes + at, length, piece), size);
+        ck_assert_uint_eq(strided_slice_pack(slice, at, e->bytes + at, length, piece), size);
         ck_assert_int_eq(memcmp(piece, e->expected + packed, size), 0);
         ck_assert_int_eq(piece[size], 0x55);
         packed += size;
@@ -155,22 +155,22 @@ check_examples(int rounds, uint64_t most)
 {
     for (int round = 0; round < rounds; round++) {
         struct example e;
-        struct strided_slice box;
+        struct strided_slice slice;
 
         example_make(&e, most);
-        ck_assert_int_eq(strided_slice_make(&e.request, &box), 0);
-        ck_assert_uint_eq(box.size, e.size);
+        ck_assert_int_eq(strided_slice_make(&e.request, &slice), 0);
+        ck_assert_uint_eq(slice.size, e.size);
         if (e.size > 0) {
-            check_ranges(&e, &box);
-            check_copies(&e, &box);
-            check_packs(&e, &box);
+            check_ranges(&e, &slice);
+            check_copies(&e, &slice);
+            check_packs(&e, &slice);
         }
-        strided_slice_free(&box);
+        strided_slice_free(&slice);
         example_free(&e);
     }
 }
 
-START_TEST(small_boxes)
+START_TEST(small_slices)
 {
     random_state = 1;
     check_examples(ROUNDS, 7);
@@ -178,14 +178,14 @@ START_TEST(small_boxes)
 END_TEST
 
 /* Where rows are so long that they are read one by one. */
-START_TEST(large_boxes)
+START_TEST(large_slices)
 {
     random_state = 2;
     check_examples(100, 35);
 }
 END_TEST
 
-START_TEST(columns_are_read_apart)
+START_TEST(columns_are_read_separately)
 {
     uint64_t shape[] = {1000, 10000};
     struct fstfs_slice slices[] = {{0, 1000, 0}, {5000, 6000, 0}};
@@ -193,19 +193,19 @@ START_TEST(columns_are_read_apart)
     struct fstfs_tensor tensor = {
         .name = "t", .dtype = "BF16", .bits = 16, .rank = 2, .shape = shape, .size = 20000000};
     struct fstfs_request request = {.tensor = &tensor, .slices = slices};
-    struct strided_slice box;
+    struct strided_slice slice;
 
-    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
-    ck_assert_uint_eq(box.range_count, 1000);
-    ck_assert_uint_eq(box.range, 2000);
-    ck_assert_uint_eq(strided_slice_range(&box, 999), 999 * 20000 + 10000);
-    strided_slice_free(&box);
+    ck_assert_int_eq(strided_slice_make(&request, &slice), 0);
+    ck_assert_uint_eq(slice.range_count, 1000);
+    ck_assert_uint_eq(slice.range, 2000);
+    ck_assert_uint_eq(strided_slice_range(&slice, 999), 999 * 20000 + 10000);
+    strided_slice_free(&slice);
     /* With holes of less than a block they are one range. */
     request.slices = most;
-    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
-    ck_assert_uint_eq(box.range_count, 1);
-    ck_assert_uint_eq(box.range, 999 * 20000 + 17000);
-    strided_slice_free(&box);
+    ck_assert_int_eq(strided_slice_make(&request, &slice), 0);
+    ck_assert_uint_eq(slice.range_count, 1);
+    ck_assert_uint_eq(slice.range, 999 * 20000 + 17000);
+    strided_slice_free(&slice);
 }
 END_TEST
 
@@ -213,15 +213,15 @@ START_TEST(whole_tensors)
 {
     struct fstfs_tensor tensor = {.name = "t", .dtype = "NEW", .size = 12345};
     struct fstfs_request request = {.tensor = &tensor};
-    struct strided_slice box;
+    struct strided_slice slice;
 
-    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
-    ck_assert_uint_eq(box.size, 12345);
-    ck_assert_uint_eq(box.range_count, 1);
-    ck_assert_uint_eq(box.range, 12345);
+    ck_assert_int_eq(strided_slice_make(&request, &slice), 0);
+    ck_assert_uint_eq(slice.size, 12345);
+    ck_assert_uint_eq(slice.range_count, 1);
+    ck_assert_uint_eq(slice.range, 12345);
     tensor.size = 0;
-    ck_assert_int_eq(strided_slice_make(&request, &box), 0);
-    ck_assert_uint_eq(box.size, 0);
+    ck_assert_int_eq(strided_slice_make(&request, &slice), 0);
+    ck_assert_uint_eq(slice.size, 0);
 }
 END_TEST
 
@@ -258,13 +258,13 @@ END_TEST
 static Suite *
 suite(void)
 {
-    Suite *s = suite_create("box");
-    TCase *c = tcase_create("box");
+    Suite *s = suite_create("slice");
+    TCase *c = tcase_create("slice");
 
     tcase_set_timeout(c, 60);
-    tcase_add_test(c, small_boxes);
-    tcase_add_test(c, large_boxes);
-    tcase_add_test(c, columns_are_read_apart);
+    tcase_add_test(c, small_slices);
+    tcase_add_test(c, large_slices);
+    tcase_add_test(c, columns_are_read_separately);
     tcase_add_test(c, whole_tensors);
     tcase_add_test(c, refused);
     suite_add_tcase(s, c);

@@ -115,15 +115,15 @@ class Source:
         return tensors
 
     def _read(self, opened, wanted):
-        """The tensors of [(info, box, dtype, shape)], on the device that is asked for."""
+        """Reads [(info, slices, dtype, shape)] into tensors on the requested device."""
         device = None
         if self.device != "cpu" and str(self.device).startswith("cuda:"):
             device = find_device(self.device)
         made = []
         for batch in self._batches(wanted, device):
             tensors = [self._memory(*item, device) for item in batch]
-            requests = [(info, box, self.framework.address(tensor))
-                        for (info, box, *_), tensor in zip(batch, tensors) if tensor.nbytes]
+            requests = [(info, slices, self.framework.address(tensor))
+                        for (info, slices, *_), tensor in zip(batch, tensors) if tensor.nbytes]
             if device is not None:
                 # what torch had this memory for may not be over yet
                 self.framework.module.cuda.current_stream(self.device).synchronize()
@@ -134,9 +134,9 @@ class Source:
             made += tensors
         return made
 
-    def _memory(self, info, box, dtype, shape, device):
+    def _memory(self, info, slices, dtype, shape, device):
         if device is None:
-            start = info.offset if box is None else _span(info, info.shape, box)[0]
+            start = info.offset if slices is None else _span(info, info.shape, slices)[0]
             return self.framework.empty(dtype, shape, start)
         return self.framework.module.empty(shape, dtype=dtype, device=self.device)
 
@@ -164,39 +164,39 @@ class Source:
     def slice(self, opened, info, index):
         framework = self.framework
         if framework.name != "pytorch":
-            box, taken = by_safetensors(index, framework.prepare(info)[1])
-            if info.dtype == "F4" and box[-1][2] != 1:
+            slices, taken = by_safetensors(index, framework.prepare(info)[1])
+            if info.dtype == "F4" and slices[-1][2] != 1:
                 return self.tensor(opened, info)[index]
-            return self._box(opened, info, box, taken)
+            return self._read_slices(opened, info, slices, taken)
         dtype, shape = framework.prepare(info)
         if info.size == 0:
             return self.tensor(opened, info)[index]  # with the strides that torch gives it
         found = by_torch(framework.module, index, shape)
         if found is None:
             return self.tensor(opened, info)[index]
-        box, taken = found
-        storage = self.map(opened, [info], *_span(info, shape, box))
+        slices, taken = found
+        storage = self.map(opened, [info], *_span(info, shape, slices))
         whole = storage and framework.mapped(storage, info, dtype, shape)
         if whole is not None:
             return whole[index]
-        if info.dtype == "F4" and box[-1][2] != 1:
+        if info.dtype == "F4" and slices[-1][2] != 1:
             return self.tensor(opened, info)[index]
-        return self._box(opened, info, box, taken)
+        return self._read_slices(opened, info, slices, taken)
 
-    def _box(self, opened, info, box, taken):
+    def _read_slices(self, opened, info, slices, taken):
         dtype, _ = self.framework.prepare(info)
-        if info.dtype == "F4":  # in the library's boxes the halves of a byte count
-            start, stop, step = box[-1]
-            box = [*box[:-1], (2 * start, 2 * stop, step)]
-        tensor, = self._read(opened, [(info, box, dtype, taken)])
+        if info.dtype == "F4":  # the library counts the two elements of a byte
+            start, stop, step = slices[-1]
+            slices = [*slices[:-1], (2 * start, 2 * stop, step)]
+        tensor, = self._read(opened, [(info, slices, dtype, taken)])
         return tensor
 
 
-def _span(info, shape, box):
-    """The bytes of its file from the first to the last of a box."""
+def _span(info, shape, slices):
+    """(start, end) of the bytes of its file from the first to the last byte of the slices."""
     first = last = 0
     stride = info.size
-    for size, (start, stop, _) in zip(shape, box):
+    for size, (start, stop, _) in zip(shape, slices):
         if start == stop:
             return info.offset, info.offset
         stride //= size

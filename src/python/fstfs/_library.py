@@ -232,17 +232,17 @@ class Opened:
             pairs[string_at(key, key_length).decode()] = string_at(value, value_length).decode()
 
     def read(self, wanted, device=None):
-        """Reads [(info, box, address)]; a box is [(start, stop, step)] or None. The memory, which
+        """Reads [(info, slices, address)]; slices are [(start, stop, step)] or None. The memory, which
         is the device's if one is named, must stay until this returns or raises."""
         options = ctypes.byref(Options(device=device)) if device is not None else None
         requests = (Request * len(wanted))()
         total = 0
-        for request, (info, box, address) in zip(requests, wanted):
+        for request, (info, slices, address) in zip(requests, wanted):
             request.tensor = info.pointer
             request.to = address
             total += info.size
-            if box is not None:
-                request.slices = (Slice * len(box))(*box)
+            if slices is not None:
+                request.slices = (Slice * len(slices))(*slices)
         if total < SHORT:
             error = lib.fstfs_read(self.pointer, requests, len(wanted), options)
             if error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices into a tensor made into boxes: (start, stop, step) for each dimension.
+"""Converts indices into a tensor to slices: (start, stop, step) for each dimension.
 
 safetensors has two sets of rules, and so has this: of its own, with its own errors, for NumPy; and
 those of torch for torch.
@@ -83,7 +83,7 @@ def _shown(parsed):
 
 
 def by_safetensors(index, shape):
-    """(box, shape of what it takes), by the rules of safetensors."""
+    """(slices, shape of the result), by the rules of safetensors."""
     parsed = _parse(index, shape)
 
     def refuse(why):
@@ -91,7 +91,7 @@ def by_safetensors(index, shape):
 
     if len(parsed) > len(shape):
         refuse("more slicing indexes than dimensions in tensor")
-    box, taken = [(0, size, 1) for size in shape], list(shape)
+    slices, taken = [(0, size, 1) for size in shape], list(shape)
     # innermost first, as safetensors finds what is wrong
     for dim in reversed(range(len(parsed))):
         item, size = parsed[dim], shape[dim]
@@ -102,9 +102,9 @@ def by_safetensors(index, shape):
             refuse(f"index {asked} out of bounds for tensor dimension #{dim} of size {size}")
         if start > stop:
             refuse(f"it ends before it starts in dimension #{dim}")
-        box[dim] = start, stop, step
+        slices[dim] = start, stop, step
         taken[dim] = None if isinstance(item, int) else -(-(stop - start) // step)
-    return box, [count for count in taken if count is not None]
+    return slices, [count for count in taken if count is not None]
 
 
 def _plain(item):
@@ -112,24 +112,24 @@ def _plain(item):
 
 
 def by_torch(torch, index, shape):
-    """(box, shape of what it takes), by the rules of torch; None for what is no box (a list, a
+    """(slices, shape of the result), by the rules of torch; None if it is no strided slice (a list, a
     tensor, None, a mask), or has more than one ellipsis: torch takes that from the whole tensor."""
     items = index if type(index) is tuple else (index,)
     if not all(map(_plain, items)) or items.count(Ellipsis) > 1:
         return None
     # torch itself says what is wrong with an index
     taken = list(torch.empty(shape, dtype=torch.uint8, device="meta")[index].shape)
-    box = []
+    slices = []
     for item in items:
         if item is Ellipsis:
             whole = len(shape) - (len(items) - 1)
-            box += [(0, size, 1) for size in shape[len(box):len(box) + whole]]
+            slices += [(0, size, 1) for size in shape[len(slices):len(slices) + whole]]
             continue
-        size = shape[len(box)]
+        size = shape[len(slices)]
         if type(item) is int:
             start = item + size if item < 0 else item
-            box.append((start, start + 1, 1))
+            slices.append((start, start + 1, 1))
         else:
             start, stop, step = item.indices(size)
-            box.append((start, max(start, stop), step))
-    return box + [(0, size, 1) for size in shape[len(box):]], taken
+            slices.append((start, max(start, stop), step))
+    return slices + [(0, size, 1) for size in shape[len(slices):]], taken

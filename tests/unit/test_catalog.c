@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The catalog of a directory: listings, checkpoints, what is shared between their versions, and
- * what is reported. test_look.c has the timing of checks. */
+ * what is reported. test_freshness.c tests when it checks. */
 #include "base/buffer.h"
 #include "catalog/catalog.h"
 

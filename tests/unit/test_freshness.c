@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When the catalog looks at the files of a checkpoint again, and who waits for that: with a clock
- * and a storage that the test holds. The linker puts them in the place of the real ones. */
+/* When the catalog checks the files of a checkpoint, and which callers wait for that. The linker
+ * replaces the clock and source_dir_file() by functions that the test controls. */
 #include "base/clock.h"
 #include "catalog/private.h"
 #include "expect.h"
@@ -16,14 +16,14 @@
 
 enum { SHARDS = 40, AT_ONCE = 16, PATIENCE_MS = 10000 };
 
-static char place[sizeof("/tmp/fstfs-test-look-XXXXXX")];
+static char place[sizeof("/tmp/fstfs-test-freshness-XXXXXX")];
 static struct catalog *catalog;
 static struct source_dir *dir;
 static struct listing *listing;
 static const struct group *group;
 
 static _Atomic(uint64_t) now; /* 0: the real clock */
-static atomic_uint looks, held; /* files looked at; looks that wait */
+static atomic_uint checks, held; /* files checked so far; checks that are held up now */
 static atomic_bool hold;
 
 uint64_t __real_monotonic_ms(void);
@@ -44,7 +44,7 @@ __wrap_monotonic_ms(void)
 errint_t
 __wrap_source_dir_file(struct source_dir *directory, const char *name, struct source_file *file)
 {
-    atomic_fetch_add(&looks, 1);
+    atomic_fetch_add(&checks, 1);
     atomic_fetch_add(&held, 1);
     while (atomic_load(&hold))
         usleep(500);
@@ -84,7 +84,7 @@ setup(void)
 
     atomic_store(&now, 0);
     atomic_store(&hold, false);
-    strcpy(place, "/tmp/fstfs-test-look-XXXXXX");
+    strcpy(place, "/tmp/fstfs-test-freshness-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(place));
     for (unsigned i = 0; i < SHARDS; i++)
         write_shard(i);
@@ -112,8 +112,8 @@ teardown(void)
     assert_expectations();
 }
 
-/* Another thread that asks for the checkpoint. */
-struct asker {
+/* Another thread that requests the checkpoint. */
+struct requester {
     pthread_t thread;
     struct checkpoint *checkpoint;
     atomic_bool answered;
@@ -122,26 +122,26 @@ struct asker {
 static void *
 ask(void *arg)
 {
-    struct asker *asker = arg;
+    struct requester *requester = arg;
 
-    expect(group_checkpoint(dir, group, &asker->checkpoint) == 0);
-    atomic_store(&asker->answered, true);
+    expect(group_checkpoint(dir, group, &requester->checkpoint) == 0);
+    atomic_store(&requester->answered, true);
     return NULL;
 }
 
 static void
-ask_elsewhere(struct asker *asker)
+request_elsewhere(struct requester *requester)
 {
-    atomic_init(&asker->answered, false);
-    ck_assert_int_eq(pthread_create(&asker->thread, NULL, ask, asker), 0);
+    atomic_init(&requester->answered, false);
+    ck_assert_int_eq(pthread_create(&requester->thread, NULL, ask, requester), 0);
 }
 
 static void
-finish(struct asker *asker, const struct checkpoint *expected)
+finish(struct requester *requester, const struct checkpoint *expected)
 {
-    pthread_join(asker->thread, NULL);
-    expect(asker->checkpoint == expected);
-    checkpoint_unref(asker->checkpoint);
+    pthread_join(requester->thread, NULL);
+    expect(requester->checkpoint == expected);
+    checkpoint_unref(requester->checkpoint);
 }
 
 static bool
@@ -160,82 +160,82 @@ comes_to(const atomic_uint *count, unsigned expected)
     return atomic_load(count) >= expected;
 }
 
-/* Files are looked at side by side by one of those who ask. The others are answered from what is
- * known, and only later do they wait. */
-START_TEST(looks_without_a_lock)
+/* One caller checks the files, in parallel. The others get the known version at first, and wait
+ * later. */
+START_TEST(checks_without_a_lock)
 {
     struct checkpoint *checkpoint;
-    struct asker first, second, late;
-    bool side_by_side, answered;
+    struct requester first, second, late;
+    bool in_parallel, answered;
 
     ck_assert_int_eq(group_checkpoint(dir, group, &checkpoint), 0);
     ck_assert_uint_eq(checkpoint->tensor_count, SHARDS);
-    atomic_store(&looks, 0);
+    atomic_store(&checks, 0);
     atomic_store(&hold, true);
     atomic_fetch_add(&now, CATALOG_CHECK_MS);
-    ask_elsewhere(&first);
-    side_by_side = comes_to(&held, AT_ONCE);
+    request_elsewhere(&first);
+    in_parallel = comes_to(&held, AT_ONCE);
     atomic_fetch_add(&now, CATALOG_LOOKING_MS / 2);
-    ask_elsewhere(&second);
+    request_elsewhere(&second);
     answered = comes_true(&second.answered);
     atomic_fetch_add(&now, CATALOG_LOOKING_MS);
-    ask_elsewhere(&late);
-    usleep(20000); /* long enough for a wrong answer to show, mostly */
+    request_elsewhere(&late);
+    usleep(20000); /* a wrong answer would mostly arrive in this time */
     expect(!atomic_load(&late.answered));
     atomic_store(&hold, false);
     finish(&first, checkpoint);
     finish(&second, checkpoint);
     finish(&late, checkpoint);
-    ck_assert(side_by_side);
+    ck_assert(in_parallel);
     ck_assert(answered);
-    ck_assert_uint_eq(atomic_load(&looks), SHARDS);
+    ck_assert_uint_eq(atomic_load(&checks), SHARDS);
     checkpoint_unref(checkpoint);
 }
 END_TEST
 
-/* As often as needed and no more: in CATALOG_CHECK_MS once, or when it is asked for. */
-START_TEST(looks_when_due)
+/* Once in CATALOG_CHECK_MS, or after source_dir_expire(). */
+START_TEST(checks_when_due)
 {
     struct checkpoint *checkpoint, *again;
 
     ck_assert_int_eq(group_checkpoint(dir, group, &checkpoint), 0);
-    atomic_store(&looks, 0);
+    atomic_store(&checks, 0);
     for (unsigned i = 0; i < 3; i++) {
         ck_assert_int_eq(group_checkpoint(dir, group, &again), 0);
         ck_assert_ptr_eq(again, checkpoint);
         checkpoint_unref(again);
         atomic_fetch_add(&now, (CATALOG_CHECK_MS - 1) / 3);
     }
-    ck_assert_uint_eq(atomic_load(&looks), 0);
+    ck_assert_uint_eq(atomic_load(&checks), 0);
     source_dir_expire(dir);
     ck_assert_int_eq(group_checkpoint(dir, group, &again), 0);
     ck_assert_ptr_eq(again, checkpoint);
     checkpoint_unref(again);
-    ck_assert_uint_eq(atomic_load(&looks), SHARDS);
+    ck_assert_uint_eq(atomic_load(&checks), SHARDS);
     checkpoint_unref(checkpoint);
 }
 END_TEST
 
-/* A look that began before source_dir_expire() is not enough for who asks after it. */
-START_TEST(expired_while_it_looks)
+/* A check that began before source_dir_expire() does not satisfy a request after it. */
+START_TEST(checks_again_if_expired_meanwhile)
 {
     struct checkpoint *checkpoint;
-    struct asker first, second;
+    struct requester first, second;
 
     ck_assert_int_eq(group_checkpoint(dir, group, &checkpoint), 0);
-    atomic_store(&looks, 0);
+    atomic_store(&checks, 0);
     atomic_store(&hold, true);
     atomic_fetch_add(&now, CATALOG_CHECK_MS);
-    ask_elsewhere(&first);
+    request_elsewhere(&first);
     ck_assert(comes_to(&held, 1));
     atomic_fetch_add(&now, 1);
     source_dir_expire(dir);
     atomic_fetch_add(&now, 1);
-    ask_elsewhere(&second);
+    request_elsewhere(&second);
     atomic_store(&hold, false);
     finish(&first, checkpoint);
     finish(&second, checkpoint);
-    ck_assert_uint_eq(atomic_load(&looks), 2 * SHARDS);
+    ck_assert_uint_eq(atomic_load(&checks), 2 * SHARDS);
     checkpoint_unref(checkpoint);
 }
 END_TEST
@@ -243,14 +243,14 @@ END_TEST
 static Suite *
 suite(void)
 {
-    Suite *made = suite_create("look");
-    TCase *tests = tcase_create("look");
+    Suite *made = suite_create("freshness");
+    TCase *tests = tcase_create("freshness");
 
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, looks_without_a_lock);
-    tcase_add_test(tests, looks_when_due);
-    tcase_add_test(tests, expired_while_it_looks);
+    tcase_add_test(tests, checks_without_a_lock);
+    tcase_add_test(tests, checks_when_due);
+    tcase_add_test(tests, checks_again_if_expired_meanwhile);
     suite_add_tcase(made, tests);
     return made;
 }

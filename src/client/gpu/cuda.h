@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is used of the CUDA driver: declared here, so that no toolkit is needed to
- * build, and looked up in libcuda.so.1 when it is first wanted. Only versioned names:
- * the bare one of a function that has a version is its oldest, with 32-bit sizes.
+ * The functions of the CUDA driver that are used. They are declared here, so that the build needs
+ * no toolkit, and looked up in libcuda.so.1 at run time. Only versioned names are used: a
+ * function's name without a version is its oldest version, with 32-bit sizes.
  *
- * tests/gpu/abi.c compiles this behind NVIDIA's own cuda.h: then its types are taken,
- * and the compiler compares the prototypes.
+ * tests/gpu/abi.c includes NVIDIA's own cuda.h before this file: its types are then used, and the
+ * compiler compares the prototypes.
  */
 #ifndef FSTFS_CLIENT_GPU_CUDA_H
 #define FSTFS_CLIENT_GPU_CUDA_H
@@ -101,18 +101,17 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
     X(cuEventSynchronize)                                                                          \
     X(cuPointerGetAttribute)
 
-/* NOLINTNEXTLINE(bugprone-macro-parentheses): it declares */
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
 #define CUDA_MEMBER(function) __typeof__(function) *function;
 struct cuda {
     CUDA_FUNCTIONS(CUDA_MEMBER)
 };
 #undef CUDA_MEMBER
 
-/* Loads the driver and starts it. It is never let go: it does not like that.
- * -ENODEV: there is none that works. */
+/* Loads and initializes the driver, which is never unloaded. -ENODEV: there is none that works. */
 errint_t cuda_load(struct cuda *cuda, struct reason *reason);
 
-/* 0, or -EIO with a reason "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY". */
+/* 0, or -EIO with a reason such as "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY". */
 errint_t cuda_check(const struct cuda *cuda, CUresult result, const char *function,
                     struct reason *reason);
 

@@ -13,7 +13,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* File systems below which GPUDirect exists. Others are read by way of the host. */
+/* File systems that support GPUDirect. Others are read through the host. */
 #define LUSTRE_SUPER_MAGIC 0x0BD00BD0
 #define GPFS_SUPER_MAGIC 0x47504653
 #define BEEGFS_SUPER_MAGIC 0x19830326
@@ -34,8 +34,8 @@ cufile_check(CUfileError_t result, const char *function, struct reason *reason)
                       (int)result.err, (int)result.cu_err);
 }
 
-/* Where it looks for the block device below a file. Without it cuFile fails, or takes
- * the way by the host. */
+/* cuFile looks for the block device of a file in /run/udev. Without it cuFile fails or reads
+ * through the host. */
 static errint_t
 check_system(struct reason *reason)
 {
@@ -48,8 +48,8 @@ check_system(struct reason *reason)
     return 0;
 }
 
-/* Before the driver is opened: later it takes no parameters. That another in the process
- * has opened it shows in its properties. From cuFile 1.14 on. */
+/* Parameters can only be set before the driver is opened; if other code in the process has opened
+ * it, check_driver() sees that. From cuFile 1.14 on. */
 static void
 disallow_compatibility(const struct cufile *cufile, void *library)
 {
@@ -167,7 +167,7 @@ cufile_close(struct cufile_file *file)
 {
     if (!file)
         return;
-    /* Before the descriptor, whose number may come to be another file's. */
+    /* Before the descriptor is closed and its number reused for another file. */
     file->cufile->cuFileHandleDeregister(file->handle);
     close(file->fd);
     free(file);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPUDirect: reads from storage into device memory by libcufile.so.0, which is looked
- * up when a device that others can write to is first read into. Only where it is truly
- * direct: cuFile also reads by way of the host and says nothing of it, which the ring
- * does better.
+ * GPUDirect: reads from storage into device memory with libcufile.so.0, which is loaded by the
+ * first read into a device that supports it. It is used only if it is really direct: in its
+ * compatibility mode cuFile reads through the host, without notice, and the ring is faster at that.
  *
- * Its types and functions are declared here as those of CUDA are in cuda.h.
+ * Types and functions are declared here as those of CUDA are in cuda.h.
  */
 #ifndef FSTFS_CLIENT_GPU_CUFILE_H
 #define FSTFS_CLIENT_GPU_CUFILE_H
@@ -45,7 +44,7 @@ typedef struct {
 typedef enum { CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE = 1 } CUFileBoolConfigParameter_t;
 enum { CU_FILE_ALLOW_COMPAT_MODE = 1 }; /* the number of a bit of dcontrolflags */
 #endif
-enum { CUFILE_P2P = 4 }; /* of fflags; older headers have no name for it */
+enum { CUFILE_P2P = 4 }; /* a bit of fflags without a name in older headers */
 
 CUfileError_t cuFileDriverOpen(void);
 CUfileError_t cuFileDriverGetProperties(CUfileDrvProps_t *properties);
@@ -68,7 +67,7 @@ CUfileError_t cuFileSetParameterBool(CUFileBoolConfigParameter_t parameter, bool
     X(cuFileRead)                                                                                  \
     X(cuFileUseCount)
 
-/* NOLINTNEXTLINE(bugprone-macro-parentheses): it declares */
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
 #define CUFILE_MEMBER(function) __typeof__(function) *function;
 struct cufile {
     CUFILE_FUNCTIONS(CUFILE_MEMBER)
@@ -76,16 +75,16 @@ struct cufile {
 #undef CUFILE_MEMBER
 
 /*
- * Loads the library and opens its driver, which may take seconds; neither is ever let
- * go, for others in the process may use it. Negative, with a reason: it is not there,
- * or would not be direct, or cannot be kept from not being so.
+ * Loads the library and opens its driver, which may take seconds. Neither is ever closed, because
+ * other code in the process may use them. Negative, with a reason: it is not installed, or its
+ * compatibility mode is on and cannot be turned off.
  */
 errint_t cufile_load(struct cufile *cufile, struct reason *reason);
 
-/* Whether a file could be read directly, as far as can be seen from here. */
+/* 0 if the file system may support direct reads, else a reason. */
 errint_t cufile_check_file(int fd, struct reason *reason);
 
-/* A file that cuFile has been told of. */
+/* A file that is registered with cuFile. */
 struct cufile_file {
     const struct cufile *cufile;
     CUfileHandle_t handle;
@@ -94,16 +93,16 @@ struct cufile_file {
 
 errint_t cufile_open(const struct cufile *cufile, struct backing *backing,
                      struct cufile_file **file, struct reason *reason);
-void cufile_close(struct cufile_file *file); /* NULL is allowed; nothing may be under way */
+void cufile_close(struct cufile_file *file); /* NULL is allowed; no read may be in flight */
 
-/* Reads `length` bytes (all multiples of 4096; of the last may be missing what lies
- * behind the end of the file: `valid` must come) into registered memory. Blocks.
- * -ESTALE as of any read; else it says why in `reason`. */
+/* Reads `length` bytes into registered memory. Offsets and `length` are multiples of 4096; the end
+ * of the file may be in the last block: `valid` bytes must be read. Blocks. -ESTALE: the file has
+ * changed; other errors with a reason. */
 errint_t cufile_read(const struct cufile_file *file, struct backing *backing, CUdeviceptr memory,
                      size_t memory_offset, uint64_t offset, size_t length, size_t valid,
                      struct reason *reason);
 
-/* 0, or -EIO and a reason "cuFileBufRegister: error 5036". */
+/* 0, or -EIO with a reason such as "cuFileBufRegister: error 5036". */
 errint_t cufile_check(CUfileError_t result, const char *function, struct reason *reason);
 
 #endif

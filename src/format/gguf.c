@@ -4,7 +4,6 @@
 
 #include "base/text.h"
 #include "format/bytes.h"
-#include "format/st_builder.h"
 
 #include <errno.h>
 #include <inttypes.h>

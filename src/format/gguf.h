@@ -10,7 +10,7 @@
 #ifndef FSTFS_FORMAT_GGUF_H
 #define FSTFS_FORMAT_GGUF_H
 
-#include "format/safetensors.h"
+#include "format/st_table.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -9,7 +9,6 @@
 
 #include "base/text.h"
 #include "format/json.h"
-#include "format/st_builder.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -546,24 +545,6 @@ st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table
 refused:
     st_table_free(builder.table);
     return error;
-}
-
-void
-st_table_free(struct st_table *table)
-{
-    free(table);
-}
-
-const char *
-st_dtype_text(const struct st_table *table, const struct st_tensor *tensor, size_t *length)
-{
-    if (tensor->dtype == DTYPE_UNKNOWN) {
-        *length = tensor->dtype_text_length;
-        return table->text + tensor->dtype_text;
-    }
-    const char *name = dtype_name(tensor->dtype);
-    *length = strlen(name);
-    return name;
 }
 
 /* ---- names ---- */

@@ -12,7 +12,7 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
-#include "format/dtype.h"
+#include "format/st_table.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,39 +31,6 @@
 /* Headers and indexes above this size are read once before memory for them is admitted, so that
  * little memory is charged while storage does not respond. */
 #define ST_LARGE_HEADER (UINT64_C(4) << 20)
-
-/* One tensor. Strings and shapes are indices into the arrays of its table. */
-struct st_tensor {
-    uint64_t begin; /* data_offsets: bytes from the start of the data */
-    uint64_t end;
-    uint32_t name; /* in table->text */
-    uint32_t name_length; /* bytes; the name may be empty and may contain NUL */
-    uint32_t shape; /* in table->dims */
-    uint32_t rank; /* number of dimensions; 0: a scalar */
-    uint32_t dtype_text; /* DTYPE_UNKNOWN only: its name in table->text */
-    uint16_t dtype_text_length;
-    uint8_t dtype; /* enum dtype */
-};
-
-/* A key and value of `__metadata__`, in table->text. Both may contain NUL. */
-struct st_metadata {
-    uint32_t key, key_length;
-    uint32_t value, value_length;
-};
-
-/* A checked header. Immutable; one allocation, freed by st_table_free(). */
-struct st_table {
-    uint64_t data_start; /* 8 + N: offset of the data in the file */
-    uint64_t data_length; /* bytes of data: the file's length - data_start */
-    uint32_t count;
-    uint32_t metadata_count;
-    bool has_metadata; /* there is a `__metadata__`, maybe an empty one */
-    const struct st_tensor *tensors; /* in file order: by begin, end, then name */
-    const struct st_metadata *metadata; /* sorted by key */
-    const uint64_t *dims;
-    const char *text; /* strings without terminators */
-    size_t bytes; /* size of the allocation */
-};
 
 /*
  * Checks the first 8 bytes of a file of `file_size` bytes (rules 1 to 3: HeaderTooSmall,
@@ -90,12 +57,6 @@ errint_t st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct
 errint_t st_table_read(int fd, uint64_t file_size,
                        errint_t (*admit)(void *arg, uint64_t n, struct reason *reason), void *arg,
                        struct st_table **table, struct reason *reason);
-
-void st_table_free(struct st_table *table); /* NULL is allowed */
-
-/* The name of the dtype, known or unknown, without a terminator. */
-const char *st_dtype_text(const struct st_table *table, const struct st_tensor *tensor,
-                          size_t *length);
 
 /*
  * Writing a header: begin, all pairs of metadata, all tensors in the order of their offsets,

@@ -4,7 +4,7 @@
 
 #include "format/json.h"
 #include "format/pickle.h"
-#include "format/st_builder.h"
+#include "format/torch_dtype.h"
 #include "format/torch_source.h"
 
 #include <errno.h>
@@ -17,64 +17,6 @@ enum {
     DEPTH_MAX = 64, /* of nested dictionaries */
     NAME_BYTES_MAX = 4096, /* of a tensor's name */
     RANK_MAX = 64, /* torch's own limit */
-};
-
-/* ---- dtypes ---- */
-
-enum { ELEMENT_UNTYPED = DTYPE_UNKNOWN + 1 }; /* as the dtype of a storage's elements */
-
-/* Storage classes, of the modules torch and torch.cuda. */
-static const struct {
-    const char *name;
-    unsigned dtype; /* DTYPE_UNKNOWN: safetensors has none */
-    unsigned bytes; /* of an element */
-} storage_types[] = {
-    {"DoubleStorage", DTYPE_F64, 8},
-    {"FloatStorage", DTYPE_F32, 4},
-    {"HalfStorage", DTYPE_F16, 2},
-    {"BFloat16Storage", DTYPE_BF16, 2},
-    {"LongStorage", DTYPE_I64, 8},
-    {"IntStorage", DTYPE_I32, 4},
-    {"ShortStorage", DTYPE_I16, 2},
-    {"CharStorage", DTYPE_I8, 1},
-    {"ByteStorage", DTYPE_U8, 1},
-    {"BoolStorage", DTYPE_BOOL, 1},
-    {"ComplexFloatStorage", DTYPE_C64, 8},
-    {"ComplexDoubleStorage", DTYPE_UNKNOWN, 16},
-    {"QInt8Storage", DTYPE_UNKNOWN, 1},
-    {"QUInt8Storage", DTYPE_UNKNOWN, 1},
-    {"QInt32Storage", DTYPE_UNKNOWN, 4},
-    {"QUInt4x2Storage", DTYPE_UNKNOWN, 1},
-    {"QUInt2x4Storage", DTYPE_UNKNOWN, 1},
-    {"UntypedStorage", ELEMENT_UNTYPED, 1},
-    {"_UntypedStorage", ELEMENT_UNTYPED, 1},
-};
-
-/* dtypes that a tensor in an untyped storage names: torch.NAME. */
-static const struct {
-    const char *name;
-    enum dtype dtype;
-} torch_dtypes[] = {
-    {"float64", DTYPE_F64},
-    {"float32", DTYPE_F32},
-    {"float16", DTYPE_F16},
-    {"bfloat16", DTYPE_BF16},
-    {"complex64", DTYPE_C64},
-    {"int64", DTYPE_I64},
-    {"int32", DTYPE_I32},
-    {"int16", DTYPE_I16},
-    {"int8", DTYPE_I8},
-    {"uint8", DTYPE_U8},
-    {"uint16", DTYPE_U16},
-    {"uint32", DTYPE_U32},
-    {"uint64", DTYPE_U64},
-    {"bool", DTYPE_BOOL},
-    {"float8_e4m3fn", DTYPE_F8_E4M3},
-    {"float8_e4m3fnuz", DTYPE_F8_E4M3FNUZ},
-    {"float8_e5m2", DTYPE_F8_E5M2},
-    {"float8_e5m2fnuz", DTYPE_F8_E5M2FNUZ},
-    {"float8_e8m0fnu", DTYPE_F8_E8M0},
-    {"float4_e2m1fn_x2", DTYPE_F4}, /* two to an element of torch */
 };
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
@@ -156,34 +98,10 @@ read_numbers(const struct torch_walk *walk, pickle_value tuple, uint64_t numbers
     return true;
 }
 
-/* The entry of storage_types of a global; COUNT_OF(storage_types): it is none. */
-static size_t
-storage_type_of(const struct pickle *pickle, pickle_value global)
-{
-    static const char *const modules[] = {"torch", "torch.storage", "torch.cuda"};
-    size_t type = 0;
-
-    while (type < COUNT_OF(storage_types)) {
-        for (size_t i = 0; i < COUNT_OF(modules); i++)
-            if (pickle_is_global(pickle, global, modules[i], storage_types[type].name))
-                return type;
-        type++;
-    }
-    return type;
-}
-
-unsigned
-torch_storage_element(const struct pickle *pickle, pickle_value global)
-{
-    size_t type = storage_type_of(pickle, global);
-
-    return type < COUNT_OF(storage_types) ? storage_types[type].bytes : 0;
-}
-
 /* A storage: its bytes in the file. */
 struct storage {
     uint64_t offset, bytes;
-    unsigned dtype; /* of storage_types */
+    unsigned dtype; /* see struct torch_element */
 };
 
 /*
@@ -196,7 +114,8 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
     const struct pickle *pickle = walk->pickle;
     const struct pickle_node *persistent = node_of(walk, value, PICKLE_PERSISTENT);
     pickle_value id = persistent ? persistent->a : PICKLE_VALUE_OPAQUE;
-    size_t type = storage_type_of(pickle, pickle_tuple_item(pickle, id, 1)), length;
+    struct torch_element element;
+    size_t length;
     uint64_t elements, offset, view;
     pickle_value view_id;
     const char *text;
@@ -206,14 +125,14 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
         refuse_tensor_of(walk, "it has no storage");
         return false;
     }
-    if (type == COUNT_OF(storage_types) ||
+    if (!torch_storage_class(pickle, pickle_tuple_item(pickle, id, 1), &element) ||
         !pickle_take_string(pickle, pickle_tuple_item(pickle, id, 2), &text, &length) ||
         !pickle_take_number(pickle, pickle_tuple_item(pickle, id, 4), &elements) ||
-        __builtin_mul_overflow(elements, (uint64_t)storage_types[type].bytes, &storage->bytes)) {
+        __builtin_mul_overflow(elements, (uint64_t)element.bytes, &storage->bytes)) {
         refuse_tensor_of(walk, "the description of its storage is malformed or of an unknown type");
         return false;
     }
-    storage->dtype = storage_types[type].dtype;
+    storage->dtype = element.dtype;
     storage->offset = 0;
     if (storage->bytes) {
         struct reason why = {0};
@@ -239,8 +158,8 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
         refuse_tensor_of(walk, "the view of its storage is outside of it");
         return false;
     }
-    storage->offset += offset * storage_types[type].bytes;
-    storage->bytes = view * storage_types[type].bytes;
+    storage->offset += offset * element.bytes;
+    storage->bytes = view * element.bytes;
     return true;
 }
 
@@ -260,19 +179,6 @@ is_contiguous(const struct torch_tensor *tensor, const uint64_t *strides)
             return false;
     }
     return true;
-}
-
-/* The dtype that the arguments of _rebuild_tensor_v3 name. */
-static bool
-read_dtype_global(struct torch_walk *walk, pickle_value global, enum dtype *dtype)
-{
-    for (size_t i = 0; i < COUNT_OF(torch_dtypes); i++)
-        if (pickle_is_global(walk->pickle, global, "torch", torch_dtypes[i].name)) {
-            *dtype = torch_dtypes[i].dtype;
-            return true;
-        }
-    refuse_tensor_of(walk, "safetensors has no dtype for it");
-    return false;
 }
 
 /* Two float4 are one element for torch, and two for safetensors. */
@@ -313,9 +219,11 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
         return false;
     }
     if (has_dtype) {
-        if (!read_dtype_global(walk, pickle_tuple_item(pickle, arguments, 6), &tensor->dtype))
+        if (!torch_dtype(pickle, pickle_tuple_item(pickle, arguments, 6), &tensor->dtype)) {
+            refuse_tensor_of(walk, "safetensors has no dtype for it");
             return false;
-    } else if (storage.dtype == ELEMENT_UNTYPED || storage.dtype == DTYPE_UNKNOWN) {
+        }
+    } else if (storage.dtype == TORCH_UNTYPED || storage.dtype == DTYPE_UNKNOWN) {
         refuse_tensor_of(walk, storage.dtype == DTYPE_UNKNOWN
                                    ? "safetensors has no dtype for its storage's elements"
                                    : "its storage has no dtype");
@@ -655,13 +563,13 @@ static const struct {
 static bool
 is_allowed_global(const struct pickle *pickle, pickle_value global)
 {
-    if (torch_storage_element(pickle, global))
+    struct torch_element element;
+    enum dtype dtype;
+
+    if (torch_storage_class(pickle, global, &element) || torch_dtype(pickle, global, &dtype))
         return true;
     for (size_t i = 0; i < COUNT_OF(allowed_globals); i++)
         if (pickle_is_global(pickle, global, allowed_globals[i].module, allowed_globals[i].name))
-            return true;
-    for (size_t i = 0; i < COUNT_OF(torch_dtypes); i++)
-        if (pickle_is_global(pickle, global, "torch", torch_dtypes[i].name))
             return true;
     return false;
 }

@@ -13,17 +13,12 @@
 #ifndef FSTFS_FORMAT_TORCH_H
 #define FSTFS_FORMAT_TORCH_H
 
-#include "format/safetensors.h"
+#include "base/buffer.h"
+#include "format/st_table.h"
 
 #include <stdbool.h>
 
 #define TORCH_SINGLE_NAME "tensor"
-#define TORCH_MAX_PICKLE (UINT64_C(64) << 20) /* bytes of pickle that are read of one file */
-
-/* Reading N bytes of pickle takes at most this many times N of memory, and TORCH_PARSE_LEAST more;
- * reading a zip directory takes ZIP_FACTOR times its size. */
-#define TORCH_PARSE_FACTOR UINT64_C(14) /* 1 + 8 + 5, see torch_source.h */
-#define TORCH_PARSE_LEAST UINT64_C(262144)
 
 /* What torch_read() found. */
 struct torch_file {
@@ -35,9 +30,9 @@ struct torch_file {
 
 /*
  * Reads the open file `fd` of `file_size` bytes. `admit` is called before `bytes` more of memory
- * are used; an error of it, with its reason, ends the read. `imports`, unless NULL, gets sorted
- * lines "MODULE.NAME": globals that pickle.load() of the file would import, other than those that
- * torch.load(weights_only=True) allows; it is filled even if there are no tensors.
+ * are used, see torch_source.h; an error of it, with its reason, ends the read. `imports`, unless
+ * NULL, gets sorted lines "MODULE.NAME": globals that pickle.load() of the file would import, other
+ * than those that torch.load(weights_only=True) allows; it is filled even if there are no tensors.
  *
  * -ENOMSG with a reason: it is no checkpoint, but may well be a sound file of another kind: not
  * written by torch.save(), a TorchScript archive, without tensors.

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "format/bytes.h"
-#include "format/torch.h"
+#include "format/torch_dtype.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -320,6 +320,7 @@ collect_storages(struct torch_source *source, struct reason *reason)
     for (uint32_t i = 0; i < pickle->node_count; i++) {
         const pickle_value id = pickle->nodes[i].a;
         struct torch_storage storage = {0};
+        struct torch_element element;
 
         if (pickle->nodes[i].kind != PICKLE_PERSISTENT)
             continue;
@@ -327,9 +328,10 @@ collect_storages(struct torch_source *source, struct reason *reason)
         if (pickle_kind_of(pickle, storage.key) != PICKLE_STRING ||
             !pickle_take_number(pickle, pickle_tuple_item(pickle, id, 4), &storage.elements))
             continue;
-        storage.element = torch_storage_element(pickle, pickle_tuple_item(pickle, id, 1));
-        if (storage.element)
-            source->storages[source->storage_count++] = storage;
+        if (!torch_storage_class(pickle, pickle_tuple_item(pickle, id, 1), &element))
+            continue;
+        storage.element = element.bytes;
+        source->storages[source->storage_count++] = storage;
     }
     qsort_r(source->storages, source->storage_count, sizeof(*source->storages), compare_storages,
             &source->pickle);

@@ -11,9 +11,14 @@
 
 #include <stdbool.h>
 
-/* Of the pickle's text, the memory to read it with, and the factor for its table. */
-#define TORCH_PICKLE_FACTOR UINT64_C(8)
-#define TORCH_TABLE_FACTOR UINT64_C(5)
+#define TORCH_MAX_PICKLE (UINT64_C(64) << 20) /* bytes of pickle that are read of one file */
+
+/* Reading N bytes of pickle takes at most this many times N of memory, and TORCH_PARSE_LEAST more;
+ * reading a zip directory takes ZIP_FACTOR times its size. */
+#define TORCH_PARSE_FACTOR UINT64_C(14) /* 1 for the text, and: */
+#define TORCH_PARSE_LEAST UINT64_C(262144)
+#define TORCH_PICKLE_FACTOR UINT64_C(8) /* for struct pickle */
+#define TORCH_TABLE_FACTOR UINT64_C(5) /* for struct st_table, and the keys of storages */
 #define TORCH_SLACK UINT64_C(65536) /* more of each, for small files */
 
 typedef errint_t torch_admit(void *arg, uint64_t bytes, struct reason *reason);
@@ -50,8 +55,5 @@ void torch_source_close(struct torch_source *source);
 /* Where the storage `key` is in the file. -EBADMSG with a reason: it is missing or malformed. */
 errint_t torch_source_find(struct torch_source *source, const char *key, size_t key_length,
                            uint64_t *offset, uint64_t *bytes, struct reason *reason);
-
-/* Bytes of an element of the storage class that a global names; 0: it is none. In torch.c. */
-unsigned torch_storage_element(const struct pickle *pickle, pickle_value global);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See st_builder.h. */
-#include "format/st_builder.h"
+/* See st_table.h. */
+#include "format/st_table.h"
 
 #include "base/text.h"
 
@@ -174,4 +174,22 @@ st_builder_check_names(const struct st_builder *builder, struct reason *reason)
     }
     free(order);
     return error;
+}
+
+void
+st_table_free(struct st_table *table)
+{
+    free(table);
+}
+
+const char *
+st_dtype_text(const struct st_table *table, const struct st_tensor *tensor, size_t *length)
+{
+    if (tensor->dtype == DTYPE_UNKNOWN) {
+        *length = tensor->dtype_text_length;
+        return table->text + tensor->dtype_text;
+    }
+    const char *name = dtype_name(tensor->dtype);
+    *length = strlen(name);
+    return name;
 }

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See pickle_machine.h. */
+#include "format/pickle_machine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- memory ---- */
+
+/* Makes room for `needed` elements of the array that the pointer at `array` points to. */
+static errint_t
+grow_machine_array(struct pickle_machine *m, void *array, uint32_t *capacity, size_t element,
+                   uint64_t needed)
+{
+    uint64_t room = *capacity ? *capacity : 64;
+    void *old, *bigger;
+
+    if (needed <= *capacity)
+        return 0;
+    while (room < needed)
+        room += room / 2;
+    if (room > INT32_MAX || (room - *capacity) * element > m->memory_left)
+        return reason_set(
+            m->reason, -EBADMSG, "PickleMemory",
+            "byte %zu of the pickle: reading it takes more memory than is allowed for "
+            "%zu bytes of pickle",
+            m->at, m->length);
+    memcpy(&old, array, sizeof(old));
+    bigger = realloc(old, room * element);
+    if (!bigger)
+        return reason_set(m->reason, -ENOMEM, "OutOfMemory", "no memory for the pickle");
+    m->memory_left -= (room - *capacity) * element;
+    memcpy(array, &bigger, sizeof(bigger));
+    *capacity = (uint32_t)room;
+    return 0;
+}
+
+errint_t
+pickle_push(struct pickle_machine *m, pickle_value value)
+{
+    errint_t error = grow_machine_array(m, &m->stack, &m->stack_capacity, sizeof(*m->stack),
+                                        (uint64_t)m->depth + 1);
+
+    if (!error)
+        m->stack[m->depth++] = value;
+    return error;
+}
+
+errint_t
+pickle_new_node(struct pickle_machine *m, struct pickle_node node, pickle_value *value)
+{
+    struct pickle *p = m->pickle;
+    errint_t error = grow_machine_array(m, &p->nodes, &m->node_capacity, sizeof(*p->nodes),
+                                        (uint64_t)p->node_count + 1);
+
+    if (error)
+        return error;
+    *value = p->node_count;
+    p->nodes[p->node_count++] = node;
+    return 0;
+}
+
+errint_t
+pickle_push_node(struct pickle_machine *m, struct pickle_node node)
+{
+    pickle_value value;
+    errint_t error = pickle_new_node(m, node, &value);
+
+    return error ? error : pickle_push(m, value);
+}
+
+/* ---- the stack ---- */
+
+/* Takes the value on top; a mark is none. */
+errint_t
+pickle_pop(struct pickle_machine *m, pickle_value *value)
+{
+    if (m->depth == 0 || m->stack[m->depth - 1] == PICKLE_VALUE_MARK)
+        return pickle_refuse(m, "the stack is empty");
+    *value = m->stack[--m->depth];
+    return 0;
+}
+
+/* Where the values above the last mark begin. */
+static errint_t
+find_pickle_mark(const struct pickle_machine *m, uint32_t *first)
+{
+    uint32_t i = m->depth;
+
+    while (i > 0 && m->stack[i - 1] != PICKLE_VALUE_MARK)
+        i--;
+    *first = i;
+    return i > 0 ? 0 : pickle_refuse(m, "there is no mark on the stack");
+}
+
+/* Takes all above the last mark, and the mark. */
+errint_t
+pickle_drop_to_mark(struct pickle_machine *m)
+{
+    uint32_t first;
+    errint_t error = find_pickle_mark(m, &first);
+
+    if (!error)
+        m->depth = first - 1;
+    return error;
+}
+
+/* ---- tuples, lists, dictionaries ---- */
+
+/* The last `count` values of the stack become a tuple. */
+static errint_t
+make_pickle_tuple(struct pickle_machine *m, uint32_t count, pickle_value *tuple)
+{
+    struct pickle *p = m->pickle;
+    struct pickle_node node = {PICKLE_TUPLE, p->item_count, count, 0};
+    errint_t error;
+
+    if (count > m->depth)
+        return pickle_refuse(m, "the stack is empty");
+    for (uint32_t i = m->depth - count; i < m->depth; i++)
+        if (m->stack[i] == PICKLE_VALUE_MARK)
+            return pickle_refuse(m, "the stack is empty");
+    error = grow_machine_array(m, &p->items, &m->item_capacity, sizeof(*p->items),
+                               (uint64_t)p->item_count + count);
+    if (!error)
+        error = pickle_new_node(m, node, tuple);
+    if (error)
+        return error;
+    m->depth -= count;
+    if (count)
+        memcpy(p->items + p->item_count, m->stack + m->depth, count * sizeof(*p->items));
+    p->item_count += count;
+    return 0;
+}
+
+errint_t
+pickle_push_tuple(struct pickle_machine *m, uint32_t count)
+{
+    pickle_value tuple;
+    errint_t error = make_pickle_tuple(m, count, &tuple);
+
+    return error ? error : pickle_push(m, tuple);
+}
+
+/* All above the last mark becomes a tuple, in the place of the mark. */
+errint_t
+pickle_make_marked_tuple(struct pickle_machine *m, pickle_value *tuple)
+{
+    uint32_t first;
+    errint_t error = find_pickle_mark(m, &first);
+
+    if (!error)
+        error = make_pickle_tuple(m, m->depth - first, tuple);
+    if (!error)
+        m->depth--;
+    return error;
+}
+
+static errint_t
+append_pickle_entry(struct pickle_machine *m, pickle_value container, pickle_value key,
+                    pickle_value value)
+{
+    struct pickle *p = m->pickle;
+    errint_t error = grow_machine_array(m, &p->entries, &m->entry_capacity, sizeof(*p->entries),
+                                        (uint64_t)p->entry_count + 2);
+    struct pickle_node *node;
+    uint32_t entry;
+
+    if (error)
+        return error;
+    entry = ++p->entry_count; /* from 1 */
+    p->entries[entry] = (struct pickle_entry){key, value, 0};
+    node = &p->nodes[container];
+    if (node->c++)
+        p->entries[node->b].next = entry;
+    else
+        node->a = entry;
+    node->b = entry;
+    return 0;
+}
+
+/*
+ * Adds what is on the stack from `first` on to the list (step 1) or dictionary (step 2) in front of
+ * it, which stays on the stack. What is added to an object is dropped.
+ */
+static errint_t
+add_pickle_items(struct pickle_machine *m, uint32_t first, uint32_t below, enum pickle_kind kind,
+                 uint32_t step)
+{
+    pickle_value container;
+    enum pickle_kind found;
+    errint_t error = 0;
+
+    if (below == 0 || m->stack[below - 1] == PICKLE_VALUE_MARK)
+        return pickle_refuse(m, "there is nothing to add to");
+    container = m->stack[below - 1];
+    found = pickle_kind_of(m->pickle, container);
+    if (found != kind && found != PICKLE_OPAQUE && found != PICKLE_CALL)
+        return pickle_refuse(m, kind == PICKLE_LIST ? "elements are added to what is no list"
+                                                    : "items are added to what is no dictionary");
+    if ((m->depth - first) % step)
+        return pickle_refuse(m, "a key has no value");
+    for (uint32_t i = first; i < m->depth; i++)
+        if (m->stack[i] == PICKLE_VALUE_MARK)
+            return pickle_refuse(m, "a mark is on the stack, expected a value");
+    for (uint32_t i = first; !error && found == kind && i < m->depth; i += step)
+        error = append_pickle_entry(m, container, step == 2 ? m->stack[i] : PICKLE_VALUE_NONE,
+                                    m->stack[i + step - 1]);
+    m->depth = below;
+    return error;
+}
+
+/* APPENDS, SETITEMS, ADDITEMS: all above the last mark. */
+errint_t
+pickle_add_marked_items(struct pickle_machine *m, enum pickle_kind kind, uint32_t step)
+{
+    uint32_t first;
+    errint_t error = find_pickle_mark(m, &first);
+
+    return error ? error : add_pickle_items(m, first, first - 1, kind, step);
+}
+
+/* APPEND, SETITEM. */
+errint_t
+pickle_add_item(struct pickle_machine *m, enum pickle_kind kind, uint32_t step)
+{
+    if (m->depth < step)
+        return pickle_refuse(m, "the stack is empty");
+    return add_pickle_items(m, m->depth - step, m->depth - step, kind, step);
+}
+
+/* LIST and DICT, of protocol 0: a container of all above the last mark, in the place of the mark.
+ */
+errint_t
+pickle_push_marked(struct pickle_machine *m, enum pickle_kind kind, uint32_t step)
+{
+    pickle_value container;
+    uint32_t first;
+    errint_t error = find_pickle_mark(m, &first);
+
+    if (!error)
+        error = pickle_new_node(m, (struct pickle_node){kind, 0, 0, 0}, &container);
+    if (error)
+        return error;
+    m->stack[first - 1] = container;
+    return add_pickle_items(m, first, first, kind, step);
+}
+
+/* ---- memo ---- */
+
+errint_t
+pickle_put_memo(struct pickle_machine *m, uint64_t index)
+{
+    errint_t error;
+
+    /* Python counts from 0 (3) or 1 (2), once for each instruction. */
+    if (index > ++m->puts)
+        return pickle_refuse(m, "the memo has gaps");
+    if (m->depth == 0 || m->stack[m->depth - 1] == PICKLE_VALUE_MARK)
+        return pickle_refuse(m, "the stack is empty");
+    error = grow_machine_array(m, &m->memo, &m->memo_capacity, sizeof(*m->memo), index + 1);
+    if (error)
+        return error;
+    while (m->memo_count <= index)
+        m->memo[m->memo_count++] = PICKLE_VALUE_MARK;
+    m->memo[index] = m->stack[m->depth - 1];
+    return 0;
+}
+
+errint_t
+pickle_get_memo(struct pickle_machine *m, uint64_t index)
+{
+    if (index >= m->memo_count || m->memo[index] == PICKLE_VALUE_MARK)
+        return pickle_refuse(m, "the memo has no such entry");
+    return pickle_push(m, m->memo[index]);
+}

@@ -8,9 +8,8 @@
  * mapped
  *   client sizes                   the sizes of the structures of fstfs.h, as JSON
  *
- * A request is a line: the tensor's place, and for a slice of it, for each dimension
- * "start:stop:step" for each dimension. On failure prints the errno and fstfs_error() to standard
- * error and exits with 1.
+ * A request is a line: the tensor's index and, for a strided slice of it, "start:stop:step" for
+ * each dimension. On failure prints the errno and fstfs_error() to standard error and exits with 1.
  *
  * -m BYTES  memory      -u  no io_uring     -d  no O_DIRECT     -s  not from the source
  * -a        allocate by callback            -t N  N threads read all of it at once

@@ -2,6 +2,7 @@
 /* fstfs-bench: measures how fast a model loads, bare and through fstfs. */
 #include "bench.h"
 #include "common/command.h"
+#include "common/output.h"
 #include "common/progress.h"
 #include "machine.h"
 #include "options.h"
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* The results of all models. */
@@ -73,17 +75,23 @@ run_model(const char *path, const struct options *options, const struct device *
     }
 }
 
-static bool
-write_svg(const char *path, const struct buffer *text)
+/* Writes the chart atomically. An existing link or device is written to instead of replaced. */
+static errint_t
+write_svg(const char *path, const struct buffer *text, struct reason *reason)
 {
-    FILE *file = fopen(path, "we");
-    bool done = file && write_out(file, text);
+    struct stat st;
+    FILE *file;
+    errint_t error;
 
-    if (!done)
-        complain("%s: %s", path, buffer_failed(text) ? "no memory" : strerror(errno));
+    if (buffer_failed(text))
+        return reason_no_memory(reason);
+    if (lstat(path, &st) < 0 || S_ISREG(st.st_mode))
+        return output_write(path, text, true, reason);
+    file = fopen(path, "we");
+    error = file && write_out(file, text) ? 0 : reason_errno(reason, -errno, NULL);
     if (file)
         fclose(file); /* flushed already */
-    return done;
+    return error;
 }
 
 /* Checks before the measurement whether the chart can be written. */
@@ -132,6 +140,7 @@ write_reports(const struct options *options, const struct machine *machine,
               const struct device *device, struct outcome *outcome)
 {
     struct buffer text = BUFFER_INIT;
+    struct reason reason;
 
     if (options->json) {
         report_json(&text, machine, device, outcome->benches, outcome->count);
@@ -140,7 +149,10 @@ write_reports(const struct options *options, const struct machine *machine,
     }
     if (options->svg && outcome->measured) {
         report_svg(&text, machine, outcome->benches, outcome->count);
-        outcome->wrong = !write_svg(options->svg, &text) || outcome->wrong;
+        if (write_svg(options->svg, &text, &reason)) {
+            complain("%s: %s", options->svg, reason.text);
+            outcome->wrong = true;
+        }
         buffer_free(&text);
     }
 }

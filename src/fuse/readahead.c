@@ -18,6 +18,8 @@
 /* A page fault in a tensor makes the kernel read half the readahead before the page, and on average
  * one and a half times the readahead after the end of the tensor. */
 #define TENSOR_FRACTION 40
+/* A page fault in a file of one tensor reads no more than this part of it. */
+#define FILE_FRACTION 8
 /* From the answer of an open until the kernel has copied the value, with room for a busy machine.
  */
 #define SETTLE_NS 1000000
@@ -102,9 +104,8 @@ readahead_for_file(const struct extent_list *list, uint64_t normal)
         pieces += count_pieces_of_extent(&list->extents[i]);
     if (pieces == 0)
         return 0;
-    if (pieces == 1)
-        return normal > READAHEAD_MAX ? normal : READAHEAD_MAX;
-    bytes = list->size / pieces / TENSOR_FRACTION / READAHEAD_STEP * READAHEAD_STEP;
+    bytes = list->size / pieces / (pieces == 1 ? FILE_FRACTION : TENSOR_FRACTION);
+    bytes = bytes / READAHEAD_STEP * READAHEAD_STEP;
     if (bytes > READAHEAD_MAX)
         bytes = READAHEAD_MAX;
     return bytes > normal ? bytes : normal;

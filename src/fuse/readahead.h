@@ -43,10 +43,12 @@ errint_t readahead_begin_open(struct readahead *readahead, uint64_t bytes);
 void readahead_end_open(struct readahead *readahead);
 
 /*
- * The best readahead for a file, in bytes; 0: any will do. A file of one tensor gets the largest,
- * since its end stops the readahead. In a file of several, readahead goes on past the end of each
- * tensor that is read: it gets a fraction of their mean size, so that programs that read some of
- * the tensors cause at most 5 % more to be read. `normal`: the mount's, which is the least.
+ * The best readahead for a file, in bytes; 0: any will do. A file of one tensor gets up to 1 MiB,
+ * since its end stops the readahead, but at most an eighth of its size, so that programs that map
+ * it and read a few rows do not read all of it. In a file of several, readahead goes on past the
+ * end of each tensor that is read: it gets a fraction of their mean size, so that programs that
+ * read some of the tensors cause at most 5 % more to be read. `normal`: the mount's, which is the
+ * least.
  */
 uint64_t readahead_for_file(const struct extent_list *list, uint64_t normal);
 

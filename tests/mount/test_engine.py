@@ -329,8 +329,8 @@ def read_around(path):
 
 
 def test_readahead_by_file(mount, place):
-    """128 KiB, but a fortieth of the mean tensor in a file of several large tensors, and one
-    request in a tensor file."""
+    """An eighth of a tensor file, and a fortieth of the mean tensor of a file of several, from
+    128 KiB to 1 MiB."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     (place / "s").mkdir()
@@ -338,7 +338,8 @@ def test_readahead_by_file(mount, place):
         trees.write_sparse(place / f"s/{name}.safetensors",
                            [(f"t{i}", "U8", [size], size) for i in range(count)])
     expected = {"merged/small.safetensors": 128 << 10, "merged/large.safetensors": 256 << 10,
-                "tensors/small/t0": 1 << 20, "shards/large.safetensors": 256 << 10}
+                "tensors/small/t0": 384 << 10, "tensors/large/t0": 1 << 20,
+                "shards/large.safetensors": 256 << 10}
     m = mount(place / "s")
     assert {path: read_around(m / path) for path in expected} == expected
     assert readahead(m.path) == {"bytes": 128 << 10, "by_file": True}

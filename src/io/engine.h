@@ -15,8 +15,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-struct request;
-
 struct request_counters {
     atomic_uint_fast64_t bytes_requested, answered, bytes, cached_bytes, errors, stale, in_flight;
     atomic_uint_fast64_t stalls; /* requests that waited for a foreground read */

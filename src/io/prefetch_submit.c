@@ -3,7 +3,7 @@
 
 #include "io/block.h"
 #include "io/engine.h"
-#include "io/request.h"
+#include "io/request_cursor.h"
 
 /* Of one prefetch; a window in name order may be many small tensors. */
 #define RANGES_MAX 128

@@ -216,7 +216,7 @@ reaper_run(void *arg)
 }
 
 static unsigned
-default_most(void)
+default_lease_limit(void)
 {
     struct rlimit limit;
 
@@ -234,7 +234,7 @@ lease_start(unsigned most, lease_ended ended)
     int error;
 
     condition_init(&leases.wake);
-    leases.most = most ? most : default_most();
+    leases.most = most ? most : default_lease_limit();
     leases.ended = ended;
     leases.stopping = false;
     lease_signals(&set);

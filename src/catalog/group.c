@@ -210,7 +210,7 @@ struct grouper {
 };
 
 static size_t
-find_file(const struct grouper *grouper, const char *name)
+grouper_find_file(const struct grouper *grouper, const char *name)
 {
     const char *const *found = bsearch(&name, grouper->files, grouper->count,
                                        sizeof(*grouper->files), text_compare_strings);
@@ -291,7 +291,7 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
     }
     for (uint32_t i = 0; i < named->index->shard_count; i++) {
         const char *shard = named->index->shards[i];
-        size_t at = find_file(grouper, shard);
+        size_t at = grouper_find_file(grouper, shard);
 
         if (at == SIZE_MAX) {
             char name[QUOTED_SIZE];
@@ -528,7 +528,7 @@ group_files(const char *const *files, size_t count, const struct group_index *in
     if (!grouper.use || !grouping->files)
         goto fail;
     for (size_t i = 0; i < index_count; i++) {
-        size_t at = find_file(&grouper, indexes[i].file);
+        size_t at = grouper_find_file(&grouper, indexes[i].file);
 
         if (at != SIZE_MAX)
             grouper.use[at] = USE_INDEX;

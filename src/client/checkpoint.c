@@ -210,7 +210,7 @@ checkpoint_add_metadata(struct fstfs_checkpoint *checkpoint, const char *key, si
 }
 
 static int
-compare_names(const void *a, const void *b)
+compare_tensor_names(const void *a, const void *b)
 {
     const struct fstfs_tensor *x = &((const struct client_tensor *)a)->public;
     const struct fstfs_tensor *y = &((const struct client_tensor *)b)->public;
@@ -219,7 +219,7 @@ compare_names(const void *a, const void *b)
 }
 
 static int
-compare_keys(const void *a, const void *b)
+compare_metadata_keys(const void *a, const void *b)
 {
     const struct fstfs_metadata *x = a, *y = b;
 
@@ -235,11 +235,11 @@ checkpoint_join_metadata(struct fstfs_checkpoint *checkpoint)
 
     if (count == 0)
         return;
-    qsort(all, count, sizeof(*all), compare_keys);
+    qsort(all, count, sizeof(*all), compare_metadata_keys);
     for (size_t i = 0; i < count; i = end) {
         bool agreed = true;
 
-        for (end = i + 1; end < count && compare_keys(&all[i], &all[end]) == 0; end++)
+        for (end = i + 1; end < count && compare_metadata_keys(&all[i], &all[end]) == 0; end++)
             agreed &= text_compare(all[i].value, all[i].value_length, all[end].value,
                                    all[end].value_length) == 0;
         if (agreed)
@@ -252,7 +252,8 @@ void
 checkpoint_finish(struct fstfs_checkpoint *checkpoint)
 {
     if (checkpoint->count > 0)
-        qsort(checkpoint->tensors, checkpoint->count, sizeof(*checkpoint->tensors), compare_names);
+        qsort(checkpoint->tensors, checkpoint->count, sizeof(*checkpoint->tensors),
+              compare_tensor_names);
     checkpoint_join_metadata(checkpoint);
 }
 

@@ -86,7 +86,7 @@ struct gguf_reader {
 
 /* Takes `length` bytes, at most WINDOW_BYTES, which stay valid until the next call. */
 static errint_t
-take(struct gguf_reader *in, size_t length, const unsigned char **bytes)
+gguf_take(struct gguf_reader *in, size_t length, const unsigned char **bytes)
 {
     uint64_t left = in->file_size - in->at;
     errint_t error;
@@ -124,7 +124,7 @@ static errint_t
 take_u32(struct gguf_reader *in, uint32_t *value)
 {
     const unsigned char *bytes = NULL;
-    errint_t error = take(in, 4, &bytes);
+    errint_t error = gguf_take(in, 4, &bytes);
 
     *value = error ? 0 : bytes_u32(bytes);
     return error;
@@ -134,7 +134,7 @@ static errint_t
 take_u64(struct gguf_reader *in, uint64_t *value)
 {
     const unsigned char *bytes = NULL;
-    errint_t error = take(in, 8, &bytes);
+    errint_t error = gguf_take(in, 8, &bytes);
 
     *value = error ? 0 : bytes_u64(bytes);
     return error;
@@ -197,7 +197,7 @@ take_setting(struct gguf_reader *in, const char *key, uint32_t type, uint32_t ex
         return refuse_gguf(in->reason, "GgufValue",
                            "key \"%s\": its value has type %" PRIu32 ", expected %" PRIu32, key,
                            type, expected);
-    error = take(in, value_bytes[type], &bytes);
+    error = gguf_take(in, value_bytes[type], &bytes);
     *value = 0;
     for (unsigned i = 0; !error && i < value_bytes[type]; i++)
         *value |= (uint64_t)bytes[i] << 8 * i;
@@ -255,7 +255,7 @@ take_key(struct gguf_reader *in, struct gguf_keys *keys)
         return refuse_gguf(in->reason, "GgufKey",
                            "a key has %" PRIu64 " bytes, or all keys over %" PRIu64, length,
                            GGUF_MAX_KEYS);
-    error = take(in, (size_t)length, &bytes);
+    error = gguf_take(in, (size_t)length, &bytes);
     if (error)
         return error;
     if (memchr(bytes, '\0', (size_t)length))
@@ -401,7 +401,7 @@ take_tensor_name(struct gguf_reader *in, struct gguf_tensor *tensor)
         return refuse_gguf(in->reason, "GgufName",
                            "the name of a tensor has %" PRIu64 " bytes, at most %d are allowed",
                            length, NAME_MAX_BYTES);
-    error = take(in, (size_t)length, &bytes);
+    error = gguf_take(in, (size_t)length, &bytes);
     if (!error)
         memcpy(tensor->name, bytes, (size_t)length);
     tensor->name_length = (size_t)length;
@@ -509,7 +509,7 @@ read_gguf(struct gguf_reader *in, errint_t (*admit)(void *, uint64_t, struct rea
     struct st_counts counts = {0}, again = {0};
     struct st_builder builder;
     uint64_t count, infos;
-    errint_t error = take(in, GGUF_HEAD_BYTES, &head);
+    errint_t error = gguf_take(in, GGUF_HEAD_BYTES, &head);
 
     if (error)
         return error;

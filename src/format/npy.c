@@ -102,7 +102,7 @@ skip_spaces(struct npy_text *in)
 
 /* Takes `word` and the spaces before it, if it is next. */
 static bool
-take(struct npy_text *in, const char *word)
+npy_take(struct npy_text *in, const char *word)
 {
     size_t length = strlen(word);
 
@@ -144,7 +144,7 @@ take_number(struct npy_text *in, uint64_t *number)
         if (__builtin_mul_overflow(*number, 10, number) ||
             __builtin_add_overflow(*number, (uint64_t)(*in->at - '0'), number))
             return false;
-    take(in, "L"); /* as Python 2 wrote it */
+    npy_take(in, "L"); /* as Python 2 wrote it */
     return true;
 }
 
@@ -152,12 +152,12 @@ static bool
 take_shape(struct npy_text *in, struct npy *npy)
 {
     npy->rank = 0;
-    if (!take(in, "("))
+    if (!npy_take(in, "("))
         return false;
-    while (!take(in, ")")) {
+    while (!npy_take(in, ")")) {
         if (npy->rank == NPY_RANK_MOST || !take_number(in, &npy->dims[npy->rank++]))
             return false;
-        if (!take(in, ",") && (skip_spaces(in), *in->at != ')'))
+        if (!npy_take(in, ",") && (skip_spaces(in), *in->at != ')'))
             return false;
     }
     return true;
@@ -184,19 +184,19 @@ static errint_t
 parse_dictionary(struct npy_text in, struct npy *npy, struct reason *reason)
 {
     char key[32], descr[32] = "", shown[QUOTED_SIZE];
-    bool fortran = false, has_shape = false, right = take(&in, "{");
+    bool fortran = false, has_shape = false, right = npy_take(&in, "{");
 
-    while (right && !take(&in, "}")) {
-        right = take_string(&in, key) && take(&in, ":");
+    while (right && !npy_take(&in, "}")) {
+        right = take_string(&in, key) && npy_take(&in, ":");
         if (right && strcmp(key, "descr") == 0)
             right = take_string(&in, descr);
         else if (right && strcmp(key, "fortran_order") == 0)
-            right = (fortran = take(&in, "True")) || take(&in, "False");
+            right = (fortran = npy_take(&in, "True")) || npy_take(&in, "False");
         else if (right && strcmp(key, "shape") == 0)
             right = has_shape = take_shape(&in, npy);
         else
             right = false;
-        take(&in, ",");
+        npy_take(&in, ",");
     }
     if (!right || !*descr || !has_shape)
         return refuse_npy(reason, "its header is not that of an array of numbers");

@@ -579,13 +579,6 @@ pickle_free(struct pickle *pickle)
 
 /* ---- values ---- */
 
-enum pickle_kind
-pickle_kind_of(const struct pickle *pickle, pickle_value value)
-{
-    return (value & PICKLE_NUMBER_BIT) ? PICKLE_NUMBER
-                                       : (enum pickle_kind)pickle->nodes[value].kind;
-}
-
 bool
 pickle_take_number(const struct pickle *pickle, pickle_value value, uint64_t *number)
 {

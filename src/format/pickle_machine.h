@@ -6,7 +6,12 @@
 #ifndef FSTFS_FORMAT_PICKLE_MACHINE_H
 #define FSTFS_FORMAT_PICKLE_MACHINE_H
 
-#include "format/pickle.h"
+#include "base/error.h"
+#include "format/pickle_value.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /* The machine: its text, its stack, its memo, and the values made so far. */
 struct pickle_machine {

@@ -204,8 +204,8 @@ compare_members(const void *a, const void *b, void *directory)
 
 /* Reads the entry at `at` of the directory and moves `at` behind it. */
 static errint_t
-read_entry(const struct zip *zip, size_t length, size_t *at, struct zip_member *member,
-           struct reason *reason)
+zip_read_entry(const struct zip *zip, size_t length, size_t *at, struct zip_member *member,
+               struct reason *reason)
 {
     const unsigned char *entry = (const unsigned char *)zip->directory + *at;
     size_t name, extra, comment;
@@ -246,7 +246,7 @@ read_entries(struct zip *zip, size_t length, uint64_t count, struct reason *reas
     errint_t error = 0;
 
     while (!error && zip->count < count)
-        error = read_entry(zip, length, &at, &zip->members[zip->count++], reason);
+        error = zip_read_entry(zip, length, &at, &zip->members[zip->count++], reason);
     if (!error && at != length)
         error = refuse_zip(reason, "ZipDirectory",
                            "the central directory has %zu bytes, its %" PRIu64 " entries take %zu",

@@ -110,7 +110,7 @@ idle_remove(struct slot *slot)
 }
 
 static unsigned
-default_most(void)
+default_descriptor_limit(void)
 {
     struct rlimit limit;
     rlim_t most;
@@ -132,7 +132,7 @@ descriptors_new(unsigned most, bool direct, struct descriptors **descriptors)
     if (!made)
         return -ENOMEM;
     pthread_cond_init(&made->released, NULL);
-    made->most = most ? most : default_most();
+    made->most = most ? most : default_descriptor_limit();
     made->direct = direct;
     made->idle.next = made->idle.previous = &made->idle;
     made->states.next = made->states.previous = &made->states;
@@ -375,7 +375,7 @@ make_buffered(int fd)
 /* Another descriptor of the file that `fd` is of, though the path may mean
  * another by now, or none; a negative errno where there is no /proc. */
 static int
-reopen(struct backing *backing, int fd)
+descriptor_reopen(struct backing *backing, int fd)
 {
     char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
     errint_t error;
@@ -448,7 +448,7 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
              int other)
 {
     struct state *state = state_of(descriptors, backing);
-    int fd = other >= 0 ? reopen(backing, other) : -EBADF;
+    int fd = other >= 0 ? descriptor_reopen(backing, other) : -EBADF;
     errint_t error;
 
     if (fd < 0)

@@ -304,7 +304,7 @@ resolve_conflicts(struct gather *gather)
 }
 
 static void
-drop_duplicates(struct gather *gather)
+gather_drop_duplicates(struct gather *gather)
 {
     size_t kept = 0;
     char name[QUOTED_SIZE];
@@ -403,7 +403,7 @@ dir_listing_new(struct listing *listing, const char *directory, enum view_kind v
                 gather.drafts[i].entry.name = gather.names.data + gather.drafts[i].name;
         while (gather.count && resolve_conflicts(&gather))
             ;
-        drop_duplicates(&gather);
+        gather_drop_duplicates(&gather);
         if (view == VIEW_TENSORS)
             match_tensor_indexes(&gather);
         if (!gather.failed)

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The values that pickle_read() (pickle.h) makes.
+ */
+#ifndef FSTFS_FORMAT_PICKLE_VALUE_H
+#define FSTFS_FORMAT_PICKLE_VALUE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A value: an index into pickle->nodes, or, with the highest bit set, a number from 0 to 2^31 - 1.
+ */
+typedef uint32_t pickle_value;
+
+#define PICKLE_NUMBER_BIT UINT32_C(0x80000000)
+
+/* Values that every pickle has. */
+enum {
+    PICKLE_VALUE_NONE,
+    PICKLE_VALUE_OPAQUE,
+    PICKLE_VALUE_MARK,
+    PICKLE_VALUE_TRUE,
+    PICKLE_VALUE_FALSE,
+    PICKLE_FIXED_VALUES,
+};
+
+enum pickle_kind {
+    PICKLE_NONE,
+    PICKLE_OPAQUE, /* a value of no interest: a float, bytes, a set, an object */
+    PICKLE_MARK, /* internal */
+    PICKLE_BOOL,
+    PICKLE_NUMBER, /* that does not fit in a pickle_value. a, b: low and high half, signed */
+    PICKLE_LONG, /* that does not fit in 64 bits. a: offset, b: length of its bytes in the text */
+    PICKLE_STRING, /* a: offset, b: length in the text; not checked to be UTF-8 */
+    PICKLE_TUPLE, /* a: first, b: count, in pickle->items */
+    PICKLE_LIST, /* a: first entry, b: last entry, c: count */
+    PICKLE_DICT, /* the same; keys may occur twice, the last one counts */
+    PICKLE_GLOBAL, /* a: module, b: name; both are strings */
+    PICKLE_CALL, /* a: what is called, a PICKLE_GLOBAL; b: its arguments, a PICKLE_TUPLE */
+    PICKLE_PERSISTENT, /* a: the persistent ID, any value */
+};
+
+struct pickle_node {
+    uint32_t kind; /* enum pickle_kind */
+    uint32_t a, b, c;
+};
+
+/* Of a list or dictionary. */
+struct pickle_entry {
+    pickle_value key; /* of a dictionary only */
+    pickle_value value;
+    uint32_t next; /* in pickle->entries; 0: it is the last one */
+};
+
+struct pickle {
+    const char *text; /* borrowed: must live as long */
+    size_t length; /* bytes of the text that the pickle takes, its STOP included */
+    pickle_value root;
+    uint32_t node_count, item_count, entry_count;
+    struct pickle_node *nodes;
+    pickle_value *items; /* of tuples */
+    struct pickle_entry *entries; /* [0] is not used */
+};
+
+/* The kind of a value; PICKLE_NUMBER for one within the value itself. */
+static inline enum pickle_kind
+pickle_kind_of(const struct pickle *pickle, pickle_value value)
+{
+    return (value & PICKLE_NUMBER_BIT) ? PICKLE_NUMBER
+                                       : (enum pickle_kind)pickle->nodes[value].kind;
+}
+
+#endif

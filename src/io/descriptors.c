@@ -44,10 +44,18 @@ struct slot {
     struct slot *previous, *next; /* in the owner's idle list; NULL: not there */
 };
 
-/* The descriptors of one file system. `users`: backings. */
+/* The descriptors of one file system. `users`: backings, and descriptors that are being closed. */
 struct descriptor_lane {
     struct lane lane;
-    unsigned held; /* slots that are held, or about to be */
+    unsigned held; /* slots that are held or about to be, and descriptors that are being closed */
+};
+
+/* A descriptor that a worker closes. */
+struct closing {
+    struct job job;
+    int fd;
+    struct descriptors *owner;
+    struct descriptor_lane *lane;
 };
 
 /* What hangs on a backing. Guarded by `attach_lock`, but for the atomics and
@@ -66,6 +74,7 @@ struct state {
 
 /* Guarded by `attach_lock`. */
 struct descriptors {
+    struct workers *workers; /* see descriptors_use_workers() */
     pthread_cond_t released; /* a descriptor became idle or was closed */
     unsigned most;
     unsigned open; /* descriptors open or about to be */
@@ -82,8 +91,8 @@ struct descriptors {
  * One lock for the process and not one for each engine: the last unref of a
  * backing may race with the end of the engine whose state it has, and only a
  * lock that outlives both can say who was first. Held for a few pointers, never
- * over a system call that can wait. The engine's own lock may be taken inside it
- * (by `forget`), so the other way round is forbidden.
+ * over a system call that can wait. The locks of the engine (by `forget`) and of the workers may be
+ * taken inside it, so the other way round is forbidden.
  */
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -140,6 +149,66 @@ descriptors_new(unsigned most, bool direct, struct descriptors **descriptors)
     return 0;
 }
 
+void
+descriptors_use_workers(struct descriptors *descriptors, struct workers *workers)
+{
+    pthread_mutex_lock(&attach_lock);
+    descriptors->workers = workers;
+    pthread_mutex_unlock(&attach_lock);
+}
+
+static void
+count_held(struct descriptors *owner, struct descriptor_lane *lane, int change)
+{
+    lane->held += (unsigned)change;
+    owner->held += (unsigned)change;
+}
+
+static void
+close_by_worker(struct job *job)
+{
+    struct closing *closing = (struct closing *)job;
+
+    close(closing->fd);
+    pthread_mutex_lock(&attach_lock);
+    count_held(closing->owner, closing->lane, -1);
+    atomic_fetch_sub(&closing->lane->lane.users, 1);
+    pthread_cond_broadcast(&closing->owner->released);
+    pthread_mutex_unlock(&attach_lock);
+    free(closing);
+}
+
+/* With the lock held: takes the descriptor off a slot that nobody holds. Returns it for the caller
+ * to close without the lock; or, where close() may wait for a server but the caller may not, has a
+ * worker close it and returns -1. */
+static int
+close_later(struct slot *slot, bool may_wait)
+{
+    struct state *state = slot->state;
+    struct descriptors *owner = state->owner;
+    struct closing *closing = NULL;
+    int fd = slot->fd;
+
+    slot->fd = -1;
+    idle_remove(slot);
+    owner->open--;
+    if (!may_wait && owner->workers && !atomic_load(&state->is_local))
+        closing = malloc(sizeof(*closing));
+    if (!closing)
+        return fd;
+    /* The workers that open files of the file system may all wait for this. So it has a lane of
+     * its own. */
+    *closing = (struct closing){
+        .job = {.run = close_by_worker, .device = ~state->backing->identity.device},
+        .fd = fd,
+        .owner = owner,
+        .lane = state->lane};
+    count_held(owner, state->lane, 1);
+    atomic_fetch_add(&state->lane->lane.users, 1);
+    workers_add(owner->workers, &closing->job, true);
+    return -1;
+}
+
 /* With the lock held: unties the state; its descriptors are then the caller's
  * to close. They are not held: a read holds a reference to the backing. */
 static void
@@ -147,10 +216,9 @@ untie(struct state *state)
 {
     state->previous->next = state->next;
     state->next->previous = state->previous;
-    for (int i = 0; i < ACCESS_COUNT; i++) {
-        idle_remove(&state->slots[i]);
-        state->owner->open -= state->slots[i].fd >= 0;
-    }
+    for (int i = 0; i < ACCESS_COUNT; i++)
+        if (state->slots[i].fd >= 0)
+            state->slots[i].fd = close_later(&state->slots[i], false);
     atomic_fetch_sub(&state->lane->lane.users, 1);
     pthread_cond_broadcast(&state->owner->released);
     if (state->attachment.forget)
@@ -265,13 +333,6 @@ descriptors_access(struct descriptors *descriptors, struct backing *backing)
     return state && atomic_load(&state->direct_refused) ? ACCESS_BUFFERED : ACCESS_DIRECT;
 }
 
-static void
-count_held(struct state *state, int change)
-{
-    state->lane->held += (unsigned)change;
-    state->owner->held += (unsigned)change;
-}
-
 /* With the lock held: whether one more descriptor of the file system may be held: at most three
  * quarters of what the others leave, so that reads that hang leave some, and at least one. */
 static bool
@@ -288,41 +349,32 @@ hold(struct slot *slot)
 {
     if (slot->holders++ == 0) {
         idle_remove(slot);
-        count_held(slot->state, 1);
+        count_held(slot->state->owner, slot->state->lane, 1);
     }
     return slot->fd;
 }
 
-/* With the lock held: takes the descriptor off a slot that nobody holds, for
- * the caller to close when the lock is let go. */
-static int
-close_later(struct slot *slot)
-{
-    int fd = slot->fd;
-
-    slot->fd = -1;
-    idle_remove(slot);
-    return fd;
-}
-
 /* With the lock held: makes room for one more, and returns the descriptor to close for it, or -1
- * when there was room; where the process is out of descriptors, there is room only if none is
+ * when there is none; where the process is out of descriptors, there is room only if none is
  * open here. Waits while all are held, unless the file system holds none. */
 static int
 make_room(struct descriptors *descriptors, const struct descriptor_lane *lane,
           bool out_of_descriptors)
 {
-    const struct slot *nothing = &descriptors->idle;
+    struct slot *const nothing = &descriptors->idle;
+    unsigned most = out_of_descriptors ? 1 : descriptors->most;
+    struct slot *evicted;
+    int fd = -1;
 
-    while (descriptors->open >= (out_of_descriptors ? 1 : descriptors->most) &&
-           descriptors->idle.next == nothing && (out_of_descriptors || lane->held > 0))
+    while (descriptors->open >= most && nothing->next == nothing &&
+           (out_of_descriptors || lane->held > 0))
         pthread_cond_wait(&descriptors->released, &attach_lock);
-    if (descriptors->open < (out_of_descriptors ? 1 : descriptors->most) ||
-        descriptors->idle.next == nothing) {
-        descriptors->open++;
-        return -1;
-    }
-    return close_later(descriptors->idle.next);
+    evicted = nothing->next;
+    /* The caller may wait for its own file system, and must where there are no others to open. */
+    if (descriptors->open >= most && evicted != nothing)
+        fd = close_later(evicted, evicted->state->lane == lane || out_of_descriptors);
+    descriptors->open++;
+    return fd;
 }
 
 static bool
@@ -498,7 +550,7 @@ drop(struct slot *slot)
 {
     if (--slot->holders > 0)
         return;
-    count_held(slot->state, -1);
+    count_held(slot->state->owner, slot->state->lane, -1);
     idle_add(slot);
     pthread_cond_broadcast(&slot->state->owner->released);
 }
@@ -519,7 +571,7 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
             continue;
         }
         surplus = make_room(descriptors, state->lane, out_of_descriptors);
-        count_held(state, 1);
+        count_held(descriptors, state->lane, 1);
         other = state->slots[!access].fd >= 0 ? hold(&state->slots[!access]) : -1;
         pthread_mutex_unlock(&attach_lock);
         if (surplus >= 0)
@@ -528,7 +580,7 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
         pthread_mutex_lock(&attach_lock);
         if (other >= 0)
             drop(&state->slots[!access]);
-        count_held(state, -1);
+        count_held(descriptors, state->lane, -1);
         if (fd >= 0 && state->slots[access].fd < 0) {
             state->slots[access].fd = fd;
             fd = hold(&state->slots[access]);
@@ -617,16 +669,16 @@ descriptors_tidy(struct descriptors *descriptors)
              slot != &descriptors->idle && count < CLOSED_AT_ONCE; slot = next) {
             next = slot->next;
             if (is_needless(slot))
-                closing[count++] = close_later(slot);
+                closing[count++] = close_later(slot, false);
         }
-        descriptors->open -= count;
         open = descriptors->open;
         if (count < CLOSED_AT_ONCE)
             descriptors->round++;
         pthread_cond_broadcast(&descriptors->released);
         pthread_mutex_unlock(&attach_lock);
         for (unsigned i = 0; i < count; i++)
-            close(closing[i]);
+            if (closing[i] >= 0)
+                close(closing[i]);
     } while (count == CLOSED_AT_ONCE);
     return open;
 }

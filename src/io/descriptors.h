@@ -31,6 +31,10 @@ struct attachment {
 /* `most`: limit of open descriptors; 0: half of RLIMIT_NOFILE. `direct`: use O_DIRECT. */
 errint_t descriptors_new(unsigned most, bool direct, struct descriptors **descriptors);
 
+/* Sets the workers that close descriptors where close() may wait for a server: of files that are
+ * not known to be on a local file system. NULL, before workers_free(): none from now on. */
+void descriptors_use_workers(struct descriptors *descriptors, struct workers *workers);
+
 /* Closes all descriptors, and drops the state of all backings. No descriptor may be held. */
 void descriptors_free(struct descriptors *descriptors); /* NULL is allowed */
 

@@ -507,6 +507,7 @@ storage_new(const struct storage_options *options, struct storage **storage)
         storage_free(made);
         return result;
     }
+    descriptors_use_workers(made->descriptors, made->workers);
     *storage = made;
     return 0;
 }
@@ -514,6 +515,8 @@ storage_new(const struct storage_options *options, struct storage **storage)
 void
 storage_stop(struct storage *storage)
 {
+    if (storage->descriptors)
+        descriptors_use_workers(storage->descriptors, NULL);
     workers_free(storage->workers);
     storage->workers = NULL;
     for (unsigned i = 0; i < storage->ring_count; i++)

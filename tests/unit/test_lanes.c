@@ -1,0 +1,523 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lanes: what reads of one file system leave of each resource to others. The linker puts the
+ * functions here in the place of the real ones: the files look as if they were on a file system
+ * that asks a server, which does not answer while the test says so.
+ */
+#include "expect.h"
+#include "io/chunk_cache.h"
+#include "io/engine.h"
+#include "io/io.h"
+#include "io/lanes.h"
+#include "io/ring.h"
+
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (1024 * 1024)
+#define FILES 6 /* the last for reads that are queued */
+#define SYSTEMS 2
+#define PATIENCE_MS 10000
+
+/* ---- a file system that does not answer ---- */
+
+static char places[SYSTEMS][sizeof("/dev/shm/fstfs-test-lanes-XXXXXX")];
+static atomic_bool hangs; /* close() of the files of the first file system */
+static atomic_uint hung; /* calls of close() that wait */
+static atomic_uint stats_on_ring; /* statx() by the thread of a ring */
+
+int __real_close(int fd);
+int __wrap_close(int fd);
+int __wrap_fstatfs(int fd, struct statfs *fs);
+int __wrap_fstatfs64(int fd, struct statfs *fs);
+int __real_statx(int directory, const char *path, int flags, unsigned mask, struct statx *stx);
+int __wrap_statx(int directory, const char *path, int flags, unsigned mask, struct statx *stx);
+
+static bool
+is_in(int fd, const char *place)
+{
+    char path[40], target[100];
+    ssize_t length;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    length = readlink(path, target, sizeof(target));
+    return length > (ssize_t)strlen(place) && strncmp(target, place, strlen(place)) == 0;
+}
+
+int
+__wrap_close(int fd)
+{
+    if (atomic_load(&hangs) && is_in(fd, places[0])) {
+        atomic_fetch_add(&hung, 1);
+        while (atomic_load(&hangs))
+            usleep(1000);
+    }
+    return __real_close(fd);
+}
+
+int
+__wrap_fstatfs(int fd, struct statfs *fs)
+{
+    (void)fd;
+    *fs = (struct statfs){.f_type = 0x65735546}; /* FUSE */
+    return 0;
+}
+
+/* What glibc makes of fstatfs() where offsets have 64 bits. */
+int
+__wrap_fstatfs64(int fd, struct statfs *fs)
+{
+    return __wrap_fstatfs(fd, fs);
+}
+
+int
+__wrap_statx(int directory, const char *path, int flags, unsigned mask, struct statx *stx)
+{
+    char name[16] = "";
+
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    if (strcmp(name, "fstfs-ring") == 0)
+        atomic_fetch_add(&stats_on_ring, 1);
+    return __real_statx(directory, path, flags, mask, stx);
+}
+
+/* ---- files on two file systems ---- */
+
+static int directories[SYSTEMS];
+static struct backing *files[SYSTEMS][FILES];
+static struct io *io;
+
+static struct backing *
+make_file(int directory, int number)
+{
+    struct file_identity identity;
+    struct backing *backing;
+    struct stat st = {0};
+    char name[2] = {(char)('a' + number), '\0'};
+    int fd = openat(directory, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, MIB), 0);
+    ck_assert_int_eq(fdatasync(fd), 0);
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    __real_close(fd);
+    file_identity_from_stat(&identity, &st);
+    backing = backing_new(directory, name, &identity);
+    atomic_store(&backing->readers, 1);
+    return backing;
+}
+
+static void
+setup(void)
+{
+    strcpy(places[0], "/tmp/fstfs-test-lanes-XXXXXX");
+    strcpy(places[1], "/dev/shm/fstfs-test-lanes-XXXXXX");
+    for (int i = 0; i < SYSTEMS; i++) {
+        ck_assert_ptr_nonnull(mkdtemp(places[i]));
+        directories[i] = open(places[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        ck_assert_int_ge(directories[i], 0);
+        for (int k = 0; k < FILES; k++)
+            files[i][k] = make_file(directories[i], k);
+    }
+}
+
+static void
+teardown(void)
+{
+    atomic_store(&hangs, false);
+    io_free(io);
+    io = NULL;
+    for (int i = 0; i < SYSTEMS; i++) {
+        for (int k = 0; k < FILES; k++) {
+            backing_unref(files[i][k]);
+            unlinkat(directories[i], (char[]){(char)('a' + k), '\0'}, 0);
+        }
+        close(directories[i]);
+        ck_assert_int_eq(rmdir(places[i]), 0);
+    }
+    assert_expectations();
+}
+
+static bool
+becomes(atomic_uint *value, unsigned wanted)
+{
+    for (int ms = 0; ms < PATIENCE_MS && atomic_load(value) != wanted; ms++)
+        usleep(1000);
+    return atomic_load(value) == wanted;
+}
+
+static void
+count_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    (void)vectors;
+    (void)count;
+    expect(result == 0);
+    atomic_fetch_add((atomic_uint *)arg, 1);
+}
+
+/* Whether a read of the file is answered. Where it is not, it must be before the test ends. */
+static bool
+is_read(struct backing *file, uint64_t offset)
+{
+    static atomic_uint answers;
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct extent_list *list;
+
+    atomic_store(&answers, 0);
+    extent_builder_add_backing(&builder, file, 0, MIB);
+    list = extent_builder_finish(&builder);
+    io_read(io, list, offset, 100, count_answer, &answers);
+    extent_list_unref(list);
+    return becomes(&answers, 1);
+}
+
+static void
+wait_until_only_ours(struct backing *backing)
+{
+    while (atomic_load(&backing->references) > 1)
+        usleep(100);
+}
+
+static unsigned
+open_in(const char *place)
+{
+    DIR *list = opendir("/proc/self/fd");
+    unsigned count = 0;
+    struct dirent *entry;
+
+    while ((entry = readdir(list)))
+        count += is_in((int)strtol(entry->d_name, NULL, 10), place);
+    closedir(list);
+    return count;
+}
+
+static void
+start(unsigned descriptors)
+{
+    struct io_options options = {
+        .threads = 2, .descriptors = descriptors, .no_direct = true, .no_prefetch = true};
+
+    ck_assert_int_eq(io_new(&options, &io), 0);
+}
+
+/* ---- close() that hangs ---- */
+
+/* The worker that opens a file evicts descriptors of others. */
+START_TEST(close_by_eviction)
+{
+    start(4);
+    for (int i = 0; i < 4; i++)
+        ck_assert(is_read(files[0][i], 0));
+    atomic_store(&hangs, true);
+    for (int i = 0; i < FILES; i++)
+        ck_assert(is_read(files[1][i], 0));
+    ck_assert_uint_gt(atomic_load(&hung), 0);
+    atomic_store(&hangs, false);
+    for (int i = 0; i < FILES; i++)
+        ck_assert(is_read(files[0][i], MIB / 2));
+}
+END_TEST
+
+/* More descriptors than workers that may close them. */
+START_TEST(close_by_last_unref)
+{
+    start(0);
+    for (int i = 0; i < FILES; i++) {
+        ck_assert(is_read(files[0][i], 0));
+        wait_until_only_ours(files[0][i]);
+    }
+    atomic_store(&hangs, true);
+    for (int i = 0; i < FILES; i++) {
+        backing_unref(files[0][i]); /* returns */
+        files[0][i] = make_file(directories[0], i);
+    }
+    ck_assert(is_read(files[1][0], 0));
+    ck_assert(is_read(files[0][0], 0));
+    atomic_store(&hangs, false);
+    while (open_in(places[0]) != 1)
+        usleep(1000);
+}
+END_TEST
+
+/* The reclaim thread goes on. */
+START_TEST(close_by_reclaim)
+{
+    struct io_counters counters;
+
+    start(0);
+    ck_assert(is_read(files[0][0], 0));
+    ck_assert(is_read(files[1][0], 0));
+    atomic_store(&hangs, true);
+    atomic_store(&hung, 0);
+    atomic_store(&files[0][0]->readers, 0);
+    ck_assert(becomes(&hung, 1));
+    atomic_store(&files[1][0]->readers, 0);
+    for (int ms = 0; ms < PATIENCE_MS && open_in(places[1]) > 0; ms++)
+        usleep(1000);
+    ck_assert_uint_eq(open_in(places[1]), 0);
+    io_counters(io, &counters);
+    ck_assert_uint_eq(counters.descriptors, 0);
+}
+END_TEST
+
+/* ---- fstat() that may hang ---- */
+
+START_TEST(stat_by_worker)
+{
+    start(0);
+    atomic_store(&stats_on_ring, 0);
+    for (int i = 0; i < FILES; i++)
+        ck_assert(is_read(files[0][i], 0));
+    ck_assert_uint_eq(atomic_load(&stats_on_ring), 0);
+}
+END_TEST
+
+/* ---- shares ---- */
+
+START_TEST(share_of_a_lane)
+{
+    ck_assert_uint_eq(lane_share(8, 0), 8);
+    ck_assert_uint_eq(lane_share(8, 8), 4);
+    ck_assert_uint_eq(lane_share(8, 12), 2);
+    for (unsigned others = 14; others < 100; others++)
+        ck_assert_uint_eq(lane_share(8, others), 1);
+}
+END_TEST
+
+/* Three quarters of what others leave; and a lane that holds nothing, any request. */
+START_TEST(share_of_memory)
+{
+    struct io_options options = {.memory = 8 * MIB};
+    struct memory_lane first = {.bytes = 0}, second = {.bytes = 0};
+    struct chunk_cache *cache;
+
+    ck_assert_int_eq(io_new(&options, &io), 0);
+    cache = &io->cache;
+    ck_assert(memory_lane_allows(cache, &first, 6 * MIB));
+    ck_assert(!memory_lane_allows(cache, &first, 6 * MIB + 4096));
+    first.bytes = cache->held = 4 * MIB;
+    ck_assert(memory_lane_allows(cache, &first, 2 * MIB));
+    ck_assert(!memory_lane_allows(cache, &first, 2 * MIB + 4096));
+    ck_assert(memory_lane_allows(cache, &second, 3 * MIB));
+    ck_assert(!memory_lane_allows(cache, &second, 3 * MIB + 4096));
+    cache->held = 0;
+}
+END_TEST
+
+static struct memory_lane *
+lane_of(const struct backing *file, const struct backing *other)
+{
+    uint64_t key = file->identity.device;
+
+    if (other && other->identity.device != key)
+        key = key * 31 + other->identity.device;
+    return chunk_cache_lane(&io->cache, key);
+}
+
+static void
+hold_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    atomic_uint *held = arg;
+
+    (void)vectors;
+    (void)count;
+    expect(result == 0);
+    atomic_fetch_add(held, 1);
+    while (atomic_load(held) < 100)
+        usleep(1000);
+}
+
+static void *
+read_and_hold(void *arg)
+{
+    struct extent_list *list = ((void **)arg)[0];
+
+    io_read(io, list, 0, list->size, hold_answer, ((void **)arg)[1]);
+    return NULL;
+}
+
+/* A request of two file systems uses the lane of neither. */
+START_TEST(lane_of_two_file_systems)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct extent_list *list;
+    atomic_uint held = 0;
+    pthread_t thread;
+    void *arg[2];
+
+    start(0);
+    extent_builder_add_backing(&builder, files[0][0], 0, MIB);
+    extent_builder_add_backing(&builder, files[1][0], 0, MIB);
+    list = extent_builder_finish(&builder);
+    arg[0] = list;
+    arg[1] = &held;
+    pthread_create(&thread, NULL, read_and_hold, arg);
+    ck_assert(becomes(&held, 1));
+    pthread_mutex_lock(&io->cache.lock);
+    expect(lane_of(files[0][0], files[1][0])->active == 1);
+    expect(lane_of(files[0][0], files[1][0])->bytes >= 2 * MIB);
+    expect(lane_of(files[0][0], NULL)->active == 0);
+    expect(lane_of(files[1][0], NULL)->active == 0);
+    chunk_cache_unlock(&io->cache);
+    atomic_store(&held, 100);
+    pthread_join(thread, NULL);
+    extent_list_unref(list);
+}
+END_TEST
+
+static unsigned order[4], order_count;
+
+/* Called one after another: by the thread that starts the queued requests. */
+static void
+note_order(void *arg, errint_t result, const struct iovec *vectors, int count)
+{
+    (void)vectors;
+    (void)count;
+    expect(result == -ESTALE);
+    order[order_count++] = *(unsigned *)arg;
+}
+
+/* Queued requests start in the order of their lane, and the lanes take turns. */
+START_TEST(requests_in_turn)
+{
+    static unsigned numbers[4] = {0, 1, 2, 3};
+    struct io_options options = {.memory = 4 * MIB, .no_prefetch = true, .no_direct = true};
+    struct extent_list *lists[SYSTEMS];
+    pthread_t threads[SYSTEMS];
+    atomic_uint held = 0;
+
+    ck_assert_int_eq(io_new(&options, &io), 0);
+    order_count = 0;
+    for (int i = 0; i < SYSTEMS; i++) {
+        struct extent_builder builder = EXTENT_BUILDER_INIT;
+        void *arg[2];
+
+        for (int k = 0; k < FILES - 1; k++)
+            extent_builder_add_backing(&builder, files[i][k], 0, MIB);
+        lists[i] = extent_builder_finish(&builder);
+        arg[0] = lists[i];
+        arg[1] = &held;
+        /* alone in its lane, and so beyond the budget */
+        pthread_create(&threads[i], NULL, read_and_hold, arg);
+        ck_assert(becomes(&held, (unsigned)i + 1));
+    }
+    /* two of the first file system, then two of the second */
+    for (int i = 0; i < 4; i++) {
+        struct extent_builder builder = EXTENT_BUILDER_INIT;
+        struct extent_list *list;
+
+        extent_builder_add_backing(&builder, files[i / 2][FILES - 1], 0, MIB);
+        list = extent_builder_finish(&builder);
+        io_read(io, list, 0, 100, note_order, &numbers[i]);
+        extent_list_unref(list);
+    }
+    ck_assert_uint_eq(order_count, 0);
+    for (int i = 0; i < SYSTEMS; i++)
+        atomic_store(&files[i][FILES - 1]->stale, true);
+    atomic_store(&held, 100);
+    for (int i = 0; i < SYSTEMS; i++) {
+        pthread_join(threads[i], NULL);
+        extent_list_unref(lists[i]);
+    }
+    io_free(io);
+    io = NULL;
+    ck_assert_uint_eq(order_count, 4);
+    ck_assert_uint_eq(order[0] / 2, 1 - order[1] / 2);
+    ck_assert_uint_eq(order[2] / 2, 1 - order[3] / 2);
+    ck_assert_uint_lt(order[0] % 2, 1);
+    ck_assert_uint_lt(order[1] % 2, 1);
+}
+END_TEST
+
+/* ---- a ring ---- */
+
+#define DEPTH 4
+
+static atomic_uint ended;
+
+static void
+ring_read_ended(struct ring_read *read, int result)
+{
+    expect(result == (int)read->length);
+    atomic_fetch_add(&ended, 1);
+}
+
+/* Reads of a pipe that nobody writes to leave room for a read of another file system. */
+START_TEST(ring_with_hung_lane)
+{
+    struct ring_read *hung_reads = calloc(4 * DEPTH, sizeof(*hung_reads)), other;
+    char bytes[4 * DEPTH], byte;
+    struct rings rings = {0};
+    struct reason reason;
+    struct ring *ring;
+    int ends[2], file;
+    bool is_answered;
+
+    ck_assert_ptr_nonnull(hung_reads);
+    if (ring_new(DEPTH, &rings, &ring, &reason) < 0) {
+        free(hung_reads);
+        return; /* not on this machine */
+    }
+    atomic_store(&ended, 0);
+    ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+    file = openat(directories[0], "a", O_RDONLY | O_CLOEXEC);
+    for (int i = 0; i < 4 * DEPTH; i++) {
+        hung_reads[i] = (struct ring_read){.fd = ends[0],
+                                           .device = 1,
+                                           .buffer = &bytes[i],
+                                           .length = 1,
+                                           .offset = UINT64_MAX,
+                                           .complete = ring_read_ended};
+        ck_assert(ring_submit(ring, &hung_reads[i], true));
+    }
+    other = hung_reads[0];
+    other.fd = file;
+    other.device = 2;
+    other.buffer = &byte;
+    other.offset = 0;
+    ck_assert(ring_submit(ring, &other, false));
+    is_answered = becomes(&ended, 1);
+    ck_assert_uint_eq(atomic_load(&rings.in_flight), DEPTH);
+    ck_assert_int_eq(write(ends[1], bytes, sizeof(bytes)), (ssize_t)sizeof(bytes));
+    ck_assert(becomes(&ended, 4 * DEPTH + 1));
+    ring_free(ring);
+    free(hung_reads);
+    close(file);
+    close(ends[0]);
+    close(ends[1]);
+    ck_assert(is_answered);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *made = suite_create("lanes");
+    TCase *tests = tcase_create("lanes");
+
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_set_timeout(tests, 100);
+    tcase_add_test(tests, share_of_a_lane);
+    tcase_add_test(tests, share_of_memory);
+    tcase_add_test(tests, lane_of_two_file_systems);
+    tcase_add_test(tests, requests_in_turn);
+    tcase_add_test(tests, ring_with_hung_lane);
+    tcase_add_test(tests, stat_by_worker);
+    tcase_add_test(tests, close_by_eviction);
+    tcase_add_test(tests, close_by_last_unref);
+    tcase_add_test(tests, close_by_reclaim);
+    suite_add_tcase(made, tests);
+    return made;
+}
+
+#include "check_main.h"

@@ -38,10 +38,10 @@ struct slot {
     struct state *state;
     int fd; /* -1: not open */
     unsigned holders; /* of fd */
-    bool opening; /* somebody is at it... */
-    struct fifo kept; /* ...and these wait for that */
-    unsigned round; /* the owner's when it became idle */
-    struct slot *previous, *next; /* in the owner's idle list; NULL: not there */
+    bool opening; /* a thread is opening it... */
+    struct fifo jobs; /* ...and these jobs wait for that */
+    unsigned round; /* owner->round when the descriptor became idle */
+    struct slot *previous, *next; /* in owner->idle; NULL: not in it */
 };
 
 /* The descriptors of one file system. `users`: backings, and descriptors that are being closed. */
@@ -58,8 +58,7 @@ struct closing {
     struct descriptor_lane *lane;
 };
 
-/* What hangs on a backing. Guarded by `attach_lock`, but for the atomics and
- * what the attachment points to. */
+/* backing->io_state. Guarded by `attach_lock`, except the atomics and attachment.data. */
 struct state {
     struct descriptors *owner;
     struct backing *backing;
@@ -68,8 +67,8 @@ struct state {
     struct attachment attachment;
     atomic_bool direct_refused;
     atomic_bool is_local; /* see descriptors_may_wait() */
-    atomic_bool said; /* the log has a line of it; one is enough */
-    struct state *previous, *next; /* all that the owner has */
+    atomic_bool is_logged; /* a message about the backing was logged; there is only one */
+    struct state *previous, *next; /* in owner->states */
 };
 
 /* Guarded by `attach_lock`. */
@@ -81,23 +80,22 @@ struct descriptors {
     unsigned held; /* of all lanes */
     struct lane *lanes;
     unsigned round; /* calls of descriptors_tidy() */
-    bool direct; /* whether to try at all */
+    bool direct; /* use O_DIRECT */
     const char *direct_refused; /* static text */
-    struct slot idle; /* open and not held; the one used longest ago first */
+    /* Heads of circular lists. */
+    struct slot idle; /* open slots without holders, the least recently used first */
     struct state states;
 };
 
 /*
- * One lock for the process and not one for each engine: the last unref of a
- * backing may race with the end of the engine whose state it has, and only a
- * lock that outlives both can say who was first. Held for a few pointers, never
- * over a system call that can wait. The locks of the engine (by `forget`) and of the workers may be
- * taken inside it, so the other way round is forbidden.
+ * One lock for the process, not one for each engine, since the last unref of a backing may race
+ * with descriptors_free(). Not held over system calls that may block. The locks of the engine (by
+ * `forget`) and of the workers are taken inside it, so it must not be taken inside those.
  */
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void
-idle_add(struct slot *slot)
+idle_slot_add(struct slot *slot)
 {
     struct slot *list = &slot->state->owner->idle;
 
@@ -109,7 +107,7 @@ idle_add(struct slot *slot)
 }
 
 static void
-idle_remove(struct slot *slot)
+idle_slot_remove(struct slot *slot)
 {
     if (!slot->next)
         return;
@@ -126,7 +124,7 @@ default_descriptor_limit(void)
 
     if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
         return MOST_DESCRIPTORS;
-    /* The rest of the process needs some, too. */
+    /* The rest is for other parts of the process. */
     most = limit.rlim_cur / 2;
     if (most < FEWEST_DESCRIPTORS)
         return FEWEST_DESCRIPTORS;
@@ -178,11 +176,11 @@ close_by_worker(struct job *job)
     free(closing);
 }
 
-/* With the lock held: takes the descriptor off a slot that nobody holds. Returns it for the caller
- * to close without the lock; or, where close() may wait for a server but the caller may not, has a
- * worker close it and returns -1. */
+/* With the lock held: removes the descriptor of an idle slot. Returns it, and the caller closes it
+ * without the lock. If close() may wait for a server and the caller may not (`may_wait`), a worker
+ * closes it, and the result is -1. */
 static int
-close_later(struct slot *slot, bool may_wait)
+slot_take_descriptor(struct slot *slot, bool may_wait)
 {
     struct state *state = slot->state;
     struct descriptors *owner = state->owner;
@@ -190,14 +188,13 @@ close_later(struct slot *slot, bool may_wait)
     int fd = slot->fd;
 
     slot->fd = -1;
-    idle_remove(slot);
+    idle_slot_remove(slot);
     owner->open--;
     if (!may_wait && owner->workers && !atomic_load(&state->is_local))
         closing = malloc(sizeof(*closing));
     if (!closing)
         return fd;
-    /* The workers that open files of the file system may all wait for this. So it has a lane of
-     * its own. */
+    /* In a lane of its own, since all workers of the file system's lane may be waiting for it. */
     *closing = (struct closing){
         .job = {.run = close_by_worker, .device = ~state->backing->identity.device},
         .fd = fd,
@@ -209,26 +206,26 @@ close_later(struct slot *slot, bool may_wait)
     return -1;
 }
 
-/* With the lock held: unties the state; its descriptors are then the caller's
- * to close. They are not held: a read holds a reference to the backing. */
+/* With the lock held: detaches the state from its backing. The caller then calls state_free(). No
+ * descriptor is held, since a read holds a reference to the backing. */
 static void
-untie(struct state *state)
+state_detach(struct state *state)
 {
     state->previous->next = state->next;
     state->next->previous = state->previous;
     for (int i = 0; i < ACCESS_COUNT; i++)
         if (state->slots[i].fd >= 0)
-            state->slots[i].fd = close_later(&state->slots[i], false);
+            state->slots[i].fd = slot_take_descriptor(&state->slots[i], false);
     atomic_fetch_sub(&state->lane->lane.users, 1);
     pthread_cond_broadcast(&state->owner->released);
     if (state->attachment.forget)
         state->attachment.forget(state->attachment.data);
-    /* io_detach stays: it finds nothing, and may be about to be called. */
+    /* backing->io_detach stays: it may be about to be called, and then finds no state. */
     __atomic_store_n(&state->backing->io_state, NULL, __ATOMIC_RELEASE);
 }
 
 static void
-dispose(struct state *state)
+state_free(struct state *state)
 {
     for (int i = 0; i < ACCESS_COUNT; i++)
         if (state->slots[i].fd >= 0)
@@ -236,19 +233,19 @@ dispose(struct state *state)
     free(state);
 }
 
-/* On the last unref of a backing. */
+/* backing->io_detach: called at the last unref. */
 static void
-detach(struct backing *backing)
+backing_detach_state(struct backing *backing)
 {
     struct state *state;
 
     pthread_mutex_lock(&attach_lock);
     state = backing->io_state;
     if (state)
-        untie(state);
+        state_detach(state);
     pthread_mutex_unlock(&attach_lock);
     if (state)
-        dispose(state);
+        state_free(state);
 }
 
 void
@@ -260,8 +257,8 @@ descriptors_free(struct descriptors *descriptors)
     while (descriptors->states.next != &descriptors->states) {
         struct state *state = descriptors->states.next;
 
-        untie(state); /* NOLINT(clang-analyzer-unix.Malloc): each leaves the list */
-        dispose(state);
+        state_detach(state); /* NOLINT(clang-analyzer-unix.Malloc): removed from the list */
+        state_free(state);
     }
     pthread_mutex_unlock(&attach_lock);
     pthread_cond_destroy(&descriptors->released);
@@ -271,7 +268,7 @@ descriptors_free(struct descriptors *descriptors)
 
 /* With the lock held. NULL: out of memory. */
 static struct state *
-attach(struct descriptors *descriptors, struct backing *backing)
+state_attach(struct descriptors *descriptors, struct backing *backing)
 {
     struct state *state = backing->io_state;
 
@@ -298,12 +295,13 @@ attach(struct descriptors *descriptors, struct backing *backing)
     state->previous = descriptors->states.previous;
     state->previous->next = state;
     descriptors->states.previous = state;
-    backing->io_detach = detach;
+    backing->io_detach = backing_detach_state;
     __atomic_store_n(&backing->io_state, state, __ATOMIC_RELEASE);
     return state;
 }
 
-/* Without the lock: once it is there it stays for whoever has a reference. */
+/* Without the lock: the state remains valid as long as the caller has a reference to the backing.
+ * NULL: out of memory. */
 static struct state *
 state_of(struct descriptors *descriptors, struct backing *backing)
 {
@@ -312,7 +310,7 @@ state_of(struct descriptors *descriptors, struct backing *backing)
     if (state)
         return state;
     pthread_mutex_lock(&attach_lock);
-    state = attach(descriptors, backing);
+    state = state_attach(descriptors, backing);
     pthread_mutex_unlock(&attach_lock);
     return state;
 }
@@ -333,8 +331,8 @@ descriptors_access(struct descriptors *descriptors, struct backing *backing)
     return state && atomic_load(&state->direct_refused) ? ACCESS_BUFFERED : ACCESS_DIRECT;
 }
 
-/* With the lock held: whether one more descriptor of the file system may be held: at most three
- * quarters of what the others leave, so that reads that hang leave some, and at least one. */
+/* With the lock held: whether the lane may hold one more descriptor: three quarters of those that
+ * other lanes do not hold, and at least one. So reads that hang leave some to the others. */
 static bool
 lane_has_room(const struct state *state)
 {
@@ -345,49 +343,50 @@ lane_has_room(const struct state *state)
 }
 
 static int
-hold(struct slot *slot)
+slot_hold(struct slot *slot)
 {
     if (slot->holders++ == 0) {
-        idle_remove(slot);
+        idle_slot_remove(slot);
         count_held(slot->state->owner, slot->state->lane, 1);
     }
     return slot->fd;
 }
 
-/* With the lock held: makes room for one more, and returns the descriptor to close for it, or -1
- * when there is none; where the process is out of descriptors, there is room only if none is
- * open here. Waits while all are held, unless the file system holds none. */
+/* With the lock held: makes room for one more descriptor, and counts it in `open`. Waits while all
+ * are held, unless the lane holds none. If the process is out of descriptors, waits until one is
+ * idle or none is open. Returns the descriptor that the caller must close, or -1. */
 static int
-make_room(struct descriptors *descriptors, const struct descriptor_lane *lane,
-          bool out_of_descriptors)
+descriptors_make_room(struct descriptors *descriptors, const struct descriptor_lane *lane,
+                      bool out_of_descriptors)
 {
-    struct slot *const nothing = &descriptors->idle;
+    struct slot *const head = &descriptors->idle;
     unsigned most = out_of_descriptors ? 1 : descriptors->most;
     struct slot *evicted;
     int fd = -1;
 
-    while (descriptors->open >= most && nothing->next == nothing &&
+    while (descriptors->open >= most && head->next == head &&
            (out_of_descriptors || lane->held > 0))
         pthread_cond_wait(&descriptors->released, &attach_lock);
-    evicted = nothing->next;
-    /* The caller may wait for its own file system, and must where there are no others to open. */
-    if (descriptors->open >= most && evicted != nothing)
-        fd = close_later(evicted, evicted->state->lane == lane || out_of_descriptors);
+    evicted = head->next;
+    /* The caller may wait for its own file system. It must wait if the process is out of
+     * descriptors. */
+    if (descriptors->open >= most && evicted != head)
+        fd = slot_take_descriptor(evicted, evicted->state->lane == lane || out_of_descriptors);
     descriptors->open++;
     return fd;
 }
 
 static bool
-means_another_file(errint_t error)
+is_other_version(errint_t error)
 {
     return error == -ENOENT || error == -ENOTDIR || error == -ELOOP || error == -ENXIO ||
            error == -ESTALE;
 }
 
-/* Why a direct read of this file cannot work with blocks and buffers aligned to
- * a page; NULL: it can, or the kernel does not say. */
+/* Why direct reads of this file are impossible with an alignment of 4096 bytes; NULL: they may be
+ * possible. */
 static const char *
-why_not_direct(int fd)
+direct_refusal(int fd)
 {
 #ifdef STATX_DIOALIGN
     struct statx stx;
@@ -403,9 +402,9 @@ why_not_direct(int fd)
 }
 
 static errint_t
-make_direct(struct descriptors *descriptors, struct backing *backing, int fd)
+set_direct(struct descriptors *descriptors, struct backing *backing, int fd)
 {
-    const char *why = why_not_direct(fd);
+    const char *why = direct_refusal(fd);
 
     if (!why && fcntl(fd, F_SETFL, O_DIRECT) < 0)
         why = "the file system refuses O_DIRECT";
@@ -416,16 +415,15 @@ make_direct(struct descriptors *descriptors, struct backing *backing, int fd)
 }
 
 static errint_t
-make_buffered(int fd)
+set_buffered(int fd)
 {
-    /* The engine plans; the kernel's own readahead would fetch beside it. A
-     * ring takes O_NONBLOCK for a wish not to wait, even on a plain file. */
+    /* The engine prefetches, so the kernel's readahead must not. O_NONBLOCK must be cleared:
+     * io_uring honours it on regular files, too. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fcntl(fd, F_SETFL, 0) < 0 ? -errno : 0;
 }
 
-/* Another descriptor of the file that `fd` is of, though the path may mean
- * another by now, or none; a negative errno where there is no /proc. */
+/* Opens the file of `fd` again, whatever its path refers to now. An error without /proc. */
 static int
 descriptor_reopen(struct backing *backing, int fd)
 {
@@ -452,10 +450,10 @@ descriptors_fresh(struct backing *backing)
     errint_t error;
     int fd;
 
-    /* O_NONBLOCK and O_DIRECT later: it may have become a FIFO by now. */
+    /* O_NONBLOCK, since the path may refer to a FIFO now. O_DIRECT is set after the check. */
     fd = open_at(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return means_another_file(fd) ? descriptors_stale(backing) : fd;
+        return is_other_version(fd) ? descriptors_stale(backing) : fd;
     error = descriptors_verify(backing, fd);
     if (error < 0) {
         close(fd);
@@ -494,7 +492,7 @@ descriptors_may_wait(struct descriptors *descriptors, struct backing *backing)
     return !state || !atomic_load_explicit(&state->is_local, memory_order_relaxed);
 }
 
-/* `other` is a descriptor for the other access, held meanwhile, or -1. */
+/* `other`: a held descriptor for the other access, or -1. */
 static int
 open_backing(struct descriptors *descriptors, struct backing *backing, enum access access,
              int other)
@@ -509,7 +507,7 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
         return fd;
     if (!atomic_load(&state->is_local) && is_on_local_file_system(fd))
         atomic_store(&state->is_local, true);
-    error = access == ACCESS_DIRECT ? make_direct(descriptors, backing, fd) : make_buffered(fd);
+    error = access == ACCESS_DIRECT ? set_direct(descriptors, backing, fd) : set_buffered(fd);
     if (error < 0) {
         close(fd);
         return error;
@@ -517,9 +515,9 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
     return fd;
 }
 
-/* With the lock held: what can be said without opening; -EAGAIN: nothing. */
+/* With the lock held: an open descriptor or a known error; -EAGAIN: neither. */
 static int
-at_once(struct state *state, enum access access)
+slot_try(struct state *state, enum access access)
 {
     if (atomic_load(&state->backing->stale))
         return -ESTALE;
@@ -527,7 +525,7 @@ at_once(struct state *state, enum access access)
         return -EOPNOTSUPP;
     if (state->slots[access].fd < 0 || (state->slots[access].holders == 0 && !lane_has_room(state)))
         return -EAGAIN;
-    return hold(&state->slots[access]);
+    return slot_hold(&state->slots[access]);
 }
 
 int
@@ -539,19 +537,19 @@ descriptors_try(struct descriptors *descriptors, struct backing *backing, enum a
     if (!state)
         return -ENOMEM;
     pthread_mutex_lock(&attach_lock);
-    fd = at_once(state, access);
+    fd = slot_try(state, access);
     pthread_mutex_unlock(&attach_lock);
     return fd == -ESTALE ? descriptors_stale(backing) : fd;
 }
 
 /* With the lock held. */
 static void
-drop(struct slot *slot)
+slot_release(struct slot *slot)
 {
     if (--slot->holders > 0)
         return;
     count_held(slot->state->owner, slot->state->lane, -1);
-    idle_add(slot);
+    idle_slot_add(slot);
     pthread_cond_broadcast(&slot->state->owner->released);
 }
 
@@ -565,32 +563,32 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
     if (!state)
         return -ENOMEM;
     pthread_mutex_lock(&attach_lock);
-    while ((fd = at_once(state, access)) == -EAGAIN) {
+    while ((fd = slot_try(state, access)) == -EAGAIN) {
         if (!lane_has_room(state)) {
             pthread_cond_wait(&descriptors->released, &attach_lock);
             continue;
         }
-        surplus = make_room(descriptors, state->lane, out_of_descriptors);
+        surplus = descriptors_make_room(descriptors, state->lane, out_of_descriptors);
         count_held(descriptors, state->lane, 1);
-        other = state->slots[!access].fd >= 0 ? hold(&state->slots[!access]) : -1;
+        other = state->slots[!access].fd >= 0 ? slot_hold(&state->slots[!access]) : -1;
         pthread_mutex_unlock(&attach_lock);
         if (surplus >= 0)
             close(surplus);
         fd = open_backing(descriptors, backing, access, other);
         pthread_mutex_lock(&attach_lock);
         if (other >= 0)
-            drop(&state->slots[!access]);
+            slot_release(&state->slots[!access]);
         count_held(descriptors, state->lane, -1);
         if (fd >= 0 && state->slots[access].fd < 0) {
             state->slots[access].fd = fd;
-            fd = hold(&state->slots[access]);
+            fd = slot_hold(&state->slots[access]);
             break;
         }
         descriptors->open--;
         pthread_cond_broadcast(&descriptors->released);
         if (fd >= 0)
-            close(fd); /* another thread was first; take its descriptor */
-        /* Whoever used them up: tries again with one that is open here, if there is any. */
+            close(fd); /* another thread was first: use its descriptor */
+        /* The process is out of descriptors: close one of these and try again. */
         out_of_descriptors = fd == -EMFILE || fd == -ENFILE;
         if (fd < 0 && (!out_of_descriptors || descriptors->open == 0))
             break;
@@ -605,7 +603,7 @@ descriptors_release(struct descriptors *descriptors, struct backing *backing, en
     struct state *state = state_of(descriptors, backing);
 
     pthread_mutex_lock(&attach_lock);
-    drop(&state->slots[access]);
+    slot_release(&state->slots[access]);
     pthread_mutex_unlock(&attach_lock);
 }
 
@@ -615,18 +613,18 @@ descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing
 {
     struct state *state = state_of(descriptors, backing);
     struct slot *slot;
-    bool keep;
+    bool is_opening;
 
     if (!state)
-        return true; /* and will be told -ENOMEM */
+        return true; /* descriptors_acquire() then returns -ENOMEM */
     slot = &state->slots[access];
     pthread_mutex_lock(&attach_lock);
-    keep = slot->opening && slot->fd < 0;
-    if (keep)
-        fifo_add(&slot->kept, &job->node);
+    is_opening = slot->opening && slot->fd < 0;
+    if (is_opening)
+        fifo_add(&slot->jobs, &job->node);
     slot->opening = true;
     pthread_mutex_unlock(&attach_lock);
-    return !keep;
+    return !is_opening;
 }
 
 struct fifo
@@ -634,21 +632,21 @@ descriptors_acquired(struct descriptors *descriptors, struct backing *backing, e
 {
     struct state *state = state_of(descriptors, backing);
     struct slot *slot;
-    struct fifo kept;
+    struct fifo jobs;
 
     if (!state)
         return (struct fifo){0};
     slot = &state->slots[access];
     pthread_mutex_lock(&attach_lock);
-    kept = slot->kept;
-    slot->kept = (struct fifo){0};
+    jobs = slot->jobs;
+    slot->jobs = (struct fifo){0};
     slot->opening = false;
     pthread_mutex_unlock(&attach_lock);
-    return kept;
+    return jobs;
 }
 
 static bool
-is_needless(const struct slot *slot)
+slot_is_unneeded(const struct slot *slot)
 {
     struct backing *backing = slot->state->backing;
 
@@ -668,8 +666,8 @@ descriptors_tidy(struct descriptors *descriptors)
         for (struct slot *slot = descriptors->idle.next, *next;
              slot != &descriptors->idle && count < CLOSED_AT_ONCE; slot = next) {
             next = slot->next;
-            if (is_needless(slot))
-                closing[count++] = close_later(slot, false);
+            if (slot_is_unneeded(slot))
+                closing[count++] = slot_take_descriptor(slot, false);
         }
         open = descriptors->open;
         if (count < CLOSED_AT_ONCE)
@@ -700,7 +698,7 @@ descriptors_verify(struct backing *backing, int fd)
 {
     errint_t result = version_verify(backing, fd);
 
-    return result < 0 && means_another_file(result) ? descriptors_stale(backing) : result;
+    return result < 0 && is_other_version(result) ? descriptors_stale(backing) : result;
 }
 
 errint_t
@@ -710,7 +708,7 @@ descriptors_stale(struct backing *backing)
     char name[QUOTED_SIZE];
     bool was_stale = atomic_exchange(&backing->stale, true);
 
-    if (state ? !atomic_exchange(&state->said, true) : !was_stale)
+    if (state ? !atomic_exchange(&state->is_logged, true) : !was_stale)
         log_warning("%s: changed, replaced or removed; readers of the old file get an error",
                     quoted(name, backing->path, strlen(backing->path)));
     return -ESTALE;
@@ -723,7 +721,7 @@ descriptors_failed(struct descriptors *descriptors, struct backing *backing, uin
     struct state *state = state_of(descriptors, backing);
     char name[QUOTED_SIZE];
 
-    if (!state || !atomic_exchange(&state->said, true))
+    if (!state || !atomic_exchange(&state->is_logged, true))
         log_error("%s: read at %llu: %s", quoted(name, backing->path, strlen(backing->path)),
                   (unsigned long long)offset, strerror(-error));
     return error;

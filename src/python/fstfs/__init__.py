@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of safetensors files straight into the memory of torch and NumPy, by libfstfs.
+"""Reads tensors of safetensors files into the memory of torch and NumPy, with libfstfs.
 
     from fstfs import safe_open, load_checkpoint    # for: from safetensors import safe_open
     from fstfs.torch import load_file               # for: from safetensors.torch import load_file
 
-docs/libfstfs.md says how it reads, and where it differs from safetensors.
+docs/libfstfs.md documents the module and its differences from safetensors.
 """
 
 from ._checkpoint import load_checkpoint, load_file, safe_open

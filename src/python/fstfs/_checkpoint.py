@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safe_open, as safetensors has it, and what loads all of a checkpoint."""
+"""safe_open with the interface of safetensors, and functions that load whole checkpoints."""
 
 import errno
 import itertools
@@ -12,12 +12,13 @@ from ._library import Opened, SafetensorError, find_device, not_a_text, process
 from ._mapping import MappedFiles
 from ._slices import by_safetensors, by_torch
 
-BATCH = 256 << 20  # bytes that are in host memory at once on their way to another device
+# Most bytes in host memory at a time when tensors are copied to a device with .to().
+BATCH = 256 << 20
 BACKENDS = ("mmap", "pread")
 
 
 def _read_header(path):
-    """The header of a safetensors file; {} of any other."""
+    """The header of a safetensors file as a dict; {} if the file is not one or cannot be read."""
     try:
         with open(path, "rb") as file:
             length, = struct.unpack("<Q", file.read(8))
@@ -30,8 +31,8 @@ def _read_header(path):
 
 
 class Source:
-    """What safe_open and its slices have: a checkpoint that is open, and how its tensors are
-    wanted."""
+    """An open checkpoint with the framework, device and backend of its tensors: the state that
+    safe_open and its slices share."""
 
     def __init__(self, path, framework, device, backend):
         if isinstance(path, bytes):
@@ -44,7 +45,7 @@ class Source:
         self.framework = _frameworks.framework(framework)
         self.target = self.device = _frameworks.device(device)
         if self.framework.name == "paddle":
-            self.device = "cpu"  # where it is read to; paddle itself takes it from there
+            self.device = "cpu"  # read into host memory; paddle copies it to the device
         if not isinstance(backend, str):
             raise not_a_text("backend", backend)
         if backend not in BACKENDS:
@@ -59,7 +60,8 @@ class Source:
         self.mapped = MappedFiles()
 
     def opened(self):
-        """In a child of the process that opened it: the same, opened anew."""
+        """The Opened. A child process reopens the path first; OSError with ESTALE if the file has
+        changed."""
         opened = self.current
         if opened.generation != process.generation:
             opened = Opened(self.path)
@@ -83,7 +85,7 @@ class Source:
         return self.mapped.find(opened, infos, self.framework, start, end)
 
     def tensors(self, opened, infos):
-        """{name: tensor} of the infos, which are sorted by file and offset."""
+        """{name: tensor} of the infos, which must be sorted by file and offset."""
         framework = self.framework
         tensors = {info.name: None for info in infos}
         rest = []
@@ -105,17 +107,18 @@ class Source:
         return tensors
 
     def finish(self, tensor):
-        """As the caller gets it."""
+        """Converts a tensor to the object that the caller gets."""
         return self.framework.finish(tensor, self.target)
 
     def finished(self, tensors):
-        """The same of all; at no time are there two of each."""
+        """Applies finish() in place, so that at most one tensor exists twice at a time."""
         for name in tensors:
             tensors[name] = self.finish(tensors[name])
         return tensors
 
     def _read(self, opened, wanted):
-        """Reads [(info, slices, dtype, shape)] into tensors on the requested device."""
+        """Reads `wanted`, a list of (info, slices, dtype, shape); returns tensors on the requested
+        device."""
         device = None
         if self.device != "cpu" and str(self.device).startswith("cuda:"):
             device = find_device(self.device)
@@ -125,7 +128,7 @@ class Source:
             requests = [(info, slices, self.framework.address(tensor))
                         for (info, slices, *_), tensor in zip(batch, tensors) if tensor.nbytes]
             if device is not None:
-                # what torch had this memory for may not be over yet
+                # torch may have reused memory that queued kernels still access
                 self.framework.module.cuda.current_stream(self.device).synchronize()
             if requests:
                 opened.read(requests, device)
@@ -170,7 +173,7 @@ class Source:
             return self._read_slices(opened, info, slices, taken)
         dtype, shape = framework.prepare(info)
         if info.size == 0:
-            return self.tensor(opened, info)[index]  # with the strides that torch gives it
+            return self.tensor(opened, info)[index]  # torch sets the strides of the result
         found = by_torch(framework.module, index, shape)
         if found is None:
             return self.tensor(opened, info)[index]
@@ -185,7 +188,7 @@ class Source:
 
     def _read_slices(self, opened, info, slices, taken):
         dtype, _ = self.framework.prepare(info)
-        if info.dtype == "F4":  # the library counts the two elements of a byte
+        if info.dtype == "F4":  # the index counts bytes, the library elements: two in a byte
             start, stop, step = slices[-1]
             slices = [*slices[:-1], (2 * start, 2 * stop, step)]
         tensor, = self._read(opened, [(info, slices, dtype, taken)])
@@ -193,7 +196,8 @@ class Source:
 
 
 def _span(info, shape, slices):
-    """(start, end) of the bytes of its file from the first to the last byte of the slices."""
+    """(start, end): offsets in the file of the first byte of the slices and of the byte after the
+    last."""
     first = last = 0
     stride = info.size
     for size, (start, stop, _) in zip(shape, slices):
@@ -206,12 +210,14 @@ def _span(info, shape, slices):
 
 
 class safe_open:
-    """Opens a safetensors file, or anything else that fstfs_open() takes, and gives its tensors as
-    asked: as safetensors' class of that name does.
+    """Opens a safetensors file for reading single tensors and slices, like safetensors.safe_open.
 
-    filename: the path. framework: "pt", "np", "flax", "tf", "mlx" or "paddle", or another of the
-    names that safetensors has for these. device: of the tensors, for torch and paddle. backend: "mmap" maps what is in the page cache already and reads the rest,
-    "pread" reads all into memory of its own.
+    filename: a path that fstfs_open() accepts: a file, an index, a directory, a path on a mount.
+    framework: "pt", "np", "flax", "tf", "mlx", "paddle", or another of safetensors' names for them.
+    device: of the tensors; only torch and paddle accept another than "cpu".
+    backend: "mmap" maps files that are in the page cache and reads others; "pread" always reads.
+
+    Raises SafetensorError (invalid file or argument), FileNotFoundError, OSError, TypeError.
     """
 
     def __init__(self, filename, framework, device="cpu", *, backend="mmap"):
@@ -234,11 +240,12 @@ class safe_open:
         return [info.name for info in self._open()[1].infos()]
 
     def offset_keys(self):
-        """The names of the tensors, sorted by where they lie."""
+        """The names of the tensors in the order of their offsets in the file."""
         source, opened = self._open()
         infos = opened.infos()
         if len({info.file for info in infos} - {os.fsencode(source.path)}) > 0:
-            # on a mount: where they lie in the file that was opened is not where they are read
+            # The tensors are read from other files than the opened one. The header of the opened
+            # file has their order.
             header = _read_header(source.path)
             if all(info.name in header for info in infos):
                 return sorted((info.name for info in infos),
@@ -246,7 +253,7 @@ class safe_open:
         return [info.name for info in _by_place(infos)]
 
     def metadata(self):
-        """What the header says beside the tensors; None if it says nothing."""
+        """{key: value} of `__metadata__`; None if the header has no `__metadata__`."""
         source, opened = self._open()
         pairs = opened.metadata()
         if not pairs and "__metadata__" not in _read_header(source.path):
@@ -254,30 +261,34 @@ class safe_open:
         return pairs
 
     def get_tensor(self, name):
+        """The tensor with this name; SafetensorError if there is none."""
         source, opened = self._open()
         return source.finish(source.tensor(opened, source.find(opened, name)))
 
     def get_tensors(self):
-        """{name: tensor} of all, which are read in one go."""
+        """{name: tensor} of all tensors, read in one call of the library."""
         source, opened = self._open()
         return source.finished(source.tensors(opened, _by_place(opened.infos())))
 
     def get_slice(self, name):
+        """A SafeSlice of the tensor with this name. Reads nothing yet."""
         source, opened = self._open()
         return SafeSlice(source, source.find(opened, name))
 
 
 class SafeSlice:
-    """A tensor that nothing has been read of: an index reads what it takes, and only that."""
+    """A tensor that is read when it is indexed. Only the bytes that the index selects are read."""
 
     def __init__(self, source, info):
         self._source = source
         self._name, self._dtype, self._shape = info.name, info.dtype, info.shape
 
     def get_shape(self):
+        """The shape as a list, in elements."""
         return list(self._shape)
 
     def get_dtype(self):
+        """The dtype as safetensors names it, such as "BF16"."""
         return self._dtype
 
     def __getitem__(self, index):
@@ -291,15 +302,16 @@ def _by_place(infos):
 
 
 def load_file(filename, device="cpu", *, framework="pt", backend="mmap"):
-    """{name: tensor} of all tensors of a safetensors file, as safetensors.torch.load_file()."""
+    """{name: tensor} of all tensors of a safetensors file, like safetensors.torch.load_file()."""
     with safe_open(filename, framework, device, backend=backend) as file:
         return file.get_tensors()
 
 
 def load_checkpoint(directory, device="cpu", tensors=None, *, framework="pt", backend="mmap"):
-    """{name: tensor} of a checkpoint, all its shards in one go; of `tensors`, names, only those.
+    """{name: tensor} of a checkpoint; all shards are read in one call of the library.
 
-    directory: what has the shards, an index, or one file.
+    directory: a directory of shards, an index or a file.
+    tensors: the names of the tensors to load; None loads all.
     """
     source = Source(directory, framework, device, backend)
     opened = source.opened()

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of torch and NumPy for tensors, and tensors of it.
+"""The frameworks: how each allocates memory for a tensor and makes a tensor of it.
 
-Of each framework: `prepare(info)` gives (dtype, shape) or raises SafetensorError, `empty(dtype,
-shape, offset)` memory that read() fills from there in a file, `address(memory)` where it is, and
-`finish(memory, device)` the tensor that the caller gets.
+A framework has these methods:
+    prepare(info)                 returns (dtype, shape), or raises SafetensorError: no such dtype
+    empty(dtype, shape, offset)   allocates memory to read into; `offset`: of the bytes in the file
+    address(memory)               returns its address
+    finish(memory, device)        converts it to the tensor that the caller gets
+Torch can also map a file: map(), mapped().
 """
 
 import ctypes
@@ -14,10 +17,11 @@ import os
 
 from ._library import SafetensorError, not_a_text
 
-HUGE = 1 << 20  # from here on memory is worth huge pages: with small ones a load takes a quarter more
-# From here on an address is to a block as the offset in the file is: the library then reads to where
-# the bytes go. Smaller tensors have much of their memory in small pages, which make many reads of
-# what the library's buffers make one: on a disk that took a third longer than the copy saves.
+# Bytes from which memory gets huge pages: with small pages, loading takes a quarter longer.
+HUGE = 1 << 20
+# Bytes from which memory has the same alignment to BLOCK as the offset in the file, so that the
+# library reads into it without a copy. Memory of smaller tensors is mostly in small pages, which
+# split a read into many: on a disk that cost a third more time than the copy.
 PLACED = 32 << 20
 BLOCK = 4096
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
@@ -35,14 +39,15 @@ def _not_understood(info):
 
 
 def _place(offset, address, size, dtype):
-    """How far into memory at `address`, with a block to spare, bytes from `offset` on go."""
+    """The offset in the memory at `address` that has the alignment of `offset` in the file, modulo
+    BLOCK. The memory has BLOCK bytes more than `size`."""
     if size < PLACED or offset % dtype.itemsize:
         return 0
     return (offset - address) % BLOCK
 
 
 def packed_shape(info):
-    """The shape in bytes' worth of elements: two of F4 make one."""
+    """The shape of the array: two elements of F4 are one byte, so the last dimension is halved."""
     if info.dtype != "F4":
         return info.shape
     if info.shape[-1] % 2:
@@ -66,17 +71,18 @@ class Torch:
     def empty(self, dtype, shape, offset):
         size = math.prod(shape) * dtype.itemsize
         if size < HUGE:
-            return self.module.empty(shape, dtype=dtype, device="cpu")  # whatever torch's default is
+            return self.module.empty(shape, dtype=dtype, device="cpu")  # not torch's default device
         memory = self.module.empty(size + BLOCK, dtype=self.module.uint8, device="cpu")
         start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # or not: it is only advice
+        _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # may fail: it is a hint
         first = _place(offset, memory.data_ptr(), size, dtype)
         return self._tensor(memory.untyped_storage(), first, size, dtype, shape)
 
     def _tensor(self, storage, start, size, dtype, shape):
-        """A tensor with a storage of its own: these bytes of another, which it keeps. torch shares
-        and saves storages, not tensors: in a larger one, a tensor would bring all of it along."""
+        """A tensor of `size` bytes at `start` of `storage`, with a storage object of its own, which
+        references the original. torch saves and shares whole storages, so a tensor with a larger
+        storage would be saved with all its bytes."""
         tensor = self.module.empty(0, dtype=dtype, device="cpu")
         return tensor.set_(storage[start:start + size], 0, shape)
 
@@ -87,17 +93,16 @@ class Torch:
         return tensor
 
     def map(self, file):
-        """A storage that is the file, as safetensors makes it: writes to it are the process's own.
-        None where it cannot be."""
+        """A storage that maps the file copy-on-write, as in safetensors. None if that fails."""
         try:
             path = os.fsdecode(file)
             path.encode()
             return self.module.UntypedStorage.from_file(path, False, os.path.getsize(path))
         except (OSError, RuntimeError, UnicodeEncodeError):
-            return None  # more than there is memory for, or a path that torch cannot take
+            return None  # out of address space, or a path that torch does not accept
 
     def mapped(self, storage, info, dtype, shape):
-        """A tensor in a mapped file; None where it does not lie as its elements must, or the file
+        """A tensor in a mapped file. None if its offset is not aligned to its elements, or the file
         is too short."""
         if info.offset % dtype.itemsize or info.offset + info.size > storage.nbytes():
             return None
@@ -122,14 +127,14 @@ class Numpy:
             raise _not_understood(info)
         if name != "bfloat16" and not name.startswith("float8"):
             return self.module.dtype(name), info.shape
-        # as numpy.save writes the elements of ml_dtypes, and as the mount's .npy files have them
+        # the dtype that numpy.save writes for those of ml_dtypes, also in the mount's .npy files
         dtype = getattr(self.more, name, f"V{info.bits // 8}")
         return self.module.dtype(dtype), info.shape
 
     def empty(self, dtype, shape, offset):
         size = math.prod(shape) * dtype.itemsize
         if size < PLACED:
-            return self.module.empty(shape, dtype=dtype)  # has huge pages by itself
+            return self.module.empty(shape, dtype=dtype)  # NumPy itself requests huge pages
         memory = self.module.empty(size + BLOCK, dtype=self.module.uint8)
         first = _place(offset, memory.ctypes.data, size, dtype)
         return memory[first:first + size].view(dtype).reshape(shape)
@@ -142,9 +147,9 @@ class Numpy:
 
 
 class OverNumpy(Numpy):
-    """A framework that makes its tensors of arrays, as safetensors does for all but torch."""
+    """A framework whose tensors are made from NumPy arrays, as in safetensors: all but torch."""
 
-    lacks = ()  # dtypes that it refuses, or takes for others
+    lacks = ()  # dtypes that it rejects, or converts to others
 
     def __init__(self, name, module):
         super().__init__()
@@ -231,7 +236,7 @@ ACCELERATORS = ("cuda", "musa", "npu", "xpu", "xla", "mlu", "hpu", "mps")
 
 
 def device(name):
-    """The device in the form that torch takes, or safetensors' own errors."""
+    """The device in the form that torch accepts. Raises the errors of safetensors."""
     if name is None:
         return "cpu"
     if isinstance(name, int) and name >= 0:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libfstfs by ctypes: the library, its one handle of this process, and what was opened with it.
+"""ctypes bindings of libfstfs: the library, the process's one handle, and opened checkpoints.
 
-include/fstfs.h is the reference. Calls release Python's lock, and may be made from any thread.
+include/fstfs.h is the reference. Calls release the GIL. Any thread may call.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ try:
 except ImportError:
 
     class SafetensorError(Exception):
-        """A file that breaks a rule, or a request that cannot be answered, as in safetensors."""
+        """An invalid file or an invalid request, as in safetensors."""
 
 
-WAIT_MS = 100  # between two looks at signals while a long read goes on
-SHORT = 64 << 20  # bytes that are read too soon for a signal to matter
+WAIT_MS = 100  # milliseconds between checks for signals during a long read
+SHORT = 64 << 20  # bytes; smaller reads are too short to need a check for signals
 
 TENSOR = struct.Struct("@PNPIIPQPQ")  # struct fstfs_tensor
 METADATA = struct.Struct("@PNPN")  # struct fstfs_metadata
@@ -66,7 +66,7 @@ FUNCTIONS = {
 
 
 def _places():
-    """Where the library may be, best first."""
+    """Paths of the library to try, in order of preference."""
     named = os.environ.get("FSTFS_LIBRARY")
     if named:
         return [named]
@@ -94,7 +94,8 @@ lib = _load()
 
 
 def fail(error, doing=""):
-    """Raises what the last call on this thread failed with: -errno."""
+    """Raises the exception for `error`, a negative errno that this thread's last call returned.
+    `doing` is put in front of the message of a SafetensorError."""
     text = lib.fstfs_error().decode("utf-8", "backslashreplace")
     if error in (-errno.EBADMSG, -errno.EINVAL, -errno.ENOTSUP, -errno.ENOTUNIQ):
         raise SafetensorError(doing + text)
@@ -104,8 +105,9 @@ def fail(error, doing=""):
 
 
 class _Process:
-    """The library's handle of this process: made when it is first needed, and never freed. A child
-    after fork() must not use its parent's, nor what was opened with it."""
+    """The process's handle of the library, made on first use and never freed. A child process must
+    use neither the handle of its parent nor checkpoints that were opened with it; `generation`,
+    which changes at fork(), tells them apart."""
 
     def __init__(self):
         self.generation = 0
@@ -132,19 +134,20 @@ process = _Process()
 
 
 def not_a_text(argument, value):
-    """The error of safetensors for an argument that is to be a str."""
+    """The error of safetensors for an argument that must be a str and is not."""
     shown = "'None'" if value is None else f"'{type(value).__name__}' object"
     return TypeError(f"argument '{argument}': {shown} is not an instance of 'str'")
 
 
 def identity(path):
-    """Of a path or descriptor: what changes when the file does, or is another."""
+    """The identity of the file at a path or of a descriptor. It changes when the file is changed
+    or replaced."""
     st = os.stat(path)
     return st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
 
 def find_device(name):
-    """The library's device of that name; None where there is none."""
+    """The library's device with this name, such as "cuda:0"; None if the library cannot open it."""
     device = ctypes.c_void_p()
     if lib.fstfs_device(process.handle(), name.encode(), ctypes.byref(device)) < 0:
         return None
@@ -152,7 +155,7 @@ def find_device(name):
 
 
 def status():
-    """How the library reads and has read, as one JSON object."""
+    """The state and counters of the library as a JSON object: fstfs_status() in fstfs.h."""
     handle = process.handle()
     size = 4096
     while True:
@@ -166,12 +169,13 @@ def status():
 
 
 class Info:
-    """A tensor of an Opened, and good as long as that is."""
+    """A tensor of an Opened: shape in elements, size and offset in bytes, file a path (bytes).
+    `pointer` must not be used after the Opened is closed."""
 
     __slots__ = ("pointer", "name", "dtype", "bits", "shape", "size", "file", "offset")
 
     def __init__(self, pointer, texts):
-        """`texts` keeps {address: bytes} of what many tensors share."""
+        """`texts` caches the strings that many tensors share, by their addresses."""
         self.pointer = pointer
         name, length, dtype, self.bits, rank, shape, self.size, file, self.offset = \
             TENSOR.unpack(string_at(pointer, TENSOR.size))
@@ -186,15 +190,19 @@ class Info:
 
 
 class Opened:
-    """What fstfs_open() gives; closed when nobody has it any more, whichever thread was last."""
+    """A checkpoint opened by fstfs_open(). Any thread may drop the last reference,
+    which closes it.
+
+    Raises FileNotFoundError, and the errors of fstfs_open() as fail() maps them."""
 
     def __init__(self, path):
         self.generation = process.generation
         self.pointer = None
         pointer = ctypes.c_void_p()
         try:
-            self.identity = identity(path)  # before it is opened: when it is so still, it was then
-        except (FileNotFoundError, ValueError):  # ValueError: a NUL is in it
+            # Taken first: if it is unchanged later, this is the version that was opened.
+            self.identity = identity(path)
+        except (FileNotFoundError, ValueError):  # ValueError: the path contains NUL
             raise FileNotFoundError(f"No such file or directory: {path}") from None
         error = lib.fstfs_open(process.handle(), os.fsencode(path), ctypes.byref(pointer))
         if error:
@@ -202,18 +210,18 @@ class Opened:
         self.pointer = pointer
 
     def __del__(self, close=lib.fstfs_close, process=process):
-        # in a child of who opened it, it is not this process's to close
+        # A child process must not close what its parent opened.
         if self.pointer is not None and self.generation == process.generation:
             close(self.pointer)
 
     def infos(self):
-        """All tensors, sorted by the bytes of their names."""
+        """A list of all tensors, sorted by the UTF-8 bytes of their names."""
         texts = {}
         return [Info(lib.fstfs_tensor(self.pointer, i), texts)
                 for i in range(lib.fstfs_count(self.pointer))]
 
     def find(self, name):
-        """The tensor of that name, or None."""
+        """The tensor with this name, or None."""
         encoded = name.encode()
         if b"\0" in encoded:
             return next((info for info in self.infos() if info.name == name), None)
@@ -221,7 +229,7 @@ class Opened:
         return Info(found, {}) if found else None
 
     def metadata(self):
-        """What all shards agree on."""
+        """{key: value} of the metadata, without keys whose values differ between shards."""
         pairs = {}
         for place in itertools.count():
             pair = lib.fstfs_metadata(self.pointer, place)
@@ -232,8 +240,12 @@ class Opened:
             pairs[string_at(key, key_length).decode()] = string_at(value, value_length).decode()
 
     def read(self, wanted, device=None):
-        """Reads [(info, slices, address)]; slices are [(start, stop, step)] or None. The memory, which
-        is the device's if one is named, must stay until this returns or raises."""
+        """Reads `wanted`, a list of (info, slices, address), and waits for the end.
+
+        slices: (start, stop, step) in elements for each dimension, or None for the whole tensor.
+        address: of memory that has room for the bytes, on `device` if that is not None; the caller
+        keeps it allocated until this method returns or raises. Raises as fail() does; a signal
+        handler that raises cancels a read of SHORT bytes or more."""
         options = ctypes.byref(Options(device=device)) if device is not None else None
         requests = (Request * len(wanted))()
         total = 0

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are in the page cache already: mapped rather than read, as safetensors maps them."""
+"""Maps files that are in the page cache, as safetensors does, instead of reading them."""
 
 import ctypes
 import os
 
 from ._library import identity
 
-PROBES = 32  # at most so many looks into the page cache for one answer
-PROBE_STEP = 256 << 10
-NOWAIT = getattr(os, "RWF_NOWAIT", None)  # not with every C library
+PROBES = 32  # most positions to probe for one answer
+PROBE_STEP = 256 << 10  # least distance of two probes, in bytes
+NOWAIT = getattr(os, "RWF_NOWAIT", None)  # None: the C library does not have it
 
 
 class MappedFile:
-    """One file of a checkpoint, mapped when it is first of use."""
+    """A file of a checkpoint. It is mapped on first use."""
 
     def __init__(self, path):
         self.path = path
@@ -20,31 +20,33 @@ class MappedFile:
         self.identity = identity(path)
 
     def is_cached(self, start, end):
-        """Whether these bytes are in the page cache, as far as some looks can tell; none of them
-        reads anything from the storage. Keeps no descriptor: a checkpoint has a thousand files."""
+        """Whether the bytes [start, end) are in the page cache, judged by probes that never
+        read from the storage. Keeps no descriptor open: a checkpoint can have a thousand files."""
         if NOWAIT is None:
             return False
         step = max(PROBE_STEP, (end - start) // PROBES)
         byte = [bytearray(1)]
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # from the end: the start may have come in with the header
+            # From the end, because reading the header may have cached the start.
             return identity(fd) == self.identity and \
                 all(os.preadv(fd, byte, at, NOWAIT) == 1
                     for at in (*range(end - 1, start, -step), start))
-        except OSError:  # BlockingIOError: they are not; others: the file system cannot say
+        except OSError:  # BlockingIOError: not cached; others: RWF_NOWAIT is not supported
             return False
         finally:
             os.close(fd)
 
     def map(self, opened, info, framework):
-        """Has a storage of the version that was opened; False where there can be none."""
+        """Maps the file, if that is not done yet. False: it cannot be mapped, or is not the
+        version that was opened."""
         if self.storage is None:
             storage = framework.map(self.path)
             if storage is None or info.bits % 8:
                 return False
             if self.identity != opened.identity:
-                # The library compares the file with what it opened; so it has been mapped.
+                # Reading an element fails if the file, and so the mapping, is not the version that
+                # the library opened.
                 element = ctypes.create_string_buffer(info.bits // 8)
                 opened.read([(info, [(0, 1, 1)] * len(info.shape), ctypes.addressof(element))])
             self.storage = storage
@@ -52,13 +54,13 @@ class MappedFile:
 
 
 class MappedFiles:
-    """Those of an opened checkpoint, for a framework that can map."""
+    """The mapped files of a checkpoint, for a framework that supports mapping."""
 
     def __init__(self):
         self.files = {}
 
     def find(self, opened, infos, framework, start, end):
-        """The storage of the file that the infos lie in, if its bytes [start, end) are in the page
+        """The mapped storage of the file of the infos, if its bytes [start, end) are in the page
         cache; else None."""
         path = infos[0].file
         try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module of safetensors has beside load_file() is safetensors' own, where it is installed."""
+"""Forwards all functions but load_file() to safetensors, if that is installed."""
 
 import importlib
 
 
 def of(name):
-    """The __getattr__ of the module that stands for safetensors.NAME."""
+    """The __getattr__ of fstfs.NAME: forwards attributes to safetensors.NAME."""
 
     def get(attribute):
         if not attribute.startswith("__"):

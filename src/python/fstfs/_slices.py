@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts indices into a tensor to slices: (start, stop, step) for each dimension.
 
-safetensors has two sets of rules, and so has this: of its own, with its own errors, for NumPy; and
-those of torch for torch.
+As in safetensors there are two sets of rules: for torch those of torch, for other frameworks those
+of safetensors, with its errors.
 """
 
 import operator
@@ -36,7 +36,7 @@ def _step(value):
 
 
 def _select(item, dim, shape):
-    """The element that an index of one dimension takes."""
+    """The element that an integer index selects in dimension `dim`."""
     try:
         number = operator.index(item)
     except TypeError:
@@ -51,7 +51,8 @@ def _select(item, dim, shape):
 
 
 def _parse(index, shape):
-    """One int or (start, stop, step) for each item of the index; None: as far as it goes."""
+    """An int or (start, stop, step) for each dimension that the index names. A start or stop of
+    None is that end of the dimension."""
     if isinstance(index, list):
         if index:
             raise SafetensorError("Non empty lists are not implemented")
@@ -72,7 +73,7 @@ def _parse(index, shape):
 
 
 def _shown(parsed):
-    """As safetensors shows an index."""
+    """An index as safetensors prints it."""
     def one(item):
         if isinstance(item, int):
             return str(item)
@@ -83,7 +84,7 @@ def _shown(parsed):
 
 
 def by_safetensors(index, shape):
-    """(slices, shape of the result), by the rules of safetensors."""
+    """(slices, shape of the result) by the rules of safetensors. Raises its errors."""
     parsed = _parse(index, shape)
 
     def refuse(why):
@@ -92,7 +93,7 @@ def by_safetensors(index, shape):
     if len(parsed) > len(shape):
         refuse("more slicing indexes than dimensions in tensor")
     slices, taken = [(0, size, 1) for size in shape], list(shape)
-    # innermost first, as safetensors finds what is wrong
+    # innermost first, because safetensors reports the innermost error
     for dim in reversed(range(len(parsed))):
         item, size = parsed[dim], shape[dim]
         start, stop, step = (item, item + 1, 1) if isinstance(item, int) else item
@@ -112,12 +113,12 @@ def _plain(item):
 
 
 def by_torch(torch, index, shape):
-    """(slices, shape of the result), by the rules of torch; None if it is no strided slice (a list, a
-    tensor, None, a mask), or has more than one ellipsis: torch takes that from the whole tensor."""
+    """(slices, shape of the result) by the rules of torch. None if the index is not a strided slice
+    (a list, a tensor, None, a mask) or has several ellipses: torch must index the whole tensor."""
     items = index if type(index) is tuple else (index,)
     if not all(map(_plain, items)) or items.count(Ellipsis) > 1:
         return None
-    # torch itself says what is wrong with an index
+    # Raises the error of torch for an invalid index.
     taken = list(torch.empty(shape, dtype=torch.uint8, device="meta")[index].shape)
     slices = []
     for item in items:

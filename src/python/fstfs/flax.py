@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For: from safetensors.flax import load_file."""
+"""A replacement of safetensors.flax: load_file() uses libfstfs."""
 
 from . import _checkpoint, _rest
 
 
 def load_file(filename, *, backend="mmap"):
-    """{name: array of jax} of all tensors of a safetensors file."""
+    """{name: jax array} of all tensors of a safetensors file."""
     return _checkpoint.load_file(filename, framework="flax", backend=backend)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For: from safetensors.numpy import load_file."""
+"""A replacement of safetensors.numpy: load_file() uses libfstfs."""
 
 from . import _checkpoint, _rest
 

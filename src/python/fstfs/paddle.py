@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For: from safetensors.paddle import load_file."""
+"""A replacement of safetensors.paddle: load_file() uses libfstfs."""
 
 from . import _checkpoint, _rest
 

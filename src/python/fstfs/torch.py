@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For: from safetensors.torch import load_file."""
+"""A replacement of safetensors.torch: load_file() uses libfstfs."""
 
 from . import _rest
 from ._checkpoint import load_file as _load_file

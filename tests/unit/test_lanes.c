@@ -507,12 +507,12 @@ suite(void)
 
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 100);
+    tcase_add_test(tests, stat_by_worker);
     tcase_add_test(tests, share_of_a_lane);
     tcase_add_test(tests, share_of_memory);
     tcase_add_test(tests, lane_of_two_file_systems);
     tcase_add_test(tests, requests_in_turn);
     tcase_add_test(tests, ring_with_hung_lane);
-    tcase_add_test(tests, stat_by_worker);
     tcase_add_test(tests, close_by_eviction);
     tcase_add_test(tests, close_by_last_unref);
     tcase_add_test(tests, close_by_reclaim);

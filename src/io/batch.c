@@ -11,10 +11,10 @@
 
 enum {
     LATE_NS = 8000000, /* a read that takes longer raises the limit of bytes in flight */
-    TURN_READS = 32, /* a worker submits so many before other jobs get their turn */
+    TURN_READS = 32, /* reads that a worker submits before other jobs get their turn */
 };
 
-/* A job that has a worker submit reads. */
+/* A job that submits reads. */
 struct batch_call {
     struct job job;
     struct batch *batch;
@@ -34,7 +34,7 @@ struct batch {
     unsigned in_flight;
     unsigned reading; /* of these: not completed */
     unsigned submitting; /* threads */
-    unsigned calling; /* calls that wait */
+    unsigned calling; /* calls that wait for a worker */
     uint64_t bytes; /* in flight */
     uint64_t bytes_limit;
     bool is_exhausted; /* next() has returned false */
@@ -185,7 +185,7 @@ batch_hand_over(struct batch_read *read, errint_t result, const struct iovec *ve
             pthread_cond_signal(&batch->changed);
     }
     pthread_mutex_unlock(&batch->lock);
-    /* Without complete() the batch may have been freed by now. */
+    /* Without complete() the batch may have been freed here. */
     if (complete)
         complete(read, vectors, count);
 }
@@ -265,7 +265,7 @@ batch_submit_locked(struct batch *batch, unsigned most)
     return !read;
 }
 
-/* ---- by threads of the caller ---- */
+/* ---- with batch_take() ---- */
 
 /* With the lock held. NULL: the first read has not completed, or there is none. */
 static struct batch_read *
@@ -304,10 +304,10 @@ batch_take(struct batch *batch)
     return read;
 }
 
-/* ---- by complete() and workers ---- */
+/* ---- with complete() ---- */
 
-/* The batch for which this thread submits reads. A read may complete while it is submitted; its
- * release must not submit the next one, which would recurse without bound. */
+/* The batch whose reads this thread is submitting. A read may complete during its submission; its
+ * release must not submit the next one, or it would recurse without bound. */
 static __thread const struct batch *submitting_here;
 
 static void batch_answer_call(struct job *job);
@@ -327,14 +327,14 @@ batch_call_workers(struct batch *batch, unsigned most)
     }
 }
 
-/* With the lock held, which it releases. After that the batch may have been freed by end(). */
+/* Releases the lock, which is held. end() may free the batch. */
 static void
 batch_submit_and_unlock(struct batch *batch)
 {
     bool is_last;
 
     if (submitting_here) {
-        /* Of another batch: this one must not wait for it. */
+        /* A worker does it, so that this batch does not wait for the other one. */
         if (submitting_here != batch)
             batch_call_workers(batch, 1);
         pthread_mutex_unlock(&batch->lock);

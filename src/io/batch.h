@@ -2,9 +2,9 @@
 /*
  * Reads many ranges with several in flight.
  *
- * next() names the ranges one after another. A batch keeps up to `depth` of them in flight. A read
- * is in flight from next() until batch_release(), so the limit also covers data that has been read
- * and is not processed yet. Completed reads are handed over in one of two ways:
+ * A batch gets the ranges from next() and keeps up to `depth` reads in flight. A read counts as in
+ * flight until batch_release(), so the limit includes data that was read but not yet processed. The
+ * caller gets completed reads in one of two ways:
  *
  *   batch_take()   The caller's threads submit reads, wait for them and process them: hashing,
  *                  writing. Reads that fail are not returned.
@@ -14,8 +14,8 @@
  * A read is done by the engine (an extent list, through its chunk cache), by the storage (a
  * backing, straight into the buffer) or by read() of the caller.
  *
- * Any thread may call, except where it is stated. No lock is held while reads are submitted or
- * completed.
+ * Any thread may call these functions, unless stated otherwise. No lock is held while reads are
+ * submitted or completed.
  */
 #ifndef FSTFS_IO_BATCH_H
 #define FSTFS_IO_BATCH_H
@@ -48,7 +48,7 @@ struct batch_read {
     char *buffer;
     errint_t result; /* once completed */
     unsigned index; /* of its buffer, below `depth`; constant */
-    /* The batch's own. */
+    /* Private to the batch. */
     struct batch *batch;
     uint64_t submitted; /* monotonic_ns() */
     bool is_completed;
@@ -58,9 +58,9 @@ struct batch_read {
 struct batch_options {
     struct io *io; /* NULL if no list is read */
     struct storage *storage; /* NULL: that of `io` */
-    unsigned depth; /* most reads in flight */
-    /* Most bytes in flight; 0: no limit. Each read that takes longer than 8 ms raises the limit by
-     * its length, up to bytes_most. */
+    unsigned depth; /* limit of reads in flight */
+    /* Limit of bytes in flight; 0: none. Each read that takes longer than 8 ms raises it by its
+     * length, up to bytes_most. */
     uint64_t bytes, bytes_most;
     size_t read_bytes; /* sizeof() the caller's structure; 0: of a struct batch_read */
     char *buffers; /* `depth` buffers, aligned to BLOCK_SIZE, owned by the caller; or NULL */
@@ -68,14 +68,14 @@ struct batch_options {
     bool is_ordered; /* batch_take() returns reads in the order of next() */
     void *arg; /* for the functions below */
 
-    /* Sets the next read. False: there are none, for now or at all. Called with the batch's lock,
-     * by one thread at a time; must call nothing of the batch. */
+    /* Fills in the next read. False: there is none, for now or at all. Called with the batch's lock
+     * held, so it must not call functions of the batch. */
     bool (*next)(void *arg, struct batch_read *read);
     /* If not NULL, called for each completed read instead of batch_take(). The vectors are those of
      * io_done. Must lead to one batch_release() or batch_retry(), now or later. */
     void (*complete)(struct batch_read *read, const struct iovec *vectors, int count);
-    /* If not NULL, called when no read is in flight and next() has returned false. It is the last
-     * use of the batch, which may be freed in it. */
+    /* If not NULL, called when next() has returned false and no read is in flight. It may free the
+     * batch. */
     void (*end)(void *arg);
     /* If not NULL, starts the read instead of engine and storage; batch_completed() ends it. */
     void (*read)(struct batch_read *read);
@@ -85,34 +85,34 @@ struct batch_options {
     bool submits_by_workers; /* batch_release() never submits itself */
 };
 
-/* Most workers that submit reads of one batch. */
+/* Limit of workers that submit reads of one batch. */
 enum { BATCH_WORKERS = 8 };
 
-/* -ENOMEM. */
+/* Copies the options. Fails with -ENOMEM only. */
 errint_t batch_new(const struct batch_options *options, struct batch **batch);
 
 /* No read may be in flight. NULL is allowed. */
 void batch_free(struct batch *batch);
 
-/* Submits reads until the limit is reached, then waits for a completed one. NULL: all reads have
- * ended, or the batch was stopped and no read is being read. Only without complete(). */
+/* Submits reads up to the limit, then waits for a completed one. NULL: all reads have ended, or the
+ * batch was stopped and its reads have completed. Only without complete(). */
 struct batch_read *batch_take(struct batch *batch);
 
 /* Ends a read: its buffer may be used again. */
 void batch_release(struct batch_read *read);
 
-/* Submits the read again, in place of batch_release(). It may have been changed. */
+/* Instead of batch_release(): submits the read again. The caller may have changed it. */
 void batch_retry(struct batch_read *read);
 
-/* With complete(): has up to `threads` workers and, with `here`, this thread submit reads. To be
- * called again when next() has reads after it had none; but not after end(). */
+/* Only with complete(): makes up to `threads` workers and, if `here` is set, this thread submit
+ * reads. Call it again when next() has reads after it had none, but not after end(). */
 void batch_start(struct batch *batch, unsigned threads, bool here);
 
-/* For batch_options.read: the read has ended. */
+/* Ends a read of batch_options.read(). */
 void batch_completed(struct batch_read *read, errint_t result);
 
-/* Submits no more reads. `offset` is where the error is. Without effect if the batch has already
- * stopped; returns whether it had not. */
+/* Stops submitting reads, because of an error at `offset`. Returns false, without effect, if the
+ * batch had already stopped. */
 bool batch_stop(struct batch *batch, errint_t error, uint64_t offset);
 
 /* The first error: of a read that batch_take() did not return, or given to batch_stop(). 0: none.

@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Delivered chunks are kept up to this size, for the readers of their first and last block. */
+/* Limit of idle delivered chunks. They are kept for requests of their first and last block. */
 #define DELIVERED_BYTES_MAX (8 * 1024 * 1024)
-/* Bytes requested again that show a second pass. The blocks at the ends of tensors, which
- * neighbours share, stay below it. */
+/* So many bytes requested again are a second pass. The blocks that neighbouring tensors share are
+ * fewer. */
 #define SECOND_PASS_BYTES (256 * 1024)
 
 /* ---- index of a file ---- */
@@ -115,8 +115,8 @@ cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint
     return skipped;
 }
 
-/* A prefetch was cancelled, since the page cache holds the bytes. This is trusted for one tick: to
- * ask for each prefetch costs as much as to read. */
+/* A background read was cancelled, since the page cache holds the bytes. This is assumed for one
+ * tick, since asking the kernel each time costs as much as a read. */
 static void
 cached_file_note_resident(struct cached_file *file, uint64_t start, uint64_t end)
 {
@@ -147,7 +147,7 @@ cached_file_skip_resident(const struct cached_file *file, uint64_t offset)
 static struct idle_list *
 idle_list_of(struct chunk_cache *cache, const struct chunk *chunk)
 {
-    /* All but a block at each end, which the neighbours may want. */
+    /* Except a block at each end, which neighbouring tensors may share. */
     bool all = chunk->delivered > 0 && chunk->delivered + 2 * BLOCK_SIZE > chunk->read.valid;
 
     return all ? &cache->delivered : &cache->undelivered;
@@ -225,7 +225,7 @@ chunk_become_idle(struct chunk_cache *cache, struct chunk *chunk)
     chunk_uncharge_lane(cache, chunk);
     chunk->idle_since = cache->ticks;
     idle_list_add(idle_list_of(cache, chunk), chunk);
-    /* The page cache of the file keeps a second copy; the buffer is in the processor's cache. */
+    /* The page cache has a copy, and a buffer that is reused soon is still in the CPU's cache. */
     if (chunk->read.was_cached && chunk->delivered > 0)
         chunk_evict(cache, chunk);
     while (cache->delivered.bytes > DELIVERED_BYTES_MAX)
@@ -311,7 +311,7 @@ chunk_lacks_large_buffer(const struct chunk *chunk)
     return !chunk->read.buffer && memory_cost(chunk->read.length) == MEMORY_LARGEST;
 }
 
-/* Maps large buffers, of which `wanted` are charged. *count: how many. NULL: out of memory. */
+/* Maps *count large buffers, for `wanted` chunks. NULL: out of memory. */
 static char *
 map_large_buffers(struct chunk_cache *cache, unsigned wanted, unsigned *count)
 {
@@ -336,7 +336,7 @@ keep_spare_buffers(struct chunk_cache *cache, char *buffers, unsigned count)
     chunk_cache_unlock(cache);
 }
 
-/* Maps buffers for the chunks that got no spare one. Out of memory: some chunks still have none. */
+/* Maps buffers for the chunks that have no spare one. Out of memory: some still have none. */
 static void
 batch_map_buffers(struct chunk_cache *cache, struct chunk *batch)
 {
@@ -437,8 +437,8 @@ chunk_end_read(struct chunk *chunk, errint_t result)
 
 /* ---- files ---- */
 
-/* The backing or the engine is freed. No chunk is pinned: a request holds its extent list, which
- * holds the backing. */
+/* attachment->forget. No chunk is pinned, since a request holds its extent list and so the backing.
+ */
 static void
 cached_file_free(void *data)
 {
@@ -448,13 +448,13 @@ cached_file_free(void *data)
     pthread_mutex_lock(&cache->lock);
     while (file->count > 0)
         chunk_evict(cache, file->chunks[file->count - 1]);
-    /* A lock of the descriptors is held, too: the next chunk_cache_unlock() unmaps. */
+    /* Not chunk_cache_unlock(), which unmaps memory: the caller holds a lock. */
     pthread_mutex_unlock(&cache->lock);
     free(file->chunks);
     free(file);
 }
 
-/* NULL: the backing belongs to no family, or out of memory. */
+/* The history that all shards of a checkpoint share. NULL: there is no family, or no memory. */
 static struct access_history *
 family_history(const struct backing *backing)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The chunk cache: what the engine holds of backing files in memory.
+ * The chunk cache: the bytes of backing files that the engine holds in memory.
  *
  * A chunk is a run of whole blocks of one backing file. A cached_file is the sorted index of the
  * chunks of one backing, which never overlap. Requests pin the chunks they read from. Chunks that
@@ -14,10 +14,9 @@
  *   READY    yes      yes            0     yes                pinned again, or evicted: freed
  *   FAILED   no       yes            > 0   no                 freed with the last pin
  *
- * One lock guards the cache, its chunks and files, and what the engine's other modules keep beside
- * them. It is held for bookkeeping only: never during I/O, while memory is mapped or unmapped, or
- * while a reader is answered.
- * Functions are called with it held, except those that say otherwise.
+ * One lock guards the cache, its chunks and files, and the requests. It is never held during I/O,
+ * while memory is mapped or unmapped, or while a request is answered. Functions are called with it
+ * held, unless stated otherwise.
  */
 #ifndef FSTFS_IO_CHUNK_CACHE_H
 #define FSTFS_IO_CHUNK_CACHE_H
@@ -33,19 +32,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CHUNK_BYTES                                                                                \
-    (1024 * 1024ull) /* of a prefetch; larger reads are not faster on any storage                  \
-                      */
-/* A prefetched chunk smaller than this may be a gap between what readers want. */
+/* Size of prefetched chunks. Larger reads were not faster on any storage. */
+#define CHUNK_BYTES (1024 * 1024ull)
+/* A smaller prefetched chunk may be a gap between bytes that readers request. */
 #define SMALL_GAP_BYTES (64 * 1024)
 
 struct cached_file;
 struct pin;
 
 /*
- * The memory of requests for one file system, or for the same several file systems. A chunk that
- * cannot be evicted is charged to one lane: that of the request or the prefetch which made it, or
- * which pinned it first. `users`: chunks charged, and requests.
+ * The memory of requests for one file system, or for one combination of them. A chunk that cannot
+ * be evicted is charged to one lane: that of the request or prefetch that created it, or that of
+ * the first request that pinned it when it was idle. `users`: charged chunks, and requests.
  */
 struct memory_lane {
     struct lane lane;
@@ -60,14 +58,14 @@ struct chunk {
     struct storage_read read; /* offset, length and buffer; in use by the storage while READING */
     struct cached_file *file;
     enum chunk_state state;
-    bool is_charged; /* its buffer is; the buffer itself may be mapped later, before the read */
-    struct memory_lane *lane; /* NULL: it is not charged to one */
+    bool is_charged; /* to the budget; the buffer is mapped before the read */
+    struct memory_lane *lane; /* NULL: not charged to a lane */
     errint_t result; /* FAILED: a negative errno */
     unsigned pins; /* by requests */
-    struct pin *waiters; /* of these, those whose request waits for the chunk */
-    uint64_t delivered; /* bytes given to readers */
+    struct pin *waiters; /* the pins whose request waits for the chunk */
+    uint64_t delivered; /* bytes in answers */
     bool is_prefetched;
-    struct prefetch_plan plan; /* is_prefetched: the prefetch decision that it was read for */
+    struct prefetch_plan plan; /* is_prefetched: the plan that it was read for */
     uint64_t idle_since; /* tick */
     struct chunk *previous, *next; /* in an idle list */
     struct chunk *next_in_batch; /* the chunk to be submitted after this one */
@@ -92,11 +90,11 @@ struct cached_file {
     struct chunk **chunks; /* sorted by offset */
     uint32_t count;
     struct prefetch prefetch;
-    /* Bytes that the page cache was found to hold when they were to be prefetched. */
+    /* Bytes that the page cache held when a prefetch of them was cancelled. */
     struct span resident;
-    uint64_t resident_tick; /* when that was found */
-    /* Bytes that were delivered and evicted. They are not prefetched again: a thread that shares
-     * a file with others reaches what the next one has read. */
+    uint64_t resident_tick; /* of that moment */
+    /* Bytes that were delivered and evicted. They are not prefetched again: where several threads
+     * share a file, each reads up to the bytes that the next one has read. */
     struct span delivered[DELIVERED_SPANS];
     unsigned delivered_count, oldest_delivered;
     uint64_t delivered_again; /* bytes of these spans that were requested again */
@@ -111,16 +109,16 @@ void idle_list_add(struct idle_list *list, struct chunk *chunk);
 void idle_list_remove(struct idle_list *list, struct chunk *chunk);
 
 struct chunk_cache {
-    pthread_mutex_t lock; /* guards all below but the counters */
+    pthread_mutex_t lock; /* guards all below except the counters */
     struct storage *storage;
     /* Called by the storage, without the lock, when the read of a chunk has ended. */
     void (*read_done)(struct storage_read *read, errint_t result);
     void *owner; /* of read_done */
     struct memory memory;
-    struct lane *lanes; /* struct memory_lane; the one whose request was started last */
-    uint64_t held; /* bytes of chunks charged to lanes: those that cannot be evicted */
-    unsigned reading; /* chunks that are READING and charged */
-    struct idle_list delivered; /* idle chunks of which nearly every byte was delivered */
+    struct lane *lanes; /* struct memory_lane; the lane of the queued request started last */
+    uint64_t held; /* bytes of chunks charged to lanes */
+    unsigned reading; /* charged chunks whose read has not ended */
+    struct idle_list delivered; /* idle chunks that were delivered, except a block at each end */
     struct idle_list undelivered; /* other idle chunks */
     uint64_t ticks;
     atomic_uint_fast64_t prefetched, prefetched_used, prefetched_wasted, expired; /* bytes */
@@ -139,8 +137,8 @@ bool chunk_cache_attach(struct chunk_cache *cache, struct backing *backing);
 /* The cached_file of a backing that has one, else NULL. With or without the lock. */
 struct cached_file *chunk_cache_file(struct chunk_cache *cache, struct backing *backing);
 
-/* Evicts idle chunks until `cost` more bytes fit into `budget`: delivered ones, then, with
- * `undelivered`, prefetched ones. Returns whether they fit. */
+/* Evicts idle chunks until `cost` more bytes fit into `budget`: delivered ones first, then, if
+ * `undelivered` is set, others. Returns whether they fit. */
 bool chunk_cache_make_room(struct chunk_cache *cache, uint64_t cost, uint64_t budget,
                            bool undelivered);
 
@@ -153,38 +151,39 @@ struct chunk *chunk_new(struct cached_file *file, uint64_t start, uint64_t end, 
 /* Frees a chunk that is not charged. */
 void chunk_discard(struct chunk *chunk);
 
-/* The lane of a key, which is the st_dev of its file system. NULL: out of memory. */
+/* The lane of a key: st_dev, or a hash of several. NULL: out of memory. */
 struct memory_lane *chunk_cache_lane(struct chunk_cache *cache, uint64_t key);
 
-/* Whether a lane may have `cost` more bytes of chunks that cannot be evicted: in all three quarters
- * of what the others leave. */
+/* Whether `cost` more bytes may be charged to a lane: it may have three quarters of the budget that
+ * other lanes leave. */
 bool memory_lane_allows(const struct chunk_cache *cache, const struct memory_lane *lane,
                         uint64_t cost);
 
-/* Charges the buffer of a chunk to the budget and to a lane, and adds the chunk to a batch. The
- * caller has checked both. */
+/* Charges a chunk to the budget and to a lane, whose limits the caller has checked, and adds it to
+ * a batch. */
 void chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct chunk **batch);
-/* Maps the missing buffers of a batch and submits it to the storage, in the order in which chunks
- * were added. A chunk for which the system has no memory fails with -ENOMEM. Without the lock. */
+/* Maps missing buffers of a batch and submits its reads, in the order in which chunks were added. A
+ * chunk whose buffer cannot be mapped fails with -ENOMEM. Without the lock. */
 void chunk_cache_submit_batch(struct chunk_cache *cache, struct chunk *batch);
 
-/* An idle chunk is charged to the lane. */
+/* Charges the chunk to the lane if it was idle. */
 void chunk_pin(struct chunk *chunk, struct memory_lane *lane);
-/* `delivered`: bytes of the chunk that the owner of the pin gave to its reader. */
+/* `delivered`: bytes of the chunk in the answer of the request. May free the chunk. */
 void chunk_unpin(struct chunk *chunk, uint64_t delivered);
 
-/* The storage has read the chunk, or failed to (`result` < 0). May free it if nothing pins it. */
+/* Ends the read of a chunk; `result` is 0 or a negative errno. May free a chunk without pins. */
 void chunk_end_read(struct chunk *chunk, errint_t result);
 
 /* Index of the first chunk that ends after `offset`; file->count: there is none. */
 uint32_t cached_file_find(const struct cached_file *file, uint64_t offset);
 
-/* A request needs bytes [start, end). Forgets the delivered spans once a good part of them was
- * requested again: somebody reads the file a second time. */
+/* A request needs bytes [start, end), which are not cached. Forgets the delivered spans once much
+ * of them was requested again: the file is being read a second time. */
 void cached_file_note_request(struct cached_file *file, uint64_t start, uint64_t end);
 
-/* The end of the delivered span around `offset`, else `offset`. *end is lowered to the start of
- * the next delivered span. Blocks at the ends of spans are left out: neighbours may want them. */
+/* The end of the delivered span around `offset`, else `offset`. Lowers *end to the start of the
+ * next delivered span. The blocks at the ends of a span are not part of it: they may be delivered
+ * only in part. */
 uint64_t cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint64_t *end);
 
 /* The end of the bytes around `offset` that the page cache held at this tick, else `offset`. */

@@ -27,9 +27,9 @@ struct io {
     struct chunk_cache cache; /* cache.lock guards all below */
     struct prefetch_limits limits;
     unsigned queued; /* requests that wait for memory, in the lanes of the cache */
-    bool is_admitting; /* a thread is starting queued requests */
+    bool is_admitting; /* a thread is in requests_admit() */
     unsigned active; /* requests that hold pins */
-    pthread_cond_t drained; /* a request or a read has ended; for io_free() */
+    pthread_cond_t drained; /* for io_free(): a request or a read has ended */
     pthread_cond_t reclaim; /* wakes the reclaim thread: shutdown, or new work */
     bool reclaim_sleeps; /* the thread has nothing to reclaim */
     bool is_stopping;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The optional mechanisms of the engine, and whether each one is used.
+ * The optional mechanisms of the engine, and the state of each.
  */
 #ifndef FSTFS_IO_FALLBACKS_H
 #define FSTFS_IO_FALLBACKS_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of idle chunks, the one that has been idle longest first. See chunk_cache.h. */
+/* A list of idle chunks, longest idle first. See chunk_cache.h. */
 #include "io/chunk_cache.h"
 
 void

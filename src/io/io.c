@@ -36,7 +36,8 @@ attach_backings(struct io *io, const struct extent_list *list, uint64_t offset, 
     return true;
 }
 
-/* The iovecs of a range that is in blobs only; 0: it is not, or needs more than `most`. */
+/* Fills in the iovecs of a range that is in blobs only, and returns their number. 0: it is not, or
+ * needs more than `most`. */
 static int
 gather_blobs(const struct extent_list *list, uint64_t offset, size_t length, struct iovec *vectors,
              int most)
@@ -166,7 +167,7 @@ io_free(struct io *io)
     chunk_cache_unlock(&io->cache);
     reclaim_stop(io);
     if (io->storage) {
-        /* Its threads may still be returning from the last completion. */
+        /* Its threads may still be in the last completion. */
         storage_stop(io->storage);
         storage_free(io->storage);
     }

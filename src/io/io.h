@@ -2,9 +2,9 @@
 /*
  * The engine: reads extent lists, asynchronously.
  *
- * One engine serves one mount or one libfstfs handle. It opens backing files on demand, keeps a
- * limited number of descriptors, and verifies after each read that the file is still the version of
- * its backing. It knows extents and backings, not tensors or FUSE.
+ * One engine serves one mount or one libfstfs handle. It opens backing files on demand, limits the
+ * number of open descriptors, and verifies after each read that the file is still the version of
+ * its backing.
  */
 #ifndef FSTFS_IO_IO_H
 #define FSTFS_IO_IO_H
@@ -22,7 +22,7 @@
 struct io;
 struct storage;
 
-/* All zero: the defaults. */
+/* All zero selects the defaults. */
 struct io_options {
     unsigned threads; /* limit of worker threads; 0: 8, or 16 without io_uring */
     unsigned descriptors; /* limit of open backing files; 0: from RLIMIT_NOFILE */
@@ -37,13 +37,13 @@ struct io_options {
 
 errint_t io_new(const struct io_options *options, struct io **io);
 
-/* Waits until all reads have ended, then frees the engine and drops its references to backings. No
- * read may be submitted any more. */
-void io_free(struct io *io); /* NULL is allowed */
+/* Waits until all reads have ended, then frees the engine and drops its references to backings.
+ * io_read() must not be called any more. NULL is allowed. */
+void io_free(struct io *io);
 
-/* Sets the kernel's readahead on this mount in bytes, for files that have none of their own
- * (extent_list.readahead); by default 128 KiB. Requests of that size may not be what a program
- * wants. */
+/* Sets the kernel's readahead on this mount in bytes, by default 128 KiB. A request of that size
+ * may be readahead that no program asked for. A file's own value (extent_list.readahead) overrides
+ * it. */
 void io_set_readahead(struct io *io, uint64_t bytes);
 
 /*
@@ -62,8 +62,8 @@ typedef void (*io_done)(void *arg, errint_t result, const struct iovec *vectors,
 void io_read(struct io *io, struct extent_list *list, uint64_t offset, size_t length, io_done done,
              void *arg);
 
-/* The engine's storage, for callers with their own buffers that do not share what they read. Their
- * reads must end before io_free(). */
+/* The engine's storage, for reads into the caller's buffers that bypass the chunk cache. They must
+ * end before io_free(). */
 struct storage *io_storage(struct io *io);
 
 /* Counters since the start. Any thread. */
@@ -71,7 +71,7 @@ struct io_counters {
     uint64_t bytes_asked; /* requested by io_read() calls */
     uint64_t reads; /* io_read() calls answered */
     uint64_t bytes; /* delivered to them */
-    uint64_t cached_bytes; /* of these: without a read of storage by the call */
+    uint64_t cached_bytes; /* of these: not read from storage for this call */
     uint64_t storage_reads; /* system calls or ring entries */
     uint64_t storage_bytes; /* bytes that these returned */
     uint64_t errors; /* reads answered with an error */
@@ -96,7 +96,7 @@ struct io_counters {
 
 void io_counters(struct io *io, struct io_counters *counters);
 
-/* Appends a JSON object for the status page: what is on, what is off, and why. */
+/* Appends a JSON object for the status page: which mechanisms are used, and why others are not. */
 void io_status(struct io *io, struct buffer *out);
 
 #endif

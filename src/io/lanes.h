@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lanes: what a resource of the engine is to the reads of one file system.
+ * Lanes: the share that the reads of one file system have of a resource.
  *
- * Reads of a file system that does not answer keep what they hold. So memory, rings and workers
- * queue reads for each file system, in a lane, and a lane gets a share of the resource that always
- * leaves some for the others. A lane that holds nothing may take one, whatever the others hold.
+ * Reads of a file system that does not answer never release what they hold. So memory, descriptors,
+ * rings and workers queue reads by file system, in lanes, and limit each lane to a share that
+ * leaves some of the resource to the others. A lane that holds nothing may always take one.
  *
- * Lanes are a circular list, guarded by the lock of their owner.
+ * Lanes are a circular list, guarded by the lock of the resource.
  */
 #ifndef FSTFS_IO_LANES_H
 #define FSTFS_IO_LANES_H
@@ -15,20 +15,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The first member of its owner's struct. */
+/* The first member of the resource's own struct. */
 struct lane {
     struct lane *next; /* in a circle */
     uint64_t key; /* st_dev */
-    atomic_uint users; /* what is queued in the lane or held by it; 0: it may get another key */
+    atomic_uint users; /* queued in the lane or held by it; 0: it may be reused for another key */
 };
 
-/* The lane of a key; a new one has `size` bytes, all zero otherwise. *last is the lane that was
- * served last, NULL at first. NULL: out of memory. */
+/* Returns the lane of a key. A new lane has `size` bytes, which are zero after the struct lane; a
+ * reused one keeps its bytes. *last is the lane that was served last, NULL at first. NULL: out of
+ * memory. */
 struct lane *lanes_find(struct lane **last, uint64_t key, size_t size);
 void lanes_free(struct lane **last);
 
-/* How many of a resource a lane may hold that is used by `others` already: `limit` where there are
- * none, half of what is left of twice the limit where there are, but at least 1. */
+/* The number that a lane may hold while other lanes hold `others`: `limit` if they hold none, else
+ * half of what they leave of 2 * limit, and at least 1. */
 static inline unsigned
 lane_share(unsigned limit, unsigned others)
 {

@@ -9,26 +9,26 @@
 #define PAGE_BYTES 4096
 
 /* ---- streams ---- */
-/* The first window of a stream that starts in the middle of a file, and of one that starts a piece
- * with a large request: most readers that do so read all of the piece. */
+/* The first window of a stream that starts a piece with a small request, and with a large one. Most
+ * readers that start with a large request read all of the piece. */
 #define WINDOW_MIN (256 * KIB)
 #define PIECE_WINDOW_BYTES (2 * MIB)
 #define LARGE_REQUEST (64 * KIB)
 /* A piece up to this size is prefetched whole with its first byte. */
 #define SMALL_PIECE_BYTES (1 * MIB)
-/* Requests of one reader arrive out of order by up to this distance: the kernel sends several at a
- * time, from several threads. */
+/* Requests of one reader may arrive out of order by up to this distance, since the kernel has
+ * several in flight. */
 #define REORDER_BYTES (2 * MIB)
-/* A stream that crossed this many ends of pieces is sequential. Of readers that read a random tenth
- * of the pieces, one in a thousand does so by chance. */
+/* A stream that read past this many ends of pieces is sequential. One in a thousand readers of a
+ * random tenth of the pieces does so by chance. */
 #define CROSSED_FOR_SEQUENTIAL 3
-/* Each byte read in sequence makes up for 1/SKIPPED_DECAY skipped bytes. */
+/* Each byte read in sequence offsets 1/SKIPPED_DECAY skipped bytes. */
 #define SKIPPED_DECAY 4
 
 /* ---- piece order ---- */
 #define PIECES_FOR_ORDER 3 /* started in a row */
-/* Up to this many pieces may be missing between two: they may have been cached, if they are no
- * larger than this, or if their start came with another request. */
+/* Up to PIECES_BETWEEN_MAX - 1 pieces between two started ones may have been read from a cache:
+ * those of up to CACHED_PIECE_BYTES, and those whose start was part of another request. */
 #define PIECES_BETWEEN_MAX 8
 #define CACHED_PIECE_BYTES (256 * KIB)
 
@@ -76,8 +76,8 @@ stream_is_sequential(const struct stream *stream)
     return stream->pieces_crossed >= CROSSED_FOR_SEQUENTIAL;
 }
 
-/* Whether a request at `offset`, after the end of the stream's piece, may be readahead alone: the
- * kernel requests its next readahead window early, and that may start after the end. */
+/* Whether a request at `offset`, after the end of the stream's piece, may be readahead only: the
+ * kernel requests its next window early, so it may start after the end. */
 static bool
 may_be_kernel_readahead(const struct prefetch_limits *limits, const struct layout *layout,
                         const struct stream *stream, uint64_t offset)
@@ -99,9 +99,9 @@ stream_is_near(const struct stream *stream, uint64_t offset, uint64_t far)
            offset <= stream->position + far && stream->position <= offset + far;
 }
 
-/* The stream that a request at `offset` belongs to, or NULL: the one whose position it is, else the
- * most recently used of those near it. A sequential stream that skipped some bytes is preferred to
- * a single request that happens to end at `offset`. */
+/* The stream that a request at `offset` belongs to, or NULL: the one at this position, else the
+ * most recently used one near it. A sequential stream near it is preferred to a single request that
+ * ends at `offset`. */
 static struct stream *
 stream_find(struct prefetch *prefetch, uint64_t offset, uint64_t far)
 {
@@ -133,8 +133,8 @@ stream_oldest(struct prefetch *prefetch)
     return found;
 }
 
-/* Whether a reader may have read the piece without a request: small pieces are cached with their
- * neighbours, and the start of a large one may be in the page cache. */
+/* Whether a reader may have read the start of the piece from a cache: small pieces are cached with
+ * their neighbours, and the start of a large one may be part of the last request. */
 static bool
 piece_may_be_cached(const struct prefetch *prefetch, const struct piece *piece)
 {
@@ -158,7 +158,7 @@ is_next_by_name(const struct prefetch *prefetch, const struct layout *layout, ui
     return false;
 }
 
-/* The same in file order. */
+/* Whether it follows in file order. */
 static bool
 is_next_in_file(const struct prefetch *prefetch, const struct layout *layout, uint32_t piece)
 {
@@ -179,13 +179,13 @@ note_order(struct order_run *order, bool kept, const struct piece *piece)
         order->count++;
         order->bytes += piece->end - piece->start;
     } else {
-        /* Reordered requests look like this, too. */
+        /* Not reset: requests may arrive out of order. */
         order->count /= 2;
         order->bytes /= 2;
     }
 }
 
-/* A reader started a piece: updates the piece order. */
+/* Updates the piece order: a reader started a piece. */
 static void
 note_piece_start(struct prefetch *prefetch, const struct layout *layout, uint32_t piece,
                  uint64_t offset, uint64_t end)
@@ -229,7 +229,7 @@ prefetch_fault_offset(const struct prefetch_limits *limits, uint64_t offset, uin
     return offset + length / 2;
 }
 
-/* The piece that a request which continues no stream wants to start; UINT32_MAX: none. */
+/* The piece that a request starts if it continues no stream; UINT32_MAX: none. */
 static uint32_t
 piece_wanted(const struct prefetch_limits *limits, const struct layout *layout, uint64_t offset,
              uint64_t end)
@@ -248,7 +248,7 @@ is_probing(const struct prefetch *prefetch)
     return prefetch->probes >= PROBES_FOR_PROBING;
 }
 
-/* Counts probes. Only large pieces count: of small ones a probe requests everything. */
+/* Counts probes, of large pieces only: a request for a small piece may contain all of it. */
 static void
 note_probe(struct prefetch *prefetch, const struct prefetch_limits *limits,
            const struct layout *layout, uint64_t offset, uint64_t end)
@@ -270,7 +270,7 @@ first_window(const struct layout *layout, uint32_t piece, uint64_t offset, uint6
 {
     uint64_t start = piece_start(layout, piece);
 
-    /* It starts inside a piece: it may want these bytes only. */
+    /* Inside of a piece: the reader may need these bytes only. */
     if (offset > start)
         return 0;
     if (layout && layout->count > 0 && piece_end(layout, piece) - start <= SMALL_PIECE_BYTES)
@@ -326,7 +326,7 @@ stream_begin(struct prefetch *prefetch, const struct prefetch_limits *limits,
     if (prefetch->history->file_order.count >= PIECES_FOR_ORDER && !is_probing(prefetch))
         stream->pieces_crossed = CROSSED_FOR_SEQUENTIAL;
     if (cause && !cause->probe_bytes) {
-        /* The reader of another file for which these bytes were prefetched has arrived. */
+        /* The stream of another file, which had these bytes prefetched, continues here. */
         if (cause->is_sequential)
             stream->pieces_crossed = CROSSED_FOR_SEQUENTIAL;
         if (cause->window > stream->window)
@@ -355,9 +355,8 @@ starts_piece(const struct prefetch *prefetch, const struct prefetch_limits *limi
     return first_piece_starting_in(layout, offset, offset + PAGE_BYTES) != UINT32_MAX;
 }
 
-/* Moves the stream, and counts the bytes it skipped. Bytes that arrive late no longer count as
- * skipped. Neither do some for each request in sequence: a reader that was here before skips what
- * the page cache has. */
+/* Moves the stream and counts skipped bytes. Late requests and requests in sequence reduce the
+ * count: a reader skips the bytes that the page cache still has from an earlier pass. */
 static void
 stream_advance(struct stream *stream, uint64_t offset, uint64_t end)
 {
@@ -384,7 +383,7 @@ stream_note_crossing(struct prefetch *prefetch, struct stream *stream,
     stream->from_top &= file == stream->file;
     stream->file = file;
     if (stream->skipped > near_bytes(limits)) {
-        /* It reads here and there. */
+        /* Not sequential. */
         stream->from_top = false;
         stream->pieces_crossed = 0;
         stream->skipped = 0;
@@ -392,8 +391,8 @@ stream_note_crossing(struct prefetch *prefetch, struct stream *stream,
         stream->piece = piece;
     } else if (handed_over || (piece != stream->piece &&
                                !may_be_kernel_readahead(limits, layout, stream, offset))) {
-        /* Readahead does not reach that far, nor another file of the mount. A crossing counts if
-         * the stream read more of the piece than readahead would. */
+        /* Readahead does not reach this offset or another file of the mount. A crossing counts if
+         * the stream read more of the piece than readahead alone would. */
         if (handed_over || piece_end(layout, stream->piece) > stream->start + limits->readahead)
             stream->pieces_crossed += stream->from_top ? CROSSED_FOR_SEQUENTIAL : 1;
         stream->piece = piece;
@@ -412,10 +411,10 @@ stream_follow(struct prefetch *prefetch, struct stream *stream,
     stream->is_single = false;
     stream_advance(stream, offset, end);
     stream_note_crossing(prefetch, stream, limits, layout, file, offset, handed_over);
-    /* No window for a late request, nor for a stream that reads here and there. */
+    /* A late request, or a stream that is not sequential, does not change the window. */
     if (end <= before || (offset > before && stream->skipped > (end - stream->start) / 4))
         return;
-    /* The bytes were being prefetched, or would have been with a larger window. */
+    /* A larger window would have prefetched the bytes earlier. */
     if (stalled && (stream->is_cut || offset < stream->prefetched_to))
         stream->window *= 2;
     if (end >= piece_end(layout, stream->piece) && before < piece_end(layout, stream->piece))
@@ -424,8 +423,8 @@ stream_follow(struct prefetch *prefetch, struct stream *stream,
         stream->window = WINDOW_MIN;
 }
 
-/* Plans the window of a stream whose position is in `piece`. Past the end of the piece it extends
- * no further than the stream has come. */
+/* Plans the window of a stream whose position is in `piece`. A sequential window is at most as long
+ * as the bytes read in file order so far. */
 static void
 plan_window(const struct prefetch *prefetch, struct stream *stream, const struct layout *layout,
             uint32_t piece, struct prefetch_plan *plan)
@@ -495,7 +494,7 @@ prefetch_observe(struct prefetch *prefetch, const struct prefetch_limits *limits
     plan_window(prefetch, stream, layout, piece, plan);
     if (begins && is_probing(prefetch))
         plan_probes(prefetch, end - offset, plan);
-    /* A late request: its stream has prefetched further already. */
+    /* A late request: its stream is further already. */
     if (end < stream->position)
         plan->window = 0;
 }
@@ -506,7 +505,7 @@ prefetch_note_waste(struct prefetch *prefetch, const struct prefetch_plan *plan)
     for (int i = 0; i < PREFETCH_STREAMS; i++) {
         struct stream *stream = &prefetch->streams[i];
 
-        /* Once for each position: a window is many chunks. */
+        /* Halve once per position, since a window has many chunks. */
         if (stream->last_used == 0 || stream->id != plan->stream_id ||
             stream->shrunk_at == stream->position)
             continue;

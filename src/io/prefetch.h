@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decides what to prefetch of one backing file. Bookkeeping without I/O, guarded by its owner's
- * lock.
+ * Decides what to prefetch of one backing file. No I/O; guarded by the lock of the chunk cache.
  *
  * The file consists of pieces: byte ranges that programs read as a unit, that is, tensors. Three
- * heuristics look at the requests:
+ * heuristics observe the requests:
  *
  * - Streams. A stream is one reader's sequential progress, whichever handle or view it comes from.
  *   Its window, the bytes to prefetch, doubles when the reader had to wait and halves when
  *   prefetched bytes were evicted unused. The window ends with the piece, until the reader has
- *   gone on into the pieces that follow.
+ *   continued into several following pieces.
  * - Piece order. Readers start pieces in file order or in the order of names. Once several pieces
- *   in a row were started in one order, the window goes on into the next piece of that order.
+ *   in a row were started in one order, the window continues into the next piece of that order.
  * - Probes. safetensors' load_file() touches the start of each tensor before it reads any. Once
  *   several pieces in a row were only probed, the starts of the next pieces are prefetched instead.
  *
@@ -35,15 +34,15 @@ struct stream {
     uint64_t start; /* of the first request */
     uint64_t position; /* end of the furthest request */
     uint64_t skipped; /* bytes before `position` that were not requested */
-    uint64_t window; /* bytes to have prefetched after `position` */
+    uint64_t window; /* bytes to prefetch after `position` */
     uint64_t prefetched_to; /* offset, as of the last plan */
-    bool is_cut; /* the window ended there, not the piece */
+    bool is_cut; /* the window ended there, before the end of the piece */
     uint64_t shrunk_at; /* position when the window was last halved */
-    uint32_t piece; /* the last piece that the reader certainly wants */
-    uint32_t pieces_crossed; /* ends of pieces that it read past, in a row */
+    uint32_t piece; /* the last piece that the reader, not readahead, has reached */
+    uint32_t pieces_crossed; /* ends of pieces that it read past without skipping */
     bool from_top; /* it started at the top of its file, and has not left it */
     bool is_single; /* one request so far */
-    const void *file; /* identifies the file of the mount that it reads now */
+    const void *file; /* identifies the file of the mount that it reads; only compared */
 };
 
 /* Pieces in a row that were started in one order. */
@@ -52,12 +51,12 @@ struct order_run {
     uint64_t bytes; /* of those pieces */
 };
 
-/* What requests have shown so far, for all streams of all shards of a checkpoint: several threads
- * may share the work, and a program reads the next shard as it read the last. */
+/* Shared by all streams of all shards of a checkpoint: several threads may share the work, and a
+ * program reads the next shard as it read the last. */
 struct access_history {
     struct order_run name_order, file_order;
     uint64_t lead_bytes; /* requested before the start of a piece: the kernel's readahead */
-    uint64_t proven_window; /* that last brought a reader to the end of a piece */
+    uint64_t proven_window; /* of the stream that last reached the end of a piece */
     uint64_t streams_started;
 };
 
@@ -71,18 +70,18 @@ struct prefetch {
     struct access_history own;
 };
 
-/* Constants of the engine. */
+/* Settings of the engine, and of the file of the mount. */
 struct prefetch_limits {
     uint64_t window_max; /* bytes; 0: no prefetching */
-    uint64_t readahead; /* bytes that the kernel may request although no program did */
+    uint64_t readahead; /* bytes that the kernel may request unasked */
 };
 
 /* What to prefetch after a request. */
 struct prefetch_plan {
     uint64_t window; /* bytes from the end of the request; 0: none */
     uint64_t stop; /* end of the piece; the window ends there unless is_sequential */
-    bool is_sequential; /* go on in file order, past `stop` */
-    bool in_name_order; /* at `stop`, go on with the next piece by name */
+    bool is_sequential; /* continue in file order, past `stop` */
+    bool in_name_order; /* at `stop`, continue with the next piece by name */
     uint32_t piece; /* the piece of the request */
     uint64_t lead_bytes; /* also prefetch these, before the start of each further piece */
     uint64_t probe_bytes; /* unless 0: prefetch only these, at the start of each further piece */
@@ -90,21 +89,20 @@ struct prefetch_plan {
     bool continues_stream; /* the request starts where the stream ended */
 };
 
-/* How a request came to its first byte in this file. */
+/* Where a request begins, relative to its first byte in this file. */
 enum prefetch_origin {
-    PREFETCH_ORIGIN_HERE, /* it starts there */
-    PREFETCH_ORIGIN_EARLIER, /* it starts in an extent before, and goes on to here */
-    PREFETCH_ORIGIN_TOP, /* it starts at the top of the file of the mount, or after its header */
+    PREFETCH_ORIGIN_HERE, /* at it */
+    PREFETCH_ORIGIN_EARLIER, /* in an earlier extent */
+    PREFETCH_ORIGIN_TOP, /* at it, which is the start of the file of the mount or of its data */
 };
 
-/* `history`: all zero at first; it outlives the prefetch. NULL: the file belongs to no checkpoint.
- */
+/* `history`: all zero at first; must outlive the prefetch. NULL: the file has its own. */
 void prefetch_init(struct prefetch *prefetch, struct access_history *history);
 
 /*
- * Bytes [offset, end) were requested through `file`, which is only compared. `stalled`: they were
- * not cached. `cause`: the plan by which a stream of another backing had these bytes prefetched,
- * or NULL. Fills in *plan.
+ * Bytes [offset, end) were requested through `file`, which is only compared. `stalled`: not all of
+ * them were cached. `cause`: the plan by which a stream of another backing had these bytes
+ * prefetched, or NULL. Fills in *plan.
  */
 void prefetch_observe(struct prefetch *prefetch, const struct prefetch_limits *limits,
                       const struct layout *layout, const void *file, uint64_t offset, uint64_t end,
@@ -118,7 +116,7 @@ uint64_t prefetch_fault_offset(const struct prefetch_limits *limits, uint64_t of
 /* Bytes prefetched by this plan were evicted, and no reader had requested them. */
 void prefetch_note_waste(struct prefetch *prefetch, const struct prefetch_plan *plan);
 
-/* There was no memory for the window of the stream at `position`. */
+/* Memory was short for the window of the stream at `position`. */
 void prefetch_note_no_memory(struct prefetch *prefetch, uint64_t position);
 
 #endif

@@ -5,20 +5,20 @@
 #include "io/engine.h"
 #include "io/request_cursor.h"
 
-/* Of one prefetch; a window in name order may be many small tensors. */
+/* Limit of ranges per prefetch. A window in name order may consist of many small tensors. */
 #define RANGES_MAX 128
 
-/* Bytes of one file that are to be prefetched. */
+/* Bytes of one file to prefetch. */
 struct prefetch_range {
     struct cached_file *file;
     uint64_t start, end;
-    bool is_cut; /* the window ends before what is to be prefetched does */
+    bool is_cut; /* shortened to the window */
 };
 
 struct prefetch_ranges {
     struct prefetch_range ranges[RANGES_MAX];
     unsigned count;
-    uint64_t left; /* bytes of the window that are not in a range yet */
+    uint64_t left; /* bytes of the window not in a range yet */
 };
 
 /* ---- decision ---- */
@@ -41,8 +41,8 @@ prefetch_decide(struct io *io, const struct request *request, struct prefetch_pl
     struct request_cursor cursor = {.request = request};
     struct prefetch_limits limits = io->limits;
     uint64_t readahead = atomic_load_explicit(&request->list->readahead, memory_order_relaxed);
-    /* The kernel's readahead around a page fault: the program wants the byte in the middle, which
-     * may be in another part than the first byte. */
+    /* Of the kernel's readahead around a page fault, the program needs the byte in the middle,
+     * which may be in another part than the first byte. */
     uint64_t fault;
     bool is_continued = false;
 
@@ -52,7 +52,7 @@ prefetch_decide(struct io *io, const struct request *request, struct prefetch_pl
     *plan = (struct prefetch_plan){0};
     if (io->limits.window_max == 0)
         return false;
-    /* The decision about the last part counts. */
+    /* The plan of the last part is used. */
     while (request_cursor_next(&cursor)) {
         const struct chunk *first = cursor.count > 0 ? cursor.pins[0].chunk : NULL;
         const struct extent_part *part = &cursor.part;
@@ -74,7 +74,7 @@ prefetch_decide(struct io *io, const struct request *request, struct prefetch_pl
 
 /* ---- ranges: without the lock ---- */
 
-/* Adds bytes [start, end) of a backing that is attached. False: the window or the array is full. */
+/* Adds bytes [start, end) of an attached backing. False: the window or the array is full. */
 static bool
 ranges_add(struct io *io, struct prefetch_ranges *ranges, struct backing *backing, uint64_t start,
            uint64_t end)
@@ -98,7 +98,7 @@ ranges_add(struct io *io, struct prefetch_ranges *ranges, struct backing *backin
     return ranges->left > 0;
 }
 
-/* Adds bytes [start, end) of the list, whichever backings they are in. */
+/* Adds bytes [start, end) of the list. Results as above. */
 static bool
 ranges_add_of_list(struct io *io, struct prefetch_ranges *ranges, const struct extent_list *list,
                    uint64_t start, uint64_t end)
@@ -123,8 +123,8 @@ piece_prefetch_start(const struct piece *piece, const struct prefetch_plan *plan
     return piece->start > plan->lead_bytes ? piece->start - plan->lead_bytes : 0;
 }
 
-/* Adds the tensors that follow, in name order, the one that ends before byte `offset` of the list:
- * tensors of the whole list where its name order is known, else of the backing. */
+/* Adds the tensors that follow, in name order, the one before byte `offset` of the list: tensors of
+ * the list if it has a layout, else of the backing. */
 static void
 ranges_add_by_name(struct io *io, struct prefetch_ranges *ranges, const struct extent_list *list,
                    uint64_t offset, struct backing *backing, const struct prefetch_plan *plan)
@@ -164,7 +164,7 @@ ranges_add_starts(struct io *io, struct prefetch_ranges *ranges, struct backing 
     }
 }
 
-/* Adds what follows in the list, from `position` in the backing of `extent` on. */
+/* Adds the rest of the list, from `position` in the backing of `extent` on. */
 static void
 ranges_add_onward(struct io *io, struct prefetch_ranges *ranges, const struct extent_list *list,
                   const struct extent *extent, uint64_t position)
@@ -185,11 +185,11 @@ ranges_add_onward(struct io *io, struct prefetch_ranges *ranges, const struct ex
         if (!ranges_add(io, ranges, backing, extent->offset, stop))
             return;
     }
-    /* The list ends here. Its last backing may continue with what the next file holds. */
+    /* The next file of the mount may be stored after the end of the list, in the same backing. */
     ranges_add(io, ranges, backing, stop, UINT64_MAX);
 }
 
-/* The ranges that `plan` means after byte `offset` of the list. */
+/* Finds the ranges of `plan`, after byte `offset` of the list. */
 static void
 ranges_find(struct io *io, const struct extent_list *list, uint64_t offset,
             const struct prefetch_plan *plan, struct prefetch_ranges *ranges)
@@ -216,7 +216,7 @@ ranges_find(struct io *io, const struct extent_list *list, uint64_t offset,
 
 /* ---- background reads: with the lock held ---- */
 
-/* Puts a chunk of bytes [start, end) into the batch. False: memory is short. */
+/* Adds a chunk of bytes [start, end) to the batch. False: memory is short. */
 static bool
 prefetch_chunk(struct io *io, struct cached_file *file, uint64_t start, uint64_t end,
                const struct prefetch_plan *plan, struct chunk **batch)
@@ -238,16 +238,16 @@ prefetch_chunk(struct io *io, struct cached_file *file, uint64_t start, uint64_t
     return true;
 }
 
-/* Puts chunks for the missing bytes of a range into the batch. False: memory is short. */
+/* Adds chunks for the uncached bytes of a range to the batch. False: memory is short. */
 static bool
 prefetch_range(struct io *io, const struct prefetch_range *range, const struct prefetch_plan *plan,
                struct chunk **batch)
 {
-    /* A shorter rest of a window that is cut is left to the next prefetch. */
+    /* A shorter gap at the end of a cut window is left to the next prefetch. */
     uint64_t least = plan->window / 2 < CHUNK_BYTES ? plan->window / 2 : CHUNK_BYTES;
     uint64_t position = block_down(range->start);
     uint64_t stop = block_up(range->end);
-    /* A smaller range may be a gap between delivered bytes. */
+    /* In a smaller range, delivered bytes are read again: it may be a gap between them. */
     bool may_be_delivered = stop - position >= SMALL_GAP_BYTES;
 
     while (position < stop) {

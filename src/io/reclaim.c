@@ -7,9 +7,10 @@
 #include <pthread.h>
 
 #define TICK_SECONDS 1
-#define IDLE_TICKS 5 /* after which a chunk is evicted, and spare buffers are freed */
+/* Chunks that were idle for this long are evicted; spare buffers are freed this often. */
+#define IDLE_TICKS 5
 
-/* Keeps no more spare buffers than were used since the last call. */
+/* Keeps the spare buffers that were in use at the peak since the last call. */
 static void
 reclaim_spare_buffers(struct memory *memory)
 {

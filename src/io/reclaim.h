@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The reclaim thread: once a second it frees chunks, spare buffers and descriptors that are idle.
- * It sleeps while there are none. request_start() wakes it: without a read nothing is allocated.
+ * The reclaim thread frees idle chunks, spare buffers and descriptors once a second. It sleeps
+ * while there are none, until request_start() wakes it.
  */
 #ifndef FSTFS_IO_RECLAIM_H
 #define FSTFS_IO_RECLAIM_H
@@ -11,7 +11,7 @@
 struct io;
 
 errint_t reclaim_start(struct io *io);
-/* Waits until the thread has ended. It may not have been started. */
+/* Stops the thread, if it was started, and waits until it has ended. */
 void reclaim_stop(struct io *io);
 
 #endif

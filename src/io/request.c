@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An answer of more iovecs is copied into one buffer: writev(2) takes 1024. */
+/* An answer with more iovecs is copied into one buffer, since writev(2) takes at most 1024. */
 #define ANSWER_IOVECS_MAX 1000
-/* Repetitions after errors in bytes that other requests wanted. */
+/* Retries after errors in blocks that only other requests need. */
 #define ATTEMPTS_MAX 4
 
 /* ---- pinning: with the lock held ---- */
@@ -31,8 +31,8 @@ request_pin(struct request *request, struct chunk *chunk, bool is_first)
     return &request->pins[request->count++];
 }
 
-/* Pins the chunks of bytes [offset, end) of the file, new ones where there are none. *cost grows by
- * the memory that the new ones need. */
+/* Pins the chunks of bytes [offset, end) of the file, and creates missing ones. Adds the memory
+ * that the new ones need to *cost. */
 static errint_t
 request_pin_range(struct request *request, struct cached_file *file, uint64_t offset, uint64_t end,
                   uint64_t *cost)
@@ -167,7 +167,7 @@ request_enqueue(struct io *io, struct request *request)
     io->queued++;
 }
 
-/* The request holds no pins any more. */
+/* The request no longer holds pins. */
 static void
 request_end_active(struct io *io, const struct request *request)
 {
@@ -175,8 +175,8 @@ request_end_active(struct io *io, const struct request *request)
     request->lane->active--;
 }
 
-/* Finds the lane of the file systems that the request is for, which it uses until it is freed.
- * False: out of memory. */
+/* Sets the lane of the request, by its file systems. It uses the lane until it is freed. False: out
+ * of memory. */
 static bool
 request_enter_lane(struct io *io, struct request *request)
 {
@@ -206,7 +206,7 @@ request_answer(struct io *io, const struct request *request, errint_t result,
 {
     struct request_counters *counters = &io->counters;
 
-    /* Before `done`: a reader that looks at the counters finds its read counted. */
+    /* Before `done`, so that the counters include a read that was answered. */
     histogram_add_since(&counters->duration, request->started);
     atomic_fetch_add(&counters->answered, 1);
     if (result == 0)
@@ -234,7 +234,7 @@ iovec_append(struct iovec *vectors, int *count, char *base, size_t length)
     vectors[(*count)++] = (struct iovec){base, length};
 }
 
-/* The bytes of a request whose chunks are ready: at most one iovec for each extent and each pin. */
+/* Fills in the iovecs of a request whose chunks are ready: at most one for each extent and pin. */
 static int
 request_gather(const struct request *request, struct iovec *vectors)
 {
@@ -261,8 +261,8 @@ request_gather(const struct request *request, struct iovec *vectors)
     return count;
 }
 
-/* Counts where the bytes came from; after request_gather(). Bytes copied from the page cache of the
- * file count as cached, and nobody waited for storage. */
+/* Counts cached bytes and stalls, after request_gather(). Bytes copied from the page cache count as
+ * cached. */
 static void
 request_count_sources(struct io *io, const struct request *request)
 {
@@ -349,8 +349,8 @@ request_free(struct request *request)
     free(request);
 }
 
-/* With the lock held: whether a chunk failed that has blocks which the request does not need, so
- * that the error may be in those. */
+/* With the lock held: whether a failed chunk has blocks that the request does not need. The error
+ * may be in those. */
 static bool
 request_failed_for_others(const struct request *request)
 {
@@ -371,8 +371,8 @@ request_failed_for_others(const struct request *request)
     return false;
 }
 
-/* Queues a failed request again, to read only the blocks that it needs. False: that was done, or
- * cannot help. */
+/* Queues a failed request again, to read only the blocks that it needs. False: this was tried
+ * already or cannot help. */
 static bool
 request_retry(struct io *io, struct request *request)
 {
@@ -432,7 +432,7 @@ request_complete(struct io *io, struct request *request)
     requests_admit(io);
 }
 
-/* After request_plan(), which returned `result`: submits the reads, or completes the request if it
+/* After request_plan(), which returned `result`: submits the reads, or completes a request that
  * needs none (`is_ready`). */
 static void
 request_proceed(struct io *io, struct request *request, errint_t result, bool is_ready,
@@ -443,14 +443,14 @@ request_proceed(struct io *io, struct request *request, errint_t result, bool is
         request_free(request);
         return;
     }
-    /* Unless it is ready, the request may be freed from here on. */
+    /* From here on the request may have been freed, unless it is ready. */
     chunk_cache_submit_batch(&io->cache, batch);
     if (is_ready)
         request_complete(io, request);
 }
 
-/* With the lock held: plans the next queued request for which there is memory, and returns it with
- * what request_plan() did. The lanes take turns. NULL: there is none. */
+/* With the lock held: removes the next queued request for which there is memory, with the result of
+ * request_plan(). The lanes take turns. NULL: there is none. */
 static struct request *
 requests_take(struct io *io, errint_t *result, struct chunk **batch)
 {
@@ -479,9 +479,8 @@ requests_take(struct io *io, errint_t *result, struct chunk **batch)
 }
 
 /*
- * Starts queued requests, in the order of each lane, as long as there is memory. One thread at a
- * time: a request that is started may complete at once and call this again, without a bound on the
- * stack.
+ * Starts queued requests while there is memory, each lane in order. Only one thread at a time: a
+ * started request may complete at once and call this again, which must not recurse without bound.
  */
 static void
 requests_admit(struct io *io)
@@ -509,8 +508,8 @@ requests_admit(struct io *io)
     chunk_cache_unlock(&io->cache);
 }
 
-/* With the lock held: removes the waiters of a chunk, and returns the requests that waited for no
- * other. */
+/* With the lock held: removes the waiters of a chunk, and returns the requests that wait for no
+ * other chunk. */
 static struct request *
 chunk_take_waiters(struct chunk *chunk, errint_t result)
 {
@@ -541,7 +540,7 @@ request_chunk_read(struct storage_read *read, errint_t result)
 
     pthread_mutex_lock(&io->cache.lock);
     if (result == -ECANCELED && chunk->waiters) {
-        /* The prefetch was cancelled, but meanwhile a request waits for it. */
+        /* A background read was cancelled, but now a request waits for it. */
         chunk_cache_unlock(&io->cache);
         storage_read(io->storage, read);
         return;
@@ -557,7 +556,7 @@ request_chunk_read(struct storage_read *read, errint_t result)
         completed = next;
     }
     requests_admit(io);
-    /* This may be the last reference, which frees the file. */
+    /* This may be the last reference, and free the cached_file. */
     backing_unref(backing);
     pthread_mutex_lock(&io->cache.lock);
     io->cache.reading--;
@@ -587,7 +586,7 @@ request_start(struct io *io, struct request *request)
     if (result == 0)
         prefetches = prefetch_decide(io, request, &plan);
     is_ready = request->pending == 0;
-    /* Without the lock the request may be answered and its file closed. */
+    /* Without the lock the request may be answered, and drop its reference. */
     if (prefetches)
         extent_list_ref(list);
     if (io->reclaim_sleeps)
@@ -595,7 +594,7 @@ request_start(struct io *io, struct request *request)
     chunk_cache_unlock(&io->cache);
     if (result == -EAGAIN)
         return;
-    /* Foreground reads first, then background reads; a request that is ready is answered last. */
+    /* Submit foreground reads before background reads, and both before a ready answer. */
     if (result == 0 && !is_ready)
         chunk_cache_submit_batch(&io->cache, batch);
     if (prefetches)

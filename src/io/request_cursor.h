@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state of a request (io/request.h), and iteration over the parts of extents that it reads.
+ * The state of a request (io/request.h), and an iterator over the parts of extents that it reads.
  */
 #ifndef FSTFS_IO_REQUEST_CURSOR_H
 #define FSTFS_IO_REQUEST_CURSOR_H
@@ -22,6 +22,7 @@ struct extent_part {
     size_t length;
 };
 
+/* Guarded by the lock of the cache, as is struct request until it completes. */
 struct pin {
     struct chunk *chunk;
     struct request *request;
@@ -43,13 +44,13 @@ struct request {
     void *arg;
     uint64_t started; /* monotonic_ns() */
     unsigned pending; /* pinned chunks that are not ready */
-    unsigned attempts; /* repeated because of a chunk larger than the request needed */
+    unsigned attempts; /* retries after errors outside of the requested blocks */
     errint_t result;
     struct pin *pins; /* in the order of the bytes */
     unsigned count;
 };
 
-/* Iterates over the parts of a request, each with its pins. Start with all zero but `request`. */
+/* Iterates over the parts of a request, each with its pins. All zero at first, except `request`. */
 struct request_cursor {
     const struct request *request;
     uint64_t offset; /* of the part in the list */
@@ -58,10 +59,10 @@ struct request_cursor {
     unsigned count;
 };
 
-/* Moves to the next part, at first to the first. False: there is none. */
+/* Moves to the first or next part. False: there is none. */
 bool request_cursor_next(struct request_cursor *cursor);
 
-/* The part of `extent` from byte `offset` of the list on, at most `length` bytes. */
+/* The part of `extent` that starts at byte `offset` of the list; at most `length` bytes. */
 struct extent_part extent_part_at(const struct extent *extent, uint64_t offset, size_t length);
 
 #endif

@@ -81,7 +81,7 @@ grow_array(void **array, size_t count, size_t size)
     return more != NULL;
 }
 
-/* A list of the whole file; NULL: out of memory. */
+/* An extent list of the whole file. NULL: out of memory. */
 static struct extent_list *
 whole_file(const char *path, const struct file_identity *identity)
 {
@@ -107,14 +107,14 @@ checkpoint_add_source(struct fstfs_checkpoint *checkpoint, const char *path,
     source.list = whole_file(source.path, identity);
     if (!source.list)
         return -ENOMEM;
-    /* The engine keeps the descriptors of open lists. */
+    /* While a list is open, the engine keeps its descriptors open. */
     extent_list_opened(source.list);
     *place = (uint32_t)checkpoint->source_count;
     checkpoint->sources[checkpoint->source_count++] = source;
     return 0;
 }
 
-/* The number of bits of all elements. False: it exceeds 2^64 - 1. */
+/* The number of bits of all elements. False: it does not fit in 64 bits. */
 static bool
 bits_of_shape(const struct tensor_description *description, unsigned bits_of_one, uint64_t *bits)
 {
@@ -145,7 +145,7 @@ check_description(const struct fstfs_checkpoint *checkpoint,
                     (unsigned long long)description->size, (unsigned long long)description->offset,
                     source->path);
     if (dtype == DTYPE_UNKNOWN)
-        return 0; /* the size of its elements is not known */
+        return 0; /* the size of an element is not known */
     if (!bits_of_shape(description, dtype_bits(dtype), &bits) || bits % 8 ||
         bits / 8 != description->size)
         return fail(-EBADMSG, "%.*s: its size, %llu bytes, does not match its shape and dtype",
@@ -226,7 +226,7 @@ compare_metadata_keys(const void *a, const void *b)
     return text_compare(x->key, x->key_length, y->key, y->key_length);
 }
 
-/* Keeps one pair for each key whose values are all equal, and none for other keys. */
+/* Keeps one pair of each key that has the same value in all files, and drops all other keys. */
 static void
 checkpoint_join_metadata(struct fstfs_checkpoint *checkpoint)
 {

@@ -2,11 +2,12 @@
 /*
  * An opened checkpoint: its files, tensors and metadata.
  *
- * One thread fills it: checkpoint_new(), checkpoint_add_*(), checkpoint_finish(). After that it is
- * immutable, except for what names a guard, and any thread may use it.
+ * One thread fills it: checkpoint_new(), checkpoint_add_*(), checkpoint_finish(). After that any
+ * thread may use it; it is immutable, except for members whose comment names a lock or that are
+ * atomic.
  *
- * What is added may come from the xattrs of a mount that another user controls. It is validated by
- * checkpoint_add_tensor() and nowhere else: every tensor of a checkpoint is within its file and has
+ * Tensors may be described by the xattrs of a mount that another user controls. Only
+ * checkpoint_add_tensor() validates them: every tensor of a checkpoint is within its file and has
  * the size of its shape and dtype.
  */
 #ifndef FSTFS_CLIENT_CHECKPOINT_H
@@ -47,28 +48,28 @@ struct fstfs_checkpoint {
     size_t count;
     struct fstfs_metadata *metadata; /* sorted by key */
     size_t metadata_count;
-    char *through_mount; /* why it is read through the mount; NULL: it is not */
-    struct memory_block *blocks; /* hold strings and shapes */
+    char *through_mount; /* the reason for reading through the mount; NULL: the source is read */
+    struct memory_block *blocks; /* of strings and shapes */
 };
 
-/* A tensor to be added. Everything is copied. */
+/* A tensor to add. checkpoint_add_tensor() copies all of it. */
 struct tensor_description {
     const char *name, *dtype; /* not NUL-terminated */
     size_t name_length, dtype_length;
     const uint64_t *shape;
     unsigned rank;
-    uint64_t size, offset; /* bytes; in the file */
+    uint64_t size, offset; /* bytes; `offset` in the file */
     uint32_t source; /* from checkpoint_add_source() */
 };
 
 struct fstfs_checkpoint *checkpoint_new(struct fstfs *fstfs); /* NULL: out of memory */
 
-/* Adds the version `identity` of the file at `path`, which is absolute. -ENOMEM. */
+/* Adds the file at the absolute `path` in the version `identity`; sets its index. -ENOMEM. */
 errint_t checkpoint_add_source(struct fstfs_checkpoint *checkpoint, const char *path,
                                const struct file_identity *identity, uint32_t *source);
 
-/* -ENOMEM. -EBADMSG, set by fail(): the tensor is not within its file, or its size does not match
- * its shape and dtype (if the dtype is known). */
+/* -ENOMEM. -EBADMSG, with fail(): the tensor is not within its file, or its size does not match
+ * its shape and dtype. The size is not checked if the dtype is unknown. */
 errint_t checkpoint_add_tensor(struct fstfs_checkpoint *checkpoint,
                                const struct tensor_description *description);
 

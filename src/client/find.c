@@ -45,7 +45,7 @@ name_groups(const struct listing *listing, char *out, size_t size)
                                      listing->groups[i].stem);
 }
 
-/* The checkpoint with the stem "model", or the only one; else NULL. */
+/* The group with the stem "model", or the only group; else NULL. */
 static const struct group *
 only_group(const struct listing *listing)
 {
@@ -63,8 +63,8 @@ only_group(const struct listing *listing)
     return count == 1 ? only : NULL;
 }
 
-/* The checkpoint of `index`, a file name, or if that is NULL only_group(). -EBADMSG without a
- * message: the index is not used. */
+/* The group of the index file `index`; only_group() if `index` is NULL. -EBADMSG without a message:
+ * no group uses the index. */
 static errint_t
 choose_group(const struct listing *listing, const char *path, const char *index,
              const struct group **group)
@@ -89,7 +89,7 @@ choose_group(const struct listing *listing, const char *path, const char *index,
     return -EBADMSG;
 }
 
-/* Why an index is not used. */
+/* Reports with fail() why no group uses the index. */
 static errint_t
 bad_index(struct found *found, const char *path, const char *index)
 {
@@ -119,7 +119,7 @@ find_in_directory(const char *path, const char *index, struct found *found)
     return error == -ENOMEM ? fail_no_memory() : error;
 }
 
-/* One file, whatever its name: a checkpoint of one shard. */
+/* A file with any name is a checkpoint of one shard. */
 static errint_t
 find_file(const char *name, struct found *found)
 {
@@ -181,7 +181,7 @@ find_path(const char *path, struct found *found)
     return error;
 }
 
-/* Whether it is the version that the mount shows; if not, it is dropped. */
+/* Drops the checkpoint if it is not the version that the mount shows, and returns false. */
 static bool
 found_version(struct found *found, uint64_t version)
 {
@@ -192,7 +192,7 @@ found_version(struct found *found, uint64_t version)
     return false;
 }
 
-/* The checkpoint of these shards, whatever else is in their directory. */
+/* Loads the shards that the mount names, without listing their directory. */
 static errint_t
 find_shards(const struct mount_origin *origin, struct found *found)
 {

@@ -9,21 +9,22 @@
 
 #include <stdint.h>
 
-/* A checkpoint and the objects that it depends on. All NULL: none. */
+/* A checkpoint and the objects that it depends on. All NULL: nothing found. found_free() frees it.
+ */
 struct found {
     struct catalog *catalog;
     struct source_dir *dir;
     struct checkpoint *checkpoint;
 };
 
-/* The checkpoint at a path: a file, an index, a directory. It is sound: all its shards are valid.
- * Errors as fstfs_open(), set by fail(). */
+/* Finds the checkpoint at a path: a file, an index or a directory. All its shards are valid. Errors
+ * are those of fstfs_open(), with fail(). */
 errint_t find_path(const char *path, struct found *found);
 
 /*
- * The checkpoint in the source that a file of the mount is made of, if it is still that version. If
- * the mount names the shards, the rest of their directory is not read. -ENOENT: another version.
- * Errors are set by fail().
+ * Finds the checkpoint in the source that a file of the mount is generated from, in the version
+ * that the mount shows. If the mount names the shards, their directory is not listed. -ENOENT: the
+ * source has another version. Errors with fail().
  */
 errint_t find_origin(const struct mount_origin *origin, struct found *found);
 

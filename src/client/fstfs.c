@@ -20,7 +20,7 @@ fstfs_version(void)
     return FSTFS_VERSION;
 }
 
-/* One for each processor. */
+/* One worker per processor, at most BATCH_WORKERS. */
 static unsigned
 count_workers(void)
 {
@@ -89,7 +89,7 @@ fstfs_status(struct fstfs *fstfs, char *text, size_t size)
     io_counters(fstfs->io, &counters);
     io_status(fstfs->io, &out);
     if (out.length > 0)
-        out.length--; /* the brace that ends the object: members follow */
+        out.length--; /* drop the closing brace: more members follow */
     counters.bytes += atomic_load(&fstfs->own_bytes);
     counters.storage_reads += atomic_load(&fstfs->cufile_reads);
     counters.storage_bytes += atomic_load(&fstfs->cufile_bytes);

@@ -4,12 +4,12 @@
 #include <errno.h>
 
 #define SPAN_BYTES (1024 * 1024) /* larger reads are not faster on any storage */
-/* At first, few bytes are in flight, so that they are still in the processor's cache when they are
- * copied. Slow storage gets more (batch_options.bytes_most). */
+/* Few bytes are in flight at first, so that they are copied while they are in the processor's
+ * cache. The limit rises with the latency of the storage (batch_options.bytes_most). */
 #define FIRST_BYTES (16 * SPAN_BYTES)
 #define MOST_BYTES (64 * SPAN_BYTES)
 #define MOST_SPANS 256
-#define LEAST_SHARED (4 * SPAN_BYTES) /* a smaller read is not worth waking other threads */
+#define LEAST_SHARED (4 * SPAN_BYTES) /* bytes; a smaller read is submitted by one thread */
 
 /* A span in flight. */
 struct host_span {
@@ -44,7 +44,7 @@ host_read_completed(struct batch_read *batch, const struct iovec *vectors, int c
     uint64_t offset = batch->offset, bytes = 0;
 
     if (batch->buffer && batch->result == -EFAULT) {
-        /* The kernel cannot write to this memory: a device's, mapped. */
+        /* The kernel cannot write to this memory, for example mapped memory of a device. */
         batch->backing = NULL;
         batch->buffer = NULL;
         batch_retry(batch);

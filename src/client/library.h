@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* struct fstfs: what all reads of one fstfs_new() share. */
+/* struct fstfs: the engine, workers and devices that all checkpoints of a handle share. */
 #ifndef FSTFS_CLIENT_LIBRARY_H
 #define FSTFS_CLIENT_LIBRARY_H
 
@@ -13,15 +13,15 @@
 
 struct fstfs {
     struct io *io;
-    struct workers *workers; /* submit reads, and copy; beside the engine's threads */
+    struct workers *workers; /* submit reads and copy; the engine has its own threads */
     unsigned worker_count;
     bool no_source; /* fstfs_options */
-    atomic_uint_fast64_t own_bytes; /* returned without the engine's buffers */
-    atomic_uint_fast64_t cufile_reads, cufile_bytes; /* without the engine's storage */
-    /* Held while a device is opened, cuFile is loaded, or a file is registered with it: for
-     * seconds. Not needed to look at the devices. */
+    atomic_uint_fast64_t own_bytes; /* read without the engine's buffers, which count theirs */
+    atomic_uint_fast64_t cufile_reads, cufile_bytes; /* read by cuFile, not by the engine */
+    /* Held while a device is opened, cuFile is loaded or a file is registered with it, which may
+     * take seconds. Not needed to read the list of devices. */
     pthread_mutex_t loading_lock;
-    /* Changed with loading_lock held; devices live until fstfs_free(). */
+    /* Modified with loading_lock held; devices are freed by fstfs_free(). */
     _Atomic(struct fstfs_device *) devices;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs_map(): each file is mapped when the first of its tensors is mapped, until the checkpoint is
- * closed. The mapping is read-only: if a private mapping could be written, the CUDA driver would
- * copy every page that it reads.
+ * fstfs_map(). A file is mapped as a whole when the first of its tensors is mapped, and unmapped
+ * when the checkpoint is closed. The mapping is read-only, because the CUDA driver copies every
+ * page that it reads from a writable private mapping.
  */
 #include "client/checkpoint.h"
 #include "client/error.h"
@@ -32,7 +32,7 @@ map_source(struct tensor_source *source)
     return 0;
 }
 
-/* The address of empty tensors. On a mount, the file of one may be empty, and an empty file cannot
+/* The address of all empty tensors. On a mount their files may be empty, and an empty file cannot
  * be mapped. */
 static const char empty_tensor;
 

@@ -43,7 +43,7 @@ mount_is_fstfs(const char *path)
 errint_t
 mount_read_xattr(const char *path, const char *name, char **value, size_t *length)
 {
-    char small[1024]; /* enough for most: one request to the mount instead of two */
+    char small[1024]; /* enough for most values: one request to the mount */
     ssize_t got = getxattr(path, name, small, sizeof(small));
     bool is_large = got < 0 && errno == ERANGE;
 
@@ -95,7 +95,7 @@ hex_digit(char c)
     return at ? (int)(at - digits) : -1;
 }
 
-/* A member that is text, or hexadecimal under the name `hex` if it is not UTF-8; malloc'ed. */
+/* The text of member `name`, or of member `hex`, in hexadecimal, if it is not UTF-8; malloc'ed. */
 static errint_t
 name_member(const cJSON *object, const char *name, const char *hex, char **out)
 {
@@ -169,7 +169,7 @@ mount_read_extent(const char *path, struct mount_extent *extent)
     return error;
 }
 
-/* Whether `name` is a file name and sorts after `before`, which may be NULL. */
+/* Whether `name` is a file name that sorts after `before`; NULL is before all names. */
 static bool
 is_next_shard(const char *before, const char *name)
 {

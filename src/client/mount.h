@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The xattrs of a mount of fstfs, which say where the bytes of its files are stored in the source.
- * Anyone can mount a file system with such xattrs: offsets and lengths are not validated here but
- * by checkpoint_add_tensor().
+ * Parses the xattrs of a mount of fstfs, which describe where the bytes of its files are stored in
+ * the source. Any user can mount a file system with such xattrs, so they are untrusted.
+ * checkpoint_add_tensor() validates offsets and lengths.
  */
 #ifndef FSTFS_CLIENT_MOUNT_H
 #define FSTFS_CLIENT_MOUNT_H
@@ -14,18 +14,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Whether the path is on a mount of fstfs, which may be a bind mount. */
+/* Whether the path is on a mount of fstfs or on a bind mount of one. */
 bool mount_is_fstfs(const char *path);
 
-/* user.fstfs.extents of a file that is one extent of a source file: a tensor, an unchanged shard.
- */
+/* user.fstfs.extents of a file that is one extent of a source file: a tensor or an unchanged
+ * shard. */
 struct mount_extent {
     char *path; /* of the source file; malloc'ed */
     uint64_t offset, length; /* bytes */
     uint64_t version; /* file_identity_hash() of the source file */
 };
 
-/* user.fstfs.source of a file or directory that is made of a checkpoint. */
+/* user.fstfs.source of a file or directory that is generated from a checkpoint. */
 struct mount_origin {
     char *directory, *stem;
     uint64_t version; /* checkpoint_version() */
@@ -33,17 +33,18 @@ struct mount_origin {
     uint32_t shard_count; /* 0: the mount does not name them */
 };
 
-/* -ENODATA: there is no such xattr; -EBADMSG: it cannot be parsed; -ENOMEM; errors of getxattr(2).
- * On 0 the caller frees the strings. */
+/* -ENODATA: no such xattr; -EBADMSG: it cannot be parsed; -ENOMEM; errors of getxattr(2). On
+ * success the caller frees extent->path, and calls mount_origin_free(). */
 errint_t mount_read_extent(const char *path, struct mount_extent *extent);
 errint_t mount_read_origin(const char *path, struct mount_origin *origin);
 void mount_origin_free(struct mount_origin *origin);
 
-/* Any xattr: malloc'ed and NUL-terminated; `length` is without the NUL. */
+/* Any xattr. *value is malloc'ed and NUL-terminated; *length does not count the NUL. Errors as
+ * above. */
 errint_t mount_read_xattr(const char *path, const char *name, char **value, size_t *length);
 
-/* The identity of the source file, if it can be opened and is the version of the extent; else an
- * error, described in `why`. */
+/* Sets the identity of the source file. Errors, with a reason in `why`: the file cannot be opened;
+ * -ESTALE: it is not the version of the extent. */
 errint_t mount_check_source(const struct mount_extent *extent, struct file_identity *identity,
                             struct reason *why);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs_open(): from a path to tensors and the files that they are stored in.
+ * fstfs_open(): finds the tensors of a path and the files that they are stored in.
  *
- * What is on a mount is resolved to the source files below it, which its xattrs name. If that fails
- * for any part, everything is read through the mount.
+ * A path on a mount is resolved to the source files that its xattrs name. If that fails for one of
+ * them, all are read through the mount.
  */
 #include "base/text.h"
 #include "client/checkpoint.h"
@@ -22,7 +22,7 @@
 
 /* ---- checkpoints that the catalog found ---- */
 
-/* checkpoint_add_tensor() sets the message of all errors but -ENOMEM. */
+/* checkpoint_add_tensor() with fail() for -ENOMEM too. */
 static errint_t
 checkpoint_add_checked(struct fstfs_checkpoint *checkpoint,
                        const struct tensor_description *description)
@@ -76,7 +76,7 @@ open_add_source(struct fstfs_checkpoint *checkpoint, const struct found *found,
                                                                                   : 0;
 }
 
-/* Adds all tensors of a shard, stored in `source` as its header says. */
+/* Adds all tensors of a shard that is stored unchanged in `source`. */
 static errint_t
 open_add_tensors(struct fstfs_checkpoint *checkpoint, const struct st_table *table, uint32_t source)
 {
@@ -108,11 +108,12 @@ open_add_all(struct fstfs_checkpoint *checkpoint, const struct found *found)
 
 /* ---- on a mount: safetensors files ---- */
 
-/* The checkpoint in the source that files of the mount are made of: mostly one for all of them. */
+/* The checkpoint in the source that the last file of the mount was generated from. It is kept,
+ * because most files of a checkpoint on the mount have the same. */
 struct origin_source {
     struct mount_origin origin;
     struct found found;
-    uint32_t first_source; /* of its first shard; the others follow in their order */
+    uint32_t first_source; /* index of its first shard; the others follow in order */
 };
 
 static void
@@ -181,7 +182,7 @@ checkpoint_find_tensor(const struct checkpoint *checkpoint, const char *name, ui
     return NULL;
 }
 
-/* Adds a tensor of a file on the mount, stored as in the source's checkpoint. */
+/* Adds a tensor of a file on the mount, with the source file and offset where it is stored. */
 static errint_t
 open_add_source_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
                        const struct st_tensor *tensor, const struct origin_source *made_of)
@@ -198,7 +199,7 @@ open_add_source_tensor(struct fstfs_checkpoint *checkpoint, const struct st_tabl
                            original->shards[ref->shard]->table->data_start + there->begin);
 }
 
-/* Adds a shard of the mount: it is one of the source's, or made of several. */
+/* Adds a shard of the mount: an unchanged source file, or one generated from a checkpoint. */
 static errint_t
 open_add_source_shard(struct fstfs_checkpoint *checkpoint, const char *path,
                       const struct st_table *table, struct origin_source *made_of)
@@ -262,7 +263,7 @@ open_source_directory(struct fstfs_checkpoint *checkpoint, const char *path)
     return error;
 }
 
-/* "[2, 3]"; malloc'ed. */
+/* Parses "[2, 3]"; *shape is malloc'ed. */
 static errint_t
 parse_shape(const char *text, uint64_t **shape, unsigned *rank)
 {
@@ -281,8 +282,8 @@ parse_shape(const char *text, uint64_t **shape, unsigned *rank)
     return 0;
 }
 
-/* Adds a tensor file: from the source, or from the mount, where the tensor ends the file (a .npy
- * file begins with a header). */
+/* Adds a tensor file, stored in the source file (`below`) or the file on the mount. The latter may
+ * have a header (.npy); the tensor is at its end. */
 static errint_t
 open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
                      struct tensor_description *description, const struct mount_extent *extent,
@@ -400,7 +401,7 @@ path_kind(const char *path)
     return KIND_FOUND;
 }
 
-/* `path` is absolute. With `below`, reads the source below the mount. */
+/* `path` is absolute. With `below`, tensors are read from the source files of the mount. */
 static errint_t
 open_fill(struct fstfs_checkpoint *checkpoint, const char *path, enum kind kind, bool below)
 {

@@ -33,8 +33,8 @@ plan_next_start(const struct plan_item *item)
     return item->offset + strided_slice_range(&item->slice, item->next);
 }
 
-/* The item that has the next range. Ranges of requests for one tensor may interleave; those of two
- * tensors cannot. NULL: there are no more. */
+/* The item with the next range. Ranges of requests for the same tensor may interleave; those of
+ * different tensors cannot. NULL: there are no more. */
 static struct plan_item *
 plan_next_item(struct read_plan *plan)
 {
@@ -53,7 +53,7 @@ plan_next_item(struct read_plan *plan)
     return best;
 }
 
-/* Finds ranges until they fill a span or a gap of more than a block follows. */
+/* Joins ranges until they fill a span or the gap to the next one is longer than a block. */
 static void
 plan_find_ranges(struct read_plan *plan)
 {
@@ -101,7 +101,7 @@ plan_next_span(struct read_plan *plan, struct span *span)
     return true;
 }
 
-/* Whether no other item is of the same tensor. Tensors of one source never overlap. */
+/* Whether no other item reads the same tensor. Tensors of a source never overlap. */
 static bool
 is_alone(const struct read_plan *plan, size_t i)
 {

@@ -43,7 +43,7 @@ read_free(struct fstfs_read *read)
     free(read);
 }
 
-/* At the end it waits for a call of progress() on another thread; otherwise it skips its own. */
+/* If another thread is in progress(), waits for it at the end of the read, else does nothing. */
 static void
 read_report_progress(struct fstfs_read *read, bool at_end)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fstfs_read() and its relatives: requests are checked and planned, then read to the host or a
- * device. */
+/* fstfs_read(), fstfs_start() and fstfs_wait(): validate and plan requests, then read into host
+ * memory or a device. */
 #include "base/clock.h"
 #include "base/thread.h"
 #include "client/error.h"

@@ -32,7 +32,7 @@ check_slices(const struct fstfs_tensor *tensor, const struct fstfs_slice *slices
     return 0;
 }
 
-/* Repeats what the levels hold so far. Levels are innermost first until slice_finish(). */
+/* Adds a level that repeats those added so far. Levels are innermost first until slice_finish(). */
 static void
 slice_add_level(struct strided_slice *slice, uint64_t count, uint64_t step)
 {
@@ -44,7 +44,7 @@ slice_add_level(struct strided_slice *slice, uint64_t count, uint64_t step)
         slice->levels[slice->level_count++] = (struct slice_level){.count = count, .step = step};
 }
 
-/* Makes the run and its levels. Lengths are in bits. */
+/* Sets start, run, counts and steps. All lengths are in bits. */
 static void
 slice_nest(const struct fstfs_tensor *tensor, const struct fstfs_slice *slices,
            struct strided_slice *slice)
@@ -83,7 +83,7 @@ slice_bits_to_bytes(const struct fstfs_tensor *tensor, struct strided_slice *sli
     return 0;
 }
 
-/* Sets all that follows from run, counts and steps, and reverses the levels. */
+/* Computes the other members from run, counts and steps, and reverses the levels. */
 static void
 slice_finish(struct strided_slice *slice)
 {
@@ -177,7 +177,7 @@ struct slice_copy {
     uint64_t copied;
 };
 
-/* The run at offset `at` of the tensor and packed offset `to`. */
+/* Copies of the run at offset `at` of the tensor and packed offset `to`. */
 static inline void
 slice_copy_run(struct slice_copy *copy, uint64_t at, uint64_t to)
 {

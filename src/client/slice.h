@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A strided slice of a tensor: which of its bytes are read, and where they go. One slice of each
- * dimension, as torch.narrow() or numpy's basic indexing take it.
+ * A strided slice of a tensor: a start, stop and step for each dimension, as in NumPy's basic
+ * indexing. Maps the bytes of the slice to their offsets in the tensor. Pure functions.
  *
- * The bytes are runs that repeat at strides, in nested levels. Memory and time do not depend on the
- * number of runs until bytes are copied: a slice of columns has a run for each row. Pure functions.
+ * The bytes are runs that repeat at strides, in nested levels. A slice of columns has a run for
+ * each row, but only copying takes time in proportion to the number of runs; nothing takes memory.
  *
- * "Packed" offsets count the bytes of the slice alone, in row order.
+ * A "packed" offset is an offset in the contiguous result, in row-major order.
  */
 #ifndef FSTFS_CLIENT_SLICE_H
 #define FSTFS_CLIENT_SLICE_H
@@ -23,30 +23,30 @@ struct slice_level {
     uint64_t count; /* over 1 */
     uint64_t step; /* bytes between starts, in the tensor */
     uint64_t packed; /* bytes between starts, packed */
-    uint64_t span; /* bytes in the tensor from the first to the last of one repetition */
+    uint64_t span; /* bytes in the tensor from the first to the last byte of one repetition */
 };
 
 struct strided_slice {
     uint64_t start; /* of the first run, in the tensor */
     uint64_t run; /* bytes of each run */
-    uint64_t size; /* bytes of all runs; 0: empty, and nothing else is defined */
+    uint64_t size; /* bytes of all runs; 0: empty, other members are undefined */
     struct slice_level *levels; /* outermost first; malloc'ed */
     unsigned level_count; /* 0: one run */
-    /* What is read: `range_count` ranges of `range` bytes each. A range joins runs that are at most
-     * a block apart. The first `range_levels` levels repeat it. */
+    /* Ranges to read: `range_count` of `range` bytes each. A range joins runs that are at most a
+     * block apart. The first `range_levels` levels repeat it. */
     unsigned range_levels;
     uint64_t range_count, range;
 };
 
-/* Errors as fstfs_request_size(), set by fail(), or -ENOMEM. */
+/* Errors of fstfs_request_size(), with fail(). strided_slice_free() frees the slice. */
 errint_t strided_slice_make(const struct fstfs_request *request, struct strided_slice *slice);
 void strided_slice_free(struct strided_slice *slice);
 
-/* The offset in the tensor of range `index`. Ranges are in rising order. */
+/* The offset in the tensor of range `index`. Ranges are in ascending order. */
 uint64_t strided_slice_range(const struct strided_slice *slice, uint64_t index);
 
 /* `bytes` are bytes [from, from + length) of the tensor. Copies those of the slice to their packed
- * offsets in `to`; returns how many. */
+ * offsets in `to`; returns their number. */
 uint64_t strided_slice_copy(const struct strided_slice *slice, uint64_t from, const char *bytes,
                             uint64_t length, char *to);
 
@@ -54,7 +54,7 @@ uint64_t strided_slice_copy(const struct strided_slice *slice, uint64_t from, co
  * of the next one. */
 uint64_t strided_slice_before(const struct strided_slice *slice, uint64_t offset);
 
-/* As strided_slice_copy(), but `to` is for the first byte that is copied. */
+/* As strided_slice_copy(), but the first byte is copied to `to` itself. */
 uint64_t strided_slice_pack(const struct strided_slice *slice, uint64_t from, const char *bytes,
                             uint64_t length, char *to);
 

@@ -15,21 +15,21 @@ struct copier {
     CUstream stream;
     pthread_t thread;
     bool has_thread;
-    /* The thread's own. */
-    struct fifo copying; /* slots, in the order of the stream */
-    unsigned scratch; /* index of the next one */
+    /* Used by the copy thread only. */
+    struct fifo copying; /* slots whose copies are in the stream, oldest first */
+    unsigned scratch; /* index of the scratch slot to use next */
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work;
     struct fifo filled; /* slots */
     bool is_stopping;
 };
 
-/* The copies from one slot. Consecutive ones are joined where both ends meet. */
+/* The copies from one slot. Adjacent copies are joined. */
 struct copy_run {
     struct copier *copier;
     struct gpu_slot *slot;
-    bool at_once; /* without the stream */
-    uintptr_t from; /* in the slot, or in a scratch */
+    bool at_once; /* synchronously, without the stream */
+    uintptr_t from; /* in the slot or a scratch slot */
     CUdeviceptr to;
     uint64_t length; /* bytes joined so far */
     uint64_t room; /* from `to` to the end of its allocation */
@@ -80,7 +80,8 @@ copy_run_add(struct copy_run *run, CUdeviceptr to, uint64_t room, uintptr_t from
     run->length += length;
 }
 
-/* A slice of several runs is packed first, so that it takes one copy instead of one for each. */
+/* Packs a slice of several runs in a scratch slot first, which takes one copy instead of one for
+ * each run. */
 static void
 copy_run_add_packed(struct copy_run *run, const struct plan_item *item, CUdeviceptr to,
                     uint64_t from, const char *bytes, uint64_t length)
@@ -128,7 +129,7 @@ copy_run_add_item(struct copy_run *run, const struct plan_item *item)
     copy_run_add(run, to, item->room - before, memory + start, after - before);
 }
 
-/* Submits the slot's copies to the stream, or makes them. */
+/* Submits the slot's copies to the stream, or makes them synchronously. */
 static errint_t
 copier_copy_slot(struct copier *copier, struct gpu_slot *slot, bool at_once, struct reason *reason)
 {
@@ -161,7 +162,7 @@ copier_done(struct copier *copier, struct gpu_slot *slot, enum gpu_backend backe
     copier->ops.done(copier->ops.arg, slot);
 }
 
-/* The last backend: if it fails, the read fails. */
+/* GPU_PAGEABLE, the last backend: if it fails, the read fails. */
 static void
 copier_copy_at_once(struct copier *copier, struct gpu_slot *slot)
 {
@@ -178,8 +179,7 @@ copier_copy_at_once(struct copier *copier, struct gpu_slot *slot)
     copier->ops.done(copier->ops.arg, slot);
 }
 
-/* The stream has failed. Copies that were submitted to it may or may not have been made; they are
- * made again. */
+/* The stream has failed. Some of the slot's copies may be missing; all are made again. */
 static void
 copier_leave_stream(struct copier *copier, struct gpu_slot *slot, const struct reason *reason)
 {
@@ -210,8 +210,7 @@ copier_start_slot(struct copier *copier, struct gpu_slot *slot)
     }
 }
 
-/* Ends the slot whose copies were submitted first. False: with `wait` false, they have not been
- * made. */
+/* Completes the oldest slot in the stream. False, only without `wait`: its copies are not done. */
 static bool
 copier_end_slot(struct copier *copier, bool wait)
 {
@@ -239,7 +238,7 @@ copier_run(void *arg)
     struct gpu_slot *slot;
     CUcontext context;
 
-    /* If this fails, every copy fails, and reports it. */
+    /* If this fails, every copy fails and reports it. */
     cuda->cuCtxPushCurrent_v2(copier->device->context);
     pthread_mutex_lock(&copier->lock);
     while (!copier->is_stopping || copier->filled.first || copier->copying.first) {

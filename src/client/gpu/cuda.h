@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The functions of the CUDA driver that are used. They are declared here, so that the build needs
- * no toolkit, and looked up in libcuda.so.1 at run time. Only versioned names are used: a
- * function's name without a version is its oldest version, with 32-bit sizes.
+ * The functions of the CUDA driver that fstfs uses. They are declared here, so that the build needs
+ * no CUDA toolkit, and looked up in libcuda.so.1 at run time. Where a function has versioned names
+ * (_v2), the versioned one is used: the plain name is the oldest version, with 32-bit sizes.
  *
- * tests/gpu/abi.c includes NVIDIA's own cuda.h before this file: its types are then used, and the
+ * tests/gpu/abi.c includes NVIDIA's cuda.h before this file. Then NVIDIA's types are used, and the
  * compiler compares the prototypes.
  */
 #ifndef FSTFS_CLIENT_GPU_CUDA_H
@@ -108,14 +108,15 @@ struct cuda {
 };
 #undef CUDA_MEMBER
 
-/* Loads and initializes the driver, which is never unloaded. -ENODEV: there is none that works. */
+/* Loads and initializes the driver, which is never unloaded. -ENODEV with a reason: there is none,
+ * or it does not work. */
 errint_t cuda_load(struct cuda *cuda, struct reason *reason);
 
 /* 0, or -EIO with a reason such as "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY". */
 errint_t cuda_check(const struct cuda *cuda, CUresult result, const char *function,
                     struct reason *reason);
 
-/* Calls a function by its name in the table. */
+/* Calls a function of the driver; cuda_check() of its result. */
 #define CUDA_CALL(cuda, reason, function, ...)                                                     \
     cuda_check(cuda, (cuda)->function(__VA_ARGS__), #function, reason)
 

@@ -13,7 +13,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* File systems that support GPUDirect. Others are read through the host. */
+/* Magic numbers that linux/magic.h may lack. */
 #define LUSTRE_SUPER_MAGIC 0x0BD00BD0
 #define GPFS_SUPER_MAGIC 0x47504653
 #define BEEGFS_SUPER_MAGIC 0x19830326
@@ -34,7 +34,7 @@ cufile_check(CUfileError_t result, const char *function, struct reason *reason)
                       (int)result.err, (int)result.cu_err);
 }
 
-/* cuFile looks for the block device of a file in /run/udev. Without it cuFile fails or reads
+/* cuFile finds the block device of a file in /run/udev. Without that directory it fails or reads
  * through the host. */
 static errint_t
 check_system(struct reason *reason)
@@ -48,8 +48,8 @@ check_system(struct reason *reason)
     return 0;
 }
 
-/* Parameters can only be set before the driver is opened; if other code in the process has opened
- * it, check_driver() sees that. From cuFile 1.14 on. */
+/* Turns the compatibility mode off (cuFile 1.14 and later). Parameters can only be set before the
+ * driver is opened; if other code in the process has opened it, check_driver() checks the mode. */
 static void
 disallow_compatibility(const struct cufile *cufile, void *library)
 {
@@ -110,6 +110,7 @@ cufile_check_file(int fd, struct reason *reason)
 
     if (fstatfs(fd, &fs) < 0)
         return reason_set(reason, -errno, "Device", "fstatfs: %s", strerror(errno));
+    /* The file systems that support GPUDirect Storage. */
     switch ((unsigned)fs.f_type) {
     case EXT4_SUPER_MAGIC:
     case XFS_SUPER_MAGIC:

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPUDirect: reads from storage into device memory with libcufile.so.0, which is loaded by the
- * first read into a device that supports it. It is used only if it is really direct: in its
- * compatibility mode cuFile reads through the host, without notice, and the ring is faster at that.
+ * GPUDirect Storage: reads from storage into device memory with libcufile.so.0, which is loaded by
+ * the first read into a device that supports it. It is not used in its compatibility mode, in which
+ * cuFile reads through the host without reporting it; the host ring is faster.
  *
- * Types and functions are declared here as those of CUDA are in cuda.h.
+ * Types and functions are declared here, as in cuda.h.
  */
 #ifndef FSTFS_CLIENT_GPU_CUFILE_H
 #define FSTFS_CLIENT_GPU_CUFILE_H
@@ -42,9 +42,9 @@ typedef struct {
         max_batch_io_size, max_batch_io_timeout_msecs;
 } CUfileDrvProps_t;
 typedef enum { CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE = 1 } CUFileBoolConfigParameter_t;
-enum { CU_FILE_ALLOW_COMPAT_MODE = 1 }; /* the number of a bit of dcontrolflags */
+enum { CU_FILE_ALLOW_COMPAT_MODE = 1 }; /* bit number in dcontrolflags */
 #endif
-enum { CUFILE_P2P = 4 }; /* a bit of fflags without a name in older headers */
+enum { CUFILE_P2P = 4 }; /* bit number in fflags; older headers have no name for it */
 
 CUfileError_t cuFileDriverOpen(void);
 CUfileError_t cuFileDriverGetProperties(CUfileDrvProps_t *properties);
@@ -76,12 +76,12 @@ struct cufile {
 
 /*
  * Loads the library and opens its driver, which may take seconds. Neither is ever closed, because
- * other code in the process may use them. Negative, with a reason: it is not installed, or its
- * compatibility mode is on and cannot be turned off.
+ * other code in the process may use them. Errors, with a reason: the library is not installed or
+ * does not work, or its compatibility mode cannot be turned off.
  */
 errint_t cufile_load(struct cufile *cufile, struct reason *reason);
 
-/* 0 if the file system may support direct reads, else a reason. */
+/* 0 if the file system may support GPUDirect Storage, else an error with a reason. */
 errint_t cufile_check_file(int fd, struct reason *reason);
 
 /* A file that is registered with cuFile. */
@@ -95,9 +95,9 @@ errint_t cufile_open(const struct cufile *cufile, struct backing *backing,
                      struct cufile_file **file, struct reason *reason);
 void cufile_close(struct cufile_file *file); /* NULL is allowed; no read may be in flight */
 
-/* Reads `length` bytes into registered memory. Offsets and `length` are multiples of 4096; the end
- * of the file may be in the last block: `valid` bytes must be read. Blocks. -ESTALE: the file has
- * changed; other errors with a reason. */
+/* Reads `length` bytes into registered memory. Offsets and `length` are multiples of 4096. The
+ * file may end in the last block: at least `valid` bytes must be read. Blocks. -ESTALE: the file
+ * has changed; other errors with a reason. */
 errint_t cufile_read(const struct cufile_file *file, struct backing *backing, CUdeviceptr memory,
                      size_t memory_offset, uint64_t offset, size_t length, size_t valid,
                      struct reason *reason);

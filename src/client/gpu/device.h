@@ -19,9 +19,9 @@ struct fstfs_device {
     int ordinal; /* N of "cuda:N" */
     CUdevice number;
     CUcontext context; /* the primary one, retained */
-    bool reads_host_pages; /* through the host's page tables, and has no memory of its own */
+    bool reads_host_pages; /* has no memory of its own and uses the host's page tables */
     struct fallback_chain fallback;
-    pthread_mutex_t lock; /* held while the pipeline is made */
+    pthread_mutex_t lock; /* held while the pipeline is created */
     _Atomic(struct pipeline *) pipeline; /* NULL until a read needs it; never changes after that */
 };
 

@@ -12,7 +12,7 @@
 
 /* ---- opening ---- */
 
-/* N of "cuda:N"; negative: not such a name. */
+/* N of "cuda:N"; negative: an invalid name. */
 static int
 device_number(const char *name)
 {
@@ -41,7 +41,7 @@ device_attribute(const struct fstfs_device *device, CUdevice_attribute attribute
     return error;
 }
 
-/* What the device supports, by its attributes, never by its name. */
+/* Disables the backends that the device's attributes rule out. */
 static errint_t
 device_read_attributes(struct fstfs_device *device, struct reason *reason)
 {
@@ -126,7 +126,7 @@ device_find(const struct fstfs *fstfs, int number)
     return device;
 }
 
-/* With fstfs->loading_lock held. Errors are set by fail(). */
+/* With fstfs->loading_lock held. Errors with fail(). */
 static errint_t
 device_add(struct fstfs *fstfs, const char *name, int number, struct fstfs_device **out)
 {
@@ -182,7 +182,7 @@ devices_free(struct fstfs *fstfs)
 
 enum memory { MEMORY_ELSEWHERE, MEMORY_HOST, MEMORY_BOTH, MEMORY_DEVICE };
 
-/* With the context current. Memory that the driver does not know is the host's. */
+/* With the context current. Memory that the driver does not know is host memory. */
 static enum memory
 device_memory_kind(const struct fstfs_device *device, CUdeviceptr address)
 {
@@ -201,7 +201,7 @@ device_memory_kind(const struct fstfs_device *device, CUdeviceptr address)
     return ordinal == device->number ? MEMORY_DEVICE : MEMORY_ELSEWHERE;
 }
 
-/* Copies to the item may be joined with later ones up to the end of its allocation. */
+/* Sets `room`: copies may be joined up to the end of the allocation that contains the item. */
 static void
 item_find_room(const struct fstfs_device *device, struct plan_item *item)
 {
@@ -277,7 +277,7 @@ device_record_storages(struct fstfs_device *device, const struct fstfs_read *rea
     return 0;
 }
 
-/* Registers the files of the read with cuFile, where that is enabled. */
+/* Registers the files of the read with cuFile, if that is enabled for their storage. */
 static void
 device_register_files(struct fstfs_device *device, const struct fstfs_read *read)
 {
@@ -292,12 +292,12 @@ device_register_files(struct fstfs_device *device, const struct fstfs_read *read
             continue;
         source = read->plan.items[i].source;
         number = source->list->extents[0].backing->identity.device;
-        /* Checked with the lock held: another read may be finding that there is no cuFile. */
+        /* Checked with the lock held, because another read may be disabling cuFile. */
         pthread_mutex_lock(&device->fstfs->loading_lock);
         if (fallback_is_enabled(&device->fallback, number, GPU_CUFILE))
             error = pipeline_open_file(device->pipeline, read->plan.items[i].source, &reason);
         pthread_mutex_unlock(&device->fstfs->loading_lock);
-        /* The read itself reports a file that has changed. */
+        /* The read itself will report -ESTALE. */
         if (error < 0 && error != -ESTALE)
             fallback_disable(&device->fallback, number, GPU_CUFILE, reason.text);
     }

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two batches (io/batch.h) keep the slots of the two rings filled. Both take spans from the same
- * list of reads, one from each read in turn. A span that cuFile fails to read is read again into
- * the host ring.
+ * list of reads, round-robin. A span that cuFile fails to read is read again into the host ring.
  *
- * Locks: that of a batch is taken before that of the pipeline, which is taken before that of a
- * read. None is held while something is read or copied, or while a callback runs.
+ * Lock order: batch, pipeline, read. No lock is held during a read, a copy or a callback.
  */
 #include "client/gpu/pipeline.h"
 
@@ -16,15 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Smaller copies do not use the whole bandwidth of the bus. */
+/* Smaller copies do not reach the bandwidth of the bus. */
 #define SPAN_BYTES (4ul << 20)
-/* With less memory than that, spans are smaller. */
+/* Memory budget below which spans are smaller. */
 #define SMALL_MEMORY (64ul << 20)
 #define SMALL_SPAN_BYTES (1ul << 20)
 
 uint64_t pipeline_span_bytes;
 
-/* A span that is to be read again, into the host ring. */
+/* A span to read again, into the host ring. */
 struct retry {
     struct fifo_node node; /* first */
     struct fstfs_read *read;
@@ -41,14 +39,14 @@ struct lane {
 struct pipeline {
     struct fstfs_device *device;
     uint64_t span_bytes;
-    struct lane host, direct; /* `direct` is by cuFile */
+    struct lane host, direct; /* `direct`: cuFile */
     struct copier *copier;
     bool tried_cufile; /* guarded by fstfs->loading_lock */
-    atomic_bool has_direct; /* `direct` and what follows are complete */
+    atomic_bool has_direct; /* `direct`, `cufile` and `readers` are complete */
     struct cufile cufile;
     struct workers *readers; /* a thread for each slot of `direct` */
     pthread_mutex_t lock; /* guards all below */
-    struct fstfs_read *reads; /* that have spans left */
+    struct fstfs_read *reads; /* those with spans left */
     struct fifo retries;
 };
 
@@ -65,7 +63,7 @@ pipeline_unlist_read(struct pipeline *pipeline, struct fstfs_read *read)
     read->pipeline.is_listed = false;
 }
 
-/* At the end of the list. */
+/* Appends the read to the list. */
 static void
 pipeline_list_read(struct pipeline *pipeline, struct fstfs_read *read)
 {
@@ -84,7 +82,7 @@ span_storage(const struct span *span)
     return span->source->list->extents[0].backing->identity.device;
 }
 
-/* Whether cuFile reads the next span. Slices of several runs are packed by the host. */
+/* Whether cuFile reads the next span. The host packs slices of several runs. */
 static bool
 is_direct_span(struct pipeline *pipeline, const struct fstfs_read *read)
 {
@@ -110,7 +108,7 @@ pipeline_take_span(struct pipeline *pipeline, struct fstfs_read *read, struct gp
         pipeline_list_read(pipeline, read);
 }
 
-/* The next span for the lane. False: there is none. */
+/* Assigns the next span for the lane to the slot. False: there is none. */
 static bool
 pipeline_next_span(struct lane *lane, struct gpu_slot *slot)
 {
@@ -127,7 +125,7 @@ pipeline_next_span(struct lane *lane, struct gpu_slot *slot)
     for (struct fstfs_read *read = pipeline->reads; read; read = next) {
         next = read->pipeline.next;
         if (read->pipeline.in_flight > 0 && read_is_over(read)) {
-            pipeline_unlist_read(pipeline, read); /* its last slot ends it */
+            pipeline_unlist_read(pipeline, read); /* ended when its last slot is done */
         } else if (is_direct_span(pipeline, read) == lane->ring.in_device) {
             pipeline_take_span(pipeline, read, slot);
             return true;
@@ -168,7 +166,7 @@ lane_completed(struct batch_read *batch, const struct iovec *vectors, int count)
     copier_add(slot->read->options.device->pipeline->copier, slot);
 }
 
-/* Submits reads into both rings, if there are any to submit. */
+/* Has `threads` workers submit reads into the host ring and one into the device ring. */
 static void
 pipeline_submit(struct pipeline *pipeline, unsigned threads)
 {
@@ -177,7 +175,7 @@ pipeline_submit(struct pipeline *pipeline, unsigned threads)
         batch_start(pipeline->direct.batch, 1, false);
 }
 
-/* The slot's span has been dealt with. */
+/* The slot's span has been copied, or has failed. */
 static void
 pipeline_slot_done(void *arg, struct gpu_slot *slot)
 {
@@ -198,15 +196,15 @@ pipeline_slot_done(void *arg, struct gpu_slot *slot)
     pthread_mutex_unlock(&pipeline->lock);
     if (is_last)
         read_end(read);
-    /* Each lane may wait for the other one to take a span. */
+    /* A lane can take the next span of a read only after the other lane took the one before. */
     if (has_more)
         pipeline_submit(pipeline, 1);
 }
 
 /* ---- cuFile ---- */
 
-/* cuFile failed for a storage, or the stream that copies from its ring (ALL_STORAGE): the span is
- * read into the host ring. */
+/* Disables cuFile for a storage, or for ALL_STORAGE if the stream failed to copy from its ring, and
+ * reads the span into the host ring. */
 static void
 pipeline_leave_cufile(struct pipeline *pipeline, struct gpu_slot *slot, uint64_t number,
                       const char *why)
@@ -228,7 +226,7 @@ pipeline_leave_cufile(struct pipeline *pipeline, struct gpu_slot *slot, uint64_t
     pipeline_submit(pipeline, 1);
 }
 
-/* For the copy thread. */
+/* copier_ops.retry */
 static void
 pipeline_retry(void *arg, struct gpu_slot *slot, const char *why)
 {

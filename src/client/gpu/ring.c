@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define SLOT_SLACK (64ul << 10) /* for SPAN_SLACK and the blocks at both ends */
-#define DEVICE_ALIGNMENT (64ul << 10) /* cuFile asks for 4096; the device's pages may be larger */
+#define SLOT_SLACK (64ul << 10) /* for SPAN_SLACK, and for the partial blocks at both ends */
+#define DEVICE_ALIGNMENT (64ul << 10) /* cuFile requires 4096; the device's pages may be larger */
 
 uint64_t
 gpu_ring_bytes(const struct gpu_ring *ring)
@@ -25,9 +25,9 @@ ring_make_events(struct gpu_ring *ring, unsigned count, struct reason *reason)
     return error;
 }
 
-/* Registering huge pages of our own takes half the time of the driver's allocation. The pages are
- * made present first, because the driver would fault them in one by one. Children do not get
- * them after fork(). */
+/* Registering huge pages from mmap() takes half the time of cuMemHostAlloc(). memset() makes the
+ * pages present, because the driver would fault them in one by one. Child processes never use the
+ * ring (MADV_DONTFORK). */
 static errint_t
 ring_allocate(struct gpu_ring *ring)
 {

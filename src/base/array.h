@@ -7,14 +7,14 @@
 #include <stdlib.h>
 
 /*
- * Makes room for one more element in an array of `count` elements of `size` bytes each, which is
- * NULL if `count` is 0, and otherwise was grown by this function for each element. Returns the
- * array, which may have moved. NULL: out of memory; the array is unchanged.
+ * Makes room for one more element in an array of `count` elements of `size` bytes each. The array
+ * is NULL if `count` is 0; otherwise this function must have been called for each element. Returns
+ * the array, which may have moved. NULL: out of memory; the array is unchanged.
  */
 static inline void *
 array_room(void *array, size_t count, size_t size)
 {
-    /* The capacity is 8 or the next power of two, so that only at these counts it is full. */
+    /* The capacity is 8 or the next power of two, so the array is full only at these counts. */
     if (array && (count & (count - 1) || (count > 0 && count < 8)))
         return array;
     return realloc(array, (count ? 2 * count : 8) * size);

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * See buffer.h. Everything that appends goes through buffer_room(), the one
- * place that allocates.
- */
+/* See buffer.h. All append functions use buffer_room(); only buffer_reserve() allocates. */
 #include "base/buffer.h"
 
 #include "base/quote.h"
@@ -23,7 +20,7 @@ void
 buffer_reserve(struct buffer *buffer, size_t more)
 {
     if (buffer->failed || buffer->counting || more < buffer->capacity - buffer->length)
-        return; /* one byte stays for the NUL; 0 - 0 when nothing was allocated */
+        return; /* one byte is reserved for the NUL; 0 - 0 if nothing is allocated */
     if (more >= SIZE_MAX / 2 - buffer->length) {
         buffer->failed = true;
         return;
@@ -45,8 +42,8 @@ buffer_reserve(struct buffer *buffer, size_t more)
     data[buffer->length] = '\0';
 }
 
-/* The place for `count` more bytes, already counted and terminated; NULL where it failed or
- * only counts. */
+/* Returns where to write `count` more bytes, already counted and NUL-terminated. NULL: the buffer
+ * has failed or only counts. */
 static char *
 buffer_room(struct buffer *buffer, size_t count)
 {
@@ -133,8 +130,8 @@ buffer_addf(struct buffer *buffer, const char *format, ...)
     va_end(again);
 }
 
-/* `shown`: people read it, too, so that what quote_hides() finds is also escaped. All of that is
- * below U+10000, where one escape suffices. */
+/* `shown`: people also read the text, so characters for which quote_hides() is true are escaped,
+ * too. All of them are below U+10000, so one \u escape is enough. */
 static void
 add_json_string(struct buffer *buffer, const char *text, size_t length, bool shown)
 {

@@ -13,7 +13,7 @@
 #define SYS_close_range 436 /* Linux 5.9, the same on all machines */
 #endif
 
-/* For kernels, and filters of system calls, without close_range(2). */
+/* For kernels and seccomp filters that do not support close_range(2). */
 static void
 close_each_between(int first, int last)
 {
@@ -42,7 +42,7 @@ errint_t
 close_inherited(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        /* open() returns the lowest number that is free, which is fd. */
+        /* open() returns the lowest free number, which is fd. */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
             return -errno;
     }

@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* Takes away the last character of a text that was cut, if the cut went through it. */
+/* Removes the last character of a truncated text if it is incomplete. */
 static void
 drop_cut_character(char *text, size_t length)
 {
@@ -52,7 +52,7 @@ quoted(char out[QUOTED_SIZE], const char *text, size_t length)
     static const char mark[] = "...";
     char piece[QUOTE_PIECE];
     size_t piece_length, filled = 0, at = 0;
-    size_t cut = 0; /* the last place between characters that leaves room for the mark */
+    size_t cut = 0; /* the last character boundary that leaves room for the mark */
 
     while (at < length) {
         at += quote_next(text + at, length - at, piece, &piece_length);

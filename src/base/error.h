@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Errors. A function that can fail returns errint_t: 0 or a negative errno. If a person needs to
- * know more, it also takes a `struct reason`, which it fills in on failure.
+ * Errors. A function that can fail returns errint_t: 0 or a negative errno. If the user needs
+ * details, it also takes a `struct reason`, which it fills in on failure.
  */
 #ifndef FSTFS_BASE_ERROR_H
 #define FSTFS_BASE_ERROR_H
@@ -12,9 +12,9 @@
 typedef int errint_t;
 
 /*
- * Why something was refused. `rule` names the broken rule, as safetensors does for its own
- * ("InvalidOffset"); a static string. `text` is one line: the tensor, what was found, what was
- * expected, with names quoted by buffer_add_quoted().
+ * Why something was refused. `rule` is the name of the broken rule, in the style of the safetensors
+ * library ("InvalidOffset"); a static string. `text` is one line: the tensor, what was found, what
+ * was expected, with names quoted by buffer_add_quoted().
  */
 struct reason {
     const char *rule;
@@ -29,10 +29,11 @@ void reason_fill(struct reason *reason, const char *rule, const char *format, ..
  * compilers and analyzers see which value a function returns. */
 #define reason_set(reason, error, rule, ...) (reason_fill(reason, rule, __VA_ARGS__), (error))
 
-/* Reason "out of memory". Returns -ENOMEM. */
+/* Sets the reason to "out of memory". Returns -ENOMEM. */
 #define reason_no_memory(reason) reason_set(reason, -ENOMEM, "OutOfMemory", "out of memory")
 
-/* Reason "WHAT: " and strerror(-error), or that alone if `what` is NULL. Returns `error`. */
+/* Sets the reason to "WHAT: " and strerror(-error); without "WHAT: " if `what` is NULL. Returns
+ * `error`. */
 errint_t reason_errno(struct reason *reason, errint_t error, const char *what);
 
 /* Quotes `text` as buffer_add_quoted() does, into `out`, and returns `out`. */

@@ -44,7 +44,7 @@ file_identity_from_fd(struct file_identity *identity, int fd)
         };
         return 0;
     }
-    /* A sandbox may know fstat() only. */
+    /* A sandbox may allow only fstat(). */
     if ((errno != ENOSYS && errno != EPERM) || fstat(fd, &st) < 0)
         return -errno;
     file_identity_from_stat(identity, &st);
@@ -97,8 +97,8 @@ backing_new(int directory, const char *path, const struct file_identity *identit
     return backing;
 }
 
-/* References are taken with relaxed order: the caller already has one. The release of the last one
- * must see everything that was done under the others. */
+/* Taking a reference needs only relaxed order, since the caller already has one. Dropping the last
+ * one must see all writes made under the others. */
 static bool
 last_reference(atomic_uint *references)
 {
@@ -401,7 +401,7 @@ extent_builder_finish(struct extent_builder *builder)
 {
     struct extent_list *list, *exact;
 
-    /* An empty file has a list, too. */
+    /* An empty file has a list, of no extents. */
     if (!builder->failed && !builder->list && !builder_reserve(builder))
         builder->failed = true;
     list = builder->list;

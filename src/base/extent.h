@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* Which content a path referred to at one time: from stat(2). */
+/* Identifies the content that a path referred to at one time. From stat(2). */
 struct file_identity {
     uint64_t device;
     uint64_t inode;
@@ -33,14 +33,14 @@ struct file_identity {
 
 void file_identity_from_stat(struct file_identity *identity, const struct stat *st);
 
-/* The same of an open file, by statx(2) without the access time, for which FUSE and network file
- * systems ask their server. */
+/* The same for an open file. Uses statx(2) without the access time, for which FUSE and network file
+ * systems would ask their server. */
 errint_t file_identity_from_fd(struct file_identity *identity, int fd);
 
 /*
  * Whether both have the same device, inode, size, modification time and change time. A new change
  * time counts as new content although chmod, chown, link and rename set it too: a write may have
- * come with them.
+ * happened together with them.
  */
 bool file_identity_same_content(const struct file_identity *then, const struct file_identity *now);
 
@@ -54,7 +54,7 @@ struct piece {
     uint32_t next; /* index of the next piece by name; layout->count: there is none */
 };
 
-/* Memory that is charged to a budget until it is freed. All zero: to none. */
+/* Memory that is charged to a budget until it is freed. All zero: not charged. */
 struct charge {
     void (*give)(void *arg, uint64_t bytes); /* returns it to the budget */
     void *arg;
@@ -74,7 +74,7 @@ struct layout *layout_new(uint32_t count); /* uninitialized, not charged; NULL: 
 struct layout *layout_ref(struct layout *layout); /* NULL is allowed */
 void layout_unref(struct layout *layout); /* NULL is allowed */
 
-/* The last piece that starts at or before `offset`; UINT32_MAX: none does. */
+/* Index of the last piece that starts at or before `offset`; UINT32_MAX: there is none. */
 uint32_t layout_find(const struct layout *layout, uint64_t offset); /* NULL is allowed */
 
 /*
@@ -100,21 +100,20 @@ struct backing {
     /* Set once when the file is found to be another version. From then on every read fails with
      * ESTALE. */
     atomic_bool stale;
-    /* Open files of the mount that have extents in it: they go on reading this version after the
-     * path refers to another. */
+    /* Number of open files of the mount with extents in this backing. They continue to read this
+     * version after the path refers to another. */
     atomic_uint readers;
     struct file_identity identity;
     /* State of base/version.c. */
     _Atomic(unsigned) traits; /* of its file system and its writers */
-    atomic_bool settled; /* it was seen without a writer, and every later change will be seen */
-    atomic_uint_fast64_t replace_at; /* monotonic_ms() at which a new version begins; 0: never by
-                                      * itself */
+    atomic_bool settled; /* the file had no writer, and every later change will be detected */
+    atomic_uint_fast64_t replace_at; /* monotonic_ms() when a new version is due; 0: never */
     struct file_identity accepted; /* the identity after harmless changes; guarded by version.c */
     /* State of base/lease.c, which guards it. */
     struct lease *lease; /* NULL: none */
     unsigned lease_users;
     void (*lease_detach)(struct backing *backing); /* unless NULL: called by the last unref */
-    /* Both are set by the maker of the backing before the first read, or never; counted. */
+    /* Both are set by the creator of the backing before the first read, or stay NULL; counted. */
     struct layout *layout; /* NULL: not known */
     struct family *family; /* NULL: none */
     /* State of src/io, which guards it; NULL until the first read. */
@@ -151,15 +150,15 @@ struct extent {
     struct blob *blob;
 };
 
-/* Extents without gaps or overlaps: the first starts at 0, each one where the one before it ends,
- * and the last ends at `size`. */
+/* Extents without gaps or overlaps: the first starts at 0, each other one starts where its
+ * predecessor ends, and the last ends at `size`. */
 struct extent_list {
     atomic_uint references;
     uint32_t count;
     uint64_t size; /* bytes */
-    /* Bytes that the kernel reads ahead of a reader of this file; 0: as on the whole mount. */
+    /* The kernel's readahead for this file, in bytes; 0: that of the mount. */
     atomic_uint_fast64_t readahead;
-    /* Both are set by the maker of the list before it is shared. */
+    /* Both are set by the creator of the list before it is shared. */
     struct charge charge; /* for the list, its layout and its blobs */
     struct layout *layout; /* of the whole list; counted; NULL: not known, or one piece */
     struct extent extents[];
@@ -168,7 +167,7 @@ struct extent_list {
 struct extent_list *extent_list_ref(struct extent_list *list);
 void extent_list_unref(struct extent_list *list); /* NULL is allowed */
 
-/* Counts, in each backing, that a file with this content was opened or closed. */
+/* Updates `readers` of each backing when a file with this content was opened or closed. */
 void extent_list_opened(const struct extent_list *list);
 void extent_list_closed(const struct extent_list *list);
 

@@ -12,11 +12,11 @@
 /* As pread(2), repeated after short reads and interrupts. Returns `length`, fewer bytes at the end
  * of the file, or a negative errno. */
 ssize_t file_read(int fd, void *to, size_t length, uint64_t offset);
-/* Writes all of it, as pwrite(2). */
+/* As pwrite(2), repeated until all bytes are written. */
 errint_t file_write(int fd, const void *from, size_t length, uint64_t offset);
 
-/* Reads bytes [offset, end) and discards them, so that they are in the page cache. -ESTALE: the
- * file ends before. */
+/* Reads bytes [offset, end) and discards them, so that they are in the page cache. -ENODATA: the
+ * file ends before `end`. */
 errint_t file_read_through(int fd, uint64_t offset, uint64_t end);
 
 /* "directory/name", or "name" if `directory` is empty. malloc'ed; NULL: out of memory. */

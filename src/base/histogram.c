@@ -13,7 +13,7 @@ bound_us(unsigned bucket)
     return LEAST_US << bucket;
 }
 
-/* The first bucket whose bound is not below it. */
+/* The first bucket whose bound is at least this duration. */
 static unsigned
 bucket_of(uint64_t nanoseconds)
 {
@@ -84,7 +84,7 @@ histogram_write_metric(const struct histogram_snapshot *snapshot, const char *na
     buffer_addf(out, "\n%s_count %" PRIu64 "\n", name, count);
 }
 
-/* The bound that `percent` of them do not lie above. */
+/* Adds the lowest bucket bound that at least `percent` percent of the durations do not exceed. */
 static void
 add_quantile(const struct histogram_snapshot *snapshot, unsigned percent, struct buffer *out)
 {
@@ -96,7 +96,7 @@ add_quantile(const struct histogram_snapshot *snapshot, unsigned percent, struct
     while (under < wanted)
         under += snapshot->counts[++bucket];
     buffer_addf(out, ",\"p%u\":", percent);
-    /* It is empty only when all are. */
+    /* The bucket is empty only if the whole histogram is. */
     if (bucket < HISTOGRAM_BOUNDS && snapshot->counts[bucket] > 0)
         add_seconds_us(out, bound_us(bucket));
     else

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A histogram of durations in buckets of up to 64 us, 128 us, and so on to 4.2 s, and longer. All
- * zero is empty. Any thread may add, without a lock. A snapshot contains everything added before
- * it started, and some of what is added meanwhile.
+ * zero is empty. Any thread may add, without a lock. A snapshot contains everything added before it
+ * started, and possibly some of what is added while it is taken.
  */
 #ifndef FSTFS_BASE_HISTOGRAM_H
 #define FSTFS_BASE_HISTOGRAM_H

@@ -26,10 +26,10 @@ struct lease {
 };
 
 /*
- * Two threads: the breaker releases leases that the kernel wants back, the reaper closes idle ones.
- * `lock` is never held over a call that may block, since it would keep the breaker from releasing a
- * lease. The reaper closes descriptors, without the lock: closing the last one of a removed file
- * may take long.
+ * Two threads: the breaker releases leases that the kernel is breaking; the reaper ends idle
+ * leases. `lock` is never held across a call that may block, because the breaker needs it. The
+ * reaper closes descriptors without the lock: closing the last descriptor of a removed file may
+ * take long.
  */
 static struct {
     pthread_mutex_t lock; /* guards the rest, and the leases of backings */
@@ -82,7 +82,8 @@ wake_reaper(void)
 static void
 lease_end(struct lease *lease)
 {
-    /* The kernel has revoked it if this process was stopped for longer than lease-break-time. */
+    /* Fails if the kernel has revoked the lease, because this process was stopped for longer than
+     * lease-break-time. */
     if (fcntl(lease->fd, F_SETLEASE, F_UNLCK) < 0)
         atomic_store(&lease->backing->stale, true);
     lease->backing->lease = NULL;
@@ -111,7 +112,7 @@ is_unbroken(const struct lease *lease)
 
 /* ---- threads ---- */
 
-/* Checks all leases: the descriptor in a signal may have been reused since. */
+/* Checks all leases, since the descriptor that a signal names may have been reused. */
 static void
 break_leases(void)
 {
@@ -131,14 +132,14 @@ lease_signals(sigset_t *set)
 {
     sigemptyset(set);
     sigaddset(set, lease_signal());
-    sigaddset(set, SIGIO); /* sent instead when the queue of the other is full */
+    sigaddset(set, SIGIO); /* sent instead if the queue of real-time signals is full */
 }
 
 static void *
 breaker_run(void *arg)
 {
     bool stopping = false;
-    const struct timespec pause = {1, 0}; /* should a signal be lost */
+    const struct timespec pause = {1, 0}; /* in case a signal is lost */
     siginfo_t info;
     sigset_t set;
     int number;
@@ -155,7 +156,7 @@ breaker_run(void *arg)
     return arg;
 }
 
-/* Ends leases that are idle since `before` or longer. With the lock held. */
+/* Ends leases that have been idle since `before` or earlier. The lock is held. */
 static void
 end_idle_leases(uint64_t before)
 {
@@ -171,7 +172,8 @@ end_idle_leases(uint64_t before)
     }
 }
 
-/* Closes the descriptors of ended leases. With the lock held, which is released meanwhile. */
+/* Closes the descriptors of ended leases. The lock is held; it is released while they are
+ * closed. */
 static void
 close_ended_leases(void)
 {
@@ -279,7 +281,7 @@ lease_stop(void)
 
 /* ---- leases ---- */
 
-/* On the last unref of a backing. */
+/* Called by the last backing_unref(). */
 static void
 lease_detach(struct backing *backing)
 {
@@ -289,7 +291,7 @@ lease_detach(struct backing *backing)
     pthread_mutex_unlock(&leases.lock);
 }
 
-/* The lease of the backing, if the kernel does not want it back; otherwise it ends. With the lock
+/* Returns the backing's lease or NULL. Ends the lease if the kernel is breaking it. The lock is
  * held. */
 static struct lease *
 unbroken_lease(struct backing *backing)
@@ -306,8 +308,8 @@ lease_use(struct backing *backing)
 
     pthread_mutex_lock(&leases.lock);
     backing->lease_users++;
-    /* Whether the kernel wants it back is not checked here, for files of many shards; reads check.
-     */
+    /* Does not check whether the kernel is breaking the lease: that would be slow for files of many
+     * shards, and reads check it. */
     lease = backing->lease && backing->lease->confirmed ? backing->lease : NULL;
     if (lease) {
         held_remove(lease);
@@ -359,7 +361,7 @@ has_lease_room(void)
         return true;
     for (struct lease *lease = leases.held.next; lease != &leases.held; lease = lease->next)
         if (lease->backing->lease_users == 0) {
-            /* Not LEASE_IDLE: without a lease the time stamps tell the version. */
+            /* `ended` is not called: from now on the time stamps identify the version. */
             lease_end(lease);
             break;
         }
@@ -385,8 +387,8 @@ probe_lease(int fd)
     return error;
 }
 
-/* Takes the lease with a descriptor of its own; *kept is false if there is none left. With the lock
- * held. */
+/* Takes the lease on a duplicate descriptor; *kept is false if there is no room for one. The lock
+ * is held. */
 static errint_t
 keep_lease(struct backing *backing, int fd, bool *kept)
 {

@@ -3,9 +3,9 @@
  * Read leases on backing files (F_SETLEASE, fcntl(2)).
  *
  * A read lease is refused while the file is open for writing or mapped shared and writable. While
- * it is held nobody can begin to write: an open for writing waits in the kernel until the lease is
- * released, which a thread of this module does at once, whatever the other threads wait for. Leases
- * need ownership of the file or CAP_LEASE, and a local file system.
+ * it is held, no process can start writing: an open for writing waits in the kernel until the lease
+ * is released. A dedicated thread releases it at once, even if all other threads are blocked.
+ * Leases need ownership of the file or CAP_LEASE, and a local file system.
  *
  * A lease occupies a descriptor. It is kept for some seconds after its last use, unless other files
  * need the descriptor. Any thread may call any function.
@@ -29,9 +29,9 @@ enum lease_end {
  * module held: it must not block. `fd` is open on the file. */
 typedef void (*lease_ended)(struct backing *backing, int fd, enum lease_end how);
 
-/* Starts the threads. Call it before other threads are started: they inherit the blocked signals of
- * leases. `most`: the maximum number of leases; 0: a share of RLIMIT_NOFILE. lease_take() fails
- * unless this was called. */
+/* Starts the threads. Call it before other threads are started: they inherit the signal mask, which
+ * blocks the signals of leases. `most`: the maximum number of leases; 0: a share of RLIMIT_NOFILE.
+ * lease_take() fails unless this was called. */
 errint_t lease_start(unsigned most, lease_ended ended);
 /* Releases all leases and stops the threads. */
 void lease_stop(void);
@@ -42,22 +42,23 @@ bool lease_use(struct backing *backing);
 void lease_release(struct backing *backing);
 
 /*
- * Takes a lease for the backing on a duplicate of `fd`, a descriptor open for reading. 0: nobody
- * had the file open for writing at that time; *kept is false if there was no room to keep the
- * lease. -EAGAIN: a process has it open for writing. Other errors: this file has no leases.
+ * Takes a lease for the backing on a duplicate of `fd`, a descriptor open for reading. 0: no
+ * process had the file open for writing at that time; *kept is false if there was no room to keep
+ * the lease. -EAGAIN: a process has it open for writing. Other errors: leases do not work on this
+ * file.
  */
 errint_t lease_take(struct backing *backing, int fd, bool *kept);
 
-/* States that the file was found to be the backing's version while its lease was held. Until then
- * the lease proves nothing. */
+/* Records that the file was verified to be the backing's version while its lease was held. A lease
+ * that is not confirmed proves nothing. */
 void lease_confirm(struct backing *backing);
 
-/* Whether a lease has been held since it was confirmed: nobody has written. Ends a lease that the
- * kernel wants back. */
+/* Whether a confirmed lease is still held, so that no process has written to the file. Ends a lease
+ * that the kernel is breaking. */
 bool lease_holds(struct backing *backing);
 
 struct lease_counters {
-    unsigned held; /* now, including those whose descriptor is still open */
+    unsigned held; /* now, including ended leases whose descriptor is still open */
     unsigned most; /* limit of `held` */
     uint64_t broken; /* because of a writer, since the start */
     uint64_t refused; /* for other reasons than a writer, since the start */

@@ -53,7 +53,7 @@ log_send(int socket, enum log_level level, const char *text)
     struct iovec parts[] = {{&byte, 1}, {(void *)(uintptr_t)text, strlen(text)}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
 
-    /* A log that takes no lines must not hold up a thread that serves. */
+    /* A full socket must not block a thread that serves requests. */
     (void)sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -104,8 +104,8 @@ log_line(enum log_level level, const char *format, ...)
     if ((size_t)length == sizeof(line) - 1)
         length--;
     line[length++] = '\n';
-    /* One write, so that lines of two threads do not mix. An error of standard error cannot be
-     * reported anywhere. */
+    /* One write, so that lines of different threads do not mix. There is nowhere to report its
+     * error. */
     if (write(STDERR_FILENO, line, (size_t)length) < 0)
         return;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads /proc/self/mountinfo (proc(5)), which asks no file system. Any thread. */
+/* Reads /proc/self/mountinfo (proc(5)), which sends no request to any file system. Any thread. */
 #ifndef FSTFS_BASE_MOUNTINFO_H
 #define FSTFS_BASE_MOUNTINFO_H
 
@@ -14,7 +14,7 @@ struct mountinfo {
     char *options; /* of the file system; "" if there are none */
 };
 
-/* The table, from its start; close it with fclose(). NULL: errno says why. */
+/* The table, from its start; close it with fclose(). NULL: errno is set. */
 FILE *mountinfo_open(void);
 
 /* Reads the next mount; free it with mountinfo_free(). False: there are no more. */

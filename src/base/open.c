@@ -73,7 +73,7 @@ stat_cached(int fd, struct stat *st)
         st->st_uid = stx.stx_uid;
         return 0;
     }
-    /* A sandbox may allow fstat() only, and glibc's emulation of statx() does not know the flag.
+    /* A sandbox may allow fstat() only, and glibc's emulation of statx() does not support the flag.
      * The mount refuses fstat() from its own daemon, so this does not block. */
     if (errno != ENOSYS && errno != EPERM && errno != EINVAL)
         return -errno;
@@ -100,7 +100,7 @@ walk_drop(struct path_walk *walk, size_t length)
     memmove(walk->rest, walk->rest + length, strlen(walk->rest + length) + 1);
 }
 
-/* Puts the target of the link in front of the rest. */
+/* Prepends the target of the link to the rest. */
 static errint_t
 walk_link(struct path_walk *walk, int link)
 {
@@ -152,7 +152,7 @@ walk_step(struct path_walk *walk, bool to_directory)
         error = walk->rules->permits(walk->rules->arg, walk->at, X_OK);
     if (error)
         return error;
-    /* As a directory first, which triggers automounts. */
+    /* O_DIRECTORY first, which triggers automounts. */
     fd = to_directory || walk->rest[0] ? openat_retry(walk->at, name, flags | O_DIRECTORY)
                                        : -ENOTDIR;
     if (fd == -ENOTDIR)
@@ -179,8 +179,8 @@ walk_step(struct path_walk *walk, bool to_directory)
 }
 
 /*
- * Opens with O_PATH, following links in this process. If the kernel walked into the mount, it could
- * come to a name for which it has a request in flight, and this process would wait for itself.
+ * Opens with O_PATH, following links in this process. If the kernel resolved a path into the mount,
+ * it could reach a name with a lookup in flight, and this process would wait for itself.
  */
 static int
 open_by_walk(int directory, const char *path, int flags, const struct open_rules *rules)
@@ -203,8 +203,8 @@ open_by_walk(int directory, const char *path, int flags, const struct open_rules
     return walk.at;
 }
 
-/* Reopens a file or directory that is open with O_PATH, and closes `fd`. Opening anything else may
- * have effects: wake a process that waits for a FIFO, rewind a tape. */
+/* Reopens a file or directory that is open with O_PATH, and closes `fd`. Opening any other type may
+ * have side effects, such as waking a process that waits for a FIFO or rewinding a tape. */
 static int
 reopen(int fd, int flags)
 {
@@ -233,8 +233,8 @@ open_unless_excluded(int directory, const char *path, int flags)
     fd = opened = open_by_walk(directory, path, flags, &own);
     if (fd >= 0 && !(flags & O_PATH))
         opened = reopen(fd, flags);
-    /* The kernel used a stale NFS directory, which it looks up again only for a whole path; or
-     * there is no /proc. */
+    /* Either a cached NFS directory is stale, which the kernel revalidates only when it resolves
+     * the whole path, or /proc is not mounted. */
     if (opened == -ESTALE || (fd >= 0 && opened == -ENOENT))
         return openat_retry(directory, path, flags);
     return opened;
@@ -274,7 +274,7 @@ open_stat(int directory, const char *path, struct stat *st)
 
 /* ---- renewing a directory ---- */
 
-/* Whether a path leads to the directory of `fd`. True if unknown, without /proc. */
+/* Whether any path leads to the directory of `fd`. True if /proc is not mounted. */
 static bool
 is_reachable(int fd)
 {
@@ -292,8 +292,8 @@ is_reachable(int fd)
     return stat(path, &found) == 0 && found.st_dev == held.st_dev && found.st_ino == held.st_ino;
 }
 
-/* Opens with O_PATH, which Landlock allows, though not reads below. A real path has no links: one
- * that is there now may have been placed by any user who can write above. */
+/* Opens with O_PATH, which Landlock allows everywhere. Does not follow symbolic links: a real path
+ * has none, so any user with write access to a parent directory may have placed one later. */
 static int
 open_real(const char *path)
 {

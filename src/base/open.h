@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opens files of the source. All opens are here, since the sandboxed daemon cannot open files that
- * links outside of the source lead to: it asks a helper process.
+ * Opens files of the source. All opens go through this module, since the sandboxed daemon cannot
+ * open targets of symbolic links outside of the source and asks a helper process to do so.
  */
 #ifndef FSTFS_BASE_OPEN_H
 #define FSTFS_BASE_OPEN_H
@@ -11,38 +11,40 @@
 #include <stdbool.h>
 #include <sys/stat.h>
 
-/* As openat(2): a descriptor or a negative errno. -ELOOP: the path leads through the excluded
- * device; -ENXIO: once a device is excluded, neither a file nor a directory. Any thread. */
+/* As openat(2): a descriptor or a negative errno. -ELOOP: the path crosses the excluded device.
+ * -ENXIO: a device is excluded, and the path is neither a regular file nor a directory. Any
+ * thread. */
 int open_at(int directory, const char *path, int flags);
 
 /* The user on whose behalf open_path_as() resolves a path. */
 struct open_rules {
     uid_t user; /* the thread's file system user ID */
-    /* Whether he may search (X_OK) the directory that is open as `fd`: 0 or -EACCES. NULL: the
-     * kernel decides, by the credentials of the thread. */
+    /* Whether this user may search (X_OK) the directory that is open as `fd`: 0 or -EACCES. NULL:
+     * the kernel checks the credentials of the thread. */
     errint_t (*permits)(void *arg, int fd, int mask);
     void *arg;
 };
 
-/* Opens `path` with O_PATH by these rules, following links, in this process. A descriptor or a
- * negative errno; -ELOOP as above. */
+/* Resolves `path` in this process by these rules, following links, and opens it with O_PATH. A
+ * descriptor or a negative errno; -ELOOP as above. */
 int open_path_as(int directory, const char *path, const struct open_rules *rules);
-/* As fstatat(2), following links. -EXDEV: the excluded device. Any thread. */
+/* As fstatat(2), following links. -EXDEV: the path crosses the excluded device. Any thread. */
 errint_t open_stat(int directory, const char *path, struct stat *st);
 
-/* Excludes a device, the mount itself, from all paths: a lookup there would wait for this process.
- * Call it before other threads are started. */
+/* Excludes the device of the mount itself from all paths: in a lookup there, this process would
+ * wait for itself. Call it before other threads are started. */
 void open_exclude(dev_t device);
 
-/* Sets a second opener, which open_at() calls after EACCES (Landlock's error, too): same arguments
- * and results, any thread. NULL: none. Call it before other threads are started. */
+/* Sets a fallback that open_at() calls after EACCES, which is also Landlock's error. It has the
+ * arguments and results of open_at(), and is called by any thread. NULL: none. Call it before other
+ * threads are started. */
 void open_set_other(int (*other)(int directory, const char *path, int flags));
 
 /*
- * `directory` was opened at `path`, a real path. If no path leads to that directory any more (it
- * was removed, or its file system was unmounted, has died or is mounted over), the descriptor is
- * replaced by one of the directory that is at `path` now, opened with O_PATH without following
- * links, and the function returns true. A directory that was renamed is kept. Any thread.
+ * `directory` was opened at `path`, a real path. If that directory is no longer reachable by any
+ * path (it was removed, or its file system was unmounted, has failed or is mounted over), the
+ * descriptor is replaced by one of the directory that is at `path` now, opened with O_PATH without
+ * following links, and the function returns true. A directory that was renamed is kept. Any thread.
  */
 bool open_renew(int directory, const char *path);
 

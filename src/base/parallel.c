@@ -14,7 +14,7 @@ static atomic_uint helpers;
 static _Thread_local unsigned depth;
 
 struct loop {
-    unsigned depth; /* of its helpers */
+    unsigned depth; /* of its helpers: the number of loops they are nested in */
     atomic_size_t next; /* the first index that no thread has taken */
     size_t count;
     void (*work)(void *arg, size_t i);
@@ -42,9 +42,10 @@ loop_help(void *arg)
 }
 
 /*
- * Reserves up to `wanted` helpers, but at most a quarter of those that are left, so that loops that
- * hang on storage leave some for others. Nested loops share the first half, so that one directory
- * with many checkpoints does not take all. Returns their number.
+ * Reserves up to `wanted` helpers, but at most a quarter of the free ones, so that loops that are
+ * blocked on storage leave some for others. Nested loops get no more while half of all helpers are
+ * reserved, so that one directory with many checkpoints does not use up all of them. Returns the
+ * number of reserved helpers.
  */
 static unsigned
 reserve_helpers(unsigned wanted)

@@ -19,7 +19,7 @@ quote_hides(uint32_t code)
 }
 
 /* Escapes the first character (or invalid byte) of `text`, of at least one byte, into `piece`.
- * Returns how many bytes of `text` it has. */
+ * Returns the length of that character in `text`, in bytes. */
 static inline size_t
 quote_next(const char *text, size_t length, char piece[QUOTE_PIECE], size_t *piece_length)
 {

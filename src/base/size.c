@@ -19,7 +19,7 @@ size_read(const char *text, uint64_t *size)
             return false;
     if (at == text)
         return false;
-    /* Capital or small; a space would be the NUL that ends the units. */
+    /* Either letter case. Without the check a space would match the NUL that ends `units`. */
     letter = (*at & ~0x20) ? strchr(units, *at & ~0x20) : NULL;
     if (letter) {
         uint64_t base = strcasecmp(at + 1, "B") == 0 ? 1000 : 1024;

@@ -9,7 +9,7 @@
 /* The assumed maximum difference between the clocks of a server and this machine. */
 #define CLOCK_SKEW_NS (10 * SECOND_NS)
 
-/* Nanoseconds since `then`; about 292 years at most. */
+/* Nanoseconds since `then`, limited to about 68 years. */
 static int64_t
 age_ns(const struct timespec *then)
 {
@@ -44,8 +44,8 @@ timestamp_settle_ns(const struct timespec *changed, bool local)
 
     if (local && age >= 0)
         return age < margin ? (uint64_t)(margin - age) : 0;
-    /* Of another clock, or of the time before this one was set back: once it has been unchanged for
-     * the margin, every later change differs. */
+    /* The time is of another clock, or this clock was set back, so that the age is not reliable.
+     * Once the file has been unchanged for the margin, every later change gets another time. */
     return age > -CLOCK_SKEW_NS && age < CLOCK_SKEW_NS ? (uint64_t)margin : 0;
 }
 

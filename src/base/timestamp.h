@@ -12,14 +12,14 @@
 #include <time.h>
 
 /*
- * Nanoseconds to wait until any later change of the file has a change time other than
- * `changed`; 0: it has already. Every time stamp is a multiple of the file system's
- * granularity, so the largest power of ten that divides `changed` bounds it from above.
- * `local`: the file system uses this machine's clock.
+ * Returns how many nanoseconds to wait until every later change of the file gets a change time
+ * other than `changed`; 0: no need to wait. Every time stamp is a multiple of the file system's
+ * granularity, so the largest power of ten that divides `changed` bounds it from above. `local`:
+ * the file system uses this machine's clock.
  */
 uint64_t timestamp_settle_ns(const struct timespec *changed, bool local);
 
-/* Whether `changed` is less than `seconds` ago, or ahead, by this machine's clock. */
+/* Whether `changed` is less than `seconds` ago, or in the future, by this machine's clock. */
 bool timestamp_is_recent(const struct timespec *changed, unsigned seconds);
 
 #endif

@@ -20,15 +20,15 @@
 #define XFS_SUPER_MAGIC 0x58465342
 #endif
 
-/* How long to wait until a file that is open for writing is closed: by a process that has just
- * written it, or by a child process that is about to execute a program. */
+/* How long to wait for a writer to close the file: a process that has just written it, or a child
+ * process that is about to execute a program. */
 enum { WRITER_TRIES = 20, WRITER_PAUSE_NS = 5000000 };
 
 /* Traits of a backing. */
 enum {
     TRAIT_KNOWN = 1, /* the traits of its file system are set */
-    TRAIT_LOCAL = 2, /* time stamps are of this machine's clock */
-    TRAIT_EXACT = 4, /* every write moves the change time */
+    TRAIT_LOCAL = 2, /* time stamps come from this machine's clock */
+    TRAIT_EXACT = 4, /* every write changes the change time */
     TRAIT_NO_LEASE = 8, /* this file has no leases */
     TRAIT_WRITER = 16, /* it was opened for writing while it had a lease */
 };
@@ -73,8 +73,8 @@ mark_stale(struct backing *backing)
 
 /* ---- identity ---- */
 
-/* Whether the only change is that the file lost a name, by unlink or by a rename over it, which
- * move the change time. */
+/* Whether the only change is the loss of a name, by unlink or by a rename over it. Both update the
+ * change time. */
 static bool
 lost_a_name(const struct file_identity *then, const struct file_identity *now)
 {
@@ -85,16 +85,16 @@ lost_a_name(const struct file_identity *then, const struct file_identity *now)
            now->group == then->group && file_identity_same_content(&renamed, now);
 }
 
-/* A backing that was never opened as a version has none; libfstfs on a mount uses such. */
+/* False for a backing that was never opened as a version, as libfstfs uses on a mount. */
 static bool
 may_have_lease(struct backing *backing)
 {
     return has_trait(backing, TRAIT_KNOWN) && !has_trait(backing, TRAIT_NO_LEASE);
 }
 
-/* Whether the identity is of this version. Without leases, the loss of a name counts as harmless,
- * so that a reader can continue after the file was replaced. A write before that, with the
- * modification time restored, would not be noticed. */
+/* Whether the identity belongs to this version. Without leases, the loss of a name counts as
+ * harmless, so that a reader can continue after the file was replaced. An earlier write whose
+ * modification time was restored goes unnoticed. */
 static bool
 identity_is_accepted(struct backing *backing, const struct file_identity *now)
 {
@@ -126,8 +126,8 @@ check_identity(struct backing *backing, int fd)
 
 /* ---- leases ---- */
 
-/* Called before a writer can open the file: nobody has written so far, whatever the change time is.
- * From now on time stamps tell of writes. If they cannot, the version ends. */
+/* Called before a writer can open the file, so nothing has been written so far, whatever the change
+ * time is. From now on the time stamps must reveal writes. If they cannot, the version ends. */
 static void
 lease_has_ended(struct backing *backing, int fd, enum lease_end how)
 {
@@ -157,7 +157,7 @@ version_stop(void)
     lease_stop();
 }
 
-/* 0: a lease is held, or nobody had the file open for writing, or that cannot be known. */
+/* 0: a lease is held, or no process had the file open for writing, or that cannot be determined. */
 static errint_t
 take_lease(struct backing *backing, int fd)
 {
@@ -245,7 +245,7 @@ open_by_path(struct backing *backing)
     return fd;
 }
 
-/* Whether time stamps alone tell the version, so that the file need not be opened. */
+/* Whether time stamps alone identify the version, so that the file need not be opened. */
 static bool
 needs_no_lease(struct backing *backing)
 {
@@ -288,8 +288,8 @@ version_verify(struct backing *backing, int fd)
     if (!S_ISREG(now.mode) || now.device != backing->identity.device ||
         now.inode != backing->identity.inode)
         return mark_stale(backing);
-    /* In this order: a lease that ends meanwhile marks the backing stale if time stamps cannot
-     * tell. */
+    /* The order matters: a lease that ends in between marks the backing stale if the time stamps
+     * cannot identify the version. */
     if (!lease_holds(backing) && !identity_is_accepted(backing, &now))
         return mark_stale(backing);
     return atomic_load(&backing->stale) ? -ESTALE : 0;
@@ -305,7 +305,7 @@ version_is_current(const struct backing *backing)
 
 /* ---- lists ---- */
 
-/* The backing of extent i, unless the extent before has the same. */
+/* The backing of extent i; NULL if the previous extent has the same one. */
 static struct backing *
 other_backing(const struct extent_list *list, uint32_t i)
 {

@@ -6,15 +6,15 @@
  * and verified after each read. What this guarantees depends on the file:
  *
  * leases, exact times (ext4, XFS, btrfs, f2fs; the daemon owns the file or has CAP_LEASE):
- *     A version begins when nobody has the file open for writing and its change time is so old that
- *     each later write moves it. Time stamps then tell of every write. While a lease is held nobody
- *     writes, so a moved change time (chmod, link, rename) is harmless.
- * leases, inexact times (tmpfs, where a write to a mapping may not move them):
+ *     A version begins when no process has the file open for writing and its change time is so old
+ *     that every later write changes it. From then on the time stamps reveal every write. While a
+ *     lease is held, no process can write, so a new change time (chmod, link, rename) is harmless.
+ * leases, inexact times (tmpfs, where a write to a mapping may not change them):
  *     The same, but a version ends with its lease.
  * no leases:
  *     A version begins when its change time is old enough. A write in progress at that time is not
- *     noticed. So content that changed less than VERSION_YOUNG_SECONDS ago is not kept from one
- * open to the next, and is replaced by a new version after that time.
+ *     noticed. So content that changed less than VERSION_YOUNG_SECONDS ago is not cached across
+ *     opens, and is replaced by a new version after that time.
  */
 #ifndef FSTFS_BASE_VERSION_H
 #define FSTFS_BASE_VERSION_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that runs out: the n-th allocation fails, for every n that there is, in
- * parsing, listing and reading. Each time the answer is ENOMEM, and the next one
- * is right. The linker puts the functions here in the place of the real ones
- * (--wrap in meson.build). What is lost on the way, the sanitizer finds. */
+/* Out of memory: the n-th allocation fails, for every n, while parsing, listing and reading. The
+ * result must be ENOMEM or success, and the next one success. The linker replaces the allocation
+ * functions with the ones here (--wrap). AddressSanitizer finds leaks. */
 #include "catalog/catalog.h"
 #include "format/index.h"
 #include "format/safetensors.h"
@@ -24,16 +23,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define DATA 5000 /* bytes of each shard's tensor */
-#define MOST_ALLOCATIONS 20000
+#define TENSOR_BYTES 5000 /* of each shard */
+#define ALLOCATIONS_MAX 20000
 
 /* ---- allocations that fail ---- */
 
-static atomic_long until_failure; /* the allocation that fails; 0 or less: none */
+static atomic_long until_failure; /* allocations until one fails; 0 or less: none fails */
 static atomic_bool has_failed;
 
 static bool
-fails(void)
+allocation_fails(void)
 {
     if (atomic_load(&until_failure) <= 0 || atomic_fetch_sub(&until_failure, 1) != 1)
         return false;
@@ -60,40 +59,41 @@ int __wrap_asprintf(char **text, const char *format, ...) __attribute__((format(
 void *
 __wrap_malloc(size_t size)
 {
-    return fails() ? NULL : __real_malloc(size);
+    return allocation_fails() ? NULL : __real_malloc(size);
 }
 
 void *
 __wrap_calloc(size_t count, size_t size)
 {
-    return fails() ? NULL : __real_calloc(count, size);
+    return allocation_fails() ? NULL : __real_calloc(count, size);
 }
 
 void *
 __wrap_realloc(void *old, size_t size)
 {
-    return fails() ? NULL : __real_realloc(old, size);
+    return allocation_fails() ? NULL : __real_realloc(old, size);
 }
 
 char *
 __wrap_strdup(const char *text)
 {
-    return fails() ? NULL : __real_strdup(text);
+    return allocation_fails() ? NULL : __real_strdup(text);
 }
 
 char *
 __wrap_realpath(const char *path, char *resolved)
 {
-    return fails() ? NULL : __real_realpath(path, resolved);
+    return allocation_fails() ? NULL : __real_realpath(path, resolved);
 }
 
 void *
 __wrap_mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset)
 {
-    return fails() ? MAP_FAILED : __real_mmap(address, length, protection, flags, fd, offset);
+    return allocation_fails() ? MAP_FAILED
+                              : __real_mmap(address, length, protection, flags, fd, offset);
 }
 
-/* What glibc makes of mmap() where offsets have 64 bits. */
+/* glibc redirects mmap() to it where offsets have 64 bits. */
 void *
 __wrap_mmap64(void *address, size_t length, int protection, int flags, int fd, off_t offset)
 {
@@ -106,7 +106,7 @@ __wrap_asprintf(char **text, const char *format, ...)
     va_list arguments;
     int length;
 
-    if (fails())
+    if (allocation_fails())
         return -1;
     va_start(arguments, format);
     length = vasprintf(text, format, arguments);
@@ -114,13 +114,12 @@ __wrap_asprintf(char **text, const char *format, ...)
     return length;
 }
 
-/* Does `work`, which must not use Check (that allocates, too), again and again,
- * each time with another allocation failing, until none does; the number of
- * times that one did. */
+/* Calls `work` with the first allocation failing, then with the second, and so on until none fails.
+ * Returns the number of failures. `work` must not use Check, which allocates memory. */
 static long
 fail_each(errint_t (*work)(void *), void *arg, void (*after)(void *))
 {
-    for (long n = 1; n < MOST_ALLOCATIONS; n++) {
+    for (long n = 1; n < ALLOCATIONS_MAX; n++) {
         errint_t error;
         bool failed;
 
@@ -130,13 +129,13 @@ fail_each(errint_t (*work)(void *), void *arg, void (*after)(void *))
         atomic_store(&until_failure, 0);
         failed = atomic_load(&has_failed);
         ck_assert_msg(error == 0 || (failed && error == -ENOMEM),
-                      "allocation %ld: %s, which is no error of memory", n, strerror(-error));
+                      "allocation %ld: %s instead of ENOMEM", n, strerror(-error));
         if (after)
             after(arg);
         if (!failed)
             return n - 1;
     }
-    ck_abort_msg("there is no end to it");
+    ck_abort_msg("an allocation still fails after %d calls", ALLOCATIONS_MAX);
     return 0;
 }
 
@@ -179,7 +178,7 @@ parse_index(void *arg)
     return error;
 }
 
-START_TEST(parsing)
+START_TEST(parsing_out_of_memory)
 {
     ck_assert_int_gt(fail_each(parse_header, NULL, NULL), 0);
     ck_assert_int_gt(fail_each(parse_index, NULL, NULL), 0);
@@ -188,8 +187,8 @@ END_TEST
 
 /* ---- listing and reading ---- */
 
-static char place[sizeof("/tmp/fstfs-test-exhaustion-XXXXXX")];
-static char content[DATA];
+static char directory_path[sizeof("/tmp/fstfs-test-exhaustion-XXXXXX")];
+static char content[TENSOR_BYTES];
 
 struct mount {
     struct io_options io_options;
@@ -207,15 +206,15 @@ write_shard(const char *name, const char *tensor)
     char head[200];
     uint64_t length = (uint64_t)snprintf(
         head, sizeof(head), "{\"%s\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[0,%d]}}",
-        tensor, DATA, DATA);
+        tensor, TENSOR_BYTES, TENSOR_BYTES);
     FILE *f;
 
-    ck_assert_int_eq(chdir(place), 0);
+    ck_assert_int_eq(chdir(directory_path), 0);
     f = fopen(name, "we");
     ck_assert_ptr_nonnull(f);
     fwrite(&length, 8, 1, f);
     fwrite(head, length, 1, f);
-    fwrite(content, DATA, 1, f);
+    fwrite(content, TENSOR_BYTES, 1, f);
     ck_assert_int_eq(fclose(f), 0);
 }
 
@@ -224,8 +223,8 @@ setup(void)
 {
     FILE *f;
 
-    strcpy(place, "/tmp/fstfs-test-exhaustion-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(place));
+    strcpy(directory_path, "/tmp/fstfs-test-exhaustion-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(directory_path));
     memset(content, 7, sizeof(content));
     write_shard("model-00001-of-00002.safetensors", "first\\n");
     write_shard("model-00002-of-00002.safetensors", "second");
@@ -238,18 +237,18 @@ setup(void)
 static void
 teardown(void)
 {
-    ck_assert_int_eq(chdir(place), 0);
+    ck_assert_int_eq(chdir(directory_path), 0);
     ck_assert_int_eq(unlink("model-00001-of-00002.safetensors"), 0);
     ck_assert_int_eq(unlink("model-00002-of-00002.safetensors"), 0);
     ck_assert_int_eq(unlink("model.safetensors.index.json"), 0);
     ck_assert_int_eq(chdir("/"), 0);
-    ck_assert_int_eq(rmdir(place), 0);
+    ck_assert_int_eq(rmdir(directory_path), 0);
 }
 
 static errint_t
-begin(struct mount *mount)
+mount_start(struct mount *mount)
 {
-    struct catalog_options options = {.source = place, .derived_free = view_derived_free};
+    struct catalog_options options = {.source = directory_path, .derived_free = view_derived_free};
     errint_t error = catalog_new(&options, &mount->catalog);
 
     if (!error)
@@ -260,7 +259,7 @@ begin(struct mount *mount)
 }
 
 static void
-end(struct mount *mount)
+mount_stop(struct mount *mount)
 {
     io_free(mount->io);
     if (mount->view)
@@ -274,14 +273,14 @@ end(struct mount *mount)
 
 struct answer {
     pthread_mutex_t lock;
-    pthread_cond_t come;
-    bool has_come;
+    pthread_cond_t has_ended;
+    bool is_done;
     errint_t result;
     uint64_t bytes;
 };
 
 static void
-take(void *arg, errint_t result, const struct iovec *vectors, int count)
+record_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
 {
     struct answer *answer = arg;
 
@@ -289,8 +288,8 @@ take(void *arg, errint_t result, const struct iovec *vectors, int count)
     for (int i = 0; i < count; i++)
         answer->bytes += vectors[i].iov_len;
     answer->result = result;
-    answer->has_come = true;
-    pthread_cond_signal(&answer->come);
+    answer->is_done = true;
+    pthread_cond_signal(&answer->has_ended);
     pthread_mutex_unlock(&answer->lock);
 }
 
@@ -307,10 +306,10 @@ read_file(struct mount *mount, node_id id)
     if (list->size > 0) {
         uint64_t size = list->size;
 
-        io_read(mount->io, list, 0, (size_t)size, take, &answer);
+        io_read(mount->io, list, 0, (size_t)size, record_answer, &answer);
         pthread_mutex_lock(&answer.lock);
-        while (!answer.has_come)
-            pthread_cond_wait(&answer.come, &answer.lock);
+        while (!answer.is_done)
+            pthread_cond_wait(&answer.has_ended, &answer.lock);
         pthread_mutex_unlock(&answer.lock);
         if (answer.bytes != (answer.result ? 0 : size))
             answer.result = -EPROTO;
@@ -322,7 +321,7 @@ read_file(struct mount *mount, node_id id)
 }
 
 static errint_t
-look_at_xattrs(struct mount *mount, node_id id)
+read_xattrs(struct mount *mount, node_id id)
 {
     struct buffer names = BUFFER_INIT, value = BUFFER_INIT;
     errint_t error = view_listxattr(mount->view, id, &names);
@@ -351,13 +350,13 @@ visit(struct mount *mount, struct view_directory *directory, uint64_t position)
     } else {
         error = read_file(mount, id);
         if (!error)
-            error = look_at_xattrs(mount, id);
+            error = read_xattrs(mount, id);
     }
     view_forget(mount->view, id, 1);
     return error;
 }
 
-/* NOLINTNEXTLINE(misc-no-recursion): three levels */
+/* NOLINTNEXTLINE(misc-no-recursion): the tree has three levels */
 static errint_t
 walk(struct mount *mount, node_id id)
 {
@@ -383,17 +382,17 @@ walk_all(struct mount *mount)
 }
 
 static errint_t
-all_of_it(void *arg)
+start_and_walk(void *arg)
 {
     struct mount *mount = arg;
-    errint_t error = begin(mount);
+    errint_t error = mount_start(mount);
 
     return error ? error : walk_all(mount);
 }
 
-/* Whatever failed: what can be asked of the mount now is right. */
+/* Whatever failed before, the mount must work now. */
 static void
-see_that_it_is_well(void *arg)
+check_and_stop(void *arg)
 {
     struct mount *mount = arg;
 
@@ -401,15 +400,15 @@ see_that_it_is_well(void *arg)
         ck_assert_int_eq(walk_all(mount), 0);
         ck_assert_uint_eq(problems_count(catalog_problems(mount->catalog)), 0);
         ck_assert_uint_eq(mount->files, 3 + 1 + 3 + 2);
-        ck_assert_uint_gt(mount->bytes, (uint64_t)DATA * 2 * 4);
+        ck_assert_uint_gt(mount->bytes, (uint64_t)TENSOR_BYTES * 2 * 4);
     }
-    end(mount);
+    mount_stop(mount);
 }
 
 static void
-end_of(void *arg)
+stop_after(void *arg)
 {
-    end(arg);
+    mount_stop(arg);
 }
 
 static const struct io_options engines[] = {
@@ -417,25 +416,25 @@ static const struct io_options engines[] = {
     {.rings = 1},
 };
 
-START_TEST(listing_and_reading)
+START_TEST(listing_and_reading_out_of_memory)
 {
     struct mount mount = {.io_options = engines[_i], .view_options = {.root = -1}};
 
-    ck_assert_int_gt(fail_each(all_of_it, &mount, see_that_it_is_well), 100);
+    ck_assert_int_gt(fail_each(start_and_walk, &mount, check_and_stop), 100);
 }
 END_TEST
 
-START_TEST(recut)
+START_TEST(recut_out_of_memory)
 {
     struct mount mount = {.io_options = engines[0],
                           .view_options = {.root = VIEW_SHARDS, .shards = 2}};
 
-    ck_assert_int_gt(fail_each(all_of_it, &mount, end_of), 50);
+    ck_assert_int_gt(fail_each(start_and_walk, &mount, stop_after), 50);
 }
 END_TEST
 
 static void *
-failing_malloc(size_t size)
+malloc_or_fail(size_t size)
 {
     return __wrap_malloc(size);
 }
@@ -445,16 +444,16 @@ suite(void)
 {
     Suite *s = suite_create("exhaustion");
     TCase *t = tcase_create("parsing");
-    cJSON_Hooks hooks = {failing_malloc, free};
+    cJSON_Hooks hooks = {malloc_or_fail, free};
 
     cJSON_InitHooks(&hooks);
-    tcase_add_test(t, parsing);
+    tcase_add_test(t, parsing_out_of_memory);
     suite_add_tcase(s, t);
     t = tcase_create("tree");
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 0);
-    tcase_add_loop_test(t, listing_and_reading, 0, 2);
-    tcase_add_test(t, recut);
+    tcase_add_loop_test(t, listing_and_reading_out_of_memory, 0, 2);
+    tcase_add_test(t, recut_out_of_memory);
     suite_add_tcase(s, t);
     return s;
 }

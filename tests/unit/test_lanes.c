@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lanes: what reads of one file system leave of each resource to others. The linker puts the
- * functions here in the place of the real ones: the files look as if they were on a file system
- * that asks a server, which does not answer while the test says so.
+ * Lanes: reads of a file system that hangs leave some of each resource to other file systems. The
+ * linker replaces system calls with the functions here (--wrap), so that all files appear to be on
+ * a network file system, which can hang.
  */
 #include "expect.h"
 #include "io/chunk_cache.h"
@@ -25,16 +25,16 @@
 #include <unistd.h>
 
 #define MIB (1024 * 1024)
-#define FILES 6 /* the last for reads that are queued */
+#define FILES 6 /* of each file system; the last one for queued reads */
 #define SYSTEMS 2
-#define PATIENCE_MS 10000
+#define TIMEOUT_MS 10000
 
 /* ---- a file system that does not answer ---- */
 
-static char places[SYSTEMS][sizeof("/dev/shm/fstfs-test-lanes-XXXXXX")];
-static atomic_bool hangs; /* close() of the files of the first file system */
-static atomic_uint hung; /* calls of close() that wait */
-static atomic_uint stats_on_ring; /* statx() by the thread of a ring */
+static char directory_paths[SYSTEMS][sizeof("/dev/shm/fstfs-test-lanes-XXXXXX")];
+static atomic_bool hangs; /* close() of files of the first file system */
+static atomic_uint hung; /* calls of close() that have hung */
+static atomic_uint stats_on_ring; /* calls of statx() by the thread of a ring */
 
 int __real_close(int fd);
 int __wrap_close(int fd);
@@ -44,20 +44,21 @@ int __real_statx(int directory, const char *path, int flags, unsigned mask, stru
 int __wrap_statx(int directory, const char *path, int flags, unsigned mask, struct statx *stx);
 
 static bool
-is_in(int fd, const char *place)
+fd_is_in(int fd, const char *path_prefix)
 {
     char path[40], target[100];
     ssize_t length;
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     length = readlink(path, target, sizeof(target));
-    return length > (ssize_t)strlen(place) && strncmp(target, place, strlen(place)) == 0;
+    return length > (ssize_t)strlen(path_prefix) &&
+           strncmp(target, path_prefix, strlen(path_prefix)) == 0;
 }
 
 int
 __wrap_close(int fd)
 {
-    if (atomic_load(&hangs) && is_in(fd, places[0])) {
+    if (atomic_load(&hangs) && fd_is_in(fd, directory_paths[0])) {
         atomic_fetch_add(&hung, 1);
         while (atomic_load(&hangs))
             usleep(1000);
@@ -73,7 +74,7 @@ __wrap_fstatfs(int fd, struct statfs *fs)
     return 0;
 }
 
-/* What glibc makes of fstatfs() where offsets have 64 bits. */
+/* glibc redirects fstatfs() to it where offsets have 64 bits. */
 int
 __wrap_fstatfs64(int fd, struct statfs *fs)
 {
@@ -120,11 +121,11 @@ make_file(int directory, int number)
 static void
 setup(void)
 {
-    strcpy(places[0], "/tmp/fstfs-test-lanes-XXXXXX");
-    strcpy(places[1], "/dev/shm/fstfs-test-lanes-XXXXXX");
+    strcpy(directory_paths[0], "/tmp/fstfs-test-lanes-XXXXXX");
+    strcpy(directory_paths[1], "/dev/shm/fstfs-test-lanes-XXXXXX");
     for (int i = 0; i < SYSTEMS; i++) {
-        ck_assert_ptr_nonnull(mkdtemp(places[i]));
-        directories[i] = open(places[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        ck_assert_ptr_nonnull(mkdtemp(directory_paths[i]));
+        directories[i] = open(directory_paths[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         ck_assert_int_ge(directories[i], 0);
         for (int k = 0; k < FILES; k++)
             files[i][k] = make_file(directories[i], k);
@@ -143,15 +144,15 @@ teardown(void)
             unlinkat(directories[i], (char[]){(char)('a' + k), '\0'}, 0);
         }
         close(directories[i]);
-        ck_assert_int_eq(rmdir(places[i]), 0);
+        ck_assert_int_eq(rmdir(directory_paths[i]), 0);
     }
     assert_expectations();
 }
 
 static bool
-becomes(atomic_uint *value, unsigned wanted)
+reaches(atomic_uint *value, unsigned wanted)
 {
-    for (int ms = 0; ms < PATIENCE_MS && atomic_load(value) != wanted; ms++)
+    for (int ms = 0; ms < TIMEOUT_MS && atomic_load(value) != wanted; ms++)
         usleep(1000);
     return atomic_load(value) == wanted;
 }
@@ -165,9 +166,9 @@ count_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
     atomic_fetch_add((atomic_uint *)arg, 1);
 }
 
-/* Whether a read of the file is answered. Where it is not, it must be before the test ends. */
+/* Reads, and returns whether the read is answered within the timeout. */
 static bool
-is_read(struct backing *file, uint64_t offset)
+read_is_answered(struct backing *file, uint64_t offset)
 {
     static atomic_uint answers;
     struct extent_builder builder = EXTENT_BUILDER_INIT;
@@ -178,31 +179,31 @@ is_read(struct backing *file, uint64_t offset)
     list = extent_builder_finish(&builder);
     io_read(io, list, offset, 100, count_answer, &answers);
     extent_list_unref(list);
-    return becomes(&answers, 1);
+    return reaches(&answers, 1);
 }
 
 static void
-wait_until_only_ours(struct backing *backing)
+wait_for_last_reference(struct backing *backing)
 {
     while (atomic_load(&backing->references) > 1)
         usleep(100);
 }
 
 static unsigned
-open_in(const char *place)
+count_open_files(const char *path_prefix)
 {
     DIR *list = opendir("/proc/self/fd");
     unsigned count = 0;
     struct dirent *entry;
 
     while ((entry = readdir(list)))
-        count += is_in((int)strtol(entry->d_name, NULL, 10), place);
+        count += fd_is_in((int)strtol(entry->d_name, NULL, 10), path_prefix);
     closedir(list);
     return count;
 }
 
 static void
-start(unsigned descriptors)
+start_engine(unsigned descriptors)
 {
     struct io_options options = {
         .threads = 2, .descriptors = descriptors, .no_direct = true, .no_prefetch = true};
@@ -212,59 +213,58 @@ start(unsigned descriptors)
 
 /* ---- close() that hangs ---- */
 
-/* The worker that opens a file evicts descriptors of others. */
-START_TEST(close_by_eviction)
+/* A worker that opens a file evicts descriptors of another file system. */
+START_TEST(eviction_does_not_wait_for_close)
 {
-    start(4);
+    start_engine(4);
     for (int i = 0; i < 4; i++)
-        ck_assert(is_read(files[0][i], 0));
+        ck_assert(read_is_answered(files[0][i], 0));
     atomic_store(&hangs, true);
     for (int i = 0; i < FILES; i++)
-        ck_assert(is_read(files[1][i], 0));
+        ck_assert(read_is_answered(files[1][i], 0));
     ck_assert_uint_gt(atomic_load(&hung), 0);
     atomic_store(&hangs, false);
     for (int i = 0; i < FILES; i++)
-        ck_assert(is_read(files[0][i], MIB / 2));
+        ck_assert(read_is_answered(files[0][i], MIB / 2));
 }
 END_TEST
 
-/* More descriptors than workers that may close them. */
-START_TEST(close_by_last_unref)
+/* There are more descriptors to close than workers. */
+START_TEST(last_unref_does_not_wait_for_close)
 {
-    start(0);
+    start_engine(0);
     for (int i = 0; i < FILES; i++) {
-        ck_assert(is_read(files[0][i], 0));
-        wait_until_only_ours(files[0][i]);
+        ck_assert(read_is_answered(files[0][i], 0));
+        wait_for_last_reference(files[0][i]);
     }
     atomic_store(&hangs, true);
     for (int i = 0; i < FILES; i++) {
-        backing_unref(files[0][i]); /* returns */
+        backing_unref(files[0][i]); /* must return */
         files[0][i] = make_file(directories[0], i);
     }
-    ck_assert(is_read(files[1][0], 0));
-    ck_assert(is_read(files[0][0], 0));
+    ck_assert(read_is_answered(files[1][0], 0));
+    ck_assert(read_is_answered(files[0][0], 0));
     atomic_store(&hangs, false);
-    while (open_in(places[0]) != 1)
+    while (count_open_files(directory_paths[0]) != 1)
         usleep(1000);
 }
 END_TEST
 
-/* The reclaim thread goes on. */
-START_TEST(close_by_reclaim)
+START_TEST(reclaim_does_not_wait_for_close)
 {
     struct io_counters counters;
 
-    start(0);
-    ck_assert(is_read(files[0][0], 0));
-    ck_assert(is_read(files[1][0], 0));
+    start_engine(0);
+    ck_assert(read_is_answered(files[0][0], 0));
+    ck_assert(read_is_answered(files[1][0], 0));
     atomic_store(&hangs, true);
     atomic_store(&hung, 0);
     atomic_store(&files[0][0]->readers, 0);
-    ck_assert(becomes(&hung, 1));
+    ck_assert(reaches(&hung, 1));
     atomic_store(&files[1][0]->readers, 0);
-    for (int ms = 0; ms < PATIENCE_MS && open_in(places[1]) > 0; ms++)
+    for (int ms = 0; ms < TIMEOUT_MS && count_open_files(directory_paths[1]) > 0; ms++)
         usleep(1000);
-    ck_assert_uint_eq(open_in(places[1]), 0);
+    ck_assert_uint_eq(count_open_files(directory_paths[1]), 0);
     io_counters(io, &counters);
     ck_assert_uint_eq(counters.descriptors, 0);
 }
@@ -272,19 +272,19 @@ END_TEST
 
 /* ---- fstat() that may hang ---- */
 
-START_TEST(stat_by_worker)
+START_TEST(rings_do_not_stat)
 {
-    start(0);
+    start_engine(0);
     atomic_store(&stats_on_ring, 0);
     for (int i = 0; i < FILES; i++)
-        ck_assert(is_read(files[0][i], 0));
+        ck_assert(read_is_answered(files[0][i], 0));
     ck_assert_uint_eq(atomic_load(&stats_on_ring), 0);
 }
 END_TEST
 
 /* ---- shares ---- */
 
-START_TEST(share_of_a_lane)
+START_TEST(share_of_lane)
 {
     ck_assert_uint_eq(lane_share(8, 0), 8);
     ck_assert_uint_eq(lane_share(8, 8), 4);
@@ -294,7 +294,7 @@ START_TEST(share_of_a_lane)
 }
 END_TEST
 
-/* Three quarters of what others leave; and a lane that holds nothing, any request. */
+/* A lane may have three quarters of the budget that other lanes leave. */
 START_TEST(share_of_memory)
 {
     struct io_options options = {.memory = 8 * MIB};
@@ -346,7 +346,7 @@ read_and_hold(void *arg)
     return NULL;
 }
 
-/* A request of two file systems uses the lane of neither. */
+/* A request for two file systems has a lane of its own. */
 START_TEST(lane_of_two_file_systems)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
@@ -355,14 +355,14 @@ START_TEST(lane_of_two_file_systems)
     pthread_t thread;
     void *arg[2];
 
-    start(0);
+    start_engine(0);
     extent_builder_add_backing(&builder, files[0][0], 0, MIB);
     extent_builder_add_backing(&builder, files[1][0], 0, MIB);
     list = extent_builder_finish(&builder);
     arg[0] = list;
     arg[1] = &held;
     pthread_create(&thread, NULL, read_and_hold, arg);
-    ck_assert(becomes(&held, 1));
+    ck_assert(reaches(&held, 1));
     pthread_mutex_lock(&io->cache.lock);
     expect(lane_of(files[0][0], files[1][0])->active == 1);
     expect(lane_of(files[0][0], files[1][0])->bytes >= 2 * MIB);
@@ -377,7 +377,7 @@ END_TEST
 
 static unsigned order[4], order_count;
 
-/* Called one after another: by the thread that starts the queued requests. */
+/* Called by one thread at a time: the one that starts queued requests. */
 static void
 note_order(void *arg, errint_t result, const struct iovec *vectors, int count)
 {
@@ -387,8 +387,8 @@ note_order(void *arg, errint_t result, const struct iovec *vectors, int count)
     order[order_count++] = *(unsigned *)arg;
 }
 
-/* Queued requests start in the order of their lane, and the lanes take turns. */
-START_TEST(requests_in_turn)
+/* The queued requests of a lane start in order, and the lanes take turns. */
+START_TEST(lanes_take_turns)
 {
     static unsigned numbers[4] = {0, 1, 2, 3};
     struct io_options options = {.memory = 4 * MIB, .no_prefetch = true, .no_direct = true};
@@ -407,11 +407,11 @@ START_TEST(requests_in_turn)
         lists[i] = extent_builder_finish(&builder);
         arg[0] = lists[i];
         arg[1] = &held;
-        /* alone in its lane, and so beyond the budget */
+        /* The only active request of its lane, so it may exceed the budget. */
         pthread_create(&threads[i], NULL, read_and_hold, arg);
-        ck_assert(becomes(&held, (unsigned)i + 1));
+        ck_assert(reaches(&held, (unsigned)i + 1));
     }
-    /* two of the first file system, then two of the second */
+    /* Queue two requests for the first file system, then two for the second. */
     for (int i = 0; i < 4; i++) {
         struct extent_builder builder = EXTENT_BUILDER_INIT;
         struct extent_list *list;
@@ -452,8 +452,8 @@ ring_read_ended(struct ring_read *read, int result)
     atomic_fetch_add(&ended, 1);
 }
 
-/* Reads of a pipe that nobody writes to leave room for a read of another file system. */
-START_TEST(ring_with_hung_lane)
+/* Reads of an empty pipe hang, and leave room for a read of another file system. */
+START_TEST(hung_lane_does_not_fill_ring)
 {
     struct ring_read *hung_reads = calloc(4 * DEPTH, sizeof(*hung_reads)), other;
     char bytes[4 * DEPTH], byte;
@@ -466,7 +466,7 @@ START_TEST(ring_with_hung_lane)
     ck_assert_ptr_nonnull(hung_reads);
     if (ring_new(DEPTH, &rings, &ring, &reason) < 0) {
         free(hung_reads);
-        return; /* not on this machine */
+        return; /* no io_uring on this machine */
     }
     atomic_store(&ended, 0);
     ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
@@ -486,10 +486,10 @@ START_TEST(ring_with_hung_lane)
     other.buffer = &byte;
     other.offset = 0;
     ck_assert(ring_submit(ring, &other, false));
-    is_answered = becomes(&ended, 1);
+    is_answered = reaches(&ended, 1);
     ck_assert_uint_eq(atomic_load(&rings.in_flight), DEPTH);
     ck_assert_int_eq(write(ends[1], bytes, sizeof(bytes)), (ssize_t)sizeof(bytes));
-    ck_assert(becomes(&ended, 4 * DEPTH + 1));
+    ck_assert(reaches(&ended, 4 * DEPTH + 1));
     ring_free(ring);
     free(hung_reads);
     close(file);
@@ -507,15 +507,15 @@ suite(void)
 
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 100);
-    tcase_add_test(tests, stat_by_worker);
-    tcase_add_test(tests, share_of_a_lane);
+    tcase_add_test(tests, rings_do_not_stat);
+    tcase_add_test(tests, share_of_lane);
     tcase_add_test(tests, share_of_memory);
     tcase_add_test(tests, lane_of_two_file_systems);
-    tcase_add_test(tests, requests_in_turn);
-    tcase_add_test(tests, ring_with_hung_lane);
-    tcase_add_test(tests, close_by_eviction);
-    tcase_add_test(tests, close_by_last_unref);
-    tcase_add_test(tests, close_by_reclaim);
+    tcase_add_test(tests, lanes_take_turns);
+    tcase_add_test(tests, hung_lane_does_not_fill_ring);
+    tcase_add_test(tests, eviction_does_not_wait_for_close);
+    tcase_add_test(tests, last_unref_does_not_wait_for_close);
+    tcase_add_test(tests, reclaim_does_not_wait_for_close);
     suite_add_tcase(made, tests);
     return made;
 }

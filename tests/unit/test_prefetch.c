@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The prefetch heuristics with simulated readers of a simulated file: what was
- * prefetched when they read, and what was prefetched that no reader wanted.
+ * The prefetch heuristics with simulated readers of a simulated file: how often a reader stalls,
+ * and how many bytes are prefetched but never requested.
  */
 #include "expect.h"
 #include "io/prefetch.h"
@@ -19,19 +19,19 @@
 
 static const struct prefetch_limits limits = {.window_max = 16 * MIB, .readahead = 128 * KIB};
 
-enum block { NOTHING, FETCHED, ASKED };
+enum block { ABSENT, PREFETCHED, REQUESTED };
 
 struct world {
     struct layout *layout;
     uint64_t size;
-    uint8_t *blocks; /* of the file */
+    uint8_t *blocks; /* enum block, for each block of the file */
     struct prefetch prefetch;
     uint64_t stalls, requests;
     uint64_t largest_window;
 };
 
-/* PIECES pieces of 8 KiB to 8 MiB after a header, one after the other, most
- * not at a block; next by name is a random cycle. */
+/* Contiguous pieces of 8 KiB to 8 MiB after a header, most not aligned to a block, in a random
+ * order of names. */
 static void
 world_init(struct world *world, uint64_t seed)
 {
@@ -50,10 +50,10 @@ world_init(struct world *world, uint64_t seed)
         order[i] = i;
     }
     for (uint32_t i = PIECES - 1; i > 0; i--) {
-        uint32_t other = (uint32_t)random_below(i + 1), kept = order[i];
+        uint32_t other = (uint32_t)random_below(i + 1), swapped = order[i];
 
         order[i] = order[other];
-        order[other] = kept;
+        order[other] = swapped;
     }
     for (uint32_t i = 0; i + 1 < PIECES; i++)
         world->layout->pieces[order[i]].next = order[i + 1];
@@ -70,23 +70,23 @@ world_free(struct world *world)
 }
 
 static void
-fetch(struct world *world, uint64_t start, uint64_t end)
+prefetch_range(struct world *world, uint64_t start, uint64_t end)
 {
     if (end > world->size)
         end = world->size;
     for (uint64_t block = start / BLOCK; start < end && block <= (end - 1) / BLOCK; block++)
-        if (world->blocks[block] == NOTHING)
-            world->blocks[block] = FETCHED;
+        if (world->blocks[block] == ABSENT)
+            world->blocks[block] = PREFETCHED;
 }
 
 static uint64_t
-start_before(const struct piece *piece, const struct prefetch_plan *plan)
+piece_prefetch_start(const struct piece *piece, const struct prefetch_plan *plan)
 {
     return piece->start > plan->lead_bytes ? piece->start - plan->lead_bytes : 0;
 }
 
 static void
-fetch_starts(struct world *world, const struct prefetch_plan *plan)
+prefetch_starts(struct world *world, const struct prefetch_plan *plan)
 {
     const struct piece *pieces = world->layout->pieces;
     uint64_t left = plan->window;
@@ -96,14 +96,14 @@ fetch_starts(struct world *world, const struct prefetch_plan *plan)
         piece = plan->in_name_order ? pieces[piece].next : piece + 1;
         if (piece >= PIECES)
             return;
-        fetch(world, start_before(&pieces[piece], plan),
-              start_before(&pieces[piece], plan) + plan->probe_bytes);
+        prefetch_range(world, piece_prefetch_start(&pieces[piece], plan),
+                       piece_prefetch_start(&pieces[piece], plan) + plan->probe_bytes);
         left -= plan->probe_bytes;
     }
 }
 
 static void
-fetch_ahead(struct world *world, uint64_t end, const struct prefetch_plan *plan)
+follow_plan(struct world *world, uint64_t end, const struct prefetch_plan *plan)
 {
     const struct piece *pieces = world->layout->pieces;
     uint64_t left = plan->window;
@@ -111,47 +111,47 @@ fetch_ahead(struct world *world, uint64_t end, const struct prefetch_plan *plan)
     uint64_t stop = plan->is_sequential || plan->stop > end + left ? end + left : plan->stop;
 
     if (plan->probe_bytes) {
-        fetch_starts(world, plan);
+        prefetch_starts(world, plan);
         return;
     }
     expect(plan->window <= limits.window_max);
     if (plan->window > world->largest_window)
         world->largest_window = plan->window;
     if (stop > end) {
-        fetch(world, end, stop);
+        prefetch_range(world, end, stop);
         left -= stop - end;
     }
     while (plan->in_name_order && left > 0 && (piece = pieces[piece].next) < PIECES) {
-        uint64_t start = start_before(&pieces[piece], plan);
+        uint64_t start = piece_prefetch_start(&pieces[piece], plan);
         uint64_t length = pieces[piece].end - start;
 
         length = length < left ? length : left;
-        fetch(world, start, start + length);
+        prefetch_range(world, start, start + length);
         left -= length;
     }
 }
 
-/* One request of the kernel; whether the reader had to wait. */
+/* One request of the kernel. Returns whether the reader stalls. */
 static bool
-ask(struct world *world, const void *file, uint64_t offset, uint64_t end)
+send_request(struct world *world, const void *file, uint64_t offset, uint64_t end)
 {
     struct prefetch_plan plan;
     bool stalled = false;
 
     for (uint64_t block = offset / BLOCK; block <= (end - 1) / BLOCK; block++) {
-        stalled |= world->blocks[block] == NOTHING;
-        world->blocks[block] = ASKED;
+        stalled |= world->blocks[block] == ABSENT;
+        world->blocks[block] = REQUESTED;
     }
     world->requests++;
     world->stalls += stalled;
     prefetch_observe(&world->prefetch, &limits, world->layout, file, offset, end,
                      offset == 0 ? PREFETCH_ORIGIN_TOP : PREFETCH_ORIGIN_HERE, stalled, NULL,
                      &plan);
-    fetch_ahead(world, end, &plan);
+    follow_plan(world, end, &plan);
     return stalled;
 }
 
-/* Reads a range from start to end; the number of stalls. */
+/* Reads a range sequentially. Returns the number of stalls. */
 static uint64_t
 read_range(struct world *world, const void *file, uint64_t offset, uint64_t end)
 {
@@ -160,27 +160,26 @@ read_range(struct world *world, const void *file, uint64_t offset, uint64_t end)
     while (offset < end) {
         uint64_t next = end - offset < REQUEST ? end : offset + REQUEST;
 
-        stalls += ask(world, file, offset, next);
+        stalls += send_request(world, file, offset, next);
         offset = next;
     }
     return stalls;
 }
 
-/* A piece of a large file touched from start to end by page faults, as the kernel
- * then asks: for what lies around the first fault, and, whenever the program
- * comes to a run of the readahead, for the next. The number of stalls. */
+/* Reads a piece by page faults. The kernel requests a readahead window around the first fault, and
+ * the next window whenever the reader reaches a new one. Returns the number of stalls. */
 static uint64_t
 fault_piece(struct world *world, const struct piece *piece)
 {
     uint64_t start = piece->start / BLOCK * BLOCK;
     uint64_t offset = start > REQUEST / 2 ? start - REQUEST / 2 : 0;
-    uint64_t touched = offset; /* start of the run that made the kernel ask for this one */
+    uint64_t touched = offset; /* start of the window in which the reader is */
     uint64_t stalls = 0;
 
     while (touched < piece->end && offset < world->size) {
         uint64_t next = world->size - offset < REQUEST ? world->size : offset + REQUEST;
 
-        bool stalled = ask(world, world, offset, next);
+        bool stalled = send_request(world, world, offset, next);
 
         stalls += stalled && offset < piece->end;
         touched = offset;
@@ -190,7 +189,7 @@ fault_piece(struct world *world, const struct piece *piece)
 }
 
 static uint64_t
-count(const struct world *world, enum block state)
+bytes_in_state(const struct world *world, enum block state)
 {
     uint64_t found = 0;
 
@@ -199,21 +198,21 @@ count(const struct world *world, enum block state)
     return found * BLOCK;
 }
 
-START_TEST(whole_file_in_order)
+START_TEST(sequential_file)
 {
     struct world world;
 
     world_init(&world, (uint64_t)_i);
     read_range(&world, &world, 0, world.size);
     ck_assert_uint_le(world.stalls, 6);
-    ck_assert_uint_eq(count(&world, FETCHED), 0);
+    ck_assert_uint_eq(bytes_in_state(&world, PREFETCHED), 0);
     world_free(&world);
 }
 END_TEST
 
-START_TEST(piece_by_piece_in_order)
+START_TEST(all_pieces_as_files)
 {
-    /* Each a file of its own, as `cat tensors/x/y/...` in the order of the shard. */
+    /* As `cat tensors/x/y/...` in the order of the shard. */
     struct world world;
     uint64_t late_stalls = 0;
 
@@ -231,7 +230,7 @@ END_TEST
 
 START_TEST(some_pieces_as_files)
 {
-    /* A tenth of the pieces, anywhere: not a block more than they have. */
+    /* A random tenth of the pieces: nothing beyond their last blocks is prefetched. */
     struct world world;
 
     world_init(&world, (uint64_t)_i);
@@ -240,29 +239,29 @@ START_TEST(some_pieces_as_files)
 
         ck_assert_uint_le(read_range(&world, piece, piece->start, piece->end), 4);
     }
-    ck_assert_uint_le(count(&world, FETCHED), PIECES / 10 * BLOCK);
+    ck_assert_uint_le(bytes_in_state(&world, PREFETCHED), PIECES / 10 * BLOCK);
     world_free(&world);
 }
 END_TEST
 
 START_TEST(some_pieces_by_page_faults)
 {
-    /* The kernel asks for more before and behind each, and the prefetcher must
-     * not take that for a wish. */
+    /* The kernel's readahead requests bytes before and after each piece, which must not look like a
+     * sequential reader. */
     struct world world;
 
     world_init(&world, (uint64_t)_i);
     for (uint32_t i = 0; i < PIECES; i += 5)
         fault_piece(&world, &world.layout->pieces[i]);
-    ck_assert_uint_le(count(&world, FETCHED), count(&world, ASKED) / 50);
+    ck_assert_uint_le(bytes_in_state(&world, PREFETCHED), bytes_in_state(&world, REQUESTED) / 50);
     world_free(&world);
 }
 END_TEST
 
-START_TEST(a_tenth_by_page_faults)
+START_TEST(random_tenth_by_page_faults)
 {
-    /* Anywhere, so some are neighbours. */
-    uint64_t asked = 0, wasted = 0;
+    /* Some of the pieces are neighbours. */
+    uint64_t requested = 0, wasted = 0;
 
     for (uint64_t seed = 1; seed <= 200; seed++) {
         struct world world;
@@ -271,15 +270,16 @@ START_TEST(a_tenth_by_page_faults)
         for (uint32_t i = 0; i < PIECES; i++)
             if (random_below(10) == 0)
                 fault_piece(&world, &world.layout->pieces[i]);
-        asked += count(&world, ASKED);
-        wasted += count(&world, FETCHED);
+        requested += bytes_in_state(&world, REQUESTED);
+        wasted += bytes_in_state(&world, PREFETCHED);
         world_free(&world);
     }
-    ck_assert_uint_le(wasted, asked / 50);
+    ck_assert_uint_le(wasted, requested / 50);
 }
 END_TEST
 
-/* All pieces by page faults, in the order of names; the stalls after the first `learning`. */
+/* Reads all pieces by page faults in the order of names. Returns the stalls after the first
+ * `learning` pieces. */
 static uint64_t
 fault_by_name(struct world *world, uint32_t learning)
 {
@@ -293,10 +293,10 @@ fault_by_name(struct world *world, uint32_t learning)
     for (piece = 0; follows[piece]; piece++)
         continue;
     for (; piece < PIECES; piece = world->layout->pieces[piece].next, turn++) {
-        uint64_t waited = fault_piece(world, &world->layout->pieces[piece]);
+        uint64_t piece_stalls = fault_piece(world, &world->layout->pieces[piece]);
 
         if (turn >= learning)
-            stalls += waited;
+            stalls += piece_stalls;
     }
     ck_assert_uint_eq(turn, PIECES);
     return stalls;
@@ -308,14 +308,14 @@ START_TEST(order_of_names)
 
     world_init(&world, (uint64_t)_i);
     ck_assert_uint_le(fault_by_name(&world, 8), 10);
-    ck_assert_uint_eq(count(&world, FETCHED), 0);
+    ck_assert_uint_eq(bytes_in_state(&world, PREFETCHED), 0);
     world_free(&world);
 }
 END_TEST
 
 START_TEST(order_of_names_in_the_next_shard)
 {
-    /* Known from the first piece on, which alone is waited for as in the first shard. */
+    /* The order is known from the first shard: only the first piece may stall. */
     struct world first, second;
     struct access_history history = {0};
 
@@ -330,49 +330,51 @@ START_TEST(order_of_names_in_the_next_shard)
 }
 END_TEST
 
-/* Touches the first byte of the piece, for which the kernel asks for `length` around it,
- * unless that is in the page cache. */
+/* Touches the first byte of the piece. The kernel requests `length` bytes around it, unless the
+ * page is in the page cache. */
 static void
-look_at(struct world *world, const struct piece *piece, uint64_t length)
+probe_piece(struct world *world, const struct piece *piece, uint64_t length)
 {
     uint64_t page = piece->start / BLOCK * BLOCK;
     uint64_t offset = page > length / 2 ? page - length / 2 : 0;
 
-    if (world->blocks[page / BLOCK] != ASKED)
-        ask(world, world, offset, world->size - offset < length ? world->size : offset + length);
+    if (world->blocks[page / BLOCK] != REQUESTED)
+        send_request(world, world, offset,
+                     world->size - offset < length ? world->size : offset + length);
 }
 
-/* Reads all that is not in the page cache. */
+/* Reads sequentially what is not in the page cache. */
 static void
-read_the_rest(struct world *world)
+read_uncached(struct world *world)
 {
     uint64_t offset = 0, end;
 
     while (offset < world->size) {
-        for (end = offset; end < world->size && world->blocks[end / BLOCK] != ASKED; end += BLOCK)
+        for (end = offset; end < world->size && world->blocks[end / BLOCK] != REQUESTED;
+             end += BLOCK)
             continue;
         read_range(world, world, offset, end < world->size ? end : world->size);
         offset = end + BLOCK;
     }
 }
 
-START_TEST(looks_at_all_before_it_reads)
+START_TEST(probes_before_reads)
 {
-    /* safetensors' load_file(): a touch of each tensor in the order of the file, then all
-     * of them. After POSIX_FADV_SEQUENTIAL the kernel's readahead is twice as large. */
+    /* safetensors' load_file() touches each tensor in file order, then reads all of them.
+     * POSIX_FADV_SEQUENTIAL doubles the kernel's readahead. */
     uint64_t length = _i % 2 ? REQUEST : 2 * REQUEST;
     struct world world;
 
     world_init(&world, (uint64_t)_i);
-    ask(&world, &world, 0, REQUEST);
+    send_request(&world, &world, 0, REQUEST);
     for (uint32_t i = 0; i < PIECES; i++)
-        look_at(&world, &world.layout->pieces[i], length);
+        probe_piece(&world, &world.layout->pieces[i], length);
     ck_assert_uint_le(world.stalls, 10);
-    ck_assert_uint_le(count(&world, FETCHED), 12 * MIB);
+    ck_assert_uint_le(bytes_in_state(&world, PREFETCHED), 12 * MIB);
     world.stalls = 0;
-    read_the_rest(&world);
+    read_uncached(&world);
     ck_assert_uint_le(world.stalls, 8);
-    ck_assert_uint_eq(count(&world, FETCHED), 0);
+    ck_assert_uint_eq(bytes_in_state(&world, PREFETCHED), 0);
     world_free(&world);
 }
 END_TEST
@@ -387,40 +389,40 @@ START_TEST(requests_out_of_order)
         for (uint64_t i = 0; i < 8; i++)
             offsets[i] = base + i * REQUEST;
         for (uint64_t i = 7; i > 0; i--) {
-            uint64_t other = random_below(i + 1), kept = offsets[i];
+            uint64_t other = random_below(i + 1), swapped = offsets[i];
 
             offsets[i] = offsets[other];
-            offsets[other] = kept;
+            offsets[other] = swapped;
         }
         for (uint64_t i = 0; i < 8; i++)
-            ask(&world, &world, offsets[i], offsets[i] + REQUEST);
+            send_request(&world, &world, offsets[i], offsets[i] + REQUEST);
     }
     ck_assert_uint_le(world.stalls, world.requests / 20 + 12);
-    ck_assert_uint_le(count(&world, FETCHED), 16 * MIB + 8 * REQUEST);
+    ck_assert_uint_le(bytes_in_state(&world, PREFETCHED), 16 * MIB + 8 * REQUEST);
     world_free(&world);
 }
 END_TEST
 
-START_TEST(readers_side_by_side)
+START_TEST(concurrent_sequential_readers)
 {
     struct world world;
     uint64_t positions[8];
-    bool going = true;
+    bool more = true;
 
     world_init(&world, (uint64_t)_i);
     for (uint64_t i = 0; i < 8; i++)
         positions[i] = world.size / 8 * i;
-    while (going) {
-        going = false;
+    while (more) {
+        more = false;
         for (uint64_t i = 0; i < 8; i++) {
             uint64_t end = i == 7 ? world.size : world.size / 8 * (i + 1);
             uint64_t next = end - positions[i] < REQUEST ? end : positions[i] + REQUEST;
 
             if (positions[i] == end)
                 continue;
-            ask(&world, &world, positions[i], next);
+            send_request(&world, &world, positions[i], next);
             positions[i] = next;
-            going = true;
+            more = true;
         }
     }
     ck_assert_uint_le(world.stalls, 8 * 17);
@@ -428,23 +430,23 @@ START_TEST(readers_side_by_side)
 }
 END_TEST
 
-START_TEST(touches_here_and_there)
+START_TEST(random_pages)
 {
-    /* Single pages anywhere: nothing is read ahead but small pieces. */
+    /* Only small pieces are prefetched. */
     struct world world;
 
     world_init(&world, (uint64_t)_i);
     for (int i = 0; i < 100; i++) {
         uint64_t offset = random_below(world.size / BLOCK) * BLOCK;
 
-        ask(&world, &world, offset, offset + BLOCK);
+        send_request(&world, &world, offset, offset + BLOCK);
     }
-    ck_assert_uint_le(count(&world, FETCHED), 3 * MIB);
+    ck_assert_uint_le(bytes_in_state(&world, PREFETCHED), 3 * MIB);
     world_free(&world);
 }
 END_TEST
 
-START_TEST(shrinks_when_unused)
+START_TEST(waste_halves_the_window)
 {
     struct world world;
     struct prefetch_plan plan;
@@ -474,7 +476,7 @@ START_TEST(shrinks_when_unused)
 }
 END_TEST
 
-START_TEST(off)
+START_TEST(prefetch_is_off)
 {
     struct prefetch_limits none = {.window_max = 0, .readahead = 0};
     struct prefetch prefetch;
@@ -489,7 +491,7 @@ START_TEST(off)
 }
 END_TEST
 
-START_TEST(anything_at_all)
+START_TEST(random_requests_keep_the_limits)
 {
     struct world world;
 
@@ -497,15 +499,15 @@ START_TEST(anything_at_all)
     for (int i = 0; i < 3000; i++) {
         uint64_t offset = random_below(world.size);
         uint64_t end = offset + 1 + random_below(2 * MIB);
-        struct prefetch_plan fetched = {.window = random_below(64 * MIB),
-                                        .is_sequential = random_below(2)};
+        struct prefetch_plan cause = {.window = random_below(64 * MIB),
+                                      .is_sequential = random_below(2)};
         struct prefetch_plan plan;
 
         if (end > world.size)
             end = world.size;
         prefetch_observe(&world.prefetch, &limits, random_below(8) ? world.layout : NULL,
                          &world.blocks[random_below(3)], offset, end, random_below(3),
-                         random_below(2), random_below(2) ? &fetched : NULL, &plan);
+                         random_below(2), random_below(2) ? &cause : NULL, &plan);
         expect(plan.window <= limits.window_max);
         expect(!plan.in_name_order || plan.piece < PIECES);
         if (random_below(4) == 0)
@@ -524,20 +526,20 @@ suite(void)
     TCase *readers = tcase_create("readers");
 
     tcase_add_checked_fixture(readers, NULL, assert_expectations);
-    tcase_add_loop_test(readers, whole_file_in_order, 1, 20);
-    tcase_add_loop_test(readers, piece_by_piece_in_order, 1, 20);
+    tcase_add_loop_test(readers, sequential_file, 1, 20);
+    tcase_add_loop_test(readers, all_pieces_as_files, 1, 20);
     tcase_add_loop_test(readers, some_pieces_as_files, 1, 50);
     tcase_add_loop_test(readers, some_pieces_by_page_faults, 1, 50);
-    tcase_add_test(readers, a_tenth_by_page_faults);
+    tcase_add_test(readers, random_tenth_by_page_faults);
     tcase_add_loop_test(readers, order_of_names, 1, 20);
     tcase_add_loop_test(readers, order_of_names_in_the_next_shard, 1, 20);
-    tcase_add_loop_test(readers, looks_at_all_before_it_reads, 1, 40);
+    tcase_add_loop_test(readers, probes_before_reads, 1, 40);
     tcase_add_loop_test(readers, requests_out_of_order, 1, 20);
-    tcase_add_loop_test(readers, readers_side_by_side, 1, 20);
-    tcase_add_loop_test(readers, touches_here_and_there, 1, 20);
-    tcase_add_loop_test(readers, shrinks_when_unused, 1, 5);
-    tcase_add_test(readers, off);
-    tcase_add_loop_test(readers, anything_at_all, 1, 30);
+    tcase_add_loop_test(readers, concurrent_sequential_readers, 1, 20);
+    tcase_add_loop_test(readers, random_pages, 1, 20);
+    tcase_add_loop_test(readers, waste_halves_the_window, 1, 5);
+    tcase_add_test(readers, prefetch_is_off);
+    tcase_add_loop_test(readers, random_requests_keep_the_limits, 1, 30);
     suite_add_tcase(made, readers);
     return made;
 }

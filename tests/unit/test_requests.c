@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which requests run, which are queued, in which order, and how those end that are interrupted.
- * What requests.c calls of libfuse and of the view is here, and so is the clock. */
+/* Requests: the limits of running and queued ones, their order, and interrupts. This file replaces
+ * the functions of libfuse, of the view and of the clock that requests.c calls. */
 #include "base/clock.h"
 #include "fuse/requests.h"
 
@@ -14,21 +14,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALLS_MOST = 20000, STACK_BYTES = 256 << 10 };
+enum { CALLS_MAX = 20000, STACK_BYTES = 256 << 10 };
 
-/* A caller's request, as libfuse has it, and what becomes of it. Guarded by `lock`. */
+/* The caller's side of a request, and its result. Guarded by `lock`. */
 struct fuse_req {
     struct fuse_ctx ctx;
-    pthread_mutex_t interrupt_lock; /* libfuse calls `interrupt` with it held */
+    pthread_mutex_t interrupt_lock; /* held while `interrupt` is called, as by libfuse */
     fuse_interrupt_func_t interrupt;
     void *interrupt_arg;
     node_id place;
     void (*run)(struct request *request);
     pthread_t thread;
     bool has_thread;
-    bool running, ended, returned; /* run() was called, and has ended; request_serve() has ended */
-    bool released; /* run() may end */
-    bool thrown_away; /* request_claim() returned NULL */
+    bool running, ended; /* run() was called, run() has returned */
+    bool returned; /* from request_serve() */
+    bool released; /* run() may return */
+    bool was_claimed; /* by the interrupt: request_claim() returned NULL */
     unsigned answers;
     int error;
 };
@@ -39,9 +40,9 @@ static pthread_t test_thread;
 static struct requests *requests;
 static struct fuse_req *calls;
 static unsigned call_count;
-static struct fuse_req *order[16]; /* as run_at_once() was called */
+static struct fuse_req *order[16]; /* calls of run_at_once() */
 static unsigned order_count;
-static int references; /* to ids */
+static int references; /* to nodes */
 static bool had_references;
 static atomic_uint_fast64_t now_ms;
 
@@ -60,7 +61,7 @@ static atomic_uint_fast64_t now_ms;
         pthread_mutex_unlock(&lock);                                                               \
     } while (0)
 
-/* ---- what requests.c calls ---- */
+/* ---- replaced functions ---- */
 
 uint64_t
 monotonic_ms(void)
@@ -131,7 +132,7 @@ answer(struct request *request, struct fuse_req *call)
     if (req)
         fuse_reply_err(req, 0);
     else
-        SET(call->thrown_away = true);
+        SET(call->was_claimed = true);
 }
 
 static void
@@ -179,7 +180,7 @@ call_new(node_id place, void (*run)(struct request *request))
     return call;
 }
 
-/* Begins a call, and returns when it runs or is queued or refused. */
+/* Starts a call on its own thread. Returns when it runs, is queued or was refused. */
 static struct fuse_req *
 begin(node_id place, void (*run)(struct request *request))
 {
@@ -195,7 +196,7 @@ begin(node_id place, void (*run)(struct request *request))
     return call;
 }
 
-/* The same for one that will not run now. */
+/* Starts a call on this thread, which must be queued or refused. */
 static struct fuse_req *
 begin_queued(node_id place, void (*run)(struct request *request))
 {
@@ -215,7 +216,7 @@ interrupt(struct fuse_req *call)
     pthread_mutex_unlock(&call->interrupt_lock);
 }
 
-/* How many of `count` calls run, begun for names one after another; the others are queued. */
+/* Starts `count` calls for different names. Returns the number that run; the others are queued. */
 static unsigned
 begin_names(unsigned filesystem, unsigned directory, unsigned first, unsigned count)
 {
@@ -226,7 +227,7 @@ begin_names(unsigned filesystem, unsigned directory, unsigned first, unsigned co
     return running;
 }
 
-/* The same for directories. */
+/* The same for different directories. */
 static unsigned
 begin_directories(unsigned filesystem, unsigned count)
 {
@@ -262,7 +263,7 @@ static void
 setup(void)
 {
     atomic_store(&now_ms, monotonic_ns() / 1000000);
-    calls = calloc(CALLS_MOST, sizeof(*calls));
+    calls = calloc(CALLS_MAX, sizeof(*calls));
     ck_assert_ptr_nonnull(calls);
     test_thread = pthread_self();
     call_count = order_count = 0;
@@ -272,7 +273,7 @@ setup(void)
     ck_assert_int_eq(requests_start(requests, NULL), 0);
 }
 
-/* All are released; each has been answered once. */
+/* Releases all calls, each of which must be answered once. */
 static void
 teardown(void)
 {
@@ -297,7 +298,7 @@ teardown(void)
 
 /* ---- bounds ---- */
 
-START_TEST(test_name_has_four)
+START_TEST(test_name_runs_4)
 {
     struct fuse_req *first = begin(place_of(1, 1, 1), run_until_released), *fifth;
 
@@ -311,20 +312,20 @@ START_TEST(test_name_has_four)
 }
 END_TEST
 
-START_TEST(test_names_share_a_directory)
+START_TEST(test_names_share_directory)
 {
     for (unsigned i = 0; i < 8; i++)
         ck_assert(begin(place_of(1, 1, i / 4), run_until_released)->running);
     ck_assert(begin(place_of(1, 1, 7), run_until_released)->running);
     begin_queued(place_of(1, 1, 7), run_until_released);
-    /* a name of another directory is not concerned */
+    /* Another directory is not limited by it. */
     for (unsigned i = 0; i < 4; i++)
         ck_assert(begin(place_of(1, 2, 7), run_until_released)->running);
     assert_counts(13, 1);
 }
 END_TEST
 
-START_TEST(test_directory_has_32)
+START_TEST(test_directory_runs_32)
 {
     for (unsigned i = 0; i < 8; i++)
         ck_assert(begin(place_of(1, 1, i / 4), run_until_released)->running);
@@ -333,19 +334,19 @@ START_TEST(test_directory_has_32)
 }
 END_TEST
 
-START_TEST(test_directories_share_a_file_system)
+START_TEST(test_directories_share_file_system)
 {
     ck_assert_uint_eq(begin_names(1, 1, 0, 32), 32);
     ck_assert(begin(place_of(1, 2, 0), run_until_released)->running);
     begin_queued(place_of(1, 2, 1), run_until_released);
-    /* a directory of another file system is not concerned */
+    /* Another file system is not limited by it. */
     ck_assert_uint_eq(begin_names(2, 2, 0, 2), 2);
     assert_counts(35, 1);
 }
 END_TEST
 
-/* Each file system takes half of what is left; the 257th waits, wherever it is. */
-START_TEST(test_all_have_256)
+/* Each file system may take half of what is left; the 257th request is queued in any case. */
+START_TEST(test_all_run_256)
 {
     unsigned all = 0;
 
@@ -361,7 +362,7 @@ START_TEST(test_all_have_256)
 }
 END_TEST
 
-START_TEST(test_queue_is_full)
+START_TEST(test_full_queue_is_busy)
 {
     enum { HALF = REQUESTS_QUEUED / 2 };
 
@@ -373,7 +374,7 @@ START_TEST(test_queue_is_full)
                               0);
         ck_assert_int_eq(begin_queued(place_of(filesystem, 1, 1), run_until_released)->error,
                          EBUSY);
-        /* what need not be queued is served */
+        /* A request that can run is not refused. */
         ck_assert(begin(place_of(filesystem, 1, 2), run_until_released)->running);
     }
     assert_counts(10, HALF + HALF / 2);
@@ -382,7 +383,7 @@ END_TEST
 
 /* ---- order ---- */
 
-/* Calls in two places, two in each; the one that runs next is of the place whose turn it is. */
+/* Queues two calls in each of two places. They must run in turn. */
 static void
 assert_in_turn(const node_id places[4], struct fuse_req *running)
 {
@@ -398,7 +399,7 @@ assert_in_turn(const node_id places[4], struct fuse_req *running)
     ck_assert_ptr_eq(order[3], queued[3]);
 }
 
-START_TEST(test_names_in_turn)
+START_TEST(test_names_take_turns)
 {
     struct fuse_req *running = begin(place_of(1, 1, 0), run_until_released);
 
@@ -409,7 +410,7 @@ START_TEST(test_names_in_turn)
 }
 END_TEST
 
-START_TEST(test_directories_in_turn)
+START_TEST(test_directories_take_turns)
 {
     struct fuse_req *running = begin(place_of(1, 1, 0), run_until_released);
 
@@ -420,7 +421,7 @@ START_TEST(test_directories_in_turn)
 }
 END_TEST
 
-START_TEST(test_file_systems_in_turn)
+START_TEST(test_file_systems_take_turns)
 {
     struct fuse_req *running;
 
@@ -436,7 +437,7 @@ END_TEST
 
 /* ---- interrupts ---- */
 
-/* Four that run and one that is queued of one name. */
+/* Starts four calls of one name that run, and returns a fifth that is queued. */
 static struct fuse_req *
 fill_name(node_id place, struct fuse_req **running)
 {
@@ -446,7 +447,7 @@ fill_name(node_id place, struct fuse_req **running)
     return begin_queued(place, run_until_released);
 }
 
-START_TEST(test_interrupted_after_the_grace)
+START_TEST(test_interrupt_takes_effect_after_grace)
 {
     struct fuse_req *running, *queued = fill_name(place_of(1, 1, 1), &running), *later_running,
                               *later_queued;
@@ -455,7 +456,7 @@ START_TEST(test_interrupted_after_the_grace)
     later_queued = fill_name(place_of(1, 2, 1), &later_running);
     interrupt(queued);
     interrupt(running);
-    /* looked at first, as the last that were interrupted, and are not due yet */
+    /* Interrupted last, so examined first; their grace period has not ended. */
     interrupt(later_queued);
     interrupt(later_running);
     atomic_fetch_add(&now_ms, REQUESTS_GRACE_MS / 2);
@@ -465,16 +466,16 @@ START_TEST(test_interrupted_after_the_grace)
     ck_assert_uint_eq(later_queued->answers, 0);
     ck_assert_uint_eq(later_running->answers, 0);
     ck_assert(!queued->running);
-    assert_counts(8, 1); /* the thread of the one that runs is not free */
+    assert_counts(8, 1); /* an answered call occupies its thread until run() returns */
     ck_assert(had_references);
     SET(running->released = true);
     WAIT(running->ended);
-    ck_assert(running->thrown_away);
+    ck_assert(running->was_claimed);
 }
 END_TEST
 
-/* Where a name answers, an interrupt ends nothing. */
-START_TEST(test_interrupted_where_storage_answers)
+/* While the storage of a name answers, interrupts have no effect. */
+START_TEST(test_interrupt_without_effect_while_storage_answers)
 {
     struct fuse_req *quiet, *running, *queued = fill_name(place_of(1, 1, 1), &running), *next;
 
@@ -482,24 +483,24 @@ START_TEST(test_interrupted_where_storage_answers)
     interrupt(quiet);
     atomic_fetch_add(&now_ms, REQUESTS_GRACE_MS - 1);
     SET(running->released = true);
-    WAIT(queued->running); /* and so the name has answered just now */
+    WAIT(queued->running); /* so the name has answered just now */
     next = begin_queued(place_of(1, 1, 1), run_until_released);
     interrupt(next);
     atomic_fetch_add(&now_ms, 1);
-    WAIT(quiet->answers); /* next was looked at before it */
+    WAIT(quiet->answers); /* `next` was examined before it */
     ck_assert_uint_eq(next->answers, 0);
     SET(queued->released = true);
     WAIT(next->running);
     SET(next->released = true);
     WAIT(next->ended);
-    ck_assert(!next->thrown_away);
+    ck_assert(!next->was_claimed);
     ck_assert_int_eq(next->error, 0);
 }
 END_TEST
 
-/* ---- the end ---- */
+/* ---- requests_close() ---- */
 
-START_TEST(test_close)
+START_TEST(test_close_ends_queued_calls)
 {
     struct fuse_req *running, *queued = fill_name(place_of(1, 1, 1), &running),
                               *interrupted = begin_queued(place_of(1, 1, 1), run_until_released);
@@ -529,18 +530,18 @@ suite(void)
         tcase_set_timeout(cases[i], 300);
         suite_add_tcase(made, cases[i]);
     }
-    tcase_add_test(bounds, test_name_has_four);
-    tcase_add_test(bounds, test_names_share_a_directory);
-    tcase_add_test(bounds, test_directory_has_32);
-    tcase_add_test(bounds, test_directories_share_a_file_system);
-    tcase_add_test(bounds, test_all_have_256);
-    tcase_add_test(bounds, test_queue_is_full);
-    tcase_add_test(turns, test_names_in_turn);
-    tcase_add_test(turns, test_directories_in_turn);
-    tcase_add_test(turns, test_file_systems_in_turn);
-    tcase_add_test(interrupts, test_interrupted_after_the_grace);
-    tcase_add_test(interrupts, test_interrupted_where_storage_answers);
-    tcase_add_test(interrupts, test_close);
+    tcase_add_test(bounds, test_name_runs_4);
+    tcase_add_test(bounds, test_names_share_directory);
+    tcase_add_test(bounds, test_directory_runs_32);
+    tcase_add_test(bounds, test_directories_share_file_system);
+    tcase_add_test(bounds, test_all_run_256);
+    tcase_add_test(bounds, test_full_queue_is_busy);
+    tcase_add_test(turns, test_names_take_turns);
+    tcase_add_test(turns, test_directories_take_turns);
+    tcase_add_test(turns, test_file_systems_take_turns);
+    tcase_add_test(interrupts, test_interrupt_takes_effect_after_grace);
+    tcase_add_test(interrupts, test_interrupt_without_effect_while_storage_answers);
+    tcase_add_test(interrupts, test_close_ends_queued_calls);
     return made;
 }
 

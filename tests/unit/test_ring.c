@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A storage whose io_uring refuses submissions after some time, as under a filter of system calls:
- * the linker puts functions that do so in the place of the library's. */
+/* A storage whose io_uring submissions fail after some time, as under a seccomp filter. The linker
+ * replaces liburing's functions with the ones here (--wrap). */
 #include "expect.h"
 #include "io/storage.h"
 #include "random.h"
@@ -20,11 +20,11 @@
 #define BLOCK 4096
 #define READS 2000
 
-static char place[sizeof("/tmp/fstfs-test-ring-XXXXXX")], path[100], *contents;
+static char directory_path[sizeof("/tmp/fstfs-test-ring-XXXXXX")], path[100], *contents;
 static struct backing *backing;
 static struct storage *storage;
 static atomic_int refusal; /* a negative errno, or 0 */
-static atomic_int refusals_left; /* submissions that are refused; negative: all */
+static atomic_int refusals_left; /* submissions still to refuse; negative: all */
 static atomic_uint refused;
 
 static bool
@@ -62,9 +62,9 @@ setup(void)
     uint64_t seed = 1;
     int fd;
 
-    strcpy(place, "/tmp/fstfs-test-ring-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(place));
-    snprintf(path, sizeof(path), "%s/file", place);
+    strcpy(directory_path, "/tmp/fstfs-test-ring-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(directory_path));
+    snprintf(path, sizeof(path), "%s/file", directory_path);
     contents = malloc(BLOCKS * BLOCK);
     for (size_t i = 0; i < BLOCKS * BLOCK; i++)
         contents[i] = (char)random_next(&seed, 256);
@@ -89,7 +89,7 @@ teardown(void)
     backing_unref(backing);
     free(contents);
     unlink(path);
-    rmdir(place);
+    rmdir(directory_path);
     assert_expectations();
 }
 
@@ -100,7 +100,7 @@ struct block_read {
 };
 
 static void
-came(struct storage_read *storage_read, errint_t result)
+check_block(struct storage_read *storage_read, errint_t result)
 {
     struct block_read *read = (struct block_read *)storage_read;
 
@@ -110,7 +110,7 @@ came(struct storage_read *storage_read, errint_t result)
     atomic_fetch_sub(read->left, 1);
 }
 
-/* Reads random blocks; refuses submissions from read number `from` on. */
+/* Reads random blocks, and has submissions refused from read number `from` on. */
 static void
 read_blocks(unsigned from, int error, int refusals)
 {
@@ -132,7 +132,7 @@ read_blocks(unsigned from, int error, int refusals)
         read->length = read->valid = BLOCK;
         read->buffer = aligned_alloc(BLOCK, BLOCK);
         atomic_init(&read->urgent, i % 3 > 0);
-        read->complete = came;
+        read->complete = check_block;
         storage_read(storage, read);
     }
     while (atomic_load(&left) > 0)
@@ -152,16 +152,16 @@ status_has(const char *text)
     return has;
 }
 
-/* Standard error goes to a file until log_lines(). */
+/* Redirects standard error to a file until log_lines(). */
 static int saved_error;
 
 static void
-keep_log(void)
+redirect_log(void)
 {
     char name[120];
     int fd;
 
-    snprintf(name, sizeof(name), "%s/log", place);
+    snprintf(name, sizeof(name), "%s/log", directory_path);
     fd = open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     ck_assert_int_ge(fd, 0);
     saved_error = dup(STDERR_FILENO);
@@ -178,7 +178,7 @@ log_lines(void)
 
     dup2(saved_error, STDERR_FILENO);
     close(saved_error);
-    snprintf(name, sizeof(name), "%s/log", place);
+    snprintf(name, sizeof(name), "%s/log", directory_path);
     file = fopen(name, "re");
     ck_assert_ptr_nonnull(file);
     while (fgets(line, sizeof(line), file))
@@ -188,8 +188,8 @@ log_lines(void)
     return count;
 }
 
-/* Each ring tries once; threads read what it was not given, and all that comes later. */
-START_TEST(refused_for_good)
+/* Each ring submits once; the workers do the reads it has queued and all later ones. */
+START_TEST(permanent_refusal_uses_workers)
 {
     static const unsigned starts[] = {0, 1, 300};
 
@@ -199,8 +199,8 @@ START_TEST(refused_for_good)
             setup();
         }
         if (status_has("\"io_uring\":{\"on\":false"))
-            return; /* not on this machine */
-        keep_log();
+            return; /* no io_uring on this machine */
+        redirect_log();
         read_blocks(starts[i], -EPERM, -1);
         ck_assert_uint_eq(log_lines(), 1);
         ck_assert_uint_ge(atomic_load(&refused), 1);
@@ -211,12 +211,12 @@ START_TEST(refused_for_good)
 }
 END_TEST
 
-/* What the kernel refuses for want of memory it takes later. */
-START_TEST(refused_for_a_while)
+/* EAGAIN is temporary: the kernel is out of memory. */
+START_TEST(temporary_refusal_is_retried)
 {
     bool on = status_has("\"io_uring\":{\"on\":true");
 
-    keep_log();
+    redirect_log();
     read_blocks(100, -EAGAIN, 20);
     ck_assert_uint_eq(log_lines(), 0);
     ck_assert_uint_eq(atomic_load(&refused), on ? 20 : 0);
@@ -232,8 +232,8 @@ suite(void)
 
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, refused_for_good);
-    tcase_add_test(tests, refused_for_a_while);
+    tcase_add_test(tests, permanent_refusal_uses_workers);
+    tcase_add_test(tests, temporary_refusal_is_retried);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers: a job that hangs keeps no other from being run while threads may be made. */
+/* Workers: jobs run concurrently, and jobs that hang do not block those of other file systems. */
 #include "io/workers.h"
 
 #include "expect.h"
@@ -13,63 +13,66 @@
 
 #define ROUNDS 50
 #define THREADS 4
-#define PATIENCE 300 /* seconds; who waits for ever is found out all the same */
+#define TIMEOUT_SECONDS 300
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t arrived; /* by the clock that does not jump */
-static int here; /* jobs that run now or have run */
-static bool late;
+static pthread_cond_t started; /* `running` has changed */
+static int running; /* jobs of wait_for_all() that have started */
+static bool is_late;
 
 static void
-nothing(struct job *job)
+return_at_once(struct job *job)
 {
 }
 
-/* Ends when as many run as there may be threads. */
+/* Returns once as many of these jobs run as there may be threads. */
 static void
-meet(struct job *job)
+wait_for_all(struct job *job)
 {
     struct timespec until;
 
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += PATIENCE;
+    until.tv_sec += TIMEOUT_SECONDS;
     pthread_mutex_lock(&lock);
-    here++;
-    pthread_cond_broadcast(&arrived);
-    while (here < THREADS && !late)
-        late = pthread_cond_timedwait(&arrived, &lock, &until) == ETIMEDOUT;
-    pthread_cond_broadcast(&arrived);
+    running++;
+    pthread_cond_broadcast(&started);
+    while (running < THREADS && !is_late)
+        is_late = pthread_cond_timedwait(&started, &lock, &until) == ETIMEDOUT;
+    pthread_cond_broadcast(&started);
     pthread_mutex_unlock(&lock);
 }
 
-START_TEST(all_at_once)
+START_TEST(jobs_run_concurrently)
 {
     pthread_condattr_t monotonic;
 
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&arrived, &monotonic);
+    pthread_cond_init(&started, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    for (int i = 0; i < ROUNDS && !late; i++) {
-        struct job jobs[THREADS] = {{.run = meet}, {.run = meet}, {.run = meet}, {.run = meet}};
-        struct job first = {.run = nothing};
+    for (int i = 0; i < ROUNDS && !is_late; i++) {
+        struct job jobs[THREADS] = {{.run = wait_for_all},
+                                    {.run = wait_for_all},
+                                    {.run = wait_for_all},
+                                    {.run = wait_for_all}};
+        struct job first = {.run = return_at_once};
         struct workers *workers;
 
-        here = 0;
+        running = 0;
         ck_assert_int_eq(workers_new(THREADS, &workers), 0);
         workers_add(workers, &first, false);
         nanosleep(&(struct timespec){0, 1000000}, NULL); /* its thread becomes idle */
         for (int j = 0; j < THREADS; j++)
             workers_add(workers, &jobs[j], j % 2);
         workers_free(workers);
-        ck_assert_msg(!late, "round %d: %d of %d jobs run at once", i, here, THREADS);
+        ck_assert_msg(!is_late, "round %d: %d of %d jobs run concurrently", i, running, THREADS);
     }
-    pthread_cond_destroy(&arrived);
+    pthread_cond_destroy(&started);
 }
 END_TEST
 
 #define HUNG_SYSTEMS 5
-#define HUNG_JOBS 100 /* of each */
+#define HUNG_JOBS 100 /* on each file system */
 
 static pthread_cond_t answered;
 static bool hangs = true;
@@ -86,17 +89,17 @@ hang(struct job *job)
     pthread_mutex_unlock(&lock);
 }
 
-/* Whatever hangs on several file systems, a job of another one is run. */
-START_TEST(others_hang)
+/* Many jobs hang on several file systems; one of another file system runs. */
+START_TEST(hung_file_systems_do_not_block_others)
 {
     struct job jobs[HUNG_SYSTEMS * HUNG_JOBS];
-    struct job job = {.run = meet, .device = HUNG_SYSTEMS + 1};
+    struct job job = {.run = wait_for_all, .device = HUNG_SYSTEMS + 1};
     struct workers *workers;
     struct timespec until;
 
     pthread_cond_init(&answered, NULL);
-    pthread_cond_init(&arrived, NULL);
-    here = THREADS - 1; /* meet() waits for no other */
+    pthread_cond_init(&started, NULL);
+    running = THREADS - 1; /* so wait_for_all() returns at once */
     ck_assert_int_eq(workers_new(THREADS, &workers), 0);
     for (int i = 0; i < HUNG_SYSTEMS * HUNG_JOBS; i++) {
         jobs[i] = (struct job){.run = hang, .device = 1 + (uint64_t)i % HUNG_SYSTEMS};
@@ -106,9 +109,9 @@ START_TEST(others_hang)
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += 10;
     pthread_mutex_lock(&lock);
-    while (here < THREADS && pthread_cond_timedwait(&arrived, &lock, &until) != ETIMEDOUT)
+    while (running < THREADS && pthread_cond_timedwait(&started, &lock, &until) != ETIMEDOUT)
         continue;
-    expect(here == THREADS);
+    expect(running == THREADS);
     expect(hung <= 2 * THREADS + HUNG_SYSTEMS);
     hangs = false;
     pthread_cond_broadcast(&answered);
@@ -116,7 +119,7 @@ START_TEST(others_hang)
     workers_free(workers);
     expect(hung == HUNG_SYSTEMS * HUNG_JOBS);
     assert_expectations();
-    pthread_cond_destroy(&arrived);
+    pthread_cond_destroy(&started);
     pthread_cond_destroy(&answered);
 }
 END_TEST
@@ -128,8 +131,8 @@ suite(void)
     TCase *t = tcase_create("workers");
 
     tcase_set_timeout(t, 0);
-    tcase_add_test(t, all_at_once);
-    tcase_add_test(t, others_hang);
+    tcase_add_test(t, jobs_run_concurrently);
+    tcase_add_test(t, hung_file_systems_do_not_block_others);
     suite_add_tcase(s, t);
     return s;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Little-endian numbers in binary formats, and exact reads of them. */
+/* Decodes little-endian numbers of binary formats; reads exact ranges of a file. */
 #ifndef FSTFS_FORMAT_BYTES_H
 #define FSTFS_FORMAT_BYTES_H
 
@@ -26,8 +26,8 @@ bytes_u64(const unsigned char *at)
     return bytes_u32(at) | (uint64_t)bytes_u32(at + 4) << 32;
 }
 
-/* Reads all of [offset, offset + length). -ESTALE: the file ends before; errors of pread(2). All
- * with a reason. */
+/* Reads all bytes of [offset, offset + length). With a reason: -ESTALE (the file ends within the
+ * range), errors of pread(2). */
 errint_t bytes_read_at(int fd, void *to, size_t length, uint64_t offset, struct reason *reason);
 
 #endif

@@ -14,20 +14,20 @@ enum {
     WINDOW_BYTES = 65536,
     NAME_MAX_BYTES = 63, /* GGML_MAX_NAME - 1 */
     DIMENSIONS_MAX = 4, /* GGML_MAX_DIMS */
-    TENSOR_LEAST_BYTES = 24, /* of the description of one */
+    TENSOR_LEAST_BYTES = 24, /* shortest description of a tensor */
     ALIGNMENT_DEFAULT = 32,
     VALUE_STRING = 8,
     VALUE_ARRAY = 9,
 };
 
-/* Bytes of a value of each type; 0: a string or an array. */
+/* Bytes of a value, by type; 0: a string or an array. */
 static const unsigned char value_bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 enum { VALUE_TYPES = sizeof(value_bytes) };
 
-/* The types of ggml, by number: how many elements a block has, and how many bytes. */
+/* The types of ggml, by number, with the elements and the bytes of a block. */
 static const struct ggml_type {
-    const char *name; /* NULL: there is none, or none any more */
+    const char *name; /* NULL: unused or removed */
     uint16_t elements, bytes;
     unsigned char dtype;
 } ggml_types[] = {
@@ -71,9 +71,9 @@ enum { GGML_TYPES = sizeof(ggml_types) / sizeof(ggml_types[0]) };
 
 #define refuse_gguf(reason, rule, ...) reason_set(reason, -EBADMSG, rule, __VA_ARGS__)
 
-/* ---- the header, from front to back ---- */
+/* ---- sequential reads of the header ---- */
 
-/* A window of the file, for many small reads. */
+/* Buffers a window of the file for small sequential reads. */
 struct gguf_reader {
     int fd;
     uint64_t file_size;
@@ -84,7 +84,7 @@ struct gguf_reader {
     unsigned char window[WINDOW_BYTES];
 };
 
-/* Takes `length` bytes, at most WINDOW_BYTES, which stay valid until the next call. */
+/* Takes the next `length` bytes, at most WINDOW_BYTES. They are valid until the next call. */
 static errint_t
 gguf_take(struct gguf_reader *in, size_t length, const unsigned char **bytes)
 {
@@ -175,7 +175,7 @@ skip_array(struct gguf_reader *in, const char *key)
     return error;
 }
 
-/* The keys seen so far, which must differ. */
+/* The keys read so far, which must be unique. */
 struct gguf_keys {
     char *text;
     size_t length;
@@ -185,7 +185,7 @@ struct gguf_keys {
     uint32_t count;
 };
 
-/* Reads the value of a key that this reader uses: a whole number of `type`. */
+/* Reads the value of a key that this reader uses: a whole number, whose type must be `expected`. */
 static errint_t
 take_setting(struct gguf_reader *in, const char *key, uint32_t type, uint32_t expected,
              uint64_t *value)
@@ -241,7 +241,7 @@ take_value(struct gguf_reader *in, const char *key, uint32_t type, struct gguf_f
     return error;
 }
 
-/* Takes a string of at most `most` bytes to the end of `keys->text`, with a terminator. */
+/* Takes a key and appends it to `keys->text`, NUL-terminated. */
 static errint_t
 take_key(struct gguf_reader *in, struct gguf_keys *keys)
 {
@@ -346,7 +346,7 @@ struct gguf_tensor {
     size_t name_length;
     uint32_t rank, type;
     uint64_t dims[DIMENSIONS_MAX]; /* as in the file: the first one varies fastest */
-    uint64_t offset; /* in the data */
+    uint64_t offset; /* from the start of the data */
     uint64_t bytes;
 };
 
@@ -360,7 +360,7 @@ refuse_gguf_tensor(const struct gguf_reader *in, const char *rule, const struct 
                        quoted(shown, tensor->name, tensor->name_length), what, found);
 }
 
-/* Elements and bytes by shape and type; GGUF's numbers are signed, so 2^63 - 1 is the largest. */
+/* Computes the bytes from shape and type. Numbers of GGUF are signed: at most 2^63 - 1. */
 static errint_t
 measure_tensor(const struct gguf_reader *in, struct gguf_tensor *tensor)
 {
@@ -429,7 +429,7 @@ take_gguf_tensor(struct gguf_reader *in, struct gguf_tensor *tensor)
     return error ? error : measure_tensor(in, tensor);
 }
 
-/* Takes all descriptions: counts them, or adds them to the builder. */
+/* Takes all descriptions, counts them, and adds them to the builder unless that is NULL. */
 static errint_t
 take_gguf_tensors(struct gguf_reader *in, const struct gguf_file *file, uint64_t count,
                   struct st_counts *counts, struct st_builder *builder)
@@ -480,7 +480,7 @@ take_gguf_tensors(struct gguf_reader *in, const struct gguf_file *file, uint64_t
     return error;
 }
 
-/* The data, from the padded end of the header to the end of the file. */
+/* Sets the range of the data: from the padded end of the header to the end of the file. */
 static errint_t
 set_gguf_data(const struct gguf_reader *in, struct st_builder *builder, uint32_t alignment)
 {
@@ -575,7 +575,7 @@ gguf_read(int fd, uint64_t file_size,
     in->file_size = file_size;
     in->reason = reason;
     error = read_gguf(in, admit, arg, file);
-    explicit_bzero(in->window, sizeof(in->window)); /* it may have weights */
+    explicit_bzero(in->window, sizeof(in->window)); /* may contain weights */
     free(in);
     return error;
 }

@@ -16,11 +16,11 @@
 #include <stdint.h>
 
 #define GGUF_HEAD_BYTES 24u
-#define GGUF_MAX_HEADER (UINT64_C(256) << 20) /* bytes in front of the data that are read */
+#define GGUF_MAX_HEADER (UINT64_C(256) << 20) /* most bytes before the data */
 #define GGUF_MAX_PAIRS 65536u
 #define GGUF_MAX_KEYS (UINT64_C(1) << 20) /* bytes of all keys together */
 
-/* Reading takes at most this many bytes for each tensor, and GGUF_LEAST more. */
+/* Reading N tensors takes at most N * GGUF_TENSOR_BYTES + GGUF_LEAST bytes of memory. */
 #define GGUF_TENSOR_BYTES UINT64_C(192)
 #define GGUF_LEAST (2 * GGUF_MAX_KEYS + UINT64_C(1048576))
 
@@ -30,35 +30,34 @@ struct gguf_range {
 };
 
 struct gguf_file {
-    /* `data_start` is that of the data; tensors are in file order, their shapes in the order of
-     * NumPy, the reverse of GGUF's. A type without a dtype of safetensors has DTYPE_UNKNOWN and its
-     * ggml name ("Q4_K") as text. */
+    /* Tensors in file order. Shapes are in NumPy's order, the reverse of GGUF's. A type that
+     * safetensors does not have is DTYPE_UNKNOWN, with the name in ggml ("Q4_K") as text. */
     struct st_table *table;
     uint32_t version;
     uint32_t alignment;
     uint64_t pair_count; /* key-value pairs */
-    struct gguf_range pairs; /* where they are */
+    struct gguf_range pairs; /* all key-value pairs */
     struct gguf_range
-        split[3]; /* the pairs split.no, split.count and split.tensors.count; 0: none */
-    uint32_t split_number; /* of this part, from 0 */
-    uint32_t split_count; /* parts; 0: it is not split */
-    uint64_t split_tensors; /* in all parts */
+        split[3]; /* the pairs split.no, split.count, split.tensors.count; {0, 0}: absent */
+    uint32_t split_number; /* number of this part, from 0 */
+    uint32_t split_count; /* number of parts; 0: not split */
+    uint64_t split_tensors; /* number of tensors in all parts */
 };
 
-/* Whether the first 4 bytes of a file are GGUF's. */
+/* Whether the first 4 bytes of a file are the magic number of GGUF. */
 bool gguf_has_magic(const void *first);
 
 /*
  * Reads the open file `fd` of `file_size` bytes. `admit` is called before `bytes` more of memory
- * are used; an error of it, with its reason, ends the read. -EBADMSG with a reason: refused;
- * -ENOMEM, -ESTALE and errors of pread(2), with a reason.
+ * are allocated; if it fails, the read fails with its error and reason. Errors, with a reason:
+ * -EBADMSG (refused), -ENOMEM, -ESTALE (the file changed), errors of pread(2).
  */
 errint_t gguf_read(int fd, uint64_t file_size,
                    errint_t (*admit)(void *arg, uint64_t bytes, struct reason *reason), void *arg,
                    struct gguf_file *file, struct reason *reason);
 void gguf_file_free(struct gguf_file *file); /* all zero is allowed */
 
-/* Bytes in a row of a tensor whose type has no dtype: its last dimension, in blocks. */
+/* Bytes of a row (the last dimension) of a tensor with DTYPE_UNKNOWN. */
 uint64_t gguf_row_bytes(const struct st_table *table, const struct st_tensor *tensor);
 
 #endif

@@ -31,7 +31,7 @@ take_pickle_bytes(struct pickle_machine *m, uint64_t count, const unsigned char 
     return 0;
 }
 
-/* Takes a little-endian number of `width` bytes: 1, 2, 4 or 8. */
+/* Takes a little-endian number of 1, 2, 4 or 8 bytes. */
 static errint_t
 take_pickle_width(struct pickle_machine *m, unsigned width, uint64_t *number)
 {
@@ -44,7 +44,7 @@ take_pickle_width(struct pickle_machine *m, unsigned width, uint64_t *number)
     return error;
 }
 
-/* Takes a line without its end. */
+/* Takes a line; *length does not include the newline. */
 static errint_t
 take_pickle_line(struct pickle_machine *m, const unsigned char **line, size_t *length)
 {
@@ -59,7 +59,7 @@ take_pickle_line(struct pickle_machine *m, const unsigned char **line, size_t *l
     return 0;
 }
 
-/* A little-endian number in two's complement. */
+/* LONG1 and LONG4: `count` bytes, little-endian, two's complement. */
 static errint_t
 push_pickle_long(struct pickle_machine *m, uint64_t count)
 {
@@ -78,7 +78,7 @@ push_pickle_long(struct pickle_machine *m, uint64_t count)
     return push_pickle_number(m, (int64_t)number);
 }
 
-/* INT and LONG of protocol 0: decimal, with "L" behind a long; 00 and 01 are booleans. */
+/* INT and LONG of protocol 0: decimal, a long ends with "L"; 00 and 01 are booleans. */
 static errint_t
 push_decimal_number(struct pickle_machine *m)
 {
@@ -120,7 +120,7 @@ push_pickle_string(struct pickle_machine *m, uint64_t length)
                                                          (uint32_t)length, 0});
 }
 
-/* STRING (quoted) and UNICODE of protocol 0. One with escapes is opaque. */
+/* STRING (quoted) and UNICODE of protocol 0. A string with escapes is opaque. */
 static errint_t
 push_line_string(struct pickle_machine *m, bool is_quoted)
 {
@@ -142,7 +142,7 @@ push_line_string(struct pickle_machine *m, bool is_quoted)
         m, (struct pickle_node){PICKLE_STRING, (uint32_t)(line - m->text), (uint32_t)length, 0});
 }
 
-/* Takes bytes that are of no interest. */
+/* Skips bytes and pushes an opaque value for them. */
 static errint_t
 push_opaque_bytes(struct pickle_machine *m, uint64_t length)
 {
@@ -191,7 +191,7 @@ push_stack_global(struct pickle_machine *m)
     return pickle_push_node(m, (struct pickle_node){PICKLE_GLOBAL, module, name, 0});
 }
 
-/* The result of a call, which is not carried out. */
+/* Pushes a PICKLE_CALL in place of the result of the call. */
 static errint_t
 push_call(struct pickle_machine *m, pickle_value callee, pickle_value arguments)
 {
@@ -204,7 +204,7 @@ push_call(struct pickle_machine *m, pickle_value callee, pickle_value arguments)
     return pickle_push_node(m, (struct pickle_node){PICKLE_CALL, callee, arguments, 0});
 }
 
-/* REDUCE, NEWOBJ: the arguments are on top, what is called below them. */
+/* REDUCE, NEWOBJ: the arguments are on top of the stack, the callee is below them. */
 static errint_t
 run_reduce(struct pickle_machine *m)
 {
@@ -216,7 +216,7 @@ run_reduce(struct pickle_machine *m)
     return error ? error : push_call(m, callee, arguments);
 }
 
-/* NEWOBJ_EX: keyword arguments on top of that. */
+/* NEWOBJ_EX: keyword arguments are on top, then as NEWOBJ. */
 static errint_t
 run_reduce_with_keywords(struct pickle_machine *m)
 {
@@ -230,7 +230,7 @@ run_reduce_with_keywords(struct pickle_machine *m)
     return error;
 }
 
-/* INST and OBJ of protocols 0 and 1: all above the last mark are a class and its arguments. */
+/* INST and OBJ of protocols 0 and 1: the class and its arguments are above the topmost mark. */
 static errint_t
 push_instance(struct pickle_machine *m, bool is_named)
 {
@@ -288,7 +288,7 @@ run_build(struct pickle_machine *m)
     return error ? error : pickle_push(m, object);
 }
 
-/* PUT and GET of protocol 0: the index in decimal. */
+/* PUT and GET of protocol 0: the memo index is decimal. */
 static errint_t
 decimal_memo(struct pickle_machine *m, errint_t (*use)(struct pickle_machine *m, uint64_t index))
 {
@@ -311,7 +311,7 @@ decimal_memo(struct pickle_machine *m, errint_t (*use)(struct pickle_machine *m,
 
 /* ---- instructions ---- */
 
-/* What the instructions that begin with a number do with it. */
+/* Instructions whose argument is, or begins with, a number. */
 static const struct {
     unsigned char opcode;
     unsigned char width; /* bytes of the number */
@@ -351,7 +351,7 @@ skip_pickle_width(struct pickle_machine *m, unsigned width)
     return take_pickle_width(m, width, &number);
 }
 
-/* EXT1, EXT2, EXT4: a global by its number in a registry. */
+/* EXT1, EXT2, EXT4: a global, by its number in Python's extension registry. */
 static errint_t
 push_extension(struct pickle_machine *m, unsigned width)
 {
@@ -378,7 +378,7 @@ run_global(struct pickle_machine *m)
     return error ? error : pickle_push(m, global);
 }
 
-/* FROZENSET, or a list of no interest: all above the last mark. */
+/* FROZENSET, or LIST without keep_lists: pops all values above the topmost mark. */
 static errint_t
 push_frozen(struct pickle_machine *m)
 {

@@ -72,7 +72,6 @@ pickle_push_node(struct pickle_machine *m, struct pickle_node node)
 
 /* ---- the stack ---- */
 
-/* Takes the value on top; a mark is none. */
 errint_t
 pickle_pop(struct pickle_machine *m, pickle_value *value)
 {
@@ -82,7 +81,7 @@ pickle_pop(struct pickle_machine *m, pickle_value *value)
     return 0;
 }
 
-/* Where the values above the last mark begin. */
+/* Sets the stack index of the first value above the topmost mark. */
 static errint_t
 find_pickle_mark(const struct pickle_machine *m, uint32_t *first)
 {
@@ -94,7 +93,6 @@ find_pickle_mark(const struct pickle_machine *m, uint32_t *first)
     return i > 0 ? 0 : pickle_refuse(m, "there is no mark on the stack");
 }
 
-/* Takes all above the last mark, and the mark. */
 errint_t
 pickle_drop_to_mark(struct pickle_machine *m)
 {
@@ -108,7 +106,7 @@ pickle_drop_to_mark(struct pickle_machine *m)
 
 /* ---- tuples, lists, dictionaries ---- */
 
-/* The last `count` values of the stack become a tuple. */
+/* Pops the top `count` values and makes a tuple of them. */
 static errint_t
 make_pickle_tuple(struct pickle_machine *m, uint32_t count, pickle_value *tuple)
 {
@@ -143,7 +141,6 @@ pickle_push_tuple(struct pickle_machine *m, uint32_t count)
     return error ? error : pickle_push(m, tuple);
 }
 
-/* All above the last mark becomes a tuple, in the place of the mark. */
 errint_t
 pickle_make_marked_tuple(struct pickle_machine *m, pickle_value *tuple)
 {
@@ -181,8 +178,9 @@ append_pickle_entry(struct pickle_machine *m, pickle_value container, pickle_val
 }
 
 /*
- * Adds what is on the stack from `first` on to the list (step 1) or dictionary (step 2) in front of
- * it, which stays on the stack. What is added to an object is dropped.
+ * Pops the values from stack index `first` on and adds them to the list (step 1) or dictionary
+ * (step 2) at index `below` - 1, which becomes the top of the stack. Values added to an object are
+ * dropped.
  */
 static errint_t
 add_pickle_items(struct pickle_machine *m, uint32_t first, uint32_t below, enum pickle_kind kind,
@@ -211,7 +209,7 @@ add_pickle_items(struct pickle_machine *m, uint32_t first, uint32_t below, enum 
     return error;
 }
 
-/* APPENDS, SETITEMS, ADDITEMS: all above the last mark. */
+/* APPENDS, SETITEMS, ADDITEMS */
 errint_t
 pickle_add_marked_items(struct pickle_machine *m, enum pickle_kind kind, uint32_t step)
 {
@@ -221,7 +219,7 @@ pickle_add_marked_items(struct pickle_machine *m, enum pickle_kind kind, uint32_
     return error ? error : add_pickle_items(m, first, first - 1, kind, step);
 }
 
-/* APPEND, SETITEM. */
+/* APPEND, SETITEM */
 errint_t
 pickle_add_item(struct pickle_machine *m, enum pickle_kind kind, uint32_t step)
 {
@@ -230,8 +228,7 @@ pickle_add_item(struct pickle_machine *m, enum pickle_kind kind, uint32_t step)
     return add_pickle_items(m, m->depth - step, m->depth - step, kind, step);
 }
 
-/* LIST and DICT, of protocol 0: a container of all above the last mark, in the place of the mark.
- */
+/* LIST and DICT of protocol 0 */
 errint_t
 pickle_push_marked(struct pickle_machine *m, enum pickle_kind kind, uint32_t step)
 {
@@ -254,7 +251,7 @@ pickle_put_memo(struct pickle_machine *m, uint64_t index)
 {
     errint_t error;
 
-    /* Python counts from 0 (3) or 1 (2), once for each instruction. */
+    /* Python numbers PUT instructions consecutively, from 0 (Python 3) or 1 (Python 2). */
     if (index > ++m->puts)
         return pickle_refuse(m, "the memo has gaps");
     if (m->depth == 0 || m->stack[m->depth - 1] == PICKLE_VALUE_MARK)

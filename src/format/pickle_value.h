@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The values that pickle_read() (pickle.h) makes.
- */
+/* The values that pickle_read() (pickle.h) returns. */
 #ifndef FSTFS_FORMAT_PICKLE_VALUE_H
 #define FSTFS_FORMAT_PICKLE_VALUE_H
 
@@ -14,7 +12,7 @@ typedef uint32_t pickle_value;
 
 #define PICKLE_NUMBER_BIT UINT32_C(0x80000000)
 
-/* Values that every pickle has. */
+/* Values that are the same in every pickle. */
 enum {
     PICKLE_VALUE_NONE,
     PICKLE_VALUE_OPAQUE,
@@ -26,17 +24,17 @@ enum {
 
 enum pickle_kind {
     PICKLE_NONE,
-    PICKLE_OPAQUE, /* a value of no interest: a float, bytes, a set, an object */
+    PICKLE_OPAQUE, /* a value that is not kept: a float, bytes, a set, an object */
     PICKLE_MARK, /* internal */
     PICKLE_BOOL,
-    PICKLE_NUMBER, /* that does not fit in a pickle_value. a, b: low and high half, signed */
-    PICKLE_LONG, /* that does not fit in 64 bits. a: offset, b: length of its bytes in the text */
+    PICKLE_NUMBER, /* does not fit in a pickle_value. a, b: low and high half, signed */
+    PICKLE_LONG, /* does not fit in 64 bits. a: offset, b: length of its bytes in the text */
     PICKLE_STRING, /* a: offset, b: length in the text; not checked to be UTF-8 */
     PICKLE_TUPLE, /* a: first, b: count, in pickle->items */
     PICKLE_LIST, /* a: first entry, b: last entry, c: count */
-    PICKLE_DICT, /* the same; keys may occur twice, the last one counts */
+    PICKLE_DICT, /* as PICKLE_LIST; of entries with the same key, the last one is valid */
     PICKLE_GLOBAL, /* a: module, b: name; both are strings */
-    PICKLE_CALL, /* a: what is called, a PICKLE_GLOBAL; b: its arguments, a PICKLE_TUPLE */
+    PICKLE_CALL, /* a: the callee, a PICKLE_GLOBAL; b: its arguments, a PICKLE_TUPLE */
     PICKLE_PERSISTENT, /* a: the persistent ID, any value */
 };
 
@@ -45,24 +43,24 @@ struct pickle_node {
     uint32_t a, b, c;
 };
 
-/* Of a list or dictionary. */
+/* An entry of a list or dictionary. */
 struct pickle_entry {
     pickle_value key; /* of a dictionary only */
     pickle_value value;
-    uint32_t next; /* in pickle->entries; 0: it is the last one */
+    uint32_t next; /* index in pickle->entries; 0: the last entry */
 };
 
 struct pickle {
-    const char *text; /* borrowed: must live as long */
-    size_t length; /* bytes of the text that the pickle takes, its STOP included */
+    const char *text; /* borrowed; must outlive the pickle */
+    size_t length; /* bytes of the pickle, including its STOP */
     pickle_value root;
     uint32_t node_count, item_count, entry_count;
     struct pickle_node *nodes;
     pickle_value *items; /* of tuples */
-    struct pickle_entry *entries; /* [0] is not used */
+    struct pickle_entry *entries; /* [0] is unused */
 };
 
-/* The kind of a value; PICKLE_NUMBER for one within the value itself. */
+/* The kind of a value; PICKLE_NUMBER if PICKLE_NUMBER_BIT is set. */
 static inline enum pickle_kind
 pickle_kind_of(const struct pickle *pickle, pickle_value value)
 {

@@ -16,7 +16,7 @@ st_counts_bytes(const struct st_counts *counts)
            counts->text;
 }
 
-/* Nothing overflows: the counts are bounded by the length of the header. */
+/* Cannot overflow, because the counts are bounded by the length of the header. */
 bool
 st_builder_init(struct st_builder *builder, const struct st_counts *counts)
 {
@@ -109,7 +109,7 @@ compare_names(const struct st_tensor *a, const struct st_tensor *b, const char *
     return text_compare(text + a->name, a->name_length, text + b->name, b->name_length);
 }
 
-/* By offsets; tensors of the same bytes by name. */
+/* By offsets; by name if the offsets are equal. */
 static int
 compare_offsets(const void *a, const void *b, void *text)
 {
@@ -151,7 +151,7 @@ st_builder_check_names(const struct st_builder *builder, struct reason *reason)
     const struct st_tensor *tensors = builder->tensors;
     errint_t error = 0;
 
-    /* Without sorting if they are sorted by name. */
+    /* Names that are already sorted need no sorting to be compared. */
     while (i < count && compare_names(&tensors[i - 1], &tensors[i], builder->text) < 0)
         i++;
     if (i >= count)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See torch.h. The two formats differ in where the storages are: torch_source.c finds them. */
+/* See torch.h. The two formats differ only in where storages are; torch_source.c finds them. */
 #include "format/torch.h"
 
 #include "format/json.h"
@@ -23,23 +23,22 @@ enum {
 
 /* ---- one tensor ---- */
 
-/* A walk through the dictionaries of a file. */
+/* A traversal of the dictionaries of a file. */
 struct torch_walk {
     const struct pickle *pickle;
     struct torch_source *source;
     struct torch_file *file;
     struct reason *reason;
-    size_t
-        visits_left; /* values that may still be looked at: dictionaries may refer to each other */
-    pickle_value skipped_key; /* of the outermost dictionary, left out of names; or OPAQUE */
-    struct st_builder *builder; /* NULL: a pass that counts */
+    size_t visits_left; /* limits the traversal: dictionaries may contain each other */
+    pickle_value skipped_key; /* of the outermost dictionary, omitted in names; or OPAQUE */
+    struct st_builder *builder; /* NULL: this pass only counts */
     struct st_counts counts;
-    uint32_t found; /* tensors, refused ones too */
-    uint32_t with_tensors; /* entries of the outermost dictionary that have any */
-    pickle_value dict_with_tensors; /* the key of the last of them, if it is a dictionary */
-    uint32_t unnamed; /* keys on the way that cannot be a part of a name */
-    uint32_t depth; /* of dictionaries that are being walked */
-    bool changed; /* a pass found more than the one before */
+    uint32_t found; /* tensors, including refused ones */
+    uint32_t with_tensors; /* entries of the outermost dictionary that contain tensors */
+    pickle_value dict_with_tensors; /* key of the last of them if it is a dictionary; or OPAQUE */
+    uint32_t unnamed; /* keys of the current path that cannot be part of a name */
+    uint32_t depth; /* of nested dictionaries */
+    bool changed; /* this pass found more than the counting pass */
     size_t name_length;
     char name[NAME_BYTES_MAX];
 };
@@ -51,7 +50,7 @@ struct torch_tensor {
     uint64_t dims[RANK_MAX];
 };
 
-/* Counts a tensor that cannot be shown, and keeps the first reason. Never an error of the file. */
+/* Counts a tensor that cannot be shown, and keeps the first reason. The file remains valid. */
 static void refuse_tensor_of(struct torch_walk *walk, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -76,8 +75,8 @@ node_of(const struct torch_walk *walk, pickle_value value, enum pickle_kind kind
     return pickle_kind_of(walk->pickle, value) == kind ? &walk->pickle->nodes[value] : NULL;
 }
 
-/* The values of a tuple of whole numbers, or of torch.Size() of one. False: it is none, or longer
- * than RANK_MAX. */
+/* Reads a tuple of whole numbers or a torch.Size() of one. False: the value is neither, or has more
+ * than RANK_MAX elements. */
 static bool
 read_numbers(const struct torch_walk *walk, pickle_value tuple, uint64_t numbers[RANK_MAX],
              uint32_t *count)
@@ -98,15 +97,15 @@ read_numbers(const struct torch_walk *walk, pickle_value tuple, uint64_t numbers
     return true;
 }
 
-/* A storage: its bytes in the file. */
+/* A storage in the file. */
 struct storage {
     uint64_t offset, bytes;
     unsigned dtype; /* see struct torch_element */
 };
 
 /*
- * ('storage', TYPE, KEY, LOCATION, ELEMENTS), in the older format with a view of it, None or
- * (VIEW_KEY, OFFSET, ELEMENTS), behind.
+ * Reads ('storage', TYPE, KEY, LOCATION, ELEMENTS). In the older format there is a sixth element:
+ * None or a view of the storage, (VIEW_KEY, OFFSET, ELEMENTS).
  */
 static bool
 read_storage(struct torch_walk *walk, pickle_value value, struct storage *storage)
@@ -163,7 +162,7 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
     return true;
 }
 
-/* Row-major, without gaps; strides of dimensions of one element do not matter. */
+/* Row-major without gaps. Strides of dimensions with one element are ignored. */
 static bool
 is_contiguous(const struct torch_tensor *tensor, const uint64_t *strides)
 {
@@ -181,7 +180,7 @@ is_contiguous(const struct torch_tensor *tensor, const uint64_t *strides)
     return true;
 }
 
-/* Two float4 are one element for torch, and two for safetensors. */
+/* Two float4 values are one element in torch and two in safetensors. */
 static bool
 double_last_dimension(struct torch_walk *walk, struct torch_tensor *tensor)
 {
@@ -192,7 +191,7 @@ double_last_dimension(struct torch_walk *walk, struct torch_tensor *tensor)
     return false;
 }
 
-/* (STORAGE, OFFSET, SIZE, STRIDE, REQUIRES_GRAD, HOOKS[, DTYPE][, METADATA]) */
+/* Reads (STORAGE, OFFSET, SIZE, STRIDE, REQUIRES_GRAD, HOOKS[, DTYPE][, METADATA]). */
 static bool
 read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
              struct torch_tensor *tensor)
@@ -245,7 +244,7 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
             elements = 0, overflow = false;
     overflow |= __builtin_mul_overflow(elements, (uint64_t)dtype_bits(tensor->dtype), &bytes);
     bytes /= 8;
-    /* The offset is in elements of torch, of which float4 has two in a byte. */
+    /* The offset is in elements of torch; one of float4 is a byte with two values. */
     overflow |= __builtin_mul_overflow(
         offset, tensor->dtype == DTYPE_F4 ? UINT64_C(1) : dtype_bits(tensor->dtype) / 8, &offset);
     overflow |= __builtin_add_overflow(offset, bytes, &end);
@@ -258,7 +257,7 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
     return true;
 }
 
-/* Classes that are tensors as such: what torch.save() keeps of them is the tensor. */
+/* Classes that add nothing to a tensor that torch.save() stores. */
 static bool
 is_plain_class(const struct torch_walk *walk, pickle_value global)
 {
@@ -273,7 +272,7 @@ calls(const struct torch_walk *walk, const struct pickle_node *call, const char 
     return pickle_is_global(walk->pickle, call->a, "torch._utils", function);
 }
 
-/* Kinds of tensors that have no bytes of their own in order, by the function that makes them. */
+/* Tensors that are not stored as contiguous elements, by the function that rebuilds them. */
 static const struct {
     const char *function, *why;
 } refused_functions[] = {
@@ -289,14 +288,14 @@ static const struct {
 
 enum tensor_verdict { NO_TENSOR, TENSOR_REFUSED, TENSOR_FOUND };
 
-/* Whether the value is a tensor, and where its bytes are. */
+/* Whether the value is a tensor; sets its dtype, shape and offsets. */
 static enum tensor_verdict
 look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor *tensor)
 {
     const struct pickle_node *call = node_of(walk, value, PICKLE_CALL);
     unsigned wrappers = 0;
 
-    /* A parameter around a tensor, which may be of a class that says how it is rebuilt. */
+    /* Unwraps parameters. The tensor may have a class with its own function to rebuild it. */
     while (call && (calls(walk, call, "_rebuild_parameter") ||
                     calls(walk, call, "_rebuild_parameter_with_state") ||
                     calls(walk, call, "_rebuild_device_tensor_from_cpu_tensor"))) {
@@ -446,7 +445,7 @@ walk_dictionary(struct torch_walk *walk, pickle_value dict)
     return error;
 }
 
-/* One pass over all tensors. */
+/* Traverses all tensors once. */
 static errint_t
 walk_root(struct torch_walk *walk)
 {
@@ -465,7 +464,7 @@ walk_root(struct torch_walk *walk)
     return walk_value(walk, walk->pickle->root);
 }
 
-/* Counts, with the names that the tensors get. */
+/* Chooses the skipped key, and counts tensors and the sizes of their names and shapes. */
 static errint_t
 count_tensors(struct torch_walk *walk)
 {
@@ -513,9 +512,8 @@ fill_torch_table(struct torch_walk *walk)
 
 /* ---- imports ---- */
 
-/* What torch.load(weights_only=True) allows besides storage classes and dtypes
- * (torch/_weights_only_unpickler.py, `_get_allowed_globals`); NULL: any name of the module that
- * ends in "Tensor". */
+/* Globals that torch.load(weights_only=True) allows, besides storage classes and dtypes
+ * (torch/_weights_only_unpickler.py, `_get_allowed_globals`). */
 static const struct {
     const char *module, *name;
 } allowed_globals[] = {
@@ -599,9 +597,9 @@ global_text(const struct pickle *pickle, const struct pickle_node *global)
     return line.data;
 }
 
-enum { IMPORTS_MAX = 1000 }; /* that are listed */
+enum { IMPORTS_MAX = 1000 }; /* most imports that are listed, duplicates included */
 
-/* The globals that are not allowed, once each. */
+/* Appends each global that is not allowed once, sorted. */
 static errint_t
 list_imports(const struct pickle *pickle, struct buffer *imports, struct reason *reason)
 {

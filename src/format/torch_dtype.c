@@ -6,7 +6,7 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Storage classes, of the modules torch and torch.cuda. */
+/* Storage classes of the modules in torch_storage_class(). */
 static const struct {
     const char *name;
     struct torch_element element;
@@ -23,7 +23,7 @@ static const struct {
     {"_UntypedStorage", {TORCH_UNTYPED, 1}},
 };
 
-/* dtypes that a tensor in an untyped storage names: torch.NAME. */
+/* torch.NAME: dtypes of tensors in untyped storages. */
 static const struct {
     const char *name;
     enum dtype dtype;
@@ -47,7 +47,7 @@ static const struct {
     {"float8_e5m2", DTYPE_F8_E5M2},
     {"float8_e5m2fnuz", DTYPE_F8_E5M2FNUZ},
     {"float8_e8m0fnu", DTYPE_F8_E8M0},
-    {"float4_e2m1fn_x2", DTYPE_F4}, /* two to an element of torch */
+    {"float4_e2m1fn_x2", DTYPE_F4}, /* an element of torch has two values */
 };
 
 bool

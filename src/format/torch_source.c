@@ -14,9 +14,9 @@
 #include <string.h>
 
 enum {
-    FIRST_READ = 16384, /* of the older format */
-    MAGIC_BYTES_MAX = 64, /* of its first pickle */
-    LOCAL_HEADER_READ = 512, /* bytes read ahead at each local header */
+    FIRST_READ = 16384, /* bytes of the first read of the older format */
+    MAGIC_BYTES_MAX = 64, /* most bytes of its first pickle */
+    LOCAL_HEADER_READ = 512, /* bytes of readahead at each local header */
 };
 
 #define LOCAL_HEADER_MAGIC "PK\003\004"
@@ -38,7 +38,7 @@ parse_root(const char *text, size_t length, struct pickle *pickle, struct reason
 
 /* ---- zip archives ---- */
 
-/* The one member DIRECTORY/data.pkl; its directory is the prefix of all records. */
+/* Finds the only member DIRECTORY/data.pkl. Its directory is the prefix of all records. */
 static errint_t
 find_prefix(struct torch_source *source, struct reason *reason)
 {
@@ -69,7 +69,7 @@ find_prefix(struct torch_source *source, struct reason *reason)
                               "a zip archive without " DATA_PKL ": not of torch.save()");
 }
 
-/* The record, a member below the prefix; NULL: there is none. */
+/* The member PREFIX + `folder` + `key`, or NULL. */
 static struct zip_member *
 find_record(const struct torch_source *source, const char *folder, const char *key, size_t length)
 {
@@ -111,7 +111,7 @@ refuse_byte_order(struct reason *reason)
                       "its byte order is not little-endian, the only one that is read");
 }
 
-/* Archives before PyTorch 2.0 have no record of the byte order, and are little-endian. */
+/* Archives of PyTorch before 2.0 have no record "byteorder" and are little-endian. */
 static errint_t
 check_byte_order(struct torch_source *source, struct reason *reason)
 {
@@ -157,8 +157,7 @@ read_data_pkl(struct torch_source *source, struct reason *reason)
     return error == -ENODATA ? -EBADMSG : error;
 }
 
-/* Lets the kernel read all local headers at once: on storage with latency they would be waited for
- * one after the other. */
+/* Starts readahead of all local headers, so that their latencies overlap. */
 static void
 read_ahead_local_headers(const struct torch_source *source)
 {
@@ -192,15 +191,16 @@ open_archive(struct torch_source *source, struct reason *reason)
 /* ---- the older format ---- */
 
 /*
- * Pickles of a magic number, a version, a dictionary about the system, the tensors, and a list of
- * keys of storages; then the storages in that order, each behind its number of elements (8 bytes).
+ * Five pickles: a magic number, a version, a dictionary that describes the system, the tensors, and
+ * a list of storage keys. The storages follow in the order of that list, each after its number of
+ * elements (8 bytes).
  */
 
 static const unsigned char legacy_magic[] = {0x6c, 0xfc, 0x9c, 0x46, 0xf9,
                                              0x20, 0x6a, 0xa8, 0x50, 0x19};
 #define LEGACY_VERSION 1001
 
-/* Whether the first pickle is the magic number; 2^80 > it, so it has 10 bytes. */
+/* Whether the first pickle is the magic number, which has 10 bytes. */
 static bool
 is_legacy_magic(const struct pickle *pickle)
 {
@@ -210,7 +210,7 @@ is_legacy_magic(const struct pickle *pickle)
            memcmp(pickle->text + node->a, legacy_magic, sizeof(legacy_magic)) == 0;
 }
 
-/* False unless the value of `key` in the dictionary is False. */
+/* Whether the dictionary has the value False for `key`. */
 static bool
 is_false(const struct pickle *pickle, const char *key)
 {
@@ -226,7 +226,7 @@ is_false(const struct pickle *pickle, const char *key)
     return false;
 }
 
-/* Whether the text begins with the pickle of the magic number; sets its length. */
+/* Whether the text begins with the pickle of the magic number; sets the length of the pickle. */
 static bool
 read_legacy_magic(const char *text, size_t have, size_t *length)
 {
@@ -242,7 +242,7 @@ read_legacy_magic(const char *text, size_t have, size_t *length)
     return is_magic;
 }
 
-/* The pickles in front of the tensors, which begin at *at then. */
+/* Reads the pickles before that of the tensors, and sets *at to the offset of that one. */
 static errint_t
 read_legacy_head(const struct torch_source *source, size_t have, size_t *at, struct reason *reason)
 {
@@ -305,7 +305,7 @@ find_storage(const struct torch_source *source, const char *key, size_t length)
     return NULL;
 }
 
-/* All storages that the tensors refer to, by key. */
+/* Collects the storages that tensors refer to, sorted by key. */
 static errint_t
 collect_storages(struct torch_source *source, struct reason *reason)
 {
@@ -351,7 +351,7 @@ collect_storages(struct torch_source *source, struct reason *reason)
     return 0;
 }
 
-/* Where each storage of the list is: behind the one before it. */
+/* Sets the offsets of the listed storages, which are stored one after another from `at` on. */
 static errint_t
 locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t at,
                 struct reason *reason)
@@ -396,7 +396,7 @@ locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t
     return 0;
 }
 
-/* Reads the pickles of the first `have` bytes. -ENODATA: there are more. */
+/* Reads the pickles, if they end within the first `have` bytes; -ENODATA if they do not. */
 static errint_t
 read_legacy(struct torch_source *source, size_t have, struct reason *reason)
 {
@@ -427,12 +427,12 @@ drop_legacy(struct torch_source *source)
     source->storages = NULL;
     source->storage_count = 0;
     if (source->text)
-        explicit_bzero(source->text, source->text_length); /* behind the pickles are weights */
+        explicit_bzero(source->text, source->text_length); /* weights may follow the pickles */
     free(source->text);
     source->text = NULL;
 }
 
-/* Where the pickles end is known when they have been read: with twice as much each time. */
+/* The length of the pickles is not known before they are read: doubles the text until they fit. */
 static errint_t
 open_legacy(struct torch_source *source, struct reason *reason)
 {

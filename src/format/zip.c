@@ -13,12 +13,12 @@
 
 enum {
     END_BYTES = 22, /* the end record without its comment */
-    LOCATOR_BYTES = 20, /* of zip64's end record */
+    LOCATOR_BYTES = 20, /* locator of the zip64 end record */
     END64_BYTES = 56,
-    ENTRY_BYTES = 46, /* of the directory, without name, extra field and comment */
-    LOCAL_BYTES = 30, /* a local header, without name and extra field */
+    ENTRY_BYTES = 46, /* an entry of the central directory without its variable fields */
+    LOCAL_BYTES = 30, /* a local header without its variable fields */
     COMMENT_MAX = 65535,
-    NAME_MAX_BYTES = 512, /* of a member that is located */
+    NAME_MAX_BYTES = 512, /* longest name of a member that zip_locate() accepts */
     EXTRA_ZIP64 = 0x0001,
 };
 
@@ -42,12 +42,12 @@ refuse_member(struct reason *reason, const char *rule, const struct zip *zip,
 
 /* ---- the end of the archive ---- */
 
-/* The end record, at `at` of the file. */
+/* The values of the end record; `at` is its offset in the file. */
 struct zip_end {
     uint64_t at, start, length, count;
 };
 
-/* zip64's end record, if its locator is directly before the end record: it takes its place. */
+/* Replaces *end by the zip64 end record if a locator of one is directly before the end record. */
 static errint_t
 read_end64(int fd, struct zip_end *end, struct reason *reason)
 {
@@ -79,7 +79,8 @@ read_end64(int fd, struct zip_end *end, struct reason *reason)
     return 0;
 }
 
-/* The end record: its comment ends where the file does. Sets *at to its place in `tail`. */
+/* Finds the end record, whose comment reaches to the end of the file; *at is its offset in `tail`.
+ */
 static errint_t
 find_end(const unsigned char *tail, size_t length, size_t *at, struct reason *reason)
 {
@@ -102,7 +103,7 @@ read_end(int fd, uint64_t file_size, struct zip_end *end, struct reason *reason)
 {
     size_t length =
         file_size < END_BYTES + COMMENT_MAX ? (size_t)file_size : END_BYTES + COMMENT_MAX;
-    unsigned char *tail = malloc(length + 1); /* never of size 0 */
+    unsigned char *tail = malloc(length + 1); /* + 1: never 0 */
     size_t at = 0;
     errint_t error;
 
@@ -117,7 +118,7 @@ read_end(int fd, uint64_t file_size, struct zip_end *end, struct reason *reason)
     if (!error)
         *end = (struct zip_end){file_size - length + at, bytes_u32(tail + at + 16),
                                 bytes_u32(tail + at + 12), bytes_u16(tail + at + 10)};
-    explicit_bzero(tail, length); /* the end of a file that is no archive may be weights */
+    explicit_bzero(tail, length); /* may contain weights if the file is not an archive */
     free(tail);
     return error;
 }
@@ -156,7 +157,7 @@ zip_find_directory(int fd, uint64_t file_size, uint64_t *start, uint64_t *length
 
 /* ---- the central directory ---- */
 
-/* Takes a 64-bit value of the zip64 extra field where the entry has 0xffffffff. */
+/* Takes the next value of the zip64 extra field if the entry has 0xffffffff in its place. */
 static bool
 take_zip64(const unsigned char **at, size_t *left, uint64_t *value)
 {
@@ -170,7 +171,8 @@ take_zip64(const unsigned char **at, size_t *left, uint64_t *value)
     return true;
 }
 
-/* Looks for the zip64 extra field. False: the fields are malformed, or it lacks a value. */
+/* Applies the zip64 extra field, if there is one. False: the extra fields are malformed, or lack a
+ * value. */
 static bool
 read_extra(const unsigned char *extra, size_t length, struct zip_member *member)
 {
@@ -311,8 +313,9 @@ zip_find(const struct zip *zip, const char *name, size_t length)
 
 /* ---- local headers ---- */
 
-/* Sizes and checksum of a local header agree with the directory, or are left to it: 0 where a data
- * descriptor follows the data, 0xffffffff where the zip64 extra field has them. */
+/* Whether a size or checksum of a local header agrees with the central directory. It may be
+ * omitted: 0 if a data descriptor follows the data, 0xffffffff if it is in the zip64 extra field.
+ */
 static bool
 agrees(uint32_t local, uint64_t value, uint16_t flags)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The directory of a zip archive, as far as PyTorch's checkpoints need it: where the bytes of
- * stored members are. No threads, no state; nothing is decompressed.
+ * Reads the central directory of a zip archive and finds the bytes of stored members in the file,
+ * for checkpoints of PyTorch. No threads, no state; nothing is decompressed.
  *
- * Libraries such as libzip do not tell the offset of a member's data in the file, which is all that
- * is asked here, and accept archives that two readers understand differently. This reader refuses
- * those: one central directory, directly before its end record, and local headers that agree with
- * it. Format: APPNOTE.TXT 6.3 (PKWARE), with zip64.
+ * Libraries such as libzip do not report the offset of a member's data, and accept archives that
+ * other readers interpret differently. This reader refuses such archives: there must be one central
+ * directory, directly before its end record, and local headers must agree with it. Format:
+ * APPNOTE.TXT 6.3 (PKWARE), with zip64.
  */
 #ifndef FSTFS_FORMAT_ZIP_H
 #define FSTFS_FORMAT_ZIP_H
@@ -18,8 +18,8 @@
 
 #define ZIP_MAX_DIRECTORY (UINT64_C(64) << 20) /* bytes of a central directory */
 
-/* Reading a central directory of N bytes takes at most this many times N of memory: for its text,
- * and for sorting a struct zip_member for each entry of at least 46 bytes. */
+/* Reading a central directory of N bytes takes at most ZIP_FACTOR * N bytes of memory: for its
+ * text, and for a struct zip_member, and sorting it, for each entry of at least 46 bytes. */
 #define ZIP_FACTOR UINT64_C(4)
 
 enum { ZIP_STORED = 0, ZIP_ENCRYPTED_FLAG = 1 << 0 };
@@ -30,40 +30,41 @@ struct zip_member {
     uint64_t size; /* bytes of the content */
     uint64_t packed; /* bytes in the archive; equal to `size` for a stored member */
     uint32_t name; /* in zip->directory */
-    uint32_t crc; /* CRC-32 of the content; 0: PyTorch can leave it out */
+    uint32_t crc; /* CRC-32 of the content; may be 0, because PyTorch can omit it */
     uint16_t name_length;
-    uint16_t method; /* ZIP_STORED or a compression */
+    uint16_t method; /* ZIP_STORED or a compression method */
     uint16_t flags;
 };
 
 struct zip {
     int fd; /* borrowed */
-    uint64_t directory_start; /* offset of the central directory, where the members end */
+    uint64_t directory_start; /* offset of the central directory; members are before it */
     uint32_t count;
-    struct zip_member *members; /* by name, without duplicates; malloc'ed */
-    char *directory; /* the central directory, which has the names; malloc'ed */
+    struct zip_member *members; /* sorted by name, without duplicates; malloc'ed */
+    char *directory; /* the bytes of the central directory; malloc'ed */
 };
 
 /*
- * Finds the central directory of the open file `fd` of `file_size` bytes: its offset and length.
- * -EBADMSG with a reason: not an archive, or refused; errors of pread(2), with a reason.
+ * Finds the central directory of the open file `fd` of `file_size` bytes: its offset, its length
+ * and the number of its entries. With a reason: -EBADMSG (not an archive, or refused), -ENOMEM,
+ * -ESTALE (the file became shorter), errors of pread(2).
  */
 errint_t zip_find_directory(int fd, uint64_t file_size, uint64_t *start, uint64_t *length,
                             uint64_t *count, struct reason *reason);
 
-/* Reads that directory. The local headers are not read. -EBADMSG with a reason; -ENOMEM. */
+/* Reads that central directory, but no local headers. zip_free() frees `zip`. Errors as above. */
 errint_t zip_read(int fd, uint64_t start, uint64_t length, uint64_t count, struct zip *zip,
                   struct reason *reason);
 void zip_free(struct zip *zip); /* all zero is allowed */
 
-/* The member of this name; NULL: there is none. */
+/* The member with this name, or NULL. */
 struct zip_member *zip_find(const struct zip *zip, const char *name, size_t length);
 
-/* Reads the local header of a stored member, compares it with the directory, and sets
- * `member->data`. -EBADMSG with a reason. */
+/* Reads the local header of a stored member, compares it with the central directory, and sets
+ * `member->data`. Errors as above. */
 errint_t zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reason);
 
-/* Refuses an archive in which located members overlap. */
+/* Refuses an archive in which located members overlap: -EBADMSG with a reason; -ENOMEM. */
 errint_t zip_check_overlap(const struct zip *zip, struct reason *reason);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The catalog: its life, its memory, and the table of directories. */
+/* The catalog: creation and destruction, reclaiming of memory, and the table of directories. */
 #include "catalog/catalog.h"
 
 #include "base/clock.h"
@@ -13,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Takes out a checkpoint of the directory that nothing else refers to. NULL: there is none. Does
- * not wait. */
+/* Removes and returns a checkpoint of the directory that has no other references. NULL: there is
+ * none. Does not wait. */
 static struct checkpoint *
 take_idle_checkpoint(struct source_dir *dir)
 {
@@ -29,8 +29,9 @@ take_idle_checkpoint(struct source_dir *dir)
 }
 
 /*
- * Frees the kept index, or else one checkpoint that nothing else refers to. Returns false if there
- * is neither. The caller may hold locks of directories and checkpoints, so these are only tried.
+ * Frees the kept index, or else one checkpoint that has no other references. Returns false if there
+ * is neither. The caller may hold locks of directories and checkpoints, so these are only taken by
+ * trylock.
  */
 static bool
 reclaim_headers(void *arg)

@@ -27,7 +27,7 @@
 #include <sys/types.h>
 
 enum { CATALOG_CHECK_MS = 400 };
-/* While a thread checks a checkpoint, others get the known version for this much longer. */
+/* While one thread checks a checkpoint, others still get the known version for this long. */
 enum { CATALOG_LOOKING_MS = 100 };
 
 struct catalog;
@@ -36,8 +36,9 @@ struct listing;
 struct checkpoint;
 
 /*
- * Owner, group and permission bits that the mount shows. They are information and grant nothing:
- * where other users may enter the mount, each open asks the kernel (view/permission.h).
+ * Owner, group and permission bits that the mount shows. They are only informational: if other
+ * users can access the mount, the permissions of each open are checked against the source
+ * (view/permission.h).
  */
 struct ownership {
     uid_t owner;
@@ -74,7 +75,7 @@ struct group {
     uint32_t missing_count; /* shards that should exist */
     enum group_kind kind;
     bool second; /* an earlier group of the listing has the same stem */
-    bool shadowed; /* and the same suffix: that one has precedence */
+    bool shadowed; /* and the same suffix: the earlier group has precedence */
     struct group_state *state; /* private: its current version */
 };
 
@@ -127,7 +128,7 @@ struct checkpoint {
     uint64_t total_size;
     char *index_metadata; /* of its index: a valid JSON object, owned; NULL: none */
     size_t index_metadata_length;
-    /* Why it cannot be shown as a whole, in merged/ and re-cut; NULL: it can. A static string. */
+    /* Why the checkpoint cannot be shown merged or re-cut; NULL: it can. A static string. */
     const char *unsound;
     struct problem_set *problems; /* the view may add to it */
     /* What the view derived from this version. Set once (compare and swap from NULL), freed by
@@ -150,8 +151,8 @@ checkpoint_tensor(const struct checkpoint *checkpoint, struct tensor_ref ref)
 
 struct catalog_options {
     const char *source; /* path of an existing directory */
-    /* Opens it with O_PATH. Otherwise it is opened for reading, and a FUSE server below it lists
-     * it. */
+    /* Opens the source with O_PATH. If false, it is opened for reading, which makes an underlying
+     * FUSE server read the directory. */
     bool path_only;
     void (*derived_free)(void *derived);
     struct problem_watch problems; /* all zero: problems go to the log */
@@ -165,8 +166,8 @@ void catalog_free(struct catalog *catalog);
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
 int catalog_source_fd(const struct catalog *catalog); /* its descriptor, owned by the catalog */
 struct problems *catalog_problems(struct catalog *catalog);
-/* The budget for headers and what is made of them. NULL if `catalog` is NULL, as in the checkpoints
- * of fstfs-pack. */
+/* The budget for headers and the objects built from them. NULL if `catalog` is NULL, as in the
+ * checkpoints of fstfs-pack. */
 struct header_budget *catalog_budget(struct catalog *catalog);
 errint_t catalog_statvfs(struct catalog *catalog, struct statvfs *out);
 
@@ -189,11 +190,11 @@ const char *source_dir_path(const struct source_dir *dir); /* relative to the so
 /* st_dev by the last source_dir_stat(); 0: there was none. Does not wait. */
 uint64_t source_dir_device(const struct source_dir *dir);
 
-/* stat of the directory itself. -ENOENT, -ENOTDIR, ... */
+/* stat(2) of the directory itself. */
 errint_t source_dir_stat(struct source_dir *dir, struct stat *st);
 
 /* Makes the next request for the listing or for a checkpoint of the directory check the source,
- * even if that was done just before. */
+ * however recent the last check is. */
 void source_dir_expire(struct source_dir *dir);
 /* Makes the next request for the listing check the directory and its indexes. If they have changed,
  * the next requests for its checkpoints check the shards, too. */
@@ -211,7 +212,7 @@ listing_ref(struct listing *listing)
 }
 void listing_unref(struct listing *listing);
 
-/* stat of the regular file `name` in the directory, following links. */
+/* stat(2) of the regular file `name` in the directory, following links. */
 errint_t source_dir_file(struct source_dir *dir, const char *name, struct source_file *file);
 /* A backing for this version of the file. NULL: out of memory. */
 struct backing *source_dir_backing(struct source_dir *dir, const char *name,
@@ -220,8 +221,8 @@ struct backing *source_dir_backing(struct source_dir *dir, const char *name,
 /* Why the index file `name` cannot be used: an error with its reason, or 0 if it can. */
 errint_t source_dir_check_index(struct source_dir *dir, const char *name, struct reason *reason);
 
-/* The current version of a group's checkpoint; a new reference. Fails only if out of memory: what
- * is wrong with the shards is in the checkpoint. */
+/* The current version of a group's checkpoint; a new reference. Fails only if out of memory:
+ * problems of the shards are recorded in the checkpoint. */
 errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
                           struct checkpoint **checkpoint);
 /* The same for a group that is not from a listing: its `state` is not used, and the headers are

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Puts the shards of a checkpoint together: reads their headers in parallel, merges their tensors
- * by name, and reports what is wrong with them. */
+/* Assembles a checkpoint from its shards: reads their headers in parallel, merges their tensors by
+ * name, and reports problems. */
 #include "base/parallel.h"
 #include "base/text.h"
 #include "catalog/private.h"
@@ -21,7 +21,7 @@ struct checkpoint_loader {
     struct checkpoint *checkpoint;
 };
 
-/* The shard of the version before, if its file is unchanged. */
+/* Returns the shard of the previous version if its file is unchanged. */
 static struct shard *
 reuse_shard(const struct checkpoint_loader *loader, const char *name)
 {
@@ -53,7 +53,7 @@ load_or_reuse_shard(void *arg, size_t i)
     loader->checkpoint->shards[i] = shard;
 }
 
-/* ---- putting together ---- */
+/* ---- assembling ---- */
 
 /* Quotes the name of the tensor's shard, for a message. */
 static char *
@@ -215,7 +215,7 @@ read_checkpoint_index(struct checkpoint *checkpoint, struct source_dir *dir, con
     return 0;
 }
 
-/* Memory for sorting: the names, and as much again for qsort(). */
+/* Bytes for sorting: the names, and the same again for qsort(). */
 static uint64_t
 gathering_bytes(size_t count)
 {
@@ -257,7 +257,7 @@ sort_tensors(struct checkpoint *checkpoint, size_t count, const char *file,
     return refs ? 0 : -ENOMEM;
 }
 
-/* Copies what remains known of the index once it is freed. */
+/* Copies the metadata of the index, which outlives the index. */
 static errint_t
 keep_index_metadata(struct checkpoint *checkpoint, const struct st_index *index)
 {
@@ -284,7 +284,7 @@ gather_nothing(struct checkpoint *checkpoint, size_t count)
     return 0;
 }
 
-/* One shard: all checkpoints of this file share its list. */
+/* A single shard: all checkpoints of this file share its list of tensors. */
 static errint_t
 gather_alone(struct checkpoint *checkpoint)
 {
@@ -360,9 +360,9 @@ is_later(const struct timespec *a, const struct timespec *b)
 }
 
 /*
- * The ownership of a file that is made of several: the owner and the group if they have the same,
- * and the permission bits that all have. If owners differ, the owner is the mounting user, who has
- * read all headers and may therefore read it.
+ * The ownership of a file that is made of several: their common owner and group, and the permission
+ * bits that all have. If owners differ, the owner is the mounting user, who could read all headers
+ * and may therefore read the file.
  */
 static struct ownership
 combine_ownership(struct ownership a, struct ownership b)
@@ -377,7 +377,7 @@ combine_ownership(struct ownership a, struct ownership b)
     return a;
 }
 
-/* Sets ownership and time of the checkpoint, and reports what is wrong with its shards. */
+/* Sets ownership and time of the checkpoint, and reports the problems of its shards. */
 static void
 summarize_shards(struct checkpoint *checkpoint)
 {
@@ -464,7 +464,7 @@ checkpoint_unref(struct checkpoint *checkpoint)
     checkpoint_free(checkpoint);
 }
 
-/* Copies `text` to *room, which it moves behind the copy. */
+/* Copies `text` to *room and advances *room past the copy. */
 static const char *
 copy_into(char **room, const char *text)
 {
@@ -527,7 +527,7 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
     }
     count_checkpoint(checkpoint, true);
 #ifdef __GLIBC__
-    /* Parsing leaves holes as large as the tables in the heap of every thread. */
+    /* Parsing leaves free memory of the size of the tables in every thread's heap: return it. */
     if (checkpoint->tensor_count > 4096)
         malloc_trim(0);
 #endif

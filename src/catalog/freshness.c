@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The current version of a checkpoint. It is checked when it is asked for, at most once in
- * CATALOG_CHECK_MS, by one thread, without a lock. Other callers get the known version for
+ * The current version of a checkpoint. It is checked on request, at most once in CATALOG_CHECK_MS,
+ * by one thread, without a lock. Meanwhile other callers get the known version for
  * CATALOG_LOOKING_MS more, and wait after that.
  */
 #include "base/clock.h"
@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Up to this number of files are checked one after another: threads would take longer. */
+/* Up to this number of files are checked sequentially, which is faster than starting threads. */
 enum { FEW_SHARDS = 8 };
 
 struct group_state {
@@ -20,8 +20,8 @@ struct group_state {
     pthread_mutex_t lock; /* guards the rest; held while headers are read, but not during a check */
     pthread_cond_t check_ended; /* is_checking has become false */
     bool is_checking; /* a thread checks the files of the checkpoint */
-    struct checkpoint *checkpoint; /* NULL: not loaded, or taken out */
-    struct problem_set *problems; /* of the checkpoint that was taken out; NULL: none was */
+    struct checkpoint *checkpoint; /* NULL: not loaded, or reclaimed */
+    struct problem_set *problems; /* of the reclaimed checkpoint; NULL: none */
     uint64_t checked; /* monotonic_ms() */
 };
 
@@ -30,7 +30,7 @@ struct group_state {
 struct freshness_check {
     struct source_dir *dir;
     const struct checkpoint *checkpoint;
-    atomic_bool differs; /* and no more files are checked */
+    atomic_bool differs; /* a file has changed; the rest is not checked */
 };
 
 static void
@@ -43,8 +43,8 @@ check_shard(void *arg, size_t i)
         atomic_store(&check->differs, true);
 }
 
-/* Whether it must be loaded again although its files are unchanged: a shard may be readable now, or
- * there may be memory. */
+/* Whether it must be loaded again although its files are unchanged: a refused shard may be readable
+ * now, or the budget may have room. */
 static bool
 is_temporary(const struct checkpoint *checkpoint)
 {
@@ -75,7 +75,7 @@ files_are_unchanged(struct source_dir *dir, const struct checkpoint *checkpoint)
 }
 
 /* Whether there is a checkpoint and no version of its shards has ended, as far as is known without
- * a look at the files. */
+ * checking the files. */
 static bool
 is_usable(const struct group_state *state)
 {
@@ -89,8 +89,8 @@ is_usable(const struct group_state *state)
 
 enum check_result { CHECK_UNCHANGED, CHECK_CHANGED, CHECK_REPLACED };
 
-/* Checks the files of the checkpoint. The lock, which the caller holds, is released meanwhile, so
- * that the checkpoint may be replaced. */
+/* Checks the files of the checkpoint. The caller's lock is released during the check, so another
+ * thread may replace the checkpoint. */
 static enum check_result
 check_files_locked(struct source_dir *dir, struct group_state *state)
 {
@@ -112,7 +112,7 @@ check_files_locked(struct source_dir *dir, struct group_state *state)
     return result;
 }
 
-/* ---- asking ---- */
+/* ---- requests ---- */
 
 static errint_t
 reload_locked(struct source_dir *dir, const struct group *group, struct group_state *state)
@@ -131,8 +131,8 @@ reload_locked(struct source_dir *dir, const struct group *group, struct group_st
     return error;
 }
 
-/* Whether the checkpoint can be returned without a check. If the last one is too old and another
- * thread is checking, waits for that. */
+/* Whether the checkpoint can be returned without a check. If the last check is too old and another
+ * thread is checking, waits for that thread. */
 static bool
 is_fresh_locked(struct source_dir *dir, struct group_state *state)
 {

@@ -36,8 +36,8 @@ make_stem(char stem[256], const char *a, size_t a_length, const char *b, size_t 
     return true;
 }
 
-/* Whether `rest`, what follows the suffix in a file name, makes it the name of an index:
- * .index.json, .index.VARIANT.json or .VARIANT.index.json. The variant is empty in the first. */
+/* Whether `rest`, the part of a file name after the suffix, is that of an index: .index.json,
+ * .index.VARIANT.json or .VARIANT.index.json. The variant of the first form is empty. */
 static bool
 split_index_rest(const char *rest, const char **variant, size_t *length)
 {
@@ -71,7 +71,7 @@ split_index_name(const char *file, char stem[256], const char **suffix, size_t *
     const char *variant;
     size_t length, end;
 
-    /* The last suffix: a stem may contain one, too. */
+    /* Search backwards for the suffix: the stem may contain one, too. */
     for (end = strlen(file); end > 0; end--) {
         if (file[end] != '.')
             continue;
@@ -183,7 +183,7 @@ group_single_name(const char *file, char stem[256])
 
 /* ---- grouping ---- */
 
-/* What a file is used as. */
+/* How a file is used. */
 enum { USE_NONE, USE_SHARD, USE_INDEX };
 
 struct numbered {
@@ -201,8 +201,8 @@ struct grouper {
     unsigned char *use; /* of each file: USE_... */
     struct group *groups;
     size_t group_count;
-    /* While these arrays grow, the stems and members of groups are offsets in them. Then
-     * resolve_groups() makes them pointers. */
+    /* These arrays move as they grow, so the stems and members of groups are offsets in them until
+     * resolve_groups() turns them into pointers. */
     struct buffer stems;
     const char **members;
     size_t member_count;
@@ -251,7 +251,7 @@ add_member(struct grouper *grouper, const char *name)
     grouper->members[grouper->member_count++] = name;
 }
 
-/* Adds a group of the members from `first` on. `stem`: an offset. */
+/* Adds a group whose members start at index `first`. `stem`: an offset. */
 static void
 add_group(struct grouper *grouper, enum group_kind kind, size_t stem, const char *index,
           size_t first, uint32_t missing)

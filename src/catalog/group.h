@@ -5,7 +5,7 @@
  *
  * A checkpoint is (1) the shards that an index names, else (2) the files
  * STEM-NNNNN-of-MMMMM.safetensors with the same M, else (3) one STEM.safetensors. The suffix may
- * also be ".sft", and in any letter case; files that differ in it belong to different checkpoints
+ * also be ".sft", in any letter case. Files with different suffixes belong to different checkpoints
  * unless an index names them.
  */
 #ifndef FSTFS_CATALOG_GROUP_H
@@ -18,11 +18,11 @@
 #include <stdint.h>
 
 /*
- * Whether `file` is the name of an index, and of which stem, in the spellings that transformers and
- * diffusers read:
+ * Whether `file` is the name of an index in one of the forms that transformers and diffusers read;
+ * writes the stem to `stem`, which may be NULL:
  *   STEM.safetensors.index.json
  *   STEM.safetensors.index.VARIANT.json, STEM.safetensors.VARIANT.index.json
- * (the stem of the latter two is STEM.VARIANT). `stem` may be NULL.
+ * (the stem of the last two is STEM.VARIANT).
  */
 bool group_index_name(const char *file, char stem[256]);
 
@@ -30,8 +30,9 @@ bool group_index_name(const char *file, char stem[256]);
 int group_compare_names(const struct group *x, const struct group *y);
 
 /*
- * The name of an index for `stem`: in the first spelling, or in the second if the stem is one of
- * the Hugging Face libraries with a variant (model.fp16 -> model.safetensors.index.fp16.json).
+ * The name of an index for `stem`: in the first form, or in the second if the stem is a standard
+ * one of the Hugging Face libraries with a variant (model.fp16 ->
+ * model.safetensors.index.fp16.json).
  */
 void group_name_index(const char *stem, const char *suffix, char file[300]);
 
@@ -51,7 +52,7 @@ struct group_index {
 };
 
 struct grouping {
-    struct group *groups; /* sorted by stem, kind, first member; malloc'ed */
+    struct group *groups; /* malloc'ed; sorted by stem, kind and first member */
     size_t group_count;
     const char **members; /* of the groups; malloc'ed */
     char *stems; /* likewise */
@@ -60,8 +61,8 @@ struct grouping {
 };
 
 /*
- * Groups `count` different file names, sorted by strcmp(3). Strings are borrowed from `files`. What
- * is missing or ambiguous is reported to `problems`, for `directory`. On -ENOMEM *grouping is
+ * Groups `count` different file names, sorted by strcmp(3). Strings are borrowed from `files`.
+ * Missing and ambiguous files are added to `problems`, for `directory`. On -ENOMEM *grouping is
  * empty.
  */
 errint_t group_files(const char *const *files, size_t count, const struct group_index *indexes,

@@ -50,7 +50,7 @@ charge_or_reclaim_locked(struct header_budget *budget, uint64_t bytes)
     return true;
 }
 
-/* Waits for a release after number `seen`. False: there was none in time. */
+/* Waits for a release after number `seen`. Returns false on timeout. */
 static bool
 wait_for_release_locked(struct header_budget *budget, uint64_t seen)
 {

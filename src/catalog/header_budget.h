@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The budget for memory whose size is determined by a file: the text of headers and indexes, what
- * parsing them needs, tables, what is made of tables, and the names in open directories.
+ * The budget for memory whose size is determined by files of the source: the text of headers and
+ * indexes, the memory for parsing them, tables and the objects built from them, and the names in
+ * open directories.
  *
  * Such memory is charged before it is allocated. A charge is transient at first: until its owner
  * settles it, the owner neither waits for storage nor takes another charge, so that others can wait
- * for it without a deadlock. The part that remains after that is returned when the memory is freed.
+ * for it without a deadlock. The part that stays charged after that is returned when the memory is
+ * freed.
  *
  * Any thread may call any function.
  */
@@ -34,7 +36,7 @@ struct header_budget {
     uint64_t releases; /* number of releases since the start */
     uint64_t refusals;
     atomic_uint waiters;
-    /* Frees something that is unused and returns its charge. False: there is nothing. NULL: none.
+    /* Frees an unused object and returns its charge. Returns false if there is none. May be NULL.
      */
     bool (*reclaim)(void *arg);
     void *reclaim_arg;
@@ -44,7 +46,7 @@ void header_budget_init(struct header_budget *budget, uint64_t limit, bool (*rec
                         void *arg);
 void header_budget_destroy(struct header_budget *budget);
 
-/* In the following functions a budget of NULL has no limit. */
+/* In the functions below, a NULL budget is unlimited. */
 
 /*
  * Takes a transient charge. If there is no room, reclaims, then waits for the transient charges of

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Bytes that an index needs in addition, however short its file is. */
+/* Bytes that are charged for an index in addition to those that depend on its length. */
 enum { INDEX_LEAST_CHARGE = 1024 };
 
 void
@@ -53,7 +53,7 @@ catalog_keep_index(struct catalog *catalog, struct st_index *index,
     catalog_free_index(catalog, before);
 }
 
-/* The kept index, if it is of this file; owned by the caller then. */
+/* Returns the kept index, which the caller then owns, if it is of this file. */
 static struct st_index *
 take_kept_index(struct catalog *catalog, const struct file_identity *identity)
 {
@@ -68,14 +68,14 @@ take_kept_index(struct catalog *catalog, const struct file_identity *identity)
     return index;
 }
 
-/* Reads and parses a version of `size` bytes. What the index needs stays charged. */
+/* Reads and parses a version of `size` bytes. The memory of the index stays charged. */
 static errint_t
 read_index_charged(struct catalog *catalog, struct backing *backing, int fd, size_t size,
                    struct st_index **index, struct reason *reason)
 {
     uint64_t charged = ST_INDEX_FACTOR * size + INDEX_LEAST_CHARGE;
     struct header_budget_counters now;
-    /* Waits for storage while no memory is charged. */
+    /* Wait for storage before memory is charged. */
     errint_t error = size > ST_LARGE_HEADER ? file_read_through(fd, 0, size) : 0;
     ssize_t got;
     char *text;
@@ -103,7 +103,7 @@ read_index_charged(struct catalog *catalog, struct backing *backing, int fd, siz
     return error;
 }
 
-/* The same, if the file is the version `identity` before and after. */
+/* The same, but only if the file is the version `identity` both before and after the read. */
 static errint_t
 read_index_version(struct source_dir *dir, const char *name, int fd,
                    const struct file_identity *identity, struct st_index **index,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Listings: the names of a directory, and which of its files make a checkpoint. */
+/* Listings: the names of a directory, and the checkpoints that its files form. */
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/open.h"
@@ -19,14 +19,15 @@ struct listed_index {
     struct file_identity identity;
 };
 
-/* A listing, and what it is checked by. */
+/* A listing, and the state for checking it. */
 struct listing_private {
     struct listing listing; /* first */
     struct file_identity directory;
-    bool unsettled; /* the directory changed so recently that a change may not move its times */
+    bool unsettled; /* the directory changed so recently that another change may not update its
+                       times */
     uint64_t checked; /* monotonic_ms(); guarded by the directory's lock */
     char *names; /* of all entries, one after another */
-    char *dangling; /* names of links that lead nowhere, likewise; ends with an empty name */
+    char *dangling; /* names of dangling links, likewise; ends with an empty name */
     struct grouping grouping;
     const char **directories;
     struct listed_index *indexes;
@@ -90,7 +91,7 @@ is_ancestor(struct catalog *catalog, const char *path, const struct stat *st)
     struct stat above;
 
     if (!prefix)
-        return true; /* out of memory: the link is left out, which is safe */
+        return true; /* out of memory: the link is omitted, which is safe */
     for (;;) {
         char *slash;
 
@@ -108,7 +109,8 @@ is_ancestor(struct catalog *catalog, const char *path, const struct stat *st)
 
 enum entry_kind { ENTRY_FILE, ENTRY_DIRECTORY, ENTRY_NONE };
 
-/* What an entry is, through links. What is not listed is reported. `type`: its d_type. */
+/* The kind of an entry, following links. Reports entries that are not listed. `type`: its
+ * d_type. */
 static enum entry_kind
 classify_entry(struct scan *scan, const char *name, unsigned char type)
 {
@@ -274,7 +276,7 @@ has_same_members(const struct group *a, const struct group *b)
     return true;
 }
 
-/* Takes the known checkpoints over from the listing before. */
+/* Takes the known checkpoints over from the previous listing. */
 static errint_t
 carry_states(struct group *groups, size_t count, const struct listing *before)
 {
@@ -376,8 +378,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 
 /* ---- the current listing ---- */
 
-/* Whether one of the links that led nowhere leads to something now: that does not change the
- * directory. */
+/* Whether the target of a dangling link exists now, which does not update the directory's times. */
 static bool
 link_leads_somewhere(struct source_dir *dir, const char *dangling)
 {

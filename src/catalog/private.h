@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of src/catalog share. No other folder includes it. Each of them calls only those
- * above it:
+ * Shared by the files of src/catalog; no other folder includes it. Each file calls only those above
+ * it in this list:
  *
  *   group.c, problems.c, header_budget.c
- *   source.c          looks at and opens files by their path in the source
+ *   source.c          stats and opens files by their path in the source
  *   index_file.c      reads index files
  *   table_cache.c     one parsed header for each version of a file
  *   shard.c           one shard: its file, its version and its table
- *   checkpoint.c      puts shards together
+ *   checkpoint.c      assembles a checkpoint from its shards
  *   freshness.c       the current version of a checkpoint
  *   listing.c         the names of a directory
  *   catalog.c         the table of directories
@@ -25,12 +25,12 @@
 
 enum { DIRECTORY_BUCKETS = 4096 };
 
-/* Headers and files that one checkpoint reads and looks at in parallel: enough to hide the latency
- * of network storage. */
+/* Headers that one checkpoint reads, or files that it checks, in parallel: enough to hide the
+ * latency of network storage. */
 enum { CHECKPOINT_THREADS = 16 };
 
 struct catalog {
-    int root_fd; /* the source; all paths are relative to it. Its number never changes */
+    int root_fd; /* the source, to which all paths are relative; its number never changes */
     atomic_bool root_checking; /* a thread checks whether it is still the source */
     atomic_ullong root_checked; /* monotonic_ms() of the last check */
     char *source;
@@ -62,12 +62,12 @@ struct source_dir {
 
 /* ---- source.c ---- */
 
-/* Whether a check at `checked` (monotonic_ms()) is so old that `ms` have passed since, or the
- * directory was expired. */
+/* Whether at least `ms` have passed since a check at `checked` (monotonic_ms()), or the directory
+ * was expired since. */
 bool source_dir_is_older(const struct source_dir *dir, uint64_t checked, uint64_t ms);
 
-/* The time of a check that began at `began` and ends now: `began`, if the directory was expired
- * meanwhile, so that the check is repeated. */
+/* The time to record for a check that began at `began` and ends now. It is `began` if the directory
+ * was expired in between, so that the check is repeated. */
 uint64_t source_dir_checked(const struct source_dir *dir, uint64_t began);
 
 /* Whether both have the same content, mode and owner. */
@@ -80,17 +80,17 @@ int source_dir_open(struct source_dir *dir, const char *name);
 /* ---- index_file.c ---- */
 
 /*
- * Reads and parses an index file. On failure `reason` is set. `identity` is set in any case; it is
- * all zero, so that the next check reads the file again, if the error may be temporary.
+ * Reads and parses an index file. On failure `reason` is set. `identity` is always set: to all zero
+ * if the error may be temporary, so that the next check reads the file again.
  */
 errint_t source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
                           struct file_identity *identity, struct reason *reason);
 /* Frees what source_dir_index() returned. NULL is allowed. */
 void catalog_free_index(struct catalog *catalog, struct st_index *index);
 
-/* Keeps the index, which it takes over, for the next source_dir_index() of the same file: a listing
- * parses it for the names of the shards, and the checkpoint is mostly read next. One is kept, until
- * the budget needs its memory. */
+/* Takes ownership of the index and keeps it for the next source_dir_index() of the same file: a
+ * listing parses it for the names of the shards, and usually the checkpoint is loaded next. Only
+ * the last index is kept, until the budget needs its memory. */
 void catalog_keep_index(struct catalog *catalog, struct st_index *index,
                         const struct file_identity *identity);
 /* Frees the kept index. Returns false if there is none. */
@@ -98,17 +98,18 @@ bool catalog_drop_index(struct catalog *catalog);
 
 /* ---- shard.c ---- */
 
-/* Reads a shard's header. NULL: out of memory. Anything else that is wrong is its refusal. */
+/* Reads a shard's header. NULL: out of memory. Any other error is recorded as the shard's
+ * refusal. */
 struct shard *shard_load(struct source_dir *dir, const char *name, struct family *family);
-/* Whether the file is unchanged since the shard was loaded, and its version has not ended: a stale
- * backing stays stale, and reopening after recovery needs another. Waits for storage. */
+/* Whether the file is unchanged since the shard was loaded and its version has not ended. A stale
+ * backing stays stale; reopening after recovery needs a new one. Waits for storage. */
 bool shard_is_current(struct source_dir *dir, const struct shard *shard);
 void shard_unref(struct catalog *catalog, struct shard *shard); /* NULL is allowed */
 
 /* ---- checkpoint.c ---- */
 
-/* Reads a group's headers and puts them together. Shards of `before` (the version before, or NULL)
- * whose file is unchanged are shared with it. */
+/* Reads a group's headers and assembles its checkpoint. Shards whose file is unchanged are shared
+ * with `before`, the previous version or NULL. */
 errint_t checkpoint_load(struct source_dir *dir, const struct group *group,
                          const struct checkpoint *before, struct checkpoint **checkpoint);
 
@@ -118,8 +119,8 @@ errint_t checkpoint_load(struct source_dir *dir, const struct group *group,
 struct group_state *group_state_new(void); /* NULL: out of memory */
 struct group_state *group_state_ref(struct group_state *state);
 void group_state_unref(struct group_state *state); /* NULL is allowed */
-/* Takes the checkpoint out if it uses memory and nothing else refers to it; it is loaded again when
- * it is needed. NULL: there is none, or the state is locked. Does not wait. */
+/* Removes and returns the checkpoint if it uses memory and has no other references; it is loaded
+ * again on demand. NULL: there is none, or the state is locked. Does not wait. */
 struct checkpoint *group_state_take_idle(struct group_state *state);
 
 #endif

@@ -133,7 +133,7 @@ make_line(const char *directory, const char *name, const char *text)
     return line.data;
 }
 
-/* Whether to log the line: records that it was logged. With the lock held. */
+/* Returns whether to log the line, and records that it was logged. The lock is held. */
 static bool
 mark_logged(struct problems *problems, const char *line)
 {
@@ -148,7 +148,7 @@ mark_logged(struct problems *problems, const char *line)
     return true;
 }
 
-/* The place of a hash, or the empty place for it. */
+/* The slot of a hash, or the empty slot for it. */
 static uint64_t *
 hash_place(uint64_t *hashes, size_t places, uint64_t hash)
 {
@@ -180,8 +180,8 @@ hashes_grow(struct problem_set *set)
     return true;
 }
 
-/* Adds `line`, which the set then owns. Returns false if the set contains it or memory is out: the
- * caller then owns it. */
+/* Adds `line`, which the set then owns. Returns false, and leaves it to the caller, if the set
+ * contains it or memory is short. */
 static bool
 problem_set_append(struct problem_set *set, char *line)
 {

@@ -3,7 +3,7 @@
  * Known problems of the source, for .fstfs/problems.
  *
  * Problems are kept in sets. A set belongs to an object (a listing, a version of a checkpoint) and
- * is freed with it, so that the page is up to date. Any thread; one lock inside.
+ * is freed with it, so that the page is up to date. Any thread; locks internally.
  */
 #ifndef FSTFS_CATALOG_PROBLEMS_H
 #define FSTFS_CATALOG_PROBLEMS_H
@@ -22,8 +22,8 @@ struct problem_watch {
      * `text` is quoted. NULL: problems go to the log. */
     void (*report)(void *arg, const char *directory, const char *name, const char *text);
     void *arg;
-    /* Problems of one kind in one checkpoint that are reported one by one, before a line with their
-     * number; 0: 3. */
+    /* How many problems of one kind in one checkpoint are reported one by one; one line has the
+     * number of the others. 0: 3. */
     size_t named;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looks at and opens files by their path in the source, and tells when to look again. */
+/* Stats and opens files by their path in the source, and decides when a check is due. */
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -13,8 +13,9 @@
 #include <unistd.h>
 
 /*
- * The source's descriptor. If no path leads to that directory any more and another one is at its
- * path, the descriptor now refers to that one. One thread checks; the others do not wait for it.
+ * Returns the source's descriptor. If its directory is no longer reachable and another one is at
+ * the source's path, the descriptor is first replaced by one of that directory. One thread checks
+ * this; the others do not wait for it.
  */
 static int
 source_root(struct catalog *catalog)
@@ -128,8 +129,8 @@ source_dir_open(struct source_dir *dir, const char *name)
     /* O_NONBLOCK: the path may lead to a FIFO by now. */
     fd = open_at(dir->catalog->root_fd, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd >= 0)
-        /* Without readahead: its pages would stay in the page cache, and its marks in them would
-         * start more readahead when the engine reads there. */
+        /* Disable the kernel's readahead: its pages would stay in the page cache, and the marks in
+         * them would trigger more readahead when the engine reads there. */
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     free(path);
     return fd;
@@ -142,7 +143,7 @@ file_identity_equal(const struct file_identity *a, const struct file_identity *b
            a->group == b->group;
 }
 
-/* ---- when to look again ---- */
+/* ---- when a check is due ---- */
 
 void
 source_dir_expire(struct source_dir *dir)

@@ -32,7 +32,7 @@ table_bucket(struct table_cache *cache, const struct file_identity *identity)
     return &cache->buckets[(identity->inode ^ identity->device) % TABLE_BUCKETS];
 }
 
-/* A reference to the entry of this version. If there is none, `fresh` becomes it. */
+/* Returns a reference to the entry of this version; inserts `fresh` if there is none. */
 static struct kept_table *
 find_or_add_locked(struct table_cache *cache, const struct file_identity *identity,
                    struct kept_table *fresh)
@@ -161,7 +161,7 @@ layout_of_table(const struct st_table *table, struct header_budget *budget)
 
 /* ---- reading ---- */
 
-/* Bytes that a table needs in addition, however short its header is. */
+/* Bytes that are charged for a table in addition to those that depend on its header's length. */
 enum { TABLE_LEAST_CHARGE = 1024 };
 
 struct admission {
@@ -187,7 +187,7 @@ admit_header(void *arg, uint64_t n, struct reason *reason)
                       n, bytes, now.used, now.limit);
 }
 
-/* Reads the table and makes its layout. Their bytes stay charged. */
+/* Reads the table and makes its layout. Their memory stays charged. */
 static errint_t
 read_table_charged(struct table_cache *cache, int fd, struct kept_table *kept)
 {

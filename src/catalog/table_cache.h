@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Parsed headers: one table for each version of a file, however many names it has. Counted; the
- * last reference frees the table and returns its memory to the budget. A file that several threads
- * need at once is parsed once.
+ * last reference frees the table and returns its memory to the budget. If several threads need a
+ * file at the same time, it is parsed once.
  *
  * Any thread. table_cache_read() waits for storage, for the budget, and for another thread that
  * reads the same file.
@@ -47,9 +47,9 @@ void table_cache_init(struct table_cache *cache, struct header_budget *budget);
 void table_cache_destroy(struct table_cache *cache);
 
 /*
- * A reference to the table of this version, read from `fd`, an open descriptor of that version, if
- * it is not cached. Errors as st_table_read(), and -ENOBUFS: the budget has no room. `reason` is
- * set on every error.
+ * Returns a reference to the table of this version. If it is not cached, reads it from `fd`, an
+ * open descriptor of that version. Errors as st_table_read(), and -ENOBUFS: the budget has no room.
+ * `reason` is set on every error.
  */
 errint_t table_cache_read(struct table_cache *cache, int fd, const struct file_identity *identity,
                           struct kept_table **kept, struct reason *reason);
@@ -60,13 +60,13 @@ void table_cache_forget(struct table_cache *cache, struct kept_table *kept);
 
 void table_cache_unref(struct table_cache *cache, struct kept_table *kept); /* NULL is allowed */
 
-/* The tensors by name, as those of shard 0; made once, freed with the table. NULL: out of memory,
+/* The tensors by name, with shard index 0; created once, freed with the table. NULL: out of memory,
  * or the budget has no room. */
 const struct tensor_ref *table_cache_by_name(struct table_cache *cache, struct kept_table *kept);
 
-/* The places of the tensors of a table and their order by name, for the prefetcher. The caller has
- * charged its bytes, which are returned to the budget when it is freed. NULL: no tensor has data,
- * or out of memory; reads are then correct, only slower. */
+/* The offsets of the tensors of a table and their order by name, for the prefetcher. The caller
+ * must have charged its bytes, which are returned to the budget when it is freed. NULL: no tensor
+ * has data, or out of memory; without it reads are only slower. */
 struct layout *layout_of_table(const struct st_table *table, struct header_budget *budget);
 
 #endif

@@ -5,10 +5,9 @@
 #include <string.h>
 
 /*
- * numpy.save writes "<V2" for ml_dtypes' bfloat16 and "<V1" for its float8
- * types, which numpy.load returns as |V2 and |V1. One is an exception:
- * float8_e5m2 is saved as "<f1", which numpy.load refuses, so it is "<V1" here
- * as its siblings are.
+ * numpy.save writes "<V2" for ml_dtypes' bfloat16 and "<V1" for its float8 types, which numpy.load
+ * returns as |V2 and |V1. The exception is float8_e5m2: numpy.save writes "<f1", which numpy.load
+ * refuses, so it is "<V1" here, like the other float8 types.
  */
 static const struct {
     const char *name;

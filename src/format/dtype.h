@@ -35,13 +35,13 @@ enum dtype {
     DTYPE_UNKNOWN = DTYPE_COUNT, /* a name that this version does not know */
 };
 
-/* DTYPE_UNKNOWN when `name` is none of the 22. Case matters, as in the format. */
+/* DTYPE_UNKNOWN if `name` is not a dtype of this list. Case matters, as in the format. */
 enum dtype dtype_from_name(const char *name, size_t length);
 const char *dtype_name(enum dtype dtype); /* of a known dtype */
 unsigned dtype_bits(enum dtype dtype); /* per element; of a known dtype */
 
 /*
- * The `descr` of a .npy file of this dtype: NumPy's own where NumPy has the dtype, else what
+ * The `descr` of a .npy file of this dtype: that of NumPy if NumPy has the dtype, else the one that
  * numpy.save writes for an array of ml_dtypes ("<V2" for bfloat16, "<V1" for the float8 family).
  * NULL: a sub-byte dtype, or DTYPE_UNKNOWN. A static string.
  */

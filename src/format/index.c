@@ -14,7 +14,7 @@
 /* Larger metadata is ignored. Real metadata is a few numbers. */
 #define METADATA_MOST 65536u
 
-/* Up to this number a double is exact. */
+/* Whole numbers up to this one are exact as a double. */
 #define EXACT_MOST 9007199254740992.0
 
 static errint_t
@@ -37,7 +37,7 @@ is_plain_name(const char *name, size_t length)
            !memchr(name, '\\', length) && !memchr(name, '\0', length);
 }
 
-/* metadata.total_size, which may have any form. */
+/* Reads metadata.total_size, which may be any JSON value. */
 static void
 read_total_size(struct json_span metadata, struct st_index *index)
 {
@@ -56,7 +56,7 @@ read_total_size(struct json_span metadata, struct st_index *index)
     cJSON_Delete(tree);
 }
 
-/* The members of an index that are used. */
+/* The members of an index that are read. */
 struct index_parts {
     struct json_reader map; /* at the object weight_map */
     struct json_span metadata; /* empty: missing, not an object, or too large */
@@ -109,7 +109,7 @@ struct index_counts {
     size_t metadata;
 };
 
-/* Whether a raw name of a shard differs from the one before. */
+/* Whether a raw name of a shard differs from the previous one. */
 static bool
 begins_run(struct json_span before, struct json_span raw)
 {
@@ -173,7 +173,7 @@ compare_shard_runs(const void *a, const void *b)
     return strcmp((*(struct shard_run *const *)a)->shard, (*(struct shard_run *const *)b)->shard);
 }
 
-/* Numbers the shards of the runs by name. `order`: room for the sorted runs. */
+/* Numbers the shards of the runs by name. `order`: scratch space for the sorted runs. */
 static void
 number_shards(struct shard_run *runs, struct shard_run **order, struct index_counts *counts)
 {

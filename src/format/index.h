@@ -14,7 +14,7 @@
 
 #define ST_MAX_INDEX 200000000u /* bytes of an index file; above it is refused */
 
-/* Reading and parsing an index takes at most this many times its bytes of memory. */
+/* Reading and parsing an index takes at most this many times its size in memory. */
 #define ST_INDEX_FACTOR UINT64_C(6)
 
 struct st_index_entry {
@@ -30,20 +30,19 @@ struct st_index {
     const char *const *shards; /* file names, terminated, sorted (strcmp), each once */
     const char *text;
     bool has_total_size;
-    uint64_t total_size; /* metadata.total_size, where it is a whole number */
-    char bad_total_size[QUOTED_SIZE]; /* what it is where it is anything else, as JSON; or "" */
-    const char *metadata; /* where it is an object of at most 64 KiB: its text, checked JSON */
+    uint64_t total_size; /* metadata.total_size, if it is a whole number */
+    char bad_total_size[QUOTED_SIZE]; /* any other value of total_size, as JSON; or "" */
+    const char *metadata; /* if it is an object of at most 64 KiB: its text, valid JSON */
     size_t metadata_length; /* 0: there is none */
-    size_t bytes; /* memory the index takes, all of it */
+    size_t bytes; /* all memory of the index */
 };
 
 /*
- * Parses and checks an index. Refused with -EBADMSG and a reason (rule
- * "InvalidIndex"): not JSON by the strict rules of the header (but a byte order
- * mark, and metadata of any shape, are let pass); no object `weight_map` of
- * string to string; a tensor twice; a file name that is not a plain base name
- * of a safetensors file, see st_suffix_length() (empty, absolute, with a '/' or '\\' or NUL, or
- * starting with "."). -ENOMEM.
+ * Parses and checks an index. -EBADMSG with a reason (rule "InvalidIndex"): the text is not JSON by
+ * the strict rules of headers (except that a byte order mark and metadata of any form are
+ * accepted); it has no object `weight_map` of strings; it names a tensor twice; or a file name is
+ * not a plain base name of a safetensors file, see st_suffix_length() (it is empty, contains '/',
+ * '\\' or NUL, or starts with "."). -ENOMEM.
  */
 errint_t st_index_parse(const char *json, size_t length, struct st_index **index,
                         struct reason *reason);

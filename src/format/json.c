@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Why not cJSON: it does not apply serde_json's rules, stores numbers as doubles (offsets are exact
- * up to 2^64), ends strings at \u0000 ("U8\u0000" would be a known dtype), and needs about forty
- * times the bytes of `[0,0,0,...]`, gigabytes for a header of 100 MB. It reads only the metadata of
- * an index (index.c), which is small and has no fixed form.
+ * cJSON is not used for headers: it does not apply serde_json's rules, stores numbers as doubles
+ * (offsets are exact up to 2^64), ends strings at \u0000 ("U8\u0000" would be a known dtype), and
+ * needs about forty times the bytes of `[0,0,0,...]`, gigabytes for a header of 100 MB. index.c
+ * uses it only for the metadata of an index, which is small and has no fixed form.
  */
 #include "format/json.h"
 
@@ -58,7 +58,7 @@ is_digit(char c)
 struct json_scan {
     const char *at;
     const char *end;
-    const char *what; /* what is wrong at `at`; NULL: nothing yet */
+    const char *what; /* the fault at `at`; NULL: none so far */
 };
 
 static bool
@@ -94,11 +94,11 @@ check_word(struct json_scan *s, const char *word)
 }
 
 /* Whether a number (valid by the grammar, without its sign) is in the range of a double, which
- * serde_json demands even of numbers that are ignored. */
+ * serde_json requires even of numbers that it ignores. */
 static bool
 number_fits(const char *at, const char *end)
 {
-    uint64_t digits = 0; /* the first ones, as many as fit */
+    uint64_t digits = 0; /* the leading digits, as many as fit */
     int64_t scale = 0, exponent = 0;
     bool fraction = false, full = false, negative = false;
 
@@ -209,7 +209,7 @@ is_low_surrogate(const char *at, const char *end)
     return code >= 0xDC00 && code <= 0xDFFF;
 }
 
-/* At the backslash. */
+/* Starts at the backslash. */
 static bool
 check_escape(struct json_scan *s)
 {
@@ -234,7 +234,7 @@ check_escape(struct json_scan *s)
     return true;
 }
 
-/* At the opening quote. */
+/* Starts at the opening quote. */
 static bool
 check_string(struct json_scan *s)
 {
@@ -294,7 +294,7 @@ check_scalar(struct json_scan *s)
     }
 }
 
-/* The whole text. `open[i]` is the bracket that closes level i. */
+/* Checks the whole text. `open[i]` is the bracket that closes level i. */
 static bool
 check_text(struct json_scan *s)
 {
@@ -320,7 +320,7 @@ check_text(struct json_scan *s)
             return false;
         }
 
-        /* After it: the ends of containers, then a comma or the end. */
+        /* After the value: closing brackets, then a comma or the end of the text. */
         skip_space(s);
         while (depth && peek(s) == open[depth - 1]) {
             depth--;
@@ -446,7 +446,7 @@ json_take_string(struct json_reader *reader)
     return (struct json_span){start, (size_t)(at - start)};
 }
 
-/* A number or a word, which ends where something else begins. */
+/* Takes a number or a word: everything up to the next delimiter. */
 static void
 take_scalar(struct json_reader *reader)
 {
@@ -507,7 +507,7 @@ json_take_u64(struct json_reader *reader, uint64_t *number)
     return true;
 }
 
-/* Writes the character of the escape at *at (its backslash), and moves *at behind it. */
+/* Decodes the escape at *at (its backslash) into `out`, and advances *at past it. */
 static unsigned
 unescape_one(const char **at, const char *end, char out[4])
 {

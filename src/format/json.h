@@ -5,7 +5,7 @@
  * json_check() validates a whole text. A valid text is then read in place, value by value, from
  * front to back. Nothing is allocated, no tree is built, and the time is linear in the text.
  *
- * It is not safe to read a text that was not checked.
+ * The reader relies on the check: reading an unchecked text is undefined behavior.
  */
 #ifndef FSTFS_FORMAT_JSON_H
 #define FSTFS_FORMAT_JSON_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See npy.h. The form is that of `_write_array_header` in numpy/lib/format.py. */
+/* See npy.h. The format is that of `_write_array_header` in numpy/lib/format.py. */
 #include "format/npy.h"
 
 #include "base/file.h"
@@ -24,7 +24,7 @@ digits_of(uint64_t value)
     return digits;
 }
 
-/* The dictionary as Python's repr() writes it, and NumPy's reserve. */
+/* Writes the dictionary as Python's repr() does, and the spaces that NumPy reserves for growth. */
 static void
 add_dictionary(struct buffer *out, const char *descr, const uint64_t *dims, uint32_t rank)
 {
@@ -100,7 +100,7 @@ skip_spaces(struct npy_text *in)
         in->at++;
 }
 
-/* Takes `word` and the spaces before it, if it is next. */
+/* Skips spaces, then takes `word` if it is next. */
 static bool
 npy_take(struct npy_text *in, const char *word)
 {

@@ -32,7 +32,7 @@ struct npy {
 
 /*
  * Reads the header of an open .npy file of `size` bytes. -EBADMSG with a reason: it is not a .npy
- * file, or no safetensors tensor can hold the array (Fortran order of more than one dimension,
+ * file, or no safetensors tensor can represent the array (Fortran order of more than one dimension,
  * big-endian values, a type that safetensors does not have). "V2" is read as bfloat16, as ml_dtypes
  * saves it; "V1" is refused, since it may be any float8. The size of the data is not checked. Also
  * errors of pread(2).

@@ -2,8 +2,8 @@
 /*
  * Parses and checks headers. See safetensors.h.
  *
- * A header is parsed twice: the first pass checks and counts entries, the second fills a table
- * that was allocated to fit. A refused header needs no memory but its own bytes.
+ * A header is parsed twice: the first pass checks and counts entries, the second fills a table that
+ * was allocated to fit. Refusing a header needs no memory beyond its text.
  */
 #include "format/safetensors.h"
 
@@ -33,7 +33,7 @@ refuse_tensor(struct reason *reason, const char *rule, struct json_span name, co
                       quoted(shown, name.text, name.length), text);
 }
 
-/* For an entry that serde could not deserialize. */
+/* The error for an entry that serde could not deserialize. */
 #define refuse_entry(reason, name, ...)                                                            \
     refuse_tensor(reason, "InvalidHeaderDeserialization", name, __VA_ARGS__)
 

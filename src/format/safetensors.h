@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parses, checks and writes safetensors headers. No threads, no state.
+ * Parses, checks and writes safetensors headers. No global state; any thread.
  *
  * A safetensors file is a length N (8 bytes, little-endian), N bytes of JSON, and the data of the
  * tensors. The checks, their order and their names are those of the reference implementation
- * (huggingface/safetensors, safetensors/src/tensor.rs, `read_metadata` and `validate`). There is
- * one more: a tensor name that appears twice is refused.
+ * (huggingface/safetensors, safetensors/src/tensor.rs, `read_metadata` and `validate`). One check
+ * is added: a tensor name that appears twice is refused.
  */
 #ifndef FSTFS_FORMAT_SAFETENSORS_H
 #define FSTFS_FORMAT_SAFETENSORS_H
@@ -21,12 +21,12 @@
 #define ST_METADATA_KEY "__metadata__"
 #define ST_MAX_HEADER 100000000u /* the largest N that is accepted */
 
-/* Reading, parsing and laying out a header of N bytes takes at most this many times N of memory:
- * for its text, its table (at worst with shapes of one digit: 8 bytes for 2) and for sorting (at
- * worst with pairs of metadata). A test asserts it. */
+/* Reading, parsing and laying out a header of N bytes takes at most this many times N bytes of
+ * memory: for the text, for the table (at worst, one-digit dimensions: 8 bytes for 2 of text) and
+ * for sorting (at worst, pairs of metadata). A unit test asserts it. */
 #define ST_PARSE_FACTOR UINT64_C(7)
 
-/* Bytes of the first read of a file, which for most files include the whole header. */
+/* Bytes of the first read of a file, which contain the whole header of most files. */
 #define ST_FIRST_READ 65536u
 /* Headers and indexes above this size are read once before memory for them is admitted, so that
  * little memory is charged while storage does not respond. */
@@ -51,16 +51,16 @@ errint_t st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct
 /*
  * Reads, parses and checks the header of the open file `fd`. Errors as above, and those of
  * pread(2), with a reason. Unless `admit` is NULL, it is called before ST_PARSE_FACTOR * n bytes
- * are used for a header of n bytes; an error of it, with its reason, ends the read. A header above
- * ST_LARGE_HEADER is read into the page cache before that.
+ * are used for a header of n bytes; if it fails, the read ends with its error and reason. A header
+ * above ST_LARGE_HEADER is read into the page cache before that.
  */
 errint_t st_table_read(int fd, uint64_t file_size,
                        errint_t (*admit)(void *arg, uint64_t n, struct reason *reason), void *arg,
                        struct st_table **table, struct reason *reason);
 
 /*
- * Writing a header: begin, all pairs of metadata, all tensors in the order of their offsets,
- * finish. `out` is empty at first.
+ * Writes a header. Call begin, then metadata for each pair, then tensor for each tensor in the
+ * order of offsets, then finish. `out` is empty at first.
  */
 void st_header_begin(struct buffer *out);
 void st_header_metadata(struct buffer *out, const char *key, size_t key_length, const char *value,
@@ -75,7 +75,7 @@ errint_t st_header_finish(struct buffer *out, uint32_t align);
 #define ST_SUFFIX ".safetensors" /* the usual one */
 
 /*
- * The length of the suffix by which a file of this name is one of safetensors: ".safetensors" or
+ * The length of the suffix that makes this the name of a safetensors file: ".safetensors" or
  * ".sft", in any letter case. 0: it has none.
  */
 size_t st_suffix_length(const char *name, size_t length);

@@ -29,8 +29,8 @@ read_header_bytes(int fd, char *to, size_t length, uint64_t offset, struct reaso
     return got < 0 ? read_failed((errint_t)got, reason) : 0;
 }
 
-/* Wipes and frees the first bytes of a file: behind a short header they are weights, which must not
- * be in a core dump. */
+/* Wipes and frees the first bytes of a file: after a short header come weights, which must not
+ * appear in a core dump. */
 static void
 wipe(char *bytes, size_t length)
 {

@@ -23,7 +23,7 @@ st_header_metadata(struct buffer *out, const char *key, size_t key_length, const
         buffer_add_json_string(out, ST_METADATA_KEY, sizeof(ST_METADATA_KEY) - 1);
         buffer_add_text(out, ":{");
     } else if (!out->counting) {
-        out->data[out->length - 1] = ','; /* replaces the brace after the last pair */
+        out->data[out->length - 1] = ','; /* replaces the closing brace */
     }
     buffer_add_json_string(out, key, key_length);
     buffer_add_char(out, ':');

@@ -36,20 +36,20 @@ OTHERS = "others"  # a checkpoint without faults
 
 # fault: rules of slowfs. {file}: the shard; {at}: the range that is read; {other}: another version
 BY_RULE = {
-    "it answers late": "read {file} {at} delay=200000",
-    "it does not answer until told": "read {file} {at} hang",
+    "reads are delayed": "read {file} {at} delay=200000",
+    "reads hang until released": "read {file} {at} hang",
     "`EIO` once": "read {file} {at} error=EIO x1",
-    "`EIO` for ever": "read {file} {at} error=EIO",
-    "`ESTALE` once, as NFS says it": "read {file} {at} error=ESTALE x1",
-    "`ESTALE` for ever": "read {file} {at} error=ESTALE",
-    "an answer is too short": "read {file} {at} short=512",
-    "it gives zeros": "read {file} {at} zeros",
-    "cut off while it is read": "read {file} {at} truncate=100000 x1",
+    "`EIO`, permanently": "read {file} {at} error=EIO",
+    "`ESTALE` once, as from NFS": "read {file} {at} error=ESTALE x1",
+    "`ESTALE`, permanently": "read {file} {at} error=ESTALE",
+    "a reply is too short": "read {file} {at} short=512",
+    "reads return zeros": "read {file} {at} zeros",
+    "truncated while it is read": "read {file} {at} truncate=100000 x1",
     "rewritten in place while it is read": "read {file} {at} rewrite x1",
     "replaced by rename while it is read": "read {file} {at} replace={other} x1",
     "removed while it is read": "read {file} {at} remove x1",
-    "permission lost, of a file that nobody has read yet": "open {file} error=EACCES",
-    "permission lost, of a file that is being read": "open {file} error=EACCES",
+    "permission revoked, file not read before": "open {file} error=EACCES",
+    "permission revoked while the file is read": "open {file} error=EACCES",
 }
 # faults that end only when the file is put back (zeros stay in the page cache)
 TO_HEAL = ("zeros", "truncate", "rewrite", "replace", "remove")
@@ -68,19 +68,19 @@ def complement(path, _):
 
 # Changes of a local file that the daemon has open: (path, path of another version)
 LOCALLY = {
-    "cut off, on a local disk": lambda path, _: os.truncate(path, 100_000),
+    "truncated, on a local disk": lambda path, _: os.truncate(path, 100_000),
     "rewritten in place, on a local disk": complement,
     "replaced by rename, on a local disk": lambda path, other: os.rename(other, path),
     "removed, on a local disk": lambda path, _: os.unlink(path),
 }
 # Whether SOURCE is on the other file system or contains it; how it ends (None: it is killed).
 UNMOUNTED = {
-    "its file system is taken away (`umount -l`) and comes back": (False, ["fusermount3", "-uz"]),
-    "the server of its file system is killed and comes back": (False, None),
-    "SOURCE itself is taken away (`umount -l`) and comes back": (True, ["fusermount3", "-uz"]),
-    "the server of SOURCE itself is killed and comes back": (True, None),
+    "its file system is unmounted (`umount -l`) and mounted again": (False, ["fusermount3", "-uz"]),
+    "the server of its file system is killed and restarted": (False, None),
+    "SOURCE itself is unmounted (`umount -l`) and mounted again": (True, ["fusermount3", "-uz"]),
+    "the server of SOURCE itself is killed and restarted": (True, None),
 }
-SHORT_CALLS = "calls read less than was asked for"
+SHORT_CALLS = "system calls read less than requested"
 
 
 class Waiting:
@@ -317,7 +317,7 @@ def compare(stage, what, seen, well, log):
 def test_request(stage, what):
     """A fault of one request, or of all requests for a range."""
     stage.mount_on(stage.mount_storage())
-    stage.open_all(first="nobody has read" not in what)
+    stage.open_all(first="not read before" not in what)
     stage.set(BY_RULE[what])
     if "hang" in BY_RULE[what]:
         for one in stage.waiting.values():
@@ -341,7 +341,7 @@ def test_request(stage, what):
     well = "right"
     if any(word in BY_RULE[what] for word in TO_HEAL):
         stage.heal()
-        well = "right, once the file is put there again"
+        well = "right, once the file is restored"
     assert stage.well_again()
     compare(stage, what, seen, well, log)
 
@@ -359,7 +359,7 @@ def test_file(stage, what):
     log = stage.logged()
     stage.heal()
     assert stage.well_again()
-    compare(stage, what, seen, "right, once the file is put there again", log)
+    compare(stage, what, seen, "right, once the file is restored", log)
 
 
 @pytest.mark.parametrize("what", UNMOUNTED)

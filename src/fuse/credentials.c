@@ -56,7 +56,7 @@ proc_read_file(pid_t pid, const char *name, struct buffer *text)
     return error;
 }
 
-/* Returns the text after `label` ("\nGroups:"); NULL: there is no such line. */
+/* Returns the text after `label` ("\nGroups:"), or NULL if there is no such line. */
 static const char *
 proc_find_line(const char *text, const char *label)
 {
@@ -273,7 +273,7 @@ is_in_group(const struct credentials *credentials, gid_t group)
     return false;
 }
 
-/* Whether it has an access control list (acl(5)), or that cannot be told. */
+/* Whether the file has an access control list (acl(5)), or may have one. */
 static bool
 may_have_acl(int fd)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The credentials of a caller of the mount, which a thread of the opener (opener.h) assumes to ask
- * the kernel what they permit.
+ * The credentials of a caller of the mount. A thread of the opener (opener.h) assumes them to ask
+ * the kernel what the caller may access.
  *
  * FUSE reports user and group. The supplementary groups are read from /proc if the caller's PID is
- * visible there; its request is waiting meanwhile, so the PID is still the caller's. If the groups
- * are not known, no right may depend on them, not even one of "others", since a group may be denied
- * what others are granted: see credentials_permit().
- * Capabilities are not taken over, except that user 0 with CAP_DAC_OVERRIDE or CAP_DAC_READ_SEARCH,
- * in a user namespace with the same IDs as this process, may do what this process may.
+ * visible there; the caller waits for its request meanwhile, so the PID is not reused. If the
+ * groups are unknown, nothing is granted that they could deny: even a right of "others" does not
+ * count if one of the groups may lack it (see credentials_permit()). Capabilities are ignored, with
+ * one exception: user 0 with CAP_DAC_OVERRIDE or CAP_DAC_READ_SEARCH, in a user namespace with the
+ * same IDs as this process, has the rights of this process.
  */
 #ifndef FSTFS_FUSE_CREDENTIALS_H
 #define FSTFS_FUSE_CREDENTIALS_H
@@ -34,8 +34,9 @@ errint_t credentials_of_process(struct credentials *credentials);
 errint_t credentials_of_caller(const struct caller *caller, struct credentials *credentials);
 /* Whether the caller's capabilities override permissions of files: see above. */
 bool credentials_may_override(const struct caller *caller);
-/* As credentials_of_caller(), from the text of /proc/PID/status. Its groups are used only if user
- * and group match the caller's: the kernel may act for other users in that thread. -ENOMEM. */
+/* Like credentials_of_caller(), but from the text of /proc/PID/status. Its groups are used only if
+ * its user and group are the caller's: the kernel may act for another user in that thread.
+ * -ENOMEM. */
 errint_t credentials_from_status(const char *status, const struct caller *caller,
                                  struct credentials *credentials);
 void credentials_free(struct credentials *credentials);
@@ -45,9 +46,9 @@ void credentials_free(struct credentials *credentials);
 bool credentials_assume(const struct credentials *credentials, const struct credentials *process);
 
 /*
- * Decides by modes, if credentials cannot be assumed or groups are not known: whether the file open
- * as `fd` (O_PATH suffices) permits `mask` (R_OK, X_OK) to `credentials` (a struct credentials),
- * whatever the unknown groups are. 0 or -EACCES. A file with an access control list permits
+ * Decides by modes, if credentials cannot be assumed or groups are unknown: returns 0 if the file
+ * open as `fd` (O_PATH suffices) grants `mask` (R_OK, X_OK) to `credentials` (a struct credentials)
+ * for every possible set of unknown groups, else -EACCES. A file with an access control list grants
  * nothing.
  */
 errint_t credentials_permit(void *credentials, int fd, int mask);

@@ -44,7 +44,7 @@ starts_like_safetensors(int directory, const char *name)
 
     if (fd < 0)
         return false;
-    /* Without readahead, which would leave megabytes of the file in the page cache. */
+    /* Disables readahead, which would leave megabytes of the file in the page cache. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     sound = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
             pread(fd, head, sizeof(head), 0) == (ssize_t)sizeof(head) && head[8] == '{';
@@ -139,7 +139,8 @@ await_finding(pid_t child)
     return (enum finding)WEXITSTATUS(status);
 }
 
-/* The child may outlive its parent, and another process may wait for the end of its streams. */
+/* The child may outlive its parent; it must not keep the streams open for a process that waits for
+ * their end. */
 static void
 detach_streams(void)
 {

@@ -2,8 +2,8 @@
 /*
  * Looks for a checkpoint in the source before the mount, to warn the user if there is none.
  *
- * A child process looks, and is killed after a time limit: storage that does not answer must not
- * prevent mounting. It stops at the first file that starts like a safetensors file, and at the
+ * A child process does this and is killed after a time limit, because storage that hangs must not
+ * prevent mounting. It stops at the first file that starts like a safetensors file, or at the
  * limits below.
  */
 #ifndef FSTFS_FUSE_FIRST_LOOK_H
@@ -15,8 +15,8 @@ enum {
     FIRST_LOOK_ENTRIES = 20000,
 };
 
-/* Warns if all of `source` was searched and has no readable checkpoint. For a process with one
- * thread. */
+/* Warns if the whole `source` was searched and has no readable checkpoint. Requires a process with
+ * one thread. */
 void first_look(const char *source);
 
 #endif

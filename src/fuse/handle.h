@@ -15,8 +15,8 @@
 #include <stdint.h>
 
 struct handle {
-    struct handle *next, *previous; /* guarded by handles->lock, as is the next one */
-    unsigned references; /* one of the kernel until RELEASE, one of each request that uses it */
+    struct handle *next, *previous; /* this and the next are guarded by handles->lock */
+    unsigned references; /* one held by the kernel until RELEASE, one by each request */
 
     /* Set by OPEN, or OPENDIR, and constant from then on. */
     struct extent_list *list; /* the content of a file */
@@ -26,7 +26,7 @@ struct handle {
     pthread_mutex_t directory_lock; /* held while the directory is read */
 };
 
-/* All handles of a session. At an unmount the kernel does not release them. */
+/* All handles of a session. The kernel does not release open ones when the mount is unmounted. */
 struct handles {
     pthread_mutex_t lock;
     struct handle *first;

@@ -21,10 +21,11 @@
 /* ---- processes ---- */
 
 /*
- * A life is a robust mutex in shared memory, held by the first thread of the process whose death
- * the other one wants to learn of: the kernel hands it over at that thread's death. The end of a
- * socket is no sign of it, since threads that wait on storage keep it open after kill -9, and
- * PR_SET_PDEATHSIG does not work across a Landlock domain. NULL: it could not be made.
+ * A life is a robust mutex in shared memory, by which one process detects the death of another. The
+ * first thread of the watched process holds it; when that thread dies, the kernel passes it on
+ * (EOWNERDEAD). The end of a socket does not show a death, since threads that wait on storage keep
+ * the socket open after kill -9; PR_SET_PDEATHSIG does not work across a Landlock domain. NULL: out
+ * of memory; deaths are then not detected.
  */
 static pthread_mutex_t *
 life_new(void)
@@ -55,7 +56,7 @@ helper_has_died(const struct helper *helper)
 {
     int error = helper->life ? pthread_mutex_trylock(helper->life) : EBUSY;
 
-    /* 0: it has not locked it yet. EOWNERDEAD becomes ENOTRECOVERABLE from now on. */
+    /* 0: the helper has not locked it yet. After unlocking, EOWNERDEAD becomes ENOTRECOVERABLE. */
     if (error == 0 || error == EOWNERDEAD)
         pthread_mutex_unlock(helper->life);
     return error == EOWNERDEAD || error == ENOTRECOVERABLE;
@@ -78,7 +79,8 @@ prepare_helper(const struct helper *helper, const char *name, bool quiet, int ke
         pthread_mutex_lock(helper->life);
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
         dup2(null, fd);
-    /* Above all the connection to the kernel, which lives as long as any descriptor of it. */
+    /* Most important is the connection to the kernel, which stays open as long as any descriptor of
+     * it. */
     close_between(3, low - 1);
     close_between(low < 3 ? 3 : low + 1, high - 1);
     close_between(high + 1, INT_MAX);
@@ -134,7 +136,7 @@ helper_close(struct helper *helper)
 enum {
     MESSAGE_UNMOUNT = 'U',
     MESSAGE_FORCE = 'F',
-    DEATH_MS = 500, /* a killed process without hanging threads has closed its files by then */
+    DEATH_MS = 500, /* time for a killed process to close its files */
     FORCE_MS = 1500,
 };
 
@@ -185,7 +187,7 @@ unmounter_start(void (*unmount)(void *arg), void (*abort)(void *arg), void *arg,
     struct unmounter unmounter = {life_new(), unmount, abort, arg};
 
     if (unmounter.daemon_life)
-        pthread_mutex_lock(unmounter.daemon_life); /* until this thread dies */
+        pthread_mutex_lock(unmounter.daemon_life); /* held until this thread dies */
     return helper_start("fstfs-unmount", quiet, -1, run_unmounter, &unmounter, helper);
 }
 
@@ -196,7 +198,7 @@ unmounter_force(const struct helper *helper)
     char message = MESSAGE_FORCE;
 
     if (helper->socket >= 0 && send(helper->socket, &message, 1, MSG_NOSIGNAL) == 1)
-        poll(&polled, 1, FORCE_MS); /* it closes its end when it is done */
+        poll(&polled, 1, FORCE_MS); /* the helper closes its end when it is done */
 }
 
 bool

@@ -19,9 +19,9 @@
 #include <sys/types.h>
 
 struct helper {
-    int socket; /* -1: there is no such process */
+    int socket; /* -1: not started */
     pid_t pid;
-    pthread_mutex_t *life; /* held by its first thread; NULL: could not be made */
+    pthread_mutex_t *life; /* held by its first thread; NULL: unknown */
 };
 
 #define HELPER_NONE ((struct helper){.socket = -1})

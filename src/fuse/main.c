@@ -150,7 +150,7 @@ force_shutdown(void *arg)
     _exit(mount->failed ? 1 : 0);
 }
 
-/* Without the opener callers would be refused access that they have. */
+/* Without the opener, callers would be denied access that they are entitled to. */
 static bool
 handle_dead_helper(void *arg, unsigned helper)
 {
@@ -401,8 +401,8 @@ serve_in_background(struct options *options, const char *mountpoint)
     return serve_mount(options, mountpoint, &readiness);
 }
 
-/* Resolves both paths before it closes the caller's descriptors, which may hold a lock or be open
- * for writing: a path may lead through one of them (/dev/fd/9). */
+/* Resolves both paths before it closes the inherited descriptors, because a path may lead through
+ * one of them (/dev/fd/9). They are closed because they may hold a lock or be open for writing. */
 static int
 mount_and_serve(struct options *options)
 {
@@ -440,11 +440,11 @@ main(int argc, char **argv)
     int status = 0;
 
 #ifdef __GLIBC__
-    /* Headers are parsed on many threads; a heap for each would keep many times the memory of the
-     * tables. */
+    /* Limits malloc's heaps: headers are parsed on many threads, and with a heap for each the
+     * process would keep many times the memory of the tables. */
     mallopt(M_ARENA_MAX, 2);
-    /* Large short-lived blocks (headers, indexes) are returned at once. By default the threshold
-     * grows when the first large block is freed. */
+    /* Returns large short-lived blocks (headers, indexes) to the system when freed. By default
+     * glibc raises the threshold when the first large block is freed. */
     mallopt(M_MMAP_THRESHOLD, 256 << 10);
     mallopt(M_TRIM_THRESHOLD, 256 << 10);
 #endif

@@ -146,8 +146,8 @@ reached_mounts_read(struct reached_mounts *mounts)
     return mounts->is_reached ? error : -ENOMEM;
 }
 
-/* Marks the mounts inside of `directory`, those that it is inside of, and those that can be reached
- * from their sources. */
+/* Marks the mounts that can be reached from `directory`: those below it, those it is on, and those
+ * reachable from their sources. */
 /* NOLINTNEXTLINE(misc-no-recursion): at most once for each mount */
 static void
 mark_reached_mounts(struct reached_mounts *mounts, const char *directory)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Looks up mounts in /proc/self/mountinfo, which accesses no file system: the daemon must not stat
- * its own mount, since it would wait for itself, and stat of a dead mount returns cached
- * attributes.
+ * Looks up mounts in /proc/self/mountinfo, because this accesses no file system. The daemon must
+ * not stat its own mount, since the call would wait for the daemon itself; and stat of a dead mount
+ * returns cached attributes.
  */
 #ifndef FSTFS_FUSE_MOUNT_TABLE_H
 #define FSTFS_FUSE_MOUNT_TABLE_H
@@ -15,22 +15,22 @@
 /* Returns the device mounted last on `mountpoint` (absolute, real). -ENOENT. */
 errint_t mount_device(const char *mountpoint, dev_t *device);
 
-/* A FUSE mount, alive or dead. */
+/* A FUSE mount; its daemon may have died. */
 struct fuse_mount {
     char *mountpoint; /* freed by the caller; NULL: none was found */
-    uid_t user; /* who mounted it */
+    uid_t user; /* the mounting user */
     bool allow_other;
 };
 
-/* Finds the FUSE mount that `path` is in or the mount point of. Fails with an error of open(2), or
+/* Finds the FUSE mount that contains `path` or is mounted on it. Fails with an error of open(2), or
  * if the table cannot be read. */
 errint_t mount_find_fuse(const char *path, struct fuse_mount *found);
 
 /*
- * Finds a mount of fstfs that shows the directory `path` is in and can be reached from `source`
- * (both absolute and real): `source` is on it or contains it, or it is reached through such a
- * mount. Returns its mount point and its source, both malloc'ed, or NULL if there is none. A mount
- * with -o fsname is not found.
+ * Finds a mount of fstfs that shows the directory of `path` and is reachable from `source` (both
+ * absolute and real): directly, because `source` is on the mount or contains it, or through other
+ * such mounts. Returns its mount point and its source, both malloc'ed, or NULL if there is none. A
+ * mount with -o fsname is not found.
  */
 errint_t mount_find_loop(const char *source, const char *path, char **mountpoint, char **shown);
 

@@ -156,7 +156,7 @@ abort_by_fusectl(dev_t device)
     return aborted;
 }
 
-/* Uses what the kernel has cached: the daemon does not answer. */
+/* Returns cached attributes, because the daemon does not answer. */
 static bool
 is_on_device(int fd, dev_t device)
 {
@@ -169,7 +169,7 @@ is_on_device(int fd, dev_t device)
 void
 mount_abort(const char *mountpoint, dev_t device)
 {
-    /* While this descriptor is open umount2() aborts the connection but does not unmount. */
+    /* While this descriptor is open, umount2() aborts the connection without unmounting. */
     int fd = open(mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
 
     if (fd < 0)

@@ -20,8 +20,8 @@ struct mount_parameters {
     bool debug;
 };
 
-/* Makes libfuse's session, mounts it and installs signal handlers. Needs a process with one
- * thread. An error has been printed to standard error, with advice. */
+/* Creates libfuse's session, mounts it and installs signal handlers. Requires a process with one
+ * thread. On failure an error with advice has been printed to standard error. */
 errint_t mount_new(const struct mount_parameters *parameters, const struct fuse_lowlevel_ops *ops,
                    void *userdata, struct fuse_session **fuse);
 
@@ -30,7 +30,7 @@ void mount_end(struct fuse_session *fuse);
 
 /*
  * Aborts the connection of the mount at `mountpoint` whose st_dev is `device`: all callers get an
- * error, and a dead mount remains. Does nothing if another mount is there. Needs fusectl at
+ * error, and a dead mount remains. Does nothing if another mount is there. Requires fusectl at
  * /sys/fs/fuse/connections and the mounting user's ID, or root. Does not wait for the daemon.
  */
 void mount_abort(const char *mountpoint, dev_t device);

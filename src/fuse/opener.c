@@ -122,7 +122,7 @@ struct server {
     } message;
 };
 
-/* Whether a path is relative and has no "..". Links on it may still lead elsewhere. */
+/* Whether a path is relative and has no "..". Links on the path may still lead anywhere. */
 static bool
 is_path_below(const char *path)
 {
@@ -182,12 +182,12 @@ check_mask(const struct server *server, int fd, int mask, const struct open_rule
     return syscall(SYS_faccessat2, fd, "", mask, AT_EMPTY_PATH | AT_EACCESS) == 0 ? 0 : -errno;
 }
 
-/* Looks up the paths of one question. Keeps the last directory open, since the files of a
- * checkpoint mostly share it. */
+/* Looks up the paths of one question. Keeps the last directory open, since files of a checkpoint
+ * are usually in the same directory. */
 struct walk {
     const struct open_rules *rules;
     int directory; /* O_PATH; -1: none */
-    const char *path; /* `length` bytes of it lead to the directory */
+    const char *path; /* its first `length` bytes are the directory's path */
     size_t length;
 };
 
@@ -340,7 +340,8 @@ serve_channel(void *arg)
         got = receive_with_fd(server->channel, &server->message, sizeof(server->message), &fd);
         if (got < (ssize_t)sizeof(server->message.question))
             break;
-        /* The credentials of the last question may not reach the source, or /proc. */
+        /* Drops the credentials of the last question, which may not permit access to the source or
+         * /proc. */
         credentials_assume(&server->opener->process, &server->opener->process);
         result = answer_question(server, (size_t)got, &fd);
         send_with_fd(server->channel, &result, sizeof(result), fd);
@@ -352,7 +353,8 @@ serve_channel(void *arg)
     return NULL;
 }
 
-/* Starts a thread for a channel, or closes the channel, which refuses what is asked on it. */
+/* Starts a thread for a channel. If that fails, closes the channel, so that its questions are
+ * refused. */
 static void
 start_server(const struct opener *opener, int channel)
 {
@@ -487,8 +489,8 @@ channel_add_record(struct channel *channel, const struct permission_query *query
     return true;
 }
 
-/* Frees a channel that the opener has closed, for lack of a thread: the next question makes a new
- * one. */
+/* Frees a channel that the opener has closed because it could not start a thread. The next question
+ * creates a new one. */
 static void
 channel_drop(struct channel *channel)
 {
@@ -566,7 +568,7 @@ opener_check(const struct caller *caller, const struct permission_query *queries
     size_t done = 0;
     int fd;
 
-    /* The daemon runs as that user and has no other rights. */
+    /* The daemon runs as this user, and without other rights. */
     if (caller->uid != 0 && caller->uid == geteuid())
         return 0;
     channel = channel_of_thread();

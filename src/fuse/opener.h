@@ -24,11 +24,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* `source`: an open descriptor of the directory at `path`, which the opener replaces by itself
- * (open_renew()). `drop` is called in it to drop rights. */
+/* `source`: an open descriptor of the directory at `path`; the opener replaces it by itself
+ * (open_renew()). `drop` is called in the opener's process to drop rights. */
 errint_t opener_start(int source, const char *path, void (*drop)(void *arg), void *arg, bool quiet,
                       struct helper *helper);
-/* Does not wait for the opener, which storage may block. */
+/* Does not wait for the opener, because storage may block it. */
 void opener_end(struct helper *helper);
 
 /* For open_set_other(). `path` must be relative to the source. Any thread. */
@@ -36,7 +36,7 @@ int opener_open(int directory, const char *path, int flags);
 /* A permission_check. Also -EACCES if the opener has died. Any thread. */
 errint_t opener_check(const struct caller *caller, const struct permission_query *queries,
                       size_t count);
-/* How many files and directories it has opened for the daemon. */
+/* The number of files and directories that it has opened for the daemon. */
 uint64_t opener_opened(void);
 
 #endif

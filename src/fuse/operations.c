@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Together with CATALOG_CHECK_MS it keeps the promise that a change shows within a second. */
+/* Together with CATALOG_CHECK_MS this ensures that a change shows within a second. */
 static const double cache_seconds = VIEW_CACHE_MS / 1000.0;
 
 static struct operations *
@@ -25,8 +25,8 @@ view_of(fuse_req_t req)
     return operations_of(req)->view;
 }
 
-/* Refuses a request of this process: a link in the source leads into the mount, and the thread
- * that follows it would wait for itself. */
+/* Refuses a request made by this process itself: a link in the source leads into the mount, and the
+ * thread that follows the link would wait for its own reply. */
 static bool
 refuse_own_request(fuse_req_t req)
 {
@@ -52,8 +52,8 @@ make_entry(node_id id, const struct stat *st, double timeout)
         .ino = id, .attr = *st, .attr_timeout = cache_seconds, .entry_timeout = timeout};
 }
 
-/* ENOTCONN from the source's file system becomes EIO: here it would mean that this mount's daemon
- * has died, and a supervisor would unmount a healthy mount. */
+/* Replaces ENOTCONN from the source's file system by EIO: from this mount, ENOTCONN means that its
+ * daemon has died, and a supervisor would unmount a healthy mount. */
 static void
 reply_error(fuse_req_t req, errint_t error)
 {
@@ -250,7 +250,7 @@ add_direntry_plus(struct view *view, struct view_directory *directory, uint64_t 
     node_id id;
     size_t size;
 
-    /* ".", ".." and names that are gone have no node ID: the kernel looks them up when needed. */
+    /* ".", ".." and removed names have no node ID; the kernel looks them up when it needs them. */
     if (position >= 2 && view_readdir_lookup(view, directory, position, &id, &full) == 0)
         entry = make_entry(id, &full, cache_seconds);
     size = fuse_add_direntry_plus(NULL, at, room, name, &entry, (off_t)position + 1);
@@ -398,7 +398,7 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
     struct request *request;
 
-    /* Only after root has remounted the mount read-write. */
+    /* Happens only if root has remounted the mount read-write. */
     if ((fi->flags & O_ACCMODE) != O_RDONLY || fi->flags & O_TRUNC) {
         fuse_reply_err(req, EROFS);
         return;
@@ -438,8 +438,9 @@ op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_fi
         io_read(operations_of(req)->io, list, at, size, reply_to_read, req);
         return;
     }
-    /* Pages bypass the engine, so that reading its counters does not change them. The reference
-     * is needed because the reader may release the handle before fuse_reply_buf() returns. */
+    /* Pages bypass the engine, so that reading its counters does not change them. The extra
+     * reference keeps the handle alive: the reader may release it before fuse_reply_buf()
+     * returns. */
     extent_list_ref(list);
     fuse_reply_buf(req, list->extents->blob->data + at, size);
     extent_list_unref(list);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The FUSE operations: each kernel request is answered from the view, or handed to the engine,
+ * The FUSE operations: each kernel request is answered from the view, or passed to the engine,
  * which replies from its own threads.
  *
- * libfuse calls the operations on its threads. Those about names and attributes may wait on
- * storage and go through requests.h. There is no operation that writes: the mount is read-only, so
- * the kernel answers EROFS itself.
+ * libfuse calls the operations on its threads. Those about names and attributes may wait on storage
+ * and go through requests.h. No operation writes: the mount is read-only, so the kernel itself
+ * answers EROFS.
  */
 #ifndef FSTFS_FUSE_OPERATIONS_H
 #define FSTFS_FUSE_OPERATIONS_H
@@ -25,7 +25,7 @@ struct operations {
     struct catalog *catalog;
     struct passthrough *passthrough;
     struct readahead readahead;
-    uint64_t readahead_least; /* bytes: what the mount has by itself */
+    uint64_t readahead_least; /* the mount's default, in bytes */
     struct requests *requests;
     struct handles handles;
 };

@@ -50,7 +50,7 @@ enum value_kind { VALUE_VIEW, VALUE_NUMBER, VALUE_SIZE, VALUE_SWITCH };
 struct valued_option {
     const char *name;
     enum value_kind kind;
-    size_t offset; /* in struct options: of an int, uint32_t, uint64_t or bool, by kind */
+    size_t offset; /* offset in struct options of an int, uint32_t, uint64_t or bool, by kind */
     uint64_t least, most; /* of VALUE_NUMBER and VALUE_SIZE */
     const char *unset, *set; /* words: of VALUE_SWITCH both; of VALUE_SIZE, `unset` may be NULL */
     const char *expected; /* for messages */
@@ -143,7 +143,7 @@ store_option_value(const struct valued_option *option, const char *text, struct 
             }
         return false;
     case VALUE_NUMBER:
-        /* number_read() also takes signs and white space, as strtol() does */
+        /* number_read() also accepts signs and white space, like strtol() */
         return strspn(text, "0123456789") == strlen(text) && text[0] != '0' &&
                number_read(text, (uint32_t)option->most, place);
     case VALUE_SIZE:
@@ -175,8 +175,8 @@ take_valued_option(struct parser *parser, const struct valued_option *option, co
 
 /* ---- mount options ---- */
 
-/* Options of mount(8) and fstab(5) that need nothing done, or that hold anyway. A name that ends
- * in '=' stands for any value. */
+/* Options of mount(8) and fstab(5) that fstfs ignores: they concern other programs, or always
+ * apply. A name that ends in '=' matches any value. */
 static const char *const ignored_options[] = {
     "defaults", "auto",   "noauto",  "user",   "user=",    "nouser",   "users",
     "group",    "owner",  "_netdev", "nofail", "comment=", "relatime", "strictatime",
@@ -267,8 +267,8 @@ store_mount_options(struct options *options, const struct fuse_args *args)
     return true;
 }
 
-/* Adds argv[i] to `args`, joined with the next word if that is its value: libfuse passes on
- * --NAME=VALUE as one word. Returns how many words were added; -1: out of memory. */
+/* Adds argv[i] to `args`, joined with the next word if that is its value, because libfuse passes on
+ * --NAME=VALUE as one word. Returns the number of words consumed; -1: out of memory. */
 static int
 add_word(struct parser *parser, int argc, char **argv, int i, struct fuse_args *args)
 {

@@ -268,7 +268,7 @@ write_problems(void *arg, struct buffer *out)
     problems_write(catalog_problems(pages->catalog), out);
 }
 
-/* Surveys all of the source first, so that the page is complete. */
+/* Surveys the whole source first, so that the page is complete. */
 static void
 open_problems(void *arg, struct buffer *out)
 {
@@ -283,7 +283,7 @@ void
 pages_list(struct pages *pages, struct view_page list[PAGES])
 {
     list[0] = (struct view_page){"metrics", 0444, write_metrics, write_metrics, pages};
-    /* Names files that other users may not see. */
+    /* Private: it names files that other users may not see. */
     list[1] = (struct view_page){"problems", 0400, write_problems, open_problems, pages};
     list[2] = (struct view_page){"status", 0444, write_status, write_status, pages};
 }

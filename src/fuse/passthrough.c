@@ -29,12 +29,12 @@ static const char not_built[] =
     "built with libfuse before 3.17, or with headers of Linux before 6.9";
 static const char not_root[] = "the kernel allows it to root only";
 
-/* A file that is open. The kernel fails an open that is not answered like the others of the same
- * file: with the same backing ID, or with none. So the first open decides until the last close. */
+/* An open file. The kernel requires all opens of a file to get the same backing ID, or all to get
+ * none, and fails an open that differs. So the first open decides until the last close. */
 struct passthrough_file {
     fuse_ino_t id;
     uint64_t opens; /* guarded by passthrough->lock */
-    int32_t backing_id; /* 0: the daemon reads it */
+    int32_t backing_id; /* 0: read by the daemon */
 };
 
 struct passthrough {
@@ -165,7 +165,8 @@ backing_close(const struct passthrough *passthrough, int32_t id)
         ioctl(fuse_session_fd(passthrough->fuse), FUSE_DEV_IOC_BACKING_CLOSE, &id);
 }
 
-/* Whether the kernel permits it to this process: it checks that before the descriptor. */
+/* Whether this process may register backing files. The kernel checks that before it checks the
+ * descriptor. */
 static bool
 backing_is_permitted(const struct passthrough *passthrough)
 {

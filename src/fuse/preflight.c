@@ -91,7 +91,7 @@ kind_of_file(mode_t mode)
 struct path_argument {
     const char *what;
     const char *missing; /* advice if it does not exist */
-    bool names_missing; /* append the path to that */
+    bool names_missing; /* whether the path follows the advice */
     const char *expected; /* if it is not a directory */
 };
 
@@ -232,7 +232,7 @@ check_empty(const char *path)
     bool empty = true;
 
     if (!stream)
-        return true; /* the mount will fail and report why */
+        return true; /* mounting will fail and report the reason */
     while (empty && (entry = readdir(stream)))
         empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
     if (!empty)
@@ -310,8 +310,8 @@ check_fuse_device(void)
     return false;
 }
 
-/* Checks that the source does not show, through mounts of fstfs, the directory that the mount point
- * is in: the mount would contain itself without end. */
+/* Checks that the source does not contain, through mounts of fstfs, the directory of the mount
+ * point: the mount would contain itself recursively. */
 static bool
 check_no_loop(const char *source, const char *mountpoint)
 {
@@ -350,8 +350,8 @@ preflight_check(const char *source, const char *mountpoint)
 
 /* ---- a mount that failed ---- */
 
-/* fusermount3 mounts only on directories that the user may write to and, if sticky, owns. Advises
- * if this is not one, and returns whether it did. */
+/* fusermount3 mounts only on directories that the user may write to and, if sticky, owns. If this
+ * is not such a directory, prints advice and returns true. */
 static bool
 advise_on_mountpoint(const char *mountpoint, struct buffer *advice)
 {

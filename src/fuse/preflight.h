@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks what can prevent the mount, and advises the user: both paths and the device before the
- * mount, and the messages of libfuse and fusermount3 when it fails. For a process with one thread.
+ * Checks for everything that can prevent the mount, and advises the user: both paths and the device
+ * before the mount, and the messages of libfuse and fusermount3 after a failure. Requires a process
+ * with one thread.
  */
 #ifndef FSTFS_FUSE_PREFLIGHT_H
 #define FSTFS_FUSE_PREFLIGHT_H

@@ -20,8 +20,8 @@
 #define TENSOR_FRACTION 40
 /* A page fault in a file of one tensor reads no more than this part of it. */
 #define FILE_FRACTION 8
-/* From the answer of an open until the kernel has copied the value, with room for a busy machine.
- */
+/* How long the value must not change after the answer to an open, until the kernel has copied it;
+ * long enough for a busy machine. */
 #define SETTLE_NS 1000000
 
 errint_t
@@ -82,7 +82,7 @@ readahead_end_open(struct readahead *readahead)
     atomic_fetch_sub(&readahead->answering, 1);
 }
 
-/* How many pieces of its backing an extent has bytes of. */
+/* The number of pieces (tensors) of its backing that an extent overlaps. */
 static uint32_t
 count_pieces_of_extent(const struct extent *extent)
 {

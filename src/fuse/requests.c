@@ -14,9 +14,9 @@
 enum {
     LANE_BUCKETS = 4096,
     NAME_RUNNING = 4,
-    NAMES_SHARE_FROM = 8, /* running in a directory: from then on one per name */
+    NAMES_SHARE_FROM = 8, /* running in a directory; from here on, one per name */
     DIRECTORY_RUNNING = 32,
-    DIRECTORIES_SHARE_FROM = 32, /* running in a file system: then one per directory */
+    DIRECTORIES_SHARE_FROM = 32, /* running in a file system; from here on, one per directory */
 };
 
 enum level { LEVEL_ALL, LEVEL_FILESYSTEM, LEVEL_DIRECTORY, LEVEL_NAME };
@@ -34,7 +34,7 @@ struct lane {
     /* A circular list of the lanes below that have queued requests; points to the next one to
      * serve. */
     struct lane *waiting;
-    struct lane *next, *previous; /* in that list of `above`; NULL: not in it */
+    struct lane *next, *previous; /* links of the parent's `waiting` list; NULL: not listed */
     /* LEVEL_NAME */
     struct request *first, *last; /* queued */
     uint64_t since; /* monotonic_ms() of the last answer */

@@ -2,22 +2,22 @@
 /*
  * Schedules requests that may wait on storage.
  *
- * A request runs on the thread that received it, unless its place in the source (struct view_place)
- * has reached its limit of threads. Then it is queued, and the thread serves other requests. A
- * thread that has finished a request runs queued ones next. So storage that does not answer blocks
- * at most REQUESTS_RUNNING threads, and the others serve what does not wait.
+ * A request runs on the thread that received it, unless its name, directory or file system (struct
+ * view_place) has reached its limit of threads. Then it is queued, and the thread serves other
+ * requests. A thread that has finished a request runs queued ones next. So storage that does not
+ * answer blocks at most REQUESTS_RUNNING threads; the others serve requests that do not wait.
  *
- * The limits, in threads, shrink as storage blocks more of them, so that storage that answers
- * always gets some:
+ * Limits in threads. They are lower while storage blocks many threads, so that some are always left
+ * for other storage:
  *
  *   a name          4; 1 once its directory has 8
  *   a directory     32; 1 once its file system has 32
  *   a file system   as many as are left for all others
  *
  * An interrupted request, queued or running, is answered with EINTR once no request for its name
- * has been answered for REQUESTS_GRACE_MS: the caller may handle the signal and go on, and does not
- * expect EINTR from stat(2). The result of a running request is then discarded: request_claim()
- * returns NULL.
+ * has been answered for REQUESTS_GRACE_MS. Until then it continues, because a caller that handles
+ * the signal does not expect EINTR from stat(2). The result of a running request that was answered
+ * is discarded: request_claim() returns NULL.
  */
 #ifndef FSTFS_FUSE_REQUESTS_H
 #define FSTFS_FUSE_REQUESTS_H

@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Records how a part went; on error 0 it is on. */
+/* Records the result of a part; error 0: it is on. */
 static void
 set_part(struct sandbox_part *part, errint_t error)
 {
@@ -242,7 +242,7 @@ sandbox_enter(struct sandbox *sandbox, int directory)
     if (SANITIZED)
         directory = -1;
     load_cancellation_library();
-    /* First: without it Landlock and seccomp need CAP_SYS_ADMIN. */
+    /* Must be first: without it Landlock and seccomp need CAP_SYS_ADMIN. */
     set_part(&sandbox->no_new_privileges, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ? -errno : 0);
     error = enter_landlock(directory);
     set_part(&sandbox->landlock, error);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Drops what the daemon does not need once it has mounted, so that code injected into it, by a file
- * made for that, can do little:
+ * Drops the rights that the daemon does not need once it has mounted, so that code injected by a
+ * crafted file can do little:
  *
  * - new privileges: set-user-ID programs have no effect any more;
- * - capabilities, except those that reading other users' files and passthrough need;
- * - files: Landlock allows reading the source, and no writing, creating or executing. Files that
- *   links in the source lead to are opened by a helper process (opener.h);
- * - system calls, except those that serving needs (system_calls.h). io_uring is restricted to
- *   reading by src/io/ring.c.
+ * - capabilities, except those for reading other users' files and for passthrough;
+ * - files: Landlock allows reading the source only, and no writing, creating or executing. A helper
+ *   process (opener.h) opens files outside of the source that links in it lead to;
+ * - system calls, except those that serving needs (system_calls.h). src/io/ring.c restricts
+ *   io_uring to reading.
  *
- * Each part is optional: where the kernel, or an outer sandbox, refuses it, .fstfs/status gives the
+ * Each part is optional: if the kernel or an outer sandbox refuses it, .fstfs/status gives the
  * reason.
  */
 #ifndef FSTFS_FUSE_SANDBOX_H
@@ -37,7 +37,7 @@ struct sandbox {
 
 void sandbox_init(struct sandbox *sandbox, bool wanted, bool passthrough);
 
-/* Turns all of it off, and records why. */
+/* Disables all parts, and records the reason. */
 void sandbox_refuse(struct sandbox *sandbox, const char *why, errint_t error);
 
 /* Whether Landlock will confine the daemon to the source. */

@@ -17,8 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Background requests (reads) that the kernel keeps in flight: the most that FUSE has. It queues
- * further ones for all files alike, so those of a file system that hangs would stop others. */
+/* The maximum that FUSE allows for background requests (reads) in flight. The kernel has one queue
+ * for further requests of all files, in which reads of a file system that hangs would block the
+ * others. */
 enum { MOST_BACKGROUND = 65535 };
 
 /* libfuse's threads. Those beyond REQUESTS_RUNNING never wait on storage. */
@@ -34,7 +35,7 @@ struct session {
 
 /* ---- INIT ---- */
 
-/* The readahead that was asked for, in bytes; 0: none was. */
+/* The requested readahead in bytes; 0: none. */
 static uint64_t
 wanted_readahead(const struct session *session)
 {
@@ -55,7 +56,8 @@ set_max_readahead(struct session *session, struct fuse_conn_info *conn)
     io_set_readahead(session->operations.io, session->operations.readahead_least);
 }
 
-/* Warns of options that the kernel refused; on the terminal, since the mount is not ready yet. */
+/* Warns of options that the kernel refused. The mount is not ready yet, so this goes to the
+ * terminal. */
 static void
 warn_of_refused_options(struct session *session)
 {
@@ -122,7 +124,7 @@ session_mount(struct session *session)
         open_exclude(session->device);
         error = readahead_init(readahead, session->device);
     }
-    /* Before INIT, which takes the value as it is then. */
+    /* Must precede INIT, which copies the value. */
     if (!error && wanted_readahead(session)) {
         error = readahead_begin_open(readahead, wanted_readahead(session));
         readahead_end_open(readahead);

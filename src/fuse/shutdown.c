@@ -14,8 +14,8 @@
 
 static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
 enum { SIGNALS = sizeof(signals) / sizeof(signals[0]) };
-/* The interval at which the lives of helpers are checked, in case hung threads keep a dead one's
- * socket open. */
+/* The interval at which the lives of helpers are checked: if threads of a dead helper hang, its
+ * socket stays open. */
 enum { LIVES_MS = 1000 };
 
 static struct sigaction previous_actions[SIGNALS]; /* libfuse's */

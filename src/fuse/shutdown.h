@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shutdown by SIGTERM, SIGINT or SIGHUP, or by the death of a helper process (helpers.h). Within
- * SHUTDOWN_MS the daemon ends in good order, or is ended although threads of it still wait on
+ * Shutdown by SIGTERM, SIGINT or SIGHUP, or by the death of a helper process (helpers.h). The
+ * daemon gets SHUTDOWN_MS for a clean shutdown; then it is ended even if its threads still wait on
  * storage.
  *
- * A thread waits for the signal; libfuse's own handler runs too. One session at a time.
+ * A separate thread waits for the signal; libfuse's own handler runs too. One session at a time.
  */
 #ifndef FSTFS_FUSE_SHUTDOWN_H
 #define FSTFS_FUSE_SHUTDOWN_H
@@ -21,7 +21,7 @@ enum {
 
 /* All are called on the thread. */
 struct shutdown_calls {
-    /* A signal has arrived, or a helper has died whose death ends the daemon. */
+    /* A signal has arrived, or a helper has died that the daemon cannot run without. */
     void (*begin)(void *arg);
     /* shutdown_stop() was not called within SHUTDOWN_MS. Must not return. */
     void (*force)(void *arg);

@@ -90,8 +90,8 @@ static const uint32_t credential_calls[] = {
 
 enum { MOST_CONDITIONS = 2 };
 
-/* A call that is allowed if these bits of each argument named here have this value. Several rules
- * for one call are alternatives. */
+/* Allows a call if these bits of each listed argument have this value. If a call has several rules,
+ * one must match. */
 struct call_rule {
     uint32_t call;
     struct {
@@ -254,8 +254,8 @@ filter_make(struct filter *filter, bool devices, bool credentials)
     filter_add_rule(filter, &own_process_rule, (uint64_t)getpid());
     if (devices)
         filter_add_rules(filter, device_rules, COUNT(device_rules));
-    /* ENOSYS, as from a kernel that does not have the call, makes libraries fall back: from
-     * clone3(2), whose flags a filter cannot read, to clone(2). A sanitizer makes other calls. */
+    /* With ENOSYS, libraries fall back as on a kernel without the call: from clone3(2), whose flags
+     * a filter cannot read, to clone(2). A sanitizer needs further calls. */
     filter_add(filter, BPF_RET | BPF_K, SANITIZED ? SECCOMP_RET_ALLOW : SECCOMP_RET_ERRNO | ENOSYS);
 }
 

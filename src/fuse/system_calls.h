@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The seccomp filter: the system calls that serving needs. SECURITY.md lists them with reasons;
- * tests/mount/test_sandbox.py compares the two lists.
+ * The seccomp filter, which allows the system calls that serving needs. SECURITY.md lists them with
+ * reasons; tests/mount/test_sandbox.py compares the two lists.
  */
 #ifndef FSTFS_FUSE_SYSTEM_CALLS_H
 #define FSTFS_FUSE_SYSTEM_CALLS_H
@@ -24,9 +24,10 @@
 #endif
 
 /*
- * Restricts all threads of this process for good; any other call fails with ENOSYS. `devices` also
- * allows FUSE's ioctls for passthrough, `credentials` the calls that change the thread's
- * credentials. -ENOTSUP: not written for this machine; -EBUSY: a thread has a filter of its own.
+ * Restricts all threads of this process permanently; any other call fails with ENOSYS. `devices`
+ * also allows FUSE's ioctls for passthrough, `credentials` the calls that change the thread's
+ * credentials. -ENOTSUP: not implemented for this architecture; -EBUSY: a thread has a filter of
+ * its own.
  */
 errint_t system_calls_restrict(bool devices, bool credentials);
 

@@ -22,8 +22,8 @@ struct problem_watch {
      * `text` is quoted. NULL: problems go to the log. */
     void (*report)(void *arg, const char *directory, const char *name, const char *text);
     void *arg;
-    /* How many problems of one kind in one checkpoint are reported one by one; one line has the
-     * number of the others. 0: 3. */
+    /* How many problems of one kind in one checkpoint are reported one by one; if there are
+     * more, one line reports their total number. 0: 3. */
     size_t named;
 };
 

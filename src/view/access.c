@@ -69,7 +69,7 @@ access_shards(struct view *view, const struct caller *caller, const struct check
     return error;
 }
 
-/* Pages that are not for everyone are for root and the mounting user. */
+/* A page without permission bits for others is readable only by root and the mounting user. */
 static errint_t
 access_page(const struct view *view, const struct caller *caller, const struct view_page *page)
 {

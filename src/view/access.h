@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a caller may do, by the permission_check of the view's options: each function returns its
- * answer, or 0 where the options have none. Any thread; waits on storage.
+ * Permissions of a caller: each function returns the result of the permission_check of the view's
+ * options, or 0 if there is none. Any thread; waits for storage.
  */
 #ifndef FSTFS_VIEW_ACCESS_H
 #define FSTFS_VIEW_ACCESS_H
 
 #include "view/node.h"
 
-/* A directory of the source; `expected` NULL: any that is at this path. */
+/* A directory of the source. `expected` is NULL if it may be any directory at this path. */
 errint_t access_directory(struct view *view, const struct caller *caller, const char *path,
                           int mask, const struct file_identity *expected);
 /* The file of a backing. */

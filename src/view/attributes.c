@@ -37,7 +37,7 @@ stat_directory(const struct stat *source, uint64_t inode, struct stat *st)
     fill_stat(st, inode, S_IFDIR, ownership_from_stat(source), 0, &source->st_mtim);
 }
 
-/* Whoever may read the shards may search the directory. */
+/* A user who may read the shards may search the directory. */
 void
 stat_tensors(const struct checkpoint *checkpoint, uint64_t inode, struct stat *st)
 {

@@ -5,18 +5,18 @@
 
 #include "view/node.h"
 
-/* What is not in the source: owned by the mounting user. */
+/* A file or directory that is not in the source; its owner is the mounting user. */
 void stat_own(const struct view *view, uint64_t inode, mode_t mode, struct stat *st);
 /* A directory of the source, from its own attributes. */
 void stat_directory(const struct stat *source, uint64_t inode, struct stat *st);
 /* A directory of tensors. */
 void stat_tensors(const struct checkpoint *checkpoint, uint64_t inode, struct stat *st);
-/* A file of the source, or made of a checkpoint. Does not wait on storage. */
+/* A file of the source, or a made file. Does not wait for storage. */
 void stat_file(struct view *view, const struct node *node, struct stat *st);
-/* A page: writes it to learn its size. */
+/* A page. Writes its text to determine the size. */
 errint_t stat_page(const struct view *view, const struct view_page *page, uint64_t inode,
                    struct stat *st);
-/* The tensor file at this position of a set. Does not wait on storage. */
+/* The tensor file at this position of a set. Does not wait for storage. */
 errint_t stat_tensor(const struct node *set, uint32_t position, struct stat *st);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The present state of the source for a directory of the mount. Any thread; waits on storage. */
+/* The current state of the source for a directory of the mount. Any thread; waits for storage. */
 #ifndef FSTFS_VIEW_CURRENT_H
 #define FSTFS_VIEW_CURRENT_H
 
@@ -20,7 +20,7 @@ errint_t current_tensors(struct view *view, struct node *node, struct node **set
  * NODE_TENSORS. NULL: the node is not in the source. */
 struct source_dir *source_dir_of_node(const struct node *node);
 /* Returns whether to repeat a call that failed because the source has changed, and makes the next
- * call look at the source. `tries` counts the calls that were repeated: at most one is. */
+ * call check the source. `tries` counts the repetitions, of which there is at most one. */
 bool retry_after_change(const struct node *directory, errint_t error, int *tries);
 
 #endif

@@ -14,7 +14,7 @@ struct derived {
         bool known;
         errint_t error;
         uint64_t size;
-    } files[MADE_KINDS]; /* [MADE_PART] says whether there are parts */
+    } files[MADE_KINDS]; /* [MADE_PART].error: why there are no parts; its size is not used */
     struct layout_part *parts;
     uint64_t *part_sizes;
     size_t part_count;
@@ -66,8 +66,9 @@ derived_of(struct checkpoint *checkpoint)
     return derived;
 }
 
-/* Bytes for each tensor while a file is laid out: its place in shard order and in the file; and,
- * while a checkpoint is re-cut, a part, twice while the array is resized, and its size. */
+/* Bytes for each tensor while a file is laid out: its position in shard order and in file order.
+ * While a checkpoint is re-cut, also a part, counted twice for the copy when the array is resized,
+ * and the part's size. */
 enum {
     ORDER_BYTES = 2 * sizeof(struct tensor_ref),
     CUT_BYTES = 2 * sizeof(struct layout_part) + sizeof(uint64_t),
@@ -75,7 +76,7 @@ enum {
 
 /* ---- sizes ---- */
 
-/* A checkpoint of one file is served as that file, by whose hash tools know it. */
+/* A checkpoint of one file is served as that file, since tools identify it by its hash. */
 static bool
 is_the_shard(const struct checkpoint *checkpoint, size_t tensors)
 {
@@ -252,7 +253,7 @@ derived_parts(struct checkpoint *checkpoint, const struct view_options *options,
     uint64_t size;
     errint_t error = derived_size(checkpoint, options, &first, &size);
 
-    /* They do not change after they are computed. */
+    /* The parts are immutable once they are computed. */
     *parts = error ? 0 : (uint32_t)derived_of(checkpoint)->part_count;
     return error;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files that the views make of one version of a checkpoint. Their sizes are computed once for
- * each version and kept with it (checkpoint->derived); their extent lists are made when they are
- * opened.
+ * Made files: the files that the views make from one version of a checkpoint. Their sizes are
+ * computed once for each version and kept with it (checkpoint->derived); their extent lists are
+ * made when they are opened.
  *
- * Any thread. Does not wait on storage. Memory is charged to the catalog's budget; where that is
+ * Any thread. Does not wait for storage. Memory is charged to the catalog's budget; if that is
  * full, these functions return -ENOMEM and add a problem.
  */
 #ifndef FSTFS_VIEW_DERIVED_H
@@ -17,11 +17,11 @@
 
 enum made_kind {
     MADE_TENSOR_INDEX, /* the index in tensors/ */
-    MADE_TENSOR_INDEX_BY_FILE, /* the same, of a directory named after the first shard, not the stem
-                                */
+    MADE_TENSOR_INDEX_BY_FILE, /* the same, if the directory is named after the first shard instead
+                                * of the stem */
     MADE_MERGED, /* the merged file; of a checkpoint of one file, that file */
     MADE_MERGED_INDEX, /* an index that names only the merged file */
-    MADE_SHARD_INDEX, /* an index of the source's shards, where the source has none */
+    MADE_SHARD_INDEX, /* an index of the source's shards, if the source has none */
     MADE_PART, /* a re-cut shard; if there is only one, the merged file */
     MADE_PART_INDEX, /* the index of all re-cut shards */
     MADE_KINDS,
@@ -29,7 +29,7 @@ enum made_kind {
 
 struct made {
     enum made_kind kind;
-    uint32_t part; /* of MADE_PART, which one, from 0 */
+    uint32_t part; /* number of a MADE_PART, from 0 */
 };
 
 /* A list of one extent: all of a file of the source, or this text. The buffer is emptied, also on

@@ -2,10 +2,11 @@
 /*
  * Open directories.
  *
- * A directory of tensors shows one NODE_TENSOR_SET. Any other has a copy of its names from the time
- * of the open. Handles on one node with the same names share one copy, so that memory grows with
- * the number of open directories and not of handles; it is charged to the budget for headers. The
- * names are the same for all callers: permission to list the directory is checked before.
+ * A directory of tensors shows one NODE_TENSOR_SET. Any other open directory has a copy of its
+ * names as of the open. Handles on one node with the same names share one copy, so that memory
+ * grows with the number of open directories, not with the number of handles; it is charged to the
+ * budget for headers. The names are the same for all callers: permission to list the directory is
+ * checked before.
  */
 #include "base/parallel.h"
 #include "catalog/header_budget.h"
@@ -127,14 +128,15 @@ share_names(struct view *view, struct node *node, struct shown_names *fresh)
             now->references++;
         }
         pthread_mutex_unlock(&view->lock);
-        shown_names_unref(view, before); /* not before: its address must not be reused */
+        shown_names_unref(view, before); /* only now: its address must not be reused earlier */
         if (now == fresh || (now && are_same_names(now, fresh)))
             return now;
         before = now;
     }
 }
 
-/* The names that `list` adds; a reference. -ENOBUFS: the budget has no room for their `bytes`. */
+/* Returns the names that `list` adds; a reference. -ENOBUFS: the budget has no room for their
+ * `bytes`. */
 static errint_t
 shown_names_get(struct view *view, struct node *node, struct header_budget *budget,
                 list_names *list, void *arg, bool sort, struct shown_names **out, uint64_t *bytes)

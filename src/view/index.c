@@ -60,7 +60,7 @@ add_index_metadata(const struct checkpoint *checkpoint, struct buffer *out)
     }
 }
 
-/* `{"metadata": {...}, "weight_map": {`, laid out as json.dumps(indent=2) does. */
+/* `{"metadata": {...}, "weight_map": {`, formatted as by json.dumps(indent=2). */
 static void
 begin_index(const struct checkpoint *checkpoint, struct buffer *out)
 {

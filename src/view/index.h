@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text of the index files that the mount makes. The `metadata` of each is `total_size` and all
- * other members of `metadata` in the checkpoint's own index.
+ * Text of the made index files. The `metadata` of each is `total_size` and all other members of
+ * `metadata` in the checkpoint's own index.
  */
 #ifndef FSTFS_VIEW_INDEX_H
 #define FSTFS_VIEW_INDEX_H

@@ -71,8 +71,8 @@ find_metadata(const struct st_table *table, const char *key, uint32_t length)
     return NULL;
 }
 
-/* Returns whether no shard before `s` has the key. `agreed`: all others that have it have the same
- * value. */
+/* Returns whether no shard before `s` has the key. Sets `agreed` to whether all other shards that
+ * have the key have the same value. */
 static bool
 is_first_of_key(const struct checkpoint *checkpoint, uint32_t s, const struct st_metadata *pair,
                 bool *agreed)
@@ -141,7 +141,7 @@ layout_check_metadata(const struct checkpoint *checkpoint)
 
 enum { CLASSES = 5 };
 
-/* 0: whole pages; then by falling element size: 8, 4, 2, 1 bytes. */
+/* 0: the size is a multiple of 4096; then by decreasing element size: 8, 4, 2, 1 bytes. */
 static int
 tensor_class(const struct checkpoint *checkpoint, struct tensor_ref ref)
 {
@@ -152,7 +152,7 @@ tensor_class(const struct checkpoint *checkpoint, struct tensor_ref ref)
     if (size && size % PAGE == 0)
         return 0;
     if (tensor->dtype == DTYPE_UNKNOWN)
-        return size % 8 == 0 ? 1 : 4; /* its alignment is not known */
+        return size % 8 == 0 ? 1 : 4; /* its element size is not known */
     bits = dtype_bits((enum dtype)tensor->dtype);
     return bits >= 64 ? 1 : bits >= 32 ? 2 : bits >= 16 ? 3 : 4;
 }
@@ -204,8 +204,8 @@ write_header(const struct checkpoint *checkpoint, const struct tensor_ref *order
     return st_header_finish(header, PAGE);
 }
 
-/* The offsets of the tensors that have bytes, and which follows which by name. NULL: out of memory;
- * without it the file only reads slower. */
+/* The offsets of the tensors that have data, and their order by name. NULL: out of memory; without
+ * it reads are only slower. */
 static struct layout *
 find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
             uint64_t data_start)
@@ -232,7 +232,7 @@ find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order,
         layout->pieces[layout->count++] = (struct piece){position, position + size, 0};
         position += size;
     }
-    /* Tensors of the checkpoint by name: those in this file follow one another. */
+    /* By name, skipping tensors of the checkpoint that are not in this file. */
     for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
         struct tensor_ref ref = checkpoint->tensors[i];
         uint32_t piece = piece_of[first[ref.shard] + ref.tensor];
@@ -281,8 +281,8 @@ make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order
 
 /* ---- memory ---- */
 
-/* Bytes for each tensor while a list is made: an extent, three times while the array grows, a
- * piece, and the index of the piece. */
+/* Bytes for each tensor while a list is made: an extent, counted three times because the array is
+ * copied as it grows; a piece; and the index of the piece. */
 enum { LIST_BYTES = 3 * sizeof(struct extent) + sizeof(struct piece) + sizeof(uint32_t) };
 
 uint64_t
@@ -378,8 +378,8 @@ cut_by_size(const struct checkpoint *checkpoint, const struct tensor_ref *refs, 
     return made;
 }
 
-/* Each part takes tensors while that brings it nearer to its share of what remains, and leaves at
- * least one tensor for each later part. */
+/* Each part takes tensors while that brings its size closer to its share of the remaining bytes,
+ * and leaves at least one tensor for each later part. */
 static size_t
 cut_by_number(const struct checkpoint *checkpoint, const struct tensor_ref *refs, size_t count,
               size_t shards, struct layout_part *parts)

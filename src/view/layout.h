@@ -4,12 +4,12 @@
  * shards.
  *
  * Such a file has a new header, padded with spaces so that the data starts at a multiple of 4096,
- * and then its tensors without gaps, which the format forbids: first those whose size is a multiple
- * of 4096, so that nearly every large tensor starts on a page boundary; then the others by
- * decreasing element size, so that each starts at a multiple of its element size, as torch
- * requires. Within each class they are in shard order.
+ * and then its tensors. Since the format forbids gaps, tensors are aligned by their order: first
+ * those whose size is a multiple of 4096, so that nearly every large tensor starts on a page
+ * boundary; then the others by decreasing element size, so that each starts at a multiple of its
+ * element size, as torch requires. Within each class they are in shard order.
  *
- * Any thread; does not wait on storage.
+ * Any thread; does not wait for storage.
  */
 #ifndef FSTFS_VIEW_LAYOUT_H
 #define FSTFS_VIEW_LAYOUT_H
@@ -21,8 +21,8 @@
  * of memory. */
 struct tensor_ref *layout_shard_order(const struct checkpoint *checkpoint);
 
-/* For each shard, the number of tensors before its own in shard order; then the number of all
- * tensors. malloc'ed; NULL: out of memory. */
+/* For each shard, the number of tensors in the shards before it; then the number of all tensors.
+ * malloc'ed; NULL: out of memory. */
 size_t *layout_shard_starts(const struct checkpoint *checkpoint);
 
 /* Memory of a list with its layout and blobs, in bytes. */
@@ -51,7 +51,7 @@ struct layout_part {
 /*
  * Cuts a checkpoint into `shards` parts of about the same size; if that is 0, into parts of at most
  * `shard_size` bytes of tensors, as huggingface_hub's split_torch_state_dict_into_shards does: a
- * larger tensor is a part of its own. Returns malloc'ed parts, at least one. -ENOMEM.
+ * larger tensor gets a part of its own. Returns malloc'ed parts, at least one. -ENOMEM.
  */
 errint_t layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs,
                     uint32_t shards, uint64_t shard_size, struct layout_part **parts,

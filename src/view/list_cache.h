@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Extent lists of made files that were opened lately, so that a file that is opened again and again
- * is not made each time. Idle lists, which no open file uses, take at most LIST_CACHE_IDLE bytes.
+ * A cache of the extent lists of recently opened made files, so that a file that is opened
+ * repeatedly is not laid out each time. Idle lists, which no open file uses, take at most
+ * LIST_CACHE_IDLE bytes.
  *
- * Any thread; does not wait on storage.
+ * Any thread; does not wait for storage.
  */
 #ifndef FSTFS_VIEW_LIST_CACHE_H
 #define FSTFS_VIEW_LIST_CACHE_H
@@ -17,11 +18,11 @@ struct list_cache;
 struct list_cache *list_cache_new(void); /* NULL: out of memory */
 void list_cache_free(struct list_cache *cache); /* NULL is allowed */
 
-/* The file's extents, as derived_list(), from the cache if they are there. */
+/* The file's extents, as derived_list(), from the cache on a hit. */
 errint_t list_cache_get(struct list_cache *cache, struct checkpoint *checkpoint,
                         const struct view_options *options, const struct made *made,
                         struct extent_list **list);
-/* Frees the idle lists that are too many. To be called when a file was closed. */
+/* Frees the idle lists that exceed the limit. Call it after a file was closed. */
 void list_cache_trim(struct list_cache *cache);
 
 #endif

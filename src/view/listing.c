@@ -13,7 +13,7 @@
 /* An entry while names are collected. */
 struct draft {
     struct dir_entry entry;
-    size_t name; /* offset in gather.names, which may still move; if entry.name is NULL */
+    size_t name; /* if entry.name is NULL: offset in gather.names, which may still move */
     bool named_by_file; /* ENTRY_TENSORS: has the name of the checkpoint's first file */
 };
 
@@ -53,7 +53,8 @@ add_source_name(struct gather *gather, enum dir_entry_kind kind, uint32_t group,
         draft->entry.name = name;
 }
 
-/* Adds an entry with a name that the source does not have. NULL: left out, or out of memory. */
+/* Adds an entry with a name that the source does not have. NULL: the name is omitted, or out of
+ * memory. */
 static struct draft *
 add_new_name(struct gather *gather, enum dir_entry_kind kind, uint32_t group, const char *base,
              const char *suffix)
@@ -84,7 +85,7 @@ add_made(struct gather *gather, enum made_kind made, uint32_t group, const char 
         draft->entry.made = made;
 }
 
-/* The name of a checkpoint's directory if another entry has the name of its stem. It is a file name
+/* The name of a checkpoint's directory if another entry has its stem as its name. It is a file name
  * of the source, so no other checkpoint has it. */
 static const char *
 name_by_file(const struct group *group)
@@ -115,9 +116,9 @@ dir_listing_index_name(const struct group *group, char name[300])
 }
 
 /*
- * Loaders that take all *.safetensors files of a directory leave out those that an index does not
- * name. So a sharded checkpoint keeps an index next to other checkpoints, even when it is shown as
- * one file. Others get none: accelerate refuses two indexes.
+ * Loaders that load all *.safetensors files of a directory skip those that an index does not name.
+ * So a sharded checkpoint next to other checkpoints keeps an index, even if it is shown as one
+ * file. Other checkpoints get none, since accelerate refuses two indexes.
  */
 static bool
 is_indexed(const struct gather *gather, const struct group *group)
@@ -170,7 +171,7 @@ is_recut(struct gather *gather, const struct group *group)
 
     if (!options->shards && !options->shard_size)
         return false;
-    /* One file is cut to a size only, and not where its index would be a second one. */
+    /* A single file is re-cut only by size, and not if its index would be a second one. */
     if (is_one_file(group) &&
         (!options->shard_size || is_read_by_name(group) || (!group->index && gather->has_sharded)))
         return false;
@@ -277,8 +278,8 @@ have_same_name(const struct draft *a, const struct draft *b)
            strcmp(a->entry.name, b->entry.name) == 0;
 }
 
-/* Sorts, and gives a checkpoint's directory its other name if the first one is taken. Returns
- * whether an entry got another name. */
+/* Sorts the entries, and renames the directory of a checkpoint if its name is taken. Returns
+ * whether an entry was renamed. */
 static bool
 resolve_conflicts(struct gather *gather)
 {
@@ -467,7 +468,7 @@ dir_listing_find_recut(const struct dir_listing *listing, const char *stem)
 {
     uint32_t low = listing->count, high = listing->count + listing->recut_count;
 
-    /* Groups are sorted by stem, and so are these. */
+    /* Groups are sorted by stem, so the re-cut checkpoints are, too. */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
 

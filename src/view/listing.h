@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The names that a directory of the source has in one view, as far as they are known without
- * reading headers. Any thread; does not wait on storage.
+ * reading headers. Any thread; does not wait for storage.
  */
 #ifndef FSTFS_VIEW_LISTING_H
 #define FSTFS_VIEW_LISTING_H
@@ -10,14 +10,14 @@
 #include "view/derived.h"
 #include "view/view.h"
 
-enum dir_entry_kind { /* of two entries with one name the first kind here is kept */
+enum dir_entry_kind { /* if two entries have one name, the kind that comes first here is kept */
                       ENTRY_DIRECTORY,
                       ENTRY_SIDE_FILE,
                       ENTRY_SHARD, /* of the source, unchanged */
                       ENTRY_INDEX, /* of the source, unchanged */
                       ENTRY_TENSORS, /* a checkpoint's directory */
                       ENTRY_MADE,
-                      ENTRY_RECUT, /* without a name: all files that a checkpoint is re-cut into */
+                      ENTRY_RECUT, /* has no name: all files that a checkpoint is re-cut into */
 };
 
 struct dir_entry {
@@ -25,10 +25,10 @@ struct dir_entry {
     enum dir_entry_kind kind;
     enum made_kind made; /* ENTRY_MADE */
     uint32_t group; /* index into listing->groups; not of directories and side files */
-    bool is_indexed; /* ENTRY_RECUT: has an index even where it is cut into one file */
+    bool is_indexed; /* ENTRY_RECUT: has an index even if it is cut into one file */
 };
 
-/* Immutable but for `no_room_reported`, counted. Sorted by name; then the re-cut checkpoints. */
+/* Immutable except for `no_room_reported`; counted. Sorted by name; then the re-cut checkpoints. */
 struct dir_listing {
     atomic_uint references;
     atomic_bool no_room_reported; /* see dir_listing_report_no_room() */
@@ -36,7 +36,7 @@ struct dir_listing {
     uint32_t count; /* of entries with a name */
     uint32_t recut_count;
     const struct dir_entry *entries; /* `count` with a name, then `recut_count` ENTRY_RECUT */
-    char *names; /* those that are not in `listing` */
+    char *names; /* names that are not in `listing` */
 };
 
 /* Takes ownership of the reference to `listing`. NULL: out of memory. */
@@ -53,7 +53,7 @@ void dir_listing_index_name(const struct group *group, char name[300]);
 void dir_listing_report_no_room(struct dir_listing *listing, struct catalog *catalog,
                                 const char *directory, uint64_t bytes);
 
-/* NULL: no such name. */
+/* Finds a name; NULL: there is none. */
 const struct dir_entry *dir_listing_find(const struct dir_listing *listing, const char *name);
 
 static inline const struct group *
@@ -63,7 +63,7 @@ dir_entry_group(const struct dir_listing *listing, const struct dir_entry *entry
 }
 
 /* The index in `entries` of the first re-cut checkpoint with this stem or a greater one. Those of
- * one stem follow one another. */
+ * one stem are adjacent. */
 uint32_t dir_listing_find_recut(const struct dir_listing *listing, const char *stem);
 
 #endif

@@ -18,8 +18,8 @@ struct lookup {
     const struct caller *caller;
     struct node *parent;
     const char *name;
-    uint64_t inode; /* that the name has */
-    bool is_checked; /* other users may enter, and the name is of the source */
+    uint64_t inode; /* of the name */
+    bool is_checked; /* other users can access the mount, and the name is in the source */
     node_id id; /* results */
     struct stat st;
 };
@@ -288,7 +288,7 @@ lookup_in_directory(struct lookup *lookup)
         source_dir_expire_listing(dir);
         error = lookup_listed(lookup);
     }
-    /* Whether a name is missing is for those who may search the directory. */
+    /* Only callers who may search the directory are allowed to see that a name does not exist. */
     if (error || is_page)
         refused = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
     if (refused)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lookups in directories. Any thread; waits on storage. */
+/* Lookups in directories. Any thread; waits for storage. */
 #ifndef FSTFS_VIEW_LOOKUP_H
 #define FSTFS_VIEW_LOOKUP_H
 
 #include "view/node.h"
 
-/* As view_lookup(), of one attempt: -ESTALE is not retried. */
+/* As view_lookup(), but only one attempt: -ESTALE is not retried. */
 errint_t lookup_in(struct view *view, const struct caller *caller, struct node *parent,
                    const char *name, node_id *id, struct stat *st);
 

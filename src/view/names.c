@@ -53,7 +53,7 @@ escape_tensor_name(const char *name, size_t length, size_t room, size_t cut_room
         bool escaped = must_escape(c) || (i == 0 && c == '.');
 
         if ((c & 0xc0) != 0x80 && at <= cut_room)
-            *cut = at; /* a character begins here */
+            *cut = at; /* a character boundary */
         if (at + (escaped ? 3 : 1) > room) {
             *whole = false;
             return at;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Nodes: what the kernel holds IDs of.
+ * Nodes: the objects that the kernel refers to by ID.
  *
  * A node's reference count is the kernel's lookup count, plus one for each child node and for each
- * call or open directory that holds it. The kernel does not forget an ID while a request names it,
- * so a call needs no reference to the node that it is about. Tables and counts are guarded by
- * view->lock, which is never held across storage access.
+ * call or open directory that holds it. The kernel does not forget an ID while a request uses it,
+ * so a call needs no reference to the node of its ID. Tables and counts are guarded by view->lock,
+ * which is never held across storage access.
  *
  * Tensor files have no nodes. Each version of a directory of tensors has one (NODE_TENSOR_SET); the
  * ID of a tensor file is the number of that node and a position in it.
@@ -20,7 +20,7 @@
 #include <pthread.h>
 
 enum node_kind {
-    NODE_TOP, /* the root, where it holds the views */
+    NODE_TOP, /* the root, if it contains the views */
     NODE_PAGES, /* .fstfs */
     NODE_PAGE,
     NODE_DIRECTORY, /* a directory of the source, in one view */
@@ -60,7 +60,7 @@ struct node {
     struct ownership ownership; /* guarded by view->lock: chmod keeps the node */
     struct backing *served; /* is_shard: the version that readers get, since the first open;
                              * guarded by view->lock */
-    bool is_shard; /* opened only while its header is valid, by the backing of its checkpoint */
+    bool is_shard; /* opened only while its header is valid, as the backing of its checkpoint */
 
     const struct view_page *page; /* NODE_PAGE */
     char name[];
@@ -69,9 +69,9 @@ struct node {
 enum { NODE_BUCKETS = 65536 };
 
 /*
- * Nodes by number, so that no ID is an address of the daemon: name_to_handle_at() shows IDs to
- * every caller. Chunks never move, so that an ID that the kernel holds is resolved without the
- * lock; each chunk has twice the slots of the one before it. Number 0 is not used.
+ * Nodes by number, so that IDs do not reveal addresses of the daemon: name_to_handle_at() returns
+ * IDs to every caller. Chunks never move, so that an ID that the kernel holds is resolved without
+ * the lock; each chunk has twice the slots of the one before it. Number 0 is not used.
  */
 union node_slot {
     struct node *node;
@@ -93,9 +93,9 @@ struct view {
     struct node *buckets[NODE_BUCKETS]; /* by inode */
     struct node_slots slots;
     struct node *root;
-    uint64_t node_count, set_count; /* a NODE_TENSOR_SET counts as a set only */
+    uint64_t node_count, set_count; /* a NODE_TENSOR_SET is counted only as a set */
     struct list_cache *lists;
-    struct timespec started; /* time stamp of what is not in the source */
+    struct timespec started; /* time stamp of files and directories that are not in the source */
 };
 
 extern const char view_pages_name[]; /* ".fstfs" */

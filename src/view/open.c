@@ -63,8 +63,8 @@ shard_backing(struct view *view, const struct node *node, struct backing **backi
     return error;
 }
 
-/* All that the kernel caches of a node is of one version. If the shard has another version, even
- * with the same attributes, the next lookup must find another node. */
+/* Everything that the kernel caches for a node must be of one version. If the shard has another
+ * version, even with the same attributes, the next lookup must find another node. */
 static errint_t
 serve_one_version(struct view *view, struct node *node, struct backing *backing)
 {
@@ -135,7 +135,7 @@ view_open(struct view *view, const struct caller *caller, node_id id, struct ext
     *live = node->kind == NODE_PAGE;
     if (!error)
         error = list_of_node(view, node, position, list);
-    /* The kernel then repeats the lookup, which must find the present file. */
+    /* After ESTALE the kernel repeats the lookup, which must find the current file. */
     if (error == -ESTALE && node->parent && source_dir_of_node(node->parent))
         source_dir_expire(source_dir_of_node(node->parent));
     if (error)

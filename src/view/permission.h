@@ -2,10 +2,9 @@
 /*
  * Permission checks for callers of the mount.
  *
- * If other users may enter the mount, each request that returns names, attributes or content first
- * asks the kernel whether its caller may have the same from the source: by path, at this time, with
- * the credentials that FUSE reports. The path must lead to the file that the view knows. No answer
- * is cached.
+ * If other users can access the mount, each request for names, attributes or content first asks the
+ * kernel whether its caller has the same access to the source now: by path, with the credentials
+ * that FUSE reports. The path must lead to the file that the view knows. Results are not cached.
  */
 #ifndef FSTFS_VIEW_PERMISSION_H
 #define FSTFS_VIEW_PERMISSION_H
@@ -28,7 +27,7 @@ struct caller {
 /* One path of the source. */
 struct permission_query {
     const char *path; /* relative to the source; "" is the source itself */
-    int mask; /* R_OK, X_OK or both; 0: search permission on the way to it */
+    int mask; /* R_OK, X_OK or both; 0: search permission for the directories above it */
     uint64_t device, inode; /* expected at the path; 0: any */
     /* Expected change time of a file, which distinguishes it from a later file with the same inode
      * number. All zero, of a directory: any. */
@@ -36,8 +35,8 @@ struct permission_query {
 };
 
 /*
- * Checks `count` paths, at least 1. 0: the caller has all these permissions. -EACCES: he has not.
- * -ESTALE: a path leads to another file now, or to none. Any thread; waits on storage.
+ * Checks `count` paths, at least 1. 0: the caller has all these permissions. -EACCES: the caller
+ * lacks one. -ESTALE: a path leads to another file now, or to none. Any thread; waits for storage.
  */
 typedef errint_t permission_check(const struct caller *caller,
                                   const struct permission_query *queries, size_t count);

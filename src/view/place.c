@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the source that a call accesses. Does not wait on storage. */
+/* The part of the source that a call accesses. Does not wait for storage. */
 #include "view/node.h"
 
 #include "base/hash.h"
@@ -21,7 +21,7 @@ place_in_directory(struct view_place *place, const struct source_dir *dir, const
     return place_in(place, source_dir_device(dir), source_dir_path(dir), name);
 }
 
-/* The names of the views stand for the source's own directory. */
+/* The name of a view refers to the root directory of the source. */
 static bool
 place_of_top(struct view *view, const char *name, struct view_place *place)
 {

@@ -21,7 +21,7 @@ struct directories {
 struct survey {
     struct catalog *catalog;
     struct view_options options;
-    struct directories held; /* used by the thread only, as `unlisted` */
+    struct directories held; /* used only by the thread, like `unlisted` */
     struct problem_set *unlisted; /* directories that could not be listed; or NULL */
     pthread_mutex_t lock; /* guards the rest; never held across storage access */
     pthread_cond_t changed;

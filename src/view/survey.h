@@ -34,7 +34,7 @@ void survey_free(struct survey *survey);
 bool survey_refresh(struct survey *survey);
 
 /* Adds a line for each part of the source that was not surveyed. `complete`: what survey_refresh()
- * returned. Any thread; does not wait on storage. */
+ * returned. Any thread; does not wait for storage. */
 void survey_write(struct survey *survey, bool complete, struct buffer *out);
 
 #endif

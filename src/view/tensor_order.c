@@ -15,12 +15,13 @@ tensor_order_name(const struct checkpoint *checkpoint, struct tensor_ref ref, en
                             tensor->name_length, view == VIEW_NPY ? ".npy" : "", out);
 }
 
-/* Returns whether all tensors have a file of their own name, so that the order is the same. */
+/* Returns whether each tensor has a file with exactly its name, so that both orders are the
+ * same. */
 static bool
 is_order_of_names(const struct checkpoint *checkpoint, enum view_kind view)
 {
     if (view == VIEW_NPY)
-        return false; /* the suffix changes the order, and unknown dtypes are left out */
+        return false; /* the suffix changes the order, and unknown dtypes are omitted */
     for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
         struct tensor_ref ref = checkpoint->tensors[i];
         const struct st_tensor *tensor = checkpoint_tensor(checkpoint, ref);
@@ -46,7 +47,7 @@ compare_named(const void *a, const void *b)
     return order ? order : (x->position > y->position) - (x->position < y->position);
 }
 
-/* Leaves out the second of two tensors with one file name. */
+/* Keeps only the first of several tensors with the same file name. */
 static uint32_t
 keep_first_of_name(const struct checkpoint *checkpoint, const struct named_position *all,
                    size_t count, uint32_t *order)
@@ -70,8 +71,8 @@ keep_first_of_name(const struct checkpoint *checkpoint, const struct named_posit
     return kept;
 }
 
-/* Memory for sorting: the names, twice while their buffer grows; the positions, and a copy of them
- * in qsort(). */
+/* Bytes for sorting: the names, counted twice because their buffer is copied as it grows; the
+ * positions, and the copy of them that qsort() makes. */
 static uint64_t
 sorting_bytes(const struct checkpoint *checkpoint)
 {

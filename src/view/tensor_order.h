@@ -13,9 +13,9 @@ size_t tensor_order_name(const struct checkpoint *checkpoint, struct tensor_ref 
 
 /*
  * Sorts the tensors that have a file in this view: sets `order` to indices into
- * checkpoint->tensors, or to NULL where that is the order already, and `count` to their number.
- * Of tensors with the same file name only the first has a file; the others get a problem. The
- * order is charged to the catalog's budget. -ENOMEM, with a problem where the budget is full.
+ * checkpoint->tensors, or to NULL if they are already in order, and `count` to their number. Of
+ * tensors with the same file name only the first has a file; the others get a problem. The order is
+ * charged to the catalog's budget. -ENOMEM, with a problem if the budget is full.
  */
 errint_t tensor_order_new(struct checkpoint *checkpoint, enum view_kind view, uint32_t **order,
                           uint32_t *count);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensor files: positions in a NODE_TENSOR_SET. Any thread; does not wait on storage. */
+/* Tensor files: positions in a NODE_TENSOR_SET. Any thread; does not wait for storage. */
 #ifndef FSTFS_VIEW_TENSOR_SET_H
 #define FSTFS_VIEW_TENSOR_SET_H
 
@@ -23,7 +23,7 @@ size_t tensor_set_file_name(const struct node *set, uint32_t position, char out[
 /* Finds a file name; -ENOENT. */
 errint_t tensor_set_find(const struct node *set, const char *name, uint32_t *position);
 
-/* Adds what precedes the data in the file: the header of a .npy file. */
+/* Appends the bytes before the data in the file: the header of a .npy file. */
 errint_t tensor_set_header(const struct node *set, uint32_t position, struct buffer *header);
 
 #endif

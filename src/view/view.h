@@ -3,12 +3,12 @@
  * What the mount shows: names, attributes, and the extents of each file.
  *
  * The session (src/fuse) refers to files by node ID. An ID that view_lookup() returned is valid
- * until view_forget() has been called for it as often; VIEW_ROOT_ID is always valid. The ID of a
- * file belongs to one version of its content, so that what the kernel caches never mixes versions.
+ * until view_forget() reduces its lookup count to 0; VIEW_ROOT_ID is always valid. The ID of a file
+ * belongs to one version of its content, so that what the kernel caches never mixes versions.
  *
- * Any thread may call any function. Unless they say otherwise, functions that look at the source
- * wait on storage; none reads tensor data. Besides the errors that are listed, a function returns
- * those of the system calls on the source, and -ENOMEM.
+ * Any thread may call any function. Unless noted otherwise, functions that access the source wait
+ * for storage; none reads tensor data. Besides the errors that are listed, a function returns those
+ * of the system calls on the source, and -ENOMEM.
  */
 #ifndef FSTFS_VIEW_VIEW_H
 #define FSTFS_VIEW_VIEW_H
@@ -38,14 +38,14 @@ struct view_page {
 };
 
 struct view_options {
-    int root; /* an enum view_kind: this view is the root; -1: the root holds all views */
+    int root; /* an enum view_kind: this view is the root; -1: the root contains all views */
     uint32_t shards; /* --shards, or 0 */
     uint64_t shard_size; /* --shard-size in bytes, or 0; not both */
-    uid_t owner; /* of what is not in the source: the root and .fstfs */
+    uid_t owner; /* owner of the root and .fstfs, which are not in the source */
     gid_t group;
     const struct view_page *pages; /* sorted by name; must outlive the view */
     size_t page_count;
-    permission_check *check; /* NULL: only the mounting user and root can enter the mount */
+    permission_check *check; /* NULL: only the mounting user and root can access the mount */
 };
 
 /* `catalog` must outlive the view. -ENOMEM. */
@@ -63,11 +63,11 @@ enum { VIEW_ROOT_ID = 1 };
 enum { VIEW_CACHE_MS = 500 };
 
 /*
- * If the options have a `check`, the functions that take a `caller` return -EACCES unless he may do
- * the same in the source. Looking up a name requires search permission on the paths of all files
+ * If the options have a `check`, the functions with a `caller` return -EACCES unless the caller may
+ * do the same in the source. Looking up a name requires search permission on the paths of all files
  * that it is made of; looking up a tensor, its xattrs, and listing its directory require read
- * permission for the shards. -ESTALE: the source has other files now. Without a `check`, `caller`
- * may be NULL.
+ * permission for the shards. -ESTALE: the files of the source have changed. Without a `check`,
+ * `caller` may be NULL.
  */
 
 /* Returns whether view_lookup() in this directory checks the caller, so that the kernel must not
@@ -80,20 +80,21 @@ errint_t view_lookup(struct view *view, const struct caller *caller, node_id par
                      const char *name, node_id *id, struct stat *st);
 /* Reduces the lookup count by `count`. Does not wait. */
 void view_forget(struct view *view, node_id id, uint64_t count);
-/* Increments a lookup count that is not 0, for a call that may outlast the kernel's own count. Does
- * not wait. */
+/* Increments a lookup count that is not 0, for a call that may continue after the kernel has
+ * dropped its own count. Does not wait. */
 void view_ref(struct view *view, node_id id);
 
-/* The part of the source that a call accesses. `directory` and `name` are hashes, so different
- * places may have equal ones. */
+/* The part of the source that a call accesses. `directory` and `name` are hashes, which may
+ * collide. */
 struct view_place {
     uint64_t filesystem; /* the last known st_dev of the directory; 0: not known */
     uint64_t directory;
     uint64_t name; /* of a file, checkpoint or subdirectory in it, or of the directory itself */
 };
 
-/* Finds the place that a call for `id` accesses: view_lookup() of `name`, or, if `name` is NULL,
- * any other call. False: the call does not wait on storage. Does not wait on storage itself. */
+/* Finds the place that a call for `id` accesses: view_lookup() of `name` or, if `name` is NULL, any
+ * other call. False: the call does not wait for storage. This function itself never waits for
+ * storage. */
 bool view_place(struct view *view, node_id id, const char *name, struct view_place *place);
 
 errint_t view_getattr(struct view *view, node_id id, struct stat *st);
@@ -101,7 +102,7 @@ errint_t view_getattr(struct view *view, node_id id, struct stat *st);
 /* An open directory: its names at the time of the open. One thread at a time. */
 struct view_directory;
 
-/* -ENOTDIR. */
+/* Opens a directory. -ENOTDIR. */
 errint_t view_opendir(struct view *view, const struct caller *caller, node_id id,
                       struct view_directory **directory);
 /* access(2): -EACCES; -EROFS for W_OK. */
@@ -121,7 +122,7 @@ errint_t view_readdir_lookup(struct view *view, struct view_directory *directory
  * be cached. -EISDIR; -EIO: the shard is refused; -ETXTBSY: it is open for writing. */
 errint_t view_open(struct view *view, const struct caller *caller, node_id id,
                    struct extent_list **list, bool *live);
-/* Closes an open file; takes ownership of the reference. Does not wait on storage. */
+/* Closes an open file; takes ownership of the reference. Does not wait for storage. */
 void view_close(struct view *view, struct extent_list *list);
 
 /*

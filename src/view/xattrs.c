@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Extended attributes, which say where the bytes of a file are stored and in which version. */
+/* Extended attributes, which describe where the bytes of a file are stored and in which version. */
 #include "format/json.h"
 #include "view/access.h"
 #include "view/current.h"
@@ -98,7 +98,7 @@ add_extents_xattr(const struct view *view, const struct backing *backing, uint64
 }
 
 /* Adds the file names of the shards, sorted, unless the value would be longer than the kernel
- * allows: a reader then lists the directory. */
+ * allows: readers then list the directory. */
 static void
 add_shard_names(const struct checkpoint *checkpoint, struct buffer *value)
 {

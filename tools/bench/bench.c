@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define SECONDS_LEAST 1e-3 /* shorter reads are too inaccurate */
-#define SURELY_TIMED ((uint64_t)256 << 20) /* bytes that no machine reads in SECONDS_LEAST */
+#define SURELY_TIMED ((uint64_t)256 << 20) /* no machine reads as much in SECONDS_LEAST */
 #define PYTHON_MEMORY ((uint64_t)512 << 20) /* bytes of python3 with its packages */
 
 struct row *
@@ -48,8 +48,8 @@ bench_path(const struct bench *bench)
 
 /* ---- the model, bare and mounted ---- */
 
-/* Opens what a file of a mount is made of: the file of the same name, or the checkpoint whose
- * merged file it is. */
+/* Opens what a file of a mount consists of: the file of the same name, or the checkpoint that it is
+ * the merged file of. */
 static errint_t
 open_source_model(char *path, struct model *model, struct reason *reason)
 {
@@ -99,7 +99,7 @@ find_model(const char *path, struct bench *bench, struct reason *reason)
     return error;
 }
 
-/* Refuses a model that is read too fast to be timed. */
+/* Refuses a model that is too small: it would be read too quickly to be timed. */
 static errint_t
 check_model_size(const struct bench *bench, struct reason *reason)
 {

@@ -13,8 +13,8 @@ struct bench {
     const struct options *options;
     const struct device *device; /* to load into; or NULL */
     struct model model; /* the bare files */
-    /* Either each run gets a mount of its own, made with `program`, or the path is on `mount`,
-     * where the model is `mounted`. */
+    /* Each run gets a temporary mount, made with `program`; or the path is on `mount`, and the
+     * model in it is `mounted`. */
     bool own_mount;
     char program[PATH_MAX];
     struct mount mount;
@@ -31,7 +31,7 @@ struct bench {
     bool interrupted;
 };
 
-/* Finds out what to measure, and which rows cannot be measured. Call bench_close() in any case.
+/* Determines what to measure, and which rows cannot be measured. Call bench_close() in any case.
  * -EINTR after a signal. */
 errint_t bench_open(const char *path, const struct options *options, const struct device *device,
                     struct bench *bench, struct reason *reason);

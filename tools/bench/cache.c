@@ -79,7 +79,7 @@ cache_bytes(const char *path, uint64_t *bytes)
 
 /* ---- eviction ---- */
 
-/* Evicts one file of `*size` bytes, and gives how many of them remain. */
+/* Evicts one file of `*size` bytes, and returns how many of them remain. */
 static errint_t
 evict_file(const char *path, uint64_t *left, uint64_t *size)
 {
@@ -96,7 +96,7 @@ evict_file(const char *path, uint64_t *left, uint64_t *size)
     if (!error)
         fdatasync(fd); /* dirty pages are not evicted */
     for (int i = 0; !error && i < TRIES; i++) {
-        struct timespec pause = {0, 10000000}; /* a page may be in use briefly */
+        struct timespec pause = {0, 10000000}; /* a page may be in use for a moment */
 
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         error = count_pages(fd, path, left);
@@ -108,7 +108,7 @@ evict_file(const char *path, uint64_t *left, uint64_t *size)
     return error;
 }
 
-/* Evicts all files. `*stays` is the one of which most remains (`*left` bytes); NULL: none. */
+/* Evicts all files. `*stays` is the file with the most bytes left (`*left`); NULL: none. */
 static errint_t
 evict_files(char *const *paths, size_t count, struct eviction *eviction, const char **stays,
             uint64_t *left, struct reason *reason)

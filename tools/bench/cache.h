@@ -9,12 +9,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of a file in the page cache. -EPERM: the kernel only reveals this to the owner of the
- * file and to users who may write it. */
+/* Returns the bytes of a file in the page cache. -EPERM: the kernel reveals this only to the owner
+ * of the file and to users who may write it. */
 errint_t cache_bytes(const char *path, uint64_t *bytes);
 
 struct eviction {
-    bool unverified; /* the kernel does not reveal to this user what is cached */
+    bool unverified; /* the kernel hides from this user what is cached */
     bool dropped_all; /* the whole page cache had to be dropped */
 };
 

@@ -125,7 +125,7 @@ children_run(unsigned count, child_main *run, void *arg, struct progress *progre
             fork_error = -errno;
     }
     close(ends[1]);
-    if (fork_error) /* the others may wait for those that are missing */
+    if (fork_error) /* the others may wait for the missing ones */
         children_kill(pids, started);
     wanted = children_read_output(pids, started, ends[0], progress, output);
     close(ends[0]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Child processes that are measured. Everything that reads a model runs in a process of its own,
- * so that its peak memory is known and nothing of it remains.
+ * Child processes that are measured. Each reader of a model runs in a process of its own, so that
+ * its peak memory is known and none of its state remains.
  */
 #ifndef FSTFS_BENCH_CHILD_H
 #define FSTFS_BENCH_CHILD_H
@@ -10,12 +10,12 @@
 #include "base/error.h"
 #include "common/progress.h"
 
-/* Exit status of a child for which the machine lacks something. */
+/* Exit status of a child whose requirements this machine does not meet. */
 enum { CHILD_UNAVAILABLE = 69 };
 
 enum { CHILDREN_MOST = 64 };
 
-/* What a child does: it writes results to `out` and ends the process. `number` counts from 0. */
+/* The work of a child: it writes results to `out` and ends the process. `number` counts from 0. */
 typedef void child_main(void *arg, unsigned number, int out);
 
 /*

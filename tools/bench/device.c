@@ -40,7 +40,7 @@ struct device_job {
     CUresult (*cuMemcpyDtoH)(void *, CUdeviceptr, size_t);
 };
 
-/* All tensors that are not empty, each with its place in the memory of the device. */
+/* All non-empty tensors, each with its offset in the memory of the device. */
 struct device_tensors {
     struct fstfs_request *requests;
     size_t count;
@@ -69,7 +69,7 @@ device_find_function(const struct device_job *job, void *library, const char *fu
     return found;
 }
 
-/* Uses libfstfs first, because its errors say best what is missing. */
+/* Uses libfstfs first, because its errors describe best what is missing. */
 static void
 open_device(struct device_job *job)
 {
@@ -189,7 +189,7 @@ device_show_progress(void *arg, uint64_t done, uint64_t total)
     return 0;
 }
 
-/* Returns the seconds it took. */
+/* Returns the duration in seconds. */
 static double
 device_load_tensors(struct device_job *job, struct device_tensors *tensors, CUdeviceptr memory)
 {

@@ -28,7 +28,7 @@ machine_read_file(const char *path, struct buffer *text)
     close(fd);
 }
 
-/* The number after `key` in a file, in KiB there, in bytes here; 0: not found. */
+/* Returns the number after `key` in a file of values in KiB, converted to bytes; 0: not found. */
 static uint64_t
 kib_of(const char *path, const char *key)
 {
@@ -89,8 +89,8 @@ cgroup_limit(const char *hierarchy, const char *group, const char *file)
     return number;
 }
 
-/* The smallest limit of a cgroup and its ancestors; truncates `group`. In a container, the visible
- * root may have a limit too. */
+/* The lowest limit of a cgroup and its ancestors; truncates `group`. In a container the visible
+ * root may have a limit, too. */
 static uint64_t
 cgroup_smallest_limit(const char *hierarchy, char *group, const char *file)
 {

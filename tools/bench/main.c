@@ -108,7 +108,7 @@ check_svg(const char *path)
     return can;
 }
 
-/* Prints what is measured on. Fails for anything that is known to be wrong before reading. */
+/* Prints what will be measured. Fails for anything known to be wrong before reading. */
 static bool
 check_and_announce(const struct options *options, const struct machine *machine,
                    struct device *device)

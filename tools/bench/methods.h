@@ -36,7 +36,7 @@ enum method_kind method_kind_of(const char *name, size_t length);
 /* All names that --methods accepts and the options they need, for people. */
 extern const char method_names[];
 
-/* Gives the methods that need no option, in the order of the table. Returns their number. */
+/* Returns the methods that need no option, in the order of the table, and their number. */
 unsigned methods_list(struct method methods[METHODS_MOST]);
 /* The method that loads into the GPU `device`, "cuda:0". */
 struct method method_of_device(const char *device);
@@ -65,7 +65,7 @@ struct row {
 /* False for the warm row of a method that bypasses the page cache: there is no such row. */
 bool row_exists(const struct row *row);
 
-/* Marks a row as not measured. */
+/* Marks a row as not measured, with the reason. */
 void row_skip(struct row *row, bool failed, const char *why);
 
 /* Over the rounds of one or two rows. */

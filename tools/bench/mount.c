@@ -105,7 +105,7 @@ child_has_ended(pid_t child, int ms)
     return true;
 }
 
-/* Whether the other end of the socket is closed; waits up to `ms`, -1: without limit. */
+/* Whether the other end of the socket is closed; waits up to `ms`, or without limit if -1. */
 static bool
 guard_is_released(int hold, int ms)
 {
@@ -158,7 +158,7 @@ guard_end_daemon(pid_t daemon)
         int signal, ms;
     } steps[] = {{0, UNMOUNT_MS}, {SIGTERM, TERM_MS}, {SIGKILL, TERM_MS}};
 
-    /* A copy of the mount in another namespace keeps the daemon alive: send a signal then. */
+    /* If the mount has a copy in another namespace, the daemon continues: send a signal then. */
     for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
         kill(daemon, steps[i].signal);
         if (child_has_ended(daemon, steps[i].ms))

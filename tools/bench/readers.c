@@ -254,7 +254,7 @@ struct direct_read {
     unsigned char *buffer;
 };
 
-/* Position in the claimed segment; without a segment, the next one is claimed. */
+/* The position in the claimed segment; if there is none, the next segment is claimed. */
 struct direct_cursor {
     const struct plan_segment *segment;
     uint64_t at;
@@ -281,7 +281,7 @@ direct_finish_read(const struct reader_job *job, const struct direct_read *p, in
     return reader_sum(p->buffer + (from - p->from), from - s->offset, to - from, s->length);
 }
 
-/* Gives the next read in *p. False: the whole plan has been claimed. */
+/* Returns the next read in *p. False: the whole plan has been claimed. */
 static bool
 direct_next_read(const struct reader_job *job, struct direct_cursor *cutting, struct direct_read *p)
 {

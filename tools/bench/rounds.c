@@ -90,7 +90,7 @@ warm_up(const struct bench *bench, const struct row *row, const struct target *t
     return run_method(bench, row, target, progress, &unused, reason);
 }
 
-/* Whether the checksum is that of the first run in the same order. */
+/* Whether the checksum equals that of the first run in the same order. */
 static bool
 is_same_sum(struct bench *bench, const struct row *row, const struct reader_result *result)
 {

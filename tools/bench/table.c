@@ -145,8 +145,8 @@ is_first_of_gap(const struct bench *bench, const struct row *row)
     return row->skipped[0] && row_exists(row);
 }
 
-/* One line: all methods with rows that were skipped for the reason of `first`, and the place and
- * state that all these rows have in common. */
+/* Prints one line: all methods with rows that were skipped for the same reason as `first`, and the
+ * place and state that these rows share. */
 static void
 table_add_gap(struct buffer *out, const struct bench *bench, const struct row *first)
 {

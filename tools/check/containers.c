@@ -75,7 +75,7 @@ report_header(const struct container *container, errint_t error, const struct re
     return 0;
 }
 
-/* Reports the imports, one in each line, and names the first IMPORTS_SHOWN. */
+/* Reports the imports, one per line, of which the first IMPORTS_SHOWN are named. */
 static void
 report_imports(const struct container *container, const struct buffer *imports)
 {

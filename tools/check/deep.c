@@ -26,9 +26,9 @@
 
 enum {
     READ_BYTES = 1 << 20, /* larger reads are not faster */
-    SPAN = 64 << 20, /* least bytes of a span, except for the last one of a file */
+    SPAN = 64 << 20, /* minimum bytes of a span, except the last one of a file */
     THREADS_MOST = 8,
-    DEPTH_ALL = 64, /* most reads in flight, of all threads together */
+    DEPTH_ALL = 64, /* limit of reads in flight, of all threads together */
     DEPTH_MOST = 32, /* of one thread */
 };
 
@@ -182,7 +182,7 @@ check_tensor_bytes(struct stream *stream, const char *data, uint64_t from, uint6
     }
 }
 
-/* Empty tensors at the end of the file, which contain none of its bytes. */
+/* Handles empty tensors at the end of the file, which no block of data contains. */
 static void
 check_last_tensors(struct stream *stream)
 {

@@ -69,7 +69,7 @@ compare_findings(const void *a, const void *b)
     return order ? order : strcmp(x->text, y->text);
 }
 
-/* Sorts from `first` on and removes duplicates: a directory may have been listed twice. */
+/* Sorts from `first` on and removes duplicates, which occur if a directory was listed twice. */
 static void
 findings_sort_locked(struct findings *findings, size_t first)
 {

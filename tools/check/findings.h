@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 struct finding {
-    char *path; /* as the command line began it; not quoted */
+    char *path; /* begins as on the command line; not quoted */
     char *text; /* one line; names in it are quoted */
     bool unchecked; /* the file could not be checked, and may be valid */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The file of --hashes: SHA-256, dtype and shape of each tensor of each checkpoint. It does not
- * name shards, so that it stays valid when a checkpoint is cut or merged anew.
+ * name shards, so it stays valid when a checkpoint is re-cut or merged.
  *
  *   {"llama/model": {"lm_head.weight": "0a1b... BF16 [128256, 4096]", ...}, ...}
  */

@@ -14,7 +14,7 @@ void rules_check_table(struct findings *findings, const char *path, const struct
 void rules_check_total_size(struct findings *findings, const struct checkpoint *checkpoint,
                             const char *index, uint32_t missing_shards);
 
-/* Checks that the header of the merged file would not be too long; else adds a problem to the
+/* Checks that the header of the merged file would not be too long; otherwise adds a problem to the
  * checkpoint. -ENOMEM. */
 errint_t rules_check_merged_header(const struct checkpoint *checkpoint);
 

@@ -7,7 +7,7 @@
 #include <openssl/evp.h>
 enum { HAVE_CRYPTO = true };
 #else
-/* The calls compile, and are never made. */
+/* Stubs, so that callers compile; they are never called. */
 enum { HAVE_CRYPTO = false };
 #define EVP_MD_CTX_new() NULL
 #define EVP_MD_CTX_free(context) ((void)(context))

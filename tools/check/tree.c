@@ -81,7 +81,8 @@ join_parts(const char *base, const char *directory, const char *name)
     return path.data;
 }
 
-/* Problem watch of a catalog. The text tells files that could not be read from invalid files. */
+/* Problem watch of a catalog. Its text distinguishes files that could not be read from invalid
+ * ones. */
 static void
 add_problem(void *arg, const char *directory, const char *name, const char *text)
 {
@@ -352,7 +353,7 @@ check_children(struct tree *tree, struct source_dir *dir, const struct listing *
     return error;
 }
 
-/* Returns whether the directory is met for the first time; links may lead to it again. */
+/* Returns whether the directory is seen for the first time; links may lead to it again. */
 static bool
 is_new_directory(struct tree *tree, struct source_dir *dir)
 {

@@ -18,7 +18,7 @@ struct checkpoint;
 
 /* A file with a valid header that is to be read. Each file once, whatever paths lead to it. */
 struct target {
-    char *path; /* as the command line began it */
+    char *path; /* begins as on the command line */
     struct backing *backing; /* a reference */
     const struct st_table *table;
     char hub_sha256[SHA256_TEXT]; /* SHA-256 that the Hugging Face hub has for it, or "" */

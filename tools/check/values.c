@@ -3,12 +3,12 @@
 
 #include <string.h>
 
-/* The bits of a number. If all bits of `exponent` are set, a value is infinite if its mantissa is
- * 0, else NaN. A complex number is two of F32. */
+/* The bits of a number. If all bits of `exponent` are set, a value with mantissa 0 is infinite, any
+ * other is NaN. A complex number is two of F32. */
 struct number_format {
     uint64_t exponent, mantissa;
     unsigned size; /* bytes; 0: not a floating-point type */
-    bool has_inf; /* else only a value of all ones is NaN */
+    bool has_inf; /* otherwise only the value with all bits set is NaN */
 };
 
 static const struct number_format number_formats[DTYPE_COUNT] = {

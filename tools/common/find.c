@@ -24,7 +24,7 @@ find_split_path(const char *path, struct found *found, struct reason *reason)
         found->is_directory = true;
         found->directory = realpath(path, NULL);
     } else {
-        /* A link is not resolved: its own name counts. */
+        /* The last component is not resolved if it is a link: its own name counts. */
         snprintf(found->name, sizeof(found->name), "%s", basename(copy));
         strcpy(copy, path);
         found->directory = realpath(dirname(copy), NULL);

@@ -17,7 +17,7 @@ struct found {
     struct source_dir *root;
     struct listing *listing;
     const struct group *group;
-    bool one_file; /* `name` is a shard of the group, and only this shard is meant */
+    bool one_file; /* only the shard `name` of the group is meant */
     struct checkpoint *checkpoint; /* NULL before find_headers() */
 };
 
@@ -39,8 +39,8 @@ errint_t find_checkpoint(const char *path, const struct catalog_options *options
 /* Reads the headers. Fails only if out of memory. */
 errint_t find_headers(struct found *found, struct reason *reason);
 
-/* Checks, by the headers read, that what the path means is valid. -EBADMSG: `reason` names the
- * shard that is refused and why, or what is wrong with the checkpoint. */
+/* Checks, by the headers read, that what the path denotes is valid. -EBADMSG: `reason` names the
+ * invalid shard and the rule, or what is wrong with the checkpoint. */
 errint_t find_check_sound(const struct found *found, struct reason *reason);
 
 void find_close(struct found *found);

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* The inode's entry, or the free one where it is to be inserted. */
+/* Returns the inode's entry, or the free entry to insert it at. */
 static struct inode_map_entry *
 inode_map_slot(const struct inode_map *map, uint64_t device, uint64_t inode)
 {

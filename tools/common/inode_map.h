@@ -19,8 +19,8 @@ struct inode_map {
     size_t count, capacity; /* the capacity is 0 or a power of two */
 };
 
-/* Returns the inode's number: the one it was added with first, which is `number` (above 0) if it
- * is new. 0: out of memory. */
+/* Returns the inode's number. A new inode gets `number` (above 0); others keep the number they were
+ * first added with. 0: out of memory. */
 size_t inode_map_add(struct inode_map *map, uint64_t device, uint64_t inode, size_t number);
 
 /* Returns the inode's number; 0 if it was not added. */

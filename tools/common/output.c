@@ -18,7 +18,7 @@
 
 enum {
     TRIES = 100,
-    NAME_KEPT = 200, /* bytes of a name that its hidden names contain */
+    NAME_KEPT = 200, /* bytes of a name that are kept in its hidden names */
 };
 
 /* ---- hidden names ---- */
@@ -125,7 +125,7 @@ output_rename(int directory, const char *from, const char *to)
     }
     if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS)
         return -errno;
-    /* Neither flags nor links: a file created as `to` between the two calls is lost. */
+    /* Without flags and links, a file that is created as `to` between the two calls is lost. */
     if (faccessat(directory, to, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return -EEXIST;
     return renameat(directory, from, directory, to) < 0 ? -errno : 0;
@@ -142,7 +142,7 @@ output_set_aside(int directory, const char *name, const struct output_entry *ent
     do
         make_hidden_name(name, i, ".swap", aside);
     while (faccessat(directory, aside, F_OK, AT_SYMLINK_NOFOLLOW) == 0 && i++ < TRIES);
-    /* rename(), because unlink() after link() would remove a file created in between. */
+    /* Uses rename(): unlink() after link() would remove a file created in between. */
     if (renameat(directory, name, directory, aside) < 0)
         return -errno;
     if (output_is_inode(directory, aside, entry->fd))
@@ -206,7 +206,7 @@ output_begin(int directory, const char *name, struct output *output, struct reas
     else
         error = output_begin_named(output, reason);
     if (!error)
-        flock(output->fd, LOCK_EX | LOCK_NB); /* for output_remove_stale() in other processes */
+        flock(output->fd, LOCK_EX | LOCK_NB); /* output_remove_stale() skips locked files */
     return error;
 }
 

@@ -95,12 +95,12 @@ errint_t output_write(const char *path, const struct buffer *text, bool replace,
 
 /* ---- directories ---- */
 
-/* The temporary name of a directory that is to be named `name`: always the same, so that two
- * programs that create it meet there. */
+/* The temporary name of a directory that will be named `name`. It is always the same, so that
+ * concurrent programs that create the directory detect each other. */
 void output_directory_name(const char *name, char temporary[NAME_MAX + 1]);
 
-/* Removes unfinished files of killed processes beside `name`, or all in the directory if that is
- * NULL. Prints the names of files that a killed process left while it replaced them. */
+/* Removes unfinished files of killed processes beside `name`, or in the whole directory if that is
+ * NULL. Prints the names of files that a killed process left behind while it replaced them. */
 void output_remove_stale(int directory, const char *name);
 
 /* Waits until the names in a directory are on storage. */

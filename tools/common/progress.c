@@ -68,7 +68,7 @@ progress_format_rest(const struct progress *progress, uint64_t done, double shar
         snprintf(text + length, (size_t)(64 - length), "  %.0f s left", rest);
 }
 
-/* Cuts a text to `most` bytes, which are at least as many as its columns. */
+/* Cuts a text to `most` bytes; a text has at least as many bytes as columns. */
 static void
 progress_cut_text(char *text, size_t most)
 {

@@ -2,7 +2,7 @@
 /*
  * A list is copied in pieces that begin at multiples of PIECE in the new file, with several in
  * flight (io/batch.h): the engine reads them into aligned buffers, and threads write the buffers,
- * with O_DIRECT where the file system allows it. The order of the pieces does not matter.
+ * with O_DIRECT if the file system supports it. Pieces may complete in any order.
  */
 #include "copy.h"
 
@@ -29,7 +29,7 @@ enum {
     WRITERS = 4, /* threads, one of which is the caller's */
 };
 
-/* Copying fewer bytes is as fast as sharing them. */
+/* Sharing fewer bytes is no faster than copying them. */
 #define SHARE_LEAST ((uint64_t)64 << 10)
 
 /* The engine's own buffers, in bytes. */
@@ -53,7 +53,8 @@ struct copy_pass {
     bool is_compare; /* copy_compare() */
     _Atomic bool direct; /* the file is open with O_DIRECT */
     struct batch *batch;
-    /* What next() still returns, and where it is in the first; guarded by the batch. */
+    /* What next() returns next: the extents left, and the position in the first; guarded by the
+     * batch. */
     const struct range *ranges;
     size_t range_count;
     uint64_t at;
@@ -277,15 +278,15 @@ share_extent(int to, const struct extent *extent, int from, struct range *shared
     clone.dest_offset = begin;
     if (ioctl(to, FICLONERANGE, &clone) < 0)
         return false;
-    /* A change before the clone shows in the times. */
+    /* Time stamps reveal a change made before the clone. */
     if (file_identity_from_fd(&now, from) == 0 &&
         file_identity_same_content(&extent->backing->identity, &now))
         *shared = (struct range){begin, end};
     return true;
 }
 
-/* Shares what it can of a list. Returns the number of ranges in `left`, which are not shared and
- * are in order; adds the shared bytes to `bytes`. */
+/* Shares what can be shared of a list. Returns the number of ranges in `left`, in order, that are
+ * not shared; adds the shared bytes to `bytes`. */
 static size_t
 share_extents(const struct extent_list *list, int fd, struct range *left, uint64_t *bytes)
 {
@@ -326,7 +327,7 @@ share_extents(const struct extent_list *list, int fd, struct range *left, uint64
 
 /* ---- whole files ---- */
 
-/* Allocates all space first, so that a full disk shows at once. */
+/* Allocates all space first, so that a full disk is detected at once. */
 static errint_t
 allocate_ranges(int fd, const struct range *ranges, size_t count)
 {

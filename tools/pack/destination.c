@@ -42,7 +42,7 @@ find_lock_holder(int directory)
     return holder;
 }
 
-/* On file systems without locks a second run fails later, when its names exist. */
+/* On file systems without locks, a second run fails later, because the names exist. */
 static errint_t
 lock_directory(int directory, struct reason *reason)
 {
@@ -249,9 +249,9 @@ name_side_files(struct destination *destination, struct reason *reason)
 }
 
 /*
- * If old and new shards share a name, no order of single renames works. Then all old files are set
- * aside first, the index before the shards: at no moment does a loader find an index, or names of
- * shards, that combine old and new shards.
+ * If old and new shards share a name, no order of single renames works. Then all old files are
+ * first renamed to hidden names, the index before the shards, so that a loader never finds an index
+ * or names of shards that combine old and new ones.
  */
 static errint_t
 make_way(struct destination *destination, struct reason *reason)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where fstfs-pack writes: one file, or a directory of files.
+ * The destination of fstfs-pack: one file, or a directory of files.
  *
  * A new directory is created under a temporary name and renamed when all files are in it. An
- * existing directory is opened and locked once and never moved; its files are replaced one at a
+ * existing directory is opened and locked once and never moved. Its files are replaced one at a
  * time, in an order in which no loader sees a mixture of old and new shards.
  */
 #ifndef FSTFS_PACK_DESTINATION_H

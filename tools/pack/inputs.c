@@ -282,7 +282,7 @@ static errint_t
 take_input(const struct options *options, struct inputs *inputs, const char *path,
            struct reason *reason)
 {
-    /* The reason has the problems that matter. */
+    /* The reason lists the relevant problems. */
     const struct catalog_options catalog_options = {.problems = {find_ignore_problem, NULL, 0}};
     struct found *found = &inputs->found[inputs->found_count];
     struct stat st;

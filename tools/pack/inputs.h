@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Combines all inputs into one checkpoint, which src/view lays out as it does one of a mount. */
+/* Combines all inputs into one checkpoint, for which src/view generates files as for one of a
+ * mount. */
 #ifndef FSTFS_PACK_INPUTS_H
 #define FSTFS_PACK_INPUTS_H
 
@@ -14,7 +15,7 @@ struct inputs {
     char stem[256];
     struct found *found; /* at most one for each input */
     size_t found_count;
-    struct shard **own; /* the shards of `checkpoint` that were made here, with their tables */
+    struct shard **own; /* the shards of `checkpoint` created here, with their tables */
     size_t own_count;
     struct problems *problems;
     uint64_t left_out; /* tensors excluded by --pick and --drop */

@@ -79,7 +79,7 @@ make_index_list(struct pack *pack, struct extent_list **list, struct reason *rea
     return *list ? 0 : reason_no_memory(reason);
 }
 
-/* Makes the content of output `number`: a side file, a shard or the index. */
+/* Creates the content of output `number`: a side file, a shard or the index. */
 static errint_t
 make_output_list(struct pack *pack, size_t number, struct extent_list **list, struct reason *reason)
 {

@@ -12,7 +12,7 @@
 
 struct old_file {
     char name[NAME_MAX + 1];
-    struct output_entry entry; /* absent once it was replaced in one step */
+    struct output_entry entry; /* absent after replacement in one step */
     char aside[NAME_MAX + 1]; /* its hidden name, or "" */
     bool is_side; /* a side file, not a file of the checkpoint */
 };
@@ -33,8 +33,8 @@ errint_t old_files_add(struct old_files *old, const char *name, bool is_side,
 errint_t old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
                                   const struct sources *sources, struct reason *reason);
 
-/* Decides whether a side file of this content must be written: false if the directory has it.
- * If it has another file of the name, adds that; -EEXIST if `force` is false. */
+/* Decides whether a side file of this content must be written. False: the directory has it already.
+ * If the directory has another file of the name, adds that; -EEXIST if `force` is false. */
 errint_t old_files_add_side(struct old_files *old, const char *name, const struct backing *content,
                             bool force, bool *needed, struct reason *reason);
 

@@ -18,9 +18,9 @@ struct side_files {
 };
 
 /*
- * Adds the files of the checkpoint's directory, through links, except hidden files and weights. Of
- * several files of one name the first one added is kept. Prints the names of directories, and of
- * files that are omitted because their name exists.
+ * Adds the files of the checkpoint's directory, following links, except hidden files and weights.
+ * Of files with the same name only the first is kept. Prints the names of directories, and of files
+ * that are omitted because their name exists.
  */
 errint_t side_add(struct side_files *files, const struct found *found, const char *path,
                   struct reason *reason);

@@ -19,7 +19,7 @@ add_source_file(struct sources *sources, const char *real, const char *path)
     size_t number;
 
     if (stat(real, &st) < 0)
-        return 0; /* reading it will fail, too */
+        return 0; /* ignored: reading it will fail, too */
     paths = array_room(sources->paths, sources->count, sizeof(*paths));
     if (!paths)
         return -ENOMEM;

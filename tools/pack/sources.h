@@ -13,7 +13,7 @@ struct sources {
     size_t count;
 };
 
-/* Adds a file that is read and, if it is on a mount of fstfs, the files that it is made of.
+/* Adds an input file and, if it is on a mount of fstfs, the source files that it consists of.
  * -ENOMEM. */
 errint_t sources_add(struct sources *sources, const char *path);
 

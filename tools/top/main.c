@@ -19,7 +19,7 @@
 /* Exit statuses. */
 enum { STATUS_DONE = 0, STATUS_FAILED = 1, STATUS_USAGE = 2 };
 
-/* A daemon that does not reply for so long, beyond the interval, is reported. */
+/* A daemon that does not reply for this long beyond the interval is reported. */
 static const double SILENCE_SECONDS = 2;
 
 struct top {
@@ -29,7 +29,7 @@ struct top {
     unsigned seen; /* samples */
     struct sample before; /* the previous sample; its buffers are freed */
     struct buffer text; /* the last report */
-    double heard; /* when the last sample came, or its absence was reported */
+    double heard; /* when the last sample, or the lack of one, was reported */
     bool screen;
     bool failed;
 };
@@ -101,7 +101,7 @@ top_report_silence(struct top *top)
     if (now - top->heard < SILENCE_SECONDS + top->options->interval)
         return;
     top->heard = now;
-    screen_end(); /* it would seem to be current */
+    screen_end(); /* otherwise it would look current */
     complain("%s: no reply for %.0f s; the daemon is stopped, or waits for the source", top->point,
              now - (top->seen ? top->before.at : now - SILENCE_SECONDS - top->options->interval));
 }
@@ -139,7 +139,7 @@ top_end(struct top *top)
         complain("%s: %s", top->point, top->watch.reason.text);
     buffer_free(&top->text);
     if (!watch_end(&top->watch))
-        _exit(status); /* exit() would block like the thread */
+        _exit(status); /* exit() would block, like the thread */
     return status;
 }
 

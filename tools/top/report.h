@@ -18,8 +18,8 @@ struct report {
     const char *meaning; /* the same as a sentence */
 };
 
-/* Compares two samples; report->point and report->users are set by the caller. The buffers of
- * `before` are not used. If the mount was replaced in between, all of `now` is new. */
+/* Compares two samples; the caller sets report->point and report->users. The buffers of `before`
+ * are not used. If the mount was replaced in between, the report covers all of `now`. */
 void report_make(struct report *report, const struct sample *before, const struct sample *now);
 
 void report_screen(const struct report *report, struct buffer *out); /* several lines */

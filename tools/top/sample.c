@@ -80,7 +80,7 @@ take_counters(const cJSON *counters, struct sample *sample)
     sample->read_seconds = seconds > 0 ? seconds : 0;
 }
 
-/* Lists the I/O methods that are off, and why. */
+/* Lists the I/O methods that are off, and the reasons. */
 static void
 list_unavailable(const cJSON *io, struct buffer *unavailable)
 {

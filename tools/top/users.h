@@ -24,8 +24,8 @@ struct users {
     double scanned, took; /* monotonic_seconds() of the last scan, and its duration */
 };
 
-/* Scans /proc, unless the last scan began less than ten times its duration ago. All zero is valid.
- */
+/* Scans /proc, unless the last scan began less than ten times its own duration ago. A struct of
+ * zeros is valid. */
 void users_scan(const char *point, struct users *users);
 void users_free(struct users *users);
 

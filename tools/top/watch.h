@@ -18,7 +18,7 @@ struct watch {
     bool ended; /* the thread is to end */
     bool is_idle; /* the thread waits for the next interval and will notice `ended` */
     struct sample sample; /* the last one */
-    struct users users; /* scanned with it; the thread's own while it is not idle */
+    struct users users; /* scanned with it; used by the thread only, unless it is idle */
     unsigned sample_count;
     errint_t error; /* the last sample failed; there will be no more */
     struct reason reason;

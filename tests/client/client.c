@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The library for tests that are not in C:
+ * A program on libfstfs, for tests in Python:
  *
- *   client [options] list PATH     what is at PATH, as JSON
- *   client [options] read PATH     the bytes of the requests on standard input, in their order
- *   client [options] map PATH      the bytes of all tensors in their order, from where they are
- * mapped
- *   client sizes                   the sizes of the structures of fstfs.h, as JSON
+ *   client [options] list PATH     prints the tensors and metadata of PATH as JSON
+ *   client [options] read PATH     prints the bytes of the requests on standard input, in order
+ *   client [options] map PATH      maps all tensors and prints their bytes, in order
+ *   client sizes                   prints the sizes of the structures of fstfs.h as JSON
  *
  * A request is a line: the tensor's index and, for a strided slice of it, "start:stop:step" for
  * each dimension. On failure prints the errno and fstfs_error() to standard error and exits with 1.
  *
- * -m BYTES  memory      -u  no io_uring     -d  no O_DIRECT     -s  not from the source
- * -a        allocate by callback            -t N  N threads read all of it at once
- * -A        the same, at addresses that are to 4096 as offsets in the file are
- * -w OUT,IN  once it is open, write a line to descriptor OUT and wait for one on IN
- * -x        print status as JSON to standard error at the end
+ * -m BYTES  memory      -u  no io_uring     -d  no O_DIRECT     -s  no_source
+ * -a        allocate by callback            -t N  N threads read all requests concurrently
+ * -A        as -a, at addresses that equal the offset in the file modulo 4096
+ * -w OUT,IN  after opening, write a line to descriptor OUT and wait for one on IN
+ * -x        at the end, print the status as JSON to standard error
  */
 #include "fstfs.h"
 
@@ -30,7 +29,7 @@ static struct fstfs_checkpoint *checkpoint;
 static int threads = 1, allocating, placing;
 
 #define BLOCK 4096
-#define GUARD 0xa5 /* fills the memory beside what is asked for */
+#define GUARD 0xa5 /* fills the memory before and after the requested bytes */
 
 static void __attribute__((noreturn)) die(int error)
 {
@@ -125,7 +124,7 @@ add_request(struct work *work, char *line)
     work->count++;
 }
 
-/* Where in its file the first byte of the request lies. */
+/* The offset in the file of the first byte of the request. */
 static uint64_t
 offset_of(const struct fstfs_request *request)
 {
@@ -139,7 +138,7 @@ offset_of(const struct fstfs_request *request)
     return start;
 }
 
-/* Blocks before and behind what is asked for, and it is somewhere in between. */
+/* Bytes to allocate for a request of `size` bytes with guard blocks before and after it. */
 static size_t
 room_for(uint64_t size)
 {
@@ -161,7 +160,7 @@ allocate(void *arg, size_t place, uint64_t size)
     return memory + BLOCK + offset_of(&work->requests[place]) % BLOCK;
 }
 
-/* Frees what was read, and sees that nothing has been written beside it. */
+/* Frees the memory of a request, and checks that the guards around it are unchanged. */
 static void
 free_memory(const struct fstfs_request *request, uint64_t size)
 {
@@ -265,7 +264,7 @@ map_all(void)
     }
 }
 
-/* What a caller in another language must declare as it is here. */
+/* Other languages declare the structures again; the Python tests compare the sizes. */
 static void
 print_sizes(void)
 {
@@ -330,7 +329,7 @@ main(int argc, char **argv)
     if (error)
         die(error);
     if (waiting) {
-        /* Opened: now whoever waits for this may change the file. */
+        /* Tells the test that the file is open, so that it can change the file. */
         if (write(ready, "\n", 1) != 1 || close(ready) < 0 || read(go, text, 1) < 0)
             return 2;
     }

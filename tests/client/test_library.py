@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libfstfs by a small C program, against the bytes that were written: files with no mount, every
-view of a mount, a mount whose source is out of reach, and sources that change or fail."""
+"""libfstfs, through the C program client.c: reads of plain files, of every view of a mount, of a
+mount whose source is inaccessible, and of sources that change or fail, compared with the bytes
+written."""
 
 import errno
 import json
@@ -56,7 +57,7 @@ def read(path, count, *options, wrapper=()):
 
 
 def check(path, tensors, *options, wrapper=()):
-    """All tensors of a path; gives what was listed."""
+    """Compares all tensors of a path with those expected; returns the listing."""
     tensors = sorted(tensors, key=lambda t: t.name.encode())
     found = listing(path, *options, wrapper=wrapper)
     assert [(t["name"], t["dtype"], t["shape"], t["size"]) for t in found["tensors"]] == \
@@ -66,7 +67,7 @@ def check(path, tensors, *options, wrapper=()):
 
 
 def forget(directory):
-    """Its files go out of the page cache."""
+    """Drops the files of the directory from the page cache."""
     for name in os.listdir(directory):
         fd = os.open(os.path.join(directory, name), os.O_RDONLY)
         os.fsync(fd)
@@ -93,7 +94,7 @@ def test_files(rich, engine):
 
 
 def test_metadata_with_nul(place):
-    """A NUL is like any other byte of a key or value: of a file, and where shards are joined."""
+    """Keys and values may contain NUL, in one file and when the metadata of shards is merged."""
     source = trees.Source(place)
     nul = {"a\0b": "1", "a\0c": "2", "a": "x\0y", "": "\0"}
     metadata = [nul, {"a\0b": "1", "a\0c": "2\0", "a": "x\0z"}]
@@ -131,8 +132,8 @@ def slices(rng, shape):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_boxes(place, engine):
-    """Many slices in one call, several of them of one tensor, from several threads."""
+def test_slices(place, engine):
+    """Many slices in one call, several of the same tensor, from several threads."""
     rng = random.Random(1)
     shapes = [(300, 700), (7, 90, 51), (100_000,), (2, 3, 4, 5), (60, 40_000), (), (5, 0, 5)]
     tensors = [trees.tensor(f"t{i}", "U16", shape) for i, shape in enumerate(shapes)]
@@ -150,9 +151,9 @@ def test_boxes(place, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_memory_as_the_file_is(mount, place, engine):
-    """Memory whose addresses are to a block as the offsets are is read into as it is: with no byte
-    beside it, whatever lies at its ends."""
+def test_aligned_memory_is_read_into_without_a_copy(mount, place, engine):
+    """Memory with the alignment of the file is read into directly, without writing outside of it, even
+    if the tensor begins or ends within a block."""
     block = 4096
     rng = random.Random(2)
     sizes = [0, 1, block, 3 * block - 1, 131071, 131072 + 2 * block, 1 << 20, (1 << 20) + 7, 5_000_011,
@@ -178,8 +179,8 @@ def test_memory_as_the_file_is(mount, place, engine):
 
 
 def storage_bytes(path, *requests, options=()):
-    """The bytes of the requests, those read for them, and those that expired and so may have been
-    read again."""
+    """The bytes of the requests, the bytes read from storage for them, and those that expired in the
+    cache and may have been read again."""
     forget(path)
     done = run("-x", *options, "read", path, requests="".join(r + "\n" for r in requests))
     status = json.loads(done.stderr)
@@ -187,8 +188,8 @@ def storage_bytes(path, *requests, options=()):
 
 
 def test_bytes_read(place):
-    """Rows cost their bytes, columns the blocks that hold them, and edges are read once; by the
-    engine's buffers and into memory that lies as the file does."""
+    """Rows cost their bytes, columns the blocks that contain them, and shared blocks are read once;
+    with the engine's buffers and with aligned memory."""
     shape = (1000, 8000)
     tensors = [trees.tensor(f"t{i}", "U8", shape) for i in range(2)]
     trees.Source(place / "m").add("", "model", tensors)
@@ -206,7 +207,7 @@ def test_bytes_read(place):
 
 
 def view_paths(mount, c, recut):
-    """(path, tensors) of what can be opened of a checkpoint in the views."""
+    """(path, tensors) of all files and directories of a checkpoint in the views that can be opened."""
     paths = [(mount / f"{view}/{c.directory}/{c.stem}", c.tensors) for view in ("tensors", "npy")]
     if any(trees.DTYPE_BITS[t.dtype] < 8 for t in c.tensors):
         paths.pop()  # npy/ has not all of them
@@ -227,7 +228,7 @@ def view_paths(mount, c, recut):
 
 @pytest.mark.parametrize("recut", (False, True))
 def test_views(mount, rich, recut):
-    """From the source, and through the mount."""
+    """Each view, read from the source and through the mount."""
     m = mount(rich.root, *(("--shard-size=2M",) if recut else ()))
     c = rich.checkpoints[0]
     for path, tensors in view_paths(m, c, recut):
@@ -252,7 +253,7 @@ def test_tensor_files(mount, rich):
 
 
 def test_mapped(mount, place):
-    """Of the source, of every view, and through the mount alone; empty tensors too."""
+    """fstfs_map() of source files and of every view, also with no_source, and of empty tensors."""
     source = trees.Source(place / "s")
     c = source.add("m", "model", [trees.tensor("full", "U8", (70_001,)),
                                   trees.tensor("none", "F32", (0, 3))])
@@ -269,7 +270,7 @@ def test_mapped(mount, place):
 
 
 def test_names(mount, place):
-    """Tensors whose names are no file names."""
+    """Tensors whose names are not valid file names."""
     source = trees.names(place / "names")
     m = mount(source.root)
     for c in source.checkpoints:
@@ -282,8 +283,8 @@ def test_names(mount, place):
                 b"".join(t.data for t in sorted(c.tensors, key=lambda t: t.name.encode()))
 
 
-def test_paths_that_are_not_text(mount, place):
-    """The mount says them in hexadecimal, and the library finds the files below."""
+def test_paths_that_are_not_utf8(mount, place):
+    """The mount reports them in hexadecimal, and the library opens the source files."""
     source = trees.Source(place / "s")
     c = source.add("m\udcff\udcfe", "st\udce9m", trees.small_tensors())
     m = mount(source.root)
@@ -295,7 +296,7 @@ def test_paths_that_are_not_text(mount, place):
 
 
 def without(directory, other=None):
-    """A command prefix: `directory` is empty for the program, or `other` lies over it."""
+    """A command prefix: for the program, `directory` is empty, or `other` is mounted over it."""
     if os.geteuid() != 0:
         pytest.skip("a mount namespace needs root")
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
@@ -304,8 +305,8 @@ def without(directory, other=None):
     return ["unshare", "-m", "sh", "-ec", f'{over}; exec "$@"', "sh"]
 
 
-def test_source_out_of_reach(mount, rich):
-    """As in a container that has only the mount."""
+def test_inaccessible_source(mount, rich):
+    """As in a container that sees only the mount: everything is read through it."""
     m = mount(rich.root)
     c = rich.checkpoints[0]
     wrapper = without(rich.path("rich"))
@@ -317,7 +318,7 @@ def test_source_out_of_reach(mount, rich):
 
 
 def forged(**settings):
-    """A command prefix: the program sees the mount of a stranger (tests/sandbox/forged.c)."""
+    """A command prefix: the program sees forged xattrs (tests/sandbox/forged.c)."""
     library = BUILD / "tests/sandbox/forged.so"
     if not library.exists():
         pytest.skip("tests/sandbox/forged.so is not built")
@@ -328,8 +329,8 @@ def forged(**settings):
 
 @pytest.mark.parametrize("recut", (False, True))
 def test_no_directory_is_listed(mount, rich, recut):
-    """What is opened of a mount by its file costs nothing by what else is in its directory, on the
-    mount or in the source."""
+    """Opening a file on a mount lists neither its directory nor that of the source, so the number of
+    other files does not matter."""
     m = mount(rich.root, *(("--shard-size=2M",) if recut else ()))
     files = [(path, tensors) for path, tensors in view_paths(m, rich.checkpoints[0], recut)
              if os.path.isfile(path) and not path.endswith(".json")]
@@ -341,7 +342,7 @@ def test_no_directory_is_listed(mount, rich, recut):
 
 
 def test_more_shards_than_an_xattr_can_name(mount, place):
-    """Their directory is listed."""
+    """The mount omits the names of the shards; the library lists their directory."""
     source = trees.Source(place / "s")
     tensors = [trees.Tensor(f"t{i:04}", "U8", [1], bytes([i % 251])) for i in range(1500)]
     stem = "x" * 150
@@ -362,8 +363,8 @@ def test_more_shards_than_an_xattr_can_name(mount, place):
     '[{"file": "."}]', '[{"file": ".."}]', '[{"file_hex": "6"}]', '[{"file": "none.safetensors"}]',
     '[{"file": "B"}, {"file": "B"}]', '[{"file": "B"}, {"file": "A"}]'])
 def test_forged_shards(mount, place, value):
-    """No file but one of the directory is looked at, and none that is not of the version: what the
-    mount shows is read through it."""
+    """Shards that are not files of the directory, or of another version, are not opened: the file is
+    read through the mount."""
     source = trees.Source(place / "s")
     c = source.add("m", "model", trees.small_tensors())
     os.symlink("model.safetensors", place / "s/m/B")
@@ -384,7 +385,7 @@ def with_forged_extent(path, **changes):
 
 @pytest.fixture
 def six(mount, place):
-    """A tensor's file, and the tensor: 24 bytes."""
+    """(path, [tensor]) of a tensor file of 24 bytes."""
     source = trees.Source(place / "s")
     c = source.add("m", "model", [trees.Tensor("t", "F32", [6], bytes(range(24)))])
     return mount(source.root) / "tensors/m/model/t", c.tensors
@@ -395,8 +396,7 @@ def six(mount, place):
     "[18446744073709551615, 18446744073709551615]", "[2147483648, 2147483648, 4, 6]"])
 @pytest.mark.parametrize("options", [(), ("-s",)], ids=["source", "mount"])
 def test_forged_shape(six, shape, options):
-    """Whoever made the mount says what a tensor is: none is opened whose elements are not the bytes
-    that will be read."""
+    """Xattrs are untrusted: a tensor whose shape and dtype do not match its size cannot be opened."""
     with pytest.raises(Refused, match="shape and dtype") as refusal:
         listing(six[0], *options, wrapper=forged(FORGED_XATTR=f"user.safetensors.shape={shape}"))
     assert refusal.value.args[0] == errno.EBADMSG
@@ -412,15 +412,15 @@ def test_forged_length(six, length, options):
 
 @pytest.mark.parametrize("offset", [1 << 12, 1 << 40, (1 << 53) - 1])
 def test_forged_offset(six, offset):
-    """No tensor lies there; the mount itself has it."""
+    """A tensor outside of its source file is read through the mount."""
     path, tensors = six
     found = check(path, tensors, wrapper=with_forged_extent(path, offset=offset))
     assert "not within" in found["through_mount"]
 
 
-def test_other_files_at_the_source(mount, place):
-    """Where the source should be lies something that looks the same: other bytes, sizes and
-    times as there."""
+def test_other_source_with_the_same_attributes(mount, place):
+    """Another directory is mounted over the source, with other bytes but the same names, sizes and
+    times. The library does not read it."""
     roots = []
     for i in range(2):
         source = trees.Source(place / f"s{i}")
@@ -439,7 +439,7 @@ def test_other_files_at_the_source(mount, place):
 
 
 class Opened:
-    """A client that has opened a path and waits; go() lets it read."""
+    """A client that has opened a path and waits for go() to read it."""
 
     def __init__(self, path, count, *options):
         ready, its_out = os.pipe()
@@ -464,7 +464,7 @@ class Opened:
 @pytest.mark.parametrize("by", ("file", "source", "mount"))
 @pytest.mark.parametrize("how", ("rewritten", "replaced", "truncated", "removed"))
 def test_changed(mount, place, how, by):
-    """What was opened is one version: never other bytes."""
+    """An open checkpoint never returns bytes of another version."""
     source = trees.Source(place / "s")
     tensors = [trees.tensor(f"t{i}", "U8", (3_000_000,)) for i in range(3)]
     source.add("m", "model", tensors)
@@ -486,7 +486,7 @@ def test_changed(mount, place, how, by):
         os.remove(file)
     status, out, err = opened.go()
     if status == 0:
-        # Who has a file open may read it on, and the mount has.
+        # The mount has the old file open and may still read it.
         assert how in ("replaced", "removed") and by == "mount"
         assert out == b"".join(t.data for t in tensors)
     else:
@@ -506,7 +506,7 @@ def test_changed(mount, place, how, by):
 
 @pytest.fixture
 def faulty(mount, place):
-    """(path of a model on storage that fails as told, what is to be read, set(rule...))"""
+    """(path of a model on storage with injected faults, its tensors, function that sets the rules)"""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     source = trees.Source(place / "s")
@@ -537,7 +537,7 @@ def test_storage_fails(faulty, engine):
         read(path, 4, *options)
     assert refused.value.args[0] == errno.EIO
     assert os.path.basename(SHARD) in refused.value.args[1]
-    # What lies elsewhere is not touched by it.
+    # Other tensors can still be read.
     assert run(*options, "read", path, requests="0\n1\n2\n").stdout == \
         b"".join(t.data for t in tensors[:3])
 
@@ -579,7 +579,7 @@ def test_refused(place):
     check(place / "several", tensors[:2])
 
 
-def test_closed_file(place, test_user, user_program):
+def test_unreadable_file(place, test_user, user_program):
     (place / "m.safetensors").write_bytes(trees.file_bytes(trees.small_tensors()))
     os.chmod(place / "m.safetensors", 0)
     with pytest.raises(Refused) as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of torch.save() that are refused or hold what is not shown: (name, rule, content).
+"""Files of torch.save() that are refused, or have tensors that are not shown: (name, rule, content).
 
-The rule is that of the whole file, or "refused N" where N tensors of an else readable file are not shown.
+The rule is the one by which the file is refused, or "refused N": the file is readable, but N tensors are not shown.
 """
 
 import io
@@ -33,7 +33,7 @@ def end_of(data):
 
 
 def entry_of(data, name):
-    """Offset of the central directory's entry of a member."""
+    """Offset of the entry of a member in the central directory."""
     return data.rindex(name) - 46
 
 
@@ -58,7 +58,7 @@ def twice(name):
 
 
 def overlapping():
-    """The member data/1 has the local header of a copy that is within data/0."""
+    """The entry of data/1 refers to a local header that is stored within data/0."""
     inner = struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, 0, 0, 0, 0, 0, 4, 4, 14, 0) + b"archive/data/1" + F4
     value = {"a": tensor(storage("0", len(inner) // 4), (len(inner) // 4,)), "b": tensor(storage("1", 1), (1,))}
     data = archive(value, {"0": inner, "1": F4}, order=None)
@@ -73,7 +73,7 @@ def deep(levels):
 
 
 def bomb(levels):
-    """Each dictionary has the one before twice."""
+    """Each dictionary contains the previous one twice."""
     code = b"\x80\x02}(X\1\0\0\0w" + t.instructions_of(ONE["w"]) + b"uq\0"
     for i in range(levels):
         get = b"h" + bytes([i])

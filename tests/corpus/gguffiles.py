@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes GGUF files, sound and broken, without the gguf package: BAD has (name, rule, content)."""
+"""Writes valid and invalid GGUF files without the gguf package. BAD: (name, rule, content)."""
 
 import struct
 
@@ -36,7 +36,7 @@ def info(name, dims, kind, offset):
 
 
 def gguf(tensors=(), pairs=(), version=3, align=32, count=None, pair_count=None, infos=None, data=None, magic=b"GGUF"):
-    """`tensors`: (name, dims as in the file, type, bytes)."""
+    """A GGUF file. `tensors`: (name, dims in the order of the file, type, bytes)."""
     offset, described, body = 0, b"", b""
     for name, dims, kind, content in tensors:
         described += info(name, dims, kind, offset)

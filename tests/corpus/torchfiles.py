@@ -2,7 +2,7 @@
 """Writes files as torch.save() does, sound and broken, without torch.
 
 `Pickler` writes the instructions of a pickle by hand, so that a case can have any of them. The formats are those of
-torch/serialization.py; tests/loaders/test_torch_files.py compares with torch itself.
+torch/serialization.py; tests/loaders/test_containers.py compares with torch itself.
 """
 
 import io
@@ -32,7 +32,7 @@ class Persistent:
 
 
 class Raw:
-    """Instructions as they are; they leave one value on the stack."""
+    """Literal instructions, which must leave one value on the stack."""
 
     def __init__(self, instructions):
         self.instructions = instructions
@@ -83,7 +83,7 @@ def strides_of(shape):
 
 
 def tensor(at, shape, offset=0, strides=None, function="_rebuild_tensor_v2", more=()):
-    """A tensor in the storage `at`, as torch's pickles have it."""
+    """A tensor in the storage `at`, as torch pickles it."""
     return Call(Global("torch._utils", function), at, offset, tuple(shape), strides_of(shape) if strides is None else strides,
                 False, Call(Global("collections", "OrderedDict")), *more)
 

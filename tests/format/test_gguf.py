@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""src/format reads GGUF files right and refuses bad ones by the right rule."""
+"""src/format reads GGUF files and reports the right rule for invalid ones."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_bad_file(tmp_path, name, rule, content):
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("align", [1, 8, 32, 4096])
 def test_tensors(tmp_path, version, align):
-    """Types, shapes in NumPy's order, padding, and a header that is longer than one read."""
+    """Types, shapes in NumPy's order, padding, and a header that takes several reads."""
     tensors = [("token_embd.weight", (64, 3), 8, DATA[: 64 // 32 * 34 * 3]), ("norm", (5,), 0, DATA[7:27]),
                ("blk.0.q", (256, 2), 12, DATA[: 144 * 2]), ("n" * 63, (3,), 30, DATA[1:7]), ("i8", (2, 3, 4, 5), 24, DATA[:120]),
                ("none", (0,), 0, b""), ("scalar", (), 0, DATA[:4]), ("last", (1,), 1, DATA[9:11])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""src/format reads files of torch.save() right, refuses bad ones by the right rule, and runs nothing."""
+"""src/format reads files of torch.save(), reports the right rule for invalid ones, and executes nothing."""
 
 import os
 import pickle
@@ -58,7 +58,7 @@ BOTH = [lambda root, storages: archive(root, storages),
 
 @pytest.mark.parametrize("write", BOTH, ids=["zip", "legacy"])
 def test_tensors(tmp_path, write):
-    """Offsets, shapes, ties, names of nested dictionaries; the one dictionary with all tensors gives no name."""
+    """Offsets, shapes, tied tensors and nested names; the key of the one dictionary with all tensors is omitted."""
     whole, other = storage("0", 6), storage("1", 2)
     content = write({"state_dict": {"a": tensor(whole, (2, 3)), "tied": tensor(whole, (2, 3)), "part": tensor(whole, (2,), offset=3),
                                     "sub": {7: {"x": tensor(other, (2, 1, 1))}}, "scalar": tensor(other, (), offset=1),
@@ -115,7 +115,7 @@ def test_any_prefix_and_order(tmp_path, prefix):
 
 
 def test_zip64(tmp_path):
-    """Sizes and offsets of an archive that says all in zip64, as PyTorch does above 4 GiB."""
+    """An archive whose sizes and offsets are all in zip64 fields, as PyTorch writes above 4 GiB."""
     content = archive({"w": tensor(storage("0", 6), (6,))}, {"0": DATA[:24]})
     end = content.rindex(b"PK\5\6")
     count, length, start = struct.unpack_from("<HII", content, end + 10)
@@ -141,7 +141,7 @@ def test_zip64(tmp_path):
 
 
 def test_nothing_is_executed(tmp_path):
-    """Pickles that would make a file under pickle.load(); the reader names what they would import."""
+    """Pickles that would create a file in pickle.load(); the reader lists what they would import."""
     made = tmp_path / "made"
     evil = f"touch {made}".encode()
     one = torchfiles.instructions_of({"w": tensor(storage("0", 1), (1,))})
@@ -154,13 +154,13 @@ def test_nothing_is_executed(tmp_path):
         assert verdict.startswith("ok 1 0"), verdict
         assert imports == ["os.system"] and tensors["w"][2] == b"1234"
         assert not made.exists()
-    # They do run where pickles are executed: the test can fail.
+    # pickle.loads() does execute them, so the test can fail.
     with pytest.raises(Exception):  # noqa: B017 there is no persistent_load
         pickle.loads(b"\x80\x04" + codes[0] + b".")
     assert made.exists()
 
 
-def test_imports_are_listed_once_and_forge_no_line(tmp_path):
+def test_imports_are_listed_once_and_escaped(tmp_path):
     code = b"".join(b"c" + name + b"\n0" for name in (b"os\nsystem", b"os\nsystem", b"a\x1b[2J\nb", b"builtins\neval", b"torch\nSize"))
     verdict, _, imports, _ = read(tmp_path, archive(None, {"0": b"1234"}, pickled=b"\x80\x02" + code + torchfiles.instructions_of(
         {"w": tensor(storage("0", 1), (1,))}) + b"."))
@@ -169,7 +169,7 @@ def test_imports_are_listed_once_and_forge_no_line(tmp_path):
 
 
 def test_pickle_larger_than_the_first_read(tmp_path):
-    """The older format has its storages behind pickles of unknown length."""
+    """In the older format, storages follow pickles of unknown length."""
     root = {f"layer.{i}": tensor(storage(str(i), 1), (1,)) for i in range(2000)}
     storages = {str(i): (1, struct.pack("<I", i)) for i in range(2000)}
     tensors = read(tmp_path, legacy(root, storages))[3]
@@ -177,7 +177,7 @@ def test_pickle_larger_than_the_first_read(tmp_path):
 
 
 def test_protocols(tmp_path):
-    """Instructions of other protocols that give the same tensors."""
+    """Instructions of other protocols that create the same tensors."""
     body = torchfiles.instructions_of(tensor(storage("0", 1), (1,)))
     for code in (b"(dS'w'\n" + body + b"s", b"(S'w'\n" + body + b"d", b"(Vw\n" + body + b"d", b"}p0\n(S'w'\n" + body + b"u0g0\n",
                  b"}\x94\x8c\x01w\x94" + body + b"s", b"N0}(U\1w" + body + b"u", b"}2(X\1\0\0\0w" + body + b"u0",

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * That what src/client/gpu declares of CUDA and cuFile is what they are: sizes, offsets
- * and numbers are asserted, of our own declarations and, compiled with -DFSTFS_ABI_CUDA
- * and -DFSTFS_ABI_CUFILE behind NVIDIA's own headers (tests/gpu/test_abi.py), of those;
- * then our prototypes stand beside theirs, and the compiler compares them. Never run.
+ * Checks the declarations of CUDA and cuFile in src/client/gpu at compile time; never run. Sizes,
+ * offsets and constants are asserted for these declarations and, with -DFSTFS_ABI_CUDA and
+ * -DFSTFS_ABI_CUFILE (tests/gpu/test_abi.py), for NVIDIA's headers. Then both declare the same
+ * functions, and the compiler compares the prototypes.
  */
 #ifdef FSTFS_ABI_CUDA
 #include <cuda.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counting a double's calls, and having them fail when a test asks for it. Guarded by
- * the double's lock. */
+/* Counts the calls of a test double and injects failures. Guarded by the double's lock. */
 #ifndef FSTFS_TESTS_GPU_CALLS_H
 #define FSTFS_TESTS_GPU_CALLS_H
 
@@ -13,8 +12,8 @@
 struct call_count {
     const char *function;
     unsigned calls;
-    unsigned fail_at; /* call number; 0: none */
-    int every; /* all of them fail */
+    unsigned fail_at; /* number of the call that fails; 0: none */
+    int every; /* every call fails */
     int error;
 };
 
@@ -32,7 +31,7 @@ calls_of(const char *function)
     return count;
 }
 
-/* The error that this call is to give, or 0. */
+/* Counts a call; returns the error that it must return, or 0. */
 static int
 count_call(const char *function)
 {

@@ -24,13 +24,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const struct profile *profile = &profiles[0];
 static int started;
 static struct CUctx_st contexts[DEVICES] = {{.device = 0}, {.device = 1}};
-static struct CUstream_st defaults[DEVICES]; /* the stream NULL of each */
+static struct CUstream_st defaults[DEVICES]; /* the NULL stream of each device */
 static struct range ranges[MOST_RANGES];
 static unsigned range_count, handles;
 static __thread CUcontext current[MOST_NESTED + 1];
 static __thread unsigned nested;
 
-/* Every function begins with it, and ends with leave(). */
+/* Every function of the driver begins with ENTER() and ends with leave(). */
 #define ENTER()                                                                                    \
     pthread_mutex_lock(&lock);                                                                     \
     int injected = count_call(__func__);                                                           \
@@ -82,7 +82,7 @@ take_range(enum kind kind, uintptr_t start, struct range *taken)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Where the double reaches memory that copies of this context may touch. */
+/* The address at which the double accesses memory that copies of this context may use. */
 static char *
 reach(CUdeviceptr address, size_t size)
 {
@@ -124,7 +124,7 @@ run_operation(const struct operation *operation)
     free(operation->staged);
 }
 
-/* Up to where `event` is recorded; NULL: all. */
+/* Executes the stream up to the record of `event`; NULL: all of it. */
 static void
 run_stream(CUstream stream, const struct CUevent_st *event)
 {
@@ -204,12 +204,13 @@ double_cuda_left(void)
     return left;
 }
 
-/* For programs that know nothing of doubles, by the environment: DOUBLE_CUDA_PROFILE is a
- * profile, DOUBLE_CUDA_FAIL a function whose every call fails, or several with commas. */
+/* Configures the double by environment variables, for programs that do not call it:
+ * DOUBLE_CUDA_PROFILE is a profile; DOUBLE_CUDA_FAIL lists, with commas, functions that always
+ * fail. */
 static void __attribute__((constructor)) begin(void)
 {
     const char *name = getenv("DOUBLE_CUDA_PROFILE"), *failing = getenv("DOUBLE_CUDA_FAIL");
-    static char functions[200]; /* stays: the names are kept */
+    static char functions[200]; /* static: the double keeps pointers to the names */
 
     if (name)
         double_cuda_reset(name);
@@ -392,7 +393,7 @@ cuCtxGetCurrent(CUcontext *context)
 
 /* ---- memory ---- */
 
-/* One that the next `size` bytes would touch; NULL: none. */
+/* A range that overlaps the next `size` bytes, or NULL. */
 static const struct range *
 device_range_within(const struct CUctx_st *context, size_t size)
 {
@@ -405,8 +406,8 @@ device_range_within(const struct CUctx_st *context, size_t size)
     return NULL;
 }
 
-/* Moves context->next to where so many bytes are free, from where it is and then from the
- * arena's start: what was freed is not given again until all the rest was. */
+/* Moves context->next to the next `size` free bytes, searching from its position and then from the
+ * start of the arena, so that freed memory is reused as late as possible. */
 static bool
 find_room(CUcontext context, size_t size)
 {
@@ -450,7 +451,8 @@ cuMemAlloc_v2(CUdeviceptr *address, size_t size)
         return leave((CUresult)OUT_OF_MEMORY);
     *address = (CUdeviceptr)(uintptr_t)(context->shown + context->next);
     memset(context->reached + context->next, FRESH, size);
-    /* In a row, as the driver may have them: what reaches over an end is refused all the same. */
+    /* Contiguous, as the driver may allocate. Copies across the end of an allocation are refused.
+     */
     context->next += (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     add_range(DEVICE, context->device, (uintptr_t)*address, size);
     return leave(CUDA_SUCCESS);
@@ -504,7 +506,7 @@ cuMemHostAlloc(void **memory, size_t size, unsigned int flags)
 
     if (!made)
         return leave((CUresult)OUT_OF_MEMORY);
-    /* Never aligned to a page: nobody has promised that. */
+    /* Never aligned to a page, because CUDA does not guarantee that. */
     add_range(PINNED, context->device, (uintptr_t)made, size);
     *memory = made;
     return leave(CUDA_SUCCESS);
@@ -603,7 +605,7 @@ cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
     return leave(result);
 }
 
-/* As any stream but NULL would see it. */
+/* Copies the bytes that another stream than NULL would see. */
 CUresult
 cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
 {
@@ -756,7 +758,7 @@ cuEventSynchronize(CUevent event)
     return leave(CUDA_SUCCESS);
 }
 
-/* ---- the bare names: other functions, with 32-bit sizes ---- */
+/* ---- unversioned names: the oldest functions, with 32-bit sizes ---- */
 
 #define BARE(function)                                                                             \
     void function(void);                                                                           \

@@ -45,7 +45,7 @@ struct CUctx_st {
     int device;
     unsigned retained;
     uint64_t next; /* offset in its arena of the next allocation */
-    char *shown, *reached; /* the arena, mapped for programs and for the double */
+    char *shown, *reached; /* the arena as programs see it, and a mapping for the double */
 };
 
 enum kind { DEVICE, MANAGED, PINNED, REGISTERED };
@@ -74,7 +74,7 @@ struct CUstream_st {
 
 struct CUevent_st {
     CUcontext context;
-    CUstream stream; /* in which it is recorded and pending; NULL: done */
+    CUstream stream; /* that it is recorded in and pending; NULL: completed */
     unsigned queries;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The double of libcufile.so.0: reads files into the device memory of the other double.
- * What the real one would do by its own buffers, and slower, aborts here: reads that are
- * not of whole blocks, or into memory that is not registered.
+ * Reads for which the real library would use its own buffers, which is slower, abort here: those
+ * that are not of whole blocks or not into registered memory.
  */
 #include "client/gpu/cufile.h"
 
@@ -211,7 +211,7 @@ find_file(const void *handle)
     misuse("a handle that is none");
 }
 
-/* That the descriptor is still the file's. */
+/* Checks that the descriptor still refers to the registered file. */
 static void
 check_descriptor(const struct file *file)
 {
@@ -250,7 +250,7 @@ cuFileHandleDeregister(CUfileHandle_t handle)
     pthread_mutex_unlock(&lock);
 }
 
-/* Registered from there on; NULL: nothing is. */
+/* The registered range that begins at `start`, or NULL. */
 static struct range *
 find_range(uintptr_t start)
 {

@@ -22,11 +22,11 @@ unsigned double_cuda_left(void);
 void double_cuda_fail(const char *function, unsigned call, int error);
 unsigned double_cuda_calls(const char *function); /* since the reset */
 
-/* What a new process would find of libcufile. It reads into device memory only, in whole blocks,
- * and only from registered files. */
+/* The properties of libcufile that a new process finds. It reads into device memory only, in whole
+ * blocks, and only from registered files. */
 struct double_cufile {
     bool nvfs; /* nvidia-fs is loaded */
-    bool p2p; /* peer-to-peer without it */
+    bool p2p; /* PCI peer-to-peer without nvidia-fs */
     bool compatible; /* cufile.json allows reading through the host */
 };
 void double_cufile_reset(const struct double_cufile *as);
@@ -35,10 +35,11 @@ void double_cufile_fail(const char *function, unsigned call, int error);
 /* Limits the bytes that cuFileRead() reads; 0: no limit. */
 void double_cufile_shorten(size_t most);
 unsigned double_cufile_calls(const char *function);
-/* With true, cuFileDriverOpen() blocks until this is called with false. */
+/* After a call with true, cuFileDriverOpen() blocks until a call with false. */
 void double_cufile_hold(bool hold);
 
-/* For the double of libcufile: the host address of device memory; NULL: it is none. */
+/* For the double of libcufile: the host address of device memory; NULL if it is not device memory.
+ */
 char *double_cuda_memory(unsigned long long address, size_t size);
 
 #endif

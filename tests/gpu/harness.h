@@ -73,16 +73,16 @@ static struct {
 } doubles;
 static struct cuda cuda;
 
-/* What the program's own calls find on this system. */
+/* The results of wrapped functions of the system. */
 static struct {
     const char *no_library; /* a library that is not installed */
     const char *no_symbol; /* a symbol that the libraries do not have */
     bool no_udev, wsl;
     unsigned fs_type; /* of every file */
-    /* Memory that the kernel cannot write to, like a device's, mapped. */
+    /* Memory that the kernel cannot write to, like mapped memory of a device. */
     char *mapped;
     size_t mapped_size;
-    atomic_uint refusals; /* to read into it */
+    atomic_uint refusals; /* reads into it that failed */
 } found;
 
 void *__real_dlopen(const char *name, int flags);
@@ -192,11 +192,11 @@ make_tensors(void)
         snprintf(tensor->name, sizeof(tensor->name), "t%02u", i);
         tensor->rows = 1 + below(i % 4 ? 400 : 3);
         tensor->columns = 1 + below(i % 7 ? 5000 : 7);
-        if (i == 5) { /* over several windows */
+        if (i == 5) { /* longer than several spans */
             tensor->rows = 3000;
             tensor->columns = 3001;
         }
-        if (i == 8 || i == 9) { /* memory of the one ends where that of the other begins */
+        if (i == 8 || i == 9) { /* adjacent in memory */
             tensor->rows = 512;
             tensor->columns = 16;
         }
@@ -240,7 +240,7 @@ write_model(void)
     fclose(file);
 }
 
-/* Whether the file system of the test's place has direct reads at all. */
+/* Whether the file system of the test's folder supports O_DIRECT. */
 static bool
 reads_directly(void)
 {
@@ -253,7 +253,7 @@ reads_directly(void)
     return fd >= 0;
 }
 
-/* Out of the page cache, so that the storage is read. */
+/* Drops the page cache, so that the storage is read. */
 static void
 forget(void)
 {
@@ -293,7 +293,7 @@ open_model(uint64_t memory)
     ck_assert_uint_eq(fstfs_count(checkpoint), TENSORS);
 }
 
-/* The device of a profile, with the checkpoint open. */
+/* Opens the device of a profile and the checkpoint. */
 static void
 begin(const char *profile, uint64_t memory)
 {
@@ -367,7 +367,7 @@ free_memory(void *memory)
     pop();
 }
 
-/* The bytes at `memory` are these, and those around them untouched. */
+/* Checks the bytes at `memory`, and that those around them are unchanged. */
 static void
 check_bytes(const void *memory, const char *bytes, uint64_t size)
 {
@@ -428,7 +428,7 @@ whole_status(void)
     return all;
 }
 
-/* The member of the only storage of the only device; "": there is none. */
+/* A member of the status of the only storage of the only device; "" if it is missing. */
 static const char *
 status(const char *member)
 {
@@ -453,7 +453,7 @@ check_status(const char *member, const char *part)
                   status(member), part);
 }
 
-/* A number of all reads, or of the only device. */
+/* A number in the status: a total, or of the only device. */
 static uint64_t
 status_number(bool of_device, const char *member)
 {

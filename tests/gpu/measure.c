@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What tests/gpu/run does on a machine with a GPU, in C:
+ * The part of tests/gpu/run that is in C:
  *
  *   measure [-d cuda:N] [-m MIB] [-s MIB] [-r] [-t] PATH
  *
@@ -33,7 +33,7 @@
 #define LARGEST_COPY (64 * MIB)
 #define COPIED (256 * MIB) /* for each rate */
 #define BOXES 300
-#define ODD 61 /* bytes of shift, at most */
+#define ODD 61 /* most bytes that memory is shifted by */
 #define LOADS 5
 
 static struct cuda cuda;
@@ -235,7 +235,7 @@ copy_pinned(void)
     MUST(cuMemFree_v2, memory);
 }
 
-/* The files out of the page cache, or into it. */
+/* Drops the files from the page cache, or reads them into it. */
 static void
 prepare_files(bool warm)
 {
@@ -302,7 +302,7 @@ load_all(void)
     free(requests);
 }
 
-/* By how many bytes of pinned memory, which is what `-m` and `-s` change. */
+/* Prints the bytes of pinned memory, which depend on `-m` and `-s`. */
 static void
 print_ring(void)
 {

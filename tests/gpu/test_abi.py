@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What src/client/gpu declares of CUDA and cuFile, compiled beside NVIDIA's own headers: those of
-a toolkit, where there is one, and those that PyPI has for CUDA 12 and 13."""
+"""Compares the declarations of CUDA and cuFile in src/client/gpu with NVIDIA's headers: those of an
+installed toolkit, and those on PyPI for CUDA 12 and 13."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def include_of_toolkit():
 
 
 def includes_of_wheels(packages, place):
-    """The folders with the headers of packages, fetched from PyPI."""
+    """Fetches packages from PyPI; returns the folders of their headers."""
     for package in packages:
         try:
             done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps",
@@ -46,7 +46,7 @@ def includes_of_wheels(packages, place):
 
 
 def compile_abi(source, includes, *defines):
-    """What the compiler says to tests/gpu/abi.c; "": nothing."""
+    """Compiles tests/gpu/abi.c; returns the messages of the compiler, "" if there are none."""
     command = [os.environ.get("CC", "cc"), "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
                "-Wall", "-Werror", "-fsyntax-only", f"-I{source / 'src'}",
                *(f"-isystem{i}" for i in includes), *(f"-D{d}" for d in defines),
@@ -66,7 +66,7 @@ def test_toolkit():
 def test_wheels(version, place):
     includes = includes_of_wheels(PACKAGES[version], place)
     assert compile_abi(ROOT, includes, "FSTFS_ABI_CUDA", "FSTFS_ABI_CUFILE") == ""
-    # And that it can fail: with a declaration of ours that is not theirs.
+    # The comparison can fail: change a declaration.
     copy = place / "copy"
     shutil.copytree(ROOT / "src", copy / "src")
     for name, old, new in (("cuda.h", "cuMemAlloc_v2(CUdeviceptr *address, size_t size)",

@@ -80,7 +80,7 @@ START_TEST(ring)
 }
 END_TEST
 
-/* Each slot many times over: the double finds one that is used anew too early. */
+/* Each slot is used many times; the double detects one that is reused too early. */
 START_TEST(small_ring)
 {
     begin("h200", SMALL_BUDGET);
@@ -135,7 +135,7 @@ START_TEST(no_registration)
 }
 END_TEST
 
-/* The last way: it alone can fail a read. */
+/* Only the last backend can fail a read. */
 START_TEST(nothing_works)
 {
     struct fstfs_request requests[TENSORS];
@@ -156,7 +156,7 @@ END_TEST
 
 /* ---- cuFile ---- */
 
-/* An H200 with all that a direct read needs. */
+/* An H200 with everything that cuFile needs. */
 static void
 begin_direct(uint64_t memory)
 {
@@ -189,7 +189,7 @@ ask_status(void *arg)
     return arg;
 }
 
-/* The driver is open once that has been answered, or after 10 seconds without an answer. */
+/* Lets the driver open when the other thread has its answer, or after 10 seconds. */
 static void *
 release_driver(void *arg)
 {
@@ -201,7 +201,8 @@ release_driver(void *arg)
     return arg;
 }
 
-/* While cuFile's driver is being opened, which may take seconds, other threads get answers. */
+/* fstfs_status() does not wait while another thread opens cuFile's driver, which may take seconds.
+ */
 START_TEST(status_while_the_driver_loads)
 {
     pthread_t asker, releaser;
@@ -240,7 +241,7 @@ START_TEST(direct)
     check_all(device_memory);
     ck_assert_str_eq(status("backend"), "cufile");
     finish();
-    /* Before 1.14 only its own configuration can forbid the way by the host. */
+    /* Before cuFile 1.14, only its configuration can turn the compatibility mode off. */
     begin_direct(0);
     doubles.double_cufile_reset(&strict);
     found.no_symbol = "cuFileSetParameterBool";
@@ -256,7 +257,7 @@ check_not_direct(const char *why)
     check_all(device_memory);
     ck_assert_str_eq(status("backend"), "ring");
     check_status("cufile", why);
-    /* It is remembered: not asked for again. */
+    /* The failure is remembered; cuFile is not called again. */
     unsigned opened = doubles.double_cufile_calls("cuFileDriverOpen"),
              read = doubles.double_cufile_calls("cuFileRead");
     check_all(device_memory);
@@ -311,12 +312,13 @@ START_TEST(cufile_fails)
         check_not_direct(why);
     }
     begin_direct(0);
-    doubles.double_cuda_fail("cuMemAlloc_v2", TENSORS + 1, INJECTED); /* behind the tensors' own */
+    doubles.double_cuda_fail("cuMemAlloc_v2", TENSORS + 1,
+                             INJECTED); /* after those for the tensors */
     check_not_direct("cuMemAlloc_v2");
 }
 END_TEST
 
-/* At the first window, and at a later one. */
+/* Fails at the first span, and at a later one. */
 START_TEST(cufile_fails_in_flight)
 {
     if (!reads_directly())
@@ -345,7 +347,7 @@ START_TEST(cufile_fails_in_flight)
 }
 END_TEST
 
-/* Others' use of cuFile in the process: it is open, and may go by way of the host. */
+/* Other code in the process has opened cuFile, with its compatibility mode. */
 START_TEST(cufile_in_use)
 {
     CUfileError_t (*open_driver)(void);
@@ -417,7 +419,7 @@ START_TEST(unified)
 }
 END_TEST
 
-/* Memory that lies as the file does is read into, unless the kernel cannot. */
+/* Aligned memory is read into directly, unless the kernel cannot write to it. */
 START_TEST(memory_that_the_kernel_cannot_write)
 {
     begin("gb10", 0);
@@ -426,7 +428,7 @@ START_TEST(memory_that_the_kernel_cannot_write)
         size_t shift = tensor->offset % BLOCK_SIZE;
         struct fstfs_read_options options = {.device = i % 2 ? device : NULL};
         struct fstfs_request request = {.tensor = tensor};
-        bool large = tensor->size >= 4 * MIB; /* it has windows that are wholly its own */
+        bool large = tensor->size >= 4 * MIB; /* has spans without bytes of other tensors */
 
         found.mapped_size = block_up(tensor->size) + BLOCK_SIZE;
         found.mapped = aligned_alloc(BLOCK_SIZE, found.mapped_size);
@@ -530,7 +532,7 @@ START_TEST(strided_slices)
 }
 END_TEST
 
-/* One arena for all: copies that meet are made as one. */
+/* Tensors in one allocation: adjacent copies are joined. */
 START_TEST(joined)
 {
     struct fstfs_request requests[TENSORS];
@@ -618,7 +620,7 @@ START_TEST(cancelled)
 }
 END_TEST
 
-/* Several reads share a ring of two slots: each comes to its end. */
+/* Several reads share a ring of two slots; all of them complete. */
 START_TEST(together)
 {
     enum { READS = 5 };
@@ -647,7 +649,7 @@ START_TEST(together)
 }
 END_TEST
 
-/* What the storage says is the read's error by every way. */
+/* An error of the storage fails the read with every backend. */
 START_TEST(changed)
 {
     struct fstfs_request requests[TENSORS];

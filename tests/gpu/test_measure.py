@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/gpu/run runs on a machine with a GPU, on the doubles: that it finds the bytes right,
-and says what is missing."""
+"""Runs the measurements of tests/gpu/run on the test doubles: they must compare the bytes and report
+what is missing."""
 
 import os
 import subprocess

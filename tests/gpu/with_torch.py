@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""with_torch.py PLACE MODEL [DEVICE]: what tests/gpu/run does where torch has a GPU.
+"""with_torch.py FOLDER MODEL [DEVICE]: the part of tests/gpu/run that needs torch.
 
-Tensors of all dtypes go to the device by the Python module and back, in files in PLACE; and
-MODEL, one safetensors file, is loaded there by the module, by safetensors and by fastsafetensors
-(whichever there are), cold and warm in turn. Exits with 1 where bytes differ.
+Loads tensors of all dtypes to the device with the Python module, saves them again, and compares;
+the files are in FOLDER. Then measures loads of MODEL, a safetensors file, with the module, safetensors
+and fastsafetensors, as far as they are installed, cold and warm. Exits with 1 if bytes differ.
 """
 
 import os
@@ -28,7 +28,7 @@ def bytes_of(tensor):
 
 
 def round_trip(path, device, tensors):
-    """How many differ. torch may not have a dtype, then that is what is raised."""
+    """The number of tensors that differ. Raises if torch does not support the dtype."""
     loaded = fstfs.load_file(path, device=device)
     wrong = sum(loaded[name].device.type != torch.device(device).type or
                 bytes_of(loaded[name]) != data for name, (_, _, data) in tensors.items())
@@ -52,7 +52,7 @@ def round_trip(path, device, tensors):
 def round_trips(place, device):
     wrong, dtypes, without = 0, [], []
     for dtype in files.BITS:
-        if dtype == "F4":  # two elements in a byte: torch has no slices of it
+        if dtype == "F4":  # two elements in a byte: torch cannot slice it
             continue
         tensors = files.tensors_of([dtype], files.SHAPES)
         path = place / f"{dtype}.safetensors"
@@ -92,7 +92,7 @@ LOADERS = {"fstfs, by its module": by_fstfs, "safetensors": by_safetensors,
 
 
 def prepare(path, warm):
-    """Into the page cache or out of it."""
+    """Reads the file into the page cache, or drops it."""
     with open(path, "rb", buffering=0) as file:
         if not warm:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -116,9 +116,9 @@ def compare(path, device):
     loaders = {}
     for name, load in LOADERS.items():
         try:
-            load(path, device)  # imports, and what is begun once, are not timed
+            load(path, device)  # warm-up: imports and initialization are not timed
             loaders[name] = load
-        except Exception as error:  # of whatever kind: this one is left out
+        except Exception as error:  # any error: skip this loader
             print(f"{name}: not measured: {type(error).__name__}: {error}".replace("\n", " "))
     rates = {(name, warm): [] for warm in (False, True) for name in loaders}
     for _ in range(ROUNDS):

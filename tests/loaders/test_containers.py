@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""src/format finds the tensors of files that torch and the gguf package wrote where those packages find them."""
+"""src/format finds the same tensors as torch and the gguf package in files that these wrote."""
 
 import argparse
 import sys
@@ -56,7 +56,7 @@ def bytes_of(tensor):
 
 
 def compare(path, trusted=False):
-    """Returns the number of tensors that are not shown. torch.load(weights_only=True) reads protocols 2 and 3 only."""
+    """Compares with torch.load(); returns the number of tensors that are not shown. `trusted`: weights_only=False, which pickle protocols other than 2 and 3 need."""
     everything = expected_of(torch.load(path, weights_only=not trusted, map_location="cpu"))
     shown = {name: (NAMES[t.dtype], tuple(t.shape), bytes_of(t)) for name, t in everything.items() if is_shown(t)}
     verdict, refusal, _, tensors = ask(path)
@@ -93,7 +93,7 @@ def test_tensors_that_are_not_shown(tmp_path, way):
 
 
 def test_training_checkpoint_of_unknown_classes(tmp_path):
-    """Hyper-parameters of any class, and optimizer states in a list, leave the tensors of the model as they are."""
+    """Objects of unknown classes and optimizer states in a list do not affect the tensors of the model."""
     path = tmp_path / "last.ckpt"
     model = torch.nn.Linear(3, 3)
     torch.save({"state_dict": model.state_dict(), "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}}],
@@ -103,7 +103,7 @@ def test_training_checkpoint_of_unknown_classes(tmp_path):
     assert imports == ["argparse.Namespace"], verdict
 
 
-def test_whole_modules_and_torchscript_are_no_checkpoints(tmp_path):
+def test_modules_and_torchscript_are_not_checkpoints(tmp_path):
     path = tmp_path / "model.pt"
     torch.save(torch.nn.Linear(2, 2), path)
     assert ask(path)[0].startswith("NoTensors ")
@@ -112,7 +112,7 @@ def test_whole_modules_and_torchscript_are_no_checkpoints(tmp_path):
 
 
 def test_gguf_package(tmp_path):
-    """Every type of the package but Q8_1, of which it and llama.cpp know different sizes (40 and 36 bytes)."""
+    """Every type of the package but Q8_1, whose size differs between it (40 bytes) and llama.cpp (36)."""
     gguf = pytest.importorskip("gguf")
     numpy = pytest.importorskip("numpy")
     path = tmp_path / "model.gguf"

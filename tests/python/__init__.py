@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the Python module (a package, for test modules elsewhere have the same names)."""
+"""Tests of the Python module. A package, because other folders have modules of the same names."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module of the checkout with the library of the build."""
+"""Tests use the module of the checkout and the library of the build folder."""
 
 import os
 import sys

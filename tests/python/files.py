@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors files of every dtype, and a checkpoint of several, made with few lines of Python."""
+"""Writes safetensors files of every dtype and checkpoints of several shards."""
 
 import json
 import os
@@ -28,8 +28,8 @@ def tensors_of(dtypes, shapes, seed=0):
 
 
 def write(path, tensors, metadata=None, shift=0):
-    """Tensors follow each other in the dict's order. `shift`: bytes by which the data is moved off
-    where its elements would be aligned."""
+    """Writes the tensors in the order of the dict. `shift`: bytes by which the data is moved from an
+    aligned offset."""
     header, at = {}, 0
     if metadata is not None:
         header["__metadata__"] = metadata
@@ -56,7 +56,7 @@ def write_checkpoint(directory, tensors, shards=3):
 
 
 def forget(path):
-    """Out of the page cache; of a directory, its files."""
+    """Drops a file, or the files of a directory, from the page cache."""
     for name in os.listdir(path) if os.path.isdir(path) else [""]:
         fd = os.open(os.path.join(path, name) if name else path, os.O_RDONLY)
         os.fsync(fd)
@@ -65,14 +65,14 @@ def forget(path):
 
 
 def remember(path):
-    """Into the page cache."""
+    """Reads a file, or the files of a directory, into the page cache."""
     for name in os.listdir(path) if os.path.isdir(path) else [""]:
         with open(os.path.join(path, name) if name else path, "rb") as file:
             file.read()
 
 
 def slices_of(rng, shape):
-    """An index as a program writes one, right or wrong."""
+    """A random index into a tensor, valid or invalid."""
     def bound(size):
         return rng.choice((None, None, rng.randint(0, size + 1)))
 
@@ -91,7 +91,7 @@ def slices_of(rng, shape):
 
 
 def answer(work):
-    """What it gives, or the type and text of what it raises."""
+    """The result of work(), or the type and message of the exception that it raises."""
     try:
         return work()
     except Exception as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that is tested, where this Python can load its library."""
+"""Imports the tested module; skips tests if this Python cannot load its library."""
 
 import pytest
 from conftest import SANITIZED

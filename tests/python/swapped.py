@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest: what is imported of safetensors to load by is fstfs's."""
+"""A pytest plugin that replaces the loading functions of safetensors by those of fstfs."""
 
 import importlib
 import os
@@ -14,7 +14,7 @@ import safetensors.torch
 safetensors.safe_open = safetensors.torch.safe_open = fstfs.safe_open
 safetensors.torch.load_file = fstfs.torch.load_file
 safetensors.numpy.load_file = fstfs.numpy.load_file
-other = os.environ.get("SWAPPED_FRAMEWORK")  # not all in one process: each brings libraries
+other = os.environ.get("SWAPPED_FRAMEWORK")  # one per process, because each loads its own libraries
 if other:
     module = importlib.import_module(f"safetensors.{other}")
     module.safe_open = fstfs.safe_open

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every public function and method of safetensors that loads, call by call: what it gives and what
-it raises is what safetensors gives and raises. DIFFERENT lists the calls where it is not, and why."""
+"""Calls every public function and method of safetensors that loads tensors, in both modules, and
+compares results and exceptions. DIFFERENT lists the intended differences, with reasons."""
 
 import itertools
 import json
@@ -68,7 +68,7 @@ def directory(shared_place):
 
 
 def seen(value):
-    """All that a caller can see of a result."""
+    """All properties of a result that a caller can observe."""
     if isinstance(value, torch.Tensor):
         return ("torch", value.dtype, tuple(value.shape), value.stride(), value.device,
                 value.layout, value.requires_grad, value.is_contiguous(),
@@ -87,10 +87,10 @@ def seen(value):
 
 
 def file_calls():
-    """On an open file: (label, call)."""
+    """Yields (label, call of an open file)."""
     yield "keys", lambda f: f.keys()
     yield "metadata", lambda f: f.metadata()
-    # tensors of no bytes may come in any order among those at their offset
+    # empty tensors may be in any order among those with the same offset
     yield "offset_keys", lambda f: [key for key in f.offset_keys() if "0" not in key.split(".")[1]]
     yield "get_tensors", lambda f: f.get_tensors()
     yield "enter", lambda f: f.__enter__() is f
@@ -120,7 +120,7 @@ def file_calls():
 
 
 def open_calls():
-    """(label, call of an api and the directory)"""
+    """Yields (label, call of a module and the directory)."""
     every = [*BROKEN, *SOUND, "nothing", "empty-directory", "all"]
     for name, framework in itertools.product(every, ("pt", "np")):
         if name == "empty-directory":
@@ -190,7 +190,7 @@ CALLS = dict(all_calls())
 
 
 def class_only(result):
-    """Of an error its class."""
+    """The class of an exception; any other result unchanged."""
     is_error = isinstance(result, tuple) and result and isinstance(result[0], type)
     return result[0] if is_error else result
 
@@ -203,7 +203,7 @@ def nothing(_):
     return None
 
 
-# What differs: (a pattern that is all of a label, what is compared all the same, why).
+# The differences: (pattern of the whole label, function whose results are still compared, reason).
 DIFFERENT = [
     (r"(open|(torch|numpy)\.load_file) dtype( ..)?", nothing,
      "a dtype of a later version of the format: the file opens, for its other tensors, and the error "
@@ -217,7 +217,8 @@ DIFFERENT = [
     (r"pt pread get_slice F32\.(6x4|2x3x4) .*", but_strides,
      "only what the index takes is read, and it is packed: safetensors makes a view of all"),
 ]
-# Of safetensors "pread" takes fewer indices of torch than "mmap"; here both take what "mmap" takes.
+# The backend "pread" of safetensors supports fewer indices of torch than "mmap"; here both support
+# those of "mmap".
 SAME_AS = ("pt pread get_slice ", "pt mmap get_slice ")
 
 

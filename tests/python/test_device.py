@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""device="cuda:0", with the double of libcuda.so.1 that tests/gpu makes: tensors that torch would
-have made are filled by the library itself."""
+"""device="cuda:0" with the test double of libcuda.so.1 (tests/gpu): the library reads into device
+memory that a stand-in for torch allocates."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ class Cuda:
         return Stream()
 
 
-class Module:  # torch, where it has a device
+class Module:  # replaces torch and has a device
     cuda = Cuda()
 
     def __getattr__(self, name):
@@ -99,8 +99,8 @@ def test_cuda(place, profile):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_run_with_a_gpu(place):
-    """tests/gpu/with_torch.py, on the CPU, as far as that goes."""
+def test_the_script_for_machines_with_a_gpu(place):
+    """Runs tests/gpu/with_torch.py on the CPU, which covers all but the device."""
     model = place / "model.safetensors"
     files.write(model, files.tensors_of(["BF16"], [(513, 1026)]))
     done = subprocess.run(

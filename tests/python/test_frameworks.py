@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""jax, TensorFlow, mlx and paddle, each in a process of its own; and what is said without them."""
+"""jax, TensorFlow, mlx and paddle, each in its own process, and the errors if they are missing."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ PLAIN = ("BOOL", "U8", "I8", "I16", "F16", "I32", "F32", "C64", "F64", "I64", "B
 UNSIGNED = ("U16", "U32", "U64")
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 ODD_FLOAT8 = ("F8_E4M3FNUZ", "F8_E5M2FNUZ")
-# module of fstfs, other names of the framework, its module, the dtypes that it has
+# (module of fstfs, other names of the framework, its module, the dtypes that it supports)
 FRAMEWORKS = [
     ("flax", ("flax", "jax"), "jax", (*PLAIN, *UNSIGNED, *FLOAT8, *ODD_FLOAT8, "F8_E8M0")),
     ("tensorflow", ("tf", "tensorflow"), "tensorflow",
@@ -26,7 +26,7 @@ FRAMEWORKS = [
     ("paddle", ("paddle", "paddlepaddle"), "paddle", (*PLAIN, *FLOAT8)),
 ]
 SHAPES = [(), (1,), (0,), (6, 4), (4, 0, 2)]
-NARROWED = ("F64", "I64", "U64")  # jax has 64 bits only if asked to, mlx no float64
+NARROWED = ("F64", "I64", "U64")  # jax has 64-bit types only if enabled, mlx has no float64
 
 PROGRAM = """
 import importlib, json, sys
@@ -93,7 +93,7 @@ def test_framework(place, module, names, needs, dtypes):
     ("tf", "F8_E8M0"), *(("mlx", dtype) for dtype in (*FLOAT8, *ODD_FLOAT8, "F8_E8M0")),
     *(("paddle", dtype) for dtype in (*UNSIGNED, *ODD_FLOAT8, "F8_E8M0"))])
 def test_dtypes_that_a_framework_lacks(place, monkeypatch, name, dtype):
-    """An error, and never the elements taken for another dtype (paddle takes uint16 for bfloat16)."""
+    """Raises an error, and never returns another dtype (paddle interprets uint16 as bfloat16)."""
     stub = {"tf": "tensorflow", "mlx": "mlx.core", "paddle": "paddle"}[name]
     for part in {stub.split(".")[0], stub}:
         monkeypatch.setitem(sys.modules, part, type(sys)(part))
@@ -118,7 +118,7 @@ def test_framework_is_not_installed(place, monkeypatch, name, module):
 
 
 @pytest.mark.parametrize("name, device", [("flax", "cuda"), ("tf", "cuda:1"), ("mlx", "mps")])
-def test_devices_are_torch_s(place, monkeypatch, name, device):
+def test_devices_need_torch(place, monkeypatch, name, device):
     for part in ("jax", "jax.numpy", "tensorflow", "mlx", "mlx.core"):
         monkeypatch.setitem(sys.modules, part, type(sys)(part))
     monkeypatch.setattr(fstfs._frameworks, "_made", {})
@@ -127,7 +127,7 @@ def test_devices_are_torch_s(place, monkeypatch, name, device):
         fstfs.safe_open(place / "one", name, device)
 
 
-def test_the_rest_is_safetensors_own():
+def test_other_functions_are_forwarded_to_safetensors():
     import safetensors.numpy
 
     assert fstfs.numpy.save_file is safetensors.numpy.save_file

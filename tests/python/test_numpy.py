@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python module with NumPy, against safetensors and against the bytes that were written."""
+"""The Python module with NumPy, compared with safetensors and with the bytes written."""
 
 import ctypes
 import gc
@@ -66,8 +66,8 @@ def test_ml_dtypes(path):
             assert found[name].dtype == "u1" and found[name].shape == (*shape[:-1], shape[-1] // 2)
 
 
-def test_files_of_one_stem(place, mount):
-    """Of each suffix, bare and by the mount."""
+def test_files_with_the_same_stem(place, mount):
+    """Files with each suffix, read directly and through the mount."""
     (place / "s").mkdir()
     want = {}
     for i, name in enumerate(("a.safetensors", "a.sft", "a.SAFETENSORS")):
@@ -85,7 +85,7 @@ def test_files_of_one_stem(place, mount):
 
 
 def test_without_ml_dtypes(path):
-    """And without safetensors: the module needs neither."""
+    """The module works without ml_dtypes, safetensors and torch."""
     program = """
 import sys
 sys.modules.update(ml_dtypes=None, safetensors=None, torch=None)
@@ -134,7 +134,7 @@ def test_strange_names(place):
     with fstfs.safe_open(place / "names", "np") as file:
         for name, (_, _, data) in tensors.items():
             assert file.get_tensor(name).tobytes() == data
-        with pytest.raises(UnicodeEncodeError):  # as of safetensors
+        with pytest.raises(UnicodeEncodeError):  # as in safetensors
             file.get_tensor("\ud800")
         for name in ("b", "a\0"):
             with pytest.raises(fstfs.SafetensorError, match="File does not contain tensor"):
@@ -142,7 +142,7 @@ def test_strange_names(place):
 
 
 def test_slices(path):
-    """Random indices give what safetensors gives, and fail as it fails."""
+    """Random indices return the same result as in safetensors, or raise the same exception."""
     rng = random.Random(3)
     names = [f"{dtype}.{shape}" for dtype in ("U8", "F32", "I64") for shape in
              ("", "1", "0", "6x4", "4x0x2", "2x3x4")]
@@ -167,7 +167,7 @@ def test_slices(path):
 
 
 def ends_before_it_starts(index):
-    """For that safetensors asks for a negative number of bytes, or panics."""
+    """Whether a slice ends before it starts; for these safetensors panics or requests a negative size."""
     return any(isinstance(item, slice) and item.start is not None and item.stop is not None
                and item.start > item.stop
                for item in (index if isinstance(index, tuple) else (index,)))
@@ -187,7 +187,7 @@ def test_large_slices(path):
     (("zz",), {}), (("np", "quux"), {}), (("np", "cuda"), {}), (("np", "cuda:1"), {}),
     (("np", "mps:1"), {}), (("np", "cuda:x"), {}), (("np", 0), {}), (("np", -1), {}),
     (("np", 1.5), {}), ((3,), {}), (("np",), {"backend": "x"})])
-def test_arguments_that_are_wrong(path, arguments, options):
+def test_wrong_arguments(path, arguments, options):
     want = files.answer(lambda: safetensors.safe_open(path, *arguments, **options))
     assert isinstance(want, tuple)
     assert files.answer(lambda: fstfs.safe_open(path, *arguments, **options)) == want
@@ -210,11 +210,11 @@ def test_errors(place, path):
     for work in (file.keys, file.metadata, lambda: file.get_tensor("U8.6x4")):
         with pytest.raises(fstfs.SafetensorError, match="^File is closed$"):
             work()
-    assert part[0].tobytes() == ALL["U8.6x4"][2][:4]  # as a slice of safetensors
+    assert part[0].tobytes() == ALL["U8.6x4"][2][:4]  # as in safetensors
 
 
 def test_change(path):
-    """Never bytes of another version than the one that was opened."""
+    """An open file never returns bytes of another version."""
     with fstfs.safe_open(path, "np") as file:
         with open(path, "r+b") as change:
             change.seek(-10, os.SEEK_END)
@@ -246,8 +246,8 @@ def test_threads(path):
     assert not failures
 
 
-def test_closed_while_it_is_read(path):
-    """Whoever still reads has it open: nothing of the library's is freed below him."""
+def test_closed_during_a_read(path):
+    """A read in another thread keeps the checkpoint open."""
     for _ in range(20):
         file = fstfs.safe_open(path, "np")
         part = file.get_slice("U64.513x1026")
@@ -262,7 +262,7 @@ def test_closed_while_it_is_read(path):
 
 
 def test_fork(path):
-    """A child uses what its parent opened, and both close it."""
+    """A child process uses a file that its parent opened, and both close it."""
     file = fstfs.safe_open(path, "np")
     part = file.get_slice("F32.6x4")
     names = file.keys()
@@ -282,8 +282,8 @@ def test_fork(path):
 
 
 def used():
-    """What the process holds. Memory is what no file backs: pages of libraries come when their
-    code first runs."""
+    """The resources of the process. Only anonymous memory counts, because pages of libraries become
+    resident when their code first runs."""
     gc.collect()
     with open("/proc/self/status") as status:
         fields = dict(line.split(":", 1) for line in status)
@@ -294,9 +294,9 @@ def used():
 
 
 def assert_no_leak(load):
-    """load(count) loads so many times a file whose smallest large tensor has 128 KiB."""
+    """`load(count)` loads a file `count` times; its tensors have 128 KiB or more, or are tiny."""
     before, after = child(lambda: (load(100), load(1000)), seconds=200)
-    # far less than one of them at each load; an allocator keeps some, threads come when needed
+    # far less than a tensor per load; allocators keep some memory, and threads start on demand
     most = {"memory": 64 << 20, "mappings": 50, "descriptors": 10, "threads": 10}
     assert all(after[what] < before[what] + more for what, more in most.items()), (before, after)
 
@@ -361,8 +361,8 @@ def test_on_a_mount(mount, models, view):
             same(file.get_slice("U16.300x100")[7:, ::9], want.get_slice("U16.300x100")[7:, ::9])
 
 
-def test_structures_are_those_of_the_header():
-    """As a C compiler lays them out."""
+def test_structure_sizes():
+    """ctypes and struct declare the structures with the sizes of the C compiler."""
     done = subprocess.run([BUILD / "tests/client/client", "sizes"], capture_output=True, check=True)
     library = fstfs._library
     assert json.loads(done.stdout) | {
@@ -381,7 +381,7 @@ def test_library_is_missing(place):
 
 
 def test_interrupted(place):
-    """^C ends a read that takes long, and what was read into may go."""
+    """Ctrl-C cancels a long read; its memory can be freed afterwards."""
     path = place / "large"
     data = bytes(1 << 20)
     files.write(path, {f"{i:03}": ("U8", (1 << 20,), data) for i in range(200)})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor of torch has a storage of its own: what saves, copies, pickles or shares storages
-takes that tensor and nothing else. With the file in the page cache and not, mapped and read."""
+"""Each torch tensor has its own storage, so saving, copying, pickling or sharing it includes no other
+tensor. With the file cached and not cached, mapped and read."""
 
 import copy
 import gc
@@ -20,7 +20,7 @@ from . import files  # noqa: E402
 from .module import fstfs  # noqa: E402
 from .test_torch import WAYS, is_mapped, raw  # noqa: E402
 
-# 4 KiB, 512 KiB, and 2 MiB, which has memory made in another way
+# 4 KiB, 512 KiB, and 2 MiB, which is allocated with huge pages
 TENSORS = files.tensors_of(("F32",), [(32, 32), (256, 512), (512, 1024), (0, 3), ()]) | \
     files.tensors_of(("BF16",), [(4, 4), (64, 65), (1024, 1024)], seed=9)
 FULL = {name: tensor for name, tensor in TENSORS.items() if tensor[2]}
@@ -43,7 +43,7 @@ def loaded(path, request):
 
 
 class Model(torch.nn.Module):
-    """What has loaded tensors as parameters, as a model has them after from_pretrained()."""
+    """A module with loaded tensors as parameters, like a model after from_pretrained()."""
 
     def __init__(self, tensors):
         super().__init__()
@@ -126,13 +126,13 @@ def test_one_tensor_is_saved_alone(loaded, name):
 
 
 def test_share_memory(loaded):
-    """What a child writes is seen by its parent, and by nobody else."""
+    """The parent sees what a child writes to a shared tensor; no other tensor changes."""
     data = {name: raw(tensor) for name, tensor in loaded.items()}
     tensor = loaded[LATENT].share_memory_()
     assert tensor.is_shared() and raw(tensor) == TENSORS[LATENT][2]
 
     def work():
-        tensor[3, :5] = 7  # few elements: torch's threads are not there after fork()
+        tensor[3, :5] = 7  # few elements: torch has no worker threads after fork()
 
     child(work)
     assert (tensor[3, :5] == 7).all()
@@ -158,7 +158,7 @@ print("loaded", len(rows))
 @pytest.mark.parametrize("sharing", ["file_descriptor", "file_system"])
 @pytest.mark.parametrize("before, backend", WAYS)
 def test_data_loader(path, before, backend, sharing):
-    """A worker sends the tensor itself: torch shares its storage with the parent."""
+    """A worker sends a tensor, whose storage torch then shares with the parent."""
     before(path)
     done = subprocess.run([sys.executable, "-c", DATALOADER, path, backend, sharing],
                           capture_output=True, text=True, timeout=15 * SLOW,
@@ -172,7 +172,7 @@ def mappings_of(path):
 
 
 def test_a_mapping_lives_as_long_as_its_last_tensor(path):
-    """And no longer."""
+    """The file is unmapped when its last tensor is freed."""
 
     def work():
         with keep_in_memory(path) as kept:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python module with torch, against safetensors: the file in the page cache and not, mapped and
-read."""
+"""The Python module with torch, compared with safetensors: with the file cached and not cached, mapped
+and read."""
 
 import gc
 import os
@@ -73,9 +73,9 @@ def test_dtypes(path, before, backend):
 
 
 @pytest.mark.parametrize("shift", (0, 1))
-def test_large_tensors_lie_as_the_file_does(place, shift, monkeypatch):
-    """So that the library reads to where they are; those whose elements do not lie aligned in the
-    file have memory like any other."""
+def test_large_tensors_have_the_alignment_of_the_file(place, shift, monkeypatch):
+    """Large tensors have memory with the alignment of the file, so that they are read without a copy,
+    unless their elements are not aligned in the file."""
     monkeypatch.setattr(fstfs._frameworks, "PLACED", 1 << 20)
     path = place / "large"
     files.write(path, files.tensors_of(("F32", "BF16", "C64"), [(4,), (700, 1026)]), shift=shift)
@@ -93,7 +93,7 @@ def test_large_tensors_lie_as_the_file_does(place, shift, monkeypatch):
                 assert (rows.data_ptr() - offsets[name] - tensor[0].nbytes) % 4096 == 0
 
 
-def test_what_is_cached_is_mapped(place):
+def test_cached_files_are_mapped(place):
     path, name = place / "aligned", "F32.513x1026"
     files.write(path, files.tensors_of(("F32",), [(0,), (513, 1026)]))
     with keep_in_memory(path):
@@ -103,12 +103,12 @@ def test_what_is_cached_is_mapped(place):
             assert is_mapped(file.get_tensor(name), path)
             assert is_mapped(file.get_slice(name)[5:, 3:], path)
     files.forget(path)
-    if not is_in_cache(path):  # not every file system lets it go
+    if not is_in_cache(path):  # some file systems keep files cached
         assert not is_mapped(fstfs.load_file(path)[name], path)
 
 
 @pytest.mark.parametrize("before, backend", WAYS)
-def test_a_default_device_of_torch_is_not_ours(path, before, backend):
+def test_default_device_of_torch_is_ignored(path, before, backend):
     name = "F32.513x1026"
     want = safetensors.torch.load_file(path)
     before(path)
@@ -130,7 +130,7 @@ def is_in_cache(path):
             return False
 
 
-def test_writes_are_the_process_s_own(path):
+def test_writes_do_not_change_the_file(path):
     data = path.read_bytes()
     files.remember(path)
     for tensor in fstfs.load_file(path).values():
@@ -150,14 +150,14 @@ def test_not_aligned(place, before, backend):
 
 @pytest.mark.parametrize("before, backend", WAYS)
 def test_slices(path, before, backend):
-    """Random indices give what safetensors gives, and fail as it fails."""
+    """Random indices return the same result as in safetensors, or raise the same exception."""
     rng = random.Random(5)
     names = [f"{dtype}.{shape}" for dtype in ("U8", "BF16", "F8_E4M3", "I64") for shape in
              ("", "1", "0", "6x4", "4x0x2", "2x3x4")]
     failed = 0
     with fstfs.safe_open(path, "pt", backend=backend) as file, \
             safetensors.safe_open(path, "pt") as other, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of indices that it is to take otherwise
+        warnings.simplefilter("ignore")  # torch warns about indices whose meaning will change
         before(path)
         for _ in range(1500):
             name = rng.choice(names)
@@ -175,7 +175,7 @@ def test_slices(path, before, backend):
 
 @pytest.mark.parametrize("before", [files.forget, files.remember])
 def test_other_indices(path, before):
-    """Indices that are no strided slice read the whole tensor and index it with torch."""
+    """For indices other than strided slices, the whole tensor is read and indexed by torch."""
     mask = torch.arange(513) % 7 == 0
     with fstfs.safe_open(path, "pt") as file, safetensors.safe_open(path, "pt") as other:
         for index in ([0, 5, 3], None, mask, torch.tensor(2), torch.tensor([1, 2]), (None, 3),
@@ -187,7 +187,7 @@ def test_other_indices(path, before):
 
 @pytest.mark.parametrize("before, backend", WAYS)
 def test_slices_of_fp4(path, before, backend):
-    """Of pairs, as torch counts them; safetensors has none."""
+    """Slices of F4 count pairs of elements, as torch does; safetensors does not support them."""
     name = "F4.513x1026"
     whole = torch.frombuffer(bytearray(ALL[name][2]), dtype=torch.uint8).reshape(513, 513)
     with fstfs.safe_open(path, "pt", backend=backend) as file:
@@ -234,7 +234,7 @@ def test_devices(path):
         want = files.answer(lambda: safetensors.safe_open(path, "pt", device))
         assert isinstance(want, tuple)
         assert files.answer(lambda: fstfs.safe_open(path, "pt", device)) == want
-    # there is none here: torch says so, of the tensors as it does of its own
+    # no such device here: torch raises the same error as for its own tensors
     with fstfs.safe_open(path, "pt", "cuda:0") as file:
         with pytest.raises((RuntimeError, AssertionError)) as found:
             file.get_tensor(name)
@@ -319,8 +319,8 @@ def test_on_a_mount(mount, models, view, before):
             same(found[name], tensor)
 
 
-def test_source_out_of_reach(mount, models):
-    """Through the mount, where the files below it are gone from sight."""
+def test_inaccessible_source(mount, models):
+    """Reads through the mount if the source is inaccessible."""
     place, tensors = models
     m = mount(place / "model", "--view=merged")
     check(fstfs.load_checkpoint(m.path), tensors)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors' own tests, with what they load by taken from fstfs. They come with its source from
-PyPI, of the version that is installed, and are kept in the cache of tools/test."""
+"""Runs the tests of safetensors with the loading functions of fstfs. The tests are in the source
+package of the installed version, which is fetched from PyPI and kept in the cache of tools/test."""
 
 import hashlib
 import html
@@ -27,8 +27,7 @@ pytest.importorskip("torch")
 INDEX = "https://pypi.org/simple/safetensors/"
 TESTS = ("test_simple.py", "test_pt_comparison.py", "test_pt_model.py", "test_multithreaded.py",
          "test_pread_backend.py")
-# of safetensors, the framework's module, its tests, and how many pass at least
-# (those of mlx run on a Mac only)
+# (framework, its module, its test file, least number of passed tests); those of mlx need a Mac
 OTHERS = (("flax", "jax", "test_flax_comparison.py", 4),
           ("tensorflow", "tensorflow", "test_tf_comparison.py", 4),
           ("paddle", "paddle", "test_paddle_comparison.py", 6))
@@ -41,7 +40,7 @@ def get(address):
 
 @pytest.fixture(scope="session")
 def source():
-    """The folder of the Python binding's tests."""
+    """The folder with the tests of the Python bindings."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "fstfs")
     name = f"safetensors-{safetensors.__version__}"
     archive = cache / f"{name}.tar.gz"
@@ -70,7 +69,7 @@ def run_tests(source, place, tests, least, framework=""):
         for test in tests:
             with tar.extractfile(f"{name}/bindings/python/tests/{test}") as file:
                 (place / "tests" / test).write_bytes(file.read())
-    (place / "work/tests/data").mkdir(parents=True)  # where they write
+    (place / "work/tests/data").mkdir(parents=True)  # the tests write there
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "swapped", "-q", "-rs",
          *(("-k", "not gpu") if framework else ()), place / "tests"],

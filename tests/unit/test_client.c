@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libfstfs by its header: reads waited for, polled, cancelled and refused; files that
- * change; many threads on one checkpoint. Bytes of all shapes are in tests/client. */
+/* The functions of fstfs.h: synchronous, polled, cancelled and invalid reads, files that change,
+ * many threads on one checkpoint. tests/client reads tensors of all shapes. */
 #include "expect.h"
 #include "fstfs.h"
 #include "random.h"
@@ -51,7 +51,7 @@ write_model(uint64_t seed)
     for (unsigned i = 0; i < TENSORS; i++)
         ck_assert_uint_eq(fwrite(contents[i], 1, SIZE, file), SIZE);
     ck_assert_int_eq(fflush(file), 0);
-    /* Out of the page cache, so that the storage is read. */
+    /* Drop the page cache, so that the storage is read. */
     ck_assert_int_eq(fdatasync(fileno(file)), 0);
     ck_assert_int_eq(posix_fadvise(fileno(file), 0, 0, POSIX_FADV_DONTNEED), 0);
     fclose(file);
@@ -162,8 +162,8 @@ START_TEST(polled)
 }
 END_TEST
 
-/* Freed, and so cancelled, at any moment: nobody writes any more. */
-START_TEST(freed_under_way)
+/* Freeing cancels a read in flight; afterwards nothing writes to its memory. */
+START_TEST(freed_in_flight)
 {
     for (int i = 0; i < 50; i++) {
         struct fstfs_request requests[TENSORS];
@@ -219,7 +219,7 @@ START_TEST(wrong_requests)
 }
 END_TEST
 
-/* Words that this version has no use for must be zero, wherever they are. */
+/* Reserved words must be zero in every structure, and in every request of an array. */
 START_TEST(reserved_words)
 {
     struct fstfs_request requests[] = {{.tensor = fstfs_tensor(checkpoint, 0)},
@@ -283,7 +283,7 @@ START_TEST(memory_by_callback)
 }
 END_TEST
 
-/* A file rewritten in place, with the same size, while it is open. */
+/* The file is rewritten in place, with the same size, while it is open. */
 START_TEST(changed)
 {
     struct fstfs_request requests[TENSORS];
@@ -315,8 +315,8 @@ START_TEST(truncated)
 }
 END_TEST
 
-/* When another file has taken its name, who has it open reads the old one on, where its
- * descriptors are open already, or nothing. */
+/* After another file takes the name, reads continue on the old file if its descriptors are open, or
+ * fail with -ESTALE. */
 START_TEST(replaced)
 {
     struct fstfs_request requests[TENSORS];
@@ -367,7 +367,7 @@ START_TEST(many_threads)
 }
 END_TEST
 
-/* What went wrong on one thread is that thread's. */
+/* fstfs_error() is per thread. */
 static void *
 fail_elsewhere(void *arg)
 {
@@ -404,7 +404,7 @@ resident(void)
     return here;
 }
 
-/* Opened, read and closed a thousand times, it takes no more memory than after a hundred. */
+/* No leak: opening, reading and closing 900 times more does not increase resident memory. */
 START_TEST(no_growth)
 {
     struct fstfs_request requests[TENSORS];
@@ -422,7 +422,7 @@ START_TEST(no_growth)
         fstfs_close(again);
     }
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    /* Sanitizers keep what is freed. */
+    /* Sanitizers retain freed memory. */
     ck_assert_int_le(resident() - before, 512);
 #endif
     ck_assert_int_gt(before, 0);
@@ -454,7 +454,7 @@ suite(void)
     tcase_add_checked_fixture(c, setup, teardown);
     tcase_add_test(c, waited_for);
     tcase_add_test(c, polled);
-    tcase_add_test(c, freed_under_way);
+    tcase_add_test(c, freed_in_flight);
     tcase_add_test(c, cancelled_by_progress);
     tcase_add_test(c, wrong_requests);
     tcase_add_test(c, reserved_words);

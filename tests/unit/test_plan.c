@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows, copied or read to where they go, against a plain copy: every byte that is
- * wanted is written once, and no other. */
+/* Reads the spans of a plan, directly or by copy, and compares with a plain copy: each requested
+ * byte is written once, and no other byte. */
 #include "client/plan.h"
 #include "random.h"
 
@@ -18,9 +18,9 @@
 
 struct wanted {
     struct fstfs_request request;
-    char *memory; /* guarded by a block at each end */
+    char *memory; /* with a guard block at each end */
     uint64_t size;
-    char *expected; /* of all of it */
+    char *expected; /* the contents of all of `memory` */
 };
 
 static struct tensor_source source;
@@ -32,7 +32,7 @@ static struct wanted wanteds[MOST_ITEMS];
 static size_t wanted_count;
 static uint64_t copied, in_memory; /* bytes */
 
-/* Tensors of rows, one behind the other but for some holes, and some bytes for them. */
+/* A file of tensors, with gaps between some of them, and its bytes. */
 static void
 make_file(uint64_t most_rows)
 {
@@ -65,7 +65,8 @@ is_wanted(const struct fstfs_slice *slices, uint64_t row, uint64_t column)
                        column >= slices[1].start && column < slices[1].stop);
 }
 
-/* Of a tensor all, rows, or rows and columns; at an address that is as its offset is, or not. */
+/* Requests a whole tensor, rows, or rows and columns, into memory with or without the alignment of
+ * the file. */
 static void
 add_wanted(const struct fstfs_tensor *tensor)
 {
@@ -106,7 +107,7 @@ add_wanted(const struct fstfs_tensor *tensor)
                 *to++ = file[tensor->offset + row * COLUMNS + column];
 }
 
-/* As src/client/host_read.c. */
+/* Reads a span as src/client/host_read.c does. */
 static void
 read_window(const struct span *span)
 {
@@ -173,7 +174,7 @@ START_TEST(any_items)
 }
 END_TEST
 
-/* Of a whole tensor that lies as its file does the first and the last span are copied. */
+/* Of a whole tensor in aligned memory, only the first and the last span are copied. */
 START_TEST(large_tensor)
 {
     struct wanted *w = &wanteds[0];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Boxes of tensors against element by element, whatever the windows they come in. */
+/* Strided slices, copied from chunks of any size, compared with a copy of each element. */
 #include "client/slice.h"
 #include "random.h"
 
@@ -19,8 +19,8 @@ struct example {
     struct fstfs_tensor tensor;
     struct fstfs_request request;
     char *bytes; /* of the tensor */
-    bool *wanted; /* which of them */
-    char *expected; /* those, in order */
+    bool *wanted; /* for each byte: whether it is in the slice */
+    char *expected; /* the bytes of the slice, packed */
     uint64_t size;
 };
 
@@ -41,7 +41,7 @@ add_expected(struct example *e, unsigned d, uint64_t index)
         add_expected(e, d + 1, index * e->shape[d] + i);
 }
 
-/* `most`: of a dimension. */
+/* `most`: the largest dimension. */
 static void
 example_make(struct example *e, uint64_t most)
 {
@@ -84,8 +84,8 @@ example_free(struct example *e)
     free(e->wanted);
 }
 
-/* Everything that is wanted lies in a range; ranges rise, do not touch, and hold no
- * hole of more than a block. */
+/* Ranges contain all bytes of the slice, are in ascending order, do not touch, and have no gap of
+ * more than a block. */
 static void
 check_ranges(const struct example *e, const struct strided_slice *slice)
 {
@@ -129,7 +129,7 @@ check_copies(const struct example *e, const struct strided_slice *slice)
     free(to);
 }
 
-/* The same piece by piece into memory for a piece, each to where the last one ended. */
+/* The same with strided_slice_pack(): each chunk is packed where the one before it ended. */
 static void
 check_packs(const struct example *e, const struct strided_slice *slice)
 {
@@ -177,7 +177,7 @@ START_TEST(small_slices)
 }
 END_TEST
 
-/* Where rows are so long that they are read one by one. */
+/* Rows are so long that each is a range. */
 START_TEST(large_slices)
 {
     random_state = 2;
@@ -200,7 +200,7 @@ START_TEST(columns_are_read_separately)
     ck_assert_uint_eq(slice.range, 2000);
     ck_assert_uint_eq(strided_slice_range(&slice, 999), 999 * 20000 + 10000);
     strided_slice_free(&slice);
-    /* With holes of less than a block they are one range. */
+    /* Gaps of less than a block are joined to one range. */
     request.slices = most;
     ck_assert_int_eq(strided_slice_make(&request, &slice), 0);
     ck_assert_uint_eq(slice.range_count, 1);
@@ -225,7 +225,7 @@ START_TEST(whole_tensors)
 }
 END_TEST
 
-/* Asks for the size of these columns of two rows out of four, of six elements each. */
+/* The size of a slice of these columns and two rows, of a tensor of 4 x 6 elements. */
 static int
 ask_columns(uint32_t bits, struct fstfs_slice columns, uint64_t *size)
 {

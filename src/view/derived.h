@@ -17,8 +17,7 @@
 
 enum made_kind {
     MADE_TENSOR_INDEX, /* the index in tensors/ */
-    MADE_TENSOR_INDEX_BY_FILE, /* the same, if the directory is named after the first shard instead
-                                * of the stem */
+    MADE_TENSOR_INDEX_BY_FILE, /* the same, in a directory named after the first shard */
     MADE_MERGED, /* the merged file; of a checkpoint of one file, that file */
     MADE_MERGED_INDEX, /* an index that names only the merged file */
     MADE_SHARD_INDEX, /* an index of the source's shards, if the source has none */

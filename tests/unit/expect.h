@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Assertions where Check's cannot be used. A failed ck_assert() calls longjmp() into the thread
- * that runs the tests, so no other thread may call it: not one that a test starts, and not one of
- * the engine, which runs callbacks. Each ck_assert() also writes to a file, which is too slow for
- * a loop over bytes.
+ * that runs the tests, so no other thread may call it, neither a thread of the test nor a thread of
+ * the engine that runs callbacks. Each ck_assert() also writes to a file, which is too slow for a
+ * loop over bytes.
  *
- * expect() records the first failure and returns whether the condition is true; any thread may
- * call it. assert_expectations() reports the failure; the test calls it on its own thread, after
- * the others have ended, or has it as a teardown. check_main.h fails a program that does not.
+ * expect() records the first failure and returns whether the condition is true; any thread may call
+ * it. assert_expectations() reports the failure; the test calls it on the thread that runs it,
+ * after the other threads have ended, or registers it as a teardown. check_main.h fails a program
+ * that does neither.
  */
 #ifndef FSTFS_TESTS_EXPECT_H
 #define FSTFS_TESTS_EXPECT_H

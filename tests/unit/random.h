@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 /*
- * Returns a number from 0 to limit - 1. Tests call it for each byte of megabytes, and on any
- * thread: so assert() and not ck_assert(), which writes a mark to a file each time.
+ * Returns a number from 0 to limit - 1. Tests call it for each byte of large buffers and on any
+ * thread, so it uses assert(): ck_assert() writes to a file each time.
  */
 static inline uint64_t
 random_next(uint64_t *state, uint64_t limit)
@@ -18,7 +18,7 @@ random_next(uint64_t *state, uint64_t limit)
     return (*state >> 33) % limit;
 }
 
-/* For tests of one thread: set it to begin anew. */
+/* For tests with one thread. Assign a seed to restart the sequence. */
 static uint64_t random_state;
 
 static inline uint64_t

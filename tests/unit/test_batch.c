@@ -149,7 +149,7 @@ START_TEST(first_error_stops)
 }
 END_TEST
 
-/* end() is called once, when nothing is in flight, whichever thread is the last. */
+/* end() is called once, when nothing is in flight, by the thread that completes last. */
 START_TEST(completed_by_workers)
 {
     struct workers *submitters;

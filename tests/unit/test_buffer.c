@@ -49,7 +49,7 @@ START_TEST(little_endian)
 }
 END_TEST
 
-START_TEST(nothing_is_terminated_too)
+START_TEST(empty_text_is_terminated)
 {
     buffer_add_text(&buffer, "");
     assert_holds("");
@@ -68,7 +68,7 @@ START_TEST(grows)
 }
 END_TEST
 
-START_TEST(failure_stays)
+START_TEST(failure_is_sticky)
 {
     buffer_add_text(&buffer, "ab");
     buffer_reserve(&buffer, SIZE_MAX);
@@ -90,7 +90,7 @@ START_TEST(json_strings)
 }
 END_TEST
 
-/* What no name may do to a person's terminal or to a file of lines. */
+/* Names that would control a terminal or forge lines of a file. */
 struct quote {
     const char *text;
     size_t length;
@@ -130,19 +130,19 @@ START_TEST(quoting)
 }
 END_TEST
 
-START_TEST(quoting_is_cut)
+START_TEST(buffer_add_quoted_truncates)
 {
     buffer_add_quoted(&buffer, "abcdef", 6, 6);
     buffer_add_char(&buffer, ' ');
     buffer_add_quoted(&buffer, "abcdef", 6, 5);
     buffer_add_char(&buffer, ' ');
-    buffer_add_quoted(&buffer, "abé", 4, 3); /* not through a character */
+    buffer_add_quoted(&buffer, "abé", 4, 3); /* not within a character */
     assert_holds("abcdef abcde... ab...");
 }
 END_TEST
 
-/* quoted() fills its space to the last byte and never beyond. */
-START_TEST(quoted_is_cut)
+/* quoted() uses its space to the last byte and never writes beyond. */
+START_TEST(quoted_truncates)
 {
     char text[QUOTED_SIZE * 2], shown[QUOTED_SIZE];
 
@@ -173,7 +173,7 @@ START_TEST(reasons)
     ck_assert_str_eq(reason.rule, "Rule");
     ck_assert_str_eq(reason.text, "it is 7");
 
-    /* A long text is cut between characters. */
+    /* A long text is truncated between characters. */
     char text[2000];
     for (size_t i = 0; i < sizeof(text) - 2; i += 2)
         memcpy(text + i, "é", 3);
@@ -193,13 +193,13 @@ suite(void)
     tcase_add_checked_fixture(c, setup, teardown);
     tcase_add_test(c, appends);
     tcase_add_test(c, little_endian);
-    tcase_add_test(c, nothing_is_terminated_too);
+    tcase_add_test(c, empty_text_is_terminated);
     tcase_add_test(c, grows);
-    tcase_add_test(c, failure_stays);
+    tcase_add_test(c, failure_is_sticky);
     tcase_add_test(c, json_strings);
     tcase_add_loop_test(c, quoting, 0, sizeof(quotes) / sizeof(quotes[0]));
-    tcase_add_test(c, quoting_is_cut);
-    tcase_add_loop_test(c, quoted_is_cut, 0, 2);
+    tcase_add_test(c, buffer_add_quoted_truncates);
+    tcase_add_loop_test(c, quoted_truncates, 0, 2);
     tcase_add_test(c, reasons);
     suite_add_tcase(s, c);
     return s;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The catalog of a directory: listings, checkpoints, what is shared between their versions, and
- * what is reported. test_freshness.c tests when it checks. */
+/* The catalog of a directory: listings, checkpoints, sharing between their versions, and reported
+ * problems. test_freshness.c tests when the catalog checks the source. */
 #include "base/buffer.h"
 #include "catalog/catalog.h"
 
@@ -184,12 +184,12 @@ START_TEST(replaces_a_listing_that_changed)
     before = new_listing();
     after = new_listing();
     for (int tries = 0; tries < 200 && after != before; tries++) {
-        usleep(10000); /* until a change would move the directory's times */
+        usleep(10000); /* until another change is certain to update the directory's times */
         listing_unref(before);
         before = after;
         after = new_listing();
     }
-    ck_assert_ptr_eq(after, before); /* unchanged: the same one */
+    ck_assert_ptr_eq(after, before); /* unchanged: the same listing */
     listing_unref(after);
     write_text("b", "");
     source_dir_expire_listing(dir);
@@ -240,7 +240,7 @@ START_TEST(merges_shards_by_name)
     ck_assert_ptr_null(checkpoint->unsound);
     ck_assert_str_eq(checkpoint->stem, "model");
     ck_assert_str_eq(checkpoint->suffix, ".safetensors");
-    ck_assert_uint_eq(checkpoint->ownership.mode, 0400); /* what both permit, never writing */
+    ck_assert_uint_eq(checkpoint->ownership.mode, 0400); /* common bits, without write bits */
     ck_assert_uint_eq(problems_count(catalog_problems(catalog)), 0);
     checkpoint_unref(checkpoint);
 }
@@ -290,7 +290,7 @@ START_TEST(reports_a_missing_shard)
 }
 END_TEST
 
-/* Problems belong to what was read: they go when the source is repaired. */
+/* Problems are removed when the source is repaired. */
 START_TEST(forgets_problems_of_a_repaired_shard)
 {
     write_shard(FIRST, 1, "a");
@@ -377,7 +377,7 @@ START_TEST(reads_an_index)
 }
 END_TEST
 
-START_TEST(reports_what_index_and_shards_do_not_share)
+START_TEST(reports_differences_of_index_and_shards)
 {
     struct checkpoint *checkpoint;
 
@@ -432,7 +432,7 @@ suite(void)
     tcase_add_test(tests, shares_unchanged_shards_between_versions);
     tcase_add_test(tests, shares_the_table_of_links);
     tcase_add_test(tests, reads_an_index);
-    tcase_add_test(tests, reports_what_index_and_shards_do_not_share);
+    tcase_add_test(tests, reports_differences_of_index_and_shards);
     tcase_add_test(tests, refuses_an_index);
     suite_add_tcase(made, tests);
     return made;

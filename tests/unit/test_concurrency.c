@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The limit of background reads in flight, with a model of storage. A read takes a latency, which
- * passes for all reads in parallel, and a service time, in which the storage serves one read after
- * another, or (`shared`) all of them at a fraction of the rate. */
+ * elapses for all reads in parallel, and then a service time. The storage serves one read at a time
+ * or (`shared`) all reads at once, each at a fraction of the rate. */
 #include "expect.h"
 #include "io/concurrency.h"
 #include "random.h"
@@ -138,7 +138,7 @@ START_TEST(limit_grows_with_latency)
 }
 END_TEST
 
-/* Serial or shared, and with several rings that do not know of each other. */
+/* With serial and with shared service, and with several independent rings. */
 START_TEST(limit_stays_low_at_maximum_throughput)
 {
     for (unsigned ring_count = 1; ring_count <= MOST_RINGS; ring_count++) {
@@ -178,8 +178,8 @@ START_TEST(limit_stays_low_in_bursts)
 }
 END_TEST
 
-/* A line that holds `reads` reads is filled, without as many again queued. */
-START_TEST(line_is_filled)
+/* A link that holds `reads` reads in flight is filled, without queueing as many again. */
+START_TEST(link_is_filled)
 {
     for (unsigned reads = 10; reads <= 24; reads++) {
         struct storage storage = {.latency = 10 * MS, .service = 10 * MS / reads};
@@ -309,7 +309,7 @@ suite(void)
     tcase_add_test(tcase, limit_grows_with_latency);
     tcase_add_test(tcase, limit_stays_low_at_maximum_throughput);
     tcase_add_test(tcase, limit_stays_low_in_bursts);
-    tcase_add_test(tcase, line_is_filled);
+    tcase_add_test(tcase, link_is_filled);
     tcase_add_test(tcase, limit_does_not_grow_unused);
     tcase_add_test(tcase, limit_shrinks_if_storage_slows_down);
     tcase_add_test(tcase, short_read_is_forgotten);

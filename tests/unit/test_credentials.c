@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Credentials of callers: what /proc says of them, and what modes permit them. */
+/* Credentials of callers: parsing them from /proc, and permission checks by file mode. */
 #include "fuse/credentials.h"
 
 #include <check.h>
@@ -61,7 +61,7 @@ START_TEST(test_many_groups)
     char *text = malloc(12 * COUNT + 512), *at = text;
     struct credentials c;
 
-    at += sprintf(at, "Uid:\t0\t0\t0\t0\n"); /* without what stands before it: not a line */
+    at += sprintf(at, "Uid:\t0\t0\t0\t0\n"); /* does not start a line without the text before it */
     at += sprintf(at, "\nUid:\t1000\t0\t0\t0\nGid:\t100\t0\t0\t0\nGroups:\t");
     for (unsigned i = 0; i < COUNT + 5; i++)
         at += sprintf(at, "%u ", i);
@@ -75,7 +75,7 @@ START_TEST(test_many_groups)
 }
 END_TEST
 
-/* The groups of a thread that acts for another user are not that user's. */
+/* The groups of a thread that acts for another user are not those of that user. */
 START_TEST(test_groups_of_another)
 {
     static const char *const others[] = {
@@ -99,7 +99,7 @@ START_TEST(test_groups_of_another)
 }
 END_TEST
 
-/* access(2) asks with the real user, open(2) with the file system's. */
+/* access(2) checks the real user ID, open(2) the file system user ID. */
 START_TEST(test_groups_of_set_uid_program)
 {
     static const char *const same[] = {
@@ -141,7 +141,7 @@ is_permitted(mode_t mode, struct credentials credentials, int mask)
     return error == 0;
 }
 
-/* The kernel's classes: owner, else group, else others; only one of them counts. */
+/* As in the kernel, exactly one class applies: owner, else group, else others. */
 START_TEST(test_permit)
 {
     gid_t group = getegid(), groups[2] = {group + 1, group};

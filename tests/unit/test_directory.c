@@ -101,7 +101,7 @@ START_TEST(handles_share_their_names)
 }
 END_TEST
 
-START_TEST(a_change_shows_to_new_handles_only)
+START_TEST(only_new_handles_show_a_change)
 {
     struct view_directory *before = open_root(), *after;
     uint64_t one = charged();
@@ -156,8 +156,9 @@ START_TEST(threads_share_their_names)
 }
 END_TEST
 
-/* ENOMEM and one problem where the budget is full; the next open after that succeeds. */
-START_TEST(a_full_budget_refuses)
+/* If the budget is full, opens fail with ENOMEM and add one problem. Once it has room, they
+ * succeed. */
+START_TEST(opens_fail_if_the_budget_is_full)
 {
     struct header_budget *budget = catalog_budget(catalog);
     uint64_t all = HEADER_BUDGET_LEAST - 1000;
@@ -190,9 +191,9 @@ suite(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 120);
     tcase_add_test(tests, handles_share_their_names);
-    tcase_add_test(tests, a_change_shows_to_new_handles_only);
+    tcase_add_test(tests, only_new_handles_show_a_change);
     tcase_add_test(tests, threads_share_their_names);
-    tcase_add_test(tests, a_full_budget_refuses);
+    tcase_add_test(tests, opens_fail_if_the_budget_is_full);
     suite_add_tcase(suite, tests);
     return suite;
 }

@@ -20,7 +20,7 @@ static const struct {
     {"U64", 64, "<u8"},
 };
 
-START_TEST(all_are_known)
+START_TEST(all_names_are_known)
 {
     enum dtype dtype = dtype_from_name(known[_i].name, strlen(known[_i].name));
 
@@ -34,7 +34,7 @@ START_TEST(all_are_known)
 }
 END_TEST
 
-START_TEST(others_are_unknown)
+START_TEST(other_names_are_unknown)
 {
     ck_assert_int_eq(sizeof(known) / sizeof(known[0]), DTYPE_COUNT);
     ck_assert_int_eq(dtype_from_name("", 0), DTYPE_UNKNOWN);
@@ -52,8 +52,8 @@ suite(void)
     Suite *s = suite_create("dtype");
     TCase *c = tcase_create("dtype");
 
-    tcase_add_loop_test(c, all_are_known, 0, DTYPE_COUNT);
-    tcase_add_test(c, others_are_unknown);
+    tcase_add_loop_test(c, all_names_are_known, 0, DTYPE_COUNT);
+    tcase_add_test(c, other_names_are_unknown);
     suite_add_tcase(s, c);
     return s;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Extent lists against a model that knows each byte on its own; identities. */
+/* Extent lists, compared with a model that stores the place of each byte; identities. */
 #include "base/extent.h"
 #include "expect.h"
 #include "random.h"
@@ -14,7 +14,7 @@
 #define SOURCE_SIZE 200
 #define MOST_BYTES 4096
 
-/* Where the model says a byte lies. */
+/* The place of a byte in the model. */
 struct place {
     const void *source;
     uint64_t offset;
@@ -51,7 +51,7 @@ model_free(struct model *model)
     }
 }
 
-/* Adds a random run to both; often one that goes on where the last ended. */
+/* Adds a random run to both; it often continues where the last run ended. */
 static void
 model_add(struct model *model, struct extent_builder *builder)
 {
@@ -159,7 +159,7 @@ START_TEST(too_big)
         ck_assert_ptr_null(extent_builder_finish(&builder));
         ck_assert_uint_eq(atomic_load(&backing->references), 1);
     }
-    /* The largest there can be, and one more byte. */
+    /* The largest possible list, and one more byte. */
     extent_builder_add_backing(&builder, backing, 0, INT64_MAX);
     list = extent_builder_finish(&builder);
     ck_assert_uint_eq(list->size, INT64_MAX);

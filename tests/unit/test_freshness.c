@@ -23,7 +23,7 @@ static struct listing *listing;
 static const struct group *group;
 
 static _Atomic(uint64_t) now; /* 0: the real clock */
-static atomic_uint checks, held; /* files checked so far; checks that are held up now */
+static atomic_uint checks, held; /* files checked so far; checks that are blocked now */
 static atomic_bool hold;
 
 uint64_t __real_monotonic_ms(void);
@@ -180,7 +180,7 @@ START_TEST(checks_without_a_lock)
     answered = comes_true(&second.answered);
     atomic_fetch_add(&now, CATALOG_LOOKING_MS);
     request_elsewhere(&late);
-    usleep(20000); /* a wrong answer would mostly arrive in this time */
+    usleep(20000); /* a wrong result would usually arrive within this time */
     expect(!atomic_load(&late.answered));
     atomic_store(&hold, false);
     finish(&first, checkpoint);

@@ -41,7 +41,7 @@ START_TEST(index_names)
 }
 END_TEST
 
-START_TEST(an_index_is_named_as_its_readers_look_for_it)
+START_TEST(index_name_of_a_stem)
 {
     char file[300];
 
@@ -96,8 +96,8 @@ START_TEST(numbered_names)
 }
 END_TEST
 
-/* Groups `files` (sorted) with the given indexes and gives their lines of
- * problems in `problems`. */
+/* Groups `files` (sorted) with the given indexes and sets `problems` to the number of lines of
+ * problems. */
 static struct grouping
 group_all(const char *const *files, size_t count, struct group_index *indexes, size_t index_count,
           size_t *problem_count)
@@ -123,7 +123,7 @@ index_of(const char *json)
     return index;
 }
 
-START_TEST(an_index_comes_first)
+START_TEST(an_index_has_precedence)
 {
     static const char *const files[] = {
         "config.json",        "extra.safetensors",        "part-a.safetensors",
@@ -150,7 +150,7 @@ START_TEST(an_index_comes_first)
 }
 END_TEST
 
-START_TEST(what_an_index_names_and_is_not_there_is_missing)
+START_TEST(files_missing_from_an_index)
 {
     static const char *const files[] = {"a.safetensors", "m.safetensors.index.json"};
     struct st_index *index = index_of("{\"weight_map\": {\"x\": \"a.safetensors\","
@@ -168,7 +168,7 @@ START_TEST(what_an_index_names_and_is_not_there_is_missing)
 }
 END_TEST
 
-START_TEST(numbered_sets_and_their_holes)
+START_TEST(numbered_sets_with_missing_shards)
 {
     static const char *const files[] = {
         "a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors",
@@ -190,7 +190,7 @@ START_TEST(numbered_sets_and_their_holes)
 }
 END_TEST
 
-START_TEST(a_second_file_for_a_shard_stands_for_no_other)
+START_TEST(two_files_with_one_shard_number)
 {
     static const char *const files[] = {
         "model-00001-of-00002.fp16.safetensors",
@@ -207,7 +207,7 @@ START_TEST(a_second_file_for_a_shard_stands_for_no_other)
 }
 END_TEST
 
-START_TEST(of_one_stem_the_stronger_has_the_name)
+START_TEST(precedence_of_groups_with_one_stem)
 {
     static const char *const files[] = {
         "model-00001-of-00002.safetensors",
@@ -229,7 +229,7 @@ START_TEST(of_one_stem_the_stronger_has_the_name)
 }
 END_TEST
 
-START_TEST(nothing_at_all)
+START_TEST(empty_directory)
 {
     size_t problems;
     struct grouping grouping = group_all(NULL, 0, NULL, 0, &problems);
@@ -253,7 +253,7 @@ START_TEST(reports_as_many_as_requested)
 {
     static const char *const files[] = {"model-00009-of-00009.safetensors"};
     static const size_t named[] = {0, 5, SIZE_MAX};
-    static const size_t expected[] = {3 + 1, 5 + 1, 8}; /* and how many there are */
+    static const size_t expected[] = {3 + 1, 5 + 1, 8}; /* and one line with the total */
 
     for (size_t i = 0; i < 3; i++) {
         size_t reported = 0;
@@ -279,14 +279,14 @@ suite(void)
     TCase *all = tcase_create("group");
 
     tcase_add_test(all, index_names);
-    tcase_add_test(all, an_index_is_named_as_its_readers_look_for_it);
+    tcase_add_test(all, index_name_of_a_stem);
     tcase_add_test(all, numbered_names);
-    tcase_add_test(all, an_index_comes_first);
-    tcase_add_test(all, what_an_index_names_and_is_not_there_is_missing);
-    tcase_add_test(all, numbered_sets_and_their_holes);
-    tcase_add_test(all, a_second_file_for_a_shard_stands_for_no_other);
-    tcase_add_test(all, of_one_stem_the_stronger_has_the_name);
-    tcase_add_test(all, nothing_at_all);
+    tcase_add_test(all, an_index_has_precedence);
+    tcase_add_test(all, files_missing_from_an_index);
+    tcase_add_test(all, numbered_sets_with_missing_shards);
+    tcase_add_test(all, two_files_with_one_shard_number);
+    tcase_add_test(all, precedence_of_groups_with_one_stem);
+    tcase_add_test(all, empty_directory);
     tcase_add_test(all, reports_as_many_as_requested);
     suite_add_tcase(group, all);
     return group;

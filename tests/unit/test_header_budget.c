@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The budget for headers, the table cache, and what a parse takes of memory. */
+/* The budget for headers, the table cache, and the memory that parsing takes. */
 #include "catalog/header_budget.h"
 #include "catalog/table_cache.h"
 #include "format/index.h"
@@ -53,14 +53,14 @@ START_TEST(test_take_reclaims)
     ck_assert_uint_eq(idle.items, 3);
     ck_assert_uint_eq(idle.budget.used, 100);
     ck_assert_int_eq(header_budget_take(&idle.budget, 101), -ENOBUFS);
-    ck_assert_uint_eq(idle.items, 3); /* nothing is reclaimed for what can never fit */
+    ck_assert_uint_eq(idle.items, 3); /* nothing is reclaimed for a charge that can never fit */
     ck_assert_uint_eq(idle.budget.peak, 100);
     ck_assert_uint_eq(idle.budget.refusals, 1);
     header_budget_destroy(&idle.budget);
 }
 END_TEST
 
-START_TEST(test_take_does_not_wait_for_what_is_kept)
+START_TEST(test_take_does_not_wait_for_settled_charges)
 {
     struct header_budget budget;
 
@@ -248,7 +248,7 @@ struct reader {
     int fd;
     struct kept_table *kept;
     errint_t error;
-    bool has_table; /* when it was handed out */
+    bool has_table; /* when it was returned */
 };
 
 static void *
@@ -274,8 +274,8 @@ references_of(struct table_cache *cache, const struct file_identity *identity)
     return references;
 }
 
-/* The first thread is held up in the budget; the second waits for its table and does not parse:
- * its descriptor cannot be read. */
+/* The first thread waits in the budget. The second waits for the table of the first and does not
+ * parse: its own descriptor cannot be read. */
 START_TEST(test_two_threads_parse_once)
 {
     struct caching *caching = caching_new(10 * ST_PARSE_FACTOR * 200000);
@@ -307,7 +307,7 @@ START_TEST(test_two_threads_parse_once)
 }
 END_TEST
 
-/* ---- what a parse takes ---- */
+/* ---- memory for parsing ---- */
 
 enum { TEXT_BYTES = 16 << 20, NOISE_BYTES = 2 << 20 };
 
@@ -360,7 +360,7 @@ static const struct {
     {entry_dims, "],[0,0]]}", false}, {entry_index, "}}", true},  {entry_byte, "}", false},
 };
 
-/* Gives the number of entries. */
+/* Returns the number of entries. */
 static uint32_t
 write_worst(int i, struct buffer *text)
 {
@@ -391,7 +391,7 @@ parse_header(struct buffer *text, uint64_t data)
     return (layout != NULL) == (data > 0);
 }
 
-/* The most memory that a child had which parsed the text, or only had it. */
+/* Returns the peak memory of a child process that parses the text, or only holds it. */
 static uint64_t
 peak_of(struct buffer *text, bool is_index, uint64_t data, bool parse)
 {
@@ -428,7 +428,7 @@ START_TEST(test_factor)
     printf("# worst %d: %.2f times the text\n", _i,
            1 + (double)(parsed - idle) / (double)text.length);
 #ifndef __SANITIZE_ADDRESS__
-    /* The text itself is in both. */
+    /* Both include the text itself. */
     ck_assert_uint_le(parsed - idle, (factor - 1) * text.length + NOISE_BYTES);
 #endif
     ck_assert_uint_gt(factor, 1);
@@ -444,7 +444,7 @@ suite(void)
           *factor = tcase_create("factor");
 
     tcase_add_test(budget, test_take_reclaims);
-    tcase_add_test(budget, test_take_does_not_wait_for_what_is_kept);
+    tcase_add_test(budget, test_take_does_not_wait_for_settled_charges);
     tcase_add_test(budget, test_take_waits_for_others);
     suite_add_tcase(made, budget);
     tcase_add_test(cache, test_one_table_of_one_file);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Histograms of time: which bucket, what is written of them, many threads at once. */
+/* Histograms of durations: buckets, output formats, concurrent additions. */
 #include "base/histogram.h"
 
 #include <check.h>
@@ -25,7 +25,7 @@ teardown(void)
     buffer_free(&text);
 }
 
-/* The bucket that one time is counted in. */
+/* The bucket in which one duration is counted. */
 static unsigned
 bucket_of(uint64_t nanoseconds)
 {
@@ -46,7 +46,7 @@ bucket_of(uint64_t nanoseconds)
     return found;
 }
 
-/* A time that is just a bound belongs under it, as Prometheus has it. */
+/* A duration equal to a bound is counted in the bucket of that bound, as in Prometheus. */
 START_TEST(bounds_belong_to_their_bucket)
 {
     ck_assert_uint_eq(bucket_of(0), 0);
@@ -116,7 +116,7 @@ START_TEST(writes_json)
     histogram_add(&histogram, 100 * US);
     ck_assert_str_eq(json(),
                      "{\"count\":1,\"seconds\":0.000100000,\"p50\":0.000128,\"p99\":0.000128}");
-    /* 99 of a hundred, then 99 of a hundred and one. */
+    /* The second largest of 100 durations, then of 101. */
     for (int i = 0; i < 98; i++)
         histogram_add(&histogram, 0);
     histogram_add(&histogram, 10000000 * US);
@@ -153,7 +153,7 @@ START_TEST(many_threads)
 }
 END_TEST
 
-START_TEST(time_goes_forward)
+START_TEST(clock_is_monotonic)
 {
     uint64_t before = monotonic_ns();
     struct histogram_snapshot snapshot;
@@ -175,7 +175,7 @@ suite(void)
     tcase_add_test(all, writes_a_metric);
     tcase_add_test(all, writes_json);
     tcase_add_test(all, many_threads);
-    tcase_add_test(all, time_goes_forward);
+    tcase_add_test(all, clock_is_monotonic);
     suite_add_tcase(made, all);
     return made;
 }

@@ -24,7 +24,7 @@ parse(const char *json, size_t length, struct st_index **index, struct reason *r
 
 static const struct {
     const char *json;
-    const char *text; /* somewhere in the reason; NULL: accepted */
+    const char *text; /* part of the reason; NULL: accepted */
 } cases[] = {
     {MAP("model.safetensors"), NULL},
     {MAP("a.safetensors"), NULL},
@@ -173,7 +173,7 @@ START_TEST(too_big)
 }
 END_TEST
 
-/* Any change, any cut: a verdict, and no byte out of bounds. */
+/* Changed and truncated texts: any result, but no access out of bounds. */
 START_TEST(mutations)
 {
     static const char json[] =

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The check against RFC 8259 and serde_json's limits, case by case; then random
- * texts, where cJSON gives a second opinion of what they say.
+ * Checks single texts by RFC 8259 and serde_json's limits; then compares the reader with cJSON on
+ * random texts.
  */
 #include "base/buffer.h"
 #include "format/json.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A copy with nothing after it, so that AddressSanitizer sees a byte too far. */
+/* A copy of the exact size, so that AddressSanitizer detects reads past its end. */
 static char *
 exact_copy(const char *text, size_t length)
 {
@@ -199,7 +199,7 @@ START_TEST(depth)
 }
 END_TEST
 
-/* Digits without end: as long as a double holds them. */
+/* Long numbers are valid if they are in the range of a double. */
 START_TEST(long_numbers)
 {
     struct json_fault fault;
@@ -227,7 +227,7 @@ START_TEST(utf8)
 {
     static const struct {
         struct text text;
-        size_t at; /* SIZE_MAX: all is well */
+        size_t at; /* SIZE_MAX: valid */
     } cases[] = {
         {TEXT(""), SIZE_MAX},
         {TEXT("abcdefghijklmnop"), SIZE_MAX},
@@ -266,7 +266,7 @@ START_TEST(whole_numbers)
     } cases[] = {
         {"0", true, 0},
         {"7", true, 7},
-        {"9007199254740993", true, 9007199254740993u}, /* no double holds it */
+        {"9007199254740993", true, 9007199254740993u}, /* not exact as a double */
         {"18446744073709551615", true, UINT64_MAX},
         {"18446744073709551616", false, 0},
         {"99999999999999999999", false, 0},
@@ -438,7 +438,7 @@ string_is(struct json_span raw, const char *expected)
     return same;
 }
 
-/* Whether the reader sees what cJSON sees. */
+/* Whether the reader returns the same values as cJSON. */
 static bool
 reads_as(struct json_reader *in, const cJSON *tree)
 {
@@ -509,7 +509,7 @@ START_TEST(random_texts)
 
         size_t at = random_below((uint32_t)text.length + 1);
         struct json_fault fault;
-        passes(text.data, at, &fault); /* cut short: never a byte too far */
+        passes(text.data, at, &fault); /* truncated: no read past the end */
         for (unsigned i = 0; i < 8; i++) {
             char *byte = &text.data[random_below((uint32_t)text.length)], was = *byte;
             *byte = "{}[]\",:\\0123 eEu-.+tn"[random_below(21)];

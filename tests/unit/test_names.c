@@ -70,7 +70,7 @@ START_TEST(long_names)
 }
 END_TEST
 
-START_TEST(a_cut_leaves_characters_whole)
+START_TEST(truncates_between_characters)
 {
     char name[300], out[FILE_NAME_SIZE];
 
@@ -89,13 +89,13 @@ START_TEST(a_cut_leaves_characters_whole)
 }
 END_TEST
 
-START_TEST(a_name_that_ends_as_a_cut_one_is_hashed)
+START_TEST(a_name_that_looks_truncated_is_hashed)
 {
     char name[300], cut[FILE_NAME_SIZE], again[FILE_NAME_SIZE];
 
     memset(name, 'x', sizeof(name));
     tensor_file_name(name, sizeof(name), "", cut);
-    /* Another tensor may have the truncated name. */
+    /* The truncated name may be the name of another tensor. */
     tensor_file_name(cut, strlen(cut), "", again);
     ck_assert_str_ne(cut, again);
     tensor_file_name("short~0123456789abcdef", 22, "", again);
@@ -111,7 +111,7 @@ compare_strings(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-START_TEST(names_of_few_letters_never_meet)
+START_TEST(short_names_are_unique)
 {
     static const char letters[] = {'a', '/', '%', '.', '2', 'F', '\0', '~'};
     enum { LETTERS = sizeof(letters), DEPTH = 5 };
@@ -151,9 +151,9 @@ suite(void)
 
     tcase_add_test(all, escapes);
     tcase_add_test(all, long_names);
-    tcase_add_test(all, a_cut_leaves_characters_whole);
-    tcase_add_test(all, a_name_that_ends_as_a_cut_one_is_hashed);
-    tcase_add_test(all, names_of_few_letters_never_meet);
+    tcase_add_test(all, truncates_between_characters);
+    tcase_add_test(all, a_name_that_looks_truncated_is_hashed);
+    tcase_add_test(all, short_names_are_unique);
     suite_add_tcase(names, all);
     return names;
 }

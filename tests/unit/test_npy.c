@@ -52,8 +52,8 @@ START_TEST(sub_byte_dtypes_are_bytes)
 }
 END_TEST
 
-/* Data begins at a multiple of 64, whatever the length; version 2.0 from where
- * version 1.0 cannot say it. */
+/* Data begins at a multiple of 64 for every length of the header; version 2.0 is used from the
+ * first length that version 1.0 cannot store. */
 START_TEST(every_length)
 {
     uint64_t *dims = calloc(22000, sizeof(dims[0]));
@@ -78,7 +78,7 @@ START_TEST(every_length)
 }
 END_TEST
 
-START_TEST(unknown_dtypes_have_none)
+START_TEST(unknown_dtypes_have_no_header)
 {
     struct buffer out = BUFFER_INIT;
 
@@ -98,9 +98,9 @@ file_of(const char *bytes, size_t length)
     return fd;
 }
 
-/* What is written is read again, but for float8, of which a header says the size only;
- * and what ends inside its header is refused, wherever that is. */
-START_TEST(headers_are_read_again)
+/* A written header is read back, except for float8, of which a header has only the size. A file
+ * that ends anywhere within the header is refused. */
+START_TEST(headers_are_read_back)
 {
     const uint64_t dims[] = {7, 0, 1234567890123456789};
 
@@ -134,7 +134,7 @@ START_TEST(headers_are_read_again)
 }
 END_TEST
 
-START_TEST(dictionaries_that_are_not_read)
+START_TEST(unsupported_dictionaries_are_refused)
 {
     static const char *const texts[] = {
         "",
@@ -181,9 +181,9 @@ suite(void)
     tcase_add_test(c, shapes);
     tcase_add_test(c, sub_byte_dtypes_are_bytes);
     tcase_add_test(c, every_length);
-    tcase_add_test(c, unknown_dtypes_have_none);
-    tcase_add_test(c, headers_are_read_again);
-    tcase_add_test(c, dictionaries_that_are_not_read);
+    tcase_add_test(c, unknown_dtypes_have_no_header);
+    tcase_add_test(c, headers_are_read_back);
+    tcase_add_test(c, unsupported_dictionaries_are_refused);
     suite_add_tcase(s, c);
     return s;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parallel_for: every turn once, at the same time where threads allow. */
+/* parallel_for(): one call for each index, concurrently if there are threads. */
 #include "base/parallel.h"
 #include "expect.h"
 
@@ -22,7 +22,7 @@ note(void *arg, size_t i)
     atomic_fetch_add(&turns[i], 1);
 }
 
-START_TEST(every_turn_once)
+START_TEST(one_call_for_each_index)
 {
     static const size_t counts[] = {0, 1, 2, 7, 64, MOST_TURNS};
     static const unsigned threads[] = {0, 1, 2, 16, 1000};
@@ -40,7 +40,7 @@ START_TEST(every_turn_once)
 }
 END_TEST
 
-/* Takes its time; while there has been no other beside it, up to `*arg` milliseconds more. */
+/* Sleeps; then up to `*arg` milliseconds more until another call runs at the same time. */
 static void
 meet(void *arg, size_t i)
 {
@@ -56,7 +56,7 @@ meet(void *arg, size_t i)
     atomic_fetch_sub(&running, 1);
 }
 
-START_TEST(turns_overlap)
+START_TEST(calls_overlap)
 {
     int patience = 100000, none = 0;
 
@@ -70,7 +70,7 @@ START_TEST(turns_overlap)
 }
 END_TEST
 
-/* Threads of this process that loops have made. */
+/* Helper threads of this process. */
 static int
 count_helpers(void)
 {
@@ -85,7 +85,7 @@ count_helpers(void)
     return count - 1;
 }
 
-/* Waits until there are more threads than there may be, or for a while. */
+/* Waits until there are more threads than allowed, for up to 100 ms. */
 static void
 /* cppcheck-suppress constParameter ; parallel_for() gives the type */
 crowd(void *arg, size_t i)
@@ -109,7 +109,7 @@ crowd_inside(void *arg, size_t i)
     parallel_for(16, 16, crowd, NULL);
 }
 
-START_TEST(loops_inside_of_loops_share_one_bound)
+START_TEST(nested_loops_share_one_limit)
 {
     atomic_store(&most_running, 0);
     parallel_for(8, 8, crowd_inside, NULL);
@@ -124,9 +124,9 @@ suite(void)
     Suite *made = suite_create("parallel");
     TCase *loops = tcase_create("loops");
 
-    tcase_add_test(loops, every_turn_once);
-    tcase_add_test(loops, turns_overlap);
-    tcase_add_test(loops, loops_inside_of_loops_share_one_bound);
+    tcase_add_test(loops, one_call_for_each_index);
+    tcase_add_test(loops, calls_overlap);
+    tcase_add_test(loops, nested_loops_share_one_limit);
     suite_add_tcase(made, loops);
     return made;
 }

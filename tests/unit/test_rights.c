@@ -4,8 +4,8 @@
 
 static const struct caller caller = {.uid = 1000, .gid = 1000, .pid = 1};
 
-/* What the view asked, as "PATH:MASK" joined by spaces, since it was last compared; and the
- * answers. */
+/* The permission checks since the last comparison, as "PATH:MASK" joined by spaces; and their
+ * results. */
 static struct buffer asked;
 static const char *refused_path; /* NULL: none */
 static errint_t refusal;
@@ -77,7 +77,7 @@ teardown(void)
     buffer_free(&asked);
 }
 
-/* A node of a path, found with nothing recorded. */
+/* The node of a path, looked up without recording the checks. */
 static node_id
 node_at(const char *path)
 {
@@ -121,7 +121,8 @@ START_TEST(lookups_need_the_files)
 }
 END_TEST
 
-/* Missing names are for those who may search the directory, or read all shards. */
+/* Only callers who may search the directory, or read all shards, are allowed to see that a name
+ * does not exist. */
 START_TEST(lookups_of_missing_names)
 {
     ck_assert_int_eq(look_up("merged/m", "missing"), -ENOENT);
@@ -156,7 +157,7 @@ START_TEST(refused_lookups)
 }
 END_TEST
 
-/* No node is left behind by a refused lookup. */
+/* A refused lookup leaves no node behind. */
 START_TEST(refused_lookups_keep_no_nodes)
 {
     uint64_t nodes, sets;
@@ -171,7 +172,7 @@ START_TEST(refused_lookups_keep_no_nodes)
 }
 END_TEST
 
-/* If the source has changed, the call looks at it again, once. */
+/* If the source has changed, the call checks it once more. */
 START_TEST(stale_answers_are_retried_once)
 {
     refuse("m/config.json", -ESTALE, 1);
@@ -304,8 +305,8 @@ START_TEST(checked_names)
 }
 END_TEST
 
-/* A refused shard counts as any other; a checkpoint of which no shard exists is for those who may
- * search its directory. */
+/* A refused shard is checked like any other. A checkpoint of which no shard exists requires search
+ * permission for its directory. */
 START_TEST(checkpoints_without_tensors)
 {
     static const char missing[] = "{\"weight_map\": {\"a\": \"model-00001-of-00001.safetensors\"}}";

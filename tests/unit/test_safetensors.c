@@ -12,8 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Parses from memory that ends with the header, so that AddressSanitizer sees
- * a byte too far. */
+/* Parses from memory that ends with the header, so that AddressSanitizer detects reads past its
+ * end. */
 static errint_t
 parse(const char *json, size_t n, uint64_t data, struct st_table **table, struct reason *reason)
 {
@@ -46,7 +46,7 @@ static const struct {
     const char *json;
     uint64_t data;
     const char *rule; /* NULL: accepted */
-    const char *text; /* somewhere in the reason */
+    const char *text; /* part of the reason */
 } cases[] = {
     {"{}", 0, NULL, NULL},
     {"{\"a\":" A "}", 1, NULL, NULL},
@@ -147,7 +147,7 @@ START_TEST(rules)
     ck_assert_int_eq(error, -EBADMSG);
     ck_assert_msg(strcmp(reason.rule, cases[_i].rule) == 0, "%s: %s", json, reason.rule);
     ck_assert_msg(strstr(reason.text, cases[_i].text) != NULL, "%s: %s", json, reason.text);
-    /* A caller may not want to know why. */
+    /* The reason is optional. */
     ck_assert_int_eq(parse(json, strlen(json), cases[_i].data, &table, NULL), -EBADMSG);
 }
 END_TEST
@@ -261,8 +261,8 @@ START_TEST(last_of_empty_keys)
 }
 END_TEST
 
-/* A table has no slack: its arrays and its texts fill it. */
-START_TEST(tables_fit)
+/* A table has no unused bytes: its arrays and texts fill it. */
+START_TEST(tables_have_no_unused_bytes)
 {
     struct st_table *t =
         PARSE("{\"__metadata__\":{\"format\":\"pt\"},\"a.b\":" TENSOR(
@@ -291,7 +291,7 @@ file_with(const void *bytes, size_t length)
     return fd;
 }
 
-/* Headers below, at and over what the first read brings. */
+/* Headers that are shorter than, as long as, and longer than the first read. */
 START_TEST(reads)
 {
     static const uint32_t lengths[] = {60,    65536 - 8 - 1, 65536 - 8, 65536 - 8 + 1,
@@ -311,7 +311,7 @@ START_TEST(reads)
         ck_assert_uint_eq(table->count, 1);
         st_table_free(table);
 
-        /* The file is shorter than it was when it was looked at. */
+        /* The file was truncated after its size was determined. */
         ck_assert_int_eq(ftruncate(fd, (off_t)lengths[i] / 2), 0);
         ck_assert_int_eq(st_table_read(fd, out.length, NULL, NULL, &table, &reason), -ESTALE);
         ck_assert_str_eq(reason.rule, "IoError");
@@ -371,7 +371,7 @@ random_name(char *out, size_t most)
 
 #define MOST 12
 
-/* Tensors with names i + something random, written and parsed again. */
+/* Writes a header of tensors whose names are their index and random bytes. */
 static void
 write_random(struct buffer *out, uint64_t *data)
 {
@@ -426,7 +426,7 @@ START_TEST(round_trips)
         }
         ck_assert_int_eq(st_header_finish(&again, 8), 0);
         size_t least = out.length < again.length ? out.length : again.length;
-        /* Empty tensors at one place may have changed places: then only sizes agree. */
+        /* Empty tensors with one offset may be in another order: then only sizes agree. */
         bool ordered = true;
         for (uint32_t i = 1; i < table->count; i++)
             ordered &=
@@ -466,8 +466,8 @@ START_TEST(written_text)
 }
 END_TEST
 
-/* A header of exactly the most bytes, and of one more. */
-START_TEST(written_too_long)
+/* A header of exactly the maximum length, and of one more byte. */
+START_TEST(header_length_limit)
 {
     struct buffer out = BUFFER_INIT;
     char *name = malloc(ST_MAX_HEADER);
@@ -494,7 +494,7 @@ START_TEST(written_too_long)
 }
 END_TEST
 
-/* Cut and changed headers: any verdict, but no byte out of bounds. */
+/* Truncated and changed headers: any result, but no access out of bounds. */
 START_TEST(mutations)
 {
     unsigned good = 0, refused = 0;
@@ -537,13 +537,13 @@ suite(void)
     tcase_add_test(c, header_lengths);
     tcase_add_test(c, tables);
     tcase_add_test(c, last_of_empty_keys);
-    tcase_add_test(c, tables_fit);
+    tcase_add_test(c, tables_have_no_unused_bytes);
     tcase_add_test(c, reads);
     tcase_add_test(c, reads_small_files);
     tcase_add_test(c, read_errors);
     tcase_add_loop_test(c, round_trips, 0, 4);
     tcase_add_test(c, written_text);
-    tcase_add_test(c, written_too_long);
+    tcase_add_test(c, header_length_limit);
     tcase_add_loop_test(c, mutations, 0, 4);
     suite_add_tcase(s, c);
     return s;

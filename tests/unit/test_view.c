@@ -143,7 +143,7 @@ check_file(const char *path, node_id id, struct stat *st)
     view_close(view, list);
 }
 
-/* Sorted names, one inode number a file, sizes as read, and no write bits. */
+/* Sorted names, one inode number for each file, sizes as read, and no write bits. */
 START_TEST(listing_lookup_and_open_agree)
 {
     static const struct view_options recut = {
@@ -184,7 +184,7 @@ START_TEST(directory_positions)
 }
 END_TEST
 
-/* A tensor directory that is open shows one version; the next open shows the next. */
+/* An open tensor directory shows one version; the next open shows the next version. */
 START_TEST(directory_follows_the_source)
 {
     node_id id = must_find("tensors/one/model", NULL);
@@ -391,7 +391,7 @@ START_TEST(refused_shards)
 }
 END_TEST
 
-/* What the kernel keeps of a node belongs to one version of the file. */
+/* What the kernel caches for a node belongs to one version of the file. */
 START_TEST(a_new_version_is_a_new_node)
 {
     node_id before = must_find("merged/one/config.json", NULL), after;
@@ -456,7 +456,7 @@ START_TEST(attributes_of_files)
     view_forget(view, must_find("npy/two/model/d.npy", &st), 1);
     ck_assert_int_eq(st.st_size, 128 + 8);
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0440);
-    /* What is made of both shards has the mode that both have and the newer time. */
+    /* A file made of both shards has the mode bits that both have, and the newer time. */
     view_forget(view, must_find("merged/two/model.safetensors", &st), 1);
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0400);
     ck_assert_int_eq(st.st_mtim.tv_nsec, second.st_mtim.tv_nsec);
@@ -518,7 +518,7 @@ END_TEST
 
 /* ---- xattrs ---- */
 
-/* The text of an xattr; free it. */
+/* The text of an xattr; the caller frees it. */
 static char *
 xattr_of(const char *path, const char *name)
 {
@@ -594,7 +594,7 @@ START_TEST(xattr_values)
 }
 END_TEST
 
-/* The shards are left out where the value would be longer than the kernel allows. */
+/* The shards are omitted if the value would be longer than the kernel allows. */
 START_TEST(xattr_of_many_shards)
 {
     enum { SHARDS = 300 };

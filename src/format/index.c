@@ -288,7 +288,7 @@ sort_entries(struct index_builder *builder, struct reason *reason)
     return 0;
 }
 
-/* Copies the metadata behind the names. */
+/* Copies the metadata after the names. */
 static void
 copy_index_metadata(struct index_builder *builder, struct json_span metadata)
 {

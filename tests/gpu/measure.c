@@ -4,15 +4,15 @@
  *
  *   measure [-d cuda:N] [-m MIB] [-s MIB] [-r] [-t] PATH
  *
- *   PATH   a safetensors file, or a checkpoint's directory
- *   -m     the memory that libfstfs may take, by which it sizes its ring
- *   -s     of a slot of the ring; there are 15 where the memory is 64 times that
- *   -r     only the rates of whole loads
- *   -t     through the mount that PATH is on, not past it; nothing of the device itself
+ *   PATH   a safetensors file, or the directory of a checkpoint
+ *   -m     memory budget of libfstfs, which determines the size of its ring
+ *   -s     size of a slot of the ring; a budget of 64 times that has 15 slots
+ *   -r     measures only the rates of whole loads
+ *   -t     reads through the mount that PATH is on (no_source); skips the device's own rates
  *
- * Prints the device's attributes; compares every tensor, and boxes at odd offsets to odd
- * addresses, with what pread() reads; and the rates of a whole load, cold and warm,
- * beside those of bare copies from pinned memory. Exits with 1 where bytes differ.
+ * Prints the attributes of the device; compares every tensor, and slices at odd offsets read to odd
+ * addresses, with the bytes that pread() returns; and measures whole loads, cold and warm, and for
+ * comparison plain copies from pinned memory. Exits with 1 if bytes differ.
  */
 #include "client/gpu/cuda.h"
 #include "client/gpu/pipeline.h"
@@ -154,7 +154,7 @@ check_rows(const struct fstfs_tensor *tensor)
         box[d] = (struct fstfs_slice){0, tensor->shape[d], 1};
     if (tensor->rank) {
         box[0].start = below(tensor->shape[0]);
-        /* cppcheck-suppress unreadVariable ; by way of `request` */
+        /* cppcheck-suppress unreadVariable ; read through `request` */
         box[0].stop = box[0].start + 1 + below(tensor->shape[0] - box[0].start);
     }
     if (fstfs_request_size(&request, &size) < 0)

@@ -56,7 +56,8 @@ def bytes_of(tensor):
 
 
 def compare(path, trusted=False):
-    """Compares with torch.load(); returns the number of tensors that are not shown. `trusted`: weights_only=False, which pickle protocols other than 2 and 3 need."""
+    """Compares with torch.load(); returns the number of tensors that are not shown. Pickle protocols other than 2 and 3
+    need `trusted` (weights_only=False)."""
     everything = expected_of(torch.load(path, weights_only=not trusted, map_location="cpu"))
     shown = {name: (NAMES[t.dtype], tuple(t.shape), bytes_of(t)) for name, t in everything.items() if is_shown(t)}
     verdict, refusal, _, tensors = ask(path)

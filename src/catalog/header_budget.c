@@ -34,7 +34,8 @@ charge_locked(struct header_budget *budget, uint64_t bytes)
     return true;
 }
 
-/* Reclaims until `bytes` are charged or nothing is left to reclaim. Releases the lock meanwhile. */
+/* Reclaims until `bytes` are charged or nothing is left to reclaim. Releases the lock while it
+ * reclaims. */
 static bool
 charge_or_reclaim_locked(struct header_budget *budget, uint64_t bytes)
 {

@@ -125,7 +125,7 @@ classify_entry(struct scan *scan, const char *name, unsigned char type)
     if (type == DT_LNK || type == DT_UNKNOWN) {
         error = open_stat(scan->fd, name, &st);
         if (error == -ENOENT && type == DT_UNKNOWN)
-            return ENTRY_NONE; /* removed meanwhile */
+            return ENTRY_NONE; /* removed since the directory was read */
         if (error) {
             if (error == -ENOENT)
                 buffer_add(&scan->dangling, name, strlen(name) + 1);

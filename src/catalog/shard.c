@@ -22,7 +22,7 @@ version_reason(errint_t error, struct reason *reason)
     return error ? reason_set(reason, error, "IoError", "stat: %s", strerror(-error)) : 0;
 }
 
-/* Reads the header of an open shard. -EAGAIN: the file has changed meanwhile. */
+/* Reads the header of an open shard. -EAGAIN: the file changed during the read. */
 static errint_t
 shard_read_table(struct table_cache *tables, int fd, struct shard *shard, struct reason *reason)
 {
@@ -42,7 +42,7 @@ shard_read_table(struct table_cache *tables, int fd, struct shard *shard, struct
     return changed;
 }
 
-/* One attempt: stat, open, header. -EAGAIN: the file has changed meanwhile. */
+/* One attempt: stat, open, header. -EAGAIN: the file changed during the attempt. */
 static errint_t
 shard_load_once(struct source_dir *dir, struct shard *shard, struct reason *reason)
 {

@@ -10,14 +10,15 @@
 #include "view/derived.h"
 #include "view/view.h"
 
-enum dir_entry_kind { /* if two entries have one name, the kind that comes first here is kept */
-                      ENTRY_DIRECTORY,
-                      ENTRY_SIDE_FILE,
-                      ENTRY_SHARD, /* of the source, unchanged */
-                      ENTRY_INDEX, /* of the source, unchanged */
-                      ENTRY_TENSORS, /* a checkpoint's directory */
-                      ENTRY_MADE,
-                      ENTRY_RECUT, /* has no name: all files that a checkpoint is re-cut into */
+/* If two entries have one name, the kind that comes first here is kept. */
+enum dir_entry_kind {
+    ENTRY_DIRECTORY,
+    ENTRY_SIDE_FILE,
+    ENTRY_SHARD, /* of the source, unchanged */
+    ENTRY_INDEX, /* of the source, unchanged */
+    ENTRY_TENSORS, /* a checkpoint's directory */
+    ENTRY_MADE,
+    ENTRY_RECUT, /* has no name: all files that a checkpoint is re-cut into */
 };
 
 struct dir_entry {

@@ -38,7 +38,7 @@ tensor_name_is_plain(const char *name, size_t length, size_t suffix_length)
 
 /*
  * Escapes as much of the name as fits into `room` bytes and returns its length. `cut`: the longest
- * length up to `cut_room` that ends between two characters. `whole`: all of the name fits.
+ * length up to `cut_room` that ends between two characters. `whole`: whether all of the name fits.
  */
 static size_t
 escape_tensor_name(const char *name, size_t length, size_t room, size_t cut_room, char *out,

@@ -247,7 +247,8 @@ START_TEST(probes_are_cheap)
             held_back += !concurrency_allows(concurrency, limits[i] - 1);
             concurrency_ended(concurrency, &read, limits[i] - 1);
         }
-        /* Each holds back about as many reads as were in flight, and those of the probe. */
+        /* Each probe holds back about as many reads as were in flight, and the reads that it
+         * measures. */
         ck_assert_uint_gt(held_back, 0);
         ck_assert_uint_lt(held_back, reads / 25);
     }

@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-/* The answers of many reads. */
+/* The results of many reads. */
 struct answers {
     atomic_uint count, errors;
 };
@@ -77,7 +77,7 @@ START_TEST(descriptor_limit)
 }
 END_TEST
 
-/* The engine drops its references after it has answered, and after background reads have ended. */
+/* The engine drops its references after the callback, and after background reads have completed. */
 static void
 wait_for_last_reference(struct backing *backing)
 {
@@ -134,7 +134,7 @@ START_TEST(unneeded_descriptors_are_closed)
     atomic_store(&backings[0]->readers, 0);
     /* It is open, but reads fail. */
     atomic_store(&backings[1]->stale, true);
-    /* It is open and has no name left: only the descriptor gives access. */
+    /* It is open but has no name any more: only the descriptor refers to it. */
     ck_assert_int_eq(unlinkat(directory, "c", 0), 0);
     while (count_open_files() != 1)
         usleep(10000);
@@ -167,7 +167,7 @@ START_TEST(process_is_out_of_descriptors)
 }
 END_TEST
 
-/* Without any descriptor a read fails; the next one works. */
+/* If no descriptor is available, a read fails; the next one succeeds. */
 START_TEST(no_descriptor)
 {
     struct rlimit before, none = {0};
@@ -197,7 +197,7 @@ START_TEST(last_unref_races_with_eviction)
 }
 END_TEST
 
-/* Requests for more memory than the budget: all are answered, and the budget holds. */
+/* Requests for more memory than the budget: all complete, and the budget is not exceeded. */
 START_TEST(memory_limit)
 {
     struct extent_list *lists[FILES];

@@ -8,7 +8,7 @@
  *   -m     memory budget of libfstfs, which determines the size of its ring
  *   -s     size of a slot of the ring; a budget of 64 times that has 15 slots
  *   -r     measures only the rates of whole loads
- *   -t     reads through the mount that PATH is on (no_source); skips the device's own rates
+ *   -t     reads through the mount that PATH is on (no_source); skips attributes and plain copies
  *
  * Prints the attributes of the device; compares every tensor, and slices at odd offsets read to odd
  * addresses, with the bytes that pread() returns; and measures whole loads, cold and warm, and for

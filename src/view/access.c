@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/access.h"
 
+#include "base/file.h"
 #include "view/current.h"
 #include "view/tensor_set.h"
 
@@ -49,15 +50,29 @@ errint_t
 access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
               int mask)
 {
+    const struct file_identity *identity = &checkpoint->index_identity;
     struct permission_query *queries;
+    char *index = NULL;
     size_t count = 0;
     errint_t error;
 
     if (!view->options.check)
         return 0;
     queries = malloc((checkpoint->shard_count + 1) * sizeof(*queries));
-    if (!queries)
+    if (queries && checkpoint->index_name)
+        index = path_join(checkpoint->directory, checkpoint->index_name);
+    if (!queries || (checkpoint->index_name && !index)) {
+        free(queries);
         return -ENOMEM;
+    }
+    if (index)
+        queries[count++] = (struct permission_query){
+            .path = index,
+            .mask = mask,
+            .device = identity->device,
+            .inode = identity->inode,
+            .changed = identity->changed,
+        };
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
         if (checkpoint->shards[i]->backing)
             queries[count++] = query_of_backing(checkpoint->shards[i]->backing, mask);
@@ -65,6 +80,7 @@ access_shards(struct view *view, const struct caller *caller, const struct check
         error = view->options.check(caller, queries, count);
     else
         error = access_directory(view, caller, checkpoint->directory, X_OK, NULL);
+    free(index);
     free(queries);
     return error;
 }

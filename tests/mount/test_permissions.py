@@ -193,6 +193,28 @@ def test_files_of_several_shards(mount, source):
               for d, paths in made for path in paths])
 
 
+@pytest.mark.parametrize("options", [[], ["--shards=3"]])
+def test_index_of_the_source(mount, source, options):
+    """What is made of an index, its metadata included, is readable by users who can read it."""
+    made = []
+    for i, (owner, group, mode) in enumerate([(0, 0, 0o600), (0, LEFT, 0o640), (BOB, RIGHT, 0o604),
+                                              (0, 0, 0o644)]):
+        c = source.add(f"d{i}", "model", trees.small_tensors(count=4), shards=2,
+                       index_metadata={"note": f"private {i}"})
+        add(source, f"d{i}", "adapter_model")
+        paths = [source.path(f"d{i}", name) for name in [c.index, *(n for n, _ in c.shards)]]
+        for path in paths:
+            os.chmod(path, 0o644)
+        os.chown(paths[0], owner, group)
+        os.chmod(paths[0], mode)
+        made.append((paths, f"d{i}"))
+    m = mount(source.root, "-o", "allow_other", *options)
+    whole = ("merged/{}/model.safetensors", "merged/{}/model.safetensors.index.json",
+             "tensors/{}/model.index.json", "shards/{}/model.safetensors.index.json")
+    got = check(m, [(paths, [m / path.format(d) for path in whole]) for paths, d in made])
+    assert got["alice"] and got["carol"] and got["alice"] != got["carol"]
+
+
 def test_links(mount, place, source):
     """The target of a link is accessible to users who can traverse its whole path."""
     made = []

@@ -85,6 +85,7 @@ ring_restrict(struct ring *ring)
     struct io_uring_restriction restrictions[] = {
         {.opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_NOP},
         {.opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_READ},
+        {.opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED, .sqe_flags = IOSQE_ASYNC},
         {.opcode = IORING_RESTRICTION_REGISTER_OP, .register_op = IORING_REGISTER_RING_FDS},
         {.opcode = IORING_RESTRICTION_REGISTER_OP, .register_op = IORING_UNREGISTER_RING_FDS},
     };
@@ -172,6 +173,8 @@ ring_prepare(struct ring *ring, struct ring_read *read, uint64_t now)
 
     io_uring_prep_read(entry, read->fd, read->buffer, read->length, read->offset);
     entry->rw_flags = read->flags;
+    if (read->may_wait)
+        io_uring_sqe_set_flags(entry, IOSQE_ASYNC);
     io_uring_sqe_set_data(entry, read);
     read->started = now;
     read->others_at_start =

@@ -31,6 +31,7 @@ struct ring_read {
     uint32_t length;
     uint64_t offset;
     uint64_t device; /* st_dev of the file system */
+    bool may_wait; /* submission may wait for a server: the kernel is to submit in its own thread */
     bool urgent; /* set by ring_submit() */
     /* Set by the ring: */
     struct ring_lane *lane;

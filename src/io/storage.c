@@ -356,6 +356,7 @@ storage_submit_to_ring(struct storage *storage, struct storage_read *read, int f
     read->ring_read.length = (uint32_t)read->length;
     read->ring_read.offset = read->offset;
     read->ring_read.complete = ring_ended;
+    read->ring_read.may_wait = descriptors_may_wait(storage->descriptors, read->backing);
     return ring_submit(storage->rings[ring % storage->ring_count], &read->ring_read, read->urgent);
 }
 

@@ -15,7 +15,8 @@ import time
 import oracle
 import pytest
 import readers
-from conftest import BUILD, as_user, become_user, child, eventually, mounted_at
+from conftest import (BUILD, as_user, become_user, child, drop_from_page_cache, eventually,
+                      mounted_at)
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -338,6 +339,54 @@ def test_reads_of_another_file_system(mount, place, callers, what, way):
     for view, real in hung[::25]:
         assert child(oracle.read_all, view, seconds=LIMIT) == oracle.read_all(real)
     assert eventually(lambda: m.metrics()["fstfs_buffer_bytes"] == 0, LIMIT)
+    assert m.unmount() == 0
+
+
+def read_begin_and_rest(path, opened, go):
+    """Reads the first bytes, and other bytes once the file `go` exists."""
+    fd = os.open(path, os.O_RDONLY)
+    os.pread(fd, 10, 0)
+    opened.touch()
+    while not go.exists():
+        time.sleep(0.05)
+    os.pread(fd, 100_000, 3_000_000)
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("way", ["auto", "threads"])
+def test_reads_beside_a_stopped_server(mount, place, callers, way):
+    """A read of a file whose server is stopped does not stop uncached reads of another file system,
+    although the kernel asks the server for the file's attributes while the read is submitted."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    source, slow = trees.Source(place / "s"), trees.Source(place / "real")
+    tensors = [trees.tensor("t", "U8", (4_000_000,))]
+    slow.add("", "m", tensors)
+    for i in range(3):
+        source.add("good", f"m{i}", tensors)
+    os.makedirs(place / "s/slow")
+    others = ",allow_other" if os.geteuid() == 0 else ""
+    server = mount(slow.root, "-o", f"valid=1{others}", binary=SLOWFS, mountpoint=place / "s/slow")
+    with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as f:
+        [pid] = f.read().split()
+    m = mount(source.root, f"--io={way}")
+    crowd = callers()
+    crowd.add(read_begin_and_rest, m / "merged/slow/m.safetensors", place / "opened", place / "go")
+    assert eventually((place / "opened").exists, LIMIT)
+    time.sleep(1.1)  # the attributes that the kernel knows expire
+    os.kill(int(pid), signal.SIGSTOP)
+    try:
+        (place / "go").touch()
+        assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] > 0, LIMIT)
+        for i in range(3):
+            real = source.path(f"good/m{i}.safetensors")
+            drop_from_page_cache([real])
+            assert child(oracle.read_all, m / f"merged/good/m{i}.safetensors",
+                         seconds=LIMIT) == oracle.read_all(real)
+    finally:
+        os.kill(int(pid), signal.SIGCONT)
+    crowd.kill()
+    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
     assert m.unmount() == 0
 
 

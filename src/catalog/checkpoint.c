@@ -480,10 +480,11 @@ checkpoint_new(struct source_dir *dir, const struct group *group, const struct c
     size_t strings = strlen(dir->path) + strlen(group->stem) + strlen(group->suffix) + 3 +
                      (group->index ? strlen(group->index) + 1 : 0);
     struct checkpoint *checkpoint = calloc(1, sizeof(*checkpoint) + strings);
-    char *room = (char *)(checkpoint + 1);
+    char *room;
 
     if (!checkpoint)
         return NULL;
+    room = (char *)(checkpoint + 1);
     atomic_init(&checkpoint->references, 1);
     checkpoint->catalog = dir->catalog;
     checkpoint->serial = atomic_fetch_add(&dir->catalog->serial, 1) + 1;

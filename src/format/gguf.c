@@ -518,10 +518,8 @@ read_gguf(struct gguf_reader *in, errint_t (*admit)(void *, uint64_t, struct rea
     file->version = bytes_u32(head + 4);
     if (file->version != 2 && file->version != 3)
         return refuse_gguf(in->reason, "GgufVersion",
-                           (file->version & 0xffff) ? "its version is %" PRIu32 ", expected 2 or 3"
-                                                    : "its version is %" PRIu32
-                                                      ", as that of a big-endian file",
-                           file->version);
+                           "its version is %" PRIu32 ", expected 2 or 3%s", file->version,
+                           (file->version & 0xffff) ? "" : "; the file is big-endian");
     count = bytes_u64(head + 8);
     file->pair_count = bytes_u64(head + 16);
     if (count > (in->file_size - GGUF_HEAD_BYTES) / TENSOR_LEAST_BYTES)

@@ -415,13 +415,14 @@ layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs, u
            uint64_t shard_size, struct layout_part **out, size_t *count)
 {
     size_t tensors = checkpoint->tensor_count;
-    struct layout_part *parts = malloc((tensors + 1) * sizeof(*parts)), *shrunk;
+    struct layout_part *parts = malloc((tensors + 1) * sizeof(*parts));
 
     if (!parts)
         return -ENOMEM;
     *count = shards ? cut_by_number(checkpoint, refs, tensors, shards, parts)
                     : cut_by_size(checkpoint, refs, tensors, shard_size, parts);
-    shrunk = realloc(parts, *count * sizeof(*parts));
-    *out = shrunk ? shrunk : parts;
+    *out = realloc(parts, *count * sizeof(*parts));
+    if (!*out)
+        *out = parts;
     return 0;
 }

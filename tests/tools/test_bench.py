@@ -312,7 +312,7 @@ def test_several_checkpoints(bench, place):
     for name in "one", "two":
         write_shard(place / f"{name}.safetensors", {"t": 10}, 1)
     _, err = bench.run(place, status=1)
-    assert "there are 2 checkpoints in it, one and two" in err
+    assert "contains 2 checkpoints, among them one and two; name one of them" in err
 
 
 # ---- a GPU, simulated by the test doubles in tests/gpu ----

@@ -132,6 +132,33 @@ credentials_from_status(const char *status, const struct caller *caller,
     return 0;
 }
 
+bool
+credentials_is_io_worker(const char *stat)
+{
+    enum { PF_IO_WORKER = 0x10 }; /* include/linux/sched.h */
+    const char *name_end = stat ? strrchr(stat, ')') : NULL; /* a name may contain anything */
+    unsigned long flags;
+
+    return name_end && sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 &&
+           (flags & PF_IO_WORKER);
+}
+
+/* Reads the status of the thread that a request comes from. Returns false if it says nothing about
+ * the caller: the worker threads of io_uring act with the credentials of each request, and show
+ * those with which they were created. */
+static bool
+read_status_of_caller(const struct caller *caller, struct buffer *status)
+{
+    struct buffer stat = BUFFER_INIT;
+    bool is_worker;
+
+    if (!proc_usable || caller->pid == 0 || proc_read_file(caller->pid, "stat", &stat) < 0)
+        return false;
+    is_worker = credentials_is_io_worker(stat.data);
+    buffer_free(&stat);
+    return !is_worker && proc_read_file(caller->pid, "status", status) == 0;
+}
+
 /* Whether /proc/A/NAME and /proc/B/NAME have the same text. */
 static bool
 proc_files_equal(pid_t a, pid_t b, const char *name)
@@ -180,7 +207,7 @@ credentials_of_caller(const struct caller *caller, struct credentials *credentia
     errint_t error;
 
     *credentials = (struct credentials){.uid = caller->uid, .gid = caller->gid};
-    if (!proc_usable || caller->pid == 0 || proc_read_file(caller->pid, "status", &status) < 0)
+    if (!read_status_of_caller(caller, &status))
         return 0;
     error = credentials_from_status(status.data, caller, credentials);
     buffer_free(&status);
@@ -193,8 +220,7 @@ credentials_may_override(const struct caller *caller)
     struct buffer status = BUFFER_INIT;
     bool may;
 
-    if (!proc_usable || caller->uid != 0 || caller->pid == 0 ||
-        proc_read_file(caller->pid, "status", &status) < 0)
+    if (caller->uid != 0 || !read_status_of_caller(caller, &status))
         return false;
     may = has_overriding_capability(status.data) && proc_files_equal(caller->pid, 0, "uid_map") &&
           proc_files_equal(caller->pid, 0, "gid_map");

@@ -4,11 +4,12 @@
  * the kernel what the caller may access.
  *
  * FUSE reports user and group. The supplementary groups are read from /proc if the caller's PID is
- * visible there; the caller waits for its request meanwhile, so the PID is not reused. If the
- * groups are unknown, nothing is granted that they could deny: even a right of "others" does not
- * count if one of the groups may lack it (see credentials_permit()). Capabilities are ignored, with
- * one exception: user 0 with CAP_DAC_OVERRIDE or CAP_DAC_READ_SEARCH, in a user namespace with the
- * same IDs as this process, has the rights of this process.
+ * visible there and not that of a worker thread of io_uring; the caller waits for its request
+ * meanwhile, so the PID is not reused. If the groups are unknown, nothing is granted that they
+ * could deny: even a right of "others" does not count if one of the groups may lack it (see
+ * credentials_permit()). Capabilities are ignored, with one exception: user 0 with CAP_DAC_OVERRIDE
+ * or CAP_DAC_READ_SEARCH, in a user namespace with the same IDs as this process, has the rights of
+ * this process.
  */
 #ifndef FSTFS_FUSE_CREDENTIALS_H
 #define FSTFS_FUSE_CREDENTIALS_H
@@ -40,6 +41,8 @@ bool credentials_may_override(const struct caller *caller);
 errint_t credentials_from_status(const char *status, const struct caller *caller,
                                  struct credentials *credentials);
 void credentials_free(struct credentials *credentials);
+/* Whether the text of /proc/PID/stat is that of a worker thread of io_uring. */
+bool credentials_is_io_worker(const char *stat);
 
 /* Sets the file system credentials of this thread. Returns false if this process may not; the
  * thread then has those of the process. */

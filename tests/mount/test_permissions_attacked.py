@@ -5,6 +5,7 @@ unknown groups, death of the helper process, limits."""
 import concurrent.futures
 import ctypes
 import errno
+import mmap
 import os
 import struct
 import subprocess
@@ -509,3 +510,69 @@ def test_no_node_id_is_an_address(mount, place):
         mapped = [[int(end, 16) for end in line.split()[0].split("-")] for line in f]
     for path, of in ids.items():
         assert not any(low <= of < high for low, high in mapped), (path, hex(of))
+
+
+class Ring:
+    """io_uring with one entry. Opens are done by worker threads of the kernel (IOSQE_ASYNC)."""
+
+    ENTER, SETUP, OPENAT, ASYNC, CWD = 426, 425, 18, 0x10, -100
+
+    def __init__(self):
+        self.call = ctypes.CDLL(None, use_errno=True).syscall
+        parameters = ctypes.create_string_buffer(120)
+        self.fd = self.call(self.SETUP, 1, parameters)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "io_uring_setup")
+        fields = struct.unpack("<30I", parameters.raw)
+        self.sq, self.cq = fields[10:20], fields[20:30]
+        size = max(self.sq[6] + 4 * fields[0], self.cq[5] + 16 * fields[1])
+        self.rings = mmap.mmap(self.fd, size, offset=0)
+        self.entries = mmap.mmap(self.fd, 64 * fields[0], offset=0x10000000)
+
+    def number(self, offset):
+        return struct.unpack_from("<I", self.rings, offset)[0]
+
+    def can_open(self, path):
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        tail, head = self.number(self.sq[1]), self.number(self.cq[0])
+        self.entries[:64] = struct.pack("<BBHiQQIIQ24x", self.OPENAT, self.ASYNC, 0, self.CWD, 0,
+                                        ctypes.addressof(name), 0, os.O_RDONLY, 0)
+        struct.pack_into("<I", self.rings, self.sq[6], 0)
+        struct.pack_into("<I", self.rings, self.sq[1], tail + 1)
+        assert self.call(self.ENTER, self.fd, 1, 1, 1, None, 0) == 1
+        at = self.cq[5] + 16 * (head & self.number(self.cq[2]))
+        result = struct.unpack_from("<Qi", self.rings, at)[1]
+        struct.pack_into("<I", self.rings, self.cq[0], head + 1)
+        if result >= 0:
+            os.close(result)
+        return result >= 0
+
+
+def opens_after_dropping_groups(paths):
+    """Whether each file can be opened through io_uring before and after a group was dropped."""
+    os.setgroups([LEFT])
+    os.setresuid(BOB, BOB, 0)
+    try:
+        ring = Ring()
+    except OSError as error:
+        return str(error), None
+    before = [ring.can_open(path) for path in paths]
+    os.setresuid(0, 0, 0)
+    os.setgroups([])
+    os.setresuid(BOB, BOB, BOB)
+    return before, [ring.can_open(path) for path in paths]
+
+
+def test_groups_dropped_after_use_of_io_uring(mount, place):
+    """The kernel's worker threads show the groups that the process had when they were created."""
+    source = trees.Source(place / "s")
+    source.add("", "model", [trees.tensor("t", "U8", (1000,))])
+    real = source.path("model.safetensors")
+    os.chown(real, 0, LEFT)
+    os.chmod(real, 0o640)
+    m = mount(source.root, "-o", "allow_other")
+    before, after = child(opens_after_dropping_groups, [real, m / "merged/model.safetensors"])
+    if after is None:
+        pytest.skip(before)
+    assert before[0] and not after[0]
+    assert not after[1]

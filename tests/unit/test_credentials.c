@@ -75,6 +75,18 @@ START_TEST(test_many_groups)
 }
 END_TEST
 
+/* Field 9 of /proc/PID/stat has the flag; the name before it can contain anything. */
+START_TEST(test_io_workers)
+{
+    ck_assert(credentials_is_io_worker("7 (iou-wrk-5) S 1 5 5 0 -1 4194384 0 0"));
+    ck_assert(!credentials_is_io_worker("7 (python) S 1 5 5 0 -1 4194304 0 0"));
+    ck_assert(!credentials_is_io_worker("7 (x) S 1 5 5 0 -1 16) S 1 5 5 0 -1 4194304 0 0"));
+    ck_assert(!credentials_is_io_worker("7 (cut off) S 1"));
+    ck_assert(!credentials_is_io_worker(""));
+    ck_assert(!credentials_is_io_worker(NULL));
+}
+END_TEST
+
 /* The groups of a thread that acts for another user are not those of that user. */
 START_TEST(test_groups_of_another)
 {
@@ -192,6 +204,7 @@ suite(void)
     tcase_add_test(tests, test_groups);
     tcase_add_test(tests, test_no_groups);
     tcase_add_test(tests, test_many_groups);
+    tcase_add_test(tests, test_io_workers);
     tcase_add_test(tests, test_groups_of_another);
     tcase_add_test(tests, test_groups_of_set_uid_program);
     tcase_add_test(tests, test_permit);

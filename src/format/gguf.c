@@ -154,6 +154,7 @@ skip_string(struct gguf_reader *in)
 static errint_t
 skip_array(struct gguf_reader *in, const char *key)
 {
+    char shown[QUOTED_SIZE];
     uint32_t type;
     uint64_t count, bytes;
     errint_t error = take_u32(in, &type);
@@ -163,8 +164,8 @@ skip_array(struct gguf_reader *in, const char *key)
     if (error)
         return error;
     if (type >= VALUE_TYPES || type == VALUE_ARRAY)
-        return refuse_gguf(in->reason, "GgufValue", "key \"%s\": an array of type %" PRIu32, key,
-                           type);
+        return refuse_gguf(in->reason, "GgufValue", "key \"%s\": an array of type %" PRIu32,
+                           quoted(shown, key, strlen(key)), type);
     if (type != VALUE_STRING) {
         if (__builtin_mul_overflow(count, (uint64_t)value_bytes[type], &bytes))
             bytes = UINT64_MAX;

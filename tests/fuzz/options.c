@@ -82,7 +82,8 @@ check_options(int argc, char **argv)
         EXPECT(options.shard_size <= INT64_MAX);
         EXPECT(!options.memory || (options.memory >= 4 << 20 && options.memory <= 1ull << 40));
         EXPECT(options.queue_depth <= 4096 && options.threads <= 64);
-        EXPECT(!options.readahead || (options.readahead >= 4096 && options.readahead <= 1 << 30));
+        EXPECT(!options.readahead || options.readahead == READAHEAD_BY_FILE ||
+               (options.readahead >= 4096 && options.readahead <= 1 << 30));
         EXPECT(options.foreground || !options.debug);
     }
     options_free(&options);

@@ -10,7 +10,7 @@ from conftest import SLOW, child, eventually
 from corpus import trees
 
 
-@pytest.fixture(scope="session", params=[(40, 200), (256, 1433)], ids=["40-of-200", "256-of-1433"])
+@pytest.fixture(scope="session", params=[(56, 200), (256, 1433)], ids=["56-of-200", "256-of-1433"])
 def few(request, shared_place):
     """(descriptor limit, a checkpoint with more shards)."""
     most, shards = request.param

@@ -111,8 +111,11 @@ gpu_ring_make_device(struct gpu_ring *ring, struct fstfs_device *device, uint64_
 void
 gpu_ring_free(struct gpu_ring *ring)
 {
-    const struct cuda *cuda = &ring->device->cuda;
+    const struct cuda *cuda;
 
+    if (!ring->device)
+        return; /* never made */
+    cuda = &ring->device->cuda;
     if (ring->is_registered && ring->in_device)
         ring->cufile->cuFileBufDeregister((const void *)ring->memory);
     for (size_t i = 0; i < sizeof(ring->events) / sizeof(*ring->events); i++)

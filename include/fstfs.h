@@ -21,7 +21,8 @@
  * failure fstfs_error() says more. Threads: every function may be called from
  * any thread, and several at once. Exceptions: fstfs_close() and fstfs_free() must be the last use
  * of their object, and where it is stated. Processes: no object may be used in a child after
- * fork().
+ * fork(); only fstfs_free(), fstfs_close() and fstfs_read_free() may be called there, and do
+ * nothing.
  *
  * Structures keep their size and layout for as long as the library is called
  * libfstfs.so.0, so requests can be passed in arrays. The caller clears the structures that it
@@ -63,7 +64,14 @@ struct fstfs_options {
     int no_uring; /* read with threads, not with io_uring */
     int no_direct; /* read through the page cache, not with O_DIRECT */
     int no_source; /* read files on a mount of fstfs through the mount */
-    uint64_t reserved[8];
+    /*
+     * Processes of this machine that load the same files, such as the ranks of one node; 0: the
+     * environment variable LOCAL_WORLD_SIZE, which torchrun sets, else 1. With more than one, files
+     * are read through the page cache and stay there, so that all processes together read them from
+     * storage once.
+     */
+    uint64_t local_ranks;
+    uint64_t reserved[7];
 };
 
 /* `options` may be NULL. Where the system refuses io_uring or O_DIRECT, the library falls back by
@@ -81,12 +89,16 @@ void fstfs_free(struct fstfs *fstfs);
  * each has "device" ("cuda:0"), "ring_memory" and "device_memory" (bytes of its rings in host
  * memory and in its own), and "storage", a list of the file systems that were read from into it.
  * Each of these has "number" ("259:2"), "path" (of a file on it), "backend" (the one used last),
- * and for each better backend a member with its name that says why it was not used. Backends, best
- * first: "unified"   the device shares the host's memory: read like host memory "cufile" GPUDirect:
- * from storage to the device, then one copy within the device "ring"      into a ring of pinned
- * host memory, then copied by one stream "pageable"  into host memory that is not pinned, then one
- * copy after another Writes at most `size` bytes with the NUL and returns the length of the whole
- * text, as snprintf() does; or -ENOMEM.
+ * and for each better backend a member with its name that says why it was not used.
+ *
+ * Backends, best first:
+ *   "unified"   the device shares the host's memory: read like host memory
+ *   "cufile"    GPUDirect: from storage to the device, then one copy within the device
+ *   "ring"      into a ring of pinned host memory, then copied by one stream
+ *   "pageable"  into host memory that is not pinned, then one copy after another
+ *
+ * Writes at most `size` bytes with the NUL and returns the length of the whole text, as snprintf()
+ * does; or -ENOMEM.
  */
 int fstfs_status(struct fstfs *fstfs, char *text, size_t size);
 

@@ -3,6 +3,7 @@
 #ifndef FSTFS_BASE_ARRAY_H
 #define FSTFS_BASE_ARRAY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -19,5 +20,18 @@ array_room(void *array, size_t count, size_t size)
         return array;
     return realloc(array, (count ? 2 * count : 8) * size);
 }
+
+/* Appends an element to an array of `count` elements; both are variables, which it updates. False:
+ * out of memory. */
+#define array_add(array, count, ...)                                                               \
+    ({                                                                                             \
+        __typeof__(array) array_moved_ = array_room(array, count, sizeof(*(array)));               \
+                                                                                                   \
+        if (array_moved_) {                                                                        \
+            (array) = array_moved_;                                                                \
+            (array)[(count)++] = (__VA_ARGS__);                                                    \
+        }                                                                                          \
+        array_moved_ != NULL;                                                                      \
+    })
 
 #endif

@@ -130,8 +130,8 @@ buffer_addf(struct buffer *buffer, const char *format, ...)
     va_end(again);
 }
 
-/* `shown`: people also read the text, so characters for which quote_hides() is true are escaped,
- * too. All of them are below U+10000, so one \u escape is enough. */
+/* `shown`: see buffer_add_json_shown(). The characters for which quote_hides() is true are below
+ * U+10000, so one \u escape is enough. */
 static void
 add_json_string(struct buffer *buffer, const char *text, size_t length, bool shown)
 {
@@ -178,7 +178,7 @@ add_json_string(struct buffer *buffer, const char *text, size_t length, bool sho
             buffer_add_text(buffer, "\\r");
             break;
         default:
-            buffer_addf(buffer, "\\u%04x", used ? c : 0xdc00u + c);
+            buffer_addf(buffer, "\\u%04x", used ? c : shown ? 0xfffdu : 0xdc00u + c);
         }
     }
     buffer_add(buffer, text + plain, length - plain);

@@ -49,7 +49,8 @@ void buffer_addf(struct buffer *buffer, const char *format, ...)
  * escaped. A byte that is not UTF-8, as in some file names, becomes \udcXX, which Python's
  * os.fsencode() turns back into the byte. */
 void buffer_add_json_string(struct buffer *buffer, const char *text, size_t length);
-/* The same for pages that people also read: escapes what buffer_add_quoted() escapes, too. */
+/* The same for pages that people and any JSON parser read: escapes what buffer_add_quoted()
+ * escapes, too, and a byte that is not UTF-8 becomes U+FFFD, since many parsers refuse \udcXX. */
 void buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length);
 
 /*

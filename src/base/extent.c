@@ -2,16 +2,26 @@
 #include "base/extent.h"
 
 #include "base/hash.h"
+#include "base/open.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
 
-void
-file_identity_from_stat(struct file_identity *identity, const struct stat *st)
+#ifndef STATX_MNT_ID
+#define STATX_MNT_ID 0x1000U
+#endif
+#ifndef STATX_MNT_ID_UNIQUE
+#define STATX_MNT_ID_UNIQUE 0x4000U
+#endif
+
+static void
+identity_from_stat(struct file_identity *identity, const struct stat *st)
 {
+    identity->mount = 0;
     identity->device = st->st_dev;
     identity->inode = st->st_ino;
     identity->size = (uint64_t)st->st_size;
@@ -24,14 +34,17 @@ file_identity_from_stat(struct file_identity *identity, const struct stat *st)
 }
 
 errint_t
-file_identity_from_fd(struct file_identity *identity, int fd)
+file_identity_at(struct file_identity *identity, int directory, const char *path)
 {
-    const unsigned wanted = STATX_BASIC_STATS & ~(unsigned)(STATX_ATIME | STATX_BLOCKS);
+    /* Kernels that do not know STATX_MNT_ID_UNIQUE ignore it. */
+    const unsigned wanted = (STATX_BASIC_STATS & ~(unsigned)(STATX_ATIME | STATX_BLOCKS)) |
+                            STATX_MNT_ID | STATX_MNT_ID_UNIQUE;
     struct statx stx;
     struct stat st;
 
-    if (statx(fd, "", AT_EMPTY_PATH, wanted, &stx) == 0) {
+    if (statx(directory, path, AT_EMPTY_PATH, wanted, &stx) == 0) {
         *identity = (struct file_identity){
+            .mount = open_mount_id(&stx),
             .device = makedev(stx.stx_dev_major, stx.stx_dev_minor),
             .inode = stx.stx_ino,
             .size = stx.stx_size,
@@ -44,11 +57,17 @@ file_identity_from_fd(struct file_identity *identity, int fd)
         };
         return 0;
     }
-    /* A sandbox may allow only fstat(). */
-    if ((errno != ENOSYS && errno != EPERM) || fstat(fd, &st) < 0)
+    /* A sandbox may not allow statx(). */
+    if ((errno != ENOSYS && errno != EPERM) || fstatat(directory, path, &st, AT_EMPTY_PATH) < 0)
         return -errno;
-    file_identity_from_stat(identity, &st);
+    identity_from_stat(identity, &st);
     return 0;
+}
+
+errint_t
+file_identity_from_fd(struct file_identity *identity, int fd)
+{
+    return file_identity_at(identity, fd, "");
 }
 
 static bool
@@ -60,8 +79,9 @@ same_time(const struct timespec *a, const struct timespec *b)
 bool
 file_identity_same_content(const struct file_identity *then, const struct file_identity *now)
 {
-    if (then->device != now->device || then->inode != now->inode || then->size != now->size ||
-        ((then->mode ^ now->mode) & S_IFMT) || !same_time(&then->modified, &now->modified))
+    if (then->mount != now->mount || then->device != now->device || then->inode != now->inode ||
+        then->size != now->size || ((then->mode ^ now->mode) & S_IFMT) ||
+        !same_time(&then->modified, &now->modified))
         return false;
     return same_time(&then->changed, &now->changed);
 }
@@ -106,12 +126,15 @@ last_reference(atomic_uint *references)
 }
 
 struct family *
-family_new(void)
+family_new(const char *directory, const char *stem)
 {
-    struct family *family = calloc(1, sizeof(*family));
+    size_t size = strlen(directory) + strlen(stem) + 2;
+    struct family *family = calloc(1, sizeof(*family) + size);
 
-    if (family)
-        atomic_init(&family->references, 1);
+    if (!family)
+        return NULL;
+    atomic_init(&family->references, 1);
+    snprintf(family->name, size, "%s%s%s", directory, *directory ? "/" : "", stem);
     return family;
 }
 

@@ -18,8 +18,12 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* Identifies the content that a path referred to at one time. From stat(2). */
+/* Identifies the content that a path referred to at one time. */
 struct file_identity {
+    /* ID of the mount through which the file was reached. A file system that is mounted in place of
+     * another may have the same device, inodes and times. Never reused since Linux 6.8; 0 before
+     * 5.8. */
+    uint64_t mount;
     uint64_t device;
     uint64_t inode;
     uint64_t size;
@@ -31,21 +35,21 @@ struct file_identity {
     uint32_t links;
 };
 
-void file_identity_from_stat(struct file_identity *identity, const struct stat *st);
-
-/* The same for an open file. Uses statx(2) without the access time, for which FUSE and network file
- * systems would ask their server. */
+/* The identity of an open file, also with O_PATH. Uses statx(2) without the access time, for which
+ * FUSE and network file systems would ask their server. */
 errint_t file_identity_from_fd(struct file_identity *identity, int fd);
+/* The same of a path relative to `directory`, following links. */
+errint_t file_identity_at(struct file_identity *identity, int directory, const char *path);
 
 /*
- * Whether both have the same device, inode, size, modification time and change time. A new change
- * time counts as new content although chmod, chown, link and rename set it too: a write may have
- * happened together with them.
+ * Whether both have the same mount, device, inode, size, modification time and change time. A new
+ * change time counts as new content although chmod, chown, link and rename set it too: a write may
+ * have happened together with them.
  */
 bool file_identity_same_content(const struct file_identity *then, const struct file_identity *now);
 
-/* A hash of the identity, equal in all processes on this machine. `seed`: the hash of the files
- * before it, or 0. */
+/* A hash of the identity without the mount, equal in all processes and mount namespaces on this
+ * machine. `seed`: the hash of the files before it, or 0. */
 uint64_t file_identity_hash(const struct file_identity *identity, uint64_t seed);
 
 /* A byte range that programs read as a unit: a tensor, for the prefetcher. */
@@ -77,19 +81,39 @@ void layout_unref(struct layout *layout); /* NULL is allowed */
 /* Index of the last piece that starts at or before `offset`; UINT32_MAX: there is none. */
 uint32_t layout_find(const struct layout *layout, uint64_t offset); /* NULL is allowed */
 
+/* What src/io counts for each family, in bytes. */
+enum family_counter {
+    FAMILY_STORAGE, /* read from the files */
+    FAMILY_PAGE_CACHE, /* of these: from the page cache */
+    FAMILY_PREFETCHED, /* read before they were requested */
+    FAMILY_PREFETCHED_USED, /* of these: requested since */
+    FAMILY_PREFETCHED_WASTED, /* of these: evicted without a request */
+    FAMILY_COUNTERS,
+};
+
 /*
- * Files that programs read in the same way, as the shards of a checkpoint: what the prefetcher
- * learns from one applies to the others. Counted.
+ * The files of a checkpoint, which programs read in the same way: what the prefetcher learns from
+ * one applies to the others. Counted.
  */
 struct family {
     atomic_uint references;
     /* struct access_history of src/io, which guards it; malloc'ed, owned; NULL until needed. */
     void *history;
+    atomic_uint_fast64_t counters[FAMILY_COUNTERS]; /* since the start */
+    char name[]; /* DIRECTORY/STEM, relative to the source */
 };
 
-struct family *family_new(void); /* NULL: out of memory */
+struct family *family_new(const char *directory, const char *stem); /* NULL: out of memory */
 struct family *family_ref(struct family *family); /* NULL is allowed */
 void family_unref(struct family *family); /* NULL is allowed */
+
+/* NULL is allowed. */
+static inline void
+family_count(struct family *family, enum family_counter counter, uint64_t bytes)
+{
+    if (family)
+        atomic_fetch_add_explicit(&family->counters[counter], bytes, memory_order_relaxed);
+}
 
 /*
  * One version of one file of the source. Counted; immutable except for atomic fields and those that

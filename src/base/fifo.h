@@ -42,4 +42,14 @@ fifo_take(struct fifo *fifo)
     return node;
 }
 
+/* All nodes, removed. */
+static inline struct fifo
+fifo_take_all(struct fifo *fifo)
+{
+    struct fifo all = *fifo;
+
+    fifo->first = NULL;
+    return all;
+}
+
 #endif

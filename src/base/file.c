@@ -2,8 +2,10 @@
 #include "base/file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 ssize_t
@@ -56,6 +58,39 @@ file_write(int fd, const void *from, size_t length, uint64_t offset)
         done += (size_t)put;
     }
     return 0;
+}
+
+bool
+file_may_have_acl(int fd)
+{
+    char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    return getxattr(link, "system.posix_acl_access", NULL, 0) >= 0 ||
+           (errno != ENODATA && errno != EOPNOTSUPP);
+}
+
+errint_t
+file_read_text(const char *path, struct buffer *text)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    errint_t error = 0;
+    char part[16384];
+    ssize_t got;
+
+    buffer_add_text(text, "");
+    if (fd < 0)
+        return -errno;
+    while (!error && (got = read(fd, part, sizeof(part))) != 0) {
+        if (got > 0)
+            buffer_add(text, part, (size_t)got);
+        else if (errno != EINTR)
+            error = -errno;
+        if (text->length > FILE_TEXT_MOST)
+            error = -EFBIG;
+    }
+    close(fd);
+    return buffer_failed(text) ? -ENOMEM : error;
 }
 
 char *

@@ -3,8 +3,10 @@
 #ifndef FSTFS_BASE_FILE_H
 #define FSTFS_BASE_FILE_H
 
+#include "base/buffer.h"
 #include "base/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -18,6 +20,15 @@ errint_t file_write(int fd, const void *from, size_t length, uint64_t offset);
 /* Reads bytes [offset, end) and discards them, so that they are in the page cache. -ENODATA: the
  * file ends before `end`. */
 errint_t file_read_through(int fd, uint64_t offset, uint64_t end);
+
+/* Whether the file has an access control list beyond its permission bits (acl(5)), or may have one.
+ * `fd` may be open with O_PATH. */
+bool file_may_have_acl(int fd);
+
+/* Appends the content of a small file, such as one of /proc, at most FILE_TEXT_MOST bytes, to
+ * `text`, whose data is then not NULL. -EFBIG, -ENOMEM, errors of open(2) and read(2). */
+#define FILE_TEXT_MOST ((size_t)64 << 20)
+errint_t file_read_text(const char *path, struct buffer *text);
 
 /* "directory/name", or "name" if `directory` is empty. malloc'ed; NULL: out of memory. */
 char *path_join(const char *directory, const char *name);

@@ -3,21 +3,28 @@
 
 #include <inttypes.h>
 
-#define LEAST_US UINT64_C(64)
+#define FIRST_BOUND_US UINT64_C(64)
 #define US UINT64_C(1000)
 #define SECOND UINT64_C(1000000000)
 
 static uint64_t
-bound_us(unsigned bucket)
+histogram_first_bound_us(const struct histogram *histogram)
 {
-    return LEAST_US << bucket;
+    return histogram->first_bound_us ? histogram->first_bound_us : FIRST_BOUND_US;
 }
 
-/* The first bucket whose bound is at least this duration. */
-static unsigned
-bucket_of(uint64_t nanoseconds)
+static uint64_t
+snapshot_bound_us(const struct histogram_snapshot *snapshot, unsigned bucket)
 {
-    uint64_t times = nanoseconds ? (nanoseconds - 1) / (LEAST_US * US) : 0;
+    return snapshot->first_bound_us << bucket;
+}
+
+/* Returns the first bucket whose bound is at least this duration. */
+static unsigned
+histogram_bucket(const struct histogram *histogram, uint64_t nanoseconds)
+{
+    uint64_t first_bound = histogram_first_bound_us(histogram) * US;
+    uint64_t times = nanoseconds ? (nanoseconds - 1) / first_bound : 0;
     unsigned bucket = times ? 64 - (unsigned)__builtin_clzll(times) : 0;
 
     return bucket < HISTOGRAM_BOUNDS ? bucket : HISTOGRAM_BOUNDS;
@@ -26,7 +33,9 @@ bucket_of(uint64_t nanoseconds)
 void
 histogram_add(struct histogram *histogram, uint64_t nanoseconds)
 {
-    atomic_fetch_add_explicit(&histogram->counts[bucket_of(nanoseconds)], 1, memory_order_relaxed);
+    unsigned bucket = histogram_bucket(histogram, nanoseconds);
+
+    atomic_fetch_add_explicit(&histogram->counts[bucket], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&histogram->nanoseconds, nanoseconds, memory_order_relaxed);
 }
 
@@ -42,10 +51,11 @@ histogram_read(struct histogram *histogram, struct histogram_snapshot *snapshot)
     for (unsigned i = 0; i < HISTOGRAM_BUCKETS; i++)
         snapshot->counts[i] = atomic_load_explicit(&histogram->counts[i], memory_order_relaxed);
     snapshot->nanoseconds = atomic_load_explicit(&histogram->nanoseconds, memory_order_relaxed);
+    snapshot->first_bound_us = histogram_first_bound_us(histogram);
 }
 
 static uint64_t
-count_of(const struct histogram_snapshot *snapshot)
+snapshot_count(const struct histogram_snapshot *snapshot)
 {
     uint64_t count = 0;
 
@@ -66,29 +76,40 @@ add_seconds(struct buffer *out, uint64_t nanoseconds)
     buffer_addf(out, "%" PRIu64 ".%09" PRIu64, nanoseconds / SECOND, nanoseconds % SECOND);
 }
 
+/* Appends "NAME_SUFFIX{LABELS} ", or "NAME_SUFFIX " if there are no labels. */
+static void
+add_sample_name(struct buffer *out, const char *name, const char *suffix, const char *labels)
+{
+    buffer_addf(out, *labels ? "%s_%s{%s} " : "%s_%s%s ", name, suffix, labels);
+}
+
 void
 histogram_write_metric(const struct histogram_snapshot *snapshot, const char *name,
-                       struct buffer *out)
+                       const char *labels, struct buffer *out)
 {
+    const char *comma = *labels ? "," : "";
     uint64_t count = 0;
 
     for (unsigned i = 0; i < HISTOGRAM_BOUNDS; i++) {
         count += snapshot->counts[i];
-        buffer_addf(out, "%s_bucket{le=\"", name);
-        add_seconds_us(out, bound_us(i));
+        buffer_addf(out, "%s_bucket{%s%sle=\"", name, labels, comma);
+        add_seconds_us(out, snapshot_bound_us(snapshot, i));
         buffer_addf(out, "\"} %" PRIu64 "\n", count);
     }
     count += snapshot->counts[HISTOGRAM_BOUNDS];
-    buffer_addf(out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n%s_sum ", name, count, name);
+    buffer_addf(out, "%s_bucket{%s%sle=\"+Inf\"} %" PRIu64 "\n", name, labels, comma, count);
+    add_sample_name(out, name, "sum", labels);
     add_seconds(out, snapshot->nanoseconds);
-    buffer_addf(out, "\n%s_count %" PRIu64 "\n", name, count);
+    buffer_add_char(out, '\n');
+    add_sample_name(out, name, "count", labels);
+    buffer_addf(out, "%" PRIu64 "\n", count);
 }
 
 /* Adds the lowest bucket bound that at least `percent` percent of the durations do not exceed. */
 static void
 add_quantile(const struct histogram_snapshot *snapshot, unsigned percent, struct buffer *out)
 {
-    uint64_t count = count_of(snapshot);
+    uint64_t count = snapshot_count(snapshot);
     uint64_t wanted = count - count * (100 - percent) / 100;
     uint64_t under = snapshot->counts[0];
     unsigned bucket = 0;
@@ -98,7 +119,7 @@ add_quantile(const struct histogram_snapshot *snapshot, unsigned percent, struct
     buffer_addf(out, ",\"p%u\":", percent);
     /* The bucket is empty only if the whole histogram is. */
     if (bucket < HISTOGRAM_BOUNDS && snapshot->counts[bucket] > 0)
-        add_seconds_us(out, bound_us(bucket));
+        add_seconds_us(out, snapshot_bound_us(snapshot, bucket));
     else
         buffer_add_text(out, "null");
 }
@@ -106,7 +127,7 @@ add_quantile(const struct histogram_snapshot *snapshot, unsigned percent, struct
 void
 histogram_write_json(const struct histogram_snapshot *snapshot, struct buffer *out)
 {
-    buffer_addf(out, "{\"count\":%" PRIu64 ",\"seconds\":", count_of(snapshot));
+    buffer_addf(out, "{\"count\":%" PRIu64 ",\"seconds\":", snapshot_count(snapshot));
     add_seconds(out, snapshot->nanoseconds);
     add_quantile(snapshot, 50, out);
     add_quantile(snapshot, 99, out);

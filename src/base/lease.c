@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/lease.h"
 
+#include "base/list.h"
 #include "base/thread.h"
 #include "base/timestamp.h"
 
@@ -18,7 +19,7 @@ enum { IDLE_CHECK_MS = 1000 };
 enum { MOST_LEASES = 2048, OTHER_DESCRIPTORS = 10 };
 
 struct lease {
-    struct lease *previous, *next; /* all held leases, least recently used first */
+    struct list node; /* in leases.held or leases.closing */
     struct backing *backing;
     int fd;
     bool confirmed; /* see lease_confirm() */
@@ -34,10 +35,10 @@ struct lease {
 static struct {
     pthread_mutex_t lock; /* guards the rest, and the leases of backings */
     pthread_cond_t wake; /* for the reaper: there are leases or descriptors to close */
-    struct lease held;
+    struct list held; /* leases, least recently used first */
     unsigned count; /* open descriptors, including those to be closed */
     unsigned most; /* limit of `count` */
-    struct lease *closing; /* ended, descriptors to be closed; linked by `next` */
+    struct list closing; /* ended leases, whose descriptors are to be closed */
     uint64_t broken, refused; /* see struct lease_counters */
     errint_t refusal;
     lease_ended ended;
@@ -45,7 +46,8 @@ static struct {
     bool reaper_sleeps;
     pthread_t breaker, reaper;
 } leases = {.lock = PTHREAD_MUTEX_INITIALIZER,
-            .held = {.previous = &leases.held, .next = &leases.held}};
+            .held = LIST_INIT(leases.held),
+            .closing = LIST_INIT(leases.closing)};
 
 static int
 lease_signal(void)
@@ -53,20 +55,10 @@ lease_signal(void)
     return SIGRTMIN + 3;
 }
 
-static void
-held_remove(struct lease *lease)
+static struct lease *
+lease_of(struct list *node)
 {
-    lease->previous->next = lease->next;
-    lease->next->previous = lease->previous;
-}
-
-static void
-held_append(struct lease *lease)
-{
-    lease->next = &leases.held;
-    lease->previous = leases.held.previous;
-    lease->previous->next = lease;
-    leases.held.previous = lease;
+    return container_of(node, struct lease, node);
 }
 
 static void
@@ -87,9 +79,8 @@ lease_end(struct lease *lease)
     if (fcntl(lease->fd, F_SETLEASE, F_UNLCK) < 0)
         atomic_store(&lease->backing->stale, true);
     lease->backing->lease = NULL;
-    held_remove(lease);
-    lease->next = leases.closing;
-    leases.closing = lease;
+    list_remove(&lease->node);
+    list_add(&leases.closing, &lease->node);
     wake_reaper();
 }
 
@@ -116,13 +107,11 @@ is_unbroken(const struct lease *lease)
 static void
 break_leases(void)
 {
-    struct lease *next;
-
     pthread_mutex_lock(&leases.lock);
-    for (struct lease *lease = leases.held.next; lease != &leases.held; lease = next) {
-        next = lease->next;
-        if (!is_unbroken(lease))
-            lease_break(lease);
+    list_for_each(node, &leases.held)
+    {
+        if (!is_unbroken(lease_of(node)))
+            lease_break(lease_of(node));
     }
     pthread_mutex_unlock(&leases.lock);
 }
@@ -160,10 +149,10 @@ breaker_run(void *arg)
 static void
 end_idle_leases(uint64_t before)
 {
-    struct lease *next;
+    list_for_each(node, &leases.held)
+    {
+        struct lease *lease = lease_of(node);
 
-    for (struct lease *lease = leases.held.next; lease != &leases.held; lease = next) {
-        next = lease->next;
         if (lease->backing->lease_users > 0 || lease->idle_since > before)
             continue;
         if (lease->confirmed)
@@ -177,19 +166,18 @@ end_idle_leases(uint64_t before)
 static void
 close_ended_leases(void)
 {
-    struct lease *closing = leases.closing, *next;
-    unsigned closed = 0;
+    struct list *first;
 
-    leases.closing = NULL;
-    pthread_mutex_unlock(&leases.lock);
-    for (; closing; closing = next) {
-        next = closing->next;
-        close(closing->fd);
-        free(closing);
-        closed++;
+    while ((first = list_first(&leases.closing))) {
+        struct lease *lease = lease_of(first);
+
+        list_remove(first);
+        pthread_mutex_unlock(&leases.lock);
+        close(lease->fd);
+        free(lease);
+        pthread_mutex_lock(&leases.lock);
+        leases.count--;
     }
-    pthread_mutex_lock(&leases.lock);
-    leases.count -= closed;
 }
 
 static void *
@@ -203,7 +191,7 @@ reaper_run(void *arg)
         if (now > IDLE_MS)
             end_idle_leases(now - IDLE_MS);
         close_ended_leases();
-        if (leases.closing || leases.stopping)
+        if (leases.stopping)
             continue;
         leases.reaper_sleeps = true;
         if (leases.count == 0) {
@@ -266,8 +254,7 @@ lease_stop(void)
     pthread_mutex_lock(&leases.lock);
     leases.stopping = true;
     leases.started = false;
-    while (leases.held.next != &leases.held)
-        lease_end(leases.held.next);
+    list_for_each(node, &leases.held) lease_end(lease_of(node));
     pthread_cond_signal(&leases.wake);
     pthread_kill(leases.breaker, lease_signal());
     pthread_mutex_unlock(&leases.lock);
@@ -312,8 +299,8 @@ lease_use(struct backing *backing)
      * shards, and reads check it. */
     lease = backing->lease && backing->lease->confirmed ? backing->lease : NULL;
     if (lease) {
-        held_remove(lease);
-        held_append(lease);
+        list_remove(&lease->node);
+        list_add(&leases.held, &lease->node);
     }
     pthread_mutex_unlock(&leases.lock);
     return lease != NULL;
@@ -359,12 +346,14 @@ has_lease_room(void)
 {
     if (leases.count < leases.most)
         return true;
-    for (struct lease *lease = leases.held.next; lease != &leases.held; lease = lease->next)
-        if (lease->backing->lease_users == 0) {
-            /* `ended` is not called: from now on the time stamps identify the version. */
-            lease_end(lease);
-            break;
-        }
+    list_for_each(node, &leases.held)
+    {
+        if (lease_of(node)->backing->lease_users > 0)
+            continue;
+        /* `ended` is not called: from now on the time stamps identify the version. */
+        lease_end(lease_of(node));
+        break;
+    }
     return false;
 }
 
@@ -413,7 +402,7 @@ keep_lease(struct backing *backing, int fd, bool *kept)
     lease->idle_since = monotonic_ms();
     backing->lease = lease;
     __atomic_store_n(&backing->lease_detach, lease_detach, __ATOMIC_RELEASE);
-    held_append(lease);
+    list_add(&leases.held, &lease->node);
     leases.count++;
     wake_reaper();
     *kept = true;

@@ -33,8 +33,8 @@ parse_line(const char *line, struct mountinfo *mount)
     const char *separator = strstr(line, " - ");
 
     if (separator &&
-        sscanf(line, "%d %*s %u:%u %*s %ms", &mount->id, &mount->major, &mount->minor,
-               &mount->mountpoint) == 4 &&
+        sscanf(line, "%d %d %u:%u %*s %ms", &mount->id, &mount->parent, &mount->major,
+               &mount->minor, &mount->mountpoint) == 5 &&
         sscanf(separator, " - %ms %ms %ms", &mount->type, &mount->source, &mount->options) >= 2) {
         unescape(mount->mountpoint);
         unescape(mount->source);

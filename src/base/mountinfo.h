@@ -8,7 +8,7 @@
 
 /* One mount. Strings are malloc'ed, with the escapes of the table resolved. */
 struct mountinfo {
-    int id;
+    int id, parent; /* parent: the mount that it is mounted on or inside */
     unsigned major, minor; /* of the device */
     char *mountpoint, *type, *source;
     char *options; /* of the file system; "" if there are none */

@@ -12,7 +12,17 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#ifndef STATX_MNT_ID
+#define STATX_MNT_ID 0x1000U
+#endif
+#ifndef STATX_MNT_ID_UNIQUE
+#define STATX_MNT_ID_UNIQUE 0x4000U
+#endif
+
 enum { MOST_LINKS = 40 };
+
+/* Set in the ID under which open_local() reports an automount point that is not mounted. */
+#define AUTOMOUNT_ID (UINT64_C(1) << 63)
 
 static int (*other_opener)(int directory, const char *path, int flags);
 static _Atomic(dev_t) excluded; /* 0: none */
@@ -49,6 +59,19 @@ struct path_walk {
     char rest[PATH_MAX]; /* the path relative to `at` */
     unsigned links; /* followed so far */
     const struct open_rules *rules;
+    const struct open_mounts *mounts; /* see open_local(); NULL: any */
+    uint64_t root_mount; /* of "/", once an absolute link was followed */
+    uint64_t refused_mount; /* set on -EREMOTE */
+};
+
+/* What the walk needs to know of a file. */
+struct walk_stat {
+    dev_t device;
+    uint64_t inode;
+    mode_t mode; /* only the type */
+    uid_t owner;
+    uint64_t mount; /* 0: the kernel does not report it */
+    uint64_t automount; /* ID of an automount point that is not mounted; 0: it is none */
 };
 
 static void
@@ -59,37 +82,113 @@ walk_to(struct path_walk *walk, int fd)
     walk->at = fd;
 }
 
-/* As fstat(2), without a request to the file system, which may be this process. Sets only device,
- * type and owner. */
+/* Without a request to the file system, which may be this process or hang. */
 static errint_t
-stat_cached(int fd, struct stat *st)
+stat_cached(int fd, struct walk_stat *out)
 {
-    const unsigned wanted = STATX_TYPE | STATX_UID;
+    const unsigned wanted = STATX_TYPE | STATX_UID | STATX_INO | STATX_MNT_ID | STATX_MNT_ID_UNIQUE;
     struct statx stx;
+    struct stat st;
 
+    *out = (struct walk_stat){0};
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, wanted, &stx) == 0) {
-        st->st_dev = makedev(stx.stx_dev_major, stx.stx_dev_minor);
-        st->st_mode = stx.stx_mode;
-        st->st_uid = stx.stx_uid;
+        out->device = makedev(stx.stx_dev_major, stx.stx_dev_minor);
+        out->inode = stx.stx_ino;
+        out->mode = stx.stx_mode;
+        out->owner = stx.stx_uid;
+        out->mount = open_mount_id(&stx);
+        if (stx.stx_attributes & STATX_ATTR_AUTOMOUNT)
+            out->automount = stx.stx_ino | AUTOMOUNT_ID;
         return 0;
     }
     /* A sandbox may allow fstat() only, and glibc's emulation of statx() does not support the flag.
      * The mount refuses fstat() from its own daemon, so this does not block. */
     if (errno != ENOSYS && errno != EPERM && errno != EINVAL)
         return -errno;
-    return fstat(fd, st) < 0 ? -errno : 0;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    *out = (struct walk_stat){
+        .device = st.st_dev, .inode = st.st_ino, .mode = st.st_mode, .owner = st.st_uid};
+    return 0;
+}
+
+/* ---- mounts that a walk may enter ---- */
+
+uint64_t
+open_mount_id(const struct statx *stx)
+{
+    uint64_t mount;
+
+    if (!(stx->stx_mask & (STATX_MNT_ID | STATX_MNT_ID_UNIQUE)))
+        return 0;
+    /* stx_mnt_id, which the headers of older systems lack. */
+    memcpy(&mount, &stx->stx_dev_minor + 1, sizeof(mount));
+    return mount;
+}
+
+static bool
+has_mount(const struct open_mounts *mounts, uint64_t mount)
+{
+    for (unsigned i = 0; i < mounts->count; i++)
+        if (mounts->ids[i] == mount)
+            return true;
+    return false;
+}
+
+/* Without mount IDs, every mount is permitted. File systems on block devices, whose major number is
+ * not 0, are local. */
+static bool
+walk_may_enter(struct path_walk *walk, const struct walk_stat *st)
+{
+    if (!walk->mounts || major(st->device) != 0)
+        return true;
+    walk->refused_mount = 0;
+    if (st->mount && st->mount != walk->root_mount && !has_mount(walk->mounts, st->mount))
+        walk->refused_mount = st->mount;
+    else if (st->automount && !has_mount(walk->mounts, st->automount))
+        walk->refused_mount = st->automount;
+    return walk->refused_mount == 0;
+}
+
+/* Opens the next name. O_DIRECTORY triggers automounts, so a walk that may not enter every mount
+ * uses it only on automount points that it may enter. */
+static int
+walk_open_name(const struct path_walk *walk, const char *name, bool is_directory,
+               struct walk_stat *st)
+{
+    const int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
+    bool triggers = is_directory && !walk->mounts;
+    errint_t error;
+    int fd;
+
+    for (;;) {
+        fd = triggers ? openat_retry(walk->at, name, flags | O_DIRECTORY) : -ENOTDIR;
+        if (fd == -ENOTDIR)
+            fd = openat_retry(walk->at, name, flags);
+        if (fd < 0)
+            return fd;
+        error = stat_cached(fd, st);
+        if (error) {
+            close(fd);
+            return error;
+        }
+        if (triggers || !walk->mounts || !st->automount || !has_mount(walk->mounts, st->automount))
+            return fd;
+        triggers = true;
+        close(fd);
+    }
 }
 
 /* Whether protected_symlinks (proc_sys_fs(5)) allows this user to follow the link. */
 static bool
-may_follow(int directory, const struct stat *link, uid_t user)
+may_follow(int directory, const struct walk_stat *link, uid_t user)
 {
     struct stat st;
 
     if (fstat(directory, &st) < 0)
         return false;
-    return (st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->st_uid == user ||
-           link->st_uid == st.st_uid;
+    return (st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->owner == user ||
+           link->owner == st.st_uid;
 }
 
 /* Removes `length` bytes and the slashes after them from the start of the rest. */
@@ -107,6 +206,7 @@ walk_link(struct path_walk *walk, int link)
     size_t left = strlen(walk->rest);
     char text[PATH_MAX];
     ssize_t length = readlinkat(link, "", text, sizeof(text));
+    struct walk_stat root;
 
     if (length < 0)
         return -errno;
@@ -121,7 +221,11 @@ walk_link(struct path_walk *walk, int link)
         return 0;
     walk_drop(walk, 0);
     walk_to(walk, openat_retry(AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC));
-    return walk->at < 0 ? walk->at : 0;
+    if (walk->at < 0)
+        return walk->at;
+    if (walk->mounts && !walk->root_mount && stat_cached(walk->at, &root) == 0)
+        walk->root_mount = root.mount;
+    return 0;
 }
 
 /* Removes the next name, which exists, from the rest. */
@@ -138,42 +242,94 @@ walk_next_name(struct path_walk *walk, char name[NAME_MAX + 1])
     return 0;
 }
 
+static bool
+is_same_directory(const struct walk_stat *a, const struct walk_stat *b)
+{
+    return a->mount == b->mount && a->device == b->device && a->inode == b->inode;
+}
+
+/* Opens the directory above `fd`, for which the user must be able to search `fd`. */
+static int
+walk_open_parent(const struct path_walk *walk, int fd, struct walk_stat *st)
+{
+    errint_t error = walk->rules->permits ? walk->rules->permits(walk->rules->arg, fd, X_OK) : 0;
+    int parent = error ? error : openat_retry(fd, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    if (parent < 0)
+        return parent;
+    error = stat_cached(parent, st);
+    if (!error && st->device == atomic_load(&excluded))
+        error = -EXDEV;
+    if (!error)
+        return parent;
+    close(parent);
+    return error;
+}
+
+/* Whether the user can reach the directory to which `..` has led, see open_rules.top. */
+static errint_t
+walk_search_ancestors(const struct path_walk *walk)
+{
+    struct walk_stat top, st, above;
+    errint_t error = stat_cached(walk->rules->top, &top);
+    int fd = walk->at, parent;
+
+    if (!error)
+        error = stat_cached(fd, &above);
+    while (!error && !is_same_directory(&above, &top)) {
+        st = above;
+        parent = walk_open_parent(walk, fd, &above);
+        if (fd != walk->at)
+            close(fd);
+        if (parent < 0)
+            return parent;
+        fd = parent;
+        if (is_same_directory(&above, &st))
+            break; /* "/" */
+    }
+    if (fd != walk->at)
+        close(fd);
+    return error;
+}
+
+/* Whether the last of several `..` in a row has been resolved, in a walk that checks them. */
+static bool
+walk_has_climbed(const struct path_walk *walk, const char *name)
+{
+    const char *rest = walk->rest;
+    bool climbs_on = rest[0] == '.' && rest[1] == '.' && (rest[2] == '/' || rest[2] == '\0');
+
+    return walk->rules->top >= 0 && strcmp(name, "..") == 0 && !climbs_on;
+}
+
 /* Resolves the next name. */
 static errint_t
 walk_step(struct path_walk *walk, bool to_directory)
 {
-    const int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
     char name[NAME_MAX + 1];
     errint_t error = walk_next_name(walk, name);
-    struct stat st = {0};
+    struct walk_stat st;
     int fd;
 
     if (!error && walk->rules->permits)
         error = walk->rules->permits(walk->rules->arg, walk->at, X_OK);
     if (error)
         return error;
-    /* O_DIRECTORY first, which triggers automounts. */
-    fd = to_directory || walk->rest[0] ? openat_retry(walk->at, name, flags | O_DIRECTORY)
-                                       : -ENOTDIR;
-    if (fd == -ENOTDIR)
-        fd = openat_retry(walk->at, name, flags);
+    fd = walk_open_name(walk, name, to_directory || walk->rest[0], &st);
     if (fd < 0)
         return fd;
-    error = stat_cached(fd, &st);
-    if (error) {
-        close(fd);
-        return error;
-    }
-    if (st.st_dev != atomic_load(&excluded) && !S_ISLNK(st.st_mode)) {
-        walk_to(walk, fd);
-        return 0;
-    }
-    if (st.st_dev == atomic_load(&excluded))
+    if (st.device == atomic_load(&excluded)) {
         error = -EXDEV;
-    else if (++walk->links > MOST_LINKS)
+    } else if (!walk_may_enter(walk, &st)) {
+        error = -EREMOTE;
+    } else if (!S_ISLNK(st.mode)) {
+        walk_to(walk, fd);
+        return walk_has_climbed(walk, name) ? walk_search_ancestors(walk) : 0;
+    } else if (++walk->links > MOST_LINKS) {
         error = -ELOOP;
-    else
+    } else {
         error = may_follow(walk->at, &st, walk->rules->user) ? walk_link(walk, fd) : -EACCES;
+    }
     close(fd);
     return error;
 }
@@ -183,9 +339,10 @@ walk_step(struct path_walk *walk, bool to_directory)
  * it could reach a name with a lookup in flight, and this process would wait for itself.
  */
 static int
-open_by_walk(int directory, const char *path, int flags, const struct open_rules *rules)
+open_by_walk(int directory, const char *path, int flags, const struct open_rules *rules,
+             const struct open_mounts *mounts, uint64_t *refused)
 {
-    struct path_walk walk = {.at = directory, .first = directory, .rules = rules};
+    struct path_walk walk = {.at = directory, .first = directory, .rules = rules, .mounts = mounts};
     size_t length = strlen(path);
     errint_t error = 0;
 
@@ -198,6 +355,8 @@ open_by_walk(int directory, const char *path, int flags, const struct open_rules
         error = walk_step(&walk, flags & O_DIRECTORY);
     if (error) {
         walk_to(&walk, -1);
+        if (error == -EREMOTE && refused)
+            *refused = walk.refused_mount;
         return error;
     }
     return walk.at;
@@ -209,10 +368,10 @@ static int
 reopen(int fd, int flags)
 {
     char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
-    struct stat st = {0};
+    struct walk_stat st;
     int opened = stat_cached(fd, &st);
 
-    if (!opened && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+    if (!opened && !S_ISREG(st.mode) && !S_ISDIR(st.mode))
         opened = -ENXIO;
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     if (!opened)
@@ -225,12 +384,12 @@ reopen(int fd, int flags)
 static int
 open_unless_excluded(int directory, const char *path, int flags)
 {
-    const struct open_rules own = {.user = geteuid()};
+    const struct open_rules own = {.user = geteuid(), .top = -1};
     int fd, opened;
 
     if (atomic_load(&excluded) == 0)
         return openat_retry(directory, path, flags);
-    fd = opened = open_by_walk(directory, path, flags, &own);
+    fd = opened = open_by_walk(directory, path, flags, &own, NULL, NULL);
     if (fd >= 0 && !(flags & O_PATH))
         opened = reopen(fd, flags);
     /* Either a cached NFS directory is stale, which the kernel revalidates only when it resolves
@@ -253,9 +412,25 @@ open_at(int directory, const char *path, int flags)
 int
 open_path_as(int directory, const char *path, const struct open_rules *rules)
 {
-    int fd = open_by_walk(directory, path, O_PATH | O_CLOEXEC, rules);
+    int fd = open_by_walk(directory, path, O_PATH | O_CLOEXEC, rules, NULL, NULL);
 
     return fd == -EXDEV ? -ELOOP : fd;
+}
+
+uint64_t
+open_mount_of(int fd)
+{
+    struct walk_stat st;
+
+    return stat_cached(fd, &st) == 0 ? st.mount : 0;
+}
+
+int
+open_local(int directory, const char *path, const struct open_mounts *mounts, uint64_t *refused)
+{
+    const struct open_rules own = {.user = geteuid(), .top = -1};
+
+    return open_by_walk(directory, path, 0, &own, mounts, refused);
 }
 
 errint_t

@@ -9,6 +9,7 @@
 #include "base/error.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/stat.h>
 
 /* As openat(2): a descriptor or a negative errno. -ELOOP: the path crosses the excluded device.
@@ -23,6 +24,9 @@ struct open_rules {
      * the kernel checks the credentials of the thread. */
     errint_t (*permits)(void *arg, int fd, int mask);
     void *arg;
+    /* If `..` leads out of this open directory, the user must be able to search all directories
+     * above the one reached, as if the path began at "/". -1: this is not checked. */
+    int top;
 };
 
 /* Resolves `path` in this process by these rules, following links, and opens it with O_PATH. A
@@ -30,6 +34,28 @@ struct open_rules {
 int open_path_as(int directory, const char *path, const struct open_rules *rules);
 /* As fstatat(2), following links. -EXDEV: the path crosses the excluded device. Any thread. */
 errint_t open_stat(int directory, const char *path, struct stat *st);
+
+/* IDs of mounts, which the kernel reuses before Linux 6.8. */
+enum { OPEN_MOUNTS = 8 };
+struct open_mounts {
+    unsigned count;
+    uint64_t ids[OPEN_MOUNTS];
+};
+
+/*
+ * As open_at() with O_PATH, following links, but enters only these mounts, that of "/", and those
+ * of block devices. Where another one begins, fails with -EREMOTE without a request to its file
+ * system, which may hang, and sets *refused to its ID. An automount point that is not mounted
+ * counts as a mount. -EXDEV: as open_stat(). Any thread; waits for the file systems that it enters
+ * only.
+ */
+int open_local(int directory, const char *path, const struct open_mounts *mounts,
+               uint64_t *refused);
+/* The ID of the mount of an open file; 0: the kernel does not report it (before Linux 5.8). Does
+ * not wait. */
+uint64_t open_mount_of(int fd);
+/* The same by the result of statx(2) with STATX_MNT_ID and STATX_MNT_ID_UNIQUE. */
+uint64_t open_mount_id(const struct statx *stx);
 
 /* Excludes the device of the mount itself from all paths: in a lookup there, this process would
  * wait for itself. Call it before other threads are started. */

@@ -15,6 +15,13 @@ text_compare(const char *a, size_t a_length, const char *b, size_t b_length)
     return order ? order : (a_length > b_length) - (a_length < b_length);
 }
 
+/* A key for bsearch(3) over entries that have the offset and length of a text in `base`. */
+struct text_key {
+    const char *base;
+    const char *text;
+    size_t length;
+};
+
 /* Compares two strings by strcmp(3), for qsort(3) and bsearch(3) over arrays of `const char *`. */
 static inline int
 text_compare_strings(const void *a, const void *b)

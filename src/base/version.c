@@ -285,8 +285,8 @@ version_verify(struct backing *backing, int fd)
 
     if (error)
         return error;
-    if (!S_ISREG(now.mode) || now.device != backing->identity.device ||
-        now.inode != backing->identity.inode)
+    if (!S_ISREG(now.mode) || now.mount != backing->identity.mount ||
+        now.device != backing->identity.device || now.inode != backing->identity.inode)
         return mark_stale(backing);
     /* The order matters: a lease that ends in between marks the backing stale if the time stamps
      * cannot identify the version. */

@@ -76,6 +76,7 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
                        options->header_memory > HEADER_BUDGET_LEAST ? options->header_memory
                                                                     : HEADER_BUDGET_LEAST,
                        reclaim_headers, catalog);
+    catalog->budget.advice = options->header_memory_advice;
     table_cache_init(&catalog->tables, &catalog->budget);
     catalog->problems = problems_new(&options->problems);
     if (!catalog->problems)
@@ -91,6 +92,8 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
         error = -errno;
         goto fail;
     }
+    if (options->skip_hung && !(catalog->queries = query_pool_new()))
+        goto fail;
     atomic_store(&catalog->root_checked, monotonic_ms());
     *out = catalog;
     return 0;
@@ -100,11 +103,19 @@ fail:
     return error;
 }
 
+bool
+catalog_stop_queries(struct catalog *catalog)
+{
+    return !catalog || query_pool_stop(catalog->queries);
+}
+
 void
 catalog_free(struct catalog *catalog)
 {
     if (!catalog)
         return;
+    (void)catalog_stop_queries(catalog);
+    query_pool_free(catalog->queries);
     if (catalog->root_fd >= 0)
         close(catalog->root_fd);
     problems_free(catalog->problems);

@@ -17,6 +17,7 @@
 #include "base/extent.h"
 #include "catalog/header_budget.h"
 #include "catalog/problems.h"
+#include "format/container.h"
 #include "format/safetensors.h"
 
 #include <stdatomic.h>
@@ -29,6 +30,10 @@
 enum { CATALOG_CHECK_MS = 400 };
 /* While one thread checks a checkpoint, others still get the known version for this long. */
 enum { CATALOG_LOOKING_MS = 100 };
+
+/* Headers that one checkpoint reads, or files that it checks, in parallel: enough to hide the
+ * latency of network storage. */
+enum { CHECKPOINT_THREADS = 16 };
 
 struct catalog;
 struct source_dir;
@@ -47,9 +52,9 @@ struct ownership {
 };
 
 static inline struct ownership
-ownership_from_stat(const struct stat *st)
+ownership_of(const struct file_identity *identity)
 {
-    return (struct ownership){st->st_uid, st->st_gid, st->st_mode & 0555};
+    return (struct ownership){identity->owner, identity->group, identity->mode & 0555};
 }
 
 /* A regular file of the source at one time. */
@@ -67,13 +72,17 @@ enum group_kind {
 
 /* One checkpoint of a listing; its headers are not read. Strings belong to the listing. */
 struct group {
-    const char *stem;
-    const char *suffix; /* of its files, or within its index's name: ".safetensors", ".sft" */
+    const struct container *container; /* of its files */
+    const char *stem; /* as shown: "model" of pytorch_model.bin */
+    const char *suffix; /* as shown, of its files: ".safetensors", ".sft" */
     const char *index; /* the index's file name, or NULL */
     const char *const *members; /* shards that exist, sorted by name */
     uint32_t member_count;
     uint32_t missing_count; /* shards that should exist */
     enum group_kind kind;
+    /* Key of the file systems that links to its files lead to; 0: none but the directory's, or
+     * without catalog_options.skip_hung. */
+    uint64_t lane;
     bool second; /* an earlier group of the listing has the same stem */
     bool shadowed; /* and the same suffix: the earlier group has precedence */
     struct group_state *state; /* private: its current version */
@@ -85,7 +94,7 @@ struct listing {
     uint32_t directory_count, file_count, group_count;
     const char *const *directories; /* links to directories among them */
     const char *const *files; /* neither shards nor indexes */
-    const struct group *groups; /* sorted by stem and suffix, then precedence */
+    const struct group *groups; /* sorted by group_compare_names(), then precedence */
     struct problem_set *problems; /* the view may add to it */
 };
 
@@ -97,6 +106,7 @@ struct shard {
     struct backing *backing; /* may be NULL if the shard is refused */
     struct st_table *table; /* NULL when the shard is refused; shared by links to the file */
     struct kept_table *kept; /* private: owns `table` */
+    uint32_t refused_count; /* tensors of the file that cannot be shown and are not in `table` */
     char *refusal; /* one line; NULL: it is not refused */
     errint_t error; /* of the refusal, or 0 */
     bool temporary; /* the refusal may not last: it is tried again at the next check */
@@ -114,13 +124,17 @@ struct checkpoint {
     atomic_uint references;
     uint64_t serial; /* never used twice in one process */
     const char *directory; /* of the source, for messages */
+    const struct container *container;
     const char *stem, *suffix; /* see struct group */
     uint32_t shard_count;
     uint32_t tensor_count;
     struct shard **shards; /* sorted by file name */
     const struct tensor_ref *tensors; /* by name; only those that are in one shard */
     struct ownership ownership; /* of all its shards combined */
-    bool busy; /* a shard is refused because another process has it open for writing */
+    /* -ETXTBSY, -EMFILE or -ENFILE if a shard is refused because another process has it open for
+     * writing or no descriptor is free: what is missing may exist. Else 0. */
+    errint_t passing_error;
+    bool is_absent; /* none of its files is a checkpoint, see struct container */
     bool has_total_size; /* its index has a valid metadata.total_size */
     atomic_bool no_room_reported; /* see checkpoint_report_no_room() */
     bool has_no_room; /* private: the budget had no room for `tensors` */
@@ -156,11 +170,21 @@ struct catalog_options {
     bool path_only;
     void (*derived_free)(void *derived);
     struct problem_watch problems; /* all zero: problems go to the log */
+    /* A link to a file system that does not answer does not delay the listing of its directory: its
+     * name is left out, or keeps its kind. If false, listings wait. */
+    bool skip_hung;
     uint64_t header_memory; /* bytes for headers; at least HEADER_BUDGET_LEAST is used */
+    /* How to raise header_memory, as the end of a message: "; raise --memory". NULL: no option
+     * does.
+     */
+    const char *header_memory_advice;
 };
 
 errint_t catalog_new(const struct catalog_options *options, struct catalog **catalog);
-/* All references must have been released. */
+/* Ends the threads that skip_hung needs. Returns false if some of them hang: the catalog must then
+ * not be freed. */
+bool catalog_stop_queries(struct catalog *catalog);
+/* All references must have been released, and catalog_stop_queries() must not have failed. */
 void catalog_free(struct catalog *catalog);
 
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
@@ -190,8 +214,8 @@ const char *source_dir_path(const struct source_dir *dir); /* relative to the so
 /* st_dev by the last source_dir_stat(); 0: there was none. Does not wait. */
 uint64_t source_dir_device(const struct source_dir *dir);
 
-/* stat(2) of the directory itself. */
-errint_t source_dir_stat(struct source_dir *dir, struct stat *st);
+/* The identity of the directory itself. -ENOTDIR. */
+errint_t source_dir_stat(struct source_dir *dir, struct file_identity *identity);
 
 /* Makes the next request for the listing or for a checkpoint of the directory check the source,
  * however recent the last check is. */
@@ -202,6 +226,9 @@ void source_dir_expire_listing(struct source_dir *dir);
 
 /* The current listing; a new reference. */
 errint_t source_dir_listing(struct source_dir *dir, struct listing **listing);
+/* Key of the file system that the link `name` leads to; 0: as in struct group. */
+uint64_t listing_lane(const struct listing *listing, const char *name);
+bool listing_has_lanes(const struct listing *listing); /* whether any name has one */
 /* The identity of the directory when the listing was read. */
 const struct file_identity *listing_directory(const struct listing *listing);
 static inline struct listing *
@@ -225,10 +252,20 @@ errint_t source_dir_check_index(struct source_dir *dir, const char *name, struct
  * problems of the shards are recorded in the checkpoint. */
 errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
                           struct checkpoint **checkpoint);
-/* The same for a group that is not from a listing: its `state` is not used, and the headers are
- * read each time. */
-errint_t group_load(struct source_dir *dir, const struct group *group,
+/* Loads or checks the checkpoints of groups that have a lane, and waits while the storage answers
+ * (see query_pool_wait()). Reports those that are not answered. `groups`: indices of the listing.
+ */
+void groups_load(struct source_dir *dir, const struct listing *listing, const uint32_t *groups,
+                 size_t count);
+/* The last version that was loaded; a new reference. -EAGAIN: none. Does not wait. */
+errint_t group_known_checkpoint(const struct group *group, struct checkpoint **checkpoint);
+/* The same, but reads the headers each time, at most `threads` of them in parallel, and keeps no
+ * reference. The group need not be from a listing: its `state` is not used. */
+errint_t group_load(struct source_dir *dir, const struct group *group, unsigned threads,
                     struct checkpoint **checkpoint);
+/* Whether a group of a listing is a checkpoint. Reads headers only of one that is converted. With a
+ * lane, false if the storage does not answer. */
+bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
 /* A hash of the versions of all its shards, see file_identity_hash(). */
 uint64_t checkpoint_version(const struct checkpoint *checkpoint);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a

@@ -3,6 +3,7 @@
  * name, and reports problems. */
 #include "base/parallel.h"
 #include "base/text.h"
+#include "catalog/group.h"
 #include "catalog/private.h"
 
 #include <errno.h>
@@ -49,7 +50,7 @@ load_or_reuse_shard(void *arg, size_t i)
     struct shard *shard = reuse_shard(loader, name);
 
     if (!shard)
-        shard = shard_load(loader->dir, name, loader->checkpoint->family);
+        shard = shard_load(loader->dir, loader->group->container, name, loader->checkpoint->family);
     loader->checkpoint->shards[i] = shard;
 }
 
@@ -103,7 +104,7 @@ report_unknown_dtypes(struct checkpoint *checkpoint, const struct shard *shard)
             first = &table->tensors[i];
         unknown++;
     }
-    if (unknown)
+    if (unknown && !table->gguf) /* whose reader knows its types */
         problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
                         "%u tensors of a dtype this fstfs does not know (the first is %s, %s): "
                         "served as bytes, and not in npy/",
@@ -349,8 +350,8 @@ checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const
     header_budget_count(&checkpoint->catalog->budget, &now);
     problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
                     "NoMemoryForHeaders: no room for %s (%" PRIu64 " tensors), %" PRIu64
-                    " of %" PRIu64 " bytes are in use; it is not shown; raise --memory",
-                    what, tensors, now.used, now.limit);
+                    " of %" PRIu64 " bytes are in use; it is not shown%s",
+                    what, tensors, now.used, now.limit, now.advice);
 }
 
 static bool
@@ -377,6 +378,109 @@ combine_ownership(struct ownership a, struct ownership b)
     return a;
 }
 
+/* What else follows from a problem of a shard. */
+static const char *
+consequence(const struct checkpoint *checkpoint)
+{
+    return checkpoint->container->is_converted || checkpoint->container->is_kept
+               ? "the files themselves are shown"
+               : "there is no merged file";
+}
+
+static void
+summarize_refused_shard(struct checkpoint *checkpoint, const struct shard *shard)
+{
+    mark_unsound(checkpoint, "a shard is refused");
+    if (shard->error == -ETXTBSY || shard->error == -EMFILE || shard->error == -ENFILE)
+        checkpoint->passing_error = shard->error;
+    /* Beside checkpoints there are other files with their suffix. */
+    if (shard->error != -ENOMSG || !checkpoint->is_absent)
+        problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+                        "refused: %s; its tensors are missing, and %s", shard->refusal,
+                        consequence(checkpoint));
+}
+
+static void
+report_refused_tensors(struct checkpoint *checkpoint, const struct shard *shard)
+{
+    const struct container_file *file = &shard->kept->file;
+    uint32_t named = 0;
+    size_t length;
+
+    if (!file->refused_count)
+        return;
+    mark_unsound(checkpoint, "some tensors cannot be shown");
+    for (const char *line = file->refused; *line; line += length + 1, named++) {
+        length = strcspn(line, "\n");
+        problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+                        "%.*s; it is missing, and %s", (int)length, line, consequence(checkpoint));
+    }
+    if (file->refused_count > named)
+        problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+                        "%" PRIu32 " of its %" PRIu32 " tensors cannot be shown",
+                        file->refused_count, file->refused_count + file->table->count);
+}
+
+/* Reports what group_files() does not for a group that may not be a checkpoint. */
+static void
+report_group(struct checkpoint *checkpoint, const struct group *group)
+{
+    const char *file = group->index ? group->index : group->members[0];
+    char stem[QUOTED_SIZE];
+    uint32_t number, of;
+
+    if (!group->container->is_converted || (checkpoint->is_absent && !group->index))
+        return;
+    if (group->missing_count)
+        problem_set_add(checkpoint->problems, checkpoint->directory, file,
+                        "%" PRIu32 " of the %" PRIu32
+                        " shards of %s do not exist: their tensors are missing, and %s",
+                        group->missing_count, group->missing_count + group->member_count,
+                        quoted(stem, group->stem, strlen(group->stem)), consequence(checkpoint));
+    if (group->kind == GROUP_SINGLE && group_misnumbered_name(file, &number, &of))
+        group_report_misnumbered(checkpoint->problems, checkpoint->directory, file, number, of);
+    if (group->shadowed && !checkpoint->is_absent)
+        problem_set_add(checkpoint->problems, checkpoint->directory, file,
+                        "its tensors are in a directory of its own, and the files themselves are "
+                        "shown: another checkpoint has the name %s",
+                        quoted(stem, group->stem, strlen(group->stem)));
+}
+
+/* Checks that the shards belong together, if all are there. */
+static errint_t
+check_shards(struct checkpoint *checkpoint)
+{
+    const struct container *container = checkpoint->container;
+    const struct st_table **tables;
+    struct reason reason;
+    uint32_t wrong;
+
+    if (!container->check_files || checkpoint->unsound)
+        return 0;
+    tables = malloc((checkpoint->shard_count + 1) * sizeof(*tables));
+    if (!tables)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        tables[i] = checkpoint->shards[i]->table;
+    if (container->check_files(tables, checkpoint->shard_count, &wrong, &reason) != 0) {
+        mark_unsound(checkpoint, "its files do not belong together");
+        problem_set_add(checkpoint->problems, checkpoint->directory,
+                        checkpoint->shards[wrong]->name, "%s: %s; %s", reason.rule, reason.text,
+                        consequence(checkpoint));
+    }
+    free(tables);
+    return 0;
+}
+
+bool
+checkpoint_has_table(const struct checkpoint *checkpoint)
+{
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->table)
+            return true;
+    return false;
+}
+
 /* Sets ownership and time of the checkpoint, and reports the problems of its shards. */
 static void
 summarize_shards(struct checkpoint *checkpoint)
@@ -384,17 +488,16 @@ summarize_shards(struct checkpoint *checkpoint)
     bool any = false;
 
     checkpoint->ownership = (struct ownership){geteuid(), getegid(), 0444};
+    checkpoint->is_absent =
+        checkpoint->container->is_converted && !checkpoint_has_table(checkpoint);
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
         if (shard->refusal) {
-            problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
-                            "refused: %s; its tensors are missing, and there is no merged file",
-                            shard->refusal);
-            mark_unsound(checkpoint, "a shard is refused");
-            checkpoint->busy |= shard->error == -ETXTBSY;
+            summarize_refused_shard(checkpoint, shard);
             continue;
         }
+        report_refused_tensors(checkpoint, shard);
         checkpoint->ownership =
             any ? combine_ownership(checkpoint->ownership, shard->file.ownership)
                 : shard->file.ownership;
@@ -489,13 +592,14 @@ checkpoint_new(struct source_dir *dir, const struct group *group, const struct c
     checkpoint->catalog = dir->catalog;
     checkpoint->serial = atomic_fetch_add(&dir->catalog->serial, 1) + 1;
     checkpoint->directory = copy_into(&room, dir->path);
+    checkpoint->container = group->container;
     checkpoint->stem = copy_into(&room, group->stem);
     checkpoint->suffix = copy_into(&room, group->suffix);
     checkpoint->index_name = group->index ? copy_into(&room, group->index) : NULL;
     checkpoint->shard_count = group->member_count;
     checkpoint->shards = calloc(group->member_count + 1, sizeof(*checkpoint->shards));
     checkpoint->problems = problem_set_new(dir->catalog->problems);
-    checkpoint->family = before ? family_ref(before->family) : family_new();
+    checkpoint->family = before ? family_ref(before->family) : family_new(dir->path, group->stem);
     if (checkpoint->shards && checkpoint->problems && checkpoint->family)
         return checkpoint;
     checkpoint_free(checkpoint);
@@ -504,7 +608,7 @@ checkpoint_new(struct source_dir *dir, const struct group *group, const struct c
 
 errint_t
 checkpoint_load(struct source_dir *dir, const struct group *group, const struct checkpoint *before,
-                struct checkpoint **out)
+                unsigned threads, struct checkpoint **out)
 {
     struct checkpoint *checkpoint = checkpoint_new(dir, group, before);
     struct checkpoint_loader loader = {dir, group, before, checkpoint};
@@ -512,7 +616,7 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
 
     if (!checkpoint)
         return -ENOMEM;
-    parallel_for(group->member_count, CHECKPOINT_THREADS, load_or_reuse_shard, &loader);
+    parallel_for(group->member_count, threads, load_or_reuse_shard, &loader);
     for (uint32_t i = 0; i < group->member_count; i++)
         if (!checkpoint->shards[i])
             error = -ENOMEM;
@@ -520,6 +624,10 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
         if (group->missing_count)
             mark_unsound(checkpoint, "shards are missing");
         summarize_shards(checkpoint);
+        report_group(checkpoint, group);
+        error = check_shards(checkpoint);
+    }
+    if (!error) {
         error = gather_tensors(checkpoint, dir, group->index);
     }
     if (error) {
@@ -537,7 +645,8 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
 }
 
 errint_t
-group_load(struct source_dir *dir, const struct group *group, struct checkpoint **checkpoint)
+group_load(struct source_dir *dir, const struct group *group, unsigned threads,
+           struct checkpoint **checkpoint)
 {
-    return checkpoint_load(dir, group, NULL, checkpoint);
+    return checkpoint_load(dir, group, NULL, threads, checkpoint);
 }

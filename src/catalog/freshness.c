@@ -15,16 +15,6 @@
 /* Up to this number of files are checked sequentially, which is faster than starting threads. */
 enum { FEW_SHARDS = 8 };
 
-struct group_state {
-    atomic_uint references;
-    pthread_mutex_t lock; /* guards the rest; held while headers are read, but not during a check */
-    pthread_cond_t check_ended; /* is_checking has become false */
-    bool is_checking; /* a thread checks the files of the checkpoint */
-    struct checkpoint *checkpoint; /* NULL: not loaded, or reclaimed */
-    struct problem_set *problems; /* of the reclaimed checkpoint; NULL: none */
-    uint64_t checked; /* monotonic_ms() */
-};
-
 /* ---- checks ---- */
 
 struct freshness_check {
@@ -117,13 +107,17 @@ check_files_locked(struct source_dir *dir, struct group_state *state)
 static errint_t
 reload_locked(struct source_dir *dir, const struct group *group, struct group_state *state)
 {
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint, *before;
     uint64_t began = monotonic_ms();
-    errint_t error = checkpoint_load(dir, group, state->checkpoint, &checkpoint);
+    errint_t error =
+        checkpoint_load(dir, group, state->checkpoint, CHECKPOINT_THREADS, &checkpoint);
 
     if (!error) {
-        checkpoint_unref(state->checkpoint);
+        before = state->checkpoint;
+        pthread_mutex_lock(&state->known_lock);
         state->checkpoint = checkpoint;
+        pthread_mutex_unlock(&state->known_lock);
+        checkpoint_unref(before);
         problem_set_free(state->problems);
         state->problems = NULL;
     }
@@ -166,6 +160,33 @@ group_checkpoint(struct source_dir *dir, const struct group *group, struct check
     return error;
 }
 
+errint_t
+group_known_checkpoint(const struct group *group, struct checkpoint **out)
+{
+    struct group_state *state = group->state;
+    errint_t error = -EAGAIN;
+
+    pthread_mutex_lock(&state->known_lock);
+    if (state->checkpoint) {
+        *out = checkpoint_ref(state->checkpoint);
+        error = 0;
+    }
+    pthread_mutex_unlock(&state->known_lock);
+    return error;
+}
+
+bool
+group_state_is_fresh(struct source_dir *dir, struct group_state *state)
+{
+    bool fresh;
+
+    if (pthread_mutex_trylock(&state->lock) != 0)
+        return false;
+    fresh = is_usable(state) && !source_dir_is_older(dir, state->checked, CATALOG_CHECK_MS);
+    pthread_mutex_unlock(&state->lock);
+    return fresh;
+}
+
 /* ---- states ---- */
 
 struct checkpoint *
@@ -175,7 +196,8 @@ group_state_take_idle(struct group_state *state)
 
     if (pthread_mutex_trylock(&state->lock) != 0)
         return NULL;
-    if (state->checkpoint && state->checkpoint->tensor_count > 0 &&
+    pthread_mutex_lock(&state->known_lock);
+    if (state->checkpoint && checkpoint_has_table(state->checkpoint) &&
         atomic_load(&state->checkpoint->references) == 1) {
         checkpoint = state->checkpoint;
         state->checkpoint = NULL;
@@ -183,6 +205,7 @@ group_state_take_idle(struct group_state *state)
         state->problems = checkpoint->problems;
         checkpoint->problems = NULL;
     }
+    pthread_mutex_unlock(&state->known_lock);
     pthread_mutex_unlock(&state->lock);
     return checkpoint;
 }
@@ -195,6 +218,7 @@ group_state_new(void)
     if (state) {
         atomic_init(&state->references, 1);
         pthread_mutex_init(&state->lock, NULL);
+        pthread_mutex_init(&state->known_lock, NULL);
         pthread_cond_init(&state->check_ended, NULL);
     }
     return state;
@@ -215,6 +239,7 @@ group_state_unref(struct group_state *state)
     checkpoint_unref(state->checkpoint);
     problem_set_free(state->problems);
     pthread_cond_destroy(&state->check_ended);
+    pthread_mutex_destroy(&state->known_lock);
     pthread_mutex_destroy(&state->lock);
     free(state);
 }

@@ -7,6 +7,7 @@
 #include "format/safetensors.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,14 +20,50 @@ ends_with(const char *text, size_t length, const char *end)
     return length >= end_length && memcmp(text + length - end_length, end, end_length) == 0;
 }
 
-/* stem = a + (b ? "." + b : ""); false when it does not fit or is empty. */
-static bool
-make_stem(char stem[256], const char *a, size_t a_length, const char *b, size_t b_length)
+/* The suffix of a container in a file name, or in the name of an index. */
+struct suffix {
+    const struct container *container; /* NULL: the name has no suffix of a container */
+    const char *text; /* in the name; not NUL-terminated if the name is that of an index */
+    size_t length;
+};
+
+static struct suffix
+suffix_of_name(const char *file, size_t length)
 {
+    struct suffix suffix = {.text = file + length};
+
+    suffix.container = container_of_name(file, length, &suffix.length);
+    suffix.text -= suffix.length;
+    return suffix;
+}
+
+/* The part of a stem that is not shown: "pytorch_" of pytorch_model. */
+static size_t
+hidden_stem_length(const struct container *container, const char *stem, size_t length)
+{
+    size_t end = container->stem ? strlen(container->stem) : 0;
+
+    if (end == 0 || length < end || memcmp(stem, container->stem, end) != 0 ||
+        (length > end && stem[end] != '.'))
+        return 0;
+    return end - strlen(container->shown_stem);
+}
+
+/* Sets the stem, as shown, to `a` or, if `b` is not empty, to "a.b". False: it is empty or too
+ * long.
+ */
+static bool
+make_stem(char stem[256], const struct container *container, const char *a, size_t a_length,
+          const char *b, size_t b_length)
+{
+    size_t hidden = hidden_stem_length(container, a, a_length);
+
     if (a_length == 0 || a_length + 1 + b_length > 255)
         return false;
     if (!stem)
         return true;
+    a += hidden;
+    a_length -= hidden;
     memcpy(stem, a, a_length);
     if (b_length) {
         stem[a_length++] = '.';
@@ -64,9 +101,9 @@ split_index_rest(const char *rest, const char **variant, size_t *length)
     return true;
 }
 
-/* As group_index_name(); also returns the suffix. */
+/* As group_index_name(); also sets the suffix. */
 static bool
-split_index_name(const char *file, char stem[256], const char **suffix, size_t *suffix_length)
+split_index_name(const char *file, char stem[256], struct suffix *suffix)
 {
     const char *variant;
     size_t length, end;
@@ -75,11 +112,12 @@ split_index_name(const char *file, char stem[256], const char **suffix, size_t *
     for (end = strlen(file); end > 0; end--) {
         if (file[end] != '.')
             continue;
-        *suffix_length = st_suffix_length(file, end);
-        if (!*suffix_length || !split_index_rest(file + end, &variant, &length))
+        *suffix = suffix_of_name(file, end);
+        if (!suffix->container || suffix->container->is_kept ||
+            !split_index_rest(file + end, &variant, &length))
             continue;
-        *suffix = file + end - *suffix_length;
-        return make_stem(stem, file, (size_t)(*suffix - file), variant, length);
+        return make_stem(stem, suffix->container, file, (size_t)(suffix->text - file), variant,
+                         length);
     }
     return false;
 }
@@ -87,10 +125,17 @@ split_index_name(const char *file, char stem[256], const char **suffix, size_t *
 bool
 group_index_name(const char *file, char stem[256])
 {
-    const char *suffix;
-    size_t length;
+    struct suffix suffix;
 
-    return split_index_name(file, stem, &suffix, &length);
+    return split_index_name(file, stem, &suffix);
+}
+
+const struct container *
+group_index_container(const char *file)
+{
+    struct suffix suffix;
+
+    return split_index_name(file, NULL, &suffix) ? suffix.container : NULL;
 }
 
 void
@@ -139,32 +184,38 @@ numbered_stem_end(const char *file, const char *end, uint32_t *number, uint32_t 
     return at - 1;
 }
 
-/* The suffix of a safetensors file; "" for other files. */
-static const char *
+static struct suffix
 file_suffix(const char *file)
 {
-    size_t length = strlen(file);
+    return suffix_of_name(file, strlen(file));
+}
 
-    return file + length - st_suffix_length(file, length);
+const struct container *
+group_file_container(const char *file)
+{
+    struct suffix suffix = file_suffix(file);
+
+    return suffix.container ? suffix.container : &container_safetensors;
 }
 
 /* As group_numbered_name(), but the numbers may be out of range. */
 static bool
 split_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of)
 {
-    const char *end = file_suffix(file), *stem_end, *dot;
+    struct suffix suffix = file_suffix(file);
+    const char *end = suffix.text, *stem_end, *dot;
 
-    if (!*end)
+    if (!suffix.container)
         return false;
     stem_end = numbered_stem_end(file, end, number, of);
     if (stem_end)
-        return make_stem(stem, file, (size_t)(stem_end - file), NULL, 0);
+        return make_stem(stem, suffix.container, file, (size_t)(stem_end - file), NULL, 0);
     dot = memrchr(file, '.', (size_t)(end - file));
     if (!dot || dot + 1 == end)
         return false;
     stem_end = numbered_stem_end(file, dot, number, of);
-    return stem_end &&
-           make_stem(stem, file, (size_t)(stem_end - file), dot + 1, (size_t)(end - dot - 1));
+    return stem_end && make_stem(stem, suffix.container, file, (size_t)(stem_end - file), dot + 1,
+                                 (size_t)(end - dot - 1));
 }
 
 bool
@@ -174,11 +225,18 @@ group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t
 }
 
 bool
+group_misnumbered_name(const char *file, uint32_t *number, uint32_t *of)
+{
+    return split_numbered_name(file, NULL, number, of) && (*number < 1 || *number > *of);
+}
+
+bool
 group_single_name(const char *file, char stem[256])
 {
-    const char *suffix = file_suffix(file);
+    struct suffix suffix = file_suffix(file);
 
-    return *suffix && make_stem(stem, file, (size_t)(suffix - file), NULL, 0);
+    return suffix.container &&
+           make_stem(stem, suffix.container, file, (size_t)(suffix.text - file), NULL, 0);
 }
 
 /* ---- grouping ---- */
@@ -218,24 +276,20 @@ grouper_find_file(const struct grouper *grouper, const char *name)
     return found ? (size_t)(found - grouper->files) : SIZE_MAX;
 }
 
-/* Adds a stem, followed by its suffix. Returns its offset. */
+/* Adds a stem, followed by its suffix as shown. Returns its offset. */
 static size_t
-add_stem(struct grouper *grouper, const char *stem, const char *suffix, size_t length)
+add_stem(struct grouper *grouper, const char *stem, struct suffix suffix)
 {
+    const char *shown = suffix.container->shown_suffix;
     size_t at = grouper->stems.length;
 
     buffer_add(&grouper->stems, stem, strlen(stem) + 1);
-    buffer_add(&grouper->stems, suffix, length);
+    if (shown)
+        buffer_add_text(&grouper->stems, shown);
+    else
+        buffer_add(&grouper->stems, suffix.text, suffix.length);
     buffer_add_char(&grouper->stems, '\0');
     return at;
-}
-
-static size_t
-add_stem_of_file(struct grouper *grouper, const char *stem, const char *file)
-{
-    const char *suffix = file_suffix(file);
-
-    return add_stem(grouper, stem, suffix, strlen(suffix));
 }
 
 static void
@@ -253,8 +307,8 @@ add_member(struct grouper *grouper, const char *name)
 
 /* Adds a group whose members start at index `first`. `stem`: an offset. */
 static void
-add_group(struct grouper *grouper, enum group_kind kind, size_t stem, const char *index,
-          size_t first, uint32_t missing)
+add_group(struct grouper *grouper, enum group_kind kind, const struct container *container,
+          size_t stem, const char *index, size_t first, uint32_t missing)
 {
     struct group *groups = array_room(grouper->groups, grouper->group_count, sizeof(*groups));
 
@@ -264,6 +318,7 @@ add_group(struct grouper *grouper, enum group_kind kind, size_t stem, const char
     }
     grouper->groups = groups;
     groups[grouper->group_count++] = (struct group){
+        .container = container,
         .stem = (const char *)stem,
         .index = index,
         .members = (const char *const *)first,
@@ -277,16 +332,18 @@ static void
 group_by_index(struct grouper *grouper, const struct group_index *named)
 {
     size_t first = grouper->member_count, most = problem_set_named(grouper->problems);
-    const char *suffix;
-    size_t suffix_length;
+    struct problem_set *problems = grouper->problems;
+    struct suffix suffix;
     uint32_t missing = 0;
     char stem[256];
 
-    if (!split_index_name(named->file, stem, &suffix, &suffix_length))
+    if (!split_index_name(named->file, stem, &suffix))
         return;
+    if (suffix.container->is_converted)
+        problems = NULL; /* as in group_numbered_set() */
     if (named->index->shard_count == 0) {
-        problem_set_add(grouper->problems, grouper->directory, named->file,
-                        "the index names no shard: no checkpoint is made of it");
+        problem_set_add(problems, grouper->directory, named->file,
+                        "the index names no shards, so it defines no checkpoint");
         return;
     }
     for (uint32_t i = 0; i < named->index->shard_count; i++) {
@@ -298,7 +355,7 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
 
             if (missing++ < most)
                 problem_set_add(
-                    grouper->problems, grouper->directory, named->file,
+                    problems, grouper->directory, named->file,
                     "the index names %s, which does not exist: its tensors are missing, and "
                     "there is no merged file",
                     quoted(name, shard, strlen(shard)));
@@ -308,11 +365,11 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
         add_member(grouper, grouper->files[at]);
     }
     if (missing > most)
-        problem_set_add(grouper->problems, grouper->directory, named->file,
+        problem_set_add(problems, grouper->directory, named->file,
                         "%u of the %u shards that the index names do not exist: their tensors are "
                         "missing, and there is no merged file",
                         missing, named->index->shard_count);
-    add_group(grouper, GROUP_INDEX, add_stem(grouper, stem, suffix, suffix_length), named->file,
+    add_group(grouper, GROUP_INDEX, suffix.container, add_stem(grouper, stem, suffix), named->file,
               first, missing);
 }
 
@@ -323,7 +380,7 @@ compare_numbered(const void *a, const void *b, void *stems)
     int order = strcmp((char *)stems + x->stem, (char *)stems + y->stem);
 
     if (!order)
-        order = strcmp(file_suffix(x->file), file_suffix(y->file));
+        order = strcmp(file_suffix(x->file).text, file_suffix(y->file).text);
     if (order)
         return order;
     if (x->of != y->of)
@@ -333,47 +390,69 @@ compare_numbered(const void *a, const void *b, void *stems)
     return strcmp(x->file, y->file);
 }
 
-/* Makes a group of `count` files of the same stem, suffix and M, sorted by number. */
+/* Reports missing shards with numbers from `first` to `end` - 1, until *reported reaches `limit`.
+ */
+static void
+report_missing_shards(const struct grouper *grouper, struct problem_set *problems,
+                      const struct numbered *set, const char *stem, uint32_t first, uint32_t end,
+                      size_t limit, uint32_t *reported)
+{
+    for (uint32_t number = first; number < end && *reported < limit; number++, ++*reported)
+        problem_set_add(
+            problems, grouper->directory, set->file,
+            "shard %u of %u of %s does not exist: its tensors are missing, and there is "
+            "no merged file",
+            number, set->of, stem);
+}
+
+/* Makes a group of those of `count` files that no index names. The files have the same stem, suffix
+ * and M and are sorted by number. Reports missing shards, unless the container is converted: then
+ * only the content shows whether the files are a checkpoint. */
 static void
 group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t count)
 {
+    const struct container *container = file_suffix(set[0].file).container;
+    struct problem_set *problems = container->is_converted ? NULL : grouper->problems;
     size_t first = grouper->member_count, most = problem_set_named(grouper->problems);
-    uint32_t expected = 1, found = 0, missing, reported = 0;
+    uint32_t expected = 1, found = 0, indexed = 0, present = 0, reported = 0;
     const char *name = grouper->stems.data + set[0].stem;
     char stem[QUOTED_SIZE];
 
     quoted(stem, name, strlen(name));
+    for (size_t i = 0; i < count; i++)
+        indexed += grouper->use[set[i].position] == USE_SHARD;
+    if (indexed == count)
+        return;
     for (size_t i = 0; i < count; i++) {
-        for (; expected < set[i].number && reported < most; expected++, reported++)
+        bool is_second = i > 0 && set[i].number == set[i - 1].number;
+
+        report_missing_shards(grouper, problems, &set[0], stem, expected, set[i].number, most,
+                              &reported);
+        expected = set[i].number + 1;
+        present += !is_second;
+        if (grouper->use[set[i].position] == USE_SHARD)
+            continue;
+        if (indexed)
+            problem_set_add(problems, grouper->directory, set[i].file,
+                            "an index names other shards of %s, but not this one", stem);
+        if (is_second)
             problem_set_add(
-                grouper->problems, grouper->directory, set[0].file,
-                "shard %u of %u of %s does not exist: its tensors are missing, and there is "
-                "no merged file",
-                expected, set[0].of, stem);
-        if (i > 0 && set[i].number == set[i - 1].number)
-            problem_set_add(
-                grouper->problems, grouper->directory, set[i].file,
+                problems, grouper->directory, set[i].file,
                 "a second file for shard %u of %u: tensors that are in both are not shown",
                 set[i].number, set[i].of);
         else
             found++;
-        expected = set[i].number + 1;
         grouper->use[set[i].position] = USE_SHARD;
         add_member(grouper, set[i].file);
     }
-    for (; expected <= set[0].of && reported < most; expected++, reported++)
-        problem_set_add(
-            grouper->problems, grouper->directory, set[0].file,
-            "shard %u of %u of %s does not exist: its tensors are missing, and there is "
-            "no merged file",
-            expected, set[0].of, stem);
-    missing = set[0].of - found;
-    if (missing > reported)
-        problem_set_add(grouper->problems, grouper->directory, set[0].file,
+    report_missing_shards(grouper, problems, &set[0], stem, expected, set[0].of + 1, most,
+                          &reported);
+    if (set[0].of - present > reported)
+        problem_set_add(problems, grouper->directory, set[0].file,
                         "%u of the %u shards of %s do not exist: their tensors are missing, and "
                         "there is no merged file",
-                        missing, set[0].of, stem);
-    add_group(grouper, GROUP_NUMBERED, set[0].stem, NULL, first, missing);
+                        set[0].of - present, set[0].of, stem);
+    add_group(grouper, GROUP_NUMBERED, container, set[0].stem, NULL, first, set[0].of - found);
 }
 
 static void
@@ -390,27 +469,38 @@ group_numbered(struct grouper *grouper)
     for (size_t i = 0; i < grouper->count; i++) {
         struct numbered *one = &all[count];
 
-        if (grouper->use[i] == USE_NONE &&
+        if (grouper->use[i] != USE_INDEX &&
             group_numbered_name(grouper->files[i], stem, &one->number, &one->of)) {
             one->file = grouper->files[i];
             one->position = i;
-            one->stem = add_stem_of_file(grouper, stem, one->file);
+            one->stem = add_stem(grouper, stem, file_suffix(one->file));
             count++;
         }
     }
     if (count && !buffer_failed(&grouper->stems)) {
         qsort_r(all, count, sizeof(*all), compare_numbered, grouper->stems.data);
         for (size_t i = 0, end; i < count; i = end) {
-            for (end = i + 1; end < count && all[end].of == all[i].of &&
-                              strcmp(grouper->stems.data + all[end].stem,
-                                     grouper->stems.data + all[i].stem) == 0 &&
-                              strcmp(file_suffix(all[end].file), file_suffix(all[i].file)) == 0;
+            for (end = i + 1;
+                 end < count && all[end].of == all[i].of &&
+                 strcmp(grouper->stems.data + all[end].stem, grouper->stems.data + all[i].stem) ==
+                     0 &&
+                 strcmp(file_suffix(all[end].file).text, file_suffix(all[i].file).text) == 0;
                  end++)
                 ;
             group_numbered_set(grouper, all + i, end - i);
         }
     }
     free(all);
+}
+
+void
+group_report_misnumbered(struct problem_set *problems, const char *directory, const char *file,
+                         uint32_t number, uint32_t of)
+{
+    problem_set_add(problems, directory, file,
+                    "named as shard %" PRIu32 " of %" PRIu32
+                    ", expected a number from 1 to the total; treated as a separate checkpoint",
+                    number, of);
 }
 
 static void
@@ -420,18 +510,18 @@ group_singles(struct grouper *grouper)
     char stem[256];
 
     for (size_t i = 0; i < grouper->count; i++) {
+        const struct suffix suffix = file_suffix(grouper->files[i]);
         size_t first = grouper->member_count;
 
         if (grouper->use[i] != USE_NONE || !group_single_name(grouper->files[i], stem))
             continue;
-        if (split_numbered_name(grouper->files[i], NULL, &number, &of))
-            problem_set_add(grouper->problems, grouper->directory, grouper->files[i],
-                            "named as shard %u of %u, expected a number from 1 to the total; taken "
-                            "for a checkpoint of its own",
-                            number, of);
+        if (!suffix.container->is_converted &&
+            group_misnumbered_name(grouper->files[i], &number, &of))
+            group_report_misnumbered(grouper->problems, grouper->directory, grouper->files[i],
+                                     number, of);
         grouper->use[i] = USE_SHARD;
         add_member(grouper, grouper->files[i]);
-        add_group(grouper, GROUP_SINGLE, add_stem_of_file(grouper, stem, grouper->files[i]), NULL,
+        add_group(grouper, GROUP_SINGLE, suffix.container, add_stem(grouper, stem, suffix), NULL,
                   first, 0);
     }
 }
@@ -441,11 +531,22 @@ group_compare_names(const struct group *x, const struct group *y)
 {
     int order = strcmp(x->stem, y->stem);
 
+    if (!order)
+        order = container_compare(x->container, y->container);
     if (!order && strcmp(x->suffix, ST_SUFFIX) != 0 && strcmp(y->suffix, ST_SUFFIX) != 0)
         return strcmp(x->suffix, y->suffix);
     if (order)
         return order;
     return (strcmp(y->suffix, ST_SUFFIX) == 0) - (strcmp(x->suffix, ST_SUFFIX) == 0);
+}
+
+/* Whether the stem of the files differs from the one that is shown. Loaders prefer such files. */
+static bool
+has_hidden_stem(const struct group *group)
+{
+    const char *file = group->index ? group->index : group->members[0];
+
+    return hidden_stem_length(group->container, file, strcspn(file, ".-")) > 0;
 }
 
 static int
@@ -460,6 +561,8 @@ compare_groups(const void *a, const void *b)
         return x->kind < y->kind ? -1 : 1;
     if (x->missing_count != y->missing_count)
         return x->missing_count < y->missing_count ? -1 : 1;
+    if (has_hidden_stem(x) != has_hidden_stem(y))
+        return has_hidden_stem(x) ? -1 : 1;
     if (x->index && y->index && (order = strcmp(x->index, y->index)))
         return order;
     if (x->member_count && y->member_count)
@@ -467,6 +570,7 @@ compare_groups(const void *a, const void *b)
     return x->member_count ? -1 : 1;
 }
 
+/* Sets the pointers that were offsets, and sorts the members and the groups. */
 static void
 resolve_groups(struct grouper *grouper)
 {
@@ -485,21 +589,60 @@ resolve_groups(struct grouper *grouper)
     }
     if (grouper->group_count)
         qsort(grouper->groups, grouper->group_count, sizeof(*grouper->groups), compare_groups);
+}
+
+static void
+set_group_use(struct grouper *grouper, const struct group *group, unsigned char of_index,
+              unsigned char of_members)
+{
+    if (group->index)
+        grouper->use[grouper_find_file(grouper, group->index)] = of_index;
+    for (uint32_t i = 0; i < group->member_count; i++)
+        grouper->use[grouper_find_file(grouper, group->members[i])] = of_members;
+}
+
+/* Drops each group of a converted container whose stem also exists as safetensors. */
+static void
+drop_converted_duplicates(struct grouper *grouper)
+{
+    struct group *groups = grouper->groups;
+    const char *safetensors_stem = NULL; /* the last one */
+    size_t kept = 0;
+
+    for (size_t i = 0; i < grouper->group_count; i++) {
+        if (groups[i].container == &container_safetensors)
+            safetensors_stem = groups[i].stem;
+        if (groups[i].container->is_converted && safetensors_stem &&
+            strcmp(safetensors_stem, groups[i].stem) == 0)
+            set_group_use(grouper, &groups[i], USE_NONE, USE_NONE);
+        else
+            groups[kept++] = groups[i];
+    }
+    if (kept == grouper->group_count)
+        return;
+    grouper->group_count = kept;
+    /* A file of a dropped group may also be in a group that is kept. */
+    for (size_t i = 0; i < kept; i++)
+        set_group_use(grouper, &groups[i], USE_INDEX, USE_SHARD);
+}
+
+static void
+mark_second_groups(struct grouper *grouper)
+{
     for (size_t i = 1; i < grouper->group_count; i++) {
         struct group *group = &grouper->groups[i];
-        const struct group *above = group - 1;
+        const struct group *previous = group - 1;
         char stem[QUOTED_SIZE];
 
-        group->second = strcmp(group->stem, above->stem) == 0;
-        if (!group->second || strcmp(group->suffix, above->suffix) != 0)
-            continue;
-        group->shadowed = true;
-        problem_set_add(grouper->problems, grouper->directory,
-                        group->index ? group->index
-                                     : (group->member_count ? group->members[0] : NULL),
-                        "shown in tensors/ and npy/ only, in a directory of its own: another "
-                        "checkpoint has the name %s",
-                        quoted(stem, group->stem, strlen(group->stem)));
+        group->second = strcmp(group->stem, previous->stem) == 0;
+        group->shadowed = group->second && strcmp(group->suffix, previous->suffix) == 0;
+        if (group->shadowed && !group->container->is_converted && !group->container->is_kept)
+            problem_set_add(grouper->problems, grouper->directory,
+                            group->index ? group->index
+                                         : (group->member_count ? group->members[0] : NULL),
+                            "shown in tensors/ and npy/ only, in a directory of its own: another "
+                            "checkpoint has the name %s",
+                            quoted(stem, group->stem, strlen(group->stem)));
     }
 }
 
@@ -541,6 +684,8 @@ group_files(const char *const *files, size_t count, const struct group_index *in
     if (grouper.failed || buffer_failed(&grouper.stems))
         goto fail;
     resolve_groups(&grouper);
+    drop_converted_duplicates(&grouper);
+    mark_second_groups(&grouper);
     gather_files(&grouper, grouping);
     grouping->groups = grouper.groups;
     grouping->group_count = grouper.group_count;

@@ -4,9 +4,10 @@
  * parsed indexes.
  *
  * A checkpoint is (1) the shards that an index names, else (2) the files
- * STEM-NNNNN-of-MMMMM.safetensors with the same M, else (3) one STEM.safetensors. The suffix may
- * also be ".sft", in any letter case. Files with different suffixes belong to different checkpoints
- * unless an index names them.
+ * STEM-NNNNN-of-MMMMM.safetensors with the same M, else (3) one STEM.safetensors. The suffix may be
+ * any of those in format/container.h, in any letter case. Files with different suffixes belong to
+ * different checkpoints unless an index names them. If a stem, as shown, exists both as safetensors
+ * and in a container that is converted to safetensors, the latter's files are side files.
  */
 #ifndef FSTFS_CATALOG_GROUP_H
 #define FSTFS_CATALOG_GROUP_H
@@ -22,11 +23,19 @@
  * writes the stem to `stem`, which may be NULL:
  *   STEM.safetensors.index.json
  *   STEM.safetensors.index.VARIANT.json, STEM.safetensors.VARIANT.index.json
- * (the stem of the last two is STEM.VARIANT).
+ * (the stem of the last two is STEM.VARIANT). Stems are as shown, here and below.
  */
 bool group_index_name(const char *file, char stem[256]);
 
-/* The order of groups: by stem, then by suffix, of which ".safetensors" is the first. */
+/* The container of the files that an index with this name lists; NULL: it is not the name of an
+ * index. */
+const struct container *group_index_container(const char *file);
+
+/* The container of a shard, by its suffix; safetensors if it has none, which an index allows. */
+const struct container *group_file_container(const char *file);
+
+/* The order of groups: by stem, then by container, then by suffix, of which ".safetensors" is the
+ * first. */
 int group_compare_names(const struct group *x, const struct group *y);
 
 /*
@@ -42,7 +51,10 @@ void group_name_index(const char *stem, const char *suffix, char file[300]);
  */
 bool group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of);
 
-/* Whether `file` is STEM.safetensors. */
+/* Whether `file` has the form of a numbered name, but its numbers are out of range. */
+bool group_misnumbered_name(const char *file, uint32_t *number, uint32_t *of);
+
+/* Whether `file` is STEM.safetensors, or has the suffix of another container. */
 bool group_single_name(const char *file, char stem[256]);
 
 /* An index file of the directory. */
@@ -68,6 +80,11 @@ struct grouping {
 errint_t group_files(const char *const *files, size_t count, const struct group_index *indexes,
                      size_t index_count, const char *directory, struct problem_set *problems,
                      struct grouping *grouping);
+
+/* Adds the problem of a file for which group_misnumbered_name() is true. group_files() does so,
+ * except for converted containers: only the content shows whether the file is a checkpoint. */
+void group_report_misnumbered(struct problem_set *problems, const char *directory, const char *file,
+                              uint32_t number, uint32_t of);
 
 void grouping_free(struct grouping *grouping);
 

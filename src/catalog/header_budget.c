@@ -128,7 +128,8 @@ void
 header_budget_count(struct header_budget *budget, struct header_budget_counters *counters)
 {
     pthread_mutex_lock(&budget->lock);
-    *counters = (struct header_budget_counters){budget->limit, budget->used, budget->peak,
-                                                budget->refusals};
+    *counters =
+        (struct header_budget_counters){budget->limit, budget->used, budget->peak, budget->refusals,
+                                        budget->advice ? budget->advice : ""};
     pthread_mutex_unlock(&budget->lock);
 }

@@ -36,6 +36,7 @@ struct header_budget {
     uint64_t releases; /* number of releases since the start */
     uint64_t refusals;
     atomic_uint waiters;
+    const char *advice; /* see struct header_budget_counters; NULL: none */
     /* Frees an unused object and returns its charge. Returns false if there is none. May be NULL.
      */
     bool (*reclaim)(void *arg);
@@ -61,6 +62,7 @@ void header_budget_give(struct header_budget *budget, uint64_t bytes);
 
 struct header_budget_counters {
     uint64_t limit, used, peak, refusals;
+    const char *advice; /* end of a message that there is no room: "; raise --memory", or "" */
 };
 void header_budget_count(struct header_budget *budget, struct header_budget_counters *counters);
 

@@ -2,6 +2,7 @@
 /* Reads and parses index files within the budget for headers. */
 #include "base/file.h"
 #include "base/version.h"
+#include "catalog/group.h"
 #include "catalog/private.h"
 
 #include <errno.h>
@@ -53,14 +54,16 @@ catalog_keep_index(struct catalog *catalog, struct st_index *index,
     catalog_free_index(catalog, before);
 }
 
-/* Returns the kept index, which the caller then owns, if it is of this file. */
+/* Returns the kept index, which the caller then owns, if it is of this file and container. */
 static struct st_index *
-take_kept_index(struct catalog *catalog, const struct file_identity *identity)
+take_kept_index(struct catalog *catalog, const struct file_identity *identity,
+                const struct container *container)
 {
     struct st_index *index = NULL;
 
     pthread_mutex_lock(&catalog->lock);
-    if (catalog->kept_index && file_identity_equal(&catalog->kept_identity, identity)) {
+    if (catalog->kept_index && catalog->kept_index->container == container &&
+        file_identity_equal(&catalog->kept_identity, identity)) {
         index = catalog->kept_index;
         catalog->kept_index = NULL;
     }
@@ -71,7 +74,8 @@ take_kept_index(struct catalog *catalog, const struct file_identity *identity)
 /* Reads and parses a version of `size` bytes. The memory of the index stays charged. */
 static errint_t
 read_index_charged(struct catalog *catalog, struct backing *backing, int fd, size_t size,
-                   struct st_index **index, struct reason *reason)
+                   const struct container *container, struct st_index **index,
+                   struct reason *reason)
 {
     uint64_t charged = ST_INDEX_FACTOR * size + INDEX_LEAST_CHARGE;
     struct header_budget_counters now;
@@ -86,8 +90,8 @@ read_index_charged(struct catalog *catalog, struct backing *backing, int fd, siz
         header_budget_count(&catalog->budget, &now);
         return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
                           "an index of %zu bytes needs about %" PRIu64 " bytes, %" PRIu64
-                          " of %" PRIu64 " bytes are in use; raise --memory",
-                          size, charged, now.used, now.limit);
+                          " of %" PRIu64 " bytes are in use%s",
+                          size, charged, now.used, now.limit, now.advice);
     }
     text = malloc(size + 1);
     got = text ? file_read(fd, text, size, 0) : -ENOMEM;
@@ -97,7 +101,7 @@ read_index_charged(struct catalog *catalog, struct backing *backing, int fd, siz
     if (error)
         reason_fill(reason, "IoError", "%s", strerror(-error));
     else
-        error = st_index_parse(text, size, index, reason);
+        error = st_index_parse(text, size, container, index, reason);
     free(text);
     header_budget_settle(&catalog->budget, charged, error ? 0 : (*index)->bytes);
     return error;
@@ -116,8 +120,8 @@ read_index_version(struct source_dir *dir, const char *name, int fd,
     if (error) {
         reason_fill(reason, "IoError", "%s", strerror(-error));
     } else {
-        error =
-            read_index_charged(dir->catalog, backing, fd, (size_t)identity->size, index, reason);
+        error = read_index_charged(dir->catalog, backing, fd, (size_t)identity->size,
+                                   group_index_container(name), index, reason);
         version_close(backing);
     }
     backing_unref(backing);
@@ -129,25 +133,23 @@ open_and_read_index(struct source_dir *dir, const char *name, struct st_index **
                     struct file_identity *identity, struct reason *reason)
 {
     int fd = source_dir_open(dir, name);
-    struct stat st;
     errint_t error;
 
     if (fd < 0)
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
-    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
+    if (file_identity_from_fd(identity, fd) != 0 || !S_ISREG(identity->mode)) {
         close(fd);
         return reason_set(reason, -EIO, "IoError", "it is no longer a regular file");
     }
-    file_identity_from_stat(identity, &st);
-    *index = take_kept_index(dir->catalog, identity);
+    *index = take_kept_index(dir->catalog, identity, group_index_container(name));
     if (*index) {
         close(fd);
         return 0;
     }
-    if (st.st_size > ST_MAX_INDEX)
-        error =
-            reason_set(reason, -EBADMSG, "InvalidIndex", "it has %lld bytes, expected at most %u",
-                       (long long)st.st_size, ST_MAX_INDEX);
+    if (identity->size > ST_MAX_INDEX)
+        error = reason_set(reason, -EBADMSG, "InvalidIndex",
+                           "it has %" PRIu64 " bytes, expected at most %u", identity->size,
+                           ST_MAX_INDEX);
     else
         error = read_index_version(dir, name, fd, identity, index, reason);
     close(fd);

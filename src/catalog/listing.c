@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listings: the names of a directory, and the checkpoints that its files form. */
-#include "base/array.h"
 #include "base/clock.h"
-#include "base/open.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "base/timestamp.h"
 #include "catalog/group.h"
-#include "catalog/private.h"
+#include "catalog/scan.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct listed_index {
     const char *file;
     struct file_identity identity;
+    bool is_remote; /* checked as a remote name */
 };
 
 /* A listing, and the state for checking it. */
@@ -27,7 +25,9 @@ struct listing_private {
                        times */
     uint64_t checked; /* monotonic_ms(); guarded by the directory's lock */
     char *names; /* of all entries, one after another */
-    char *dangling; /* names of dangling links, likewise; ends with an empty name */
+    char *dangling; /* names of dangling links, likewise, except remote ones; ends with an empty
+                       name */
+    struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
     const char **directories;
     struct listed_index *indexes;
@@ -38,6 +38,20 @@ static struct listing_private *
 private_of(const struct listing *listing)
 {
     return (struct listing_private *)(uintptr_t)listing;
+}
+
+uint64_t
+listing_lane(const struct listing *listing, const char *name)
+{
+    const struct remote_name *remote = remote_names_find(&private_of(listing)->remotes, name);
+
+    return remote ? remote->lane : 0;
+}
+
+bool
+listing_has_lanes(const struct listing *listing)
+{
+    return private_of(listing)->remotes.count > 0;
 }
 
 const struct file_identity *
@@ -57,6 +71,7 @@ listing_unref(struct listing *listing)
         group_state_unref(listing->groups[i].state);
     grouping_free(&private->grouping);
     problem_set_free(listing->problems);
+    remote_names_free(&private->remotes);
     free(private->directories);
     free(private->indexes);
     free(private->names);
@@ -64,167 +79,84 @@ listing_unref(struct listing *listing)
     free(private);
 }
 
-/* ---- reading a directory ---- */
-
-struct scanned_entry {
-    size_t name; /* offset in the names */
-    bool is_directory;
-};
-
-struct scan {
-    struct source_dir *dir;
-    struct problem_set *problems;
-    int fd;
-    struct buffer names;
-    struct buffer dangling; /* names of links that lead nowhere */
-    struct scanned_entry *entries;
-    size_t count;
-    size_t directories;
-};
-
-/* Whether `st` is of the directory at `path` or of one above it. */
-static bool
-is_ancestor(struct catalog *catalog, const char *path, const struct stat *st)
-{
-    char *prefix = strdup(path);
-    bool found = false;
-    struct stat above;
-
-    if (!prefix)
-        return true; /* out of memory: the link is omitted, which is safe */
-    for (;;) {
-        char *slash;
-
-        if (open_stat(catalog->root_fd, *prefix ? prefix : ".", &above) == 0 &&
-            above.st_dev == st->st_dev && above.st_ino == st->st_ino)
-            found = true;
-        if (found || !*prefix)
-            break;
-        slash = strrchr(prefix, '/');
-        *(slash ? slash : prefix) = '\0';
-    }
-    free(prefix);
-    return found;
-}
-
-enum entry_kind { ENTRY_FILE, ENTRY_DIRECTORY, ENTRY_NONE };
-
-/* The kind of an entry, following links. Reports entries that are not listed. `type`: its
- * d_type. */
-static enum entry_kind
-classify_entry(struct scan *scan, const char *name, unsigned char type)
-{
-    const char *directory = scan->dir->path;
-    struct stat st;
-    errint_t error;
-
-    if (type == DT_REG)
-        return ENTRY_FILE;
-    if (type == DT_DIR)
-        return ENTRY_DIRECTORY;
-    if (type == DT_LNK || type == DT_UNKNOWN) {
-        error = open_stat(scan->fd, name, &st);
-        if (error == -ENOENT && type == DT_UNKNOWN)
-            return ENTRY_NONE; /* removed since the directory was read */
-        if (error) {
-            if (error == -ENOENT)
-                buffer_add(&scan->dangling, name, strlen(name) + 1);
-            problem_set_add(scan->problems, directory, name,
-                            error == -EXDEV ? "left out: a link that leads into the mount itself"
-                                            : "left out: a link that leads nowhere: %s",
-                            strerror(-error));
-            return ENTRY_NONE;
-        }
-        if (S_ISREG(st.st_mode))
-            return ENTRY_FILE;
-        if (S_ISDIR(st.st_mode)) {
-            if (type == DT_LNK && is_ancestor(scan->dir->catalog, directory, &st)) {
-                problem_set_add(scan->problems, directory, name,
-                                "left out: a link to a directory that holds it (a loop)");
-                return ENTRY_NONE;
-            }
-            return ENTRY_DIRECTORY;
-        }
-    }
-    problem_set_add(scan->problems, directory, name,
-                    "left out: neither a file nor a directory (a FIFO, socket or device)");
-    return ENTRY_NONE;
-}
-
-static errint_t
-scan_entry(struct scan *scan, const struct dirent *entry)
-{
-    struct scanned_entry *entries;
-    enum entry_kind kind;
-
-    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-        return 0;
-    kind = classify_entry(scan, entry->d_name, entry->d_type);
-    if (kind == ENTRY_NONE)
-        return 0;
-    entries = array_room(scan->entries, scan->count, sizeof(*entries));
-    if (!entries)
-        return -ENOMEM;
-    scan->entries = entries;
-    entries[scan->count++] = (struct scanned_entry){scan->names.length, kind == ENTRY_DIRECTORY};
-    scan->directories += kind == ENTRY_DIRECTORY;
-    buffer_add(&scan->names, entry->d_name, strlen(entry->d_name) + 1);
-    return buffer_failed(&scan->names) ? -ENOMEM : 0;
-}
-
-static errint_t
-scan_directory(struct scan *scan, struct stat *st)
-{
-    struct dirent *entry;
-    errint_t error = 0;
-    DIR *stream;
-
-    scan->fd = source_dir_open_self(scan->dir);
-    if (scan->fd < 0)
-        return scan->fd;
-    stream = fdopendir(scan->fd);
-    if (!stream) {
-        close(scan->fd);
-        return -ENOMEM;
-    }
-    if (fstat(scan->fd, st) < 0)
-        error = -errno;
-    while (!error) {
-        errno = 0;
-        entry = readdir(stream);
-        if (!entry) {
-            error = -errno;
-            break;
-        }
-        error = scan_entry(scan, entry);
-    }
-    closedir(stream);
-    return error;
-}
-
 /* ---- making a listing ---- */
+
+/* Makes what group_files() needs of the index that defined this group. Its `bytes` are 0. */
+static struct st_index *
+index_of_group(const struct group *group)
+{
+    struct st_index *index = calloc(1, sizeof(*index));
+
+    if (index) {
+        index->container = group->container;
+        index->shards = group->members;
+        index->shard_count = group->member_count;
+    }
+    return index;
+}
+
+/* Stands in for an index that does not answer: as in the listing before, if there was one and no
+ * file was missing. */
+static errint_t
+recall_index(const struct listing *before, const char *name, struct st_index **index)
+{
+    for (uint32_t i = 0; before && i < before->group_count; i++) {
+        const struct group *group = &before->groups[i];
+
+        if (!group->index || strcmp(group->index, name) != 0 || group->missing_count > 0)
+            continue;
+        *index = index_of_group(group);
+        return *index ? 0 : -ENOMEM;
+    }
+    return 0;
+}
 
 /* Reads one index file. A refused index is reported, and *index is NULL. Fails only if out of
  * memory. */
 static errint_t
-read_listed_index(struct scan *scan, const char *name, struct st_index **index,
-                  struct file_identity *identity)
+read_listed_index(struct scan *scan, const struct listing *before, struct listed_index *listed,
+                  struct st_index **index)
 {
+    struct remote_name *remote = remote_names_find(&scan->remotes, listed->file);
+    struct name_query *query = remote ? remote->query : NULL;
     struct st_index *read = NULL;
     struct reason reason;
-    errint_t error = source_dir_index(scan->dir, name, &read, identity, &reason);
+    errint_t error;
 
+    listed->is_remote = remote != NULL;
+    if (remote && (!remote->is_answered || !query))
+        return recall_index(before, listed->file, index);
+    if (remote) {
+        error = query->index_error;
+        reason = query->reason;
+        read = query->index;
+        query->index = NULL;
+        remote->index = listed->identity = query->index_identity;
+    } else {
+        error = source_dir_index(scan->dir, listed->file, &read, &listed->identity, &reason);
+    }
     if (error == -ENOMEM)
         return error;
     if (error)
-        problem_set_add(scan->problems, scan->dir->path, name,
+        problem_set_add(scan->problems, scan->dir->path, listed->file,
                         "refused: %s: %s; the index is not used", reason.rule, reason.text);
     *index = read;
     return 0;
 }
 
+/* Keeps or frees the index of a listed file. */
+static void
+release_index(struct catalog *catalog, struct st_index *index, const struct listed_index *listed)
+{
+    if (index && index->bytes)
+        catalog_keep_index(catalog, index, &listed->identity);
+    else
+        free(index);
+}
+
 static errint_t
-group_listing(struct scan *scan, struct listing *listing, const char **files, size_t count)
+group_listing(struct scan *scan, struct listing *listing, const struct listing *before,
+              const char **files, size_t count)
 {
     struct listing_private *private = private_of(listing);
     struct group_index *indexes;
@@ -243,15 +175,14 @@ group_listing(struct scan *scan, struct listing *listing, const char **files, si
         if (!group_index_name(files[i], NULL))
             continue;
         private->indexes[n].file = indexes[n].file = files[i];
-        error = read_listed_index(scan, files[i], &indexes[n].index, &private->indexes[n].identity);
+        error = read_listed_index(scan, before, &private->indexes[n], &indexes[n].index);
         n++;
     }
     if (!error)
         error = group_files(files, count, indexes, private->index_count, scan->dir->path,
                             scan->problems, &private->grouping);
     for (size_t i = 0; i < private->index_count; i++)
-        if (indexes[i].index)
-            catalog_keep_index(scan->dir->catalog, indexes[i].index, &private->indexes[i].identity);
+        release_index(scan->dir->catalog, indexes[i].index, &private->indexes[i]);
     free(indexes);
     return error;
 }
@@ -297,6 +228,23 @@ carry_states(struct group *groups, size_t count, const struct listing *before)
     return 0;
 }
 
+/* Sets which file systems the links to a group's files lead to. */
+static void
+set_group_lane(const struct remote_names *remotes, struct group *group)
+{
+    const struct remote_name *remote;
+
+    for (uint32_t i = 0; i <= group->member_count && remotes->count; i++) {
+        const char *name = i < group->member_count ? group->members[i] : group->index;
+
+        remote = name ? remote_names_find(remotes, name) : NULL;
+        if (remote && group->lane == 0)
+            group->lane = remote->lane;
+        else if (remote && group->lane != remote->lane)
+            group->lane = hash64(&remote->lane, sizeof(remote->lane), group->lane);
+    }
+}
+
 /* Moves the scanned names into a listing. */
 static errint_t
 fill_listing(struct scan *scan, struct listing *listing, const struct listing *before)
@@ -330,10 +278,15 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
     }
     qsort(private->directories, directories, sizeof(*names), text_compare_strings);
     qsort(names, files, sizeof(*names), text_compare_strings);
-    error = group_listing(scan, listing, names, files);
+    error = group_listing(scan, listing, before, names, files);
     free(names);
     if (error)
         return error;
+    remote_names_settle(&scan->remotes);
+    private->remotes = scan->remotes;
+    scan->remotes = (struct remote_names){.catalog = NULL};
+    for (size_t i = 0; i < private->grouping.group_count; i++)
+        set_group_lane(&private->remotes, &private->grouping.groups[i]);
     listing->directories = private->directories;
     listing->directory_count = (uint32_t)directories;
     listing->files = private->grouping.files;
@@ -346,11 +299,13 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
 static errint_t
 make_listing(struct source_dir *dir, const struct listing *before, struct listing **out)
 {
-    struct scan scan = {.dir = dir, .names = BUFFER_INIT, .dangling = BUFFER_INIT};
+    struct scan scan = {.dir = dir,
+                        .names = BUFFER_INIT,
+                        .dangling = BUFFER_INIT,
+                        .remotes = {.text = BUFFER_INIT}};
     struct listing_private *private = calloc(1, sizeof(*private));
     struct listing *listing;
     errint_t error = -ENOMEM;
-    struct stat st = {0};
 
     if (!private)
         return -ENOMEM;
@@ -358,18 +313,16 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
     atomic_init(&listing->references, 1);
     listing->problems = scan.problems = problem_set_new(dir->catalog->problems);
     if (listing->problems)
-        error = scan_directory(&scan, &st);
+        error = scan_directory(&scan, before ? &private_of(before)->remotes : NULL,
+                               &private->directory);
     if (!error)
         error = fill_listing(&scan, listing, before);
-    free(scan.entries);
-    buffer_free(&scan.names);
-    buffer_free(&scan.dangling);
+    scan_free(&scan);
     if (error) {
         listing_unref(listing);
         return error;
     }
-    file_identity_from_stat(&private->directory, &st);
-    private->unsettled = timestamp_settle_ns(&st.st_ctim, true) > 0;
+    private->unsettled = timestamp_settle_ns(&private->directory.changed, true) > 0;
     private->checked = monotonic_ms();
     atomic_fetch_add(&dir->catalog->listings, 1);
     *out = listing;
@@ -393,21 +346,20 @@ link_leads_somewhere(struct source_dir *dir, const char *dangling)
 static bool
 listing_is_current(struct source_dir *dir, const struct listing *listing)
 {
-    const struct listing_private *private = private_of(listing);
+    struct listing_private *private = private_of(listing);
     struct file_identity identity;
     struct source_file file;
-    struct stat st;
 
-    if (private->unsettled || source_dir_stat(dir, &st) != 0)
-        return false;
-    file_identity_from_stat(&identity, &st);
-    if (!file_identity_equal(&identity, &private->directory))
+    if (private->unsettled || source_dir_stat(dir, &identity) != 0 ||
+        !file_identity_equal(&identity, &private->directory))
         return false;
     for (size_t i = 0; i < private->index_count; i++)
-        if (source_dir_file(dir, private->indexes[i].file, &file) != 0 ||
-            !file_identity_equal(&file.identity, &private->indexes[i].identity))
+        if (!private->indexes[i].is_remote &&
+            (source_dir_file(dir, private->indexes[i].file, &file) != 0 ||
+             !file_identity_equal(&file.identity, &private->indexes[i].identity)))
             return false;
-    return !link_leads_somewhere(dir, private->dangling);
+    return !link_leads_somewhere(dir, private->dangling) &&
+           remote_names_are_current(dir, &private->remotes);
 }
 
 static bool
@@ -416,7 +368,7 @@ listing_check_is_due(const struct source_dir *dir)
     uint64_t checked = private_of(dir->listing)->checked;
 
     return source_dir_is_older(dir, checked, CATALOG_CHECK_MS) ||
-           checked <= atomic_load(&dir->listing_expired);
+           checked <= atomic_load(&dir->listing_expired) || atomic_load(&dir->has_late_answer);
 }
 
 errint_t
@@ -427,7 +379,8 @@ source_dir_listing(struct source_dir *dir, struct listing **out)
 
     pthread_mutex_lock(&dir->lock);
     if (dir->listing && listing_check_is_due(dir)) {
-        if (listing_is_current(dir, dir->listing)) {
+        if (!atomic_exchange(&dir->has_late_answer, false) &&
+            listing_is_current(dir, dir->listing)) {
             private_of(dir->listing)->checked = monotonic_ms();
         } else {
             source_dir_expire(dir); /* the name of a shard may refer to another file now */

@@ -3,13 +3,16 @@
  * Shared by the files of src/catalog; no other folder includes it. Each file calls only those above
  * it in this list:
  *
- *   group.c, problems.c, header_budget.c
+ *   group.c, problems.c, header_budget.c, query_pool.c
  *   source.c          stats and opens files by their path in the source
  *   index_file.c      reads index files
  *   table_cache.c     one parsed header for each version of a file
  *   shard.c           one shard: its file, its version and its table
  *   checkpoint.c      assembles a checkpoint from its shards
  *   freshness.c       the current version of a checkpoint
+ *   group_query.c     loads checkpoints whose files are on file systems that may hang
+ *   name_query.c      questions about names that lead to other file systems
+ *   scan.c            reads a directory
  *   listing.c         the names of a directory
  *   catalog.c         the table of directories
  */
@@ -18,16 +21,13 @@
 
 #include "catalog/catalog.h"
 #include "catalog/header_budget.h"
+#include "catalog/query_pool.h"
 #include "catalog/table_cache.h"
 #include "format/index.h"
 
 #include <pthread.h>
 
 enum { DIRECTORY_BUCKETS = 4096 };
-
-/* Headers that one checkpoint reads, or files that it checks, in parallel: enough to hide the
- * latency of network storage. */
-enum { CHECKPOINT_THREADS = 16 };
 
 struct catalog {
     int root_fd; /* the source, to which all paths are relative; its number never changes */
@@ -44,6 +44,7 @@ struct catalog {
     size_t reclaim_bucket; /* where the next search for an idle checkpoint begins */
     struct header_budget budget;
     struct table_cache tables;
+    struct query_pool *queries; /* NULL: without catalog_options.skip_hung */
     atomic_ullong serial; /* of the last checkpoint */
     atomic_ullong listings, headers, header_bytes, tensors, checkpoints;
 };
@@ -57,6 +58,7 @@ struct source_dir {
     struct listing *listing;
     atomic_ullong expired; /* monotonic_ms() of the last source_dir_expire() */
     atomic_ullong listing_expired; /* and of the last source_dir_expire_listing() */
+    atomic_bool has_late_answer; /* to a query; the listing must be made again */
     char path[];
 };
 
@@ -75,6 +77,7 @@ bool file_identity_equal(const struct file_identity *a, const struct file_identi
 
 /* Opens a directory of the source, or a file in it; a descriptor or a negative errno. */
 int source_dir_open_self(struct source_dir *dir);
+int source_dir_open_path(struct source_dir *dir); /* with O_PATH */
 int source_dir_open(struct source_dir *dir, const char *name);
 
 /* ---- index_file.c ---- */
@@ -98,9 +101,10 @@ bool catalog_drop_index(struct catalog *catalog);
 
 /* ---- shard.c ---- */
 
-/* Reads a shard's header. NULL: out of memory. Any other error is recorded as the shard's
+/* Reads the header of a shard. NULL: out of memory. Any other error is recorded as the shard's
  * refusal. */
-struct shard *shard_load(struct source_dir *dir, const char *name, struct family *family);
+struct shard *shard_load(struct source_dir *dir, const struct container *container,
+                         const char *name, struct family *family);
 /* Whether the file is unchanged since the shard was loaded and its version has not ended. A stale
  * backing stays stale; reopening after recovery needs a new one. Waits for storage. */
 bool shard_is_current(struct source_dir *dir, const struct shard *shard);
@@ -108,17 +112,37 @@ void shard_unref(struct catalog *catalog, struct shard *shard); /* NULL is allow
 
 /* ---- checkpoint.c ---- */
 
-/* Reads a group's headers and assembles its checkpoint. Shards whose file is unchanged are shared
- * with `before`, the previous version or NULL. */
+/* Reads a group's headers, at most `threads` of them in parallel, and assembles its checkpoint.
+ * Shards whose file is unchanged are shared with `before`, the previous version or NULL. */
 errint_t checkpoint_load(struct source_dir *dir, const struct group *group,
-                         const struct checkpoint *before, struct checkpoint **checkpoint);
+                         const struct checkpoint *before, unsigned threads,
+                         struct checkpoint **checkpoint);
+/* Whether the header of any of its shards is in memory. */
+bool checkpoint_has_table(const struct checkpoint *checkpoint);
 
 /* ---- freshness.c ---- */
 
 /* The current version of one checkpoint. Listings that agree on its members share it. */
+struct group_state {
+    atomic_uint references;
+    pthread_mutex_t lock; /* guards the rest; held while headers are read, but not during a check */
+    pthread_cond_t check_ended; /* is_checking has become false */
+    bool is_checking; /* a thread checks the files of the checkpoint */
+    struct checkpoint *checkpoint; /* NULL: not loaded, or reclaimed */
+    struct problem_set *problems; /* of the reclaimed checkpoint; NULL: none */
+    uint64_t checked; /* monotonic_ms() */
+
+    pthread_mutex_t known_lock; /* taken after `lock`; not held while waiting. Guards `query`, and
+                                   is also held while `checkpoint` is replaced */
+    struct query *query; /* that loads or checks the checkpoint; a reference; NULL: none */
+};
+
 struct group_state *group_state_new(void); /* NULL: out of memory */
 struct group_state *group_state_ref(struct group_state *state);
 void group_state_unref(struct group_state *state); /* NULL is allowed */
+/* Whether there is a checkpoint that need not be checked yet. False if another thread loads it.
+ * Does not wait. */
+bool group_state_is_fresh(struct source_dir *dir, struct group_state *state);
 /* Removes and returns the checkpoint if it uses memory and has no other references; it is loaded
  * again on demand. NULL: there is none, or the state is locked. Does not wait. */
 struct checkpoint *group_state_take_idle(struct group_state *state);

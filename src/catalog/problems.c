@@ -2,6 +2,7 @@
 #include "catalog/problems.h"
 
 #include "base/array.h"
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -12,16 +13,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits the lines that also go to the log: a million invalid files must not fill the journal. */
-enum { LOGGED_MOST = 1000 };
+/* Limits how many problems are logged per hour: a million invalid files must not fill the journal.
+ */
+enum { LOGGED_PER_HOUR = 1000 };
 enum { NAMED_DEFAULT = 3 }; /* see problem_watch.named */
+
+#define HOUR_MS UINT64_C(3600000)
+
+/* Which problems were logged. A problem that persists is found again and again, but logged once. */
+struct problem_log {
+    uint64_t hour_started; /* monotonic_ms() */
+    unsigned logged_this_hour;
+    bool is_full; /* and that was logged, this hour */
+    uint64_t hashes[LOGGED_PER_HOUR]; /* of the lines last logged; 0: none */
+    unsigned next; /* in hashes[]: the oldest one */
+};
+
+enum log_action { LOG_NOTHING, LOG_PROBLEM, LOG_THAT_IT_IS_FULL };
 
 struct problems {
     pthread_mutex_t lock; /* guards the rest, and the lines of all sets */
     struct problem_set *first;
     size_t count;
-    size_t logged;
-    uint64_t logged_lines[LOGGED_MOST]; /* hashes: a problem that persists is logged once */
+    struct problem_log log;
     struct problem_watch watch; /* constant */
 };
 
@@ -31,7 +45,7 @@ struct problem_set {
     char **lines;
     size_t count;
     uint64_t *hashes; /* of the lines: a hash table with open addressing; 0: empty */
-    size_t places; /* of the hash table: a power of two, more than twice `count`; or 0 */
+    size_t capacity; /* of the hash table: a power of two, more than twice `count`; or 0 */
 };
 
 struct problems *
@@ -133,50 +147,68 @@ make_line(const char *directory, const char *name, const char *text)
     return line.data;
 }
 
-/* Returns whether to log the line, and records that it was logged. The lock is held. */
-static bool
-mark_logged(struct problems *problems, const char *line)
+/* A hash that is not 0. */
+static uint64_t
+hash_line(const char *line)
 {
-    uint64_t hash = hash64(line, strlen(line), 0);
-
-    if (problems->logged == LOGGED_MOST)
-        return false;
-    for (size_t i = 0; i < problems->logged; i++)
-        if (problems->logged_lines[i] == hash)
-            return false;
-    problems->logged_lines[problems->logged++] = hash;
-    return true;
+    return hash64(line, strlen(line), 0) | 1;
 }
 
-/* The slot of a hash, or the empty slot for it. */
-static uint64_t *
-hash_place(uint64_t *hashes, size_t places, uint64_t hash)
+/* Decides what to log about a problem, and records it as logged. The lock is held. */
+static enum log_action
+problem_log_add(struct problem_log *log, const char *line)
 {
-    size_t at = (size_t)hash & (places - 1);
+    uint64_t hash = hash_line(line), now = monotonic_ms();
 
-    while (hashes[at] && hashes[at] != hash)
-        at = (at + 1) & (places - 1);
-    return &hashes[at];
+    for (unsigned i = 0; i < LOGGED_PER_HOUR; i++)
+        if (log->hashes[i] == hash)
+            return LOG_NOTHING;
+    if (log->logged_this_hour == 0 || now - log->hour_started >= HOUR_MS) {
+        log->hour_started = now;
+        log->logged_this_hour = 0;
+        log->is_full = false;
+    }
+    if (log->is_full)
+        return LOG_NOTHING;
+    if (log->logged_this_hour == LOGGED_PER_HOUR) {
+        log->is_full = true;
+        return LOG_THAT_IT_IS_FULL;
+    }
+    log->logged_this_hour++;
+    log->hashes[log->next] = hash;
+    log->next = (log->next + 1) % LOGGED_PER_HOUR;
+    return LOG_PROBLEM;
+}
+
+/* Returns the slot of a hash, or the empty slot for it. */
+static uint64_t *
+hash_slot(uint64_t *hashes, size_t capacity, uint64_t hash)
+{
+    size_t i = (size_t)hash & (capacity - 1);
+
+    while (hashes[i] && hashes[i] != hash)
+        i = (i + 1) & (capacity - 1);
+    return &hashes[i];
 }
 
 /* Makes room for one more hash. */
 static bool
 hashes_grow(struct problem_set *set)
 {
-    size_t places = set->places ? 2 * set->places : 16;
+    size_t capacity = set->capacity ? 2 * set->capacity : 16;
     uint64_t *hashes;
 
-    if (2 * (set->count + 1) < set->places)
+    if (2 * (set->count + 1) < set->capacity)
         return true;
-    hashes = calloc(places, sizeof(*hashes));
+    hashes = calloc(capacity, sizeof(*hashes));
     if (!hashes)
         return false;
-    for (size_t i = 0; i < set->places; i++)
+    for (size_t i = 0; i < set->capacity; i++)
         if (set->hashes[i])
-            *hash_place(hashes, places, set->hashes[i]) = set->hashes[i];
+            *hash_slot(hashes, capacity, set->hashes[i]) = set->hashes[i];
     free(set->hashes);
     set->hashes = hashes;
-    set->places = places;
+    set->capacity = capacity;
     return true;
 }
 
@@ -185,20 +217,20 @@ hashes_grow(struct problem_set *set)
 static bool
 problem_set_append(struct problem_set *set, char *line)
 {
-    uint64_t hash = hash64(line, strlen(line), 0) | 1, *place;
+    uint64_t hash = hash_line(line), *slot;
     char **lines;
 
     if (!hashes_grow(set))
         return false;
-    place = hash_place(set->hashes, set->places, hash);
-    if (*place)
+    slot = hash_slot(set->hashes, set->capacity, hash);
+    if (*slot)
         return false;
     lines = array_room(set->lines, set->count, sizeof(*lines));
     if (!lines)
         return false;
     set->lines = lines;
     set->lines[set->count++] = line;
-    *place = hash;
+    *slot = hash;
     set->problems->count++;
     return true;
 }
@@ -209,7 +241,8 @@ problem_set_add(struct problem_set *set, const char *directory, const char *name
 {
     const struct problem_watch *watch;
     va_list arguments;
-    bool added, log;
+    enum log_action action = LOG_NOTHING;
+    bool added;
     char text[1024], *line;
 
     if (!set)
@@ -225,10 +258,15 @@ problem_set_add(struct problem_set *set, const char *directory, const char *name
         return;
     pthread_mutex_lock(&set->problems->lock);
     added = problem_set_append(set, line);
-    log = added && !watch->report && mark_logged(set->problems, line);
+    if (added && !watch->report)
+        action = problem_log_add(&set->problems->log, line);
     pthread_mutex_unlock(&set->problems->lock);
-    if (log)
+    if (action == LOG_PROBLEM)
         log_warning("%s", line);
+    else if (action == LOG_THAT_IT_IS_FULL)
+        log_warning("%d problems were logged within an hour; until it is over, further ones are "
+                    "listed in .fstfs/problems but not logged",
+                    LOGGED_PER_HOUR);
     if (!added)
         free(line);
 }

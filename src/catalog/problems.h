@@ -3,7 +3,10 @@
  * Known problems of the source, for .fstfs/problems.
  *
  * Problems are kept in sets. A set belongs to an object (a listing, a version of a checkpoint) and
- * is freed with it, so that the page is up to date. Any thread; locks internally.
+ * is freed with it, so that the page is up to date. Any thread may call any function.
+ *
+ * New problems are also logged, up to 1,000 per hour. A line that was logged is not logged again
+ * while it is among the last 1,000.
  */
 #ifndef FSTFS_CATALOG_PROBLEMS_H
 #define FSTFS_CATALOG_PROBLEMS_H
@@ -16,14 +19,14 @@
 struct problems;
 struct problem_set;
 
-/* Receives problems when they are found, instead of the log. */
+/* How problems are reported when they are found. */
 struct problem_watch {
-    /* Called in the thread that found the problem, with the arguments of problem_set_add(): only
-     * `text` is quoted. NULL: problems go to the log. */
+    /* Called in the thread that found the problem, with the arguments of problem_set_add(): `text`
+     * is quoted, `directory` and `name` are not. NULL: problems are logged. */
     void (*report)(void *arg, const char *directory, const char *name, const char *text);
     void *arg;
-    /* How many problems of one kind in one checkpoint are reported one by one; if there are
-     * more, one line reports their total number. 0: 3. */
+    /* Limits the problems of one kind in one checkpoint that are reported one by one; if there are
+     * more, a last line reports their total number. 0: the default, 3. */
     size_t named;
 };
 
@@ -34,9 +37,10 @@ struct problem_set *problem_set_new(struct problems *problems); /* NULL: out of 
 void problem_set_free(struct problem_set *set); /* NULL is allowed */
 
 /*
- * Adds the line "PATH: TEXT", unless the set contains it. `directory` and `name` are the path in
- * the source ("" and NULL for the source itself), which is quoted here. The first lines are logged,
- * too. Does nothing if `set` is NULL or out of memory: problems are never a reason to fail.
+ * Adds the line "PATH: TEXT", unless the set contains it, and logs it. `directory` and `name` are
+ * the path in the source ("" and NULL for the source itself), which this function quotes. Does
+ * nothing if `set` is NULL or memory is exhausted, because recording a problem must not make the
+ * caller fail.
  */
 void problem_set_add(struct problem_set *set, const char *directory, const char *name,
                      const char *format, ...) __attribute__((format(printf, 4, 5)));

@@ -24,13 +24,14 @@ version_reason(errint_t error, struct reason *reason)
 
 /* Reads the header of an open shard. -EAGAIN: the file changed during the read. */
 static errint_t
-shard_read_table(struct table_cache *tables, int fd, struct shard *shard, struct reason *reason)
+shard_read_table(struct table_cache *tables, int fd, const struct container *container,
+                 struct shard *shard, struct reason *reason)
 {
     errint_t error = version_reason(version_open(shard->backing, fd), reason), changed;
 
     if (error)
         return error;
-    error = table_cache_read(tables, fd, &shard->file.identity, &shard->kept, reason);
+    error = table_cache_read(tables, fd, &shard->file.identity, container, &shard->kept, reason);
     changed = version_reason(version_verify(shard->backing, fd), reason);
     version_close(shard->backing);
     if (!changed)
@@ -44,7 +45,8 @@ shard_read_table(struct table_cache *tables, int fd, struct shard *shard, struct
 
 /* One attempt: stat, open, header. -EAGAIN: the file changed during the attempt. */
 static errint_t
-shard_load_once(struct source_dir *dir, struct shard *shard, struct reason *reason)
+shard_load_once(struct source_dir *dir, const struct container *container, struct shard *shard,
+                struct reason *reason)
 {
     errint_t error = source_dir_file(dir, shard->name, &shard->file);
     int fd;
@@ -58,13 +60,14 @@ shard_load_once(struct source_dir *dir, struct shard *shard, struct reason *reas
     fd = source_dir_open(dir, shard->name);
     if (fd < 0)
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
-    error = shard_read_table(&dir->catalog->tables, fd, shard, reason);
+    error = shard_read_table(&dir->catalog->tables, fd, container, shard, reason);
     close(fd);
     return error;
 }
 
 struct shard *
-shard_load(struct source_dir *dir, const char *name, struct family *family)
+shard_load(struct source_dir *dir, const struct container *container, const char *name,
+           struct family *family)
 {
     struct shard *shard = calloc(1, sizeof(*shard) + strlen(name) + 1);
     struct reason reason = {"IoError", "it changes faster than it can be read"};
@@ -75,7 +78,7 @@ shard_load(struct source_dir *dir, const char *name, struct family *family)
     atomic_init(&shard->references, 1);
     shard->name = strcpy((char *)(shard + 1), name);
     for (int tries = 0; error == -EAGAIN && tries < LOAD_TRIES; tries++)
-        error = shard_load_once(dir, shard, &reason);
+        error = shard_load_once(dir, container, shard, &reason);
     if (error == -ENOMEM)
         goto fail;
     if (error && asprintf(&shard->refusal, "%s: %s", reason.rule, reason.text) < 0) {
@@ -83,10 +86,11 @@ shard_load(struct source_dir *dir, const char *name, struct family *family)
         goto fail;
     }
     shard->error = error;
-    shard->temporary = error && error != -EBADMSG;
+    shard->temporary = error && error != -EBADMSG && error != -ENOMSG;
     if (!error) {
         /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): set if the error is 0 */
-        shard->table = shard->kept->table;
+        shard->table = shard->kept->file.table;
+        shard->refused_count = shard->kept->file.refused_count;
         shard->backing->layout = layout_ref(shard->kept->layout);
         shard->backing->family = family_ref(family);
         atomic_fetch_add(&dir->catalog->headers, 1);

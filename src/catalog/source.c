@@ -39,32 +39,30 @@ open_in_source(struct catalog *catalog, const char *path, int flags)
     return open_at(source_root(catalog), *path ? path : ".", flags | O_CLOEXEC);
 }
 
-/* stat(2), following links. */
+/* As stat(2), following links. */
 static errint_t
-stat_in_source(struct catalog *catalog, const char *path, struct stat *st)
+stat_in_source(struct catalog *catalog, const char *path, struct file_identity *identity)
 {
-    errint_t error = 0;
-    int fd;
+    int fd = open_in_source(catalog, path, O_PATH);
+    errint_t error;
 
-    memset(st, 0, sizeof(*st)); /* the analyzer does not know that errno is set */
-    fd = open_in_source(catalog, path, O_PATH);
+    memset(identity, 0, sizeof(*identity)); /* the analyzer does not know that errno is set */
     if (fd < 0)
         return fd;
-    if (fstat(fd, st) < 0)
-        error = -errno;
+    error = file_identity_from_fd(identity, fd);
     close(fd);
     return error;
 }
 
 errint_t
-source_dir_stat(struct source_dir *dir, struct stat *st)
+source_dir_stat(struct source_dir *dir, struct file_identity *identity)
 {
-    errint_t error = stat_in_source(dir->catalog, dir->path, st);
+    errint_t error = stat_in_source(dir->catalog, dir->path, identity);
 
-    if (!error && !S_ISDIR(st->st_mode))
+    if (!error && !S_ISDIR(identity->mode))
         return -ENOTDIR;
     if (!error)
-        atomic_store_explicit(&dir->device, st->st_dev, memory_order_relaxed);
+        atomic_store_explicit(&dir->device, identity->device, memory_order_relaxed);
     return error;
 }
 
@@ -84,19 +82,17 @@ errint_t
 source_dir_file(struct source_dir *dir, const char *name, struct source_file *file)
 {
     char *path = path_join(dir->path, name);
-    struct stat st;
     errint_t error;
 
     if (!path)
         return -ENOMEM;
-    error = stat_in_source(dir->catalog, path, &st);
+    error = stat_in_source(dir->catalog, path, &file->identity);
     free(path);
     if (error)
         return error;
-    if (!S_ISREG(st.st_mode))
-        return S_ISDIR(st.st_mode) ? -EISDIR : -ENOENT;
-    file_identity_from_stat(&file->identity, &st);
-    file->ownership = ownership_from_stat(&st);
+    if (!S_ISREG(file->identity.mode))
+        return S_ISDIR(file->identity.mode) ? -EISDIR : -ENOENT;
+    file->ownership = ownership_of(&file->identity);
     return 0;
 }
 
@@ -116,6 +112,12 @@ int
 source_dir_open_self(struct source_dir *dir)
 {
     return open_in_source(dir->catalog, dir->path, O_RDONLY | O_DIRECTORY);
+}
+
+int
+source_dir_open_path(struct source_dir *dir)
+{
+    return open_in_source(dir->catalog, dir->path, O_PATH | O_DIRECTORY);
 }
 
 int

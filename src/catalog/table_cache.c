@@ -32,18 +32,23 @@ table_bucket(struct table_cache *cache, const struct file_identity *identity)
     return &cache->buckets[(identity->inode ^ identity->device) % TABLE_BUCKETS];
 }
 
-/* Returns a reference to the entry of this version; inserts `fresh` if there is none. */
+/* Returns a reference to the entry of this version and container; inserts `fresh` if there is none.
+ */
 static struct kept_table *
 find_or_add_locked(struct table_cache *cache, const struct file_identity *identity,
-                   struct kept_table *fresh)
+                   const struct container *container, struct kept_table *fresh)
 {
     struct kept_table **bucket = table_bucket(cache, identity), *kept = *bucket;
 
-    while (kept && !file_identity_same_content(&kept->identity, identity))
+    while (kept &&
+           (kept->container != container || !file_identity_same_content(&kept->identity, identity)))
         kept = kept->next;
     if (!kept) {
-        *fresh = (struct kept_table){
-            .next = *bucket, .identity = *identity, .loading = true, .listed = true};
+        *fresh = (struct kept_table){.next = *bucket,
+                                     .identity = *identity,
+                                     .container = container,
+                                     .loading = true,
+                                     .listed = true};
         *bucket = kept = fresh;
     }
     kept->references++;
@@ -91,15 +96,15 @@ table_cache_unref(struct table_cache *cache, struct kept_table *kept)
         return;
     }
     unlist_locked(cache, kept);
-    if (kept->table)
-        bytes = kept->table->bytes;
+    if (kept->file.table)
+        bytes = kept->file.table->bytes;
     cache->bytes -= bytes;
     pthread_mutex_unlock(&cache->lock);
     if (kept->by_name)
-        bytes += by_name_bytes(kept->table);
+        bytes += by_name_bytes(kept->file.table);
     free(kept->by_name);
     layout_unref(kept->layout);
-    st_table_free(kept->table);
+    container_file_free(&kept->file);
     free(kept);
     header_budget_give(cache->budget, bytes);
 }
@@ -129,10 +134,16 @@ layout_of_table(const struct st_table *table, struct header_budget *budget)
 {
     struct tensor_ref *order; /* its `shard` is the index of the piece */
     struct layout *layout;
-    uint32_t count = 0, at = 0;
+    uint32_t count = 0;
+    uint64_t end = 0;
 
-    for (uint32_t i = 0; i < table->count; i++)
-        count += table->tensors[i].begin != table->tensors[i].end;
+    /* Tensors that overlap, because they share a storage, are one piece. */
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+
+        count += tensor->begin != tensor->end && tensor->begin >= end;
+        end = tensor->end > end ? tensor->end : end;
+    }
     order = malloc((count + 1) * sizeof(*order));
     layout = count ? layout_new(count) : NULL;
     if (!layout || !order) {
@@ -142,15 +153,20 @@ layout_of_table(const struct st_table *table, struct header_budget *budget)
     }
     layout->charge = (struct charge){layout_give_charge, budget,
                                      sizeof(struct layout) + count * sizeof(struct piece)};
+    count = 0;
+    end = 0;
     for (uint32_t i = 0; i < table->count; i++) {
         const struct st_tensor *tensor = &table->tensors[i];
 
         if (tensor->begin == tensor->end)
             continue;
-        layout->pieces[at].start = table->data_start + tensor->begin;
-        layout->pieces[at].end = table->data_start + tensor->end;
-        order[at] = (struct tensor_ref){at, i};
-        at++;
+        if (tensor->begin >= end) {
+            layout->pieces[count].start = table->data_start + tensor->begin;
+            order[count] = (struct tensor_ref){count, i};
+            count++;
+        }
+        end = tensor->end > end ? tensor->end : end;
+        layout->pieces[count - 1].end = table->data_start + end;
     }
     qsort_r(order, count, sizeof(*order), compare_refs_by_name, (void *)(uintptr_t)table);
     for (uint32_t i = 0; i < count; i++)
@@ -161,46 +177,62 @@ layout_of_table(const struct st_table *table, struct header_budget *budget)
 
 /* ---- reading ---- */
 
-/* Bytes that are charged for a table in addition to those that depend on its header's length. */
+/* Bytes that are charged for a table in addition to those that its reader requests. */
 enum { TABLE_LEAST_CHARGE = 1024 };
 
+/* The memory that a reader has been granted. Only its last charge is transient, since the owner of
+ * a transient charge must not take another (header_budget.h). */
 struct admission {
     struct header_budget *budget;
-    uint64_t charged;
+    uint64_t settled, transient; /* bytes */
 };
 
 static errint_t
-admit_header(void *arg, uint64_t n, struct reason *reason)
+admit_memory(void *arg, uint64_t reading, struct reason *reason)
 {
     struct admission *admission = arg;
-    uint64_t bytes = ST_PARSE_FACTOR * n + TABLE_LEAST_CHARGE;
+    uint64_t bytes = reading + TABLE_LEAST_CHARGE;
     struct header_budget_counters now;
 
+    if (admission->transient)
+        header_budget_settle(admission->budget, admission->transient, admission->transient);
+    admission->settled += admission->transient;
+    admission->transient = 0;
     if (header_budget_take(admission->budget, bytes) == 0) {
-        admission->charged = bytes;
+        admission->transient = bytes;
         return 0;
     }
     header_budget_count(admission->budget, &now);
     return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
-                      "a header of %" PRIu64 " bytes needs about %" PRIu64 " bytes, %" PRIu64
-                      " of %" PRIu64 " bytes are in use; raise --memory",
-                      n, bytes, now.used, now.limit);
+                      "its header needs about %" PRIu64 " bytes of memory, %" PRIu64 " of %" PRIu64
+                      " bytes are in use%s",
+                      admission->settled + bytes, now.used, now.limit, now.advice);
 }
 
-/* Reads the table and makes its layout. Their memory stays charged. */
+/* Returns the granted memory to the budget, except for the `kept` bytes that are in use. */
+static void
+settle_admission(struct admission *admission, uint64_t kept)
+{
+    uint64_t of_last = kept < admission->transient ? kept : admission->transient;
+
+    header_budget_settle(admission->budget, admission->transient, of_last);
+    header_budget_give(admission->budget, admission->settled - (kept - of_last));
+}
+
+/* Reads the table and makes its layout. The memory of both stays charged. */
 static errint_t
 read_table_charged(struct table_cache *cache, int fd, struct kept_table *kept)
 {
-    struct admission admission = {cache->budget, 0};
-    errint_t error = st_table_read(fd, kept->identity.size, admit_header, &admission, &kept->table,
-                                   &kept->reason);
+    struct admission admission = {cache->budget, 0, 0};
+    errint_t error = kept->container->read(fd, kept->identity.size, admit_memory, &admission,
+                                           &kept->file, &kept->reason);
     uint64_t bytes = 0;
 
     if (!error) {
-        kept->layout = layout_of_table(kept->table, cache->budget);
-        bytes = kept->table->bytes + (kept->layout ? kept->layout->charge.bytes : 0);
+        kept->layout = layout_of_table(kept->file.table, cache->budget);
+        bytes = kept->file.table->bytes + (kept->layout ? kept->layout->charge.bytes : 0);
     }
-    header_budget_settle(cache->budget, admission.charged, bytes);
+    settle_admission(&admission, bytes);
     return error;
 }
 
@@ -215,14 +247,14 @@ load_table(struct table_cache *cache, int fd, struct kept_table *kept)
     if (error)
         unlist_locked(cache, kept);
     else
-        cache->bytes += kept->table->bytes;
+        cache->bytes += kept->file.table->bytes;
     pthread_cond_broadcast(&cache->loaded);
     pthread_mutex_unlock(&cache->lock);
 }
 
 errint_t
 table_cache_read(struct table_cache *cache, int fd, const struct file_identity *identity,
-                 struct kept_table **out, struct reason *reason)
+                 const struct container *container, struct kept_table **out, struct reason *reason)
 {
     struct kept_table *fresh = malloc(sizeof(*fresh)), *kept;
     errint_t error;
@@ -230,7 +262,7 @@ table_cache_read(struct table_cache *cache, int fd, const struct file_identity *
     if (!fresh)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
     pthread_mutex_lock(&cache->lock);
-    kept = find_or_add_locked(cache, identity, fresh);
+    kept = find_or_add_locked(cache, identity, container, fresh);
     while (kept != fresh && kept->loading)
         pthread_cond_wait(&cache->loaded, &cache->lock);
     pthread_mutex_unlock(&cache->lock);
@@ -250,7 +282,7 @@ table_cache_read(struct table_cache *cache, int fd, const struct file_identity *
 
 /* ---- tensors by name ---- */
 
-/* Sorts the tensors; charges the memory. NULL: out of memory. */
+/* Returns the tensors sorted by name; charges their memory. NULL: out of memory. */
 static struct tensor_ref *
 sort_table(struct header_budget *budget, struct st_table *table)
 {
@@ -275,7 +307,7 @@ table_cache_by_name(struct table_cache *cache, struct kept_table *kept)
 
     pthread_mutex_lock(&cache->sorting);
     if (!kept->by_name)
-        kept->by_name = sort_table(cache->budget, kept->table);
+        kept->by_name = sort_table(cache->budget, kept->file.table);
     by_name = kept->by_name;
     pthread_mutex_unlock(&cache->sorting);
     return by_name;

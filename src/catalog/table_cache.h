@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parsed headers: one table for each version of a file, however many names it has. Counted; the
- * last reference frees the table and returns its memory to the budget. If several threads need a
- * file at the same time, it is parsed once.
+ * A cache of parsed headers, called tables. A version of a file has one table per container, even
+ * if it has several names. The last reference frees the table and returns its memory to the budget.
+ * If several threads need a file at the same time, it is parsed once.
  *
  * Any thread. table_cache_read() waits for storage, for the budget, and for another thread that
  * reads the same file.
@@ -14,22 +14,24 @@
 #include "base/extent.h"
 #include "catalog/catalog.h"
 #include "catalog/header_budget.h"
-#include "format/safetensors.h"
+#include "format/container.h"
 
 #include <pthread.h>
 
 enum { TABLE_BUCKETS = 4096 };
 
-/* `table`, `layout` and `identity` are immutable once it is returned; the cache guards the rest. */
+/* `identity`, `container`, `file` and `layout` are immutable once table_cache_read() has returned
+ * it; the locks of the cache guard the rest. */
 struct kept_table {
     struct kept_table *next; /* in its bucket */
     struct file_identity identity;
+    const struct container *container;
     unsigned references;
     bool loading;
-    bool listed; /* in its bucket */
+    bool listed; /* it is in its bucket */
     errint_t error; /* of loading */
     struct reason reason;
-    struct st_table *table;
+    struct container_file file;
     struct layout *layout; /* of its tensors; NULL: none has data */
     struct tensor_ref *by_name; /* see table_cache_by_name(); NULL until then */
 };
@@ -47,12 +49,13 @@ void table_cache_init(struct table_cache *cache, struct header_budget *budget);
 void table_cache_destroy(struct table_cache *cache);
 
 /*
- * Returns a reference to the table of this version. If it is not cached, reads it from `fd`, an
- * open descriptor of that version. Errors as st_table_read(), and -ENOBUFS: the budget has no room.
- * `reason` is set on every error.
+ * Returns a reference to the table of this version, read as a file of `container`. If it is not
+ * cached, reads it from `fd`, an open descriptor of that version. Errors as those of the
+ * container's reader, and -ENOBUFS: the budget has no room. `reason` is set on every error.
  */
 errint_t table_cache_read(struct table_cache *cache, int fd, const struct file_identity *identity,
-                          struct kept_table **kept, struct reason *reason);
+                          const struct container *container, struct kept_table **kept,
+                          struct reason *reason);
 
 /* The file may have changed under this identity: removes the table from the cache, so that the next
  * reader parses the file. References stay valid. */
@@ -60,13 +63,13 @@ void table_cache_forget(struct table_cache *cache, struct kept_table *kept);
 
 void table_cache_unref(struct table_cache *cache, struct kept_table *kept); /* NULL is allowed */
 
-/* The tensors by name, with shard index 0; created once, freed with the table. NULL: out of memory,
- * or the budget has no room. */
+/* The tensors sorted by name, with shard index 0. The array is made once, and freed with the table.
+ * NULL: out of memory, or the budget has no room. */
 const struct tensor_ref *table_cache_by_name(struct table_cache *cache, struct kept_table *kept);
 
-/* The offsets of the tensors of a table and their order by name, for the prefetcher. The caller
- * must have charged its bytes, which are returned to the budget when it is freed. NULL: no tensor
- * has data, or out of memory; without it reads are only slower. */
+/* The offsets of a table's tensors and their order by name, for the prefetcher. The caller charges
+ * the layout's bytes (layout->charge) to the budget, to which they are returned when it is freed.
+ * NULL: no tensor has data, or out of memory; reads are then slower. */
 struct layout *layout_of_table(const struct st_table *table, struct header_budget *budget);
 
 #endif

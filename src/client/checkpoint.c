@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "client/error.h"
 #include "client/gpu/cufile.h"
+#include "client/library.h"
 #include "format/dtype.h"
 
 #include <errno.h>
@@ -71,16 +72,6 @@ checkpoint_copy_text(struct fstfs_checkpoint *checkpoint, const char *text, size
     return copy;
 }
 
-static bool
-grow_array(void **array, size_t count, size_t size)
-{
-    void *more = array_room(*array, count, size);
-
-    if (more)
-        *array = more;
-    return more != NULL;
-}
-
 /* An extent list of the whole file. NULL: out of memory. */
 static struct extent_list *
 whole_file(const char *path, const struct file_identity *identity)
@@ -101,16 +92,16 @@ checkpoint_add_source(struct fstfs_checkpoint *checkpoint, const char *path,
 {
     struct tensor_source source = {.path = checkpoint_copy_text(checkpoint, path, strlen(path))};
 
-    if (!source.path ||
-        !grow_array((void **)&checkpoint->sources, checkpoint->source_count, sizeof(source)))
-        return -ENOMEM;
-    source.list = whole_file(source.path, identity);
+    source.list = source.path ? whole_file(source.path, identity) : NULL;
     if (!source.list)
         return -ENOMEM;
+    *place = (uint32_t)checkpoint->source_count;
+    if (!array_add(checkpoint->sources, checkpoint->source_count, source)) {
+        extent_list_unref(source.list);
+        return -ENOMEM;
+    }
     /* While a list is open, the engine keeps its descriptors open. */
     extent_list_opened(source.list);
-    *place = (uint32_t)checkpoint->source_count;
-    checkpoint->sources[checkpoint->source_count++] = source;
     return 0;
 }
 
@@ -161,18 +152,17 @@ checkpoint_add_tensor(struct fstfs_checkpoint *checkpoint,
     enum dtype dtype = dtype_from_name(description->dtype, description->dtype_length);
     errint_t error = check_description(checkpoint, description, dtype);
     uint64_t *shape;
-    struct client_tensor *tensor;
+    struct client_tensor tensor;
 
     if (error)
         return error;
     shape = checkpoint_allocate(checkpoint, description->rank * sizeof(*shape));
-    if (!shape || !grow_array((void **)&checkpoint->tensors, checkpoint->count, sizeof(*tensor)))
+    if (!shape)
         return -ENOMEM;
     if (description->rank > 0)
         memcpy(shape, description->shape, description->rank * sizeof(*shape));
-    tensor = &checkpoint->tensors[checkpoint->count];
-    tensor->source = description->source;
-    tensor->public = (struct fstfs_tensor){
+    tensor.source = description->source;
+    tensor.public = (struct fstfs_tensor){
         .name = checkpoint_copy_text(checkpoint, description->name, description->name_length),
         .name_length = description->name_length,
         .dtype = dtype == DTYPE_UNKNOWN ? checkpoint_copy_text(checkpoint, description->dtype,
@@ -185,10 +175,9 @@ checkpoint_add_tensor(struct fstfs_checkpoint *checkpoint,
         .file = checkpoint->sources[description->source].path,
         .offset = description->offset,
     };
-    if (!tensor->public.name || !tensor->public.dtype)
+    if (!tensor.public.name || !tensor.public.dtype)
         return -ENOMEM;
-    checkpoint->count++;
-    return 0;
+    return array_add(checkpoint->tensors, checkpoint->count, tensor) ? 0 : -ENOMEM;
 }
 
 errint_t
@@ -202,11 +191,10 @@ checkpoint_add_metadata(struct fstfs_checkpoint *checkpoint, const char *key, si
         .value_length = value_length,
     };
 
-    if (!pair.key || !pair.value ||
-        !grow_array((void **)&checkpoint->metadata, checkpoint->metadata_count, sizeof(pair)))
-        return -ENOMEM;
-    checkpoint->metadata[checkpoint->metadata_count++] = pair;
-    return 0;
+    return pair.key && pair.value &&
+                   array_add(checkpoint->metadata, checkpoint->metadata_count, pair)
+               ? 0
+               : -ENOMEM;
 }
 
 static int
@@ -296,7 +284,8 @@ checkpoint_has(const struct fstfs_checkpoint *checkpoint, const struct fstfs_ten
 void
 fstfs_close(struct fstfs_checkpoint *checkpoint)
 {
-    checkpoint_destroy(checkpoint);
+    if (checkpoint && !library_is_inherited(checkpoint->fstfs))
+        checkpoint_destroy(checkpoint);
 }
 
 const char *
@@ -320,21 +309,13 @@ fstfs_tensor(const struct fstfs_checkpoint *checkpoint, size_t index)
 const struct fstfs_tensor *
 fstfs_find(const struct fstfs_checkpoint *checkpoint, const char *name)
 {
-    size_t low = 0, high = checkpoint->count, length = strlen(name);
+    const struct client_tensor key = {.public = {.name = name, .name_length = strlen(name)}};
+    const struct client_tensor *found = NULL;
 
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const struct fstfs_tensor *tensor = &checkpoint->tensors[middle].public;
-        int order = text_compare(tensor->name, tensor->name_length, name, length);
-
-        if (order == 0)
-            return tensor;
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    if (checkpoint->count > 0)
+        found = bsearch(&key, checkpoint->tensors, checkpoint->count, sizeof(key),
+                        compare_tensor_names);
+    return found ? &found->public : NULL;
 }
 
 const struct fstfs_metadata *

@@ -45,42 +45,51 @@ name_groups(const struct listing *listing, char *out, size_t size)
                                      listing->groups[i].stem);
 }
 
-/* The group with the stem "model", or the only group; else NULL. */
+/* The group with the stem "model", or the only group, of a container. `count`: the number of these.
+ * NULL: there is none, or several. */
 static const struct group *
-only_group(const struct listing *listing)
+only_group(struct source_dir *dir, const struct listing *listing, const struct container *container,
+           unsigned *count)
 {
     const struct group *only = NULL;
-    unsigned count = 0;
 
+    *count = 0;
     for (uint32_t i = 0; i < listing->group_count; i++) {
-        if (listing->groups[i].shadowed)
+        const struct group *group = &listing->groups[i];
+
+        if (group->shadowed || group->container != container || !group_is_checkpoint(dir, group))
             continue;
-        only = &listing->groups[i];
-        count++;
+        only = group;
+        ++*count;
         if (strcmp(only->stem, "model") == 0)
             return only;
     }
-    return count == 1 ? only : NULL;
+    return *count == 1 ? only : NULL;
 }
 
-/* The group of the index file `index`; only_group() if `index` is NULL. -EBADMSG without a message:
- * no group uses the index. */
+/* Files of a container, such as optimizer.pt, count only if there are none of one before it. */
 static errint_t
-choose_group(const struct listing *listing, const char *path, const char *index,
-             const struct group **group)
+find_only_group(struct source_dir *dir, const struct listing *listing, const char *path,
+                const struct group **group)
 {
     char names[300];
+    unsigned count = 0;
 
-    if (!index) {
-        *group = only_group(listing);
-        if (*group)
-            return 0;
-        if (listing->group_count == 0)
-            return fail(-ENOENT, "%s: no safetensors files in this directory", path);
-        name_groups(listing, names, sizeof(names));
-        return fail(-ENOTUNIQ, "%s: several checkpoints (%s); open one of their files", path,
-                    names);
-    }
+    *group = NULL;
+    for (size_t i = 0; count == 0 && container_all[i]; i++)
+        *group = only_group(dir, listing, container_all[i], &count);
+    if (*group)
+        return 0;
+    if (count == 0)
+        return fail(-ENOENT, "%s: no checkpoint in this directory", path);
+    name_groups(listing, names, sizeof(names));
+    return fail(-ENOTUNIQ, "%s: several checkpoints (%s); open one of their files", path, names);
+}
+
+/* The group of the index file `index`. -EBADMSG without a message: no group uses the index. */
+static errint_t
+choose_group(const struct listing *listing, const char *index, const struct group **group)
+{
     for (uint32_t i = 0; i < listing->group_count; i++)
         if (listing->groups[i].index && strcmp(listing->groups[i].index, index) == 0) {
             *group = &listing->groups[i];
@@ -110,7 +119,8 @@ find_in_directory(const char *path, const char *index, struct found *found)
 
     if (error)
         return fail(error, "%s: %s", path, strerror(-error));
-    error = choose_group(listing, path, index, &group);
+    error = index ? choose_group(listing, index, &group)
+                  : find_only_group(found->dir, listing, path, &group);
     if (!error)
         error = group_checkpoint(found->dir, group, &found->checkpoint);
     else if (index)
@@ -123,9 +133,13 @@ find_in_directory(const char *path, const char *index, struct found *found)
 static errint_t
 find_file(const char *name, struct found *found)
 {
-    const struct group group = {
-        .stem = name, .suffix = "", .members = &name, .member_count = 1, .kind = GROUP_SINGLE};
-    errint_t error = group_load(found->dir, &group, &found->checkpoint);
+    const struct group group = {.container = group_file_container(name),
+                                .stem = name,
+                                .suffix = "",
+                                .members = &name,
+                                .member_count = 1,
+                                .kind = GROUP_SINGLE};
+    errint_t error = group_load(found->dir, &group, 1, &found->checkpoint);
 
     return error ? fail(error, "%s: %s", name, strerror(-error)) : 0;
 }
@@ -196,12 +210,13 @@ found_version(struct found *found, uint64_t version)
 static errint_t
 find_shards(const struct mount_origin *origin, struct found *found)
 {
-    const struct group group = {.stem = origin->stem,
+    const struct group group = {.container = group_file_container(origin->shards[0]),
+                                .stem = origin->stem,
                                 .suffix = "",
                                 .members = (const char *const *)origin->shards,
                                 .member_count = origin->shard_count,
                                 .kind = GROUP_NUMBERED};
-    errint_t error = group_load(found->dir, &group, &found->checkpoint);
+    errint_t error = group_load(found->dir, &group, CHECKPOINT_THREADS, &found->checkpoint);
 
     if (error)
         return error;

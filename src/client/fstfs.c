@@ -31,10 +31,42 @@ count_workers(void)
     return processors > BATCH_WORKERS ? BATCH_WORKERS : (unsigned)processors;
 }
 
+/* The number in LOCAL_WORLD_SIZE; 1: it is not set, or not a number. */
+static unsigned long
+ranks_of_environment(void)
+{
+    const char *text = getenv("LOCAL_WORLD_SIZE"); /* NOLINT(concurrency-mt-unsafe) */
+    unsigned long ranks = text ? strtoul(text, NULL, 10) : 1;
+
+    return ranks > 0 ? ranks : 1;
+}
+
+static atomic_uint generation; /* of this process: fork() increments it in the child */
+static int atfork_error;
+
+static void
+generation_increment(void)
+{
+    atomic_fetch_add(&generation, 1);
+}
+
+static void
+generation_register(void)
+{
+    atfork_error = pthread_atfork(NULL, NULL, generation_increment);
+}
+
+bool
+library_is_inherited(const struct fstfs *fstfs)
+{
+    return fstfs->generation != atomic_load(&generation);
+}
+
 int
 fstfs_new(const struct fstfs_options *options, struct fstfs **out)
 {
     static const struct fstfs_options defaults;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct fstfs *fstfs;
     struct io_options io;
     errint_t error;
@@ -44,15 +76,19 @@ fstfs_new(const struct fstfs_options *options, struct fstfs **out)
     error = CHECK_RESERVED(options, fstfs_options);
     if (error)
         return error;
-    fstfs = calloc(1, sizeof(*fstfs));
+    pthread_once(&once, generation_register);
+    fstfs = atfork_error ? NULL : calloc(1, sizeof(*fstfs));
     if (!fstfs)
         return fail_no_memory();
+    fstfs->generation = atomic_load(&generation);
     /* A library does not write to standard error; errors are returned. */
     log_set_level(LOG_LEVEL_NONE);
-    io = (struct io_options){.no_ring = options->no_uring != 0,
-                             .no_direct = options->no_direct != 0,
-                             .no_prefetch = true,
-                             .memory = options->memory};
+    io = (struct io_options){
+        .no_ring = options->no_uring != 0,
+        .no_direct = options->no_direct != 0,
+        .no_prefetch = true,
+        .keeps_pages = (options->local_ranks ? options->local_ranks : ranks_of_environment()) > 1,
+        .memory = options->memory};
     fstfs->no_source = options->no_source != 0;
     pthread_mutex_init(&fstfs->loading_lock, NULL);
     fstfs->worker_count = count_workers();
@@ -70,7 +106,7 @@ fstfs_new(const struct fstfs_options *options, struct fstfs **out)
 void
 fstfs_free(struct fstfs *fstfs)
 {
-    if (!fstfs)
+    if (!fstfs || library_is_inherited(fstfs))
         return;
     workers_free(fstfs->workers);
     devices_free(fstfs);

@@ -15,6 +15,7 @@ struct fstfs {
     struct io *io;
     struct workers *workers; /* submit reads and copy; the engine has its own threads */
     unsigned worker_count;
+    unsigned generation; /* of the process that created it; see library_is_inherited() */
     bool no_source; /* fstfs_options */
     atomic_uint_fast64_t own_bytes; /* read without the engine's buffers, which count theirs */
     atomic_uint_fast64_t cufile_reads, cufile_bytes; /* read by cuFile, not by the engine */
@@ -24,5 +25,8 @@ struct fstfs {
     /* Modified with loading_lock held; devices are freed by fstfs_free(). */
     _Atomic(struct fstfs_device *) devices;
 };
+
+/* Whether this process inherited the handle by fork(). It then has none of the handle's threads. */
+bool library_is_inherited(const struct fstfs *fstfs);
 
 #endif

@@ -235,6 +235,70 @@ mount_origin_free(struct mount_origin *origin)
     *origin = (struct mount_origin){0};
 }
 
+/* Parses "[2, 3]". */
+static errint_t
+parse_shape(const char *text, struct mount_tensor *tensor)
+{
+    const char *at = text + 1;
+    char *end;
+
+    tensor->shape = malloc((strlen(text) / 2 + 1) * sizeof(*tensor->shape));
+    if (!tensor->shape)
+        return -ENOMEM;
+    if (*text != '[')
+        return -EBADMSG;
+    for (; *at >= '0' && *at <= '9'; at = end + strspn(end, ", ")) {
+        errno = 0;
+        tensor->shape[tensor->rank++] = strtoull(at, &end, 10);
+        if (errno)
+            return -EBADMSG;
+    }
+    return strcmp(at, "]") == 0 ? 0 : -EBADMSG;
+}
+
+/* GGUF types that safetensors does not have have only the second ones. */
+static const struct tensor_xattrs {
+    const char *name, *dtype, *shape;
+} tensor_xattrs[] = {
+    {"user.safetensors.name", "user.safetensors.dtype", "user.safetensors.shape"},
+    {"user.gguf.name", "user.gguf.type", "user.gguf.shape"},
+};
+
+errint_t
+mount_read_tensor(const char *path, struct mount_tensor *tensor)
+{
+    const struct tensor_xattrs *xattrs = &tensor_xattrs[0];
+    char *shape = NULL;
+    size_t length;
+    errint_t error;
+
+    *tensor = (struct mount_tensor){0};
+    error = mount_read_xattr(path, xattrs->name, &tensor->name, &tensor->name_length);
+    if (error == -ENODATA) {
+        xattrs = &tensor_xattrs[1];
+        error = mount_read_xattr(path, xattrs->name, &tensor->name, &tensor->name_length);
+    }
+    if (!error)
+        error = mount_read_xattr(path, xattrs->dtype, &tensor->dtype, &tensor->dtype_length);
+    if (!error)
+        error = mount_read_xattr(path, xattrs->shape, &shape, &length);
+    if (!error)
+        error = parse_shape(shape, tensor);
+    free(shape);
+    if (error)
+        mount_tensor_free(tensor);
+    return error;
+}
+
+void
+mount_tensor_free(struct mount_tensor *tensor)
+{
+    free(tensor->name);
+    free(tensor->dtype);
+    free(tensor->shape);
+    *tensor = (struct mount_tensor){0};
+}
+
 errint_t
 mount_check_source(const struct mount_extent *extent, struct file_identity *identity,
                    struct reason *why)

@@ -43,6 +43,18 @@ void mount_origin_free(struct mount_origin *origin);
  * above. */
 errint_t mount_read_xattr(const char *path, const char *name, char **value, size_t *length);
 
+/* The xattrs user.safetensors.* or user.gguf.* of a tensor file, as the mount reports them. */
+struct mount_tensor {
+    char *name, *dtype; /* NUL-terminated */
+    size_t name_length, dtype_length;
+    uint64_t *shape;
+    unsigned rank;
+};
+
+/* Errors as above. On success the caller calls mount_tensor_free(). */
+errint_t mount_read_tensor(const char *path, struct mount_tensor *tensor);
+void mount_tensor_free(struct mount_tensor *tensor); /* all zero is allowed */
+
 /* Sets the identity of the source file. Errors, with a reason in `why`: the file cannot be opened;
  * -ESTALE: it is not the version of the extent. */
 errint_t mount_check_source(const struct mount_extent *extent, struct file_identity *identity,

@@ -14,6 +14,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -263,25 +264,6 @@ open_source_directory(struct fstfs_checkpoint *checkpoint, const char *path)
     return error;
 }
 
-/* Parses "[2, 3]"; *shape is malloc'ed. */
-static errint_t
-parse_shape(const char *text, uint64_t **shape, unsigned *rank)
-{
-    size_t most = strlen(text) / 2 + 1;
-
-    *rank = 0;
-    *shape = malloc(most * sizeof(**shape));
-    if (!*shape)
-        return -ENOMEM;
-    for (const char *at = text + strspn(text, "[ "); *at >= '0' && *at <= '9';) {
-        char *end;
-
-        (*shape)[(*rank)++] = strtoull(at, &end, 10);
-        at = end + strspn(end, ", ");
-    }
-    return 0;
-}
-
 /* Adds a tensor file, stored in the source file (`below`) or the file on the mount. The latter may
  * have a header (.npy); the tensor is at its end. */
 static errint_t
@@ -291,7 +273,6 @@ open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
 {
     struct file_identity identity;
     struct reason why;
-    struct stat st;
     errint_t error;
 
     description->size = extent->length;
@@ -301,12 +282,12 @@ open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
         if (error)
             return fail(error, "%s", why.text);
     } else {
-        if (stat(path, &st) < 0)
-            return fail(-errno, "%s: %s", path, strerror(errno));
-        if ((uint64_t)st.st_size < extent->length)
+        error = file_identity_at(&identity, AT_FDCWD, path);
+        if (error)
+            return fail(error, "%s: %s", path, strerror(-error));
+        if (identity.size < extent->length)
             return fail(-EBADMSG, "%s: the file is shorter than its tensor", path);
-        description->offset = (uint64_t)st.st_size - extent->length;
-        file_identity_from_stat(&identity, &st);
+        description->offset = identity.size - extent->length;
     }
     if (checkpoint_add_source(checkpoint, below ? extent->path : path, &identity,
                               &description->source))
@@ -317,35 +298,26 @@ open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
 static errint_t
 open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool below)
 {
-    struct mount_extent extent = {0};
     struct tensor_description description = {0};
-    char *name = NULL, *dtype = NULL, *text = NULL;
-    uint64_t *shape = NULL;
-    size_t length;
-    errint_t error =
-        mount_read_xattr(path, "user.safetensors.name", &name, &description.name_length);
+    struct mount_extent extent = {0};
+    struct mount_tensor tensor;
+    errint_t error = mount_read_tensor(path, &tensor);
 
-    if (!error)
-        error = mount_read_xattr(path, "user.safetensors.dtype", &dtype, &description.dtype_length);
-    if (!error)
-        error = mount_read_xattr(path, "user.safetensors.shape", &text, &length);
-    if (!error)
-        error = parse_shape(text, &shape, &description.rank);
     if (!error)
         error = mount_read_extent(path, &extent);
     if (error) {
         fail(error, "%s: the xattrs of the mount: %s", path, strerror(-error));
     } else {
-        description.name = name;
-        description.dtype = dtype;
-        description.shape = shape;
+        description.name = tensor.name;
+        description.name_length = tensor.name_length;
+        description.dtype = tensor.dtype;
+        description.dtype_length = tensor.dtype_length;
+        description.shape = tensor.shape;
+        description.rank = tensor.rank;
         error = open_add_tensor_file(checkpoint, path, &description, &extent, below);
     }
     free(extent.path);
-    free(shape);
-    free(text);
-    free(dtype);
-    free(name);
+    mount_tensor_free(&tensor);
     return error;
 }
 
@@ -394,7 +366,7 @@ path_kind(const char *path)
 {
     struct stat st;
 
-    if (path_has_xattr(path, "user.safetensors.name"))
+    if (path_has_xattr(path, "user.safetensors.name") || path_has_xattr(path, "user.gguf.name"))
         return KIND_TENSOR_FILE;
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && path_has_xattr(path, "user.fstfs.source"))
         return KIND_TENSOR_DIRECTORY;

@@ -175,7 +175,7 @@ fstfs_cancel(struct fstfs_read *read)
 void
 fstfs_read_free(struct fstfs_read *read)
 {
-    if (!read)
+    if (!read || library_is_inherited(read->fstfs))
         return;
     fstfs_cancel(read);
     pthread_mutex_lock(&read->lock);

@@ -10,54 +10,45 @@
 #ifndef FSTFS_FORMAT_GGUF_H
 #define FSTFS_FORMAT_GGUF_H
 
-#include "format/st_table.h"
+#include "format/gguf_pairs.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #define GGUF_HEAD_BYTES 24u
-#define GGUF_MAX_HEADER (UINT64_C(256) << 20) /* most bytes before the data */
-#define GGUF_MAX_PAIRS 65536u
-#define GGUF_MAX_KEYS (UINT64_C(1) << 20) /* bytes of all keys together */
 
-/* Reading N tensors takes at most N * GGUF_TENSOR_BYTES + GGUF_LEAST bytes of memory. */
+/* Reading N tensors and M key-value pairs takes at most N * GGUF_TENSOR_BYTES + M * GGUF_PAIR_BYTES
+ * + GGUF_LEAST bytes of memory. */
 #define GGUF_TENSOR_BYTES UINT64_C(192)
-#define GGUF_LEAST (2 * GGUF_MAX_KEYS + UINT64_C(1048576))
+#define GGUF_LEAST (GGUF_PAIRS_LEAST + UINT64_C(1048576))
 
-/* A range of bytes of the file. */
-struct gguf_range {
-    uint64_t start, end;
-};
-
-struct gguf_file {
-    /* Tensors in file order. Shapes are in NumPy's order, the reverse of GGUF's. A type that
-     * safetensors does not have is DTYPE_UNKNOWN, with the name in ggml ("Q4_K") as text. */
-    struct st_table *table;
-    uint32_t version;
-    uint32_t alignment;
-    uint64_t pair_count; /* key-value pairs */
-    struct gguf_range pairs; /* all key-value pairs */
-    struct gguf_range
-        split[3]; /* the pairs split.no, split.count, split.tensors.count; {0, 0}: absent */
-    uint32_t split_number; /* number of this part, from 0 */
-    uint32_t split_count; /* number of parts; 0: not split */
-    uint64_t split_tensors; /* number of tensors in all parts */
-};
+enum { GGUF_MAX_DIMS = 4 };
 
 /* Whether the first 4 bytes of a file are the magic number of GGUF. */
 bool gguf_has_magic(const void *first);
 
 /*
- * Reads the open file `fd` of `file_size` bytes. `admit` is called before `bytes` more of memory
- * are allocated; if it fails, the read fails with its error and reason. Errors, with a reason:
- * -EBADMSG (refused), -ENOMEM, -ESTALE (the file changed), errors of pread(2).
+ * Reads the open file `fd` of `file_size` bytes. Tensors have their shapes in NumPy's order, the
+ * reverse of GGUF's. A type that safetensors does not have is DTYPE_UNKNOWN, with the name in ggml
+ * ("Q4_K") as text. The metadata are the key-values as gguf_pairs.h describes, sorted by key.
+ *
+ * See st_table.h for `admit`. Errors, with a reason: -EBADMSG (refused), -ENOMEM, -ESTALE (the file
+ * changed), errors of pread(2).
  */
-errint_t gguf_read(int fd, uint64_t file_size,
-                   errint_t (*admit)(void *arg, uint64_t bytes, struct reason *reason), void *arg,
-                   struct gguf_file *file, struct reason *reason);
-void gguf_file_free(struct gguf_file *file); /* all zero is allowed */
+errint_t gguf_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct st_table **table,
+                   struct reason *reason);
 
-/* Bytes of a row (the last dimension) of a tensor with DTYPE_UNKNOWN. */
+/* The number in ggml of a tensor's type. */
+uint32_t gguf_type_number(const struct st_table *table, const struct st_tensor *tensor);
+
+/* Bytes of a row (the last dimension) of a tensor. */
 uint64_t gguf_row_bytes(const struct st_table *table, const struct st_tensor *tensor);
+
+/* `bytes`, rounded up to the alignment, a power of 2. */
+static inline uint64_t
+gguf_padded(uint64_t bytes, uint32_t alignment)
+{
+    return (bytes + alignment - 1) & ~(uint64_t)(alignment - 1);
+}
 
 #endif

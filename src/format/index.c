@@ -31,10 +31,10 @@ index_out_of_memory(struct reason *reason)
 
 /* Whether the name of a shard is a plain file name. */
 static bool
-is_plain_name(const char *name, size_t length)
+is_plain_name(const struct container *container, const char *name, size_t length)
 {
-    return st_suffix_length(name, length) > 0 && name[0] != '.' && !memchr(name, '/', length) &&
-           !memchr(name, '\\', length) && !memchr(name, '\0', length);
+    return container_of_name(name, length, NULL) == container && name[0] != '.' &&
+           !memchr(name, '/', length) && !memchr(name, '\\', length) && !memchr(name, '\0', length);
 }
 
 /* Reads metadata.total_size, which may be any JSON value. */
@@ -58,6 +58,7 @@ read_total_size(struct json_span metadata, struct st_index *index)
 
 /* The members of an index that are read. */
 struct index_parts {
+    const struct container *container; /* of the files */
     struct json_reader map; /* at the object weight_map */
     struct json_span metadata; /* empty: missing, not an object, or too large */
 };
@@ -67,7 +68,6 @@ find_parts(struct json_reader in, struct index_parts *parts, struct reason *reas
 {
     struct json_span key;
 
-    *parts = (struct index_parts){{NULL, NULL}, {NULL, 0}};
     if (json_type(&in) != JSON_OBJECT)
         return refuse_index(reason, "the index is not a JSON object");
     json_enter(&in);
@@ -143,9 +143,11 @@ count_map(struct json_reader in, struct index_counts *counts, struct reason *rea
 
 /* Lists the runs and checks the names of their shards, which it writes to `scratch`. */
 static errint_t
-list_runs(struct json_reader in, struct shard_run *runs, char *scratch, struct reason *reason)
+list_runs(const struct index_parts *parts, struct shard_run *runs, char *scratch,
+          struct reason *reason)
 {
     struct json_span key, before = {NULL, 0};
+    struct json_reader in = parts->map;
 
     json_enter(&in);
     while (json_next_key(&in, &key)) {
@@ -155,11 +157,11 @@ list_runs(struct json_reader in, struct shard_run *runs, char *scratch, struct r
             continue;
         before = raw;
         size_t length = json_unescape(raw, scratch);
-        if (!is_plain_name(scratch, length))
+        if (!is_plain_name(parts->container, scratch, length))
             return reason_set(reason, -EBADMSG, "InvalidIndex",
                               "weight_map names the file \"%s\", expected a plain name that ends "
-                              "in .safetensors",
-                              quoted(shown, scratch, length));
+                              "in %s",
+                              quoted(shown, scratch, length), parts->container->suffixes[0]);
         scratch[length] = '\0';
         (runs++)->shard = scratch;
         scratch += length + 1;
@@ -321,7 +323,7 @@ parse_parts(const struct index_parts *parts, struct st_index **index, struct rea
         error = index_out_of_memory(reason);
         goto out;
     }
-    error = list_runs(map, runs, scratch, reason);
+    error = list_runs(parts, runs, scratch, reason);
     if (error)
         goto out;
     number_shards(runs, order, &counts);
@@ -332,6 +334,7 @@ parse_parts(const struct index_parts *parts, struct st_index **index, struct rea
     fill_shards(&builder, order, counts.runs);
     fill_entries(&builder, map, runs);
     copy_index_metadata(&builder, parts->metadata);
+    builder.index->container = parts->container;
     error = sort_entries(&builder, reason);
     if (error)
         free(builder.index);
@@ -345,10 +348,11 @@ out:
 }
 
 errint_t
-st_index_parse(const char *json, size_t length, struct st_index **index, struct reason *reason)
+st_index_parse(const char *json, size_t length, const struct container *container,
+               struct st_index **index, struct reason *reason)
 {
+    struct index_parts parts = {.container = container};
     struct json_fault fault;
-    struct index_parts parts;
 
     if (length > ST_MAX_INDEX)
         return reason_set(reason, -EBADMSG, "InvalidIndex",

@@ -7,6 +7,7 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
+#include "format/container.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,6 +25,7 @@ struct st_index_entry {
 
 /* A checked index. Immutable, freed with st_index_free(). */
 struct st_index {
+    const struct container *container; /* of the files that it names */
     uint32_t count;
     uint32_t shard_count;
     const struct st_index_entry *entries; /* sorted by name (memcmp, then length) */
@@ -38,14 +40,14 @@ struct st_index {
 };
 
 /*
- * Parses and checks an index. -EBADMSG with a reason (rule "InvalidIndex"): the text is not JSON by
- * the strict rules of headers (except that a byte order mark and metadata of any form are
- * accepted); it has no object `weight_map` of strings; it names a tensor twice; or a file name is
- * not a plain base name of a safetensors file, see st_suffix_length() (it is empty, contains '/',
+ * Parses and checks an index of files of `container`. -EBADMSG with a reason (rule "InvalidIndex"):
+ * the text is not JSON by the strict rules of headers (except that a byte order mark and metadata
+ * of any form are accepted); it has no object `weight_map` of strings; it names a tensor twice; or
+ * a file name is not a plain base name with a suffix of the container (it is empty, contains '/',
  * '\\' or NUL, or starts with "."). -ENOMEM.
  */
-errint_t st_index_parse(const char *json, size_t length, struct st_index **index,
-                        struct reason *reason);
+errint_t st_index_parse(const char *json, size_t length, const struct container *container,
+                        struct st_index **index, struct reason *reason);
 void st_index_free(struct st_index *index); /* NULL is allowed */
 
 #endif

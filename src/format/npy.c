@@ -2,7 +2,7 @@
 /* See npy.h. The format is that of `_write_array_header` in numpy/lib/format.py. */
 #include "format/npy.h"
 
-#include "base/file.h"
+#include "format/bytes.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -39,20 +39,10 @@ add_dictionary(struct buffer *out, const char *descr, const uint64_t *dims, uint
         buffer_add_repeat(out, ' ', NPY_GROWTH_DIGITS - digits_of(dims[0]));
 }
 
-errint_t
-npy_header(struct buffer *out, enum dtype dtype, const uint64_t *dims, uint32_t rank,
-           uint64_t bytes)
+/* Adds the header of this dictionary, which is freed. */
+static errint_t
+add_npy_header(struct buffer *out, struct buffer dictionary)
 {
-    struct buffer dictionary = BUFFER_INIT;
-    const char *descr = dtype_npy_descr(dtype);
-
-    if (dtype == DTYPE_UNKNOWN)
-        return -EINVAL;
-    if (descr)
-        add_dictionary(&dictionary, descr, dims, rank);
-    else
-        add_dictionary(&dictionary, "|u1", &bytes, 1);
-
     /* The length includes padding and line break. NumPy always pads: a header that fits exactly
      * gets 64 spaces. */
     size_t length = dictionary.length + 1, prefix = 8 + 2;
@@ -75,6 +65,36 @@ npy_header(struct buffer *out, enum dtype dtype, const uint64_t *dims, uint32_t 
     bool failed = dictionary.failed || buffer_failed(out);
     buffer_free(&dictionary);
     return failed ? -ENOMEM : 0;
+}
+
+errint_t
+npy_header(struct buffer *out, enum dtype dtype, const uint64_t *dims, uint32_t rank,
+           uint64_t bytes)
+{
+    struct buffer dictionary = BUFFER_INIT;
+    const char *descr = dtype_npy_descr(dtype);
+
+    if (dtype == DTYPE_UNKNOWN)
+        return -EINVAL;
+    if (descr)
+        add_dictionary(&dictionary, descr, dims, rank);
+    else
+        add_dictionary(&dictionary, "|u1", &bytes, 1);
+    return add_npy_header(out, dictionary);
+}
+
+errint_t
+npy_packed_header(struct buffer *out, const uint64_t *dims, uint32_t rank, uint64_t row_bytes)
+{
+    struct buffer dictionary = BUFFER_INIT;
+    uint64_t packed[NPY_RANK_MOST];
+
+    if (rank == 0 || rank > NPY_RANK_MOST)
+        return -EINVAL;
+    memcpy(packed, dims, (rank - 1) * sizeof(*dims));
+    packed[rank - 1] = row_bytes;
+    add_dictionary(&dictionary, "|u1", packed, rank);
+    return add_npy_header(out, dictionary);
 }
 
 /* ---- reading ---- */
@@ -209,16 +229,6 @@ parse_dictionary(struct npy_text in, struct npy *npy, struct reason *reason)
     return 0;
 }
 
-static errint_t
-read_npy_bytes(int fd, char *to, size_t length, uint64_t offset, struct reason *reason)
-{
-    ssize_t got = file_read(fd, to, length, offset);
-
-    if (got < 0)
-        return reason_set(reason, (errint_t)got, "IoError", "%s", strerror((int)-got));
-    return (size_t)got < length ? refuse_npy(reason, "it ends inside its header") : 0;
-}
-
 errint_t
 npy_read(int fd, uint64_t size, struct npy *npy, struct reason *reason)
 {
@@ -229,7 +239,7 @@ npy_read(int fd, uint64_t size, struct npy *npy, struct reason *reason)
 
     if (size < sizeof(prefix))
         return refuse_npy(reason, "it is too short for a .npy file");
-    error = read_npy_bytes(fd, (char *)prefix, sizeof(prefix), 0, reason);
+    error = bytes_read_at(fd, prefix, sizeof(prefix), 0, reason);
     if (error)
         return error;
     if (memcmp(prefix, "\x93NUMPY", 6) != 0 || prefix[6] < 1 || prefix[6] > 3)
@@ -245,7 +255,7 @@ npy_read(int fd, uint64_t size, struct npy *npy, struct reason *reason)
     text = calloc(length + 1, 1);
     if (!text)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-    error = read_npy_bytes(fd, text, length, 8 + width, reason);
+    error = bytes_read_at(fd, text, length, 8 + width, reason);
     if (!error)
         error = parse_dictionary((struct npy_text){text}, npy, reason);
     free(text);

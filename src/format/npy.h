@@ -20,6 +20,11 @@
 errint_t npy_header(struct buffer *out, enum dtype dtype, const uint64_t *dims, uint32_t rank,
                     uint64_t bytes);
 
+/* The same for a tensor of packed rows, of `row_bytes` bytes each: an array of "|u1" whose last
+ * dimension is `row_bytes`. -EINVAL: a rank of 0 or over NPY_RANK_MOST; -ENOMEM. */
+errint_t npy_packed_header(struct buffer *out, const uint64_t *dims, uint32_t rank,
+                           uint64_t row_bytes);
+
 enum { NPY_RANK_MOST = 64 }; /* NumPy's own limit */
 
 /* A header of a .npy file. */
@@ -35,7 +40,7 @@ struct npy {
  * file, or no safetensors tensor can represent the array (Fortran order of more than one dimension,
  * big-endian values, a type that safetensors does not have). "V2" is read as bfloat16, as ml_dtypes
  * saves it; "V1" is refused, since it may be any float8. The size of the data is not checked. Also
- * errors of pread(2).
+ * -ESTALE (the file became shorter), errors of pread(2).
  */
 errint_t npy_read(int fd, uint64_t size, struct npy *npy, struct reason *reason);
 

@@ -3,6 +3,7 @@
 #include "format/pickle.h"
 
 #include "format/bytes.h"
+#include "format/pickle_keys.h"
 #include "format/pickle_machine.h"
 
 #include <errno.h>
@@ -69,6 +70,8 @@ push_pickle_long(struct pickle_machine *m, uint64_t count)
 
     if (error)
         return error;
+    while (count > 8 && bytes[count - 1] == (bytes[count - 2] & 0x80 ? 0xff : 0))
+        count--; /* repeats the sign */
     if (count > 8)
         return pickle_push_node(
             m, (struct pickle_node){PICKLE_LONG, (uint32_t)(bytes - m->text), (uint32_t)count, 0});
@@ -76,6 +79,22 @@ push_pickle_long(struct pickle_machine *m, uint64_t count)
     for (uint64_t i = count; i-- > 0;)
         number = number << 8 | bytes[i];
     return push_pickle_number(m, (int64_t)number);
+}
+
+/* BINFLOAT: big-endian. */
+static errint_t
+push_pickle_float(struct pickle_machine *m)
+{
+    const unsigned char *bytes;
+    uint64_t bits = 0;
+    errint_t error = take_pickle_bytes(m, sizeof(bits), &bytes);
+
+    if (error)
+        return error;
+    for (unsigned i = 0; i < sizeof(bits); i++)
+        bits = bits << 8 | bytes[i];
+    return pickle_push_node(
+        m, (struct pickle_node){PICKLE_FLOAT, (uint32_t)bits, (uint32_t)(bits >> 32), 0});
 }
 
 /* INT and LONG of protocol 0: decimal, a long ends with "L"; 00 and 01 are booleans. */
@@ -198,9 +217,15 @@ push_call(struct pickle_machine *m, pickle_value callee, pickle_value arguments)
     if (pickle_kind_of(m->pickle, callee) != PICKLE_GLOBAL ||
         pickle_kind_of(m->pickle, arguments) != PICKLE_TUPLE)
         return pickle_push(m, PICKLE_VALUE_OPAQUE);
-    if (pickle_is_global(m->pickle, callee, "collections", "OrderedDict") &&
-        pickle_tuple_length(m->pickle, arguments) == 0)
-        return pickle_push_node(m, (struct pickle_node){PICKLE_DICT, 0, 0, 0});
+    if (pickle_is_global(m->pickle, callee, "collections", "OrderedDict")) {
+        uint32_t count = pickle_tuple_length(m->pickle, arguments);
+        pickle_value pairs = pickle_tuple_item(m->pickle, arguments, 0);
+
+        if (count == 0)
+            return pickle_push_node(m, (struct pickle_node){PICKLE_DICT, 0, 0, 0});
+        if (count == 1 && pickle_kind_of(m->pickle, pairs) == PICKLE_LIST)
+            return pickle_push_dict_of_pairs(m, pairs);
+    }
     return pickle_push_node(m, (struct pickle_node){PICKLE_CALL, callee, arguments, 0});
 }
 
@@ -285,6 +310,8 @@ run_build(struct pickle_machine *m)
 
     if (!error)
         error = pickle_pop(m, &object);
+    if (!error && pickle_kind_of(m->pickle, object) == PICKLE_CALL)
+        m->pickle->nodes[object].c |= PICKLE_CALL_BUILT;
     return error ? error : pickle_push(m, object);
 }
 
@@ -378,7 +405,7 @@ run_global(struct pickle_machine *m)
     return error ? error : pickle_push(m, global);
 }
 
-/* FROZENSET, or LIST without keep_lists: pops all values above the topmost mark. */
+/* FROZENSET: pops all values above the topmost mark. */
 static errint_t
 push_frozen(struct pickle_machine *m)
 {
@@ -443,8 +470,8 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
         return run_pickle_number(m, 2, false);
     case 'F':
         return push_opaque_line(m);
-    case 'G': /* BINFLOAT */
-        return push_opaque_bytes(m, 8);
+    case 'G':
+        return push_pickle_float(m);
     case 'S':
         return push_line_string(m, true);
     case 'V':
@@ -458,10 +485,9 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
     case 't':
         return run_marked_tuple(m);
     case ']':
-        return m->keep_lists ? pickle_push_node(m, (struct pickle_node){PICKLE_LIST, 0, 0, 0})
-                             : pickle_push(m, PICKLE_VALUE_OPAQUE);
+        return pickle_push_node(m, (struct pickle_node){PICKLE_LIST, 0, 0, 0});
     case 'l':
-        return m->keep_lists ? pickle_push_marked(m, PICKLE_LIST, 1) : push_frozen(m);
+        return pickle_push_marked(m, PICKLE_LIST, 1);
     case '}':
         return pickle_push_node(m, (struct pickle_node){PICKLE_DICT, 0, 0, 0});
     case 'd':
@@ -542,7 +568,7 @@ run_pickle(struct pickle_machine *m)
 }
 
 errint_t
-pickle_read(const char *text, size_t length, size_t memory, bool keep_lists, struct pickle *pickle,
+pickle_read(const char *text, size_t length, size_t memory, struct pickle *pickle,
             struct reason *reason)
 {
     struct pickle_machine machine = {
@@ -551,7 +577,6 @@ pickle_read(const char *text, size_t length, size_t memory, bool keep_lists, str
         .memory_left = memory,
         .reason = reason,
         .pickle = pickle,
-        .keep_lists = keep_lists,
     };
     errint_t error;
 
@@ -562,6 +587,10 @@ pickle_read(const char *text, size_t length, size_t memory, bool keep_lists, str
     error = run_pickle(&machine);
     free(machine.stack);
     free(machine.memo);
+    machine.memory_left +=
+        (machine.stack_capacity + (size_t)machine.memo_capacity) * sizeof(pickle_value);
+    if (!error)
+        error = pickle_check_keys(&machine);
     pickle->length = machine.at;
     if (error)
         pickle_free(pickle);
@@ -580,20 +609,31 @@ pickle_free(struct pickle *pickle)
 /* ---- values ---- */
 
 bool
-pickle_take_number(const struct pickle *pickle, pickle_value value, uint64_t *number)
+pickle_get_integer(const struct pickle *pickle, pickle_value value, int64_t *number)
 {
     if (pickle_kind_of(pickle, value) != PICKLE_NUMBER)
         return false;
     if (value & PICKLE_NUMBER_BIT)
         *number = value & ~PICKLE_NUMBER_BIT;
     else
-        *number = pickle->nodes[value].a | (uint64_t)pickle->nodes[value].b << 32;
-    return *number <= INT64_MAX;
+        *number = (int64_t)(pickle->nodes[value].a | (uint64_t)pickle->nodes[value].b << 32);
+    return true;
 }
 
 bool
-pickle_take_string(const struct pickle *pickle, pickle_value value, const char **text,
-                   size_t *length)
+pickle_get_number(const struct pickle *pickle, pickle_value value, uint64_t *number)
+{
+    int64_t integer;
+
+    if (!pickle_get_integer(pickle, value, &integer))
+        return false;
+    *number = (uint64_t)integer;
+    return integer >= 0;
+}
+
+bool
+pickle_get_string(const struct pickle *pickle, pickle_value value, const char **text,
+                  size_t *length)
 {
     if (pickle_kind_of(pickle, value) != PICKLE_STRING)
         return false;
@@ -621,7 +661,7 @@ pickle_string_is(const struct pickle *pickle, pickle_value value, const char *ex
     const char *text;
     size_t length;
 
-    return pickle_take_string(pickle, value, &text, &length) && length == strlen(expected) &&
+    return pickle_get_string(pickle, value, &text, &length) && length == strlen(expected) &&
            memcmp(text, expected, length) == 0;
 }
 

@@ -5,8 +5,10 @@
  * A pickle is a program for a stack machine, which can import and call any Python function. This
  * reader executes only the instructions that create data: strings, numbers, tuples, lists and
  * dictionaries. A global is a pair of strings. A call (REDUCE, NEWOBJ, ...) is recorded as a
- * PICKLE_CALL and never made, except that collections.OrderedDict() is an empty dictionary. State
- * that is set on an object (BUILD) is dropped. Instructions: CPython's Lib/pickletools.py.
+ * PICKLE_CALL and never made, except that collections.OrderedDict() is a dictionary: empty, or, as
+ * Python 2 writes it, of a list of pairs. State that is set on an object (BUILD) is dropped,
+ * and the call that created the object is flagged.
+ * Instructions: CPython's Lib/pickletools.py.
  *
  * Lengths in the text never determine an allocation: strings stay in the text, and each instruction
  * adds a bounded number of nodes.
@@ -23,21 +25,24 @@
 
 /*
  * Reads the first pickle of a text of `length` bytes, which must outlive it, and allocates at most
- * `memory` bytes. Without `keep_lists`, lists are opaque.
+ * `memory` bytes.
  *
- * With a reason: -ENODATA, the text ends before the pickle does; -EBADMSG, it is malformed (rule
- * "Pickle"), or it needs more memory or has more than 2^31 - 1 bytes ("PickleMemory"); -ENOMEM.
+ * With a reason: -ENODATA, the text ends before the pickle does; -EBADMSG, it is malformed or a
+ * dictionary has a key twice (rule "Pickle", see pickle_keys.h), or it needs more memory or has
+ * more than 2^31 - 1 bytes ("PickleMemory"); -ENOMEM.
  */
-errint_t pickle_read(const char *text, size_t length, size_t memory, bool keep_lists,
-                     struct pickle *pickle, struct reason *reason);
+errint_t pickle_read(const char *text, size_t length, size_t memory, struct pickle *pickle,
+                     struct reason *reason);
 void pickle_free(struct pickle *pickle); /* all zero is allowed */
 
-/* False: the value is not a whole number from 0 to 2^63 - 1. */
-bool pickle_take_number(const struct pickle *pickle, pickle_value value, uint64_t *number);
+/* False: the value is not an integer of 64 bits. */
+bool pickle_get_integer(const struct pickle *pickle, pickle_value value, int64_t *number);
+/* False: the value is not an integer from 0 to 2^63 - 1. */
+bool pickle_get_number(const struct pickle *pickle, pickle_value value, uint64_t *number);
 
 /* False: the value is not a string. The text is borrowed and not NUL-terminated. */
-bool pickle_take_string(const struct pickle *pickle, pickle_value value, const char **text,
-                        size_t *length);
+bool pickle_get_string(const struct pickle *pickle, pickle_value value, const char **text,
+                       size_t *length);
 
 /* Element `i` of a tuple; PICKLE_VALUE_OPAQUE if it is not a tuple or has fewer elements. */
 pickle_value pickle_tuple_item(const struct pickle *pickle, pickle_value tuple, uint32_t i);

@@ -23,8 +23,8 @@ grow_machine_array(struct pickle_machine *m, void *array, uint32_t *capacity, si
     if (room > INT32_MAX || (room - *capacity) * element > m->memory_left)
         return reason_set(
             m->reason, -EBADMSG, "PickleMemory",
-            "byte %zu of the pickle: reading it takes more memory than is allowed for "
-            "%zu bytes of pickle",
+            "byte %zu of the pickle: reading it takes more memory than the limit for a "
+            "pickle of %zu bytes",
             m->at, m->length);
     memcpy(&old, array, sizeof(old));
     bigger = realloc(old, room * element);
@@ -169,7 +169,7 @@ append_pickle_entry(struct pickle_machine *m, pickle_value container, pickle_val
     entry = ++p->entry_count; /* from 1 */
     p->entries[entry] = (struct pickle_entry){key, value, 0};
     node = &p->nodes[container];
-    if (node->c++)
+    if (node->a)
         p->entries[node->b].next = entry;
     else
         node->a = entry;
@@ -177,10 +177,37 @@ append_pickle_entry(struct pickle_machine *m, pickle_value container, pickle_val
     return 0;
 }
 
+/* Lists may have many of these, which nobody asks for. */
+static bool
+is_list_scalar(const struct pickle *pickle, pickle_value value)
+{
+    switch (pickle_kind_of(pickle, value)) {
+    case PICKLE_NONE:
+    case PICKLE_OPAQUE:
+    case PICKLE_BOOL:
+    case PICKLE_NUMBER:
+    case PICKLE_LONG:
+    case PICKLE_FLOAT:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static errint_t
+append_list_element(struct pickle_machine *m, pickle_value list, pickle_value value)
+{
+    uint32_t position = m->pickle->nodes[list].c++; /* less than the bytes of the pickle */
+
+    if (is_list_scalar(m->pickle, value))
+        return 0;
+    return append_pickle_entry(m, list, PICKLE_NUMBER_BIT | position, value);
+}
+
 /*
  * Pops the values from stack index `first` on and adds them to the list (step 1) or dictionary
- * (step 2) at index `below` - 1, which becomes the top of the stack. Values added to an object are
- * dropped.
+ * (step 2) at index `below` - 1, which becomes the top of the stack. If that is an object, which is
+ * opaque, the values are dropped.
  */
 static errint_t
 add_pickle_items(struct pickle_machine *m, uint32_t first, uint32_t below, enum pickle_kind kind,
@@ -191,20 +218,21 @@ add_pickle_items(struct pickle_machine *m, uint32_t first, uint32_t below, enum 
     errint_t error = 0;
 
     if (below == 0 || m->stack[below - 1] == PICKLE_VALUE_MARK)
-        return pickle_refuse(m, "there is nothing to add to");
+        return pickle_refuse(m, "there is no list, dictionary or set to add to");
     container = m->stack[below - 1];
     found = pickle_kind_of(m->pickle, container);
     if (found != kind && found != PICKLE_OPAQUE && found != PICKLE_CALL)
-        return pickle_refuse(m, kind == PICKLE_LIST ? "elements are added to what is no list"
-                                                    : "items are added to what is no dictionary");
+        return pickle_refuse(m, kind == PICKLE_LIST
+                                    ? "elements are added to a value that is not a list"
+                                    : "items are added to a value that is not a dictionary");
     if ((m->depth - first) % step)
         return pickle_refuse(m, "a key has no value");
     for (uint32_t i = first; i < m->depth; i++)
         if (m->stack[i] == PICKLE_VALUE_MARK)
             return pickle_refuse(m, "a mark is on the stack, expected a value");
     for (uint32_t i = first; !error && found == kind && i < m->depth; i += step)
-        error = append_pickle_entry(m, container, step == 2 ? m->stack[i] : PICKLE_VALUE_NONE,
-                                    m->stack[i + step - 1]);
+        error = step == 2 ? append_pickle_entry(m, container, m->stack[i], m->stack[i + 1])
+                          : append_list_element(m, container, m->stack[i]);
     m->depth = below;
     return error;
 }
@@ -242,6 +270,42 @@ pickle_push_marked(struct pickle_machine *m, enum pickle_kind kind, uint32_t ste
         return error;
     m->stack[first - 1] = container;
     return add_pickle_items(m, first, first, kind, step);
+}
+
+/* ---- OrderedDict(PAIRS) ---- */
+
+/* Sets the elements of a list or tuple of two. Those that lists do not keep are opaque. */
+static bool
+take_pickle_pair(const struct pickle *p, pickle_value pair, pickle_value items[2])
+{
+    enum pickle_kind kind = pickle_kind_of(p, pair);
+
+    if (kind == PICKLE_TUPLE && p->nodes[pair].b == 2) {
+        memcpy(items, p->items + p->nodes[pair].a, 2 * sizeof(*items));
+        return true;
+    }
+    if (kind != PICKLE_LIST || p->nodes[pair].c != 2)
+        return false;
+    items[0] = items[1] = PICKLE_VALUE_OPAQUE;
+    for (uint32_t i = p->nodes[pair].a; i; i = p->entries[i].next)
+        items[p->entries[i].key & 1] = p->entries[i].value;
+    return true;
+}
+
+errint_t
+pickle_push_dict_of_pairs(struct pickle_machine *m, pickle_value pairs)
+{
+    const struct pickle *p = m->pickle;
+    pickle_value dict, items[2];
+    errint_t error = pickle_new_node(m, (struct pickle_node){PICKLE_DICT, 0, 0, 0}, &dict);
+
+    /* Each step takes memory, which bounds the time of many calls with one list. */
+    for (uint32_t i = p->nodes[pairs].a; !error && i; i = p->entries[i].next) {
+        if (!take_pickle_pair(p, p->entries[i].value, items))
+            return pickle_push(m, PICKLE_VALUE_OPAQUE);
+        error = append_pickle_entry(m, dict, items[0], items[1]);
+    }
+    return error ? error : pickle_push(m, dict);
 }
 
 /* ---- memo ---- */

@@ -19,7 +19,6 @@ struct pickle_machine {
     size_t memory_left; /* bytes that its arrays may still allocate */
     struct reason *reason;
     struct pickle *pickle;
-    bool keep_lists;
     uint32_t node_capacity, item_capacity, entry_capacity;
     pickle_value *stack;
     uint32_t depth, stack_capacity;
@@ -33,8 +32,7 @@ struct pickle_machine {
     reason_set((m)->reason, -EBADMSG, "Pickle", "byte %zu of the pickle: %s", (m)->at, what)
 /* -ENODATA with a reason: the text ends before the pickle does. */
 #define pickle_refuse_cut_off(m)                                                                   \
-    reason_set((m)->reason, -ENODATA, "Pickle", "it ends within its %zu bytes, without STOP",      \
-               (m)->length)
+    reason_set((m)->reason, -ENODATA, "Pickle", "no STOP instruction in its %zu bytes", (m)->length)
 
 /*
  * Errors of the functions below, with a reason: -EBADMSG, the stack does not have the values that
@@ -57,10 +55,14 @@ errint_t pickle_make_marked_tuple(struct pickle_machine *m, pickle_value *tuple)
  * them. */
 errint_t pickle_push_marked(struct pickle_machine *m, enum pickle_kind kind, uint32_t step);
 /* Pops all values above the topmost mark, and the mark, and adds the values to the list (step 1) or
- * dictionary (step 2) below it. Values added to an object are dropped. */
+ * dictionary (step 2) below it. Values that are added to an opaque object are dropped. */
 errint_t pickle_add_marked_items(struct pickle_machine *m, enum pickle_kind kind, uint32_t step);
 /* Pops the top `step` values and adds them to the list or dictionary below them. */
 errint_t pickle_add_item(struct pickle_machine *m, enum pickle_kind kind, uint32_t step);
+
+/* Pushes the dictionary that OrderedDict(PAIRS) returns, for a list; opaque, if an element of it is
+ * neither a list nor a tuple of two. */
+errint_t pickle_push_dict_of_pairs(struct pickle_machine *m, pickle_value pairs);
 
 /* Copies the top value into the memo; pushes a value of the memo. */
 errint_t pickle_put_memo(struct pickle_machine *m, uint64_t index);

@@ -24,19 +24,30 @@ enum {
 
 enum pickle_kind {
     PICKLE_NONE,
-    PICKLE_OPAQUE, /* a value that is not kept: a float, bytes, a set, an object */
+    PICKLE_OPAQUE, /* a value that is not kept: bytes, a set, an object */
     PICKLE_MARK, /* internal */
     PICKLE_BOOL,
     PICKLE_NUMBER, /* does not fit in a pickle_value. a, b: low and high half, signed */
     PICKLE_LONG, /* does not fit in 64 bits. a: offset, b: length of its bytes in the text */
-    PICKLE_STRING, /* a: offset, b: length in the text; not checked to be UTF-8 */
+    PICKLE_FLOAT, /* a, b: low and high half of a double */
+    PICKLE_STRING, /* a: offset, b: length in the text; not checked to be UTF-8. c: internal */
     PICKLE_TUPLE, /* a: first, b: count, in pickle->items */
-    PICKLE_LIST, /* a: first entry, b: last entry, c: count */
-    PICKLE_DICT, /* as PICKLE_LIST; of entries with the same key, the last one is valid */
+    PICKLE_LIST, /* a: first entry, b: last entry, c: count. Numbers, booleans, None and opaque
+                  * values are counted, but have no entry */
+    PICKLE_DICT, /* a, b: as PICKLE_LIST. c: PICKLE_DICT_UNSURE or 0. Keys that are strings or
+                  * numbers are different in Python */
     PICKLE_GLOBAL, /* a: module, b: name; both are strings */
-    PICKLE_CALL, /* a: the callee, a PICKLE_GLOBAL; b: its arguments, a PICKLE_TUPLE */
+    PICKLE_CALL, /* a: the callee, a PICKLE_GLOBAL; b: its arguments, a PICKLE_TUPLE; c: flags,
+                  * PICKLE_CALL_BUILT or those of the caller of pickle_read() */
     PICKLE_PERSISTENT, /* a: the persistent ID, any value */
 };
+
+/* A key is opaque or a call, which may return a number equal to another key: complex(1, 0). Strings
+ * are different from it. */
+#define PICKLE_DICT_UNSURE UINT32_C(1)
+
+/* State was set on the result of the call (BUILD). The other flags are free. */
+#define PICKLE_CALL_BUILT UINT32_C(1)
 
 struct pickle_node {
     uint32_t kind; /* enum pickle_kind */
@@ -45,7 +56,7 @@ struct pickle_node {
 
 /* An entry of a list or dictionary. */
 struct pickle_entry {
-    pickle_value key; /* of a dictionary only */
+    pickle_value key; /* of a list: the position, a number */
     pickle_value value;
     uint32_t next; /* index in pickle->entries; 0: the last entry */
 };

@@ -382,8 +382,10 @@ fill_metadata(struct st_builder *builder, struct json_reader *in)
     json_enter(in);
     while (json_next_key(in, &key)) {
         struct st_metadata *pair = &builder->metadata[builder->table->metadata_count++];
+
         pair->key_length = put_text(builder, key, &pair->key);
-        pair->value_length = put_text(builder, json_take_string(in), &pair->value);
+        pair->value_length = put_text(builder, json_take_string(in), &pair->value) & INT32_MAX;
+        pair->is_json = false;
     }
 }
 

@@ -50,12 +50,10 @@ errint_t st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct
 
 /*
  * Reads, parses and checks the header of the open file `fd`. Errors as above, and those of
- * pread(2), with a reason. Unless `admit` is NULL, it is called before ST_PARSE_FACTOR * n bytes
- * are used for a header of n bytes; if it fails, the read ends with its error and reason. A header
- * above ST_LARGE_HEADER is read into the page cache before that.
+ * pread(2), with a reason. `admit` (see st_table.h) is called once, for ST_PARSE_FACTOR times the
+ * bytes of the header; a header above ST_LARGE_HEADER is read into the page cache before that.
  */
-errint_t st_table_read(int fd, uint64_t file_size,
-                       errint_t (*admit)(void *arg, uint64_t n, struct reason *reason), void *arg,
+errint_t st_table_read(int fd, uint64_t file_size, st_admit *admit, void *arg,
                        struct st_table **table, struct reason *reason);
 
 /*

@@ -11,8 +11,8 @@
 size_t
 st_counts_bytes(const struct st_counts *counts)
 {
-    return sizeof(struct st_table) + counts->tensors * sizeof(struct st_tensor) +
-           counts->metadata * sizeof(struct st_metadata) + counts->dims * sizeof(uint64_t) +
+    return sizeof(struct st_table) + counts->info + counts->tensors * sizeof(struct st_tensor) +
+           counts->dims * sizeof(uint64_t) + counts->metadata * sizeof(struct st_metadata) +
            counts->text;
 }
 
@@ -20,21 +20,24 @@ st_counts_bytes(const struct st_counts *counts)
 bool
 st_builder_init(struct st_builder *builder, const struct st_counts *counts)
 {
-    size_t tensors = sizeof(struct st_table);
-    size_t metadata = tensors + counts->tensors * sizeof(struct st_tensor);
-    size_t dims = metadata + counts->metadata * sizeof(struct st_metadata);
-    size_t text = dims + counts->dims * sizeof(uint64_t);
+    size_t info = sizeof(struct st_table);
+    size_t tensors = info + counts->info;
+    size_t dims = tensors + counts->tensors * sizeof(struct st_tensor);
+    size_t metadata = dims + counts->dims * sizeof(uint64_t);
+    size_t text = metadata + counts->metadata * sizeof(struct st_metadata);
     char *memory = malloc(text + counts->text);
 
-    _Static_assert(sizeof(struct st_table) % 8 == 0 && sizeof(struct st_metadata) % 8 == 0,
+    _Static_assert(sizeof(struct st_table) % 8 == 0 && sizeof(struct st_tensor) % 8 == 0,
                    "the arrays of a table follow each other");
     if (!memory)
         return false;
+    memset(memory + info, 0, counts->info);
     *builder = (struct st_builder){
         .table = (struct st_table *)memory,
         .tensors = (struct st_tensor *)(memory + tensors),
         .metadata = (struct st_metadata *)(memory + metadata),
         .dims = (uint64_t *)(memory + dims),
+        .info = memory + info,
         .text = memory + text,
         .left = *counts,
     };
@@ -91,16 +94,32 @@ st_builder_add(struct st_builder *builder, const struct st_entry *entry)
     return true;
 }
 
+bool
+st_builder_add_pair(struct st_builder *builder, struct st_text key, struct st_text value,
+                    bool is_json)
+{
+    struct st_metadata *pair = &builder->metadata[builder->table->metadata_count];
+
+    if (builder->left.metadata == 0 || builder->left.text < key.length + value.length)
+        return false;
+    builder->left.metadata--;
+    builder->table->metadata_count++;
+    builder->table->has_metadata = true;
+    *pair = (struct st_metadata){
+        .key = add_text(builder, key.text, key.length),
+        .key_length = (uint32_t)key.length,
+        .value_length = (uint32_t)value.length,
+        .is_json = is_json,
+    };
+    pair->value = add_text(builder, value.text, value.length);
+    return true;
+}
+
 void
 st_builder_add_metadata(struct st_builder *builder, const char *key, const char *value)
 {
-    struct st_metadata *pair = &builder->metadata[builder->table->metadata_count++];
-
-    pair->key_length = (uint32_t)strlen(key);
-    pair->key = add_text(builder, key, pair->key_length);
-    pair->value_length = (uint32_t)strlen(value);
-    pair->value = add_text(builder, value, pair->value_length);
-    builder->table->has_metadata = true;
+    st_builder_add_pair(builder, (struct st_text){key, strlen(key)},
+                        (struct st_text){value, strlen(value)}, false);
 }
 
 static int
@@ -174,6 +193,12 @@ st_builder_check_names(const struct st_builder *builder, struct reason *reason)
     }
     free(order);
     return error;
+}
+
+errint_t
+st_admit_bytes(st_admit *admit, void *arg, uint64_t bytes, struct reason *reason)
+{
+    return admit ? admit(arg, bytes, reason) : 0;
 }
 
 void

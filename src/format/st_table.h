@@ -26,11 +26,14 @@ struct st_tensor {
     uint8_t dtype; /* enum dtype */
 };
 
-/* A key and value of `__metadata__`, in table->text. Both may contain NUL. */
+/* A key and value of `__metadata__`, or of a GGUF file, in table->text. Both may contain NUL. */
 struct st_metadata {
     uint32_t key, key_length;
-    uint32_t value, value_length;
+    uint32_t value, value_length : 31;
+    uint32_t is_json : 1; /* the value is JSON, else a string; only in GGUF files */
 };
+
+struct gguf_info; /* format/gguf.h */
 
 /* A validated header. Immutable; one allocation, freed by st_table_free(). */
 struct st_table {
@@ -43,10 +46,18 @@ struct st_table {
     const struct st_metadata *metadata; /* sorted by key */
     const uint64_t *dims;
     const char *text; /* strings without terminators */
+    const struct gguf_info *gguf; /* NULL: not a GGUF file */
     size_t bytes; /* size of the allocation */
 };
 
 void st_table_free(struct st_table *table); /* NULL is allowed */
+
+/*
+ * Readers call this before they allocate `bytes` more of memory whose size the file decides. If it
+ * fails, the read fails with its error and reason. Readers accept NULL, which admits everything.
+ */
+typedef errint_t st_admit(void *arg, uint64_t bytes, struct reason *reason);
+errint_t st_admit_bytes(st_admit *admit, void *arg, uint64_t bytes, struct reason *reason);
 
 /* The name of the dtype, known or unknown, without a terminator. */
 const char *st_dtype_text(const struct st_table *table, const struct st_tensor *tensor,
@@ -60,6 +71,7 @@ struct st_counts {
     size_t metadata;
     size_t dims;
     size_t text;
+    size_t info; /* bytes for builder->info; a multiple of 8 */
     bool has_metadata;
 };
 
@@ -68,6 +80,7 @@ struct st_builder {
     struct st_tensor *tensors;
     struct st_metadata *metadata;
     uint64_t *dims;
+    void *info; /* all zero */
     char *text;
     uint32_t dim_count;
     uint32_t text_length;
@@ -84,17 +97,26 @@ bool st_builder_init(struct st_builder *builder, const struct st_counts *counts)
 struct st_entry {
     const char *name;
     size_t name_length;
-    enum dtype dtype;
     const char *dtype_text; /* the name of a DTYPE_UNKNOWN; else NULL */
     const uint64_t *dims;
-    uint32_t rank;
     uint64_t begin, end; /* see struct st_tensor */
+    enum dtype dtype;
+    uint32_t rank; /* of `dims` */
 };
 
 /* False: more than was counted, for example because the file has changed since. */
 bool st_builder_add(struct st_builder *builder, const struct st_entry *entry);
-/* Must not exceed the counts. */
+/* Adds a string. Must not exceed the counts. */
 void st_builder_add_metadata(struct st_builder *builder, const char *key, const char *value);
+
+/* Text with its length; may contain NUL. */
+struct st_text {
+    const char *text;
+    size_t length;
+};
+/* The same for any text. False: more than was counted. */
+bool st_builder_add_pair(struct st_builder *builder, struct st_text key, struct st_text value,
+                         bool is_json);
 
 /* With a reason: -EBADMSG (two tensors have the same name), -ENOMEM. */
 errint_t st_builder_check_names(const struct st_builder *builder, struct reason *reason);

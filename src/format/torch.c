@@ -5,6 +5,7 @@
 #include "format/json.h"
 #include "format/pickle.h"
 #include "format/torch_dtype.h"
+#include "format/torch_imports.h"
 #include "format/torch_source.h"
 
 #include <errno.h>
@@ -14,30 +15,35 @@
 #include <string.h>
 
 enum {
-    DEPTH_MAX = 64, /* of nested dictionaries */
+    DEPTH_MAX = 64, /* of nested dictionaries, lists and tuples */
     NAME_BYTES_MAX = 4096, /* of a tensor's name */
+    NAME_BYTES_PER_VISIT = 16, /* a value with a longer name counts as several */
+    CALL_VISITS = 16, /* and so does a call: a tensor takes more than 40 bytes of a pickle */
     RANK_MAX = 64, /* torch's own limit */
+    WRAPPERS_MAX = 4, /* of a tensor: parameters, and copies to a device */
 };
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 /* ---- one tensor ---- */
 
-/* A traversal of the dictionaries of a file. */
+/* A traversal of the dictionaries, lists and tuples of a file: its containers. */
 struct torch_walk {
     const struct pickle *pickle;
     struct torch_source *source;
     struct torch_file *file;
     struct reason *reason;
-    size_t visits_left; /* limits the traversal: dictionaries may contain each other */
+    size_t visits_left; /* limits the traversal: containers may contain each other */
     pickle_value skipped_key; /* of the outermost dictionary, omitted in names; or OPAQUE */
     struct st_builder *builder; /* NULL: this pass only counts */
     struct st_counts counts;
     uint32_t found; /* tensors, including refused ones */
     uint32_t with_tensors; /* entries of the outermost dictionary that contain tensors */
-    pickle_value dict_with_tensors; /* key of the last of them if it is a dictionary; or OPAQUE */
+    pickle_value dict_with_tensors; /* key of the last of them if it can be skipped; or OPAQUE */
     uint32_t unnamed; /* keys of the current path that cannot be part of a name */
-    uint32_t depth; /* of nested dictionaries */
+    uint32_t unsure; /* and those that may be equal to another key of their dictionary */
+    uint32_t depth; /* of nested containers */
+    errint_t failed; /* reading the file failed; `reason` is set */
     bool changed; /* this pass found more than the counting pass */
     size_t name_length;
     char name[NAME_BYTES_MAX];
@@ -50,7 +56,7 @@ struct torch_tensor {
     uint64_t dims[RANK_MAX];
 };
 
-/* Counts a tensor that cannot be shown, and keeps the first reason. The file remains valid. */
+/* Counts a tensor that cannot be shown, and keeps the first reasons. The file remains valid. */
 static void refuse_tensor_of(struct torch_walk *walk, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -59,13 +65,17 @@ refuse_tensor_of(struct torch_walk *walk, const char *format, ...)
 {
     char shown[QUOTED_SIZE], why[160];
     va_list arguments;
+    uint32_t number;
 
-    if (walk->builder || walk->file->refused_count++)
+    if (walk->builder)
+        return;
+    number = walk->file->refused_count++;
+    if (number >= TORCH_REFUSED_NAMED)
         return;
     va_start(arguments, format);
     vsnprintf(why, sizeof(why), format, arguments);
     va_end(arguments);
-    snprintf(walk->file->refused, sizeof(walk->file->refused), "tensor \"%s\": %s",
+    snprintf(walk->file->refused[number], sizeof(walk->file->refused[number]), "tensor \"%s\": %s",
              quoted(shown, walk->name, walk->name_length), why);
 }
 
@@ -73,6 +83,15 @@ static const struct pickle_node *
 node_of(const struct torch_walk *walk, pickle_value value, enum pickle_kind kind)
 {
     return pickle_kind_of(walk->pickle, value) == kind ? &walk->pickle->nodes[value] : NULL;
+}
+
+/* Whether the value is None or an empty dictionary. A call is neither, whatever it returns. */
+static bool
+is_none_or_empty(const struct torch_walk *walk, pickle_value value)
+{
+    const struct pickle_node *dict = node_of(walk, value, PICKLE_DICT);
+
+    return value == PICKLE_VALUE_NONE || (dict && !dict->a);
 }
 
 /* Reads a tuple of whole numbers or a torch.Size() of one. False: the value is neither, or has more
@@ -91,8 +110,8 @@ read_numbers(const struct torch_walk *walk, pickle_value tuple, uint64_t numbers
     if (*count > RANK_MAX)
         return false;
     for (uint32_t i = 0; i < *count; i++)
-        if (!pickle_take_number(walk->pickle, pickle_tuple_item(walk->pickle, tuple, i),
-                                &numbers[i]))
+        if (!pickle_get_number(walk->pickle, pickle_tuple_item(walk->pickle, tuple, i),
+                               &numbers[i]))
             return false;
     return true;
 }
@@ -105,7 +124,8 @@ struct storage {
 
 /*
  * Reads ('storage', TYPE, KEY, LOCATION, ELEMENTS). In the older format there is a sixth element:
- * None or a view of the storage, (VIEW_KEY, OFFSET, ELEMENTS).
+ * None or a view of the storage, (VIEW_KEY, OFFSET, ELEMENTS). Tensors with the same VIEW_KEY share
+ * a view; torch_source.c has refused files in which they describe it differently.
  */
 static bool
 read_storage(struct torch_walk *walk, pickle_value value, struct storage *storage)
@@ -119,14 +139,14 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
     pickle_value view_id;
     const char *text;
 
-    if (!pickle_take_string(pickle, pickle_tuple_item(pickle, id, 0), &text, &length) ||
+    if (!pickle_get_string(pickle, pickle_tuple_item(pickle, id, 0), &text, &length) ||
         length != 7 || memcmp(text, "storage", 7) != 0) {
         refuse_tensor_of(walk, "it has no storage");
         return false;
     }
     if (!torch_storage_class(pickle, pickle_tuple_item(pickle, id, 1), &element) ||
-        !pickle_take_string(pickle, pickle_tuple_item(pickle, id, 2), &text, &length) ||
-        !pickle_take_number(pickle, pickle_tuple_item(pickle, id, 4), &elements) ||
+        !pickle_get_string(pickle, pickle_tuple_item(pickle, id, 2), &text, &length) ||
+        !pickle_get_number(pickle, pickle_tuple_item(pickle, id, 4), &elements) ||
         __builtin_mul_overflow(elements, (uint64_t)element.bytes, &storage->bytes)) {
         refuse_tensor_of(walk, "the description of its storage is malformed or of an unknown type");
         return false;
@@ -136,8 +156,15 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
     if (storage->bytes) {
         struct reason why = {0};
         uint64_t bytes;
+        errint_t error =
+            torch_source_find(walk->source, text, length, &storage->offset, &bytes, &why);
 
-        if (torch_source_find(walk->source, text, length, &storage->offset, &bytes, &why)) {
+        if (error && error != -EBADMSG) { /* the tensor may be sound */
+            walk->failed = error;
+            reason_fill(walk->reason, why.rule, "%s", why.text);
+            return false;
+        }
+        if (error) {
             refuse_tensor_of(walk, "%.140s", why.text);
             return false;
         }
@@ -149,12 +176,13 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
         }
     }
     view_id = pickle_tuple_item(pickle, id, 5);
-    if (pickle_kind_of(pickle, view_id) != PICKLE_TUPLE)
+    if (pickle_tuple_length(pickle, id) < 6 || view_id == PICKLE_VALUE_NONE)
         return true;
-    if (!pickle_take_number(pickle, pickle_tuple_item(pickle, view_id, 1), &offset) ||
-        !pickle_take_number(pickle, pickle_tuple_item(pickle, view_id, 2), &view) ||
+    if (walk->source->is_zip ||
+        !pickle_get_number(pickle, pickle_tuple_item(pickle, view_id, 1), &offset) ||
+        !pickle_get_number(pickle, pickle_tuple_item(pickle, view_id, 2), &view) ||
         offset > elements || view > elements - offset) {
-        refuse_tensor_of(walk, "the view of its storage is outside of it");
+        refuse_tensor_of(walk, "the view of its storage is malformed or outside of it");
         return false;
     }
     storage->offset += offset * element.bytes;
@@ -197,8 +225,7 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
              struct torch_tensor *tensor)
 {
     const struct pickle *pickle = walk->pickle;
-    pickle_value metadata = pickle_tuple_item(pickle, arguments, has_dtype ? 7 : 6);
-    const struct pickle_node *dict = node_of(walk, metadata, PICKLE_DICT);
+    const uint32_t metadata = has_dtype ? 7 : 6;
     uint64_t strides[RANK_MAX], offset, elements = 1, bytes, end;
     struct storage storage;
     uint32_t stride_count;
@@ -206,15 +233,17 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
 
     if (!read_storage(walk, pickle_tuple_item(pickle, arguments, 0), &storage))
         return false;
-    if (!pickle_take_number(pickle, pickle_tuple_item(pickle, arguments, 1), &offset) ||
+    if (!pickle_get_number(pickle, pickle_tuple_item(pickle, arguments, 1), &offset) ||
         !read_numbers(walk, pickle_tuple_item(pickle, arguments, 2), tensor->dims, &tensor->rank) ||
         !read_numbers(walk, pickle_tuple_item(pickle, arguments, 3), strides, &stride_count) ||
         stride_count != tensor->rank) {
         refuse_tensor_of(walk, "its size, stride or offset is malformed");
         return false;
     }
-    if (dict && dict->c) { /* a conjugate or negative view: the bytes are not the values */
-        refuse_tensor_of(walk, "it is a lazy view (conjugate or negative)");
+    if (pickle_tuple_length(pickle, arguments) > metadata &&
+        !is_none_or_empty(walk, pickle_tuple_item(pickle, arguments, metadata))) {
+        /* Of a conjugate or negative view, the bytes are not the values. */
+        refuse_tensor_of(walk, "it has metadata, as a lazy view has (conjugate or negative)");
         return false;
     }
     if (has_dtype) {
@@ -266,6 +295,29 @@ is_plain_class(const struct torch_walk *walk, pickle_value global)
            pickle_is_global(walk->pickle, global, "torch.nn.parameter", "Buffer");
 }
 
+#define CALL_SEEN UINT32_C(2) /* a flag of a PICKLE_CALL: it is a tensor that was found */
+
+enum { PARTS_DEPTH_MAX = 8 }; /* of tuples and calls in the arguments of a tensor */
+
+/* Marks the tensors that a refused tensor consists of, such as the indices of a sparse one. */
+static void
+mark_parts(struct torch_walk *walk, pickle_value value, unsigned depth)
+{
+    const struct pickle *pickle = walk->pickle;
+    enum pickle_kind kind = pickle_kind_of(pickle, value);
+
+    if (depth > PARTS_DEPTH_MAX || walk->visits_left == 0)
+        return;
+    walk->visits_left--;
+    if (kind == PICKLE_CALL && !(pickle->nodes[value].c & CALL_SEEN)) {
+        pickle->nodes[value].c |= CALL_SEEN;
+        mark_parts(walk, pickle->nodes[value].b, depth + 1);
+    } else if (kind == PICKLE_TUPLE) {
+        for (uint32_t i = 0; i < pickle_tuple_length(pickle, value); i++)
+            mark_parts(walk, pickle_tuple_item(pickle, value, i), depth + 1);
+    }
+}
+
 static bool
 calls(const struct torch_walk *walk, const struct pickle_node *call, const char *function)
 {
@@ -288,46 +340,139 @@ static const struct {
 
 enum tensor_verdict { NO_TENSOR, TENSOR_REFUSED, TENSOR_FOUND };
 
+/* Why no call of this function is shown; NULL: it is none of refused_functions. */
+static const char *
+refusal_of(const struct torch_walk *walk, const struct pickle_node *call)
+{
+    for (size_t i = 0; i < COUNT_OF(refused_functions); i++)
+        if (calls(walk, call, refused_functions[i].function))
+            return refused_functions[i].why;
+    return NULL;
+}
+
+/* A call that creates a tensor of a plain class. */
+struct tensor_call {
+    pickle_value arguments;
+    bool has_dtype;
+};
+
+/* Whether the call creates a tensor, by a function of torch._utils. */
+static bool
+is_tensor_call(const struct torch_walk *walk, pickle_value function, pickle_value arguments,
+               struct tensor_call *tensor)
+{
+    tensor->arguments = arguments;
+    tensor->has_dtype =
+        pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor_v3");
+    return tensor->has_dtype ||
+           pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor") ||
+           pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor_v2");
+}
+
+static bool
+is_call_from_type(const struct torch_walk *walk, const struct pickle_node *call)
+{
+    return pickle_is_global(walk->pickle, call->a, "torch._tensor", "_rebuild_from_type_v2");
+}
+
+/* State that torch would assign to the attributes of a tensor: "data" and others replace values. */
+#define WITH_STATE "state is set on it, which can replace its values"
+
+/* Unwraps parameters: *value is then the call that creates the tensor. Returns why the tensor is
+ * refused, or NULL. *dtype is the value of a dtype that it would be converted to, or OPAQUE. */
+static const char *
+unwrap_parameter(const struct torch_walk *walk, pickle_value *value, pickle_value *dtype)
+{
+    const struct pickle_node *call = node_of(walk, *value, PICKLE_CALL);
+    const char *why = NULL;
+    unsigned wrappers = 0;
+
+    *dtype = PICKLE_VALUE_OPAQUE;
+    for (; call; call = node_of(walk, *value, PICKLE_CALL)) {
+        bool is_converted = calls(walk, call, "_rebuild_device_tensor_from_cpu_tensor");
+        bool has_state = calls(walk, call, "_rebuild_parameter_with_state");
+
+        if (call->c & PICKLE_CALL_BUILT)
+            why = WITH_STATE;
+        if (!is_converted && !has_state && !calls(walk, call, "_rebuild_parameter"))
+            break;
+        if (has_state && !is_none_or_empty(walk, pickle_tuple_item(walk->pickle, call->b, 3)))
+            why = WITH_STATE;
+        if (is_converted)
+            *dtype = pickle_tuple_item(walk->pickle, call->b, 1);
+        if (++wrappers > WRAPPERS_MAX)
+            break; /* the wrapper is no tensor, and what is in it counts as not reached */
+        *value = pickle_tuple_item(walk->pickle, call->b, 0);
+    }
+    return why;
+}
+
 /* Whether the value is a tensor; sets its dtype, shape and offsets. */
 static enum tensor_verdict
 look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor *tensor)
 {
+    const struct pickle *pickle = walk->pickle;
+    struct tensor_call found = {PICKLE_VALUE_OPAQUE, false};
+    pickle_value converted;
+    const char *wrapped = unwrap_parameter(walk, &value, &converted), *why;
     const struct pickle_node *call = node_of(walk, value, PICKLE_CALL);
-    unsigned wrappers = 0;
+    enum dtype dtype;
 
-    /* Unwraps parameters. The tensor may have a class with its own function to rebuild it. */
-    while (call && (calls(walk, call, "_rebuild_parameter") ||
-                    calls(walk, call, "_rebuild_parameter_with_state") ||
-                    calls(walk, call, "_rebuild_device_tensor_from_cpu_tensor"))) {
-        if (++wrappers > 4)
-            return NO_TENSOR;
-        call = node_of(walk, pickle_tuple_item(walk->pickle, call->b, 0), PICKLE_CALL);
-    }
     if (!call)
         return NO_TENSOR;
-    for (size_t i = 0; i < COUNT_OF(refused_functions); i++)
-        if (calls(walk, call, refused_functions[i].function)) {
-            refuse_tensor_of(walk, "%s", refused_functions[i].why);
-            return TENSOR_REFUSED;
-        }
-    pickle_value function = call->a, arguments = call->b;
-    if (pickle_is_global(walk->pickle, call->a, "torch._tensor", "_rebuild_from_type_v2")) {
-        function = pickle_tuple_item(walk->pickle, call->b, 0);
-        arguments = pickle_tuple_item(walk->pickle, call->b, 2);
-        if (!is_plain_class(walk, pickle_tuple_item(walk->pickle, call->b, 1))) {
-            refuse_tensor_of(walk, "it is of a subclass of torch.Tensor");
-            return TENSOR_REFUSED;
-        }
-    }
-    bool has_dtype = pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor_v3");
-    if (!has_dtype &&
-        !pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor") &&
-        !pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor_v2"))
+    why = refusal_of(walk, call);
+    if (!why && is_call_from_type(walk, call)) {
+        if (!is_plain_class(walk, pickle_tuple_item(pickle, call->b, 1)))
+            why = "it is of a subclass of torch.Tensor";
+        else if (!is_tensor_call(walk, pickle_tuple_item(pickle, call->b, 0),
+                                 pickle_tuple_item(pickle, call->b, 2), &found))
+            return NO_TENSOR;
+        else if (!is_none_or_empty(walk, pickle_tuple_item(pickle, call->b, 3)))
+            why = WITH_STATE;
+    } else if (!why && !is_tensor_call(walk, call->a, call->b, &found)) {
         return NO_TENSOR;
-    return read_strided(walk, arguments, has_dtype, tensor) ? TENSOR_FOUND : TENSOR_REFUSED;
+    }
+    if (!why)
+        why = wrapped;
+    if (why) {
+        mark_parts(walk, value, 0);
+        refuse_tensor_of(walk, "%s", why);
+        return TENSOR_REFUSED;
+    }
+    pickle->nodes[value].c |= CALL_SEEN;
+    if (!read_strided(walk, found.arguments, found.has_dtype, tensor))
+        return TENSOR_REFUSED;
+    if (converted != PICKLE_VALUE_OPAQUE &&
+        (!torch_dtype(pickle, converted, &dtype) || dtype != tensor->dtype)) {
+        refuse_tensor_of(walk, "it is stored in another dtype than it has");
+        return TENSOR_REFUSED;
+    }
+    return TENSOR_FOUND;
 }
 
-/* ---- dictionaries ---- */
+/* Refuses the tensors that the traversal has not reached: those of objects and sets. */
+static void
+refuse_unseen_tensors(struct torch_walk *walk)
+{
+    struct torch_file *file = walk->file;
+
+    for (uint32_t i = 0; i < walk->pickle->node_count; i++) {
+        const struct pickle_node *call = node_of(walk, i, PICKLE_CALL);
+        struct tensor_call found;
+        uint32_t number;
+
+        if (!call || (call->c & CALL_SEEN) ||
+            !(refusal_of(walk, call) || is_call_from_type(walk, call) ||
+              is_tensor_call(walk, call->a, call->b, &found)))
+            continue;
+        number = file->refused_count++;
+        if (number < TORCH_REFUSED_NAMED)
+            snprintf(file->refused[number], sizeof(file->refused[number]),
+                     "a tensor is in an object or a set, expected a dictionary, list or tuple");
+    }
+}
+
+/* ---- containers ---- */
 
 /* Adds a tensor to the table, or counts it. */
 static void
@@ -344,14 +489,23 @@ take_tensor(struct torch_walk *walk, pickle_value value)
         return;
     if (walk->unnamed) {
         refuse_tensor_of(walk,
-                         "a key in front of it is no string or number, or its name is longer "
-                         "than %d bytes",
+                         "a key in front of it is not a string or an integer of 64 bits, or its "
+                         "name is longer than %d bytes",
                          NAME_BYTES_MAX);
+    } else if (walk->unsure) {
+        refuse_tensor_of(walk, "a number in front of it may be equal to another key, an object");
     } else if (!json_check_utf8(walk->name, walk->name_length, &at)) {
         refuse_tensor_of(walk, "its name is not UTF-8");
     } else if (walk->builder) {
-        const struct st_entry entry = {walk->name,  walk->name_length, tensor.dtype, NULL,
-                                       tensor.dims, tensor.rank,       tensor.begin, tensor.end};
+        const struct st_entry entry = {
+            .name = walk->name,
+            .name_length = walk->name_length,
+            .dtype = tensor.dtype,
+            .dims = tensor.dims,
+            .rank = tensor.rank,
+            .begin = tensor.begin,
+            .end = tensor.end,
+        };
 
         walk->changed |= !st_builder_add(walk->builder, &entry);
     } else {
@@ -361,7 +515,7 @@ take_tensor(struct torch_walk *walk, pickle_value value)
     }
 }
 
-/* Appends ".KEY" to the name. False: the key is neither a string nor a number, or too long. */
+/* Appends ".KEY" to the name. False: the key is neither a string nor an integer, or too long. */
 static bool
 append_key(struct torch_walk *walk, pickle_value key)
 {
@@ -369,12 +523,12 @@ append_key(struct torch_walk *walk, pickle_value key)
     char digits[24];
     const char *text;
     size_t length;
-    uint64_t number;
+    int64_t number;
 
-    if (pickle_take_number(walk->pickle, key, &number)) {
-        length = (size_t)snprintf(digits, sizeof(digits), "%" PRIu64, number);
+    if (pickle_get_integer(walk->pickle, key, &number)) {
+        length = (size_t)snprintf(digits, sizeof(digits), "%" PRId64, number);
         text = digits;
-    } else if (!pickle_take_string(walk->pickle, key, &text, &length)) {
+    } else if (!pickle_get_string(walk->pickle, key, &text, &length)) {
         return false;
     }
     if (length + 1 > sizeof(walk->name) - walk->name_length)
@@ -386,61 +540,92 @@ append_key(struct torch_walk *walk, pickle_value key)
     return true;
 }
 
-static errint_t walk_dictionary(struct torch_walk *walk, pickle_value dict);
+static bool
+is_container(const struct torch_walk *walk, pickle_value value)
+{
+    enum pickle_kind kind = pickle_kind_of(walk->pickle, value);
+
+    return kind == PICKLE_DICT || kind == PICKLE_LIST || kind == PICKLE_TUPLE;
+}
+
+static errint_t walk_container(struct torch_walk *walk, pickle_value container);
 
 static errint_t
 walk_value(struct torch_walk *walk, pickle_value value)
 {
-    if (walk->visits_left == 0)
+    const bool is_call = pickle_kind_of(walk->pickle, value) == PICKLE_CALL;
+    const size_t visits = (is_call ? CALL_VISITS : 1) + walk->name_length / NAME_BYTES_PER_VISIT;
+
+    if (walk->visits_left < visits)
         return reason_set(walk->reason, -EBADMSG, "TorchNesting",
-                          "its dictionaries contain each other too often");
-    walk->visits_left--;
-    if (pickle_kind_of(walk->pickle, value) == PICKLE_DICT)
-        return walk_dictionary(walk, value);
+                          "its dictionaries, lists and tuples contain each other too often, or "
+                          "names are too long");
+    walk->visits_left -= visits;
+    if (is_container(walk, value))
+        return walk_container(walk, value);
     take_tensor(walk, value);
     return 0;
 }
 
-static errint_t
-walk_entry(struct torch_walk *walk, const struct pickle_entry *entry)
+/* Whether names may omit this key of the root: that of a dictionary in a dictionary. Other keys
+ * than strings and integers are not compared with each other, so this entry may not be the only
+ * one. */
+static bool
+can_be_skipped(const struct torch_walk *walk, pickle_value key, pickle_value value)
 {
+    const struct pickle *pickle = walk->pickle;
+    enum pickle_kind kind = pickle_kind_of(pickle, key);
+
+    return pickle_kind_of(pickle, pickle->root) == PICKLE_DICT &&
+           pickle_kind_of(pickle, value) == PICKLE_DICT &&
+           (kind == PICKLE_STRING || kind == PICKLE_NUMBER);
+}
+
+static errint_t
+walk_entry(struct torch_walk *walk, const struct pickle_node *container, pickle_value key,
+           pickle_value value)
+{
+    const bool is_unsure = container->kind == PICKLE_DICT && container->c & PICKLE_DICT_UNSURE &&
+                           pickle_kind_of(walk->pickle, key) == PICKLE_NUMBER;
     size_t name_length = walk->name_length;
-    bool is_skipped = walk->depth == 1 && entry->key == walk->skipped_key;
-    bool is_named = is_skipped || append_key(walk, entry->key);
+    uint32_t found = walk->found;
+    bool is_one_kept = walk->depth == 1 && walk->skipped_key != PICKLE_VALUE_OPAQUE;
+    bool is_skipped = is_one_kept && key == walk->skipped_key, is_named;
     errint_t error;
 
+    if (is_one_kept && !is_skipped)
+        return 0;
+    is_named = is_skipped || append_key(walk, key);
     walk->unnamed += !is_named;
-    error = walk_value(walk, entry->value);
+    walk->unsure += is_unsure;
+    error = walk_value(walk, value);
+    walk->unsure -= is_unsure;
     walk->unnamed -= !is_named;
     walk->name_length = name_length;
+    if (walk->depth == 1 && walk->found > found) {
+        walk->with_tensors++;
+        walk->dict_with_tensors = can_be_skipped(walk, key, value) ? key : PICKLE_VALUE_OPAQUE;
+    }
     return error;
 }
 
 static errint_t
-walk_dictionary(struct torch_walk *walk, pickle_value dict)
+walk_container(struct torch_walk *walk, pickle_value container)
 {
     const struct pickle *pickle = walk->pickle;
+    const struct pickle_node *node = &pickle->nodes[container];
     errint_t error = 0;
 
     if (walk->depth == DEPTH_MAX)
         return reason_set(walk->reason, -EBADMSG, "TorchNesting",
-                          "dictionaries are nested more than %d deep", DEPTH_MAX);
+                          "dictionaries, lists and tuples are nested more than %d deep", DEPTH_MAX);
     walk->depth++;
-    for (uint32_t i = pickle->nodes[dict].a; !error && i; i = pickle->entries[i].next) {
-        const struct pickle_entry *entry = &pickle->entries[i];
-        uint32_t found = walk->found;
-
-        if (walk->depth == 1 && walk->skipped_key != PICKLE_VALUE_OPAQUE &&
-            entry->key != walk->skipped_key)
-            continue;
-        error = walk_entry(walk, entry);
-        if (walk->depth == 1 && walk->found > found) {
-            walk->with_tensors++;
-            walk->dict_with_tensors = pickle_kind_of(pickle, entry->value) == PICKLE_DICT
-                                          ? entry->key
-                                          : PICKLE_VALUE_OPAQUE;
-        }
-    }
+    if (node->kind == PICKLE_TUPLE)
+        for (uint32_t i = 0; !error && i < node->b; i++)
+            error = walk_entry(walk, node, PICKLE_NUMBER_BIT | i, pickle->items[node->a + i]);
+    else
+        for (uint32_t i = node->a; !error && i; i = pickle->entries[i].next)
+            error = walk_entry(walk, node, pickle->entries[i].key, pickle->entries[i].value);
     walk->depth--;
     return error;
 }
@@ -449,19 +634,58 @@ walk_dictionary(struct torch_walk *walk, pickle_value dict)
 static errint_t
 walk_root(struct torch_walk *walk)
 {
-    walk->visits_left = walk->pickle->length;
+    errint_t error;
+
+    walk->visits_left = walk->pickle->length + TORCH_SLACK;
     walk->found = walk->with_tensors = 0;
     walk->counts = (struct st_counts){.metadata = 1, .text = sizeof("formatpt") - 1};
     walk->name_length = 0;
-    if (pickle_kind_of(walk->pickle, walk->pickle->root) != PICKLE_DICT) {
+    if (!is_container(walk, walk->pickle->root)) {
         walk->name_length = sizeof(TORCH_SINGLE_NAME) - 1;
         memcpy(walk->name, TORCH_SINGLE_NAME, walk->name_length);
     }
     if (!walk->builder) {
         walk->file->refused_count = 0;
-        walk->file->refused[0] = '\0';
+        memset(walk->file->refused, 0, sizeof(walk->file->refused));
     }
-    return walk_value(walk, walk->pickle->root);
+    error = walk_value(walk, walk->pickle->root);
+    return error ? error : walk->failed;
+}
+
+/* The key of the dictionary with this name in the outermost one; OPAQUE if there is none. */
+static pickle_value
+find_dictionary(const struct pickle *pickle, const char *name)
+{
+    const char *text;
+    size_t length;
+
+    for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
+        if (pickle_kind_of(pickle, pickle->entries[i].value) == PICKLE_DICT &&
+            pickle_get_string(pickle, pickle->entries[i].key, &text, &length) &&
+            length == strlen(name) && memcmp(text, name, length) == 0)
+            return pickle->entries[i].key;
+    return PICKLE_VALUE_OPAQUE;
+}
+
+/*
+ * The key "state_dict" of a checkpoint of PyTorch Lightning: its other entries, "optimizer_states",
+ * "callbacks" and so on, are the state of the training run (dump_checkpoint() in
+ * lightning/pytorch/trainer/connectors/checkpoint_connector.py). OPAQUE: it is no such checkpoint.
+ */
+static pickle_value
+find_lightning_weights(const struct pickle *pickle)
+{
+    static const char version[] = "pytorch-lightning_version";
+    const char *text;
+    size_t length;
+
+    if (pickle_kind_of(pickle, pickle->root) != PICKLE_DICT)
+        return PICKLE_VALUE_OPAQUE;
+    for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
+        if (pickle_get_string(pickle, pickle->entries[i].key, &text, &length) &&
+            length == sizeof(version) - 1 && memcmp(text, version, length) == 0)
+            return find_dictionary(pickle, "state_dict");
+    return PICKLE_VALUE_OPAQUE;
 }
 
 /* Chooses the skipped key, and counts tensors and the sizes of their names and shapes. */
@@ -470,12 +694,17 @@ count_tensors(struct torch_walk *walk)
 {
     errint_t error;
 
-    walk->skipped_key = PICKLE_VALUE_OPAQUE;
+    walk->skipped_key = find_lightning_weights(walk->pickle);
+    if (walk->skipped_key != PICKLE_VALUE_OPAQUE)
+        return walk_root(walk);
     error = walk_root(walk);
-    if (error || walk->with_tensors != 1 || walk->dict_with_tensors == PICKLE_VALUE_OPAQUE)
-        return error;
-    walk->skipped_key = walk->dict_with_tensors;
-    return walk_root(walk);
+    if (!error && walk->with_tensors == 1 && walk->dict_with_tensors != PICKLE_VALUE_OPAQUE) {
+        walk->skipped_key = walk->dict_with_tensors;
+        error = walk_root(walk);
+    }
+    if (!error)
+        refuse_unseen_tensors(walk);
+    return error;
 }
 
 static errint_t
@@ -510,127 +739,6 @@ fill_torch_table(struct torch_walk *walk)
     return 0;
 }
 
-/* ---- imports ---- */
-
-/* Globals that torch.load(weights_only=True) allows, besides storage classes and dtypes
- * (torch/_weights_only_unpickler.py, `_get_allowed_globals`). */
-static const struct {
-    const char *module, *name;
-} allowed_globals[] = {
-    {"collections", "OrderedDict"},
-    {"collections", "Counter"},
-    {"torch.nn.parameter", "Parameter"},
-    {"torch.serialization", "_get_layout"},
-    {"torch", "Size"},
-    {"torch", "Tensor"},
-    {"torch", "device"},
-    {"_codecs", "encode"},
-    {"builtins", "bytearray"},
-    {"__builtin__", "bytearray"},
-    {"builtins", "set"},
-    {"__builtin__", "set"},
-    {"builtins", "complex"},
-    {"__builtin__", "complex"},
-    {"torch.storage", "TypedStorage"},
-    {"torch", "complex128"},
-    {"torch", "complex32"},
-    {"torch", "qint8"},
-    {"torch", "qint32"},
-    {"torch", "quint8"},
-    {"torch", "quint4x2"},
-    {"torch", "quint2x4"},
-    {"torch", "per_tensor_affine"},
-    {"torch", "per_tensor_symmetric"},
-    {"torch", "per_channel_affine"},
-    {"torch", "per_channel_symmetric"},
-    {"torch", "per_channel_affine_float_qparams"},
-    {"torch._tensor", "_rebuild_from_type_v2"},
-    {"torch._utils", "_rebuild_parameter"},
-    {"torch._utils", "_rebuild_parameter_with_state"},
-    {"torch._utils", "_rebuild_qtensor"},
-    {"torch._utils", "_rebuild_tensor"},
-    {"torch._utils", "_rebuild_tensor_v2"},
-    {"torch._utils", "_rebuild_tensor_v3"},
-    {"torch._utils", "_rebuild_sparse_tensor"},
-    {"torch._utils", "_rebuild_meta_tensor_no_storage"},
-    {"torch._utils", "_rebuild_wrapper_subclass"},
-    {"torch._utils", "_rebuild_device_tensor_from_numpy"},
-    {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor"},
-};
-
-static bool
-is_allowed_global(const struct pickle *pickle, pickle_value global)
-{
-    struct torch_element element;
-    enum dtype dtype;
-
-    if (torch_storage_class(pickle, global, &element) || torch_dtype(pickle, global, &dtype))
-        return true;
-    for (size_t i = 0; i < COUNT_OF(allowed_globals); i++)
-        if (pickle_is_global(pickle, global, allowed_globals[i].module, allowed_globals[i].name))
-            return true;
-    return false;
-}
-
-static int
-compare_lines(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-static char *
-global_text(const struct pickle *pickle, const struct pickle_node *global)
-{
-    struct buffer line = BUFFER_INIT;
-    const char *module = "", *name = "";
-    size_t module_length = 0, name_length = 0;
-
-    pickle_take_string(pickle, global->a, &module, &module_length);
-    pickle_take_string(pickle, global->b, &name, &name_length);
-    buffer_add_quoted(&line, module, module_length, 100);
-    buffer_add_char(&line, '.');
-    buffer_add_quoted(&line, name, name_length, 100);
-    if (buffer_failed(&line)) {
-        buffer_free(&line);
-        return NULL;
-    }
-    return line.data;
-}
-
-enum { IMPORTS_MAX = 1000 }; /* most imports that are listed, duplicates included */
-
-/* Appends each global that is not allowed once, sorted. */
-static errint_t
-list_imports(const struct pickle *pickle, struct buffer *imports, struct reason *reason)
-{
-    char **lines = calloc(IMPORTS_MAX, sizeof(*lines));
-    size_t count = 0;
-    errint_t error = lines ? 0 : -ENOMEM;
-
-    for (uint32_t i = 0; !error && i < pickle->node_count && count < IMPORTS_MAX; i++) {
-        if (pickle->nodes[i].kind != PICKLE_GLOBAL || is_allowed_global(pickle, i))
-            continue;
-        lines[count] = global_text(pickle, &pickle->nodes[i]);
-        if (lines[count])
-            count++;
-        else
-            error = -ENOMEM;
-    }
-    if (count)
-        qsort(lines, count, sizeof(char *), compare_lines);
-    for (size_t i = 0; i < count; i++)
-        if (i == 0 || strcmp(lines[i - 1], lines[i]) != 0) {
-            buffer_add_text(imports, lines[i]);
-            buffer_add_char(imports, '\n');
-        }
-    for (size_t i = 0; i < count; i++)
-        free(lines[i]);
-    free(lines);
-    if (error || buffer_failed(imports))
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the list of imports");
-    return 0;
-}
-
 /* ---- the file ---- */
 
 static errint_t
@@ -645,9 +753,11 @@ read_tensors(struct torch_source *source, struct torch_file *file, struct reason
     walk->source = source;
     walk->file = file;
     walk->reason = reason;
+    if (source->is_zip)
+        zip_locate_all(&source->zip);
     error = count_tensors(walk);
     if (!error && walk->found == 0)
-        error = reason_set(reason, -ENOMSG, "NoTensors", "there is no tensor in it");
+        error = reason_set(reason, -ENOMSG, "NoTensors", "it contains no tensor");
     if (!error && source->is_zip)
         error = zip_check_overlap(&source->zip, reason);
     if (!error)
@@ -657,18 +767,19 @@ read_tensors(struct torch_source *source, struct torch_file *file, struct reason
 }
 
 errint_t
-torch_read(int fd, uint64_t file_size,
-           errint_t (*admit)(void *arg, uint64_t bytes, struct reason *reason), void *arg,
-           struct buffer *imports, struct torch_file *file, struct reason *reason)
+torch_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct buffer *imports,
+           struct torch_file *file, struct reason *reason)
 {
     struct torch_source source;
     errint_t error = torch_source_open(fd, file_size, admit, arg, &source, reason);
 
-    *file = (struct torch_file){0};
+    *file = (struct torch_file){.is_zip = source.is_zip};
     if (error)
         return error;
     if (imports)
-        error = list_imports(&source.pickle, imports, reason);
+        error = torch_list_imports(&source.pickle, imports, reason);
+    if (!error && imports && source.is_zip)
+        error = torch_source_check_version(&source, &file->version, reason);
     if (!error)
         error = read_tensors(&source, file, reason);
     torch_source_close(&source);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Finds the tensors in files written by torch.save(): zip archives (PyTorch 1.6 and later) and the
- * older format, a sequence of pickles followed by the storages. No threads, no state. Nothing in
- * the file is executed (see pickle.h).
+ * older format, a sequence of pickles followed by the storages. No state. Starts threads to read
+ * the headers of many storages in parallel. Nothing in the file is executed (see pickle.h).
  *
  * Formats: torch/serialization.py (`_save`, `_legacy_save`) and torch/_utils.py (`_rebuild_*`).
- * Tensors are found in nested dictionaries. The name of a tensor is its keys, which are strings or
- * whole numbers, joined with dots. If one entry of the outermost dictionary is a dictionary that
- * contains all tensors ("state_dict", "model", ...), names omit its key. If the file is a single
- * tensor, its name is TORCH_SINGLE_NAME.
+ * Tensors are found in nested dictionaries, lists and tuples. The name of a tensor is its keys,
+ * which are strings or integers, and positions, joined with dots. If one entry of the
+ * outermost dictionary is a dictionary that contains all tensors ("state_dict", "model", ...),
+ * names omit its key; of a checkpoint of PyTorch Lightning, only the tensors of "state_dict" are
+ * found. If the file is a single tensor, its name is TORCH_SINGLE_NAME.
  */
 #ifndef FSTFS_FORMAT_TORCH_H
 #define FSTFS_FORMAT_TORCH_H
@@ -20,20 +21,24 @@
 
 #define TORCH_SINGLE_NAME "tensor"
 
+enum { TORCH_REFUSED_NAMED = 3 };
+
 /* The result of torch_read(). */
 struct torch_file {
     struct st_table *table; /* data_start is 0: `begin` and `end` are offsets in the file. Tensors
                              * may overlap (tied weights). The metadata is {"format": "pt"} */
+    bool is_zip; /* a zip archive; otherwise the older format */
+    struct reason version; /* why torch.load() refuses the version of the archive; rule NULL: it
+                            * does not */
     uint32_t refused_count; /* tensors that cannot be shown and are not in the table */
-    char refused[512]; /* one line: the first of them and the reason */
+    char refused[TORCH_REFUSED_NAMED][512]; /* for the first of them: a line, name and reason */
 };
 
 /*
- * Reads the open file `fd` of `file_size` bytes. `admit` is called before `bytes` more of memory
- * are allocated (see torch_source.h); if it fails, the read fails with its error and reason.
+ * Reads the open file `fd` of `file_size` bytes. See st_table.h for `admit`.
  * `imports`, unless NULL, receives sorted lines "MODULE.NAME": the globals that pickle.load() would
  * import, except those that torch.load(weights_only=True) allows. It is filled even if the file has
- * no tensors.
+ * no tensors. Without it, the version of the archive is not checked.
  *
  * Errors, with a reason:
  * -ENOMSG: not a checkpoint, though it may be a valid file of another kind: not written by
@@ -41,9 +46,8 @@ struct torch_file {
  * -EBADMSG: seems to be written by torch.save(), but is malformed or not supported.
  * -ENOMEM, -ESTALE (the file changed) and errors of pread(2).
  */
-errint_t torch_read(int fd, uint64_t file_size,
-                    errint_t (*admit)(void *arg, uint64_t bytes, struct reason *reason), void *arg,
-                    struct buffer *imports, struct torch_file *file, struct reason *reason);
+errint_t torch_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct buffer *imports,
+                    struct torch_file *file, struct reason *reason);
 void torch_file_free(struct torch_file *file); /* all zero is allowed */
 
 #endif

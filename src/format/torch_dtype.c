@@ -6,7 +6,7 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Storage classes of the modules in torch_storage_class(). */
+/* Storage classes; torch_storage_class() has the modules that define them. */
 static const struct {
     const char *name;
     struct torch_element element;
@@ -23,7 +23,7 @@ static const struct {
     {"_UntypedStorage", {TORCH_UNTYPED, 1}},
 };
 
-/* torch.NAME: dtypes of tensors in untyped storages. */
+/* Dtypes of tensors in untyped storages: the globals torch.NAME. */
 static const struct {
     const char *name;
     enum dtype dtype;

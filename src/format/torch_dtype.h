@@ -12,15 +12,15 @@ enum { TORCH_UNTYPED = DTYPE_UNKNOWN + 1 }; /* the dtype of an UntypedStorage */
 
 /* An element of a storage. */
 struct torch_element {
-    unsigned dtype; /* enum dtype; DTYPE_UNKNOWN: not in safetensors; or TORCH_UNTYPED */
+    unsigned dtype; /* enum dtype; DTYPE_UNKNOWN: safetensors does not have it; or TORCH_UNTYPED */
     unsigned bytes;
 };
 
-/* Whether a global is a storage class of torch; sets its elements. */
+/* Returns whether a global is a storage class of torch, and sets *element. */
 bool torch_storage_class(const struct pickle *pickle, pickle_value global,
                          struct torch_element *element);
 
-/* Whether a global is a dtype of torch that safetensors has too; sets it. */
+/* Returns whether a global is a dtype of torch that safetensors also has, and sets *dtype. */
 bool torch_dtype(const struct pickle *pickle, pickle_value global, enum dtype *dtype);
 
 #endif

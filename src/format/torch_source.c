@@ -7,7 +7,6 @@
 #include "format/torch_dtype.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +15,6 @@
 enum {
     FIRST_READ = 16384, /* bytes of the first read of the older format */
     MAGIC_BYTES_MAX = 64, /* most bytes of its first pickle */
-    LOCAL_HEADER_READ = 512, /* bytes of readahead at each local header */
 };
 
 #define LOCAL_HEADER_MAGIC "PK\003\004"
@@ -32,8 +30,7 @@ out_of_memory_for_pickle(struct reason *reason)
 static errint_t
 parse_root(const char *text, size_t length, struct pickle *pickle, struct reason *reason)
 {
-    return pickle_read(text, length, length * TORCH_PICKLE_FACTOR + TORCH_SLACK, false, pickle,
-                       reason);
+    return pickle_read(text, length, length * TORCH_PICKLE_FACTOR + TORCH_SLACK, pickle, reason);
 }
 
 /* ---- zip archives ---- */
@@ -58,7 +55,7 @@ find_prefix(struct torch_source *source, struct reason *reason)
                               "the archive has two members " DATA_PKL);
         if (length - suffix >= sizeof(source->prefix))
             return reason_set(reason, -EBADMSG, "TorchRecords",
-                              "the directory of the archive's records has a name of over %zu bytes",
+                              "the name of the archive's top-level directory exceeds %zu bytes",
                               sizeof(source->prefix) - 2);
         found = true;
         source->prefix_length = length - suffix;
@@ -66,7 +63,7 @@ find_prefix(struct torch_source *source, struct reason *reason)
     }
     return found ? 0
                  : reason_set(reason, -ENOMSG, "NotTorch",
-                              "a zip archive without " DATA_PKL ": not of torch.save()");
+                              "a zip archive without " DATA_PKL ", so not written by torch.save()");
 }
 
 /* The member PREFIX + `folder` + `key`, or NULL. */
@@ -78,7 +75,7 @@ find_record(const struct torch_source *source, const char *folder, const char *k
 
     if (length > sizeof(name) - before)
         return NULL;
-    memcpy(name, source->prefix, source->prefix_length); /* it may contain NUL */
+    memcpy(name, source->prefix, source->prefix_length);
     memcpy(name + source->prefix_length, folder, folder_length);
     memcpy(name + before, key, length);
     return zip_find(&source->zip, name, before + length);
@@ -107,8 +104,9 @@ is_torchscript(const struct torch_source *source)
 static errint_t
 refuse_byte_order(struct reason *reason)
 {
-    return reason_set(reason, -EBADMSG, "TorchByteOrder",
-                      "its byte order is not little-endian, the only one that is read");
+    return reason_set(
+        reason, -EBADMSG, "TorchByteOrder",
+        "its byte order is not little-endian; only little-endian files are supported");
 }
 
 /* Archives of PyTorch before 2.0 have no record "byteorder" and are little-endian. */
@@ -143,8 +141,8 @@ read_data_pkl(struct torch_source *source, struct reason *reason)
         return reason_set(reason, -EBADMSG, "TorchPickle",
                           DATA_PKL " has %" PRIu64 " bytes, at most %" PRIu64 " are read",
                           member->size, TORCH_MAX_PICKLE);
-    error = source->admit(source->admit_arg, member->size * TORCH_PARSE_FACTOR + TORCH_PARSE_LEAST,
-                          reason);
+    error = st_admit_bytes(source->admit, source->admit_arg,
+                           member->size * TORCH_PARSE_FACTOR + TORCH_PARSE_LEAST, reason);
     if (error)
         return error;
     source->text_length = member->size;
@@ -157,15 +155,6 @@ read_data_pkl(struct torch_source *source, struct reason *reason)
     return error == -ENODATA ? -EBADMSG : error;
 }
 
-/* Starts readahead of all local headers, so that their latencies overlap. */
-static void
-read_ahead_local_headers(const struct torch_source *source)
-{
-    for (uint32_t i = 0; i < source->zip.count; i++)
-        posix_fadvise(source->fd, (off_t)source->zip.members[i].header, LOCAL_HEADER_READ,
-                      POSIX_FADV_WILLNEED);
-}
-
 static errint_t
 open_archive(struct torch_source *source, struct reason *reason)
 {
@@ -174,7 +163,7 @@ open_archive(struct torch_source *source, struct reason *reason)
         zip_find_directory(source->fd, source->file_size, &start, &length, &count, reason);
 
     if (!error)
-        error = source->admit(source->admit_arg, length * ZIP_FACTOR, reason);
+        error = st_admit_bytes(source->admit, source->admit_arg, length * ZIP_FACTOR, reason);
     if (!error)
         error = zip_read(source->fd, start, length, count, &source->zip, reason);
     if (!error)
@@ -183,7 +172,6 @@ open_archive(struct torch_source *source, struct reason *reason)
         error = reason_set(reason, -ENOMSG, "TorchScript", "a TorchScript archive");
     if (error)
         return error;
-    read_ahead_local_headers(source);
     error = check_byte_order(source, reason);
     return error ? error : read_data_pkl(source, reason);
 }
@@ -220,7 +208,7 @@ is_false(const struct pickle *pickle, const char *key)
     if (pickle_kind_of(pickle, pickle->root) != PICKLE_DICT)
         return false;
     for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
-        if (pickle_take_string(pickle, pickle->entries[i].key, &text, &length) &&
+        if (pickle_get_string(pickle, pickle->entries[i].key, &text, &length) &&
             length == strlen(key) && memcmp(text, key, length) == 0)
             return pickle->entries[i].value == PICKLE_VALUE_FALSE;
     return false;
@@ -233,8 +221,8 @@ read_legacy_magic(const char *text, size_t have, size_t *length)
     struct pickle pickle;
     bool is_magic;
 
-    if (pickle_read(text, have < MAGIC_BYTES_MAX ? have : MAGIC_BYTES_MAX, TORCH_SLACK, false,
-                    &pickle, NULL))
+    if (pickle_read(text, have < MAGIC_BYTES_MAX ? have : MAGIC_BYTES_MAX, TORCH_SLACK, &pickle,
+                    NULL))
         return false;
     is_magic = is_legacy_magic(&pickle);
     *length = pickle.length;
@@ -255,11 +243,11 @@ read_legacy_head(const struct torch_source *source, size_t have, size_t *at, str
         struct pickle pickle;
         uint64_t version;
 
-        error = pickle_read(source->text + *at, have - *at, TORCH_SLACK, false, &pickle, reason);
+        error = pickle_read(source->text + *at, have - *at, TORCH_SLACK, &pickle, reason);
         if (error)
             break;
         if (i == 0 &&
-            (!pickle_take_number(&pickle, pickle.root, &version) || version != LEGACY_VERSION))
+            (!pickle_get_number(&pickle, pickle.root, &version) || version != LEGACY_VERSION))
             error = reason_set(reason, -EBADMSG, "TorchVersion",
                                "the version of its format is not %d", LEGACY_VERSION);
         if (i == 1 && is_false(&pickle, "little_endian"))
@@ -271,15 +259,22 @@ read_legacy_head(const struct torch_source *source, size_t have, size_t *at, str
 }
 
 static int
+compare_key_strings(const struct pickle *pickle, pickle_value a, pickle_value b)
+{
+    const char *a_text = "", *b_text = "";
+    size_t a_length = 0, b_length = 0;
+
+    pickle_get_string(pickle, a, &a_text, &a_length);
+    pickle_get_string(pickle, b, &b_text, &b_length);
+    return text_compare(a_text, a_length, b_text, b_length);
+}
+
+static int
 compare_storages(const void *a, const void *b, void *pickle)
 {
     const struct torch_storage *x = a, *y = b;
-    const char *x_text = "", *y_text = "";
-    size_t x_length = 0, y_length = 0;
 
-    pickle_take_string(pickle, x->key, &x_text, &x_length);
-    pickle_take_string(pickle, y->key, &y_text, &y_length);
-    return text_compare(x_text, x_length, y_text, y_length);
+    return compare_key_strings(pickle, x->key, y->key);
 }
 
 static struct torch_storage *
@@ -293,7 +288,7 @@ find_storage(const struct torch_source *source, const char *key, size_t length)
         size_t text_length = 0;
         int order;
 
-        pickle_take_string(&source->pickle, source->storages[middle].key, &text, &text_length);
+        pickle_get_string(&source->pickle, source->storages[middle].key, &text, &text_length);
         order = text_compare(text, text_length, key, length);
         if (order == 0)
             return &source->storages[middle];
@@ -305,44 +300,88 @@ find_storage(const struct torch_source *source, const char *key, size_t length)
     return NULL;
 }
 
-/* Collects the storages that tensors refer to, sorted by key. */
-static errint_t
-collect_storages(struct torch_source *source, struct reason *reason)
+static bool
+is_storage_key(const struct pickle *pickle, pickle_value key)
 {
-    const struct pickle *pickle = &source->pickle;
-    uint32_t count = 0, kept = 0;
+    const char *text;
+    size_t length;
 
-    for (uint32_t i = 0; i < pickle->node_count; i++)
-        count += pickle->nodes[i].kind == PICKLE_PERSISTENT;
-    source->storages = calloc((size_t)count + 1, sizeof(*source->storages));
-    if (!source->storages)
-        return out_of_memory_for_pickle(reason);
-    for (uint32_t i = 0; i < pickle->node_count; i++) {
-        const pickle_value id = pickle->nodes[i].a;
-        struct torch_storage storage = {0};
-        struct torch_element element;
+    return pickle_get_string(pickle, key, &text, &length) && length <= TORCH_KEY_MAX;
+}
 
-        if (pickle->nodes[i].kind != PICKLE_PERSISTENT)
-            continue;
-        storage.key = pickle_tuple_item(pickle, id, 2);
-        if (pickle_kind_of(pickle, storage.key) != PICKLE_STRING ||
-            !pickle_take_number(pickle, pickle_tuple_item(pickle, id, 4), &storage.elements))
-            continue;
-        if (!torch_storage_class(pickle, pickle_tuple_item(pickle, id, 1), &element))
-            continue;
-        storage.element = element.bytes;
-        source->storages[source->storage_count++] = storage;
-    }
+/* Whether a persistent ID is that of a storage. torch refuses the file if it is of another kind
+ * than this and "module", which has no tensors. */
+static bool
+is_storage_id(const struct pickle *pickle, pickle_value id)
+{
+    const char *text;
+    size_t length;
+
+    if (pickle_kind_of(pickle, id) != PICKLE_TUPLE)
+        return false;
+    return !pickle_get_string(pickle, pickle_tuple_item(pickle, id, 0), &text, &length) ||
+           (length == 7 && memcmp(text, "storage", 7) == 0);
+}
+
+/* Reads the persistent ID of a storage; see read_storage() in torch.c. `view` has the key OPAQUE if
+ * the ID is not of a view. False: it is malformed. */
+static bool
+read_storage_id(const struct pickle *pickle, pickle_value id, struct torch_storage *storage,
+                struct torch_storage *view)
+{
+    const pickle_value view_id = pickle_tuple_item(pickle, id, 5);
+    struct torch_element element;
+
+    *storage = (struct torch_storage){.view_of = PICKLE_VALUE_OPAQUE};
+    storage->key = pickle_tuple_item(pickle, id, 2);
+    if (!is_storage_key(pickle, storage->key) ||
+        !pickle_get_number(pickle, pickle_tuple_item(pickle, id, 4), &storage->elements) ||
+        !torch_storage_class(pickle, pickle_tuple_item(pickle, id, 1), &element))
+        return false;
+    storage->dtype = element.dtype;
+    storage->element = element.bytes;
+    *view = *storage;
+    view->key = PICKLE_VALUE_OPAQUE;
+    if (pickle_tuple_length(pickle, id) < 6 || view_id == PICKLE_VALUE_NONE)
+        return true;
+    view->key = pickle_tuple_item(pickle, view_id, 0);
+    view->view_of = storage->key;
+    return is_storage_key(pickle, view->key) &&
+           pickle_get_number(pickle, pickle_tuple_item(pickle, view_id, 1), &view->start) &&
+           pickle_get_number(pickle, pickle_tuple_item(pickle, view_id, 2), &view->elements);
+}
+
+/*
+ * Whether torch gives the same bytes for two IDs with the same key. It creates one object for a
+ * key, from the first ID: of a storage, other IDs may have another dtype of the same size.
+ */
+static bool
+are_same_storage(const struct pickle *pickle, const struct torch_storage *a,
+                 const struct torch_storage *b)
+{
+    const bool is_view = a->view_of != PICKLE_VALUE_OPAQUE;
+
+    return a->element == b->element && a->elements == b->elements && a->start == b->start &&
+           is_view == (b->view_of != PICKLE_VALUE_OPAQUE) &&
+           (!is_view ||
+            (a->dtype == b->dtype && compare_key_strings(pickle, a->view_of, b->view_of) == 0));
+}
+
+/* Sorts the storages by key and removes equal ones. */
+static errint_t
+unite_storages(struct torch_source *source, struct reason *reason)
+{
+    uint32_t kept = 0;
+
     qsort_r(source->storages, source->storage_count, sizeof(*source->storages), compare_storages,
             &source->pickle);
     for (uint32_t i = 0; i < source->storage_count; i++) {
         struct torch_storage *last = kept ? &source->storages[kept - 1] : NULL;
 
         if (last && compare_storages(last, &source->storages[i], &source->pickle) == 0) {
-            if (last->element != source->storages[i].element ||
-                last->elements != source->storages[i].elements)
+            if (!are_same_storage(&source->pickle, last, &source->storages[i]))
                 return reason_set(reason, -EBADMSG, "TorchStorage",
-                                  "two descriptions of one storage differ");
+                                  "a storage, or a view of one, is described twice, differently");
             continue;
         }
         source->storages[kept++] = source->storages[i];
@@ -351,13 +390,49 @@ collect_storages(struct torch_source *source, struct reason *reason)
     return 0;
 }
 
-/* Sets the offsets of the listed storages, which are stored one after another from `at` on. */
+/* Collects the storages that tensors refer to, and their views, sorted by key. */
+static errint_t
+collect_storages(struct torch_source *source, struct reason *reason)
+{
+    const struct pickle *pickle = &source->pickle;
+    size_t count = 0;
+
+    for (uint32_t i = 0; i < pickle->node_count; i++)
+        if (pickle->nodes[i].kind == PICKLE_PERSISTENT && is_storage_id(pickle, pickle->nodes[i].a))
+            count += pickle_tuple_length(pickle, pickle->nodes[i].a) < 6 ? 1 : 2;
+    /* As much again is for qsort_r(). */
+    if (2 * count * sizeof(*source->storages) > pickle->length * TORCH_TABLE_FACTOR + TORCH_SLACK)
+        return reason_set(reason, -EBADMSG, "PickleMemory",
+                          "%zu storages take more memory than the limit for a pickle of %zu bytes",
+                          count, pickle->length);
+    source->storages = calloc(count + 1, sizeof(*source->storages));
+    if (!source->storages)
+        return out_of_memory_for_pickle(reason);
+    for (uint32_t i = 0; i < pickle->node_count; i++) {
+        const pickle_value id = pickle->nodes[i].a;
+        struct torch_storage storage, view;
+
+        if (pickle->nodes[i].kind != PICKLE_PERSISTENT || !is_storage_id(pickle, id))
+            continue;
+        if (!read_storage_id(pickle, id, &storage, &view))
+            return reason_set(reason, -EBADMSG, "TorchStorage",
+                              "the description of a storage is malformed, of an unknown type, or "
+                              "has a key of over %d bytes",
+                              TORCH_KEY_MAX);
+        source->storages[source->storage_count++] = storage;
+        if (view.key != PICKLE_VALUE_OPAQUE)
+            source->storages[source->storage_count++] = view;
+    }
+    return unite_storages(source, reason);
+}
+
+/* Sets the offsets of the listed storages, which are stored consecutively from offset `at`. */
 static errint_t
 locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t at,
                 struct reason *reason)
 {
     if (pickle_kind_of(keys, keys->root) != PICKLE_LIST)
-        return reason_set(reason, -EBADMSG, "TorchStorage", "the keys of the storages are no list");
+        return reason_set(reason, -EBADMSG, "TorchStorage", "the storage keys are not a list");
     for (uint32_t i = keys->nodes[keys->root].a; i; i = keys->entries[i].next) {
         struct torch_storage *storage = NULL;
         unsigned char elements[8];
@@ -367,11 +442,11 @@ locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t
         uint64_t bytes;
         errint_t error;
 
-        if (pickle_take_string(keys, keys->entries[i].value, &key, &length))
+        if (pickle_get_string(keys, keys->entries[i].value, &key, &length))
             storage = find_storage(source, key, length);
-        if (!storage || storage->offset)
+        if (!storage || storage->offset || storage->view_of != PICKLE_VALUE_OPAQUE)
             return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "storage \"%s\" is listed, but no tensor refers to it, or twice",
+                              "storage \"%s\" is listed twice, or no tensor refers to it",
                               quoted(shown, key, length));
         if (at > source->file_size || source->file_size - at < sizeof(elements))
             return reason_set(reason, -EBADMSG, "TorchStorage",
@@ -388,7 +463,7 @@ locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t
         if (__builtin_mul_overflow(storage->elements, (uint64_t)storage->element, &bytes) ||
             bytes > source->file_size - at)
             return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "storage \"%s\" of %" PRIu64 " elements ends after the file",
+                              "storage \"%s\" of %" PRIu64 " elements exceeds the file",
                               quoted(shown, key, length), storage->elements);
         storage->offset = at;
         at += bytes;
@@ -396,7 +471,8 @@ locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t
     return 0;
 }
 
-/* Reads the pickles, if they end within the first `have` bytes; -ENODATA if they do not. */
+/* Reads the pickles and locates the storages. -ENODATA: the pickles do not end within the first
+ * `have` bytes. */
 static errint_t
 read_legacy(struct torch_source *source, size_t have, struct reason *reason)
 {
@@ -409,7 +485,7 @@ read_legacy(struct torch_source *source, size_t have, struct reason *reason)
     if (error)
         return error;
     at += source->pickle.length;
-    error = pickle_read(source->text + at, have - at, have * TORCH_TABLE_FACTOR + TORCH_SLACK, true,
+    error = pickle_read(source->text + at, have - at, have * TORCH_TABLE_FACTOR + TORCH_SLACK,
                         &keys, reason);
     if (!error)
         error = collect_storages(source, reason);
@@ -432,7 +508,8 @@ drop_legacy(struct torch_source *source)
     source->text = NULL;
 }
 
-/* The length of the pickles is not known before they are read: doubles the text until they fit. */
+/* The length of the pickles is unknown until they are read, so this reads twice as many bytes until
+ * they are complete. */
 static errint_t
 open_legacy(struct torch_source *source, struct reason *reason)
 {
@@ -445,7 +522,7 @@ open_legacy(struct torch_source *source, struct reason *reason)
         if (have > source->file_size)
             have = source->file_size;
         bytes = have * TORCH_PARSE_FACTOR + TORCH_PARSE_LEAST;
-        error = source->admit(source->admit_arg, bytes - admitted, reason);
+        error = st_admit_bytes(source->admit, source->admit_arg, bytes - admitted, reason);
         if (error)
             return error;
         admitted = bytes;
@@ -465,10 +542,54 @@ open_legacy(struct torch_source *source, struct reason *reason)
     }
 }
 
-/* ---- both ---- */
+/* As PyTorchStreamReader does, which parses the number with strtoull(3). -EBADMSG: `reason` is why
+ * it would refuse the version. */
+static errint_t
+check_archive_version(const struct torch_source *source, struct reason *reason)
+{
+    struct zip_member *member = find_record(source, ".data/", "version", 7);
+    char text[32] = "", shown[QUOTED_SIZE], *end;
+    unsigned long long version;
+    size_t length;
+    errint_t error;
+
+    if (!member)
+        member = find_record(source, "", "version", 7);
+    if (!member)
+        return reason_set(reason, -EBADMSG, "TorchVersion", "the archive has no member version");
+    if (member->method != ZIP_STORED)
+        return 0; /* torch.load() reads it, fstfs does not */
+    error = zip_locate(&source->zip, member, reason);
+    length = member->size < sizeof(text) ? (size_t)member->size : sizeof(text) - 1;
+    if (!error && length > 0)
+        error = bytes_read_at(source->fd, text, length, member->data, reason);
+    if (error)
+        return error;
+    errno = 0;
+    version = strtoull(text, &end, 10);
+    if (end != text && !errno && version >= TORCH_VERSION_LEAST && version <= TORCH_VERSION_MOST)
+        return 0;
+    return reason_set(reason, -EBADMSG, "TorchVersion",
+                      "the version of the archive is %s, expected %d to %d",
+                      quoted(shown, text, length), TORCH_VERSION_LEAST, TORCH_VERSION_MOST);
+}
 
 errint_t
-torch_source_open(int fd, uint64_t file_size, torch_admit *admit, void *arg,
+torch_source_check_version(const struct torch_source *source, struct reason *fault,
+                           struct reason *reason)
+{
+    errint_t error = check_archive_version(source, reason);
+
+    if (error != -EBADMSG)
+        return error;
+    *fault = *reason;
+    return 0;
+}
+
+/* ---- both formats ---- */
+
+errint_t
+torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
                   struct torch_source *source, struct reason *reason)
 {
     char magic[4] = "";
@@ -506,6 +627,10 @@ torch_source_find(struct torch_source *source, const char *key, size_t key_lengt
     struct zip_member *member;
     char shown[QUOTED_SIZE];
 
+    if (key_length > TORCH_KEY_MAX)
+        return reason_set(reason, -EBADMSG, "TorchStorage",
+                          "the key of its storage has %zu bytes, at most %d are read", key_length,
+                          TORCH_KEY_MAX);
     if (source->is_zip) {
         errint_t error;
 

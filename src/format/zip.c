@@ -2,6 +2,7 @@
 /* See zip.h. */
 #include "format/zip.h"
 
+#include "base/parallel.h"
 #include "base/text.h"
 #include "format/bytes.h"
 
@@ -20,6 +21,7 @@ enum {
     COMMENT_MAX = 65535,
     NAME_MAX_BYTES = 512, /* longest name of a member that zip_locate() accepts */
     EXTRA_ZIP64 = 0x0001,
+    MEMBERS_PER_THREAD = 16,
 };
 
 #define END_SIGNATURE 0x06054b50u
@@ -74,24 +76,31 @@ read_end64(int fd, struct zip_end *end, struct reason *reason)
     if (bytes_u32(record + 16) || bytes_u32(record + 20) ||
         bytes_u64(record + 24) != bytes_u64(record + 32))
         return refuse_zip(reason, "ZipEnd", "the archive has several volumes");
-    *end = (struct zip_end){at, bytes_u64(record + 48), bytes_u64(record + 40),
-                            bytes_u64(record + 32)};
+    const struct zip_end end64 = {at, bytes_u64(record + 48), bytes_u64(record + 40),
+                                  bytes_u64(record + 32)};
+    if ((end->start != end64.start && end->start != UINT32_MAX) ||
+        (end->length != end64.length && end->length != UINT32_MAX) ||
+        (end->count != end64.count && end->count != UINT16_MAX))
+        return refuse_zip(reason, "ZipEnd",
+                          "the end record and the zip64 end record describe different directories");
+    *end = end64;
     return 0;
 }
 
 /* Finds the end record, whose comment reaches to the end of the file; *at is its offset in `tail`.
- */
+ * Its comment must not contain an end record: miniz takes the last one, whatever follows it. */
 static errint_t
 find_end(const unsigned char *tail, size_t length, size_t *at, struct reason *reason)
 {
     bool found = false;
 
     for (size_t i = 0; i + END_BYTES <= length; i++) {
-        if (bytes_u32(tail + i) != END_SIGNATURE ||
-            i + END_BYTES + bytes_u16(tail + i + 20) != length)
+        if (bytes_u32(tail + i) != END_SIGNATURE)
             continue;
         if (found)
             return refuse_zip(reason, "ZipEnd", "the archive has two end records");
+        if (i + END_BYTES + bytes_u16(tail + i + 20) != length)
+            continue;
         found = true;
         *at = i;
     }
@@ -196,12 +205,31 @@ read_extra(const unsigned char *extra, size_t length, struct zip_member *member)
 }
 
 static int
+lower_case(char c)
+{
+    return c >= 'A' && c <= 'Z' ? c + 'a' - 'A' : (unsigned char)c;
+}
+
+/* As torch's reader finds members: the case of ASCII letters is ignored. */
+static int
+compare_member_names(const char *a, size_t a_length, const char *b, size_t b_length)
+{
+    for (size_t i = 0; i < a_length && i < b_length; i++) {
+        int difference = lower_case(a[i]) - lower_case(b[i]);
+
+        if (difference)
+            return difference;
+    }
+    return (a_length > b_length) - (a_length < b_length);
+}
+
+static int
 compare_members(const void *a, const void *b, void *directory)
 {
     const struct zip_member *x = a, *y = b;
     const char *text = directory;
 
-    return text_compare(text + x->name, x->name_length, text + y->name, y->name_length);
+    return compare_member_names(text + x->name, x->name_length, text + y->name, y->name_length);
 }
 
 /* Reads the entry at `at` of the directory and moves `at` behind it. */
@@ -231,6 +259,8 @@ zip_read_entry(const struct zip *zip, size_t length, size_t *at, struct zip_memb
         .method = bytes_u16(entry + 10),
         .flags = bytes_u16(entry + 8),
     };
+    if (memchr(entry + ENTRY_BYTES, '\0', name)) /* where the name ends for miniz */
+        return refuse_member(reason, "ZipEntry", zip, member, "its name contains NUL");
     if (!read_extra(entry + ENTRY_BYTES + name, extra, member))
         return refuse_member(reason, "ZipEntry", zip, member, "its zip64 extra field is malformed");
     if (member->header > zip->directory_start ||
@@ -259,7 +289,7 @@ read_entries(struct zip *zip, size_t length, uint64_t count, struct reason *reas
     for (uint32_t i = 1; i < zip->count; i++)
         if (compare_members(&zip->members[i - 1], &zip->members[i], zip->directory) == 0)
             return refuse_member(reason, "ZipDuplicate", zip, &zip->members[i],
-                                 "there are two of this name");
+                                 "there are two of this name, if case is ignored");
     return 0;
 }
 
@@ -291,24 +321,22 @@ zip_free(struct zip *zip)
     *zip = (struct zip){.fd = -1};
 }
 
+static int
+compare_key_with_member(const void *a, const void *b)
+{
+    const struct text_key *key = a;
+    const struct zip_member *member = b;
+
+    return compare_member_names(key->text, key->length, key->base + member->name,
+                                member->name_length);
+}
+
 struct zip_member *
 zip_find(const struct zip *zip, const char *name, size_t length)
 {
-    uint32_t low = 0, high = zip->count;
+    const struct text_key key = {zip->directory, name, length};
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        struct zip_member *member = &zip->members[middle];
-        int order = text_compare(zip->directory + member->name, member->name_length, name, length);
-
-        if (order == 0)
-            return member;
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    return bsearch(&key, zip->members, zip->count, sizeof(*zip->members), compare_key_with_member);
 }
 
 /* ---- local headers ---- */
@@ -362,6 +390,25 @@ zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reas
     return 0;
 }
 
+/* For parallel_for(). */
+static void
+locate_stored(void *arg, size_t i)
+{
+    struct zip *zip = arg;
+    struct zip_member *member = &zip->members[i];
+
+    if (member->method == ZIP_STORED && !(member->flags & ZIP_ENCRYPTED_FLAG))
+        zip_locate(zip, member, NULL);
+}
+
+void
+zip_locate_all(struct zip *zip)
+{
+    /* Starting a thread takes as long as reading some headers from the page cache. */
+    if (zip->count >= 2 * MEMBERS_PER_THREAD)
+        parallel_for(zip->count, zip->count / MEMBERS_PER_THREAD, locate_stored, zip);
+}
+
 static int
 compare_headers(const void *a, const void *b)
 {
@@ -370,23 +417,29 @@ compare_headers(const void *a, const void *b)
     return ((*x)->header > (*y)->header) - ((*x)->header < (*y)->header);
 }
 
+/* The end of a member; of one that is not located, without its extra field. */
+static uint64_t
+member_end(const struct zip_member *member)
+{
+    return member->data ? member->data + member->size
+                        : member->header + LOCAL_BYTES + member->name_length + member->packed;
+}
+
 errint_t
 zip_check_overlap(const struct zip *zip, struct reason *reason)
 {
-    struct zip_member **located = calloc((size_t)zip->count + 1, sizeof(*located));
-    uint32_t count = 0;
+    struct zip_member **sorted = calloc((size_t)zip->count + 1, sizeof(*sorted));
     errint_t error = 0;
 
-    if (!located)
+    if (!sorted)
         return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the archive's directory");
     for (uint32_t i = 0; i < zip->count; i++)
-        if (zip->members[i].data)
-            located[count++] = &zip->members[i];
-    qsort(located, count, sizeof(struct zip_member *), compare_headers);
-    for (uint32_t i = 1; !error && i < count; i++)
-        if (located[i - 1]->data + located[i - 1]->size > located[i]->header)
-            error = refuse_member(reason, "ZipOverlap", zip, located[i],
+        sorted[i] = &zip->members[i];
+    qsort(sorted, zip->count, sizeof(struct zip_member *), compare_headers);
+    for (uint32_t i = 1; !error && i < zip->count; i++)
+        if (member_end(sorted[i - 1]) > sorted[i]->header)
+            error = refuse_member(reason, "ZipOverlap", zip, sorted[i],
                                   "it begins before the member in front of it ends");
-    free(located);
+    free(sorted);
     return error;
 }

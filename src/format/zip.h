@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reads the central directory of a zip archive and finds the bytes of stored members in the file,
- * for checkpoints of PyTorch. No threads, no state; nothing is decompressed.
+ * for checkpoints of PyTorch. No state; only zip_locate_all() starts threads. Nothing is
+ * decompressed.
  *
  * Libraries such as libzip do not report the offset of a member's data, and accept archives that
  * other readers interpret differently. This reader refuses such archives: there must be one central
@@ -19,7 +20,7 @@
 #define ZIP_MAX_DIRECTORY (UINT64_C(64) << 20) /* bytes of a central directory */
 
 /* Reading a central directory of N bytes takes at most ZIP_FACTOR * N bytes of memory: for its
- * text, and for a struct zip_member, and sorting it, for each entry of at least 46 bytes. */
+ * text, and for each entry, of at least 46 bytes, a struct zip_member and the memory to sort it. */
 #define ZIP_FACTOR UINT64_C(4)
 
 enum { ZIP_STORED = 0, ZIP_ENCRYPTED_FLAG = 1 << 0 };
@@ -40,7 +41,8 @@ struct zip {
     int fd; /* borrowed */
     uint64_t directory_start; /* offset of the central directory; members are before it */
     uint32_t count;
-    struct zip_member *members; /* sorted by name, without duplicates; malloc'ed */
+    struct zip_member *members; /* sorted by name, ignoring case, without
+                                 * duplicates; malloc'ed */
     char *directory; /* the bytes of the central directory; malloc'ed */
 };
 
@@ -57,14 +59,19 @@ errint_t zip_read(int fd, uint64_t start, uint64_t length, uint64_t count, struc
                   struct reason *reason);
 void zip_free(struct zip *zip); /* all zero is allowed */
 
-/* The member with this name, or NULL. */
+/* The member with this name, or NULL. The case of ASCII letters is ignored, as by miniz, which
+ * PyTorch uses: two members that differ only in case are one to it, so zip_read() refuses them. */
 struct zip_member *zip_find(const struct zip *zip, const char *name, size_t length);
 
 /* Reads the local header of a stored member, compares it with the central directory, and sets
  * `member->data`. Errors as above. */
 errint_t zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reason);
 
-/* Refuses an archive in which located members overlap: -EBADMSG with a reason; -ENOMEM. */
+/* Calls zip_locate() for all stored members in parallel if there are many, to overlap the latencies
+ * of storage. Ignores errors: a later zip_locate() of the member returns them. */
+void zip_locate_all(struct zip *zip);
+
+/* Refuses an archive in which members overlap: -EBADMSG with a reason; -ENOMEM. */
 errint_t zip_check_overlap(const struct zip *zip, struct reason *reason);
 
 #endif

@@ -3,9 +3,9 @@
 
 #include "base/array.h"
 #include "base/buffer.h"
+#include "base/file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
 #include <inttypes.h>
 #include <linux/capability.h>
@@ -15,42 +15,24 @@
 #include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 enum { MOST_GROUPS = 65536 }; /* NGROUPS_MAX */
 
 /* ---- /proc ---- */
 
-/* Reads /proc/PID/NAME (PID 0: self) and appends a NUL. */
+/* Reads /proc/PID/NAME (PID 0: self). */
 static errint_t
 proc_read_file(pid_t pid, const char *name, struct buffer *text)
 {
-    char path[64], part[4096];
-    errint_t error = 0;
-    ssize_t got;
-    int fd;
+    char path[64];
+    errint_t error;
 
     if (pid)
         snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
     else
         snprintf(path, sizeof(path), "/proc/self/%s", name);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    while ((got = read(fd, part, sizeof(part))) != 0) {
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            error = -errno;
-            break;
-        }
-        buffer_add(text, part, (size_t)got);
-    }
-    close(fd);
-    buffer_add_char(text, '\0');
-    if (!error && buffer_failed(text))
-        error = -ENOMEM;
+    error = file_read_text(path, text);
     if (error)
         buffer_free(text);
     return error;
@@ -100,7 +82,13 @@ proc_is_own(void)
     return own;
 }
 
-static bool proc_usable; /* proc_is_own() in the daemon; constant in the opener */
+static bool proc_usable; /* constant after credentials_init() */
+
+void
+credentials_init(void)
+{
+    proc_usable = proc_is_own();
+}
 
 errint_t
 credentials_from_status(const char *status, const struct caller *caller,
@@ -116,18 +104,14 @@ credentials_from_status(const char *status, const struct caller *caller,
     while (at += strspn(at, " \t"), *at >= '0' && *at <= '9') {
         char *end;
         unsigned long group = strtoul(at, &end, 10);
-        gid_t *groups;
 
         if (credentials->group_count == MOST_GROUPS)
             break;
         at = end;
-        groups = array_room(credentials->groups, credentials->group_count, sizeof(*groups));
-        if (!groups) {
+        if (!array_add(credentials->groups, credentials->group_count, (gid_t)group)) {
             credentials_free(credentials);
             return -ENOMEM;
         }
-        credentials->groups = groups;
-        credentials->groups[credentials->group_count++] = (gid_t)group;
     }
     return 0;
 }
@@ -181,6 +165,18 @@ has_overriding_capability(const char *status)
     return effective & (1ull << CAP_DAC_OVERRIDE | 1ull << CAP_DAC_READ_SEARCH);
 }
 
+void
+credentials_command(pid_t thread, char name[COMMAND_SIZE])
+{
+    struct buffer text = BUFFER_INIT;
+
+    name[0] = '\0';
+    if (!proc_usable || thread <= 0 || proc_read_file(thread, "comm", &text) < 0)
+        return;
+    snprintf(name, COMMAND_SIZE, "%.*s", (int)strcspn(text.data, "\n"), text.data);
+    buffer_free(&text);
+}
+
 /* ---- of a process or a caller ---- */
 
 errint_t
@@ -188,7 +184,6 @@ credentials_of_process(struct credentials *credentials)
 {
     int count = getgroups(0, NULL);
 
-    proc_usable = proc_is_own();
     *credentials = (struct credentials){.uid = geteuid(), .gid = getegid(), .overrides = true};
     if (count < 0)
         return -EIO;
@@ -299,17 +294,6 @@ is_in_group(const struct credentials *credentials, gid_t group)
     return false;
 }
 
-/* Whether the file has an access control list (acl(5)), or may have one. */
-static bool
-may_have_acl(int fd)
-{
-    char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
-
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    return getxattr(link, "system.posix_acl_access", NULL, 0) >= 0 ||
-           (errno != ENODATA && errno != EOPNOTSUPP);
-}
-
 errint_t
 credentials_permit(void *arg, int fd, int mask)
 {
@@ -319,7 +303,7 @@ credentials_permit(void *arg, int fd, int mask)
 
     if (credentials->overrides)
         return 0;
-    if (fstat(fd, &st) < 0 || may_have_acl(fd))
+    if (fstat(fd, &st) < 0 || file_may_have_acl(fd))
         return -EACCES;
     if (st.st_uid == credentials->uid)
         granted = st.st_mode >> 6;

@@ -30,6 +30,15 @@ struct credentials {
     bool overrides; /* ignores permissions of files, as root does */
 };
 
+/* Finds out whether PIDs in /proc are those of this process's namespace. Must be called before any
+ * function that reads /proc, while there is one thread. */
+void credentials_init(void);
+
+enum { COMMAND_SIZE = 16 }; /* TASK_COMM_LEN of Linux */
+
+/* The name of the program that a thread runs; "" if it is not known. */
+void credentials_command(pid_t thread, char name[COMMAND_SIZE]);
+
 /* This process's own. -ENOMEM, -EIO. */
 errint_t credentials_of_process(struct credentials *credentials);
 errint_t credentials_of_caller(const struct caller *caller, struct credentials *credentials);

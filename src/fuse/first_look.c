@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/quote.h"
 #include "catalog/group.h"
-#include "format/safetensors.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -30,28 +29,25 @@ struct look {
     bool found;
 };
 
-/* Whether the file starts with a valid header length and the first byte of a header. The catalog
- * parses the header later. */
+/* Whether the file starts like one of its container. The catalog reads the header later. */
 static bool
-starts_like_safetensors(int directory, const char *name)
+starts_like(int directory, const char *name, const struct container *container)
 {
     /* O_NONBLOCK: it may be a FIFO. */
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    unsigned char head[9];
-    uint64_t length = 0;
+    unsigned char first[CONTAINER_FIRST_BYTES];
     struct stat st;
-    bool sound;
+    bool is_alike;
 
     if (fd < 0)
         return false;
     /* Disables readahead, which would leave megabytes of the file in the page cache. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-    sound = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-            pread(fd, head, sizeof(head), 0) == (ssize_t)sizeof(head) && head[8] == '{';
+    is_alike = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+               pread(fd, first, sizeof(first), 0) == (ssize_t)sizeof(first) &&
+               container->starts_like(first, (uint64_t)st.st_size);
     close(fd);
-    for (int i = 7; sound && i >= 0; i--)
-        length = length << 8 | head[i];
-    return sound && length <= ST_MAX_HEADER && length <= (uint64_t)st.st_size - 8;
+    return is_alike;
 }
 
 static void
@@ -81,8 +77,10 @@ search_entry(struct look *look, int directory, const char *path, const struct di
     if (type == DT_DIR) {
         queue_directory(look, path, name);
     } else if (group_single_name(name, NULL)) {
-        look->found = starts_like_safetensors(directory, name);
-        look->found_invalid |= !look->found;
+        const struct container *container = group_file_container(name);
+
+        look->found = starts_like(directory, name, container);
+        look->found_invalid |= !look->found && !container->is_converted;
     }
 }
 
@@ -164,11 +162,14 @@ first_look(const char *source)
     }
     switch (await_finding(child)) {
     case NO_CHECKPOINT:
-        log_warning("%s: found no checkpoint (*.safetensors); other files are shown unchanged",
-                    quoted(name, source, strlen(source)));
+        log_warning(
+            "%s: found no checkpoint (*.safetensors, *.gguf, or *.bin, *.pt, *.pth or *.ckpt of "
+            "PyTorch); other files are shown unchanged",
+            quoted(name, source, strlen(source)));
         break;
     case NONE_READABLE:
-        log_warning("%s: found no valid checkpoint: every *.safetensors is invalid or not readable "
+        log_warning("%s: found no valid checkpoint: every *.safetensors or *.gguf is invalid or "
+                    "not readable "
                     "by this user, see .fstfs/problems",
                     quoted(name, source, strlen(source)));
         break;

@@ -3,8 +3,8 @@
  * Looks for a checkpoint in the source before the mount, to warn the user if there is none.
  *
  * A child process does this and is killed after a time limit, because storage that hangs must not
- * prevent mounting. It stops at the first file that starts like a safetensors file, or at the
- * limits below.
+ * prevent mounting. It stops at the first file that starts like a checkpoint, or at the limits
+ * below.
  */
 #ifndef FSTFS_FUSE_FIRST_LOOK_H
 #define FSTFS_FUSE_FIRST_LOOK_H

@@ -142,7 +142,7 @@ enum {
 
 struct unmounter {
     pthread_mutex_t *daemon_life;
-    void (*unmount)(void *arg);
+    errint_t (*unmount)(void *arg);
     void (*abort)(void *arg);
     void *arg;
 };
@@ -177,11 +177,11 @@ run_unmounter(int socket, void *arg)
     if (got == 1 && message == MESSAGE_FORCE)
         unmounter->abort(unmounter->arg);
     if (got == 1)
-        unmounter->unmount(unmounter->arg);
+        _exit(-unmounter->unmount(unmounter->arg)); /* no errno is over 255 */
 }
 
 errint_t
-unmounter_start(void (*unmount)(void *arg), void (*abort)(void *arg), void *arg, bool quiet,
+unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *arg, bool quiet,
                 struct helper *helper)
 {
     struct unmounter unmounter = {life_new(), unmount, abort, arg};
@@ -191,37 +191,44 @@ unmounter_start(void (*unmount)(void *arg), void (*abort)(void *arg), void *arg,
     return helper_start("fstfs-unmount", quiet, -1, run_unmounter, &unmounter, helper);
 }
 
-void
+/* Waits for its end. Returns the error of unmounting. */
+static errint_t
+await_unmounter(pid_t pid)
+{
+    int status = 0;
+
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EPIPE;
+}
+
+errint_t
 unmounter_force(const struct helper *helper)
 {
     struct pollfd polled = {.fd = helper->socket, .events = POLLIN};
     char message = MESSAGE_FORCE;
 
-    if (helper->socket >= 0 && send(helper->socket, &message, 1, MSG_NOSIGNAL) == 1)
-        poll(&polled, 1, FORCE_MS); /* the helper closes its end when it is done */
+    if (helper->socket < 0 || send(helper->socket, &message, 1, MSG_NOSIGNAL) != 1)
+        return -EPIPE;
+    /* The helper closes its end when it is done. */
+    return poll(&polled, 1, FORCE_MS) == 1 ? await_unmounter(helper->pid) : -ETIMEDOUT;
 }
 
-bool
+errint_t
 unmounter_end(struct helper *helper, bool unmount)
 {
     char message = MESSAGE_UNMOUNT;
     pid_t pid = helper->pid;
-    bool sent = false;
-    int status = 0;
+    errint_t error = 0, sent = 0;
 
-    if (helper->socket < 0)
-        return true;
-    if (unmount) {
-        sent = send(helper->socket, &message, 1, MSG_NOSIGNAL) == 1;
-        if (!sent)
-            log_error("cannot unmount: %s; use fusermount3 -u", strerror(errno));
-    }
+    if (unmount && send(helper->socket, &message, 1, MSG_NOSIGNAL) < 0)
+        sent = -errno;
     helper_close(helper);
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        continue;
-    if (sent && WIFSIGNALED(status))
-        log_error("cannot unmount: %s; use fusermount3 -u", strsignal(WTERMSIG(status)));
-    return sent ? !WIFSIGNALED(status) : !unmount;
+    error = await_unmounter(pid);
+    if (!unmount)
+        return 0;
+    return sent ? sent : error;
 }
 
 /* ---- the logger ---- */

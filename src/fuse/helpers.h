@@ -42,14 +42,14 @@ bool helper_has_died(const struct helper *helper);
 
 /* Starts the process that unmounts. Call it on the thread that lives as long as the daemon.
  * `unmount` and `abort` are called in that process. */
-errint_t unmounter_start(void (*unmount)(void *arg), void (*abort)(void *arg), void *arg,
+errint_t unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *arg,
                          bool quiet, struct helper *helper);
-/* Ends the unmounter, which unmounts first if `unmount`, and waits for it. Returns false, and logs,
- * if it was to unmount and had died. */
-bool unmounter_end(struct helper *helper, bool unmount);
+/* Ends the unmounter, which unmounts first if `unmount`, and waits for it. Returns the error of
+ * unmounting; -EPIPE: it was to unmount and had died. */
+errint_t unmounter_end(struct helper *helper, bool unmount);
 /* Makes it abort the connection and unmount, and waits a bounded time. For a process that exits
- * next. */
-void unmounter_force(const struct helper *helper);
+ * next. Errors as above; -ETIMEDOUT. */
+errint_t unmounter_force(const struct helper *helper);
 
 /* Starts the process that writes the daemon's log lines to syslog: log_to_socket(helper->socket).
  * It reconnects to a restarted syslogd, and ends after the daemon's last line. `drop` is called in

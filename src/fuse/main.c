@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs: mounts a directory of safetensors checkpoints.
+ * fstfs: mounts a directory of checkpoints.
  *
  * The program returns when the mount answers, or reports why it does not. Without -f a child
  * process serves; it reports through a pipe that INIT has been answered, and prints its errors to
@@ -10,12 +10,14 @@
 #include "base/log.h"
 #include "base/open.h"
 #include "base/version.h"
+#include "fuse/credentials.h"
 #include "fuse/first_look.h"
 #include "fuse/helpers.h"
 #include "fuse/opener.h"
 #include "fuse/options.h"
 #include "fuse/pages.h"
 #include "fuse/preflight.h"
+#include "fuse/run_delay.h"
 #include "fuse/sandbox.h"
 #include "fuse/session.h"
 #include "fuse/shutdown.h"
@@ -23,13 +25,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- readiness ---- */
@@ -110,7 +115,9 @@ struct mount {
     struct session *session;
     struct helper unmounter, opener;
     struct sandbox sandbox;
+    int process; /* pidfd of the process of --pid; -1: none */
     struct io *io;
+    struct loads *loads;
     struct view *view;
     struct survey *survey;
     struct pages pages;
@@ -120,10 +127,10 @@ struct mount {
 
 enum helper_watched { WATCHED_UNMOUNTER, WATCHED_OPENER };
 
-static void
+static errint_t
 unmount_session(void *arg)
 {
-    session_unmount(arg);
+    return session_unmount(arg);
 }
 
 static void
@@ -138,15 +145,31 @@ begin_shutdown(void *arg)
     session_close(((struct mount *)arg)->session);
 }
 
+/* A dead mount remains. */
+static void
+report_unmount_error(struct mount *mount, errint_t error)
+{
+    if (error == -EBUSY)
+        log_error(
+            "cannot unmount: another file system is mounted on the mount or inside it, and is "
+            "kept; unmount that first, or use umount -l");
+    else
+        log_error("cannot unmount: %s; use fusermount3 -u", strerror(-error));
+    mount->failed = true;
+}
+
 /* Exits although threads wait on storage. Closing the connection answers all callers. */
 static void
 force_shutdown(void *arg)
 {
     struct mount *mount = arg;
+    errint_t error = 0;
 
     log_warning("storage does not answer: unmounting without waiting for it");
     if (session_cut(mount->session))
-        unmounter_force(&mount->unmounter);
+        error = unmounter_force(&mount->unmounter);
+    if (error)
+        report_unmount_error(mount, error);
     _exit(mount->failed ? 1 : 0);
 }
 
@@ -176,7 +199,8 @@ start_shutdown(struct mount *mount)
         force_shutdown,
         handle_dead_helper,
         mount,
-        {[WATCHED_UNMOUNTER] = &mount->unmounter, [WATCHED_OPENER] = &mount->opener}};
+        {[WATCHED_UNMOUNTER] = &mount->unmounter, [WATCHED_OPENER] = &mount->opener},
+        mount->process};
 
     return shutdown_start(&calls);
 }
@@ -213,7 +237,9 @@ drop_rights_of_logger(void *arg)
     const struct options *options = arg;
     struct sandbox sandbox;
 
+    tzset(); /* reads files; syslog() sends the local time */
     sandbox_init(&sandbox, !options->no_sandbox, false);
+    sandbox.no_files = true;
     sandbox_enter(&sandbox, -1);
 }
 
@@ -227,6 +253,8 @@ enter_sandbox(struct mount *mount)
     errint_t error;
 
     sandbox_init(sandbox, !mount->options->no_sandbox, mount->options->passthrough);
+    credentials_init();
+    sandbox->tasks = run_delay_open();
     error = unmounter_start(unmount_session, abort_connection, mount->session, quiet,
                             &mount->unmounter);
     if (error && sandbox->wanted)
@@ -265,10 +293,15 @@ make_parts(struct mount *mount, const char *mountpoint)
     if (!error)
         error = io_new(&io_options, &mount->io);
     if (!error) {
+        mount->loads = loads_new(mount->io, !options->shared, opener_command);
+        error = mount->loads ? 0 : -ENOMEM;
+    }
+    if (!error) {
         mount->pages = (struct pages){.options = options,
                                       .mountpoint = mountpoint,
                                       .catalog = mount->catalog,
                                       .io = mount->io,
+                                      .loads = mount->loads,
                                       .session = mount->session,
                                       .sandbox = &mount->sandbox,
                                       .started = time(NULL)};
@@ -291,7 +324,9 @@ make_session(struct mount *mount, const char *mountpoint, struct readiness *read
     const struct options *options = mount->options;
     struct catalog_options catalog_options = {.source = options->source,
                                               .derived_free = view_derived_free,
-                                              .header_memory = options->memory};
+                                              .skip_hung = true,
+                                              .header_memory = options->memory,
+                                              .header_memory_advice = "; raise --memory"};
     struct session_options session_options = {
         .options = options, .mountpoint = mountpoint, .ready = mount_ready, .ready_arg = readiness};
     errint_t error = catalog_new(&catalog_options, &mount->catalog);
@@ -304,18 +339,39 @@ make_session(struct mount *mount, const char *mountpoint, struct readiness *read
     return session_new(&session_options, &mount->session);
 }
 
+/* Closes the connection and unmounts, unless others have unmounted. */
 static void
-free_parts(struct mount *mount)
+unmount(struct mount *mount)
 {
+    bool is_mounted = session_cut(mount->session);
+    errint_t error = 0;
+
+    if (mount->unmounter.socket >= 0)
+        error = unmounter_end(&mount->unmounter, is_mounted);
+    else if (is_mounted)
+        error = session_unmount(mount->session);
+    if (error)
+        report_unmount_error(mount, error);
+}
+
+/* Does not return if threads hang in the catalog. */
+static void
+free_parts(struct mount *mount, errint_t error)
+{
+    bool hangs;
+
     survey_free(mount->survey);
     io_free(mount->io);
     version_stop();
+    hangs = !catalog_stop_queries(mount->catalog);
     shutdown_stop();
-    if (mount->unmounter.socket >= 0 &&
-        !unmounter_end(&mount->unmounter, session_cut(mount->session)))
-        mount->failed = true;
-    if (mount->session)
+    if (mount->session) {
+        unmount(mount);
         session_free(mount->session);
+    }
+    if (hangs)
+        _exit(error || mount->failed ? 1 : 0);
+    loads_free(mount->loads);
     view_free(mount->view);
     open_set_other(NULL);
     opener_end(&mount->opener);
@@ -323,9 +379,11 @@ free_parts(struct mount *mount)
 }
 
 static int
-serve_mount(const struct options *options, const char *mountpoint, struct readiness *readiness)
+serve_mount(const struct options *options, const char *mountpoint, int process,
+            struct readiness *readiness)
 {
-    struct mount mount = {.options = options, .unmounter = HELPER_NONE, .opener = HELPER_NONE};
+    struct mount mount = {
+        .options = options, .unmounter = HELPER_NONE, .opener = HELPER_NONE, .process = process};
     errint_t error = make_session(&mount, mountpoint, readiness);
 
     if (!error)
@@ -337,11 +395,11 @@ serve_mount(const struct options *options, const char *mountpoint, struct readin
         error = start_shutdown(&mount);
     }
     if (!error) {
-        error = session_run(mount.session, mount.view, mount.io);
+        error = session_run(mount.session, mount.view, mount.io, mount.loads);
         if (error)
             log_error("serving ended: %s", strerror(-error));
     }
-    free_parts(&mount);
+    free_parts(&mount, error);
     return error || mount.failed ? 1 : 0;
 }
 
@@ -364,7 +422,7 @@ await_child(pid_t child, int pipe)
 }
 
 static int
-serve_in_background(struct options *options, const char *mountpoint)
+serve_in_background(struct options *options, const char *mountpoint, int process)
 {
     struct readiness readiness;
     struct helper logger;
@@ -398,7 +456,30 @@ serve_in_background(struct options *options, const char *mountpoint)
                                    .null = open("/dev/null", O_RDWR | O_CLOEXEC),
                                    .log = logger.socket,
                                    .manager = -1};
-    return serve_mount(options, mountpoint, &readiness);
+    return serve_mount(options, mountpoint, process, &readiness);
+}
+
+/* Opens the process of --pid, before it can end and another get its number. *process is -1 if there
+ * is no such option. */
+static bool
+open_process(const struct options *options, int *process)
+{
+    *process = -1;
+    if (options->pid == 0)
+        return true;
+    *process = (int)syscall(SYS_pidfd_open, (pid_t)options->pid, 0);
+    if (*process < 0)
+        print_error("--pid=%u: %s", (unsigned)options->pid, strerror(errno));
+    return *process >= 0;
+}
+
+/* A log that can take no more bytes, as a full file or a closed pipe, must not end the daemon or a
+ * helper, which would leave a dead mount. */
+static void
+ignore_signals_of_writes(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 /* Resolves both paths before it closes the inherited descriptors, because a path may lead through
@@ -407,9 +488,10 @@ static int
 mount_and_serve(struct options *options)
 {
     char *source = preflight_source(options->source), *mountpoint;
-    int status = 1;
+    int status = 1, process;
     errint_t error;
 
+    ignore_signals_of_writes();
     if (!source)
         return 1;
     free(options->source);
@@ -418,15 +500,16 @@ mount_and_serve(struct options *options)
     error = mountpoint ? close_inherited() : 0;
     if (error) {
         print_error("/dev/null: %s", strerror(-error));
-    } else if (mountpoint && preflight_check(source, mountpoint)) {
+    } else if (mountpoint && open_process(options, &process) &&
+               preflight_check(source, mountpoint)) {
         first_look(source);
         if (options->foreground) {
             struct readiness readiness = {
                 .pipe = -1, .null = -1, .log = -1, .manager = connect_to_manager()};
 
-            status = serve_mount(options, mountpoint, &readiness);
+            status = serve_mount(options, mountpoint, process, &readiness);
         } else {
-            status = serve_in_background(options, mountpoint);
+            status = serve_in_background(options, mountpoint, process);
         }
     }
     free(mountpoint);

@@ -36,19 +36,16 @@ mount_entry_find(const char *path, int id, struct mountinfo *found)
     return error;
 }
 
-/* Returns the ID of the mount that a path leads to. O_PATH accesses no file system. */
+/* Returns the ID of the mount that an open file is on. */
 static errint_t
-mount_id_of_path(const char *path, int *id)
+mount_id_of_fd(int fd, int *id)
 {
     char name[sizeof("/proc/self/fdinfo/") + 3 * sizeof(int)];
-    int fd = open(path, O_PATH | O_CLOEXEC);
     errint_t error = -ENODATA;
     char *line = NULL;
     size_t size = 0;
     FILE *info;
 
-    if (fd < 0)
-        return -errno;
     snprintf(name, sizeof(name), "/proc/self/fdinfo/%d", fd);
     info = fopen(name, "re");
     if (!info)
@@ -58,21 +55,83 @@ mount_id_of_path(const char *path, int *id)
     free(line);
     if (info)
         fclose(info);
+    return error;
+}
+
+/* Returns the ID of the mount that a path leads to. O_PATH accesses no file system. */
+static errint_t
+mount_id_of_path(const char *path, int *id)
+{
+    int fd = open(path, O_PATH | O_CLOEXEC);
+    errint_t error;
+
+    if (fd < 0)
+        return -errno;
+    error = mount_id_of_fd(fd, id);
     close(fd);
     return error;
 }
 
 errint_t
-mount_device(const char *mountpoint, dev_t *device)
+mount_identify(const char *mountpoint, struct mount_identity *mount)
 {
     struct mountinfo entry = {0};
     errint_t error = mount_entry_find(mountpoint, -1, &entry);
 
     if (error)
         return error;
-    *device = makedev(entry.major, entry.minor);
+    *mount = (struct mount_identity){entry.id, makedev(entry.major, entry.minor)};
     mountinfo_free(&entry);
     return 0;
+}
+
+/* Returns a descriptor (O_PATH) of the root of a mount; -1: the path does not lead to it. */
+static int
+open_mount_root(const char *path, int mount)
+{
+    int fd = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), id;
+
+    if (fd >= 0 && (mount_id_of_fd(fd, &id) != 0 || id != mount)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+errint_t
+mount_locate(const struct mount_identity *mount, struct mount_place *place)
+{
+    FILE *mounts = mountinfo_open();
+    struct mountinfo entry;
+
+    *place = (struct mount_place){.fd = -1};
+    if (!mounts || mount->device == 0) {
+        if (mounts)
+            fclose(mounts);
+        return -ENODATA;
+    }
+    while (mountinfo_next(mounts, &entry)) {
+        place->has_mounts |= entry.parent == mount->id && entry.id != mount->id;
+        if (entry.id == mount->id && makedev(entry.major, entry.minor) == mount->device) {
+            free(place->path);
+            place->path = entry.mountpoint;
+            entry.mountpoint = NULL;
+        }
+        mountinfo_free(&entry);
+    }
+    fclose(mounts);
+    if (!place->path)
+        return -ENOENT;
+    place->fd = open_mount_root(place->path, mount->id);
+    return 0;
+}
+
+void
+mount_place_free(struct mount_place *place)
+{
+    free(place->path);
+    if (place->fd >= 0)
+        close(place->fd);
 }
 
 errint_t
@@ -121,25 +180,19 @@ static errint_t
 reached_mounts_read(struct reached_mounts *mounts)
 {
     FILE *list = mountinfo_open();
-    struct mountinfo entry, *all;
+    struct mountinfo entry;
     errint_t error = 0;
 
     *mounts = (struct reached_mounts){0};
     if (!list)
         return -errno;
     while (!error && mountinfo_next(list, &entry)) {
-        if (strcmp(entry.type, "fuse.fstfs") != 0) {
-            mountinfo_free(&entry);
+        bool is_fstfs = strcmp(entry.type, "fuse.fstfs") == 0;
+
+        if (is_fstfs && array_add(mounts->all, mounts->count, entry))
             continue;
-        }
-        all = array_room(mounts->all, mounts->count, sizeof(*all));
-        if (all) {
-            mounts->all = all;
-            all[mounts->count++] = entry;
-        } else {
-            mountinfo_free(&entry);
-            error = -ENOMEM;
-        }
+        mountinfo_free(&entry);
+        error = is_fstfs ? -ENOMEM : 0;
     }
     fclose(list);
     mounts->is_reached = calloc(mounts->count + 1, sizeof(bool));

@@ -12,8 +12,25 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* Returns the device mounted last on `mountpoint` (absolute, real). -ENOENT. */
-errint_t mount_device(const char *mountpoint, dev_t *device);
+/* A mount, wherever it is moved. Both numbers are reused after it. */
+struct mount_identity {
+    int id;
+    dev_t device; /* 0: not known */
+};
+
+/* Returns the identity of what is mounted last on `mountpoint` (absolute, real). -ENOENT. */
+errint_t mount_identify(const char *mountpoint, struct mount_identity *mount);
+
+struct mount_place {
+    char *path; /* where it is mounted now */
+    int fd; /* O_PATH, of its root; -1: `path` leads to another mount, or nowhere */
+    bool has_mounts; /* others are mounted on it or inside it */
+};
+
+/* Finds a mount of this namespace; free `place` with mount_place_free(). -ENOENT: it is no longer
+ * mounted. -ENODATA: not known. */
+errint_t mount_locate(const struct mount_identity *mount, struct mount_place *place);
+void mount_place_free(struct mount_place *place);
 
 /* A FUSE mount; its daemon may have died. */
 struct fuse_mount {

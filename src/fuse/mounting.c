@@ -12,8 +12,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- standard error ---- */
@@ -138,6 +138,51 @@ mount_end(struct fuse_session *fuse)
     fuse_remove_signal_handlers(fuse);
 }
 
+/* ---- unmounting ---- */
+
+/* Calls umount2() for the mount whose root is `fd`, whatever its path leads to. */
+static errint_t
+unmount_root(int fd, int flags)
+{
+    char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    return umount2(path, flags) < 0 ? -errno : 0;
+}
+
+/* Unmounts as an ordinary user. */
+static errint_t
+unmount_by_fusermount(const char *path)
+{
+    pid_t pid = fork();
+    int status;
+
+    if (pid < 0)
+        return -errno;
+    if (pid == 0) {
+        execlp("fusermount3", "fusermount3", "-u", "-q", "-z", "--", path, (char *)NULL);
+        _exit(1);
+    }
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EPERM;
+}
+
+errint_t
+mount_detach(const struct mount_identity *mount)
+{
+    struct mount_place place;
+    errint_t error = mount_locate(mount, &place);
+
+    if (!error)
+        error = place.fd < 0 || place.has_mounts ? -EBUSY : unmount_root(place.fd, MNT_DETACH);
+    if (error == -EPERM)
+        error = unmount_by_fusermount(place.path);
+    mount_place_free(&place);
+    return error == -ENOENT ? 0 : error;
+}
+
 /* ---- aborting ---- */
 
 static bool
@@ -156,25 +201,13 @@ abort_by_fusectl(dev_t device)
     return aborted;
 }
 
-/* Returns cached attributes, because the daemon does not answer. */
-static bool
-is_on_device(int fd, dev_t device)
-{
-    struct statx found;
-
-    return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &found) == 0 &&
-           makedev(found.stx_dev_major, found.stx_dev_minor) == device;
-}
-
 void
-mount_abort(const char *mountpoint, dev_t device)
+mount_abort(const struct mount_identity *mount)
 {
-    /* While this descriptor is open, umount2() aborts the connection without unmounting. */
-    int fd = open(mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    struct mount_place place;
 
-    if (fd < 0)
-        return;
-    if (is_on_device(fd, device) && !abort_by_fusectl(device))
-        umount2(mountpoint, MNT_FORCE | UMOUNT_NOFOLLOW);
-    close(fd);
+    /* While its root is open, umount2() aborts the connection without unmounting. */
+    if (mount_locate(mount, &place) == 0 && !abort_by_fusectl(mount->device) && place.fd >= 0)
+        unmount_root(place.fd, MNT_FORCE);
+    mount_place_free(&place);
 }

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Makes, unmounts and aborts the FUSE mount: libfuse's options, its messages, signal handlers.
+ *
+ * libfuse unmounts whatever is mounted at the path by then, with all that is mounted inside. So
+ * this file unmounts, and only the mount that it made.
  */
 #ifndef FSTFS_FUSE_MOUNTING_H
 #define FSTFS_FUSE_MOUNTING_H
 
 #include "base/error.h"
+#include "fuse/mount_table.h"
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -25,14 +29,21 @@ struct mount_parameters {
 errint_t mount_new(const struct mount_parameters *parameters, const struct fuse_lowlevel_ops *ops,
                    void *userdata, struct fuse_session **fuse);
 
-/* Unmounts and restores the signal handlers. */
+/* Restores the signal handlers. The connection must have been closed, or libfuse unmounts. */
 void mount_end(struct fuse_session *fuse);
 
 /*
- * Aborts the connection of the mount at `mountpoint` whose st_dev is `device`: all callers get an
- * error, and a dead mount remains. Does nothing if another mount is there. Requires fusectl at
- * /sys/fs/fuse/connections and the mounting user's ID, or root. Does not wait for the daemon.
+ * Unmounts (lazily) a mount, wherever it has been moved. Returns 0 if it is not mounted any more.
+ * -EBUSY: another file system is mounted on it or inside it, or no path leads to it; nothing is
+ * unmounted then.
  */
-void mount_abort(const char *mountpoint, dev_t device);
+errint_t mount_detach(const struct mount_identity *mount);
+
+/*
+ * Aborts the connection of a mount: all callers get an error, and a dead mount remains. Requires
+ * fusectl at /sys/fs/fuse/connections and the mounting user's ID, or root, to which a path must
+ * lead. Does not wait for the daemon.
+ */
+void mount_abort(const struct mount_identity *mount);
 
 #endif

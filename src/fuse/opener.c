@@ -2,7 +2,6 @@
 #include "fuse/opener.h"
 
 #include "base/open.h"
-#include "fuse/credentials.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,15 +23,20 @@
 
 /* ---- messages ---- */
 
-enum question_kind { QUESTION_OPEN, QUESTION_CHECK };
+enum question_kind { QUESTION_OPEN, QUESTION_CHECK, QUESTION_COMMAND };
 
-/* The header of a message to the opener; `count` records follow. The answer is an int, 0 or a
- * negative errno, with a descriptor if a file was opened. */
+/* The header of a message to the opener; `count` records follow. */
 struct question {
     uint32_t kind;
     uint32_t count;
     int32_t flags; /* of QUESTION_OPEN: of open(2) */
-    struct caller caller; /* of QUESTION_CHECK */
+    struct caller caller; /* of QUESTION_CHECK; its thread, of QUESTION_COMMAND */
+};
+
+/* Comes with a descriptor if a file was opened. */
+struct answer {
+    int32_t result; /* 0 or a negative errno */
+    char command[COMMAND_SIZE]; /* of QUESTION_COMMAND */
 };
 
 /* One path, which follows with its NUL, padded to 8 bytes. */
@@ -257,7 +262,7 @@ read_record(const struct server *server, size_t size, size_t *at, struct record 
 static errint_t
 check_records(const struct server *server, size_t size, const struct credentials *credentials)
 {
-    struct open_rules rules = {.user = credentials->uid};
+    struct open_rules rules = {.user = credentials->uid, .top = server->opener->source};
     struct walk walk = {.rules = &rules, .directory = -1};
     size_t at = sizeof(server->message.question);
     struct record record;
@@ -308,43 +313,47 @@ answer_open_question(struct server *server, size_t size)
     return open_for_daemon(server, path, server->message.question.flags);
 }
 
-/* Returns the result; *fd: what was opened, or -1. */
-static int
-answer_question(struct server *server, size_t size, int *fd)
+/* Fills in the answer; *fd: what was opened, or -1. */
+static void
+answer_question(struct server *server, size_t size, struct answer *answer, int *fd)
 {
-    int result;
-
     *fd = -1;
+    if (server->message.question.kind == QUESTION_COMMAND) {
+        credentials_command(server->message.question.caller.pid, answer->command);
+        return;
+    }
     if (server->message.question.kind == QUESTION_OPEN) {
         open_renew(server->opener->source, server->opener->path);
         *fd = answer_open_question(server, size);
-        return *fd < 0 ? *fd : 0;
+        answer->result = *fd < 0 ? *fd : 0;
+        return;
     }
-    result = answer_check_question(server, size);
-    if (result == 0)
-        return 0;
+    answer->result = answer_check_question(server, size);
+    if (answer->result == 0)
+        return;
     credentials_assume(&server->opener->process, &server->opener->process);
-    return open_renew(server->opener->source, server->opener->path)
-               ? answer_check_question(server, size)
-               : result;
+    if (open_renew(server->opener->source, server->opener->path))
+        answer->result = answer_check_question(server, size);
 }
 
 static void *
 serve_channel(void *arg)
 {
     struct server *server = arg;
-    int result, fd;
     ssize_t got;
+    int fd;
 
     for (;;) {
+        struct answer answer = {0};
+
         got = receive_with_fd(server->channel, &server->message, sizeof(server->message), &fd);
         if (got < (ssize_t)sizeof(server->message.question))
             break;
         /* Drops the credentials of the last question, which may not permit access to the source or
          * /proc. */
         credentials_assume(&server->opener->process, &server->opener->process);
-        result = answer_question(server, (size_t)got, &fd);
-        send_with_fd(server->channel, &result, sizeof(result), fd);
+        answer_question(server, (size_t)got, &answer, &fd);
+        send_with_fd(server->channel, &answer, sizeof(answer), fd);
         if (fd >= 0)
             close(fd);
     }
@@ -381,7 +390,7 @@ run_opener(int socket, void *arg)
 {
     const struct opener *opener = arg;
     int channel;
-    char byte;
+    char byte = 0;
 
     opener->drop(opener->arg);
     /* Each message is a channel. */
@@ -500,18 +509,18 @@ channel_drop(struct channel *channel)
 
 /* Sends the message and returns the answer; *fd: the descriptor that came with it, or -1. -EACCES:
  * there was no answer. */
-static int
+static struct answer
 channel_ask(struct channel *channel, int *fd)
 {
-    int result = -EACCES;
+    struct answer answer = {0};
 
     *fd = -1;
     if (send_with_fd(channel->socket, &channel->message, channel->size, -1) < 0 ||
-        receive_with_fd(channel->socket, &result, sizeof(result), fd) != sizeof(result)) {
+        receive_with_fd(channel->socket, &answer, sizeof(answer), fd) != sizeof(answer)) {
         channel_drop(channel);
-        return -EACCES;
+        return (struct answer){.result = -EACCES};
     }
-    return result;
+    return answer;
 }
 
 errint_t
@@ -552,7 +561,7 @@ opener_open(int directory, const char *path, int flags)
     channel_begin_question(channel, QUESTION_OPEN);
     channel->message.question.flags = flags;
     channel_add_record(channel, &query);
-    result = channel_ask(channel, &fd);
+    result = channel_ask(channel, &fd).result;
     if (fd >= 0) {
         atomic_fetch_add_explicit(&opened_count, 1, memory_order_relaxed);
         return fd;
@@ -582,11 +591,34 @@ opener_check(const struct caller *caller, const struct permission_query *queries
         while (done < count && strlen(queries[done].path) < PATH_MAX &&
                channel_add_record(channel, &queries[done]))
             done++;
-        error = channel_ask(channel, &fd);
+        error = channel_ask(channel, &fd).result;
         if (fd >= 0)
             close(fd);
     }
     return error;
+}
+
+void
+opener_command(pid_t thread, char name[COMMAND_SIZE])
+{
+    struct channel *channel;
+    struct answer answer;
+    int fd;
+
+    if (opener_socket < 0) {
+        credentials_command(thread, name);
+        return;
+    }
+    name[0] = '\0';
+    channel = channel_of_thread();
+    if (!channel)
+        return;
+    channel_begin_question(channel, QUESTION_COMMAND);
+    channel->message.question.caller.pid = thread;
+    answer = channel_ask(channel, &fd);
+    if (fd >= 0)
+        close(fd);
+    snprintf(name, COMMAND_SIZE, "%.*s", COMMAND_SIZE - 1, answer.command);
 }
 
 uint64_t

@@ -7,6 +7,8 @@
  * - With allow_other it asks the kernel whether a caller may access a path, with the caller's
  *   credentials. For that it keeps CAP_SETUID and CAP_SETGID.
  *
+ * - It reads the names of programs from /proc, for .fstfs/loads.
+ *
  * It accepts only paths relative to the source, without "..", and returns an errno or a descriptor
  * of a regular file or directory that is open for reading. So a compromised daemon cannot make it
  * open what the source does not lead to.
@@ -18,6 +20,7 @@
 #define FSTFS_FUSE_OPENER_H
 
 #include "base/error.h"
+#include "fuse/credentials.h"
 #include "fuse/helpers.h"
 #include "view/permission.h"
 
@@ -36,6 +39,8 @@ int opener_open(int directory, const char *path, int flags);
 /* A permission_check. Also -EACCES if the opener has died. Any thread. */
 errint_t opener_check(const struct caller *caller, const struct permission_query *queries,
                       size_t count);
+/* The name of the program that a thread runs; "" if it is not known. Any thread. */
+void opener_command(pid_t thread, char name[COMMAND_SIZE]);
 /* The number of files and directories that it has opened for the daemon. */
 uint64_t opener_opened(void);
 

@@ -45,11 +45,16 @@ entry_cache_seconds(struct view *view, node_id parent)
     return view_checks_names(view, parent) ? 0 : cache_seconds;
 }
 
+/* The reply to a lookup. The kernel identifies a file handle (name_to_handle_at(2)) by node ID and
+ * generation. */
 static struct fuse_entry_param
-make_entry(node_id id, const struct stat *st, double timeout)
+make_entry(struct view *view, node_id id, const struct stat *st, double timeout)
 {
-    return (struct fuse_entry_param){
-        .ino = id, .attr = *st, .attr_timeout = cache_seconds, .entry_timeout = timeout};
+    return (struct fuse_entry_param){.ino = id,
+                                     .generation = view_generation(view, id),
+                                     .attr = *st,
+                                     .attr_timeout = cache_seconds,
+                                     .entry_timeout = timeout};
 }
 
 /* Replaces ENOTCONN from the source's file system by EIO: from this mount, ENOTCONN means that its
@@ -109,7 +114,7 @@ run_lookup(struct request *request)
             reply_error(req, error); /* ENOENT too: a missing name must not be cached */
         return;
     }
-    entry = make_entry(id, &st, timeout);
+    entry = make_entry(view, id, &st, timeout);
     if (!req || fuse_reply_entry(req, &entry) == -ENOENT)
         view_forget(view, id, 1); /* interrupted: the kernel does not count this lookup */
 }
@@ -245,14 +250,14 @@ static size_t
 add_direntry_plus(struct view *view, struct view_directory *directory, uint64_t position,
                   const char *name, const struct stat *st, char *at, size_t room)
 {
-    struct fuse_entry_param entry = make_entry(0, st, cache_seconds);
+    struct fuse_entry_param entry = {.attr = *st};
     struct stat full;
     node_id id;
     size_t size;
 
     /* ".", ".." and removed names have no node ID; the kernel looks them up when it needs them. */
     if (position >= 2 && view_readdir_lookup(view, directory, position, &id, &full) == 0)
-        entry = make_entry(id, &full, cache_seconds);
+        entry = make_entry(view, id, &full, cache_seconds);
     size = fuse_add_direntry_plus(NULL, at, room, name, &entry, (off_t)position + 1);
     if (size <= room)
         return size;
@@ -381,12 +386,18 @@ run_open(struct request *request)
     }
     error =
         view_open(operations->view, &request->caller, request->id, &handle->list, &handle->is_page);
+    if (!error && handle->is_page)
+        error = handle_count_page(&operations->handles, handle,
+                                  request->caller.uid != 0 && request->caller.uid != geteuid());
     fi->keep_cache = !error && !handle->is_page && version_list_is_kept(handle->list);
     fi->direct_io = handle->is_page;
     fi->noflush = 1;
     if (!error)
         error = passthrough_open(operations->passthrough, request->id, handle->list, fi,
                                  &handle->passthrough);
+    if (!error && !handle->is_page)
+        handle->load = loads_open(operations->loads, handle->list,
+                                  view_kind_of(operations->view, request->id), request->caller.pid);
     if (!error && !handle->is_page && operations->readahead.is_by_file)
         reply_open_with_readahead(request, handle);
     else
@@ -410,21 +421,46 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
     request_serve(request, run_open, false);
 }
 
-static void
-reply_to_read(void *arg, errint_t result, const struct iovec *vectors, int count)
-{
-    fuse_req_t req = arg;
+/* A read in flight. */
+struct pending_read {
+    fuse_req_t req;
+    struct loads *loads;
+    struct load_read load;
+    size_t size;
+};
 
-    if (result)
-        reply_error(req, result);
+static void
+reply_to_read(void *arg, const struct io_answer *answer)
+{
+    struct pending_read *read = arg;
+
+    if (answer->result)
+        reply_error(read->req, answer->result);
     else
-        fuse_reply_iov(req, vectors, count);
+        fuse_reply_iov(read->req, answer->vectors, answer->count);
+    loads_end_read(read->loads, &read->load, answer, read->size);
+    free(read);
+}
+
+static void
+start_read(fuse_req_t req, struct handle *handle, uint64_t offset, size_t size)
+{
+    struct operations *operations = operations_of(req);
+    struct pending_read *read = malloc(sizeof(*read));
+
+    if (!read) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    *read = (struct pending_read){.req = req, .loads = operations->loads, .size = size};
+    read->load = loads_begin_read(operations->loads, &handle->load, fuse_req_ctx(req)->pid);
+    io_read(operations->io, handle->list, offset, size, reply_to_read, read);
 }
 
 static void
 op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-    const struct handle *handle = handle_of(fi);
+    struct handle *handle = handle_of(fi);
     struct extent_list *list = handle->list;
     uint64_t at = (uint64_t)offset;
 
@@ -435,7 +471,7 @@ op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_fi
     if (size > list->size - at)
         size = (size_t)(list->size - at);
     if (!handle->is_page) {
-        io_read(operations_of(req)->io, list, at, size, reply_to_read, req);
+        start_read(req, handle, at, size);
         return;
     }
     /* Pages bypass the engine, so that reading its counters does not change them. The extra

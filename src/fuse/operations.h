@@ -22,6 +22,7 @@
 struct operations {
     struct view *view;
     struct io *io;
+    struct loads *loads;
     struct catalog *catalog;
     struct passthrough *passthrough;
     struct readahead readahead;

@@ -13,9 +13,10 @@
 static const char usage[] =
     "usage: fstfs [options] SOURCE MOUNTPOINT\n"
     "\n"
-    "Mounts the directory SOURCE of safetensors checkpoints on MOUNTPOINT as a tree in\n"
-    "which every tensor is a file (tensors/, npy/) and every checkpoint is one merged\n"
-    "file (merged/) and a set of shards (shards/). Nothing is converted or written.\n"
+    "Mounts the directory SOURCE of checkpoints (safetensors, PyTorch, GGUF) on MOUNTPOINT\n"
+    "as a tree in which every tensor is a file (tensors/, npy/) and every checkpoint is\n"
+    "one merged file (merged/) and a set of shards (shards/). Nothing is converted or\n"
+    "written.\n"
     "\n"
     "    --view=NAME        show one view as the root: tensors, merged, shards or npy\n"
     "    --shards=N         in shards/, cut sharded checkpoints into N shards\n"
@@ -32,6 +33,7 @@ static const char usage[] =
     "    --passthrough=on   the kernel reads unchanged files without fstfs (root only);\n"
     "                       a reader does not notice that its file is rewritten in place\n"
     "    --sandbox=auto|off drop privileges that serving does not need, or keep them\n"
+    "    --pid=PID          unmount when the process PID ends\n"
     "    -f                 stay in the foreground, log to standard error\n"
     "    -d                 debug: -f, and log every request\n"
     "    -o OPT[,OPT...]    mount options: allow_other, auto_unmount, noexec, ...;\n"
@@ -74,6 +76,7 @@ static const struct valued_option valued_options[] = {
     {"readahead", VALUE_SIZE, MEMBER(readahead), 4096, 1 << 30, "keep", NULL,
      "keep or a size from 4K to 1G"},
     {"passthrough", VALUE_SWITCH, MEMBER(passthrough), 0, 0, "off", "on", "on or off"},
+    {"pid", VALUE_NUMBER, MEMBER(pid), 1, INT32_MAX, NULL, NULL, "the number of a process"},
     {"sandbox", VALUE_SWITCH, MEMBER(no_sandbox), 0, 0, "auto", "off", "auto or off"},
 };
 

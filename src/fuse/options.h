@@ -27,6 +27,7 @@ struct options {
     uint64_t memory; /* bytes; 0: likewise */
     bool passthrough; /* --passthrough=on */
     bool no_sandbox; /* --sandbox=off */
+    uint32_t pid; /* the process whose end unmounts; 0: none */
     /* The kernel's readahead, in bytes; 0: the kernel's default; or READAHEAD_BY_FILE. */
     uint64_t readahead;
 };

@@ -187,25 +187,25 @@ add_gauge(struct buffer *out, const char *name, const char *help, uint64_t value
 }
 
 static void
-add_fallbacks(struct buffer *out, const enum io_fallback fallbacks[IO_WAYS])
+add_fallbacks(struct buffer *out, const enum io_fallback fallbacks[IO_MECHANISMS])
 {
     static const struct {
-        const char *way;
+        const char *name;
         bool has_option;
-    } ways[IO_WAYS] = {
-        [IO_WAY_URING] = {"io_uring", true},
-        [IO_WAY_DIRECT] = {"direct", true},
-        [IO_WAY_DONTCACHE] = {"dontcache", false},
-        [IO_WAY_CACHESTAT] = {"cachestat", false},
+    } mechanisms[IO_MECHANISMS] = {
+        [IO_MECHANISM_URING] = {"io_uring", true},
+        [IO_MECHANISM_DIRECT] = {"direct", true},
+        [IO_MECHANISM_DONTCACHE] = {"dontcache", false},
+        [IO_MECHANISM_CACHESTAT] = {"cachestat", false},
     };
 
-    add_metric_help(out, "fallback", "gauge", "1 if a way to read the source is not used.");
-    for (unsigned i = 0; i < IO_WAYS; i++) {
-        buffer_addf(out, "fstfs_fallback{way=\"%s\",reason=\"refused\"} %d\n", ways[i].way,
-                    fallbacks[i] == IO_FALLBACK_REFUSED);
-        if (ways[i].has_option)
-            buffer_addf(out, "fstfs_fallback{way=\"%s\",reason=\"not_wanted\"} %d\n", ways[i].way,
-                        fallbacks[i] == IO_FALLBACK_NOT_WANTED);
+    add_metric_help(out, "fallback", "gauge", "1 if a mechanism to read the source is not used.");
+    for (unsigned i = 0; i < IO_MECHANISMS; i++) {
+        buffer_addf(out, "fstfs_fallback{mechanism=\"%s\",reason=\"refused\"} %d\n",
+                    mechanisms[i].name, fallbacks[i] == IO_FALLBACK_REFUSED);
+        if (mechanisms[i].has_option)
+            buffer_addf(out, "fstfs_fallback{mechanism=\"%s\",reason=\"not_wanted\"} %d\n",
+                        mechanisms[i].name, fallbacks[i] == IO_FALLBACK_NOT_WANTED);
     }
 }
 
@@ -219,10 +219,11 @@ add_io_metrics(struct io *io, struct buffer *out)
         add_metric(out, io_numbers[i].name, io_numbers[i].type, io_numbers[i].help,
                    io_number_value(&counters, &io_numbers[i]));
     add_metric_help(out, "read_duration_seconds", "histogram", "From a kernel read to its reply.");
-    histogram_write_metric(&counters.duration, "fstfs_read_duration_seconds", out);
+    histogram_write_metric(&counters.duration, "fstfs_read_duration_seconds", "", out);
     add_metric_help(out, "storage_read_duration_seconds", "histogram",
                     "Reads of the source, except from its page cache.");
-    histogram_write_metric(&counters.storage_duration, "fstfs_storage_read_duration_seconds", out);
+    histogram_write_metric(&counters.storage_duration, "fstfs_storage_read_duration_seconds", "",
+                           out);
     add_fallbacks(out, counters.fallbacks);
 }
 
@@ -241,6 +242,7 @@ write_metrics(void *arg, struct buffer *out)
     add_gauge(out, "start_time_seconds", "When it was mounted, in seconds since 1970.",
               (uint64_t)pages->started);
     add_io_metrics(pages->io, out);
+    loads_write_metrics(pages->loads, out);
     add_counter(out, "listings_total", "Directories of the source listed.", catalog.listings);
     add_counter(out, "headers_total", "Safetensors headers read.", catalog.headers);
     add_counter(out, "header_bytes_total", "Bytes of headers read.", catalog.header_bytes);
@@ -258,6 +260,14 @@ write_metrics(void *arg, struct buffer *out)
     add_gauge(out, "nodes", "Nodes that the kernel holds a lookup count on.", nodes);
     add_gauge(out, "problems", "Lines in .fstfs/problems.",
               problems_count(catalog_problems(pages->catalog)));
+}
+
+static void
+write_loads(void *arg, struct buffer *out)
+{
+    const struct pages *pages = arg;
+
+    loads_write(pages->loads, out);
 }
 
 static void
@@ -282,8 +292,9 @@ open_problems(void *arg, struct buffer *out)
 void
 pages_list(struct pages *pages, struct view_page list[PAGES])
 {
-    list[0] = (struct view_page){"metrics", 0444, write_metrics, write_metrics, pages};
-    /* Private: it names files that other users may not see. */
-    list[1] = (struct view_page){"problems", 0400, write_problems, open_problems, pages};
-    list[2] = (struct view_page){"status", 0444, write_status, write_status, pages};
+    /* Private: loads and problems name files that other users may not see. */
+    list[0] = (struct view_page){"loads", 0400, write_loads, write_loads, pages};
+    list[1] = (struct view_page){"metrics", 0444, write_metrics, write_metrics, pages};
+    list[2] = (struct view_page){"problems", 0400, write_problems, open_problems, pages};
+    list[3] = (struct view_page){"status", 0444, write_status, write_status, pages};
 }

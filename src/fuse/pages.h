@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pages of .fstfs: metrics, problems, status. */
+/* The pages of .fstfs: loads, metrics, problems, status. */
 #ifndef FSTFS_FUSE_PAGES_H
 #define FSTFS_FUSE_PAGES_H
 
 #include "catalog/catalog.h"
+#include "fuse/loads.h"
 #include "fuse/options.h"
 #include "io/io.h"
 #include "view/survey.h"
@@ -14,7 +15,7 @@
 struct sandbox;
 struct session;
 
-enum { PAGES = 3 };
+enum { PAGES = 4 };
 
 /* What the pages describe. Constant, except that main() sets `view` and `survey` before serving. */
 struct pages {
@@ -22,6 +23,7 @@ struct pages {
     const char *mountpoint;
     struct catalog *catalog;
     struct io *io;
+    struct loads *loads;
     struct view *view;
     struct survey *survey;
     struct session *session;

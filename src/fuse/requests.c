@@ -31,12 +31,11 @@ struct lane {
     enum level level;
     uint64_t key;
     unsigned running, queued; /* requests here and below */
-    /* A circular list of the lanes below that have queued requests; points to the next one to
-     * serve. */
-    struct lane *waiting;
-    struct lane *next, *previous; /* links of the parent's `waiting` list; NULL: not listed */
+    struct list
+        waiting; /* the lanes below that have queued requests, the next one to serve first */
+    struct list node; /* in `waiting` of the lane above */
     /* LEVEL_NAME */
-    struct request *first, *last; /* queued */
+    struct list queue; /* of requests */
     uint64_t since; /* monotonic_ms() of the last answer */
 };
 
@@ -48,8 +47,8 @@ struct requests {
     pthread_cond_t changed; /* an interrupt, or `stop`; wakes `answerer` */
     struct lane all;
     struct lane *buckets[LANE_BUCKETS];
-    struct lane *spare; /* free lanes, linked by `next` */
-    struct request *interrupted; /* not yet answered */
+    struct lane *spare; /* free lanes, linked by `next_in_bucket` */
+    struct list interrupted; /* requests not yet answered */
     uint64_t answered_interrupted; /* since the start */
     pthread_t answerer;
     bool has_answerer, stop, closed;
@@ -74,12 +73,14 @@ lane_get(struct requests *requests, struct lane *above, enum level level, uint64
             return lane;
     lane = requests->spare;
     if (lane)
-        requests->spare = lane->next;
+        requests->spare = lane->next_in_bucket;
     else
         lane = malloc(sizeof(*lane));
     if (!lane)
         return NULL;
     *lane = (struct lane){.next_in_bucket = *bucket, .above = above, .level = level, .key = key};
+    list_init(&lane->waiting);
+    list_init(&lane->queue);
     lane->since = monotonic_ms();
     *bucket = lane;
     return lane;
@@ -95,7 +96,7 @@ lane_put(struct requests *requests, struct lane *lane)
         while (*link != lane)
             link = &(*link)->next_in_bucket;
         *link = lane->next_in_bucket;
-        lane->next = requests->spare;
+        lane->next_in_bucket = requests->spare;
         requests->spare = lane;
         lane = above;
     }
@@ -136,42 +137,13 @@ request_lane_has_room(const struct lane *lane)
 }
 
 static void
-lane_link_waiting(struct lane *lane)
-{
-    struct lane *first = lane->above->waiting;
-
-    if (first) {
-        lane->next = first;
-        lane->previous = first->previous;
-        lane->previous->next = lane;
-        first->previous = lane;
-    } else {
-        lane->next = lane->previous = lane->above->waiting = lane;
-    }
-}
-
-static void
-lane_unlink_waiting(struct lane *lane)
-{
-    if (lane->next == lane) {
-        lane->above->waiting = NULL;
-    } else {
-        lane->previous->next = lane->next;
-        lane->next->previous = lane->previous;
-        if (lane->above->waiting == lane)
-            lane->above->waiting = lane->next;
-    }
-    lane->next = lane->previous = NULL;
-}
-
-static void
 lane_count_queued(struct lane *lane, bool add)
 {
     for (; lane; lane = lane->above) {
         if (add && lane->queued++ == 0 && lane->above)
-            lane_link_waiting(lane);
+            list_add(&lane->above->waiting, &lane->node);
         if (!add && --lane->queued == 0 && lane->above)
-            lane_unlink_waiting(lane);
+            list_remove(&lane->node);
     }
 }
 
@@ -179,12 +151,7 @@ static void
 lane_push(struct lane *lane, struct request *request)
 {
     request->state = REQUEST_QUEUED;
-    request->next = NULL;
-    if (lane->last)
-        lane->last->next = request;
-    else
-        lane->first = request;
-    lane->last = request;
+    list_add(&lane->queue, &request->node);
     lane_count_queued(lane, true);
 }
 
@@ -192,16 +159,7 @@ lane_push(struct lane *lane, struct request *request)
 static void
 lane_dequeue(struct lane *lane, struct request *request)
 {
-    struct request *before = NULL;
-
-    while ((before ? before->next : lane->first) != request)
-        before = before ? before->next : lane->first;
-    if (before)
-        before->next = request->next;
-    else
-        lane->first = request->next;
-    if (lane->last == request)
-        lane->last = before;
+    list_remove(&request->node);
     lane_count_queued(lane, false);
 }
 
@@ -210,18 +168,20 @@ lane_dequeue(struct lane *lane, struct request *request)
 static struct lane *
 lane_find_ready(struct lane *lane)
 {
-    struct lane *below = lane->waiting, *found = NULL;
+    struct lane *found = NULL;
 
     if (!lane->queued || !request_lane_has_room(lane))
         return NULL;
     if (lane->level == LEVEL_NAME)
         return lane;
-    do {
-        found = lane_find_ready(below);
-        below = below->next;
-    } while (!found && below != lane->waiting);
-    if (found)
-        lane->waiting = below;
+    list_for_each(node, &lane->waiting)
+    {
+        found = lane_find_ready(container_of(node, struct lane, node));
+        if (!found)
+            continue;
+        list_rotate(&lane->waiting, node);
+        break;
+    }
     return found;
 }
 
@@ -295,23 +255,8 @@ request_userdata(const struct request *request)
 static void
 interrupted_add(struct requests *requests, struct request *request)
 {
-    request->next_interrupted = requests->interrupted;
-    if (request->next_interrupted)
-        request->next_interrupted->previous_interrupted = request;
-    requests->interrupted = request;
+    list_add(&requests->interrupted, &request->interrupted_node);
     pthread_cond_signal(&requests->changed);
-}
-
-static void
-interrupted_remove(struct requests *requests, struct request *request)
-{
-    if (request->next_interrupted)
-        request->next_interrupted->previous_interrupted = request->previous_interrupted;
-    if (request->previous_interrupted)
-        request->previous_interrupted->next_interrupted = request->next_interrupted;
-    else if (requests->interrupted == request)
-        requests->interrupted = request->next_interrupted;
-    request->next_interrupted = request->previous_interrupted = NULL;
 }
 
 /* Called by libfuse, which holds the request's lock, so it cannot be answered here. */
@@ -336,8 +281,8 @@ static void
 mark_claimed(struct request *request)
 {
     request->claimed = true;
-    if (request->interrupted)
-        interrupted_remove(request->requests, request);
+    if (list_is_linked(&request->interrupted_node))
+        list_remove(&request->interrupted_node);
 }
 
 /* Returns the claimed kernel request. Removing the function waits for a running on_interrupt(), so
@@ -396,7 +341,7 @@ answer_waiting(struct requests *requests, struct request *request, int error)
 static struct request *
 lane_start_request(struct lane *lane)
 {
-    struct request *request = lane->first;
+    struct request *request = container_of(list_first(&lane->queue), struct request, node);
 
     lane_dequeue(lane, request);
     request->state = REQUEST_RUNNING;
@@ -514,8 +459,10 @@ find_due_interrupt(struct requests *requests, uint64_t *until)
     uint64_t now = monotonic_ms(), due;
 
     *until = UINT64_MAX;
-    for (struct request *request = requests->interrupted; request;
-         request = request->next_interrupted) {
+    list_for_each(node, &requests->interrupted)
+    {
+        struct request *request = container_of(node, struct request, interrupted_node);
+
         due = request->lane->since + REQUESTS_GRACE_MS;
         if (due <= now)
             return request;
@@ -567,6 +514,8 @@ requests_new(void *userdata, void (*release)(void *userdata, void *handle), stru
     requests->userdata = userdata;
     requests->release = release;
     requests->all.level = LEVEL_ALL;
+    list_init(&requests->all.waiting);
+    list_init(&requests->interrupted);
     pthread_mutex_init(&requests->lock, NULL);
     condition_init(&requests->changed);
     *out = requests;
@@ -592,9 +541,11 @@ requests_close(struct requests *requests)
     pthread_mutex_lock(&requests->lock);
     requests->closed = true;
     while (requests->all.queued) {
-        for (lane = &requests->all; lane->level != LEVEL_NAME; lane = lane->waiting)
-            continue;
-        answer_waiting(requests, lane->first, ENOTCONN);
+        lane = &requests->all;
+        while (lane->level != LEVEL_NAME)
+            lane = container_of(list_first(&lane->waiting), struct lane, node);
+        answer_waiting(requests, container_of(list_first(&lane->queue), struct request, node),
+                       ENOTCONN);
     }
     pthread_mutex_unlock(&requests->lock);
 }
@@ -614,7 +565,7 @@ requests_free(struct requests *requests)
         pthread_join(requests->answerer, NULL);
     }
     while ((lane = requests->spare)) {
-        requests->spare = lane->next;
+        requests->spare = lane->next_in_bucket;
         free(lane);
     }
     pthread_cond_destroy(&requests->changed);

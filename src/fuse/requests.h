@@ -23,6 +23,7 @@
 #define FSTFS_FUSE_REQUESTS_H
 
 #include "base/buffer.h"
+#include "base/list.h"
 #include "view/view.h"
 
 #include <fuse_lowlevel.h>
@@ -56,8 +57,8 @@ struct request {
     /* Private to requests.c; guarded by requests->lock. */
     fuse_req_t req;
     struct lane *lane; /* of its name, while it is queued or running */
-    struct request *next; /* in its lane's queue */
-    struct request *next_interrupted, *previous_interrupted;
+    struct list node; /* in its lane's queue */
+    struct list interrupted_node; /* in requests->interrupted */
     enum request_state state;
     unsigned references;
     bool may_wait; /* on storage, so interrupts are handled; constant once it is served */

@@ -37,7 +37,7 @@ set_all_parts_off(struct sandbox *sandbox, const char *why)
 void
 sandbox_init(struct sandbox *sandbox, bool wanted, bool passthrough)
 {
-    *sandbox = (struct sandbox){.wanted = wanted, .passthrough = passthrough};
+    *sandbox = (struct sandbox){.wanted = wanted, .passthrough = passthrough, .tasks = -1};
     set_all_parts_off(sandbox, "not wanted");
 }
 
@@ -75,6 +75,23 @@ keep_capability(struct capabilities *to, const struct capabilities *from, unsign
     return true;
 }
 
+static void
+keep_capabilities(const struct sandbox *sandbox, struct capabilities *kept,
+                  const struct capabilities *now)
+{
+    /* Root must be able to read every file; the opener checks what callers may read. Docker grants
+     * only the second one. */
+    if (!keep_capability(kept, now, CAP_DAC_READ_SEARCH))
+        keep_capability(kept, now, CAP_DAC_OVERRIDE);
+    keep_capability(kept, now, CAP_LEASE); /* leases on files of other owners: base/lease.h */
+    if (sandbox->passthrough)
+        keep_capability(kept, now, CAP_SYS_ADMIN);
+    if (sandbox->credentials && is_permitted(now, CAP_SETUID) && is_permitted(now, CAP_SETGID)) {
+        keep_capability(kept, now, CAP_SETUID);
+        keep_capability(kept, now, CAP_SETGID);
+    }
+}
+
 static errint_t
 drop_capabilities(const struct sandbox *sandbox)
 {
@@ -83,17 +100,8 @@ drop_capabilities(const struct sandbox *sandbox)
 
     if (syscall(SYS_capget, &now.header, now.data) < 0)
         return -errno;
-    /* Root must be able to read every file; the opener checks what callers may read. Docker grants
-     * only the second one. */
-    if (!keep_capability(&kept, &now, CAP_DAC_READ_SEARCH))
-        keep_capability(&kept, &now, CAP_DAC_OVERRIDE);
-    keep_capability(&kept, &now, CAP_LEASE); /* leases on files of other owners: base/lease.h */
-    if (sandbox->passthrough)
-        keep_capability(&kept, &now, CAP_SYS_ADMIN);
-    if (sandbox->credentials && is_permitted(&now, CAP_SETUID) && is_permitted(&now, CAP_SETGID)) {
-        keep_capability(&kept, &now, CAP_SETUID);
-        keep_capability(&kept, &now, CAP_SETGID);
-    }
+    if (!sandbox->no_files)
+        keep_capabilities(sandbox, &kept, &now);
     kept.header = now.header;
     return syscall(SYS_capset, &kept.header, kept.data) < 0 ? -errno : 0;
 }
@@ -181,22 +189,26 @@ allow_path(int rules, const char *path, uint64_t rights)
 }
 
 static errint_t
-enter_landlock(int directory)
+enter_landlock(const struct sandbox *sandbox, int directory)
 {
     const uint64_t reading = READ_FILE | READ_DIRECTORY;
     int version = landlock_version(), rules;
     struct landlock_ruleset all;
-    errint_t error;
+    errint_t error = 0;
 
     if (version < 0)
         return -errno;
     rules = create_ruleset(version, &all);
     if (rules < 0)
         return rules;
-    if (directory < 0) {
-        error = allow_path(rules, "/", SANITIZED ? all.files : reading);
-    } else {
+    if (SANITIZED) {
+        error = allow_path(rules, "/", all.files);
+    } else if (directory < 0 && !sandbox->no_files) {
+        error = allow_path(rules, "/", reading);
+    } else if (directory >= 0) {
         error = allow_beneath(rules, directory, reading);
+        if (!error && sandbox->tasks >= 0)
+            error = allow_beneath(rules, sandbox->tasks, READ_FILE);
         /* The C library reads the number of processors there. */
         if (!error)
             error = allow_path(rules, "/sys/devices/system/cpu", reading);
@@ -212,24 +224,21 @@ enter_landlock(int directory)
 /* ---- all of it ---- */
 
 static void *
-wait_for_cancel(void *arg)
+exit_thread(void *arg)
 {
-    for (;;)
-        pause();
-    return NULL;
+    pthread_exit(arg);
 }
 
-/* glibc loads a library when a thread is first cancelled, which Landlock would prevent. libfuse
- * cancels its threads at the end. */
+/* glibc loads a library when a thread is first cancelled or calls pthread_exit(), which Landlock
+ * would prevent. libfuse cancels its threads at the end. Uses pthread_exit() because
+ * pthread_cancel() sends a signal, which fails with RLIMIT_SIGPENDING at 0. */
 static void
 load_cancellation_library(void)
 {
     pthread_t thread;
 
-    if (pthread_create(&thread, NULL, wait_for_cancel, NULL) == 0) {
-        pthread_cancel(thread);
+    if (pthread_create(&thread, NULL, exit_thread, NULL) == 0)
         pthread_join(thread, NULL);
-    }
 }
 
 void
@@ -244,7 +253,7 @@ sandbox_enter(struct sandbox *sandbox, int directory)
     load_cancellation_library();
     /* Must be first: without it Landlock and seccomp need CAP_SYS_ADMIN. */
     set_part(&sandbox->no_new_privileges, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ? -errno : 0);
-    error = enter_landlock(directory);
+    error = enter_landlock(sandbox, directory);
     set_part(&sandbox->landlock, error);
     if (error == -ENOSYS || error == -EOPNOTSUPP)
         snprintf(sandbox->landlock.why, sizeof(sandbox->landlock.why),

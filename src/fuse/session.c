@@ -29,8 +29,10 @@ struct session {
     struct operations operations; /* first: the userdata of `fuse` is a pointer to both */
     struct session_options options;
     struct fuse_session *fuse;
-    dev_t device; /* of the mount; 0: not known */
+    struct mount_identity mount; /* device 0: not known */
+    int broken; /* a pipe without a reader: replaces the connection */
     errint_t readahead_error; /* of setting it */
+    bool is_initialized; /* libfuse has called op_init() */
 };
 
 /* ---- INIT ---- */
@@ -95,7 +97,32 @@ op_init(void *userdata, struct fuse_conn_info *conn)
     conn->max_background = MOST_BACKGROUND;
     conn->congestion_threshold = MOST_BACKGROUND;
     warn_of_refused_options(session);
+    session->is_initialized = true;
+}
+
+/* Answers INIT, the kernel's first request, which is queued as soon as the file system is mounted.
+ * libfuse can refuse it before it calls op_init(), and after; in the latter case, as after a
+ * signal, it ends the session, whose loop then returns the error. */
+static errint_t
+answer_init(struct session *session)
+{
+    struct fuse_buf request = {.mem = NULL};
+    int received;
+
+    do
+        received = fuse_session_receive_buf(session->fuse, &request);
+    while (received == -EINTR);
+    if (received > 0)
+        fuse_session_process_buf(session->fuse, &request);
+    free(request.mem);
+    if (received < 0)
+        return received;
+    if (fuse_session_exited(session->fuse))
+        return 0;
+    if (!session->is_initialized)
+        return -EPROTO;
     session->options.ready(session->options.ready_arg);
+    return 0;
 }
 
 /* ---- mount and unmount ---- */
@@ -119,10 +146,10 @@ session_mount(struct session *session)
     error = mount_new(&parameters, &ops, session, &session->fuse);
     if (error)
         return error;
-    error = mount_device(session->options.mountpoint, &session->device);
+    error = mount_identify(session->options.mountpoint, &session->mount);
     if (!error) {
-        open_exclude(session->device);
-        error = readahead_init(readahead, session->device);
+        open_exclude(session->mount.device);
+        error = readahead_init(readahead, session->mount.device);
     }
     /* Must precede INIT, which copies the value. */
     if (!error && wanted_readahead(session)) {
@@ -141,6 +168,19 @@ session_free_parts(struct session *session)
     handles_destroy(&session->operations.handles);
     passthrough_free(session->operations.passthrough);
     readahead_destroy(&session->operations.readahead);
+    if (session->broken >= 0)
+        close(session->broken);
+}
+
+static int
+open_broken_pipe(void)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return -1;
+    close(ends[0]);
+    return ends[1];
 }
 
 errint_t
@@ -159,7 +199,8 @@ session_new(const struct session_options *options, struct session **out)
     operations->passthrough = passthrough_new(options->options->passthrough);
     handles_init(&operations->handles);
     operations->handles.passthrough = operations->passthrough;
-    if (operations->passthrough &&
+    session->broken = open_broken_pipe();
+    if (session->broken >= 0 && operations->passthrough &&
         requests_new(operations, operations_release_handle, &operations->requests) == 0)
         error = session_mount(session);
     else
@@ -174,7 +215,7 @@ session_new(const struct session_options *options, struct session **out)
 }
 
 errint_t
-session_run(struct session *session, struct view *view, struct io *io)
+session_run(struct session *session, struct view *view, struct io *io, struct loads *loads)
 {
     struct operations *operations = &session->operations;
     struct fuse_loop_config *config = fuse_loop_cfg_create();
@@ -185,7 +226,10 @@ session_run(struct session *session, struct view *view, struct io *io)
         return -ENOMEM;
     operations->view = operations->handles.view = view;
     operations->io = io;
+    operations->loads = operations->handles.loads = loads;
     error = requests_start(operations->requests, view);
+    if (!error)
+        error = answer_init(session);
     if (error) {
         fuse_loop_cfg_destroy(config);
         return error;
@@ -221,17 +265,16 @@ session_status(struct session *session, struct buffer *out)
     buffer_add_char(out, '}');
 }
 
-void
+errint_t
 session_unmount(struct session *session)
 {
-    fuse_session_unmount(session->fuse);
+    return mount_detach(&session->mount);
 }
 
 void
 session_abort(struct session *session)
 {
-    if (session->device)
-        mount_abort(session->options.mountpoint, session->device);
+    mount_abort(&session->mount);
 }
 
 void
@@ -241,20 +284,15 @@ session_close(struct session *session)
 }
 
 /* libfuse unmounts unless the connection polls as POLLERR, which an unmounted one does. A pipe
- * without a reader does so too: replaces the connection, which closes it. */
+ * without a reader does so too. */
 bool
 session_cut(struct session *session)
 {
     struct pollfd connection = {.fd = fuse_session_fd(session->fuse)};
-    int ends[2];
 
     if (poll(&connection, 1, 0) == 1 && (connection.revents & POLLERR))
         return false;
-    if (pipe2(ends, O_CLOEXEC) == 0) {
-        close(ends[0]);
-        dup3(ends[1], connection.fd, O_CLOEXEC);
-        close(ends[1]);
-    }
+    dup3(session->broken, connection.fd, O_CLOEXEC);
     return true;
 }
 

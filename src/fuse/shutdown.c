@@ -111,21 +111,26 @@ report_dead_helpers(const struct pollfd *sockets)
     return ends;
 }
 
-/* Waits for a signal, for shutdown_stop() or for the death of a helper that ends the daemon. */
+/* Waits for a signal, for shutdown_stop(), for the end of the process of --pid or for the death of
+ * a helper that ends the daemon. */
 static void
 await_end(void)
 {
-    struct pollfd polled[1 + SHUTDOWN_HELPERS] = {{.fd = wake_ends[0], .events = POLLIN}};
+    enum { WAKE, PROCESS, HELPERS, POLLED = HELPERS + SHUTDOWN_HELPERS };
+    struct pollfd polled[POLLED] = {
+        [WAKE] = {.fd = wake_ends[0], .events = POLLIN},
+        [PROCESS] = {.fd = watch.calls.process, .events = POLLIN},
+    };
 
     do {
         for (unsigned i = 0; i < SHUTDOWN_HELPERS; i++)
-            polled[1 + i] =
+            polled[HELPERS + i] =
                 (struct pollfd){.fd = watch.died[i] ? -1 : watch.calls.helpers[i]->socket};
-        while (poll(polled, 1 + SHUTDOWN_HELPERS, LIVES_MS) < 0)
+        while (poll(polled, POLLED, LIVES_MS) < 0)
             continue;
-        if (polled[0].revents)
+        if (polled[WAKE].revents)
             return;
-    } while (!report_dead_helpers(polled + 1));
+    } while (!polled[PROCESS].revents && !report_dead_helpers(polled + HELPERS));
     /* NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread,cert-pos44-c): it has a handler */
     pthread_kill(watch.server, SIGTERM); /* if it is ignored, force() ends the daemon */
 }

@@ -73,8 +73,8 @@ static const uint32_t unrestricted_calls[] = {
     /* time */
     SYS_nanosleep, SYS_clock_nanosleep, SYS_clock_gettime, SYS_clock_getres, SYS_gettimeofday,
     /* queries of the C library about the process and the machine */
-    SYS_getpid, SYS_getppid, SYS_gettid, SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid,
-    SYS_getrandom, SYS_getcpu, SYS_sysinfo, SYS_uname,
+    SYS_getpid, SYS_getppid, SYS_gettid, SYS_getpgid, SYS_getuid, SYS_geteuid, SYS_getgid,
+    SYS_getegid, SYS_getrandom, SYS_getcpu, SYS_sysinfo, SYS_uname,
 #ifdef __x86_64__
     SYS_stat, SYS_lstat, SYS_readlink, SYS_dup2, SYS_poll, SYS_time, SYS_getrlimit,
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fifo.h"
+#include "base/list.h"
 #include "io/block.h"
 
 #include <errno.h>
@@ -191,23 +192,22 @@ batch_hand_over(struct batch_read *read, errint_t result, const struct iovec *ve
 }
 
 static void
-batch_engine_done(void *arg, errint_t result, const struct iovec *vectors, int count)
+batch_engine_done(void *arg, const struct io_answer *answer)
 {
     struct batch_read *read = arg;
     char *to = read->buffer;
 
-    for (int i = 0; to && i < count; i++) {
-        memcpy(to, vectors[i].iov_base, vectors[i].iov_len);
-        to += vectors[i].iov_len;
+    for (int i = 0; to && i < answer->count; i++) {
+        memcpy(to, answer->vectors[i].iov_base, answer->vectors[i].iov_len);
+        to += answer->vectors[i].iov_len;
     }
-    batch_hand_over(read, result, vectors, count);
+    batch_hand_over(read, answer->result, answer->vectors, answer->count);
 }
 
 static void
 batch_storage_done(struct storage_read *storage, errint_t result)
 {
-    batch_hand_over((struct batch_read *)((char *)storage - offsetof(struct batch_read, storage)),
-                    result, NULL, 0);
+    batch_hand_over(container_of(storage, struct batch_read, storage), result, NULL, 0);
 }
 
 void
@@ -355,7 +355,7 @@ batch_submit_and_unlock(struct batch *batch)
 static void
 batch_answer_call(struct job *job)
 {
-    struct batch_call *call = (struct batch_call *)((char *)job - offsetof(struct batch_call, job));
+    struct batch_call *call = container_of(job, struct batch_call, job);
     struct batch *batch = call->batch;
 
     pthread_mutex_lock(&batch->lock);

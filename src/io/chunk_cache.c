@@ -144,6 +144,29 @@ cached_file_skip_resident(const struct cached_file *file, uint64_t offset)
 
 /* ---- idle chunks ---- */
 
+static void
+idle_list_add(struct idle_list *list, struct chunk *chunk)
+{
+    list_add(&list->chunks, &chunk->node);
+    list->bytes += chunk->read.length;
+}
+
+static void
+idle_list_remove(struct idle_list *list, struct chunk *chunk)
+{
+    list_remove(&chunk->node);
+    list->bytes -= chunk->read.length;
+}
+
+/* The chunk that has been idle longest, or NULL. */
+static struct chunk *
+idle_list_first(const struct idle_list *list)
+{
+    struct list *first = list_first(&list->chunks);
+
+    return first ? container_of(first, struct chunk, node) : NULL;
+}
+
 static struct idle_list *
 idle_list_of(struct chunk_cache *cache, const struct chunk *chunk)
 {
@@ -201,6 +224,14 @@ chunk_free(struct chunk_cache *cache, struct chunk *chunk)
     free(chunk);
 }
 
+/* Counts a chunk for the engine and for its checkpoint. */
+static void
+count_prefetched(const struct chunk *chunk, atomic_uint_fast64_t *all, enum family_counter counter)
+{
+    atomic_fetch_add(all, chunk->read.valid);
+    family_count(chunk->file->backing->family, counter, chunk->read.valid);
+}
+
 /* Frees an idle chunk. */
 static void
 chunk_evict(struct chunk_cache *cache, struct chunk *chunk)
@@ -212,7 +243,7 @@ chunk_evict(struct chunk_cache *cache, struct chunk *chunk)
     idle_list_remove(list, chunk);
     cached_file_remove(chunk->file, chunk);
     if (chunk->is_prefetched && chunk->delivered == 0) {
-        atomic_fetch_add(&cache->prefetched_wasted, chunk->read.valid);
+        count_prefetched(chunk, &cache->prefetched_wasted, FAMILY_PREFETCHED_WASTED);
         if (chunk->read.valid >= SMALL_GAP_BYTES)
             prefetch_note_waste(&chunk->file->prefetch, &chunk->plan);
     }
@@ -229,25 +260,30 @@ chunk_become_idle(struct chunk_cache *cache, struct chunk *chunk)
     if (chunk->read.was_cached && chunk->delivered > 0)
         chunk_evict(cache, chunk);
     while (cache->delivered.bytes > DELIVERED_BYTES_MAX)
-        chunk_evict(cache, cache->delivered.first);
+        chunk_evict(cache, idle_list_first(&cache->delivered));
 }
 
 bool
 chunk_cache_make_room(struct chunk_cache *cache, uint64_t cost, uint64_t budget, bool undelivered)
 {
-    while (cache->memory.used + cost > budget && cache->delivered.first)
-        chunk_evict(cache, cache->delivered.first);
-    while (undelivered && cache->memory.used + cost > budget && cache->undelivered.first)
-        chunk_evict(cache, cache->undelivered.first);
+    struct chunk *chunk;
+
+    while (cache->memory.used + cost > budget && (chunk = idle_list_first(&cache->delivered)))
+        chunk_evict(cache, chunk);
+    while (undelivered && cache->memory.used + cost > budget &&
+           (chunk = idle_list_first(&cache->undelivered)))
+        chunk_evict(cache, chunk);
     return cache->memory.used + cost <= budget;
 }
 
 static void
 idle_list_expire(struct chunk_cache *cache, struct idle_list *list, uint64_t ticks)
 {
-    while (list->first && list->first->idle_since + ticks < cache->ticks) {
-        atomic_fetch_add(&cache->expired, list->first->read.valid);
-        chunk_evict(cache, list->first);
+    struct chunk *chunk;
+
+    while ((chunk = idle_list_first(list)) && chunk->idle_since + ticks < cache->ticks) {
+        atomic_fetch_add(&cache->expired, chunk->read.valid);
+        chunk_evict(cache, chunk);
     }
 }
 
@@ -404,7 +440,7 @@ chunk_unpin(struct chunk *chunk, uint64_t delivered)
     struct chunk_cache *cache = chunk->file->cache;
 
     if (delivered > 0 && chunk->is_prefetched && chunk->delivered == 0)
-        atomic_fetch_add(&cache->prefetched_used, chunk->read.valid);
+        count_prefetched(chunk, &cache->prefetched_used, FAMILY_PREFETCHED_USED);
     chunk->delivered += delivered;
     if (--chunk->pins > 0)
         return;
@@ -426,7 +462,7 @@ chunk_end_read(struct chunk *chunk, errint_t result)
     if (result < 0)
         cached_file_remove(chunk->file, chunk);
     else if (chunk->is_prefetched)
-        atomic_fetch_add(&cache->prefetched, chunk->read.valid);
+        count_prefetched(chunk, &cache->prefetched, FAMILY_PREFETCHED);
     if (chunk->pins > 0)
         return;
     if (result < 0)
@@ -502,6 +538,8 @@ chunk_cache_init(struct chunk_cache *cache, uint64_t budget)
 {
     pthread_mutex_init(&cache->lock, NULL);
     memory_init(&cache->memory, budget);
+    list_init(&cache->delivered.chunks);
+    list_init(&cache->undelivered.chunks);
 }
 
 void

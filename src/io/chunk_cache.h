@@ -22,6 +22,7 @@
 #define FSTFS_IO_CHUNK_CACHE_H
 
 #include "base/fifo.h"
+#include "base/list.h"
 #include "io/lanes.h"
 #include "io/memory.h"
 #include "io/prefetch.h"
@@ -67,7 +68,7 @@ struct chunk {
     bool is_prefetched;
     struct prefetch_plan plan; /* is_prefetched: the plan that it was read for */
     uint64_t idle_since; /* tick */
-    struct chunk *previous, *next; /* in an idle list */
+    struct list node; /* in an idle list */
     struct chunk *next_in_batch; /* the chunk to be submitted after this one */
 };
 
@@ -101,12 +102,9 @@ struct cached_file {
 };
 
 struct idle_list {
-    struct chunk *first, *last; /* first: idle longest */
+    struct list chunks; /* the one idle longest first */
     uint64_t bytes;
 };
-
-void idle_list_add(struct idle_list *list, struct chunk *chunk);
-void idle_list_remove(struct idle_list *list, struct chunk *chunk);
 
 struct chunk_cache {
     pthread_mutex_t lock; /* guards all below except the counters */

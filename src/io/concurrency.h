@@ -10,6 +10,12 @@
  * when few reads are in flight, so this is arranged from time to time, like in BBR (Cardwell et
  * al., 2016).
  *
+ * The estimate is too low where latency varies (jitter, attributes that a server is asked for
+ * again), and for reads larger than those that it came from. So from time to time, for one round,
+ * the limit is raised by half. If the throughput grows with it, nothing was contended: the limit
+ * stays, and the latency of that round is the new estimate. All reads of the storage count, also
+ * those of other rings, since a higher limit may only take throughput from them.
+ *
  * Bookkeeping without I/O, for one thread except where noted.
  */
 #ifndef FSTFS_IO_CONCURRENCY_H
@@ -29,8 +35,13 @@ struct concurrency {
     unsigned probing; /* reads to end until the current probe is over; 0: none is */
     /* The current round, which ends after as many background reads as the limit: */
     uint64_t total; /* nanoseconds that they took */
+    uint64_t others; /* other reads in flight when they started, summed */
     unsigned ended; /* reads */
     bool was_limited; /* a read had to wait for the limit */
+    /* Trials of a higher limit: */
+    unsigned trial_from; /* the limit before the current trial; 0: none */
+    uint64_t mean_before, in_flight_before; /* of the round before it */
+    unsigned rounds, trial_after; /* limited rounds since the last trial, until the next one */
 };
 
 void concurrency_init(struct concurrency *concurrency, unsigned least, unsigned most);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/descriptors.h"
 
+#include "base/list.h"
 #include "base/log.h"
 #include "base/open.h"
 #include "base/version.h"
@@ -40,8 +41,10 @@ struct slot {
     unsigned holders; /* of fd */
     bool opening; /* a thread is opening it... */
     struct fifo jobs; /* ...and these jobs wait for that */
+    bool verifying; /* a job that verifies the version is queued or runs... */
+    struct fifo unverified; /* ...and these jobs wait for the next one */
     unsigned round; /* owner->round when the descriptor became idle */
-    struct slot *previous, *next; /* in owner->idle; NULL: not in it */
+    struct list node; /* in owner->idle */
 };
 
 /* The descriptors of one file system. `users`: backings, and descriptors that are being closed. */
@@ -68,7 +71,7 @@ struct state {
     atomic_bool direct_refused;
     atomic_bool is_local; /* see descriptors_may_wait() */
     atomic_bool is_logged; /* a message about the backing was logged; there is only one */
-    struct state *previous, *next; /* in owner->states */
+    struct list node; /* in owner->states */
 };
 
 /* Guarded by `attach_lock`. */
@@ -82,9 +85,8 @@ struct descriptors {
     unsigned round; /* calls of descriptors_tidy() */
     bool direct; /* use O_DIRECT */
     const char *direct_refused; /* static text */
-    /* Heads of circular lists. */
-    struct slot idle; /* open slots without holders, the least recently used first */
-    struct state states;
+    struct list idle; /* open slots without holders, the least recently used first */
+    struct list states;
 };
 
 /*
@@ -97,23 +99,8 @@ static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static void
 idle_slot_add(struct slot *slot)
 {
-    struct slot *list = &slot->state->owner->idle;
-
     slot->round = slot->state->owner->round;
-    slot->next = list;
-    slot->previous = list->previous;
-    list->previous->next = slot;
-    list->previous = slot;
-}
-
-static void
-idle_slot_remove(struct slot *slot)
-{
-    if (!slot->next)
-        return;
-    slot->previous->next = slot->next;
-    slot->next->previous = slot->previous;
-    slot->previous = slot->next = NULL;
+    list_add(&slot->state->owner->idle, &slot->node);
 }
 
 static unsigned
@@ -141,8 +128,8 @@ descriptors_new(unsigned most, bool direct, struct descriptors **descriptors)
     pthread_cond_init(&made->released, NULL);
     made->most = most ? most : default_descriptor_limit();
     made->direct = direct;
-    made->idle.next = made->idle.previous = &made->idle;
-    made->states.next = made->states.previous = &made->states;
+    list_init(&made->idle);
+    list_init(&made->states);
     *descriptors = made;
     return 0;
 }
@@ -188,7 +175,8 @@ slot_take_descriptor(struct slot *slot, bool may_wait)
     int fd = slot->fd;
 
     slot->fd = -1;
-    idle_slot_remove(slot);
+    if (list_is_linked(&slot->node))
+        list_remove(&slot->node);
     owner->open--;
     if (!may_wait && owner->workers && !atomic_load(&state->is_local))
         closing = malloc(sizeof(*closing));
@@ -211,8 +199,7 @@ slot_take_descriptor(struct slot *slot, bool may_wait)
 static void
 state_detach(struct state *state)
 {
-    state->previous->next = state->next;
-    state->next->previous = state->previous;
+    list_remove(&state->node);
     for (int i = 0; i < ACCESS_COUNT; i++)
         if (state->slots[i].fd >= 0)
             state->slots[i].fd = slot_take_descriptor(&state->slots[i], false);
@@ -254,10 +241,11 @@ descriptors_free(struct descriptors *descriptors)
     if (!descriptors)
         return;
     pthread_mutex_lock(&attach_lock);
-    while (descriptors->states.next != &descriptors->states) {
-        struct state *state = descriptors->states.next;
+    list_for_each(node, &descriptors->states)
+    {
+        struct state *state = container_of(node, struct state, node);
 
-        state_detach(state); /* NOLINT(clang-analyzer-unix.Malloc): removed from the list */
+        state_detach(state);
         state_free(state);
     }
     pthread_mutex_unlock(&attach_lock);
@@ -291,10 +279,7 @@ state_attach(struct descriptors *descriptors, struct backing *backing)
         state->slots[i].fd = -1;
     }
     atomic_init(&state->direct_refused, !descriptors->direct);
-    state->next = &descriptors->states;
-    state->previous = descriptors->states.previous;
-    state->previous->next = state;
-    descriptors->states.previous = state;
+    list_add(&descriptors->states, &state->node);
     backing->io_detach = backing_detach_state;
     __atomic_store_n(&backing->io_state, state, __ATOMIC_RELEASE);
     return state;
@@ -346,7 +331,8 @@ static int
 slot_hold(struct slot *slot)
 {
     if (slot->holders++ == 0) {
-        idle_slot_remove(slot);
+        if (list_is_linked(&slot->node))
+            list_remove(&slot->node);
         count_held(slot->state->owner, slot->state->lane, 1);
     }
     return slot->fd;
@@ -359,19 +345,21 @@ static int
 descriptors_make_room(struct descriptors *descriptors, const struct descriptor_lane *lane,
                       bool out_of_descriptors)
 {
-    struct slot *const head = &descriptors->idle;
     unsigned most = out_of_descriptors ? 1 : descriptors->most;
-    struct slot *evicted;
+    struct list *idle;
     int fd = -1;
 
-    while (descriptors->open >= most && head->next == head &&
+    while (descriptors->open >= most && !list_first(&descriptors->idle) &&
            (out_of_descriptors || lane->held > 0))
         pthread_cond_wait(&descriptors->released, &attach_lock);
-    evicted = head->next;
+    idle = list_first(&descriptors->idle);
     /* The caller may wait for its own file system. It must wait if the process is out of
      * descriptors. */
-    if (descriptors->open >= most && evicted != head)
+    if (descriptors->open >= most && idle) {
+        struct slot *evicted = container_of(idle, struct slot, node);
+
         fd = slot_take_descriptor(evicted, evicted->state->lane == lane || out_of_descriptors);
+    }
     descriptors->open++;
     return fd;
 }
@@ -638,11 +626,59 @@ descriptors_acquired(struct descriptors *descriptors, struct backing *backing, e
         return (struct fifo){0};
     slot = &state->slots[access];
     pthread_mutex_lock(&attach_lock);
-    jobs = slot->jobs;
-    slot->jobs = (struct fifo){0};
+    jobs = fifo_take_all(&slot->jobs);
     slot->opening = false;
     pthread_mutex_unlock(&attach_lock);
     return jobs;
+}
+
+/* Of a backing that was read, and so has a state. */
+static struct slot *
+slot_of(const struct backing *backing, enum access access)
+{
+    struct state *state = __atomic_load_n(&backing->io_state, __ATOMIC_ACQUIRE);
+
+    return &state->slots[access];
+}
+
+bool
+descriptors_may_verify(struct backing *backing, enum access access, struct job *job)
+{
+    struct slot *slot = slot_of(backing, access);
+    bool is_verifying;
+
+    pthread_mutex_lock(&attach_lock);
+    is_verifying = slot->verifying;
+    if (is_verifying)
+        fifo_add(&slot->unverified, &job->node);
+    slot->verifying = true;
+    pthread_mutex_unlock(&attach_lock);
+    return !is_verifying;
+}
+
+struct fifo
+descriptors_begin_verify(struct backing *backing, enum access access)
+{
+    struct slot *slot = slot_of(backing, access);
+    struct fifo jobs;
+
+    pthread_mutex_lock(&attach_lock);
+    jobs = fifo_take_all(&slot->unverified);
+    pthread_mutex_unlock(&attach_lock);
+    return jobs;
+}
+
+struct job *
+descriptors_end_verify(struct backing *backing, enum access access)
+{
+    struct slot *slot = slot_of(backing, access);
+    struct job *next;
+
+    pthread_mutex_lock(&attach_lock);
+    next = fifo_take(&slot->unverified);
+    slot->verifying = next != NULL;
+    pthread_mutex_unlock(&attach_lock);
+    return next;
 }
 
 static bool
@@ -663,9 +699,12 @@ descriptors_tidy(struct descriptors *descriptors)
     do {
         count = 0;
         pthread_mutex_lock(&attach_lock);
-        for (struct slot *slot = descriptors->idle.next, *next;
-             slot != &descriptors->idle && count < CLOSED_AT_ONCE; slot = next) {
-            next = slot->next;
+        list_for_each(node, &descriptors->idle)
+        {
+            struct slot *slot = container_of(node, struct slot, node);
+
+            if (count == CLOSED_AT_ONCE)
+                break;
             if (slot_is_unneeded(slot))
                 closing[count++] = slot_take_descriptor(slot, false);
         }

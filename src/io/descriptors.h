@@ -90,6 +90,19 @@ int descriptors_fresh(struct backing *backing);
 errint_t descriptors_verify(struct backing *backing, int fd);
 
 /*
+ * Shares verifications where fstat(2) may wait for a server: one verifies all reads that had ended
+ * when it began, so that the number of reads in flight does not multiply the requests.
+ * descriptors_may_verify() returns false if a job that verifies this file is queued or runs; the
+ * new job, of a read of this file, then waits for the next one. If it returns true, the caller runs
+ * the job. Before the verification the job takes those that wait with descriptors_begin_verify(),
+ * and after it, it ends them with its own result, and runs the job that descriptors_end_verify()
+ * returns, unless it is NULL.
+ */
+bool descriptors_may_verify(struct backing *backing, enum access access, struct job *job);
+struct fifo descriptors_begin_verify(struct backing *backing, enum access access);
+struct job *descriptors_end_verify(struct backing *backing, enum access access);
+
+/*
  * Closes the descriptors that are not held of backings that are stale, or that no file of the mount
  * has open and that were not read since the last call. They would keep removed files alive and file
  * systems busy. Returns the number of descriptors left. Call it periodically.

@@ -76,15 +76,16 @@ io_read(struct io *io, struct extent_list *list, uint64_t offset, size_t length,
     extent_list_ref(list);
     count = gather_blobs(list, offset, length, vectors, STACK_IOVECS);
     if (count > 0) {
-        atomic_fetch_add(&io->counters.cached_bytes, length);
-        request_answer(io, &read, 0, vectors, count);
+        request_answer(
+            io, &read,
+            &(struct io_answer){.vectors = vectors, .count = count, .cached_bytes = length});
         extent_list_unref(list);
         return;
     }
     if (attach_backings(io, list, offset, length))
         request = malloc(sizeof(*request));
     if (!request) {
-        request_answer(io, &read, -ENOMEM, NULL, 0);
+        request_answer(io, &read, &(struct io_answer){.result = -ENOMEM});
         extent_list_unref(list);
         return;
     }
@@ -125,6 +126,7 @@ io_new(const struct io_options *options, struct io **io)
     struct storage_options storage = {
         .ring = !options->no_ring,
         .direct = !options->no_direct,
+        .keeps_pages = options->keeps_pages,
         .rings = options->rings,
         .depth = options->queue_depth,
         .threads = options->threads,
@@ -225,6 +227,24 @@ io_counters(struct io *io, struct io_counters *counters)
     storage_queue(io->storage, &counters->storage_in_flight, &counters->storage_waiting);
     storage_fallbacks(io->storage, counters->fallbacks);
     histogram_read(&storage->duration, &counters->storage_duration);
+}
+
+void
+io_family_counters(struct io *io, struct family *family, struct io_family_counters *counters)
+{
+    const struct access_history *history;
+
+    *counters = (struct io_family_counters){0};
+    for (int i = 0; i < FAMILY_COUNTERS; i++)
+        counters->bytes[i] = counter_get(&family->counters[i]);
+    pthread_mutex_lock(&io->cache.lock);
+    history = family->history;
+    if (history) {
+        counters->pieces_started = history->pieces_started;
+        counters->started_in_file_order = history->started_in_file_order;
+        counters->started_by_name = history->started_by_name;
+    }
+    chunk_cache_unlock(&io->cache);
 }
 
 void

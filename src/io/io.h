@@ -13,11 +13,11 @@
 #include "base/error.h"
 #include "base/extent.h"
 #include "base/histogram.h"
+#include "io/answer.h"
 #include "io/fallbacks.h"
 
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/uio.h>
 
 struct io;
 struct storage;
@@ -29,6 +29,7 @@ struct io_options {
     bool no_ring; /* no io_uring: workers only */
     bool no_direct; /* no O_DIRECT: buffered reads only */
     bool no_prefetch; /* foreground reads only */
+    bool keeps_pages; /* buffered reads that leave the files in the page cache */
     unsigned rings; /* io_uring instances, each with a thread; 0: by the number of processors */
     unsigned queue_depth; /* limit of reads in flight per ring; 0: 64 */
     uint64_t
@@ -46,13 +47,9 @@ void io_free(struct io *io);
  * it. */
 void io_set_readahead(struct io *io, uint64_t bytes);
 
-/*
- * Called once for each io_read(), by it or by a thread of the engine, without locks of the engine.
- * `result` is 0 or a negative errno. On 0 the vectors have all requested bytes, in order, until the
- * call returns. On an error `count` is 0. -ESTALE: the file is no longer the version of its backing
- * (changed, truncated, replaced, removed). -EIO and others: errors of the storage.
+/* Called once for each io_read(), by it or by a thread of the engine, without locks of the engine.
  */
-typedef void (*io_done)(void *arg, errint_t result, const struct iovec *vectors, int count);
+typedef void (*io_done)(void *arg, const struct io_answer *answer);
 
 /*
  * Reads bytes [offset, offset + length) of the list, which must contain them; length is not 0. The
@@ -89,12 +86,21 @@ struct io_counters {
     uint64_t storage_waiting; /* queued storage reads, also for a file to be opened */
     uint64_t memory; /* bytes of buffers in use */
     uint64_t memory_budget;
-    enum io_fallback fallbacks[IO_WAYS];
+    enum io_fallback fallbacks[IO_MECHANISMS];
     struct histogram_snapshot duration; /* of io_read() calls, until the answer */
     struct histogram_snapshot storage_duration; /* of storage reads, not from the page cache */
 };
 
 void io_counters(struct io *io, struct io_counters *counters);
+
+/* What was read of the files of a family since the start. */
+struct io_family_counters {
+    uint64_t bytes[FAMILY_COUNTERS];
+    uint64_t pieces_started; /* after another piece of the same file */
+    uint64_t started_in_file_order, started_by_name; /* of these */
+};
+
+void io_family_counters(struct io *io, struct family *family, struct io_family_counters *counters);
 
 /* Appends a JSON object for the status page: which mechanisms are used, and why others are not. */
 void io_status(struct io *io, struct buffer *out);

@@ -195,10 +195,14 @@ note_piece_start(struct prefetch *prefetch, const struct layout *layout, uint32_
     if (piece == prefetch->last_piece || piece == UINT32_MAX)
         return;
     if (prefetch->last_piece != UINT32_MAX) {
-        note_order(&history->name_order, is_next_by_name(prefetch, layout, piece),
-                   &layout->pieces[piece]);
-        note_order(&history->file_order, is_next_in_file(prefetch, layout, piece),
-                   &layout->pieces[piece]);
+        bool by_name = is_next_by_name(prefetch, layout, piece);
+        bool in_file = is_next_in_file(prefetch, layout, piece);
+
+        note_order(&history->name_order, by_name, &layout->pieces[piece]);
+        note_order(&history->file_order, in_file, &layout->pieces[piece]);
+        history->pieces_started++;
+        history->started_by_name += by_name;
+        history->started_in_file_order += in_file;
     }
     prefetch->last_piece = piece;
     prefetch->last_start = offset;

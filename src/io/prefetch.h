@@ -58,6 +58,8 @@ struct access_history {
     uint64_t lead_bytes; /* requested before the start of a piece: the kernel's readahead */
     uint64_t proven_window; /* of the stream that last reached the end of a piece */
     uint64_t streams_started;
+    uint64_t pieces_started; /* after another piece of the same file */
+    uint64_t started_in_file_order, started_by_name; /* of these */
 };
 
 struct prefetch {

@@ -2,6 +2,7 @@
 #include "io/request.h"
 
 #include "base/array.h"
+#include "base/clock.h"
 #include "io/block.h"
 #include "io/prefetch_submit.h"
 
@@ -20,15 +21,12 @@
 static struct pin *
 request_pin(struct request *request, struct chunk *chunk, bool is_first)
 {
-    struct pin *pins = array_room(request->pins, request->count, sizeof(*pins));
+    const struct pin pin = {.chunk = chunk, .request = request, .is_first = is_first};
 
-    if (!pins)
+    if (!array_add(request->pins, request->count, pin))
         return NULL;
-    request->pins = pins;
     chunk_pin(chunk, request->lane);
-    request->pins[request->count] =
-        (struct pin){.chunk = chunk, .request = request, .is_first = is_first};
-    return &request->pins[request->count++];
+    return &request->pins[request->count - 1];
 }
 
 /* Pins the chunks of bytes [offset, end) of the file, and creates missing ones. Adds the memory
@@ -201,22 +199,30 @@ request_enter_lane(struct io *io, struct request *request)
 /* ---- answers: without the lock ---- */
 
 void
-request_answer(struct io *io, const struct request *request, errint_t result,
-               const struct iovec *vectors, int count)
+request_answer(struct io *io, const struct request *request, const struct io_answer *answer)
 {
     struct request_counters *counters = &io->counters;
 
     /* Before `done`, so that the counters include a read that was answered. */
     histogram_add_since(&counters->duration, request->started);
     atomic_fetch_add(&counters->answered, 1);
-    if (result == 0)
+    atomic_fetch_add(&counters->cached_bytes, answer->cached_bytes);
+    if (answer->result == 0)
         atomic_fetch_add(&counters->bytes, request->length);
     else
         atomic_fetch_add(&counters->errors, 1);
-    if (result == -ESTALE)
+    if (answer->result == -ESTALE)
         atomic_fetch_add(&counters->stale, 1);
-    request->done(request->arg, result, vectors, result == 0 ? count : 0);
+    if (answer->waited)
+        atomic_fetch_add(&counters->stalls, 1);
+    request->done(request->arg, answer);
     atomic_fetch_sub(&counters->in_flight, 1);
+}
+
+static void
+request_fail(struct io *io, const struct request *request, errint_t error)
+{
+    request_answer(io, request, &(struct io_answer){.result = error});
 }
 
 static void
@@ -261,26 +267,25 @@ request_gather(const struct request *request, struct iovec *vectors)
     return count;
 }
 
-/* Counts cached bytes and stalls, after request_gather(). Bytes copied from the page cache count as
- * cached. */
+/* Sets the cached bytes and the wait of an answer, after request_gather(). Bytes copied from the
+ * page cache count as cached. */
 static void
-request_count_sources(struct io *io, const struct request *request)
+request_count_sources(const struct request *request, struct io_answer *answer)
 {
-    uint64_t cached = request->length;
-    bool stalled = false;
+    bool waited = false;
 
+    answer->cached_bytes = request->length;
     for (unsigned i = 0; i < request->count; i++) {
         const struct pin *pin = &request->pins[i];
 
         if (pin->chunk->read.copied)
             continue;
         if (pin->is_first)
-            cached -= pin->delivered;
-        stalled |= pin->waited;
+            answer->cached_bytes -= pin->delivered;
+        waited |= pin->waited;
     }
-    atomic_fetch_add(&io->counters.cached_bytes, cached);
-    if (stalled)
-        atomic_fetch_add(&io->counters.stalls, 1);
+    if (waited)
+        answer->waited = monotonic_ns() - request->started;
 }
 
 static char *
@@ -311,24 +316,24 @@ request_answer_from_chunks(struct io *io, struct request *request)
     struct iovec on_stack[STACK_IOVECS];
     size_t most = request_iovecs_max(request);
     struct iovec *vectors = most <= STACK_IOVECS ? on_stack : malloc(most * sizeof(*vectors));
+    struct io_answer answer = {.vectors = vectors};
     char *copy = NULL;
-    int count;
 
     if (!vectors) {
-        request_answer(io, request, -ENOMEM, NULL, 0);
+        request_fail(io, request, -ENOMEM);
         return;
     }
-    count = request_gather(request, vectors);
-    if (count > ANSWER_IOVECS_MAX) {
-        copy = iovec_join(vectors, count, request->length);
+    answer.count = request_gather(request, vectors);
+    if (answer.count > ANSWER_IOVECS_MAX) {
+        copy = iovec_join(vectors, answer.count, request->length);
         vectors[0] = (struct iovec){copy, request->length};
-        count = 1;
+        answer.count = 1;
     }
-    if (count == 1 && !vectors[0].iov_base) {
-        request_answer(io, request, -ENOMEM, NULL, 0);
+    if (answer.count == 1 && !vectors[0].iov_base) {
+        request_fail(io, request, -ENOMEM);
     } else {
-        request_count_sources(io, request);
-        request_answer(io, request, 0, vectors, count);
+        request_count_sources(request, &answer);
+        request_answer(io, request, &answer);
     }
     free(copy);
     if (vectors != on_stack)
@@ -421,7 +426,7 @@ request_complete(struct io *io, struct request *request)
     if (request->result == 0)
         request_answer_from_chunks(io, request);
     else
-        request_answer(io, request, request->result, NULL, 0);
+        request_fail(io, request, request->result);
     pthread_mutex_lock(&io->cache.lock);
     for (unsigned i = 0; i < request->count; i++)
         chunk_unpin(request->pins[i].chunk, request->pins[i].delivered);
@@ -439,7 +444,7 @@ request_proceed(struct io *io, struct request *request, errint_t result, bool is
                 struct chunk *batch)
 {
     if (result < 0) {
-        request_answer(io, request, result, NULL, 0);
+        request_fail(io, request, result);
         request_free(request);
         return;
     }
@@ -533,7 +538,7 @@ chunk_take_waiters(struct chunk *chunk, errint_t result)
 void
 request_chunk_read(struct storage_read *read, errint_t result)
 {
-    struct chunk *chunk = (struct chunk *)((char *)read - offsetof(struct chunk, read));
+    struct chunk *chunk = container_of(read, struct chunk, read);
     struct io *io = chunk->file->cache->owner;
     struct backing *backing = read->backing;
     struct request *completed;

@@ -14,6 +14,7 @@
 #ifndef FSTFS_IO_REQUEST_H
 #define FSTFS_IO_REQUEST_H
 
+#include "io/answer.h"
 #include "io/engine.h"
 #include "io/request_cursor.h"
 
@@ -27,8 +28,7 @@
 void request_start(struct io *io, struct request *request);
 
 /* Updates the counters and calls request->done. Without the lock. */
-void request_answer(struct io *io, const struct request *request, errint_t result,
-                    const struct iovec *vectors, int count);
+void request_answer(struct io *io, const struct request *request, const struct io_answer *answer);
 
 /* cache->read_done: completes the requests that wait for the chunk. */
 void request_chunk_read(struct storage_read *read, errint_t result);

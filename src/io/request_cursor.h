@@ -32,6 +32,8 @@ struct pin {
     uint64_t delivered; /* bytes of the chunk in the answer */
 };
 
+struct io_answer;
+
 struct request {
     struct fifo_node node; /* in the queue of its lane */
     struct request *next; /* in a list of completed requests */
@@ -39,8 +41,7 @@ struct request {
     struct extent_list *list; /* counted */
     uint64_t offset; /* in the list */
     size_t length;
-    /* An io_done. */
-    void (*done)(void *arg, errint_t result, const struct iovec *vectors, int count);
+    void (*done)(void *arg, const struct io_answer *answer); /* an io_done */
     void *arg;
     uint64_t started; /* monotonic_ns() */
     unsigned pending; /* pinned chunks that are not ready */

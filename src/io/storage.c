@@ -9,9 +9,14 @@
  * read to a ring. After a short read, EINTR, EAGAIN or EIO, a worker repeats the read with blocking
  * calls. A read that is queued for a worker never holds a descriptor, since all workers may be
  * waiting for one.
+ *
+ * Where fstat(2) may wait for a server, workers verify the version after a read of a ring, once for
+ * all reads of the file that have ended: FUSE file systems that revalidate attributes ask the
+ * server for each.
  */
 #include "io/storage.h"
 
+#include "base/list.h"
 #include "io/block.h"
 
 #include <errno.h>
@@ -48,6 +53,7 @@ struct storage {
     unsigned depth;
     unsigned threads;
     bool direct;
+    bool keeps_pages;
     bool ring; /* io_uring was not switched off */
     struct reason no_ring; /* why there is no ring; text "": there is one */
     atomic_bool no_dontcache; /* the kernel or a file system does not support it */
@@ -56,18 +62,6 @@ struct storage {
     struct storage_counters counters;
 };
 
-static struct storage_read *
-read_of_ring(struct ring_read *ring_read)
-{
-    return (struct storage_read *)((char *)ring_read - offsetof(struct storage_read, ring_read));
-}
-
-static struct storage_read *
-read_of_job(struct job *job)
-{
-    return (struct storage_read *)((char *)job - offsetof(struct storage_read, job));
-}
-
 static void
 counter_add(atomic_uint_fast64_t *counter, uint64_t value)
 {
@@ -75,10 +69,11 @@ counter_add(atomic_uint_fast64_t *counter, uint64_t value)
 }
 
 static void
-count_bytes(struct storage *storage, size_t bytes)
+count_bytes(struct storage *storage, const struct storage_read *read, size_t bytes)
 {
     counter_add(&storage->counters.reads, 1);
     counter_add(&storage->counters.bytes, bytes);
+    family_count(read->backing->family, FAMILY_STORAGE, bytes);
 }
 
 static void
@@ -112,11 +107,12 @@ read_is_cached(struct storage *storage, const struct storage_read *read, int fd)
     return state.cached >= pages;
 }
 
-/* Queues the read for a worker, which may block. No descriptor is held. */
+/* Queues the read for a worker, which may block. No descriptor is held. A verification is urgent:
+ * reads of any kind may wait for it. */
 static void
 storage_queue_job(struct storage *storage, struct storage_read *read)
 {
-    workers_add(storage->workers, &read->job, read->urgent);
+    workers_add(storage->workers, &read->job, read->urgent || read->is_read);
 }
 
 /* Releases the descriptor, and has a worker read with blocking calls. */
@@ -136,6 +132,15 @@ storage_complete(struct storage *storage, struct storage_read *read, errint_t re
     read->complete(read, result);
 }
 
+/* Leaves nothing of a buffered read in the page cache, unless it is to be kept. */
+static void
+storage_drop_pages(const struct storage_read *read, int fd)
+{
+    if (read->access == ACCESS_BUFFERED && !read->was_cached && !read->storage->keeps_pages &&
+        !(read->flags & RWF_DONTCACHE))
+        posix_fadvise(fd, (off_t)read->offset, (off_t)read->length, POSIX_FADV_DONTNEED);
+}
+
 /* Verifies the version after a read, releases `fd` and completes. */
 static void
 storage_finish_read(struct storage *storage, struct storage_read *read, int fd, errint_t result)
@@ -144,8 +149,7 @@ storage_finish_read(struct storage *storage, struct storage_read *read, int fd, 
 
     if (result == 0) {
         result = descriptors_verify(backing, fd);
-        if (read->access == ACCESS_BUFFERED && !read->was_cached && !(read->flags & RWF_DONTCACHE))
-            posix_fadvise(fd, (off_t)read->offset, (off_t)read->length, POSIX_FADV_DONTNEED);
+        storage_drop_pages(read, fd);
     } else if (result == -ESTALE) {
         descriptors_stale(backing);
     }
@@ -163,7 +167,45 @@ read_succeeded(struct storage *storage, struct storage_read *read, int fd)
     }
     read->is_read = true;
     descriptors_release(storage->descriptors, read->backing, read->access);
-    storage_queue_job(storage, read);
+    if (descriptors_may_verify(read->backing, read->access, &read->job))
+        storage_queue_job(storage, read);
+}
+
+/* Ends the verification of a read. */
+static void
+storage_end_verified(struct storage *storage, struct storage_read *read, errint_t result)
+{
+    if (result == -EOPNOTSUPP) {
+        read->access = ACCESS_BUFFERED;
+        storage_queue_job(storage, read);
+        return;
+    }
+    storage_complete(storage, read, result);
+}
+
+/* By a worker: verifies the version for this read and for those that wait. `fd`: the held
+ * descriptor, or a negative errno. */
+static void
+storage_verify_reads(struct storage *storage, struct storage_read *read, int fd)
+{
+    struct fifo others = descriptors_begin_verify(read->backing, read->access);
+    errint_t result = fd < 0 ? (errint_t)fd : descriptors_verify(read->backing, fd);
+    struct job *job = descriptors_end_verify(read->backing, read->access);
+
+    if (job)
+        storage_queue_job(storage, container_of(job, struct storage_read, job));
+    while ((job = fifo_take(&others))) {
+        struct storage_read *other = container_of(job, struct storage_read, job);
+
+        if (fd >= 0)
+            storage_drop_pages(other, fd);
+        storage_end_verified(storage, other, result);
+    }
+    if (fd >= 0) {
+        storage_drop_pages(read, fd);
+        descriptors_release(storage->descriptors, read->backing, read->access);
+    }
+    storage_end_verified(storage, read, result);
 }
 
 /* Copies from the page cache. Returns false if some pages were evicted meanwhile. */
@@ -188,8 +230,9 @@ copy_cached(struct storage *storage, struct storage_read *read, int fd)
             return false;
         got += (size_t)result;
     }
-    count_bytes(storage, got);
+    count_bytes(storage, read, got);
     counter_add(&storage->counters.cached_bytes, got);
+    family_count(read->backing->family, FAMILY_PAGE_CACHE, got);
     read->copied = true;
     return true;
 }
@@ -215,7 +258,7 @@ storage_fall_back(struct storage *storage, struct storage_read *read, errint_t e
 static void
 ring_ended(struct ring_read *ring_read, int result)
 {
-    struct storage_read *read = read_of_ring(ring_read);
+    struct storage_read *read = container_of(ring_read, struct storage_read, ring_read);
     struct storage *storage = read->storage;
     bool unread = result == -ECANCELED;
     bool again = result >= 0 || unread || result == -EINTR || result == -EAGAIN || result == -EIO;
@@ -223,7 +266,7 @@ ring_ended(struct ring_read *ring_read, int result)
     if (!unread)
         histogram_add(&storage->counters.duration, ring_read->duration);
     if (result > 0)
-        count_bytes(storage, (size_t)result);
+        count_bytes(storage, read, (size_t)result);
     if (result > 0 && (size_t)result >= read->valid) {
         read_succeeded(storage, read, ring_read->fd);
         return;
@@ -273,7 +316,7 @@ read_until_done(struct storage *storage, struct storage_read *read, int fd)
         if (result > 0) {
             size_t next = resume_at(read, got + (size_t)result);
 
-            count_bytes(storage, (size_t)result);
+            count_bytes(storage, read, (size_t)result);
             /* Less than a block, although the file should go on: it was truncated. */
             if (next == got)
                 return -ESTALE;
@@ -366,7 +409,7 @@ storage_start_read(struct storage *storage, struct storage_read *read, int fd, b
 {
     if (use_page_cache(storage, read, &fd, worker))
         return;
-    read->flags = read->access == ACCESS_BUFFERED && !read->was_cached &&
+    read->flags = read->access == ACCESS_BUFFERED && !read->was_cached && !storage->keeps_pages &&
                           !atomic_load_explicit(&storage->no_dontcache, memory_order_relaxed)
                       ? RWF_DONTCACHE
                       : 0;
@@ -400,10 +443,12 @@ storage_pass_on(struct storage *storage, struct fifo kept, int fd)
     struct job *job;
 
     while ((job = fifo_take(&kept))) {
-        struct storage_read *read = read_of_job(job);
+        struct storage_read *read = container_of(job, struct storage_read, job);
 
         if (fd >= 0 || fd == -EOPNOTSUPP)
             storage_queue_job(storage, read);
+        else if (read->is_read)
+            storage_verify_reads(storage, read, fd);
         else
             storage_complete(storage, read, fd);
     }
@@ -412,7 +457,7 @@ storage_pass_on(struct storage *storage, struct fifo kept, int fd)
 static void
 storage_run_job(struct job *job)
 {
-    struct storage_read *read = read_of_job(job);
+    struct storage_read *read = container_of(job, struct storage_read, job);
     struct storage *storage = read->storage;
     int fd;
 
@@ -421,13 +466,13 @@ storage_run_job(struct job *job)
     fd = acquire_descriptor(storage, read);
     storage_pass_on(storage,
                     descriptors_acquired(storage->descriptors, read->backing, read->access), fd);
-    if (fd == -EOPNOTSUPP) {
+    if (read->is_read) {
+        storage_verify_reads(storage, read, fd);
+    } else if (fd == -EOPNOTSUPP) {
         read->access = ACCESS_BUFFERED;
         storage_queue_job(storage, read);
     } else if (fd < 0) {
         storage_complete(storage, read, fd);
-    } else if (read->is_read) {
-        storage_finish_read(storage, read, fd, 0);
     } else if (read->alone) {
         storage_read_alone(storage, read, fd);
     } else {
@@ -450,7 +495,8 @@ storage_read(struct storage *storage, struct storage_read *read)
     read->was_cached = false;
     read->copied = false;
     read->flags = 0;
-    read->access = descriptors_access(storage->descriptors, read->backing);
+    read->access = storage->keeps_pages ? ACCESS_BUFFERED
+                                        : descriptors_access(storage->descriptors, read->backing);
     fd = descriptors_try(storage->descriptors, read->backing, read->access);
     if (fd >= 0)
         storage_start_read(storage, read, fd, false);
@@ -491,6 +537,7 @@ storage_new(const struct storage_options *options, struct storage **storage)
     if (!made)
         return -ENOMEM;
     made->direct = options->direct;
+    made->keeps_pages = options->keeps_pages;
     made->ring = options->ring;
     made->depth = options->depth ? options->depth : DEFAULT_DEPTH;
     if (options->ring)
@@ -563,16 +610,16 @@ fallback_state(bool wanted, bool refused)
 }
 
 void
-storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_WAYS])
+storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_MECHANISMS])
 {
     bool direct_refused = descriptors_direct_refused(storage->descriptors) != NULL;
 
     bool ring_refused = storage->ring_count == 0 || atomic_load(&storage->all_rings.error) != 0;
 
-    fallbacks[IO_WAY_URING] = fallback_state(storage->ring, ring_refused);
-    fallbacks[IO_WAY_DIRECT] = fallback_state(storage->direct, direct_refused);
-    fallbacks[IO_WAY_DONTCACHE] = fallback_state(true, atomic_load(&storage->no_dontcache));
-    fallbacks[IO_WAY_CACHESTAT] = fallback_state(true, atomic_load(&storage->no_cachestat));
+    fallbacks[IO_MECHANISM_URING] = fallback_state(storage->ring, ring_refused);
+    fallbacks[IO_MECHANISM_DIRECT] = fallback_state(storage->direct, direct_refused);
+    fallbacks[IO_MECHANISM_DONTCACHE] = fallback_state(true, atomic_load(&storage->no_dontcache));
+    fallbacks[IO_MECHANISM_CACHESTAT] = fallback_state(true, atomic_load(&storage->no_cachestat));
 }
 
 static void

@@ -2,7 +2,8 @@
 /*
  * Reads of backing files into buffers, with a fallback chain for each file: a copy from the page
  * cache if all of the read is cached, else O_DIRECT, else a buffered read that leaves nothing in
- * the page cache; with io_uring, else with worker threads.
+ * the page cache; with io_uring, else with worker threads. With keeps_pages, all reads are
+ * buffered and leave the bytes in the page cache.
  *
  * Owned by the engine, called from any thread. A fallback happens once, and storage_status()
  * reports its reason.
@@ -26,6 +27,7 @@ struct storage;
 struct storage_options {
     bool ring; /* use io_uring; false: threads only */
     bool direct; /* use O_DIRECT; false: buffered only */
+    bool keeps_pages; /* buffered reads that leave the bytes in the page cache, for other readers */
     unsigned rings; /* 0: by the number of processors */
     unsigned depth; /* reads in flight per ring; 0: 64 */
     unsigned threads; /* limit; 0: 8, or 16 without a ring */
@@ -85,7 +87,7 @@ struct storage_counters *storage_counters(struct storage *storage);
 /* The reads in flight, and those not submitted yet. */
 void storage_queue(struct storage *storage, uint64_t *in_flight, uint64_t *waiting);
 
-void storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_WAYS]);
+void storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_MECHANISMS]);
 
 /* Appends members of a JSON object, without its braces. */
 void storage_status(struct storage *storage, struct buffer *out);

@@ -20,6 +20,8 @@ access_directory(struct view *view, const struct caller *caller, const char *pat
     if (expected) {
         query.device = expected->device;
         query.inode = expected->inode;
+        if (mask & R_OK)
+            query.changed = expected->changed;
     }
     return view->options.check(caller, &query, 1);
 }

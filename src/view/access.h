@@ -8,7 +8,8 @@
 
 #include "view/node.h"
 
-/* A directory of the source. `expected` is NULL if it may be any directory at this path. */
+/* A directory of the source. `expected` is NULL if it may be any directory at this path; its change
+ * time counts only with R_OK. */
 errint_t access_directory(struct view *view, const struct caller *caller, const char *path,
                           int mask, const struct file_identity *expected);
 /* The file of a backing. */

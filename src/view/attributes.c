@@ -32,9 +32,9 @@ stat_own(const struct view *view, uint64_t inode, mode_t mode, struct stat *st)
 }
 
 void
-stat_directory(const struct stat *source, uint64_t inode, struct stat *st)
+stat_directory(const struct file_identity *source, uint64_t inode, struct stat *st)
 {
-    fill_stat(st, inode, S_IFDIR, ownership_from_stat(source), 0, &source->st_mtim);
+    fill_stat(st, inode, S_IFDIR, ownership_of(source), 0, &source->modified);
 }
 
 /* A user who may read the shards may search the directory. */
@@ -96,7 +96,7 @@ stat_tensor(const struct node *set, uint32_t position, struct stat *st)
 static errint_t
 getattr_directory(const struct node *node, struct stat *st)
 {
-    struct stat source;
+    struct file_identity source;
     errint_t error = source_dir_stat(node->dir, &source);
 
     if (!error)

@@ -8,7 +8,7 @@
 /* A file or directory that is not in the source; its owner is the mounting user. */
 void stat_own(const struct view *view, uint64_t inode, mode_t mode, struct stat *st);
 /* A directory of the source, from its own attributes. */
-void stat_directory(const struct stat *source, uint64_t inode, struct stat *st);
+void stat_directory(const struct file_identity *source, uint64_t inode, struct stat *st);
 /* A directory of tensors. */
 void stat_tensors(const struct checkpoint *checkpoint, uint64_t inode, struct stat *st);
 /* A file of the source, or a made file. Does not wait for storage. */

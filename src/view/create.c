@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/random.h>
 
 const char *const view_names[VIEW_KINDS] = {"tensors", "merged", "shards", "npy"};
 
@@ -38,6 +39,9 @@ view_new(struct catalog *catalog, const struct view_options *options, struct vie
     view->options = *options;
     pthread_mutex_init(&view->lock, NULL);
     clock_gettime(CLOCK_REALTIME, &view->started);
+    /* So that a file handle of an earlier mount matches no file of this one. */
+    if (getrandom(&view->generation, sizeof(view->generation), 0) < 0)
+        view->generation = (uint32_t)view->started.tv_sec;
     view->lists = list_cache_new();
     view->root = view->lists ? make_root(view) : NULL;
     if (!view->root) {

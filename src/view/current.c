@@ -60,6 +60,20 @@ current_checkpoint_of_name(struct view *view, struct node *node, const char *nam
     return error;
 }
 
+bool
+current_has_another(const struct node *node, const struct dir_listing *listing,
+                    const struct dir_entry *entry)
+{
+    for (uint32_t i = 0; i < listing->listing->group_count; i++) {
+        const struct group *group = &listing->listing->groups[i];
+
+        if (i != entry->group && !group->shadowed && !group->container->is_kept &&
+            group_is_checkpoint(node->dir, group))
+            return true;
+    }
+    return false;
+}
+
 errint_t
 current_tensors(struct view *view, struct node *node, struct node **set)
 {
@@ -69,7 +83,7 @@ current_tensors(struct view *view, struct node *node, struct node **set)
 
     if (error)
         return error;
-    error = tensor_set_get(view, node, checkpoint, set);
+    error = checkpoint->is_absent ? -ENOENT : tensor_set_get(view, node, checkpoint, set);
     checkpoint_unref(checkpoint);
     return error;
 }

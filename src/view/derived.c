@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/derived.h"
 
+#include "view/gguf_layout.h"
 #include "view/index.h"
 
 #include <errno.h>
@@ -8,30 +9,39 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The files that a checkpoint is cut into. */
+struct cut {
+    struct layout_part *parts;
+    uint64_t *sizes;
+    size_t count;
+    uint64_t charged; /* bytes */
+};
+
 struct derived {
     pthread_mutex_t lock; /* guards the rest; held while something is computed */
     struct {
         bool known;
         errint_t error;
         uint64_t size;
-    } files[MADE_KINDS]; /* [MADE_PART].error: why there are no parts; its size is not used */
-    struct layout_part *parts;
-    uint64_t *part_sizes;
-    size_t part_count;
+    } files[MADE_KINDS]; /* MADE_PART and MADE_SHARD: `size` is unused; the sizes are in cuts[] */
+    struct cut cuts[2]; /* see cut_of() */
     struct header_budget *budget;
-    uint64_t charged; /* bytes, for the parts */
 };
 
-static void
-drop_parts(struct derived *derived)
+/* The cut that files of this kind are parts of: of the source's shards, or of re-cut shards. */
+static struct cut *
+cut_of(struct derived *derived, enum made_kind kind)
 {
-    free(derived->parts);
-    free(derived->part_sizes);
-    derived->parts = NULL;
-    derived->part_sizes = NULL;
-    derived->part_count = 0;
-    header_budget_give(derived->budget, derived->charged);
-    derived->charged = 0;
+    return &derived->cuts[kind == MADE_SHARD || kind == MADE_SHARD_INDEX];
+}
+
+static void
+drop_cut(struct derived *derived, struct cut *cut)
+{
+    free(cut->parts);
+    free(cut->sizes);
+    header_budget_give(derived->budget, cut->charged);
+    *cut = (struct cut){0};
 }
 
 void
@@ -39,7 +49,8 @@ view_derived_free(void *pointer)
 {
     struct derived *derived = pointer;
 
-    drop_parts(derived);
+    for (size_t i = 0; i < sizeof(derived->cuts) / sizeof(derived->cuts[0]); i++)
+        drop_cut(derived, &derived->cuts[i]);
     pthread_mutex_destroy(&derived->lock);
     free(derived);
 }
@@ -66,9 +77,9 @@ derived_of(struct checkpoint *checkpoint)
     return derived;
 }
 
-/* Bytes for each tensor while a file is laid out: its position in shard order and in file order.
- * While a checkpoint is re-cut, also a part, counted twice for the copy when the array is resized,
- * and the part's size. */
+/* Bytes per tensor while a file is laid out: its position in shard order and in file order. While a
+ * checkpoint is cut, also a part, counted twice because resizing copies the array, and the size of
+ * the part. */
 enum {
     ORDER_BYTES = 2 * sizeof(struct tensor_ref),
     CUT_BYTES = 2 * sizeof(struct layout_part) + sizeof(uint64_t),
@@ -76,39 +87,49 @@ enum {
 
 /* ---- sizes ---- */
 
-/* A checkpoint of one file is served as that file, since tools identify it by its hash. */
+/* A checkpoint of one file is shown unchanged, since tools identify it by its hash. */
 static bool
-is_the_shard(const struct checkpoint *checkpoint, size_t tensors)
+is_shown_unchanged(const struct checkpoint *checkpoint, size_t tensors)
 {
-    return checkpoint->shard_count == 1 && tensors == checkpoint->tensor_count;
+    return checkpoint->shard_count == 1 && tensors == checkpoint->tensor_count &&
+           !checkpoint->container->is_converted;
 }
 
-/* The size of a file of `refs`, `tensors` tensors in shard order. */
+static bool
+is_gguf_checkpoint(const struct checkpoint *checkpoint)
+{
+    return checkpoint->container == &container_gguf;
+}
+
+/* Computes the size of the file that contains `refs`, `tensors` tensors in shard order. */
 static errint_t
 size_of_tensors(const struct checkpoint *checkpoint, const struct tensor_ref *refs, size_t tensors,
                 uint64_t *size)
 {
-    if (!is_the_shard(checkpoint, tensors))
-        return layout_file(checkpoint, refs, tensors, size, NULL);
-    *size = checkpoint->shards[0]->backing->identity.size;
-    return 0;
+    if (is_shown_unchanged(checkpoint, tensors)) {
+        *size = checkpoint->shards[0]->backing->identity.size;
+        return 0;
+    }
+    return is_gguf_checkpoint(checkpoint) ? gguf_layout_file(checkpoint, size, NULL)
+                                          : layout_file(checkpoint, refs, tensors, size, NULL);
 }
 
 static errint_t
-cut_into_parts(const struct checkpoint *checkpoint, struct derived *derived,
+cut_into_parts(const struct checkpoint *checkpoint, struct cut *cut, enum made_kind kind,
                const struct view_options *options, const struct tensor_ref *refs)
 {
-    errint_t error = layout_cut(checkpoint, refs, options->shards, options->shard_size,
-                                &derived->parts, &derived->part_count);
+    errint_t error = kind == MADE_SHARD ? layout_cut_shards(checkpoint, &cut->parts, &cut->count)
+                                        : layout_cut(checkpoint, refs, options->shards,
+                                                     options->shard_size, &cut->parts, &cut->count);
 
     if (error)
         return error;
-    derived->part_sizes = calloc(derived->part_count, sizeof(*derived->part_sizes));
-    if (!derived->part_sizes)
+    cut->sizes = calloc(cut->count, sizeof(*cut->sizes));
+    if (!cut->sizes)
         return -ENOMEM;
-    for (size_t i = 0; !error && i < derived->part_count; i++)
-        error = size_of_tensors(checkpoint, refs + derived->parts[i].first, derived->parts[i].count,
-                                &derived->part_sizes[i]);
+    for (size_t i = 0; !error && i < cut->count; i++)
+        error = size_of_tensors(checkpoint, refs + cut->parts[i].first, cut->parts[i].count,
+                                &cut->sizes[i]);
     return error;
 }
 
@@ -118,7 +139,9 @@ static errint_t
 lay_out(const struct checkpoint *checkpoint, struct derived *derived,
         const struct view_options *options, enum made_kind kind, uint64_t *size)
 {
-    uint64_t bytes = (ORDER_BYTES + CUT_BYTES) * ((uint64_t)checkpoint->tensor_count + 16);
+    uint64_t bytes = (ORDER_BYTES + CUT_BYTES) *
+                     ((uint64_t)checkpoint->tensor_count + checkpoint->shard_count + 16);
+    struct cut *cut = kind == MADE_MERGED ? NULL : cut_of(derived, kind);
     struct tensor_ref *refs;
     errint_t error = header_budget_take(derived->budget, bytes);
 
@@ -130,29 +153,31 @@ lay_out(const struct checkpoint *checkpoint, struct derived *derived,
     else if (kind == MADE_MERGED)
         error = size_of_tensors(checkpoint, refs, checkpoint->tensor_count, size);
     else
-        error = cut_into_parts(checkpoint, derived, options, refs);
+        error = cut_into_parts(checkpoint, cut, kind, options, refs);
     free(refs);
-    if (kind == MADE_PART)
-        derived->charged =
-            derived->part_count * (sizeof(*derived->parts) + sizeof(*derived->part_sizes));
-    header_budget_settle(derived->budget, bytes, kind == MADE_PART ? derived->charged : 0);
-    if (error && kind == MADE_PART)
-        drop_parts(derived);
+    if (cut)
+        cut->charged = cut->count * (sizeof(*cut->parts) + sizeof(*cut->sizes));
+    header_budget_settle(derived->budget, bytes, cut ? cut->charged : 0);
+    if (error && cut)
+        drop_cut(derived, cut);
     return error;
 }
 
 static errint_t
-write_made_index(const struct checkpoint *checkpoint, const struct derived *derived,
-                 enum made_kind kind, struct buffer *text)
+write_made_index(const struct checkpoint *checkpoint, struct derived *derived, enum made_kind kind,
+                 struct buffer *text)
 {
     const struct layout_part whole = {0, checkpoint->tensor_count};
+    const struct cut *cut = cut_of(derived, kind);
 
     switch (kind) {
     case MADE_MERGED_INDEX:
         return index_of_parts(checkpoint, &whole, 1, text);
     case MADE_PART_INDEX:
-        return index_of_parts(checkpoint, derived->parts, derived->part_count, text);
+        return index_of_parts(checkpoint, cut->parts, cut->count, text);
     case MADE_SHARD_INDEX:
+        if (checkpoint->container->is_converted)
+            return index_of_parts(checkpoint, cut->parts, cut->count, text);
         index_of_shards(checkpoint, text);
         return 0;
     default:
@@ -176,14 +201,16 @@ compute_made_size(struct checkpoint *checkpoint, struct derived *derived,
     struct buffer text = BUFFER_COUNTING;
     errint_t error = 0;
 
-    if (checkpoint->unsound && !of_tensors)
+    if (checkpoint->is_absent || (checkpoint->unsound && !of_tensors))
         return -ENOENT;
-    if (kind == MADE_MERGED || kind == MADE_PART)
+    if (kind == MADE_MERGED || kind == MADE_PART || kind == MADE_SHARD)
         return lay_out(checkpoint, derived, options, kind, size);
     if (kind == MADE_MERGED_INDEX)
         error = made_size(checkpoint, derived, options, MADE_MERGED, size);
     else if (kind == MADE_PART_INDEX)
         error = made_size(checkpoint, derived, options, MADE_PART, size);
+    else if (kind == MADE_SHARD_INDEX && checkpoint->container->is_converted)
+        error = made_size(checkpoint, derived, options, MADE_SHARD, size);
     if (!error)
         error = write_made_index(checkpoint, derived, kind, &text);
     *size = text.length;
@@ -197,7 +224,7 @@ report_no_room(struct checkpoint *checkpoint)
     return -ENOMEM;
 }
 
-/* The size of a kind of file, computed once; derived->lock held. */
+/* Returns the size of a kind of file, which is computed once. derived->lock is held. */
 static errint_t
 made_size(struct checkpoint *checkpoint, struct derived *derived,
           const struct view_options *options, enum made_kind kind, uint64_t *size)
@@ -215,7 +242,7 @@ made_size(struct checkpoint *checkpoint, struct derived *derived,
                             checkpoint->shard_count ? checkpoint->shards[0]->name : NULL,
                             "HeaderTooLarge: no %s: its header would be over %u bytes, and "
                             "safetensors could not read it",
-                            kind == MADE_PART ? "re-cut shards" : "merged file", ST_MAX_HEADER);
+                            kind == MADE_MERGED ? "merged file" : "re-cut shards", ST_MAX_HEADER);
             error = -ENOENT;
         }
         derived->files[kind].error = error;
@@ -236,9 +263,11 @@ derived_size(struct checkpoint *checkpoint, const struct view_options *options,
         return -ENOMEM;
     pthread_mutex_lock(&derived->lock);
     error = made_size(checkpoint, derived, options, made->kind, size);
-    if (!error && made->kind == MADE_PART) {
-        if (made->part < derived->part_count)
-            *size = derived->part_sizes[made->part];
+    if (!error && (made->kind == MADE_PART || made->kind == MADE_SHARD)) {
+        const struct cut *cut = cut_of(derived, made->kind);
+
+        if (made->part < cut->count)
+            *size = cut->sizes[made->part];
         else
             error = -ENOENT;
     }
@@ -254,7 +283,7 @@ derived_parts(struct checkpoint *checkpoint, const struct view_options *options,
     errint_t error = derived_size(checkpoint, options, &first, &size);
 
     /* The parts are immutable once they are computed. */
-    *parts = error ? 0 : (uint32_t)derived_of(checkpoint)->part_count;
+    *parts = error ? 0 : (uint32_t)cut_of(derived_of(checkpoint), MADE_PART)->count;
     return error;
 }
 
@@ -297,8 +326,10 @@ list_of_tensors(const struct checkpoint *checkpoint, const struct layout_part *p
     struct tensor_ref *refs;
     errint_t error;
 
-    if (is_the_shard(checkpoint, part->count))
+    if (is_shown_unchanged(checkpoint, part->count))
         return list_of_backing(checkpoint->shards[0]->backing, list);
+    if (is_gguf_checkpoint(checkpoint))
+        return gguf_layout_file(checkpoint, &size, list);
     error = header_budget_take(budget, bytes);
     if (error)
         return error;
@@ -311,8 +342,8 @@ list_of_tensors(const struct checkpoint *checkpoint, const struct layout_part *p
 }
 
 static errint_t
-list_of_index(const struct checkpoint *checkpoint, const struct derived *derived,
-              enum made_kind kind, uint64_t size, struct extent_list **list)
+list_of_index(const struct checkpoint *checkpoint, struct derived *derived, enum made_kind kind,
+              uint64_t size, struct extent_list **list)
 {
     uint64_t bytes = size + sizeof(**list) + 2 * sizeof(struct extent);
     struct buffer text = BUFFER_INIT;
@@ -334,16 +365,17 @@ derived_list(struct checkpoint *checkpoint, const struct view_options *options,
              const struct made *made, struct extent_list **list)
 {
     const struct layout_part whole = {0, checkpoint->tensor_count};
-    const struct derived *derived;
+    struct derived *derived;
     uint64_t size;
     errint_t error = derived_size(checkpoint, options, made, &size);
 
     if (error)
         return error;
     derived = derived_of(checkpoint);
-    if (made->kind == MADE_MERGED || made->kind == MADE_PART)
-        error = list_of_tensors(
-            checkpoint, made->kind == MADE_PART ? &derived->parts[made->part] : &whole, list);
+    if (made->kind == MADE_MERGED)
+        error = list_of_tensors(checkpoint, &whole, list);
+    else if (made->kind == MADE_PART || made->kind == MADE_SHARD)
+        error = list_of_tensors(checkpoint, &cut_of(derived, made->kind)->parts[made->part], list);
     else
         error = list_of_index(checkpoint, derived, made->kind, size, list);
     return error == -ENOBUFS ? report_no_room(checkpoint) : error;

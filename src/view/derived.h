@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Made files: the files that the views make from one version of a checkpoint. Their sizes are
- * computed once for each version and kept with it (checkpoint->derived); their extent lists are
- * made when they are opened.
+ * Made files: the files that views generate from one version of a checkpoint. Their sizes are
+ * computed once per version and stored in it (checkpoint->derived); an extent list is made at each
+ * open.
  *
  * Any thread. Does not wait for storage. Memory is charged to the catalog's budget; if that is
- * full, these functions return -ENOMEM and add a problem.
+ * full, these functions add a problem and return -ENOMEM.
  */
 #ifndef FSTFS_VIEW_DERIVED_H
 #define FSTFS_VIEW_DERIVED_H
@@ -18,9 +18,11 @@
 enum made_kind {
     MADE_TENSOR_INDEX, /* the index in tensors/ */
     MADE_TENSOR_INDEX_BY_FILE, /* the same, in a directory named after the first shard */
-    MADE_MERGED, /* the merged file; of a checkpoint of one file, that file */
+    MADE_MERGED, /* the merged file; if the checkpoint is one file, that file unchanged */
     MADE_MERGED_INDEX, /* an index that names only the merged file */
-    MADE_SHARD_INDEX, /* an index of the source's shards, if the source has none */
+    MADE_SHARD, /* a converted shard of the source */
+    MADE_SHARD_INDEX, /* an index of the source's shards, if the source has none or they are
+                       * converted */
     MADE_PART, /* a re-cut shard; if there is only one, the merged file */
     MADE_PART_INDEX, /* the index of all re-cut shards */
     MADE_KINDS,
@@ -28,10 +30,10 @@ enum made_kind {
 
 struct made {
     enum made_kind kind;
-    uint32_t part; /* number of a MADE_PART, from 0 */
+    uint32_t part; /* number of a MADE_PART or MADE_SHARD, from 0 */
 };
 
-/* A list of one extent: all of a file of the source, or this text. The buffer is emptied, also on
+/* Makes a list of one extent: a whole file of the source, or a text. The buffer is emptied, even on
  * failure. -ENOMEM. */
 errint_t list_of_backing(struct backing *backing, struct extent_list **list);
 errint_t list_of_text(struct buffer *text, struct extent_list **list);

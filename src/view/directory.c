@@ -22,9 +22,13 @@
 #include <string.h>
 #include <unistd.h>
 
+/* How often a listing is made again because its directory changes. */
+enum { LIST_RETRIES = 2 };
+
 struct shown_name {
     size_t name; /* offset in `text` */
     mode_t type; /* S_IFREG or S_IFDIR */
+    bool may_hang; /* a lookup may wait for another file system */
 };
 
 /* Immutable except for the count. */
@@ -49,13 +53,13 @@ typedef void list_names(void *arg, struct names_writer *writer);
 static void shown_names_unref(struct view *view, struct shown_names *names);
 
 static void
-shown_names_add(struct names_writer *writer, const char *name, mode_t type)
+shown_names_add(struct names_writer *writer, const char *name, mode_t type, bool may_hang)
 {
     struct shown_names *to = writer->to;
     size_t size = strlen(name) + 1;
 
     if (to) {
-        to->entries[writer->count] = (struct shown_name){writer->length, type};
+        to->entries[writer->count] = (struct shown_name){writer->length, type, may_hang};
         memcpy(to->text + writer->length, name, size);
     }
     writer->count++;
@@ -100,7 +104,8 @@ are_same_names(const struct shown_names *a, const struct shown_names *b)
     if (a->count != b->count || a->length != b->length)
         return false;
     for (size_t i = 0; i < a->count; i++)
-        if (a->entries[i].name != b->entries[i].name || a->entries[i].type != b->entries[i].type)
+        if (a->entries[i].name != b->entries[i].name || a->entries[i].type != b->entries[i].type ||
+            a->entries[i].may_hang != b->entries[i].may_hang)
             return false;
     return memcmp(a->text, b->text, a->length) == 0;
 }
@@ -186,41 +191,81 @@ shown_names_unref(struct view *view, struct shown_names *names)
 
 /* ---- the names of a directory of the source ---- */
 
-/* Entries whose existence or number depends on headers. */
+/* Whether an entry's existence or number depends on headers. */
 static bool
-is_conditional(const struct dir_entry *entry)
+is_conditional(const struct dir_listing *listing, const struct dir_entry *entry)
 {
-    return entry->kind == ENTRY_RECUT ||
-           (entry->kind == ENTRY_MADE && entry->made != MADE_TENSOR_INDEX &&
-            entry->made != MADE_TENSOR_INDEX_BY_FILE);
+    switch (entry->kind) {
+    case ENTRY_RECUT:
+    case ENTRY_UNCONVERTED:
+        return true;
+    case ENTRY_MADE:
+        return (entry->made.kind != MADE_TENSOR_INDEX &&
+                entry->made.kind != MADE_TENSOR_INDEX_BY_FILE) ||
+               dir_entry_group(listing, entry)->container->is_converted;
+    case ENTRY_TENSORS:
+        return dir_entry_group(listing, entry)->container->is_converted;
+    default:
+        return false;
+    }
 }
 
 struct conditions {
     struct view *view;
     struct node *node;
     const struct dir_listing *listing;
+    uint32_t *conditional; /* indices of conditional entries */
+    size_t count; /* of these */
     uint32_t *files; /* by entry, the number of files of a conditional one; 0: none */
 };
 
-/* For parallel_for(): counts the files of an entry. */
+/* For parallel_for(): counts the files of a conditional entry. */
 static void
-count_entry_files(void *arg, size_t i)
+count_entry_files(void *arg, size_t at)
 {
     struct conditions *conditions = arg;
+    uint32_t i = conditions->conditional[at];
     const struct dir_entry *entry = &conditions->listing->entries[i];
     const struct view_options *options = &conditions->view->options;
-    const struct made made = {entry->made, 0};
     struct checkpoint *checkpoint;
     uint64_t size;
+    errint_t error;
 
-    if (!is_conditional(entry) ||
-        current_checkpoint(conditions->node, conditions->listing, entry, &checkpoint) != 0)
+    if (dir_entry_lane(conditions->listing, entry))
+        error = group_known_checkpoint(dir_entry_group(conditions->listing, entry), &checkpoint);
+    else
+        error = current_checkpoint(conditions->node, conditions->listing, entry, &checkpoint);
+    if (error)
         return;
     if (entry->kind == ENTRY_RECUT)
         derived_parts(checkpoint, options, &conditions->files[i]);
+    else if (entry->kind == ENTRY_TENSORS)
+        conditions->files[i] = !checkpoint->is_absent;
     else
-        conditions->files[i] = derived_size(checkpoint, options, &made, &size) == 0;
+        conditions->files[i] = (derived_size(checkpoint, options, &entry->made, &size) == 0) ==
+                               (entry->kind == ENTRY_MADE);
+    if (entry->if_another && !current_has_another(conditions->node, conditions->listing, entry))
+        conditions->files[i] = 0;
     checkpoint_unref(checkpoint);
+}
+
+/* Loads the checkpoints of conditional entries whose storage may hang. */
+static void
+load_remote_groups(const struct conditions *conditions)
+{
+    const struct dir_listing *listing = conditions->listing;
+    uint32_t *groups = malloc((conditions->count + 1) * sizeof(*groups));
+    size_t count = 0;
+
+    for (size_t i = 0; groups && i < conditions->count; i++) {
+        const struct dir_entry *entry = &listing->entries[conditions->conditional[i]];
+
+        if (dir_entry_lane(listing, entry))
+            groups[count++] = entry->group;
+    }
+    if (count)
+        groups_load(conditions->node->dir, listing->listing, groups, count);
+    free(groups);
 }
 
 static void
@@ -228,15 +273,16 @@ list_recut(struct names_writer *writer, const struct dir_listing *listing,
            const struct dir_entry *entry, uint32_t parts)
 {
     const struct group *group = dir_entry_group(listing, entry);
+    bool may_hang = dir_entry_lane(listing, entry) != 0;
     char name[512];
 
     for (uint32_t i = 0; i < parts; i++) {
         index_part_name(group->stem, group->suffix, i, parts, name);
-        shown_names_add(writer, name, S_IFREG);
+        shown_names_add(writer, name, S_IFREG, may_hang);
     }
     if (parts && recut_has_index(entry, parts)) {
         dir_listing_index_name(group, name);
-        shown_names_add(writer, name, S_IFREG);
+        shown_names_add(writer, name, S_IFREG, may_hang);
     }
 }
 
@@ -252,8 +298,9 @@ list_entries(void *arg, struct names_writer *writer)
 
         if (entry->kind == ENTRY_RECUT)
             list_recut(writer, listing, entry, conditions->files[i]);
-        else if (conditions->files[i] || !is_conditional(entry))
-            shown_names_add(writer, entry->name, is_directory ? S_IFDIR : S_IFREG);
+        else if (conditions->files[i] || !is_conditional(listing, entry))
+            shown_names_add(writer, entry->name, is_directory ? S_IFDIR : S_IFREG,
+                            dir_entry_lane(listing, entry) != 0);
     }
 }
 
@@ -262,17 +309,23 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
              struct shown_names **names)
 {
     uint32_t count = listing->count + listing->recut_count;
-    struct conditions conditions = {view, node, listing,
-                                    calloc((size_t)count + 1, sizeof(*conditions.files))};
+    struct conditions conditions = {.view = view, .node = node, .listing = listing};
     uint64_t bytes;
-    errint_t error;
+    errint_t error = -ENOMEM;
 
-    if (!conditions.files)
-        return -ENOMEM;
-    if (node->view == VIEW_MERGED || node->view == VIEW_SHARDS)
-        parallel_for(count, 8, count_entry_files, &conditions);
-    error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries, &conditions,
-                            listing->recut_count > 0, names, &bytes);
+    conditions.conditional = malloc(((size_t)count + 1) * sizeof(*conditions.conditional));
+    conditions.files = calloc((size_t)count + 1, sizeof(*conditions.files));
+    if (conditions.conditional && conditions.files) {
+        for (uint32_t i = 0; i < count; i++)
+            if (is_conditional(listing, &listing->entries[i]))
+                conditions.conditional[conditions.count++] = i;
+        if (listing_has_lanes(listing->listing))
+            load_remote_groups(&conditions);
+        parallel_for(conditions.count, 8, count_entry_files, &conditions);
+        error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries,
+                                &conditions, listing->recut_count > 0, names, &bytes);
+    }
+    free(conditions.conditional);
     free(conditions.files);
     if (error != -ENOBUFS)
         return error;
@@ -280,17 +333,37 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
     return -ENOMEM;
 }
 
+/* Checks the caller's permission to list. -ESTALE: the directory has changed since the listing was
+ * made, which may show a name that was removed before the caller got the permission.
+ * `any_version`: accept such a listing, as for a directory that changes all the time. */
+static errint_t
+access_listing(struct view *view, const struct caller *caller, struct node *node,
+               const struct dir_listing *listing, bool any_version)
+{
+    struct file_identity expected = *listing_directory(listing->listing);
+
+    if (any_version)
+        expected.changed = (struct timespec){0, 0};
+    return access_directory(view, caller, source_dir_path(node->dir), R_OK, &expected);
+}
+
 static errint_t
 list_directory(struct view *view, const struct caller *caller, struct node *node,
                struct shown_names **names)
 {
     struct dir_listing *listing;
-    errint_t error = current_listing(view, node, &listing);
+    errint_t error;
 
-    if (error)
-        return error;
-    error = access_directory(view, caller, source_dir_path(node->dir), R_OK,
-                             listing_directory(listing->listing));
+    for (int retries = LIST_RETRIES;; retries--) {
+        error = current_listing(view, node, &listing);
+        if (error)
+            return error;
+        error = access_listing(view, caller, node, listing, retries == 0);
+        if (error != -ESTALE || retries == 0)
+            break;
+        dir_listing_unref(listing);
+        source_dir_expire_listing(node->dir);
+    }
     if (!error)
         error = show_listing(view, node, listing, names);
     dir_listing_unref(listing);
@@ -313,7 +386,7 @@ list_top(void *arg, struct names_writer *writer)
 
     (void)arg;
     for (size_t i = 0; i < sizeof(sorted) / sizeof(sorted[0]); i++)
-        shown_names_add(writer, sorted[i], S_IFDIR);
+        shown_names_add(writer, sorted[i], S_IFDIR, false);
 }
 
 static void
@@ -322,7 +395,7 @@ list_pages(void *arg, struct names_writer *writer)
     const struct view *view = arg;
 
     for (size_t i = 0; i < view->options.page_count; i++)
-        shown_names_add(writer, view->options.pages[i].name, S_IFREG);
+        shown_names_add(writer, view->options.pages[i].name, S_IFREG, false);
 }
 
 static errint_t
@@ -431,9 +504,13 @@ view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_
 
     if (!is_entry_position(directory, position, &index))
         return -ENOENT;
-    if (!set)
-        return lookup_in(view, NULL, directory->node,
-                         directory->names->text + directory->names->entries[index].name, id, st);
+    if (!set) {
+        const struct shown_name *shown = &directory->names->entries[index];
+
+        return shown->may_hang ? -EAGAIN
+                               : lookup_in(view, NULL, directory->node,
+                                           directory->names->text + shown->name, id, st);
+    }
     error = stat_tensor(set, (uint32_t)index, st);
     if (error)
         return error;

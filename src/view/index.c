@@ -139,6 +139,29 @@ add_tensor(const struct checkpoint *checkpoint, struct tensor_ref ref, const cha
     buffer_add_char(out, '}');
 }
 
+/* Adds the key-values of a GGUF model, which are those of its first part. */
+static void
+add_gguf_pairs(const struct checkpoint *checkpoint, struct buffer *out)
+{
+    const struct st_table *table = checkpoint->shard_count ? checkpoint->shards[0]->table : NULL;
+
+    if (!table || !table->gguf)
+        return;
+    buffer_add_text(out, ",\n  \"gguf\": {");
+    for (uint32_t i = 0; i < table->metadata_count; i++) {
+        const struct st_metadata *pair = &table->metadata[i];
+
+        buffer_add_text(out, i ? ",\n    " : "\n    ");
+        buffer_add_json_string(out, table->text + pair->key, pair->key_length);
+        buffer_add_text(out, ": ");
+        if (pair->is_json)
+            buffer_add(out, table->text + pair->value, pair->value_length);
+        else
+            buffer_add_json_string(out, table->text + pair->value, pair->value_length);
+    }
+    buffer_add_text(out, table->metadata_count ? "\n  }" : "}");
+}
+
 void
 index_of_tensors(const struct checkpoint *checkpoint, const char *directory, struct buffer *out)
 {
@@ -150,6 +173,7 @@ index_of_tensors(const struct checkpoint *checkpoint, const char *directory, str
         add_tensor(checkpoint, checkpoint->tensors[i], directory, out);
     }
     end_weights(checkpoint, out);
+    add_gguf_pairs(checkpoint, out);
     buffer_add_text(out, "\n}\n");
 }
 

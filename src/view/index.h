@@ -13,7 +13,8 @@
 /*
  * The index in tensors/: `metadata.total_size` and `weight_map` (name to shard) as loaders read
  * them, and `tensors`: for each the dtype, the shape, the size in bytes, the path relative to the
- * index (`directory`/file name), the shard, and the offset of the data in the shard.
+ * index (`directory`/file name), the shard, and the offset of the data in the shard. Of a GGUF
+ * model also `gguf`: its key-values, see format/gguf_pairs.h.
  */
 void index_of_tensors(const struct checkpoint *checkpoint, const char *directory,
                       struct buffer *out);

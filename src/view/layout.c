@@ -51,27 +51,25 @@ layout_shard_starts(const struct checkpoint *checkpoint)
 
 /* ---- metadata ---- */
 
+static int
+compare_key_with_metadata(const void *a, const void *b)
+{
+    const struct text_key *key = a;
+    const struct st_metadata *pair = b;
+
+    return text_compare(key->text, key->length, key->base + pair->key, pair->key_length);
+}
+
 static const struct st_metadata *
 find_metadata(const struct st_table *table, const char *key, uint32_t length)
 {
-    uint32_t low = 0, high = table->metadata_count;
+    const struct text_key sought = {table->text, key, length};
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        const struct st_metadata *pair = &table->metadata[middle];
-        int order = text_compare(table->text + pair->key, pair->key_length, key, length);
-
-        if (order == 0)
-            return pair;
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    return bsearch(&sought, table->metadata, table->metadata_count, sizeof(*table->metadata),
+                   compare_key_with_metadata);
 }
 
-/* Returns whether no shard before `s` has the key. Sets `agreed` to whether all other shards that
+/* Returns whether no shard before `s` has the key. If so, sets *agreed to whether all shards that
  * have the key have the same value. */
 static bool
 is_first_of_key(const struct checkpoint *checkpoint, uint32_t s, const struct st_metadata *pair,
@@ -121,6 +119,8 @@ layout_check_metadata(const struct checkpoint *checkpoint)
     char key[QUOTED_SIZE];
     bool agreed;
 
+    if (checkpoint->container == &container_gguf)
+        return; /* gguf_check_parts() compares them */
     for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
         const struct st_table *table = checkpoint->shards[s]->table;
 
@@ -130,8 +130,8 @@ layout_check_metadata(const struct checkpoint *checkpoint)
             if (is_first_of_key(checkpoint, s, pair, &agreed) && !agreed)
                 problem_set_add(checkpoint->problems, checkpoint->directory,
                                 checkpoint->shards[s]->name,
-                                "__metadata__ key %s differs from shard to shard: left out of the "
-                                "merged file and of re-cut shards",
+                                "the value of __metadata__ key %s differs between shards: left out "
+                                "of the merged file and of re-cut shards",
                                 quoted(key, table->text + pair->key, pair->key_length));
         }
     }
@@ -141,7 +141,7 @@ layout_check_metadata(const struct checkpoint *checkpoint)
 
 enum { CLASSES = 5 };
 
-/* 0: the size is a multiple of 4096; then by decreasing element size: 8, 4, 2, 1 bytes. */
+/* Returns 0 if the size is a multiple of 4096; else 1 to 4 for elements of 8, 4, 2 and 1 bytes. */
 static int
 tensor_class(const struct checkpoint *checkpoint, struct tensor_ref ref)
 {
@@ -204,11 +204,9 @@ write_header(const struct checkpoint *checkpoint, const struct tensor_ref *order
     return st_header_finish(header, PAGE);
 }
 
-/* The offsets of the tensors that have data, and their order by name. NULL: out of memory; without
- * it reads are only slower. */
-static struct layout *
-find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
-            uint64_t data_start)
+struct layout *
+layout_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
+              uint64_t data_start, uint32_t alignment)
 {
     struct layout *layout = layout_new((uint32_t)count);
     size_t *first = layout_shard_starts(checkpoint);
@@ -230,9 +228,9 @@ find_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order,
             continue;
         piece_of[first[order[i].shard] + order[i].tensor] = layout->count;
         layout->pieces[layout->count++] = (struct piece){position, position + size, 0};
-        position += size;
+        position += (size + alignment - 1) & ~(uint64_t)(alignment - 1);
     }
-    /* By name, skipping tensors of the checkpoint that are not in this file. */
+    /* Link the pieces by tensor name; some tensors of the checkpoint are not in this file. */
     for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
         struct tensor_ref ref = checkpoint->tensors[i];
         uint32_t piece = piece_of[first[ref.shard] + ref.tensor];
@@ -275,14 +273,14 @@ make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order
     *list = extent_builder_finish(&builder);
     if (!*list)
         return -ENOMEM;
-    (*list)->layout = find_pieces(checkpoint, order, count, data_start);
+    (*list)->layout = layout_pieces(checkpoint, order, count, data_start, 1);
     return 0;
 }
 
 /* ---- memory ---- */
 
-/* Bytes for each tensor while a list is made: an extent, counted three times because the array is
- * copied as it grows; a piece; and the index of the piece. */
+/* Bytes per tensor while a list is made: an extent, counted three times because the array is copied
+ * as it grows; a piece; and the index of the piece. */
 enum { LIST_BYTES = 3 * sizeof(struct extent) + sizeof(struct piece) + sizeof(uint32_t) };
 
 uint64_t
@@ -314,7 +312,7 @@ layout_settle_list(struct header_budget *budget, uint64_t bytes, struct extent_l
     header_budget_settle(budget, bytes, kept);
 }
 
-/* Writes the header again, this time into memory, and makes the extents. */
+/* Writes the header, whose length is known from a first pass, and makes the extents. */
 static errint_t
 make_layout_list(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
                  size_t header_length, struct extent_list **list)
@@ -415,14 +413,26 @@ layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs, u
            uint64_t shard_size, struct layout_part **out, size_t *count)
 {
     size_t tensors = checkpoint->tensor_count;
-    struct layout_part *parts = malloc((tensors + 1) * sizeof(*parts));
+    struct layout_part *parts = malloc((tensors + 1) * sizeof(*parts)), *fitting;
 
     if (!parts)
         return -ENOMEM;
     *count = shards ? cut_by_number(checkpoint, refs, tensors, shards, parts)
                     : cut_by_size(checkpoint, refs, tensors, shard_size, parts);
-    *out = realloc(parts, *count * sizeof(*parts));
-    if (!*out)
-        *out = parts;
+    fitting = realloc(parts, *count * sizeof(*parts));
+    *out = fitting ? fitting : parts;
     return 0;
+}
+
+errint_t
+layout_cut_shards(const struct checkpoint *checkpoint, struct layout_part **parts, size_t *count)
+{
+    size_t *starts = layout_shard_starts(checkpoint);
+
+    *count = checkpoint->shard_count;
+    *parts = starts ? malloc((*count + 1) * sizeof(**parts)) : NULL;
+    for (size_t i = 0; *parts && i < *count; i++)
+        (*parts)[i] = (struct layout_part){starts[i], starts[i + 1] - starts[i]};
+    free(starts);
+    return *parts ? 0 : -ENOMEM;
 }

@@ -25,25 +25,32 @@ struct tensor_ref *layout_shard_order(const struct checkpoint *checkpoint);
  * malloc'ed; NULL: out of memory. */
 size_t *layout_shard_starts(const struct checkpoint *checkpoint);
 
-/* Memory of a list with its layout and blobs, in bytes. */
+/* Returns the bytes of memory that a list takes, including its layout and blobs. */
 uint64_t layout_list_bytes(const struct extent_list *list);
-/* Settles a charge of `bytes` for making a list: its memory stays charged until it is freed. NULL:
- * none was made. */
+/* Replaces a transient charge of `bytes` for making a list by one for the list's memory, which is
+ * returned when the list is freed. NULL: no list was made. */
 void layout_settle_list(struct header_budget *budget, uint64_t bytes, struct extent_list *list);
 
 /*
  * Lays out `count` tensors, given in shard order. Returns the file's size and, unless `list` is
- * NULL, its extents, which are charged: the caller must not hold a transient charge then. -EFBIG:
- * the header would be longer than safetensors reads. -ENOBUFS: the budget has no room for the list.
- * -ENOMEM.
+ * NULL, its extents. Their memory is charged to the budget, so the caller must not hold a transient
+ * charge if `list` is not NULL. -EFBIG: the header would be longer than safetensors can read.
+ * -ENOBUFS: the budget has no room for the list. -ENOMEM.
  */
 errint_t layout_file(const struct checkpoint *checkpoint, const struct tensor_ref *refs,
                      size_t count, uint64_t *size, struct extent_list **list);
 
+/* The positions in a file of the tensors that have data, and their order by name, for the
+ * prefetcher. `order`: the `count` tensors of the file. The first one begins at `data_start`, each
+ * other one at the end of the previous one, rounded up to `alignment`, a power of 2. NULL: out of
+ * memory; reads are then slower. */
+struct layout *layout_pieces(const struct checkpoint *checkpoint, const struct tensor_ref *order,
+                             size_t count, uint64_t data_start, uint32_t alignment);
+
 /* Adds a problem for each metadata key whose value is not the same in all shards. */
 void layout_check_metadata(const struct checkpoint *checkpoint);
 
-/* One shard of a re-cut: tensors [first, first + count) in shard order. */
+/* A re-cut shard: tensors [first, first + count) in shard order. */
 struct layout_part {
     size_t first, count;
 };
@@ -56,5 +63,10 @@ struct layout_part {
 errint_t layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs,
                     uint32_t shards, uint64_t shard_size, struct layout_part **parts,
                     size_t *count);
+
+/* Cuts a checkpoint at the boundaries of its shards in the source. Returns parts as layout_cut().
+ */
+errint_t layout_cut_shards(const struct checkpoint *checkpoint, struct layout_part **parts,
+                           size_t *count);
 
 #endif

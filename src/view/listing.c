@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/buffer.h"
 #include "catalog/group.h"
+#include "view/index.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@ struct gather {
     struct buffer names;
     bool failed;
     bool has_several; /* more than one checkpoint in merged/ and shards/ */
+    bool has_converted; /* one of them is converted */
     bool has_sharded; /* one of them consists of several shards or has an index */
 };
 
@@ -82,7 +84,27 @@ add_made(struct gather *gather, enum made_kind made, uint32_t group, const char 
     struct draft *draft = add_new_name(gather, ENTRY_MADE, group, base, suffix);
 
     if (draft)
-        draft->entry.made = made;
+        draft->entry.made.kind = made;
+}
+
+/* Adds the files of a group that are shown if there is no `made` file. */
+static void
+add_unconverted(struct gather *gather, uint32_t g, enum made_kind made)
+{
+    const struct group *group = &gather->listing->groups[g];
+    size_t first = gather->count;
+
+    if (!group->container->is_converted && !group->container->is_kept)
+        return;
+    for (uint32_t i = 0; i < group->member_count; i++)
+        add_source_name(gather, ENTRY_UNCONVERTED, g, group->members[i]);
+    if (group->index)
+        add_source_name(gather, ENTRY_UNCONVERTED, g, group->index);
+    for (size_t i = first; i < gather->count; i++) {
+        gather->drafts[i].entry.made.kind = made;
+        if (group->shadowed)
+            gather->drafts[i].entry.kind = ENTRY_SIDE_FILE;
+    }
 }
 
 /* The name of a checkpoint's directory if another entry has its stem as its name. It is a file name
@@ -109,7 +131,7 @@ add_tensors(struct gather *gather, uint32_t g)
 void
 dir_listing_index_name(const struct group *group, char name[300])
 {
-    if (group->index)
+    if (group->index && !group->container->is_converted)
         snprintf(name, 300, "%s", group->index);
     else
         group_name_index(group->stem, group->suffix, name);
@@ -118,27 +140,55 @@ dir_listing_index_name(const struct group *group, char name[300])
 /*
  * Loaders that load all *.safetensors files of a directory skip those that an index does not name.
  * So a sharded checkpoint next to other checkpoints keeps an index, even if it is shown as one
- * file. Other checkpoints get none, since accelerate refuses two indexes.
+ * file, and the model gets one next to files that are converted, such as optimizer.pt. Other
+ * checkpoints get none, since accelerate refuses two indexes.
  */
 static bool
 is_indexed(const struct gather *gather, const struct group *group)
 {
-    return gather->has_several && group->kind != GROUP_SINGLE;
+    return gather->has_several && !group->container->is_kept &&
+           (group->kind != GROUP_SINGLE ||
+            (gather->has_converted && strcmp(group->stem, "model") == 0));
+}
+
+static void
+add_source_shards(struct gather *gather, uint32_t g)
+{
+    const struct group *group = &gather->listing->groups[g];
+
+    for (uint32_t i = 0; i < group->member_count; i++)
+        add_source_name(gather, ENTRY_SHARD, g, group->members[i]);
+}
+
+static void
+add_index(struct gather *gather, enum made_kind made, uint32_t g, bool if_another)
+{
+    struct draft *draft;
+    char name[300];
+
+    dir_listing_index_name(&gather->listing->groups[g], name);
+    draft = add_new_name(gather, ENTRY_MADE, g, name, "");
+    if (!draft)
+        return;
+    draft->entry.made.kind = made;
+    draft->entry.if_another = if_another;
 }
 
 static void
 add_merged(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
-    char index[300];
 
+    if (group->container->is_kept && group->kind == GROUP_SINGLE) {
+        add_source_shards(gather, g);
+        return;
+    }
+    add_unconverted(gather, g, MADE_MERGED);
     if (group->shadowed)
         return;
     add_made(gather, MADE_MERGED, g, group->stem, group->suffix);
-    if (!is_indexed(gather, group))
-        return;
-    dir_listing_index_name(group, index);
-    add_made(gather, MADE_MERGED_INDEX, g, index, "");
+    if (is_indexed(gather, group))
+        add_index(gather, MADE_MERGED_INDEX, g, true);
 }
 
 /* STEM.safetensors and nothing else, with or without an index. */
@@ -184,27 +234,49 @@ is_recut(struct gather *gather, const struct group *group)
 }
 
 static void
+add_converted_shard(struct gather *gather, uint32_t g, uint32_t part)
+{
+    const struct group *group = &gather->listing->groups[g];
+    struct draft *draft;
+    char name[512];
+
+    index_part_name(group->stem, group->suffix, part, group->member_count, name);
+    draft = add_new_name(gather, ENTRY_MADE, g, name, "");
+    if (draft)
+        draft->entry.made = (struct made){MADE_SHARD, part};
+}
+
+static void
 add_shard_files(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
-    char index[300];
+    bool is_converted = group->container->is_converted;
 
-    if (group->shadowed)
+    if (group->container->is_kept) {
+        add_source_shards(gather, g);
         return;
-    if (is_recut(gather, group)) {
+    }
+    if (!group->shadowed && is_recut(gather, group)) {
         struct draft *draft = add_draft(gather, ENTRY_RECUT, g);
 
         if (draft)
             draft->entry.is_indexed = is_indexed(gather, group);
+        add_unconverted(gather, g, MADE_PART);
         return;
     }
-    for (uint32_t i = 0; i < group->member_count; i++)
-        add_source_name(gather, ENTRY_SHARD, g, group->members[i]);
-    if (group->index) {
+    add_unconverted(gather, g, MADE_SHARD);
+    if (group->shadowed)
+        return;
+    if (!is_converted)
+        add_source_shards(gather, g);
+    for (uint32_t i = 0; is_converted && i < group->member_count; i++)
+        add_converted_shard(gather, g, i);
+    if (group->index && !is_converted) {
         add_source_name(gather, ENTRY_INDEX, g, group->index);
-    } else if (group->kind == GROUP_NUMBERED) {
-        dir_listing_index_name(group, index);
-        add_made(gather, MADE_SHARD_INDEX, g, index, "");
+    } else if (group->kind != GROUP_SINGLE) {
+        add_index(gather, MADE_SHARD_INDEX, g, false);
+    } else if (is_indexed(gather, group)) {
+        add_index(gather, MADE_SHARD_INDEX, g, true);
     }
 }
 
@@ -215,9 +287,10 @@ count_checkpoints(struct gather *gather)
     uint32_t count = 0;
 
     for (uint32_t g = 0; g < listing->group_count; g++) {
-        if (listing->groups[g].shadowed)
+        if (listing->groups[g].shadowed || listing->groups[g].container->is_kept)
             continue;
         count++;
+        gather->has_converted |= listing->groups[g].container->is_converted;
         if (listing->groups[g].kind != GROUP_SINGLE)
             gather->has_sharded = true;
     }
@@ -266,8 +339,8 @@ compare_drafts(const void *a, const void *b)
         return x->named_by_file - y->named_by_file;
     if (x->entry.kind != y->entry.kind)
         return (int)x->entry.kind - (int)y->entry.kind;
-    if (x->entry.made != y->entry.made)
-        return (int)x->entry.made - (int)y->entry.made;
+    if (x->entry.made.kind != y->entry.made.kind)
+        return (int)x->entry.made.kind - (int)y->entry.made.kind;
     return (x->entry.group > y->entry.group) - (x->entry.group < y->entry.group);
 }
 
@@ -304,6 +377,25 @@ resolve_conflicts(struct gather *gather)
     return renamed;
 }
 
+/* Whether the entry is a shard of the source. */
+static bool
+is_source_shard(const struct draft *draft)
+{
+    return draft->entry.kind == ENTRY_SHARD || draft->entry.kind == ENTRY_UNCONVERTED;
+}
+
+/* Shows the files of a group that is converted, because a converted file has no name. */
+static void
+show_unconverted(struct gather *gather, uint32_t group)
+{
+    for (size_t i = 0; i < gather->count; i++) {
+        struct dir_entry *entry = &gather->drafts[i].entry;
+
+        if (entry->kind == ENTRY_UNCONVERTED && entry->group == group)
+            entry->kind = ENTRY_SIDE_FILE;
+    }
+}
+
 static void
 gather_drop_duplicates(struct gather *gather)
 {
@@ -314,13 +406,14 @@ gather_drop_duplicates(struct gather *gather)
         struct draft *draft = &gather->drafts[i];
 
         if (kept && have_same_name(draft, &gather->drafts[kept - 1])) {
-            if (draft->entry.kind == ENTRY_SHARD &&
-                gather->drafts[kept - 1].entry.kind == ENTRY_SHARD)
+            if (is_source_shard(draft) && is_source_shard(&gather->drafts[kept - 1]))
                 continue; /* a file that two indexes name */
             problem_set_add(gather->listing->problems, gather->directory,
                             name_by_file(&gather->listing->groups[draft->entry.group]),
                             "left out of a view: another entry has the name %s",
                             quoted(name, draft->entry.name, strlen(draft->entry.name)));
+            if (draft->entry.kind == ENTRY_MADE)
+                show_unconverted(gather, draft->entry.group);
             continue;
         }
         gather->drafts[kept++] = *draft;
@@ -352,7 +445,7 @@ match_tensor_indexes(struct gather *gather)
             if (directories[entry->group] == DROPPED)
                 continue;
             if (directories[entry->group] == BY_FILE)
-                entry->made = MADE_TENSOR_INDEX_BY_FILE;
+                entry->made.kind = MADE_TENSOR_INDEX_BY_FILE;
         }
         gather->drafts[kept++] = gather->drafts[i];
     }
@@ -446,8 +539,8 @@ dir_listing_report_no_room(struct dir_listing *listing, struct catalog *catalog,
     header_budget_count(catalog_budget(catalog), &now);
     problem_set_add(listing->listing->problems, directory, NULL,
                     "NoMemoryForHeaders: no room for the names in the directory (%" PRIu64
-                    " bytes), %" PRIu64 " of %" PRIu64 " bytes are in use; raise --memory",
-                    bytes, now.used, now.limit);
+                    " bytes), %" PRIu64 " of %" PRIu64 " bytes are in use%s",
+                    bytes, now.used, now.limit, now.advice);
 }
 
 static int
@@ -478,4 +571,20 @@ dir_listing_find_recut(const struct dir_listing *listing, const char *stem)
             high = middle;
     }
     return low;
+}
+
+uint64_t
+dir_entry_lane(const struct dir_listing *listing, const struct dir_entry *entry)
+{
+    if (!listing_has_lanes(listing->listing))
+        return 0;
+    switch (entry->kind) {
+    case ENTRY_DIRECTORY:
+    case ENTRY_SIDE_FILE:
+    case ENTRY_SHARD:
+    case ENTRY_INDEX:
+        return listing_lane(listing->listing, entry->name);
+    default:
+        return dir_entry_group(listing, entry)->lane;
+    }
 }

@@ -14,6 +14,7 @@
 enum dir_entry_kind {
     ENTRY_DIRECTORY,
     ENTRY_SIDE_FILE,
+    ENTRY_UNCONVERTED, /* of a checkpoint that is shown converted, if that is not possible */
     ENTRY_SHARD, /* of the source, unchanged */
     ENTRY_INDEX, /* of the source, unchanged */
     ENTRY_TENSORS, /* a checkpoint's directory */
@@ -24,8 +25,10 @@ enum dir_entry_kind {
 struct dir_entry {
     const char *name;
     enum dir_entry_kind kind;
-    enum made_kind made; /* ENTRY_MADE */
+    struct made made; /* ENTRY_MADE; ENTRY_UNCONVERTED: the file that is shown instead */
     uint32_t group; /* index into listing->groups; not of directories and side files */
+    bool
+        if_another; /* ENTRY_MADE: only if there is another checkpoint, see current_has_another() */
     bool is_indexed; /* ENTRY_RECUT: has an index even if it is cut into one file */
 };
 
@@ -62,6 +65,9 @@ dir_entry_group(const struct dir_listing *listing, const struct dir_entry *entry
 {
     return &listing->listing->groups[entry->group];
 }
+
+/* Key of the file systems that links of the entry's files lead to; 0: see struct group. */
+uint64_t dir_entry_lane(const struct dir_listing *listing, const struct dir_entry *entry);
 
 /* The index in `entries` of the first re-cut checkpoint with this stem or a greater one. Those of
  * one stem are adjacent. */

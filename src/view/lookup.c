@@ -73,14 +73,11 @@ static errint_t
 lookup_source_directory(struct lookup *lookup, struct source_dir *dir, enum view_kind kind)
 {
     struct node wanted = {.kind = NODE_DIRECTORY, .view = kind, .dir = dir};
-    struct file_identity identity;
-    struct stat source;
+    struct file_identity source;
     errint_t error = dir ? source_dir_stat(dir, &source) : -ENOMEM;
 
-    if (!error && lookup->is_checked) {
-        file_identity_from_stat(&identity, &source);
-        error = access_directory(lookup->view, lookup->caller, source_dir_path(dir), 0, &identity);
-    }
+    if (!error && lookup->is_checked)
+        error = access_directory(lookup->view, lookup->caller, source_dir_path(dir), 0, &source);
     if (error) {
         source_dir_unref(dir);
         return error;
@@ -126,6 +123,13 @@ lookup_source_file(struct lookup *lookup, bool is_shard)
     return lookup_node(lookup, &wanted);
 }
 
+/* Replaces -ENOENT if the file is missing only because a shard cannot be opened now. */
+static errint_t
+absent_or_passing(const struct checkpoint *checkpoint, errint_t error)
+{
+    return error == -ENOENT && checkpoint->passing_error ? checkpoint->passing_error : error;
+}
+
 static errint_t
 lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listing,
                          const struct dir_entry *entry)
@@ -136,20 +140,14 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
 
     if (error)
         return error;
-    error = access_shards(lookup->view, lookup->caller, checkpoint, 0);
+    error = checkpoint->is_absent ? absent_or_passing(checkpoint, -ENOENT)
+                                  : access_shards(lookup->view, lookup->caller, checkpoint, 0);
     if (!error) {
         stat_tensors(checkpoint, lookup->inode, &lookup->st);
         error = lookup_node(lookup, &wanted);
     }
     checkpoint_unref(checkpoint);
     return error;
-}
-
-/* A file may be missing only because a shard is open for writing. */
-static errint_t
-absent_or_busy(const struct checkpoint *checkpoint, errint_t error)
-{
-    return error == -ENOENT && checkpoint->busy ? -ETXTBSY : error;
 }
 
 static errint_t
@@ -163,8 +161,8 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
     if (error)
         return error;
     wanted.inode = lookup->inode;
-    error = absent_or_busy(wanted.checkpoint,
-                           derived_size(wanted.checkpoint, &view->options, &made, &wanted.size));
+    error = absent_or_passing(wanted.checkpoint,
+                              derived_size(wanted.checkpoint, &view->options, &made, &wanted.size));
     if (!error)
         error = access_shards(view, lookup->caller, wanted.checkpoint, 0);
     if (error) {
@@ -173,6 +171,22 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
     }
     stat_file(view, &wanted, &lookup->st);
     return lookup_node(lookup, &wanted);
+}
+
+/* Looks up a file that is shown only if it cannot be converted. */
+static errint_t
+lookup_unconverted_file(struct lookup *lookup, const struct dir_listing *listing,
+                        const struct dir_entry *entry)
+{
+    struct checkpoint *checkpoint;
+    uint64_t size;
+    errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
+
+    if (error)
+        return error;
+    error = derived_size(checkpoint, &lookup->view->options, &entry->made, &size);
+    checkpoint_unref(checkpoint);
+    return error ? lookup_source_file(lookup, false) : -ENOENT;
 }
 
 /* Looks the name up as this file of a re-cut checkpoint. -ENOENT: the file has another name. */
@@ -188,7 +202,8 @@ lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
 
     if (error)
         return error;
-    error = absent_or_busy(checkpoint, derived_parts(checkpoint, &lookup->view->options, &parts));
+    error =
+        absent_or_passing(checkpoint, derived_parts(checkpoint, &lookup->view->options, &parts));
     checkpoint_unref(checkpoint);
     if (error)
         return error;
@@ -261,11 +276,17 @@ lookup_listed(struct lookup *lookup)
     case ENTRY_SHARD:
         error = lookup_source_file(lookup, entry->kind == ENTRY_SHARD);
         break;
+    case ENTRY_UNCONVERTED:
+        error = lookup_unconverted_file(lookup, listing, entry);
+        break;
     case ENTRY_TENSORS:
         error = lookup_tensors_directory(lookup, listing, entry);
         break;
     case ENTRY_MADE:
-        error = lookup_made_file(lookup, listing, entry, (struct made){entry->made, 0});
+        if (!entry->if_another || current_has_another(parent, listing, entry))
+            error = lookup_made_file(lookup, listing, entry, entry->made);
+        else
+            error = -ENOENT;
         break;
     case ENTRY_RECUT:
         error = lookup_recut(lookup, listing);
@@ -308,7 +329,7 @@ lookup_in_tensors_once(struct lookup *lookup)
 
     if (error)
         return error;
-    error = absent_or_busy(set->checkpoint, tensor_set_find(set, lookup->name, &position));
+    error = absent_or_passing(set->checkpoint, tensor_set_find(set, lookup->name, &position));
     if (error)
         refused = access_shards(view, lookup->caller, set->checkpoint, R_OK);
     else
@@ -389,12 +410,28 @@ view_lookup(struct view *view, const struct caller *caller, node_id parent_id, c
     return error;
 }
 
+uint32_t
+view_generation(struct view *view, node_id id)
+{
+    uint32_t position;
+
+    return node_of(view, id, &position)->generation;
+}
+
 void
 view_forget(struct view *view, node_id id, uint64_t count)
 {
     uint32_t position;
 
     node_unref(view, node_of(view, id, &position), count);
+}
+
+enum view_kind
+view_kind_of(struct view *view, node_id id)
+{
+    uint32_t position;
+
+    return node_of(view, id, &position)->view;
 }
 
 void

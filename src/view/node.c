@@ -163,6 +163,7 @@ node_find_or_add(struct view *view, struct node *parent, const char *name, struc
     } else if ((number = take_node_slot(&view->slots, fresh)) > 0) {
         *fresh = *wanted;
         fresh->number = number;
+        fresh->generation = ++view->generation;
         strcpy(fresh->name, name);
         fresh->references = 1;
         fresh->parent = parent;

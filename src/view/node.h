@@ -38,6 +38,7 @@ struct node {
     enum view_kind view;
     uint64_t inode; /* for stat(2); of a NODE_TENSOR_SET, its directory's */
     uint32_t number; /* its ID: an index of view->slots */
+    uint32_t generation; /* differs from that of the nodes that had this number before */
 
     /* NODE_DIRECTORY */
     struct source_dir *dir;
@@ -93,6 +94,7 @@ struct view {
     struct node *buckets[NODE_BUCKETS]; /* by inode */
     struct node_slots slots;
     struct node *root;
+    uint32_t generation; /* of the last node */
     uint64_t node_count, set_count; /* a NODE_TENSOR_SET is counted only as a set */
     struct list_cache *lists;
     struct timespec started; /* time stamp of files and directories that are not in the source */

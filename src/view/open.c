@@ -35,8 +35,8 @@ list_of_tensor(const struct node *set, uint32_t position, struct extent_list **l
     return *list ? 0 : -ENOMEM;
 }
 
-/* The backing that the other views read for this shard, if the shard is valid and still the same
- * file; a reference. */
+/* The backing that the other views read for this shard, if the shard is still the same file; a
+ * reference. A refused shard has one only if it is shown whatever is in it. */
 static errint_t
 shard_backing(struct view *view, const struct node *node, struct backing **backing)
 {
@@ -52,7 +52,10 @@ shard_backing(struct view *view, const struct node *node, struct backing **backi
 
         if (strcmp(shard->name, node->name) != 0)
             continue;
-        if (shard->refusal) {
+        if (shard->refusal && checkpoint->container->is_kept && shard->error != -ETXTBSY) {
+            *backing = backing_ref(node->backing);
+            error = 0;
+        } else if (shard->refusal) {
             error = shard->error == -ETXTBSY ? -ETXTBSY : -EIO;
         } else if (file_identity_same_content(&node->backing->identity, &shard->file.identity)) {
             *backing = backing_ref(shard->backing);

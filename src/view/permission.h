@@ -29,8 +29,8 @@ struct permission_query {
     const char *path; /* relative to the source; "" is the source itself */
     int mask; /* R_OK, X_OK or both; 0: search permission for the directories above it */
     uint64_t device, inode; /* expected at the path; 0: any */
-    /* Expected change time of a file, which distinguishes it from a later file with the same inode
-     * number. All zero, of a directory: any. */
+    /* Expected change time, which distinguishes a file from a later file with the same inode
+     * number, and a directory from the same one with other names. All zero: any. */
     struct timespec changed;
 };
 

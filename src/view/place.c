@@ -21,6 +21,41 @@ place_in_directory(struct view_place *place, const struct source_dir *dir, const
     return place_in(place, source_dir_device(dir), source_dir_path(dir), name);
 }
 
+/* The lane of a name in a directory of the source; 0: it has none, or is not listed. */
+static uint64_t
+lane_of_name(struct view *view, struct node *directory, const char *name)
+{
+    struct dir_listing *listing = NULL;
+    const struct dir_entry *entry;
+    uint64_t lane = 0;
+
+    pthread_mutex_lock(&view->lock);
+    if (directory->listing && listing_has_lanes(directory->listing->listing))
+        listing = dir_listing_ref(directory->listing);
+    pthread_mutex_unlock(&view->lock);
+    if (!listing)
+        return 0;
+    entry = dir_listing_find(listing, name);
+    if (entry)
+        lane = dir_entry_lane(listing, entry);
+    dir_listing_unref(listing);
+    return lane;
+}
+
+/* A name of a NODE_DIRECTORY. */
+static bool
+place_of_name(struct view *view, struct view_place *place, struct node *directory, const char *name)
+{
+    uint64_t lane = lane_of_name(view, directory, name);
+
+    place_in_directory(place, directory->dir, name);
+    if (lane) {
+        place->filesystem = lane;
+        place->directory ^= lane;
+    }
+    return true;
+}
+
 /* The name of a view refers to the root directory of the source. */
 static bool
 place_of_top(struct view *view, const char *name, struct view_place *place)
@@ -48,7 +83,7 @@ bool
 view_place(struct view *view, node_id id, const char *name, struct view_place *place)
 {
     uint32_t position;
-    const struct node *node = node_of(view, id, &position);
+    struct node *node = node_of(view, id, &position);
 
     switch (node->kind) {
     case NODE_TOP:
@@ -59,10 +94,11 @@ view_place(struct view *view, node_id id, const char *name, struct view_place *p
     case NODE_DIRECTORY:
         if (name && node == view->root && strcmp(name, view_pages_name) == 0)
             return false;
-        return place_in_directory(place, node->dir, name ? name : ".");
+        return name ? place_of_name(view, place, node, name)
+                    : place_in_directory(place, node->dir, ".");
     case NODE_TENSOR_SET:
         return place_of_checkpoint(place, node->checkpoint);
     default:
-        return place_in_directory(place, node->parent->dir, node->name);
+        return place_of_name(view, place, node->parent, node->name);
     }
 }

@@ -78,13 +78,32 @@ survey_checkpoint(const struct survey *survey, struct source_dir *dir, const str
     uint64_t size;
     uint32_t parts;
 
-    if (group_checkpoint(dir, group, &checkpoint) != 0)
+    if ((group->lane ? group_known_checkpoint(group, &checkpoint)
+                     : group_checkpoint(dir, group, &checkpoint)) != 0)
         return;
     if (has_view(survey, VIEW_MERGED) && !group->shadowed)
         (void)derived_size(checkpoint, &survey->options, &merged, &size);
     if (has_view(survey, VIEW_SHARDS) && (survey->options.shards || survey->options.shard_size))
         (void)derived_parts(checkpoint, &survey->options, &parts);
     checkpoint_unref(checkpoint);
+}
+
+/* Loads the checkpoints whose storage may hang. */
+static void
+survey_remote_groups(struct source_dir *dir, const struct listing *listing)
+{
+    uint32_t *groups;
+    size_t count = 0;
+
+    if (!listing_has_lanes(listing))
+        return;
+    groups = malloc((listing->group_count + 1) * sizeof(*groups));
+    for (uint32_t i = 0; groups && i < listing->group_count; i++)
+        if (listing->groups[i].lane)
+            groups[count++] = i;
+    if (count)
+        groups_load(dir, listing, groups, count);
+    free(groups);
 }
 
 static void
@@ -124,6 +143,7 @@ survey_directory(struct survey *survey, struct source_dir *dir, struct problem_s
                             "cannot be listed: %s: its files are not shown", strerror(-error));
         return false;
     }
+    survey_remote_groups(dir, listing);
     for (uint32_t i = 0; i < listing->group_count && !must_stop(survey); i++)
         survey_checkpoint(survey, dir, &listing->groups[i]);
     survey_names(survey, dir, listing);
@@ -203,9 +223,9 @@ run_surveys(void *arg)
     return NULL;
 }
 
-/* survey->lock held. */
+/* survey->lock is held. */
 static void
-start_thread(struct survey *survey)
+survey_start_thread(struct survey *survey)
 {
     if (survey->is_running || survey->stop)
         return;
@@ -223,7 +243,7 @@ survey_refresh(struct survey *survey)
 
     pthread_mutex_lock(&survey->lock);
     number = ++survey->wanted;
-    start_thread(survey);
+    survey_start_thread(survey);
     if (survey->waiters < SURVEY_WAITERS) {
         survey->waiters++;
         while (survey->is_running && survey->done < number &&
@@ -236,7 +256,7 @@ survey_refresh(struct survey *survey)
     return complete;
 }
 
-/* survey->lock held. */
+/* survey->lock is held. */
 static void
 write_progress(const struct survey *survey, struct buffer *out)
 {

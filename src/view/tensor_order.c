@@ -33,6 +33,14 @@ is_order_of_names(const struct checkpoint *checkpoint, enum view_kind view)
     return true;
 }
 
+/* Tensors of an unknown dtype have none, except for the types of GGUF. */
+static bool
+has_npy_file(const struct checkpoint *checkpoint, struct tensor_ref ref)
+{
+    return checkpoint_tensor(checkpoint, ref)->dtype != DTYPE_UNKNOWN ||
+           checkpoint->shards[ref.shard]->table->gguf;
+}
+
 struct named_position {
     char *name;
     uint32_t position;
@@ -101,7 +109,7 @@ sort_by_file_name(const struct checkpoint *checkpoint, enum view_kind view, uint
     for (uint32_t i = 0; all && i < total; i++) {
         struct tensor_ref ref = checkpoint->tensors[i];
 
-        if (view == VIEW_NPY && checkpoint_tensor(checkpoint, ref)->dtype == DTYPE_UNKNOWN)
+        if (view == VIEW_NPY && !has_npy_file(checkpoint, ref))
             continue;
         all[count].name = (char *)names.length;
         all[count++].position = i;

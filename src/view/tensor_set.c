@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/tensor_set.h"
 
+#include "format/gguf.h"
 #include "format/npy.h"
 #include "view/tensor_order.h"
 
@@ -59,10 +60,14 @@ tensor_set_header(const struct node *set, uint32_t position, struct buffer *head
 {
     struct set_tensor at = tensor_set_at(set, position);
 
+    const struct st_table *table = at.shard->table;
+    const uint64_t *dims = table->dims + at.tensor->shape;
+
     if (set->view != VIEW_NPY)
         return 0;
-    return npy_header(header, (enum dtype)at.tensor->dtype,
-                      at.shard->table->dims + at.tensor->shape, at.tensor->rank, at.length);
+    if (at.tensor->dtype == DTYPE_UNKNOWN && table->gguf)
+        return npy_packed_header(header, dims, at.tensor->rank, gguf_row_bytes(table, at.tensor));
+    return npy_header(header, (enum dtype)at.tensor->dtype, dims, at.tensor->rank, at.length);
 }
 
 /* The directory's set, with a reference, if it is of this version; else NULL. */

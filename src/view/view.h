@@ -78,16 +78,24 @@ bool view_checks_names(struct view *view, node_id directory);
  * -ENAMETOOLONG; -ETXTBSY: a shard that the file needs is open for writing. */
 errint_t view_lookup(struct view *view, const struct caller *caller, node_id parent,
                      const char *name, node_id *id, struct stat *st);
+/* The generation of an ID whose lookup count is not 0: no other file of the mount has or had the
+ * same ID and generation, until 2^32 nodes have been made. Does not wait. */
+uint32_t view_generation(struct view *view, node_id id);
 /* Reduces the lookup count by `count`. Does not wait. */
 void view_forget(struct view *view, node_id id, uint64_t count);
 /* Increments a lookup count that is not 0, for a call that may continue after the kernel has
  * dropped its own count. Does not wait. */
 void view_ref(struct view *view, node_id id);
 
+/* The view that a file is in. Does not wait. */
+enum view_kind view_kind_of(struct view *view, node_id id);
+
 /* The part of the source that a call accesses. `directory` and `name` are hashes, which may
  * collide. */
 struct view_place {
-    uint64_t filesystem; /* the last known st_dev of the directory; 0: not known */
+    /* The last known st_dev of the directory (0: not known), or the lane of a link to another file
+     * system (listing_lane()), which then also counts as a directory of its own. */
+    uint64_t filesystem;
     uint64_t directory;
     uint64_t name; /* of a file, checkpoint or subdirectory in it, or of the directory itself */
 };
@@ -114,7 +122,8 @@ void view_closedir(struct view *view, struct view_directory *directory);
  * no more entries. Does not wait. */
 errint_t view_readdir(struct view *view, struct view_directory *directory, uint64_t position,
                       const char **name, struct stat *st);
-/* view_lookup() of the entry at `position`. Only for a view without a `check`. */
+/* view_lookup() of the entry at `position`. Only for a view without a `check`. -EAGAIN: it might
+ * wait for another file system than the directory's. */
 errint_t view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_t position,
                              node_id *id, struct stat *st);
 

@@ -10,26 +10,59 @@
 #include <string.h>
 #include <unistd.h>
 
-enum xattr { XATTR_NAME, XATTR_DTYPE, XATTR_SHAPE, XATTR_EXTENTS, XATTR_SOURCE, XATTRS };
+enum xattr {
+    XATTR_NAME,
+    XATTR_DTYPE,
+    XATTR_SHAPE,
+    XATTR_GGUF_NAME,
+    XATTR_GGUF_TYPE,
+    XATTR_GGUF_SHAPE,
+    XATTR_EXTENTS,
+    XATTR_SOURCE,
+    XATTRS
+};
 
 static const char *const xattr_names[XATTRS] = {
     "user.safetensors.name", "user.safetensors.dtype", "user.safetensors.shape",
+    "user.gguf.name",        "user.gguf.type",         "user.gguf.shape",
     "user.fstfs.extents",    "user.fstfs.source",
 };
 
+/* Tensors of GGUF files have xattrs of their own, and those of safetensors if it has their type. */
 static bool
-has_xattr(const struct node *node, enum xattr xattr)
+tensor_has_xattr(const struct node *set, uint32_t position, enum xattr xattr)
+{
+    const struct set_tensor at = tensor_set_at(set, position);
+
+    switch (xattr) {
+    case XATTR_NAME:
+    case XATTR_DTYPE:
+    case XATTR_SHAPE:
+        return !at.shard->table->gguf || at.tensor->dtype != DTYPE_UNKNOWN;
+    case XATTR_GGUF_NAME:
+    case XATTR_GGUF_TYPE:
+    case XATTR_GGUF_SHAPE:
+        return at.shard->table->gguf != NULL;
+    default:
+        return xattr == XATTR_EXTENTS;
+    }
+}
+
+/* `position`: of a tensor file. */
+static bool
+has_xattr(const struct node *node, uint32_t position, enum xattr xattr)
 {
     switch (node->kind) {
     case NODE_TENSOR_SET:
-        return xattr != XATTR_SOURCE;
+        return tensor_has_xattr(node, position, xattr);
     case NODE_SOURCE_FILE:
         return xattr == XATTR_EXTENTS;
     case NODE_TENSORS:
         return xattr == XATTR_SOURCE;
     case NODE_MADE_FILE:
         return xattr == XATTR_SOURCE &&
-               (node->made.kind == MADE_MERGED || node->made.kind == MADE_PART);
+               (node->made.kind == MADE_MERGED || node->made.kind == MADE_PART ||
+                node->made.kind == MADE_SHARD);
     default:
         return false;
     }
@@ -139,12 +172,12 @@ add_tensor_xattr(const struct view *view, const struct node *set, uint32_t posit
     const char *dtype;
     size_t length;
 
-    if (xattr == XATTR_NAME) {
+    if (xattr == XATTR_NAME || xattr == XATTR_GGUF_NAME) {
         buffer_add(value, table->text + at.tensor->name, at.tensor->name_length);
-    } else if (xattr == XATTR_DTYPE) {
+    } else if (xattr == XATTR_DTYPE || xattr == XATTR_GGUF_TYPE) {
         dtype = st_dtype_text(table, at.tensor, &length);
         buffer_add(value, dtype, length);
-    } else if (xattr == XATTR_SHAPE) {
+    } else if (xattr == XATTR_SHAPE || xattr == XATTR_GGUF_SHAPE) {
         add_shape_xattr(table, at.tensor, value);
     } else {
         add_extents_xattr(view, at.shard->backing, at.offset, at.length, value);
@@ -176,7 +209,8 @@ view_getxattr(struct view *view, const struct caller *caller, node_id id, const 
     enum xattr xattr = 0;
     errint_t error;
 
-    while (xattr < XATTRS && (strcmp(name, xattr_names[xattr]) != 0 || !has_xattr(node, xattr)))
+    while (xattr < XATTRS &&
+           (strcmp(name, xattr_names[xattr]) != 0 || !has_xattr(node, position, xattr)))
         xattr++;
     if (xattr == XATTRS)
         return -ENODATA;
@@ -202,7 +236,7 @@ view_listxattr(struct view *view, node_id id, struct buffer *names)
     const struct node *node = node_of(view, id, &position);
 
     for (enum xattr xattr = 0; xattr < XATTRS; xattr++)
-        if (has_xattr(node, xattr))
+        if (has_xattr(node, position, xattr))
             buffer_add(names, xattr_names[xattr], strlen(xattr_names[xattr]) + 1);
     return buffer_failed(names) ? -ENOMEM : 0;
 }

@@ -10,10 +10,14 @@
  *   verdict container         each line of standard input is a path of a file of torch.save() or of
  * a GGUF file; answers a line "ok COUNT REFUSED IMPORTS", then a line of the first refused tensor,
  * lines of imports, and for each tensor name<TAB>dtype<TAB>begin<TAB>end<TAB>dimensions; or "RULE
- * text" verdict time FILE N       parses FILE's header N times; milliseconds and bytes of the table
+ * text"
+ *   verdict metadata FILE     key and value of a GGUF file as hexadecimal digits, "json" or "text"
+ *   verdict merge OUT FILE...  merges parts of a GGUF model; "ok" or "PART RULE text"
+ *   verdict time FILE N       parses FILE's header N times; milliseconds and bytes of the table
  */
 #include "format/dtype.h"
 #include "format/gguf.h"
+#include "format/gguf_write.h"
 #include "format/index.h"
 #include "format/npy.h"
 #include "format/safetensors.h"
@@ -132,7 +136,8 @@ index_of(const char *path)
         buffer_add(&text, piece, got);
     fclose(file);
     buffer_reserve(&text, 1); /* data is not NULL even when the file is empty */
-    errint_t error = st_index_parse(text.data, text.length, &index, &reason);
+    errint_t error =
+        st_index_parse(text.data, text.length, &container_safetensors, &index, &reason);
     buffer_free(&text);
     if (error) {
         printf("%s %s\n", reason.rule, reason.text);
@@ -149,16 +154,6 @@ index_of(const char *path)
                index->text + entry->name);
     }
     st_index_free(index);
-    return 0;
-}
-
-static errint_t
-admit_memory(void *arg, uint64_t bytes, struct reason *reason)
-{
-    uint64_t *admitted = arg;
-
-    (void)reason;
-    *admitted += bytes;
     return 0;
 }
 
@@ -185,16 +180,15 @@ answer_torch(int fd, uint64_t size)
     struct buffer imports = BUFFER_INIT;
     struct torch_file file;
     struct reason reason;
-    uint64_t admitted = 0;
     unsigned lines = 0;
 
-    if (torch_read(fd, size, admit_memory, &admitted, &imports, &file, &reason)) {
+    if (torch_read(fd, size, NULL, NULL, &imports, &file, &reason)) {
         printf("%s %s\n", reason.rule, reason.text);
     } else {
         for (size_t i = 0; i < imports.length; i++)
             lines += imports.data[i] == '\n';
         printf("ok %" PRIu32 " %" PRIu32 " %u\n%s\n", file.table->count, file.refused_count, lines,
-               file.refused);
+               file.refused_count ? file.refused[0] : "");
         fwrite(imports.length ? imports.data : "", 1, imports.length, stdout);
         print_tensors(file.table);
         torch_file_free(&file);
@@ -205,17 +199,114 @@ answer_torch(int fd, uint64_t size)
 static void
 answer_gguf(int fd, uint64_t size)
 {
-    struct gguf_file file;
+    struct st_table *table;
     struct reason reason;
-    uint64_t admitted = 0;
 
-    if (gguf_read(fd, size, admit_memory, &admitted, &file, &reason)) {
+    if (gguf_read(fd, size, NULL, NULL, &table, &reason)) {
         printf("%s %s\n", reason.rule, reason.text);
         return;
     }
-    printf("ok %" PRIu32 " 0 0\n\n", file.table->count);
-    print_tensors(file.table);
-    gguf_file_free(&file);
+    printf("ok %" PRIu32 " 0 0\n\n", table->count);
+    print_tensors(table);
+    st_table_free(table);
+}
+
+/* Opens a GGUF file and reads its header; exits if that fails. */
+static int
+open_gguf(const char *path, struct st_table **table)
+{
+    struct reason reason;
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0 || fstat(fd, &st) < 0 ||
+        gguf_read(fd, (uint64_t)st.st_size, NULL, NULL, table, &reason)) {
+        fprintf(stderr, "verdict: %s\n", path);
+        exit(2);
+    }
+    return fd;
+}
+
+static void
+print_hex(const char *text, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        printf("%02x", (unsigned char)text[i]);
+}
+
+static int
+print_metadata(const char *path)
+{
+    struct st_table *table;
+
+    close(open_gguf(path, &table));
+    for (uint32_t i = 0; i < table->metadata_count; i++) {
+        const struct st_metadata *pair = &table->metadata[i];
+
+        print_hex(table->text + pair->key, pair->key_length);
+        printf(" ");
+        print_hex(table->text + pair->value, pair->value_length);
+        printf(" %s\n", pair->is_json ? "json" : "text");
+    }
+    st_table_free(table);
+    return 0;
+}
+
+enum { MOST_PARTS = 64 };
+
+struct merging {
+    FILE *out;
+    int parts[MOST_PARTS];
+    const struct buffer *header;
+};
+
+static void
+write_run(void *arg, const struct gguf_run *run)
+{
+    struct merging *merging = arg;
+    char *bytes = calloc(run->length + 1, 1);
+
+    if (!bytes)
+        exit(2);
+    if (run->kind == GGUF_RUN_HEADER)
+        memcpy(bytes, merging->header->data + run->offset, run->length);
+    else if (run->kind != GGUF_RUN_ZERO &&
+             pread(merging->parts[run->kind == GGUF_RUN_TENSOR ? run->part : 0], bytes, run->length,
+                   (off_t)run->offset) != (ssize_t)run->length)
+        exit(2);
+    fwrite(bytes, 1, run->length, merging->out);
+    free(bytes);
+}
+
+static int
+merge_gguf(const char *out, char **paths, int count)
+{
+    struct buffer header = BUFFER_INIT;
+    struct merging merging = {.out = fopen(out, "wb"), .header = &header};
+    struct st_table *tables[MOST_PARTS];
+    const struct st_table *const *parts = (const struct st_table *const *)tables;
+    struct reason reason;
+    uint32_t wrong;
+    uint64_t size;
+
+    if (!merging.out || count > MOST_PARTS)
+        return 2;
+    for (int i = 0; i < count; i++)
+        merging.parts[i] = open_gguf(paths[i], &tables[i]);
+    if (gguf_check_parts(parts, (uint32_t)count, &wrong, &reason)) {
+        printf("%" PRIu32 " %s %s\n", wrong, reason.rule, reason.text);
+    } else {
+        size = gguf_merge(parts, (uint32_t)count, &header, NULL, NULL);
+        buffer_free(&header);
+        gguf_merge(parts, (uint32_t)count, &header, write_run, &merging);
+        printf("%s\n", (uint64_t)ftell(merging.out) == size ? "ok" : "wrong size");
+    }
+    for (int i = 0; i < count; i++) {
+        st_table_free(tables[i]);
+        close(merging.parts[i]);
+    }
+    buffer_free(&header);
+    return fclose(merging.out) ? 2 : 0;
 }
 
 static int
@@ -281,6 +372,10 @@ main(int argc, char **argv)
         return npy(argv[2], argv[3], argv + 4, argc - 4);
     if (argc == 3 && strcmp(argv[1], "index") == 0)
         return index_of(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "metadata") == 0)
+        return print_metadata(argv[2]);
+    if (argc >= 4 && strcmp(argv[1], "merge") == 0)
+        return merge_gguf(argv[2], argv + 3, argc - 3);
     if (argc == 4 && strcmp(argv[1], "time") == 0)
         return measure(argv[2], (int)strtol(argv[3], NULL, 10));
     fprintf(stderr, "verdict: see the first comment of tests/format/verdict.c\n");

@@ -7,16 +7,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-/* libFuzzer took its own copy of stderr before this. */
-static FILE *said;
+/* Most memory that may be requested: far more than a factor of any input. */
+#define ADMITTED_MOST (UINT64_C(64) << 20)
+
+/* The original stderr. libFuzzer took its own copy of it before fuzz_quiet(). */
+static FILE *real_stderr;
 
 void
 fuzz_quiet(void)
 {
     FILE *nowhere = fopen("/dev/null", "w");
 
-    said = stderr;
+    real_stderr = stderr;
     if (nowhere)
         stdout = stderr = nowhere;
 }
@@ -24,7 +29,7 @@ fuzz_quiet(void)
 void
 fuzz_fail(const char *file, int line, const char *what)
 {
-    fprintf(said ? said : stderr, "%s:%d: not so: %s\n", file, line, what);
+    fprintf(real_stderr ? real_stderr : stderr, "%s:%d: failed: %s\n", file, line, what);
     abort();
 }
 
@@ -57,6 +62,30 @@ input_text(struct input *input, size_t *length)
     input->at += *length + (end ? 1 : 0);
     input->left -= *length + (end ? 1 : 0);
     return text;
+}
+
+int
+fuzz_file(const char *name)
+{
+    int fd = memfd_create(name, 0);
+
+    EXPECT(fd >= 0);
+    return fd;
+}
+
+void
+fuzz_file_write(int fd, const uint8_t *data, size_t size)
+{
+    EXPECT(ftruncate(fd, 0) == 0 && pwrite(fd, data, size, 0) == (ssize_t)size);
+}
+
+errint_t
+fuzz_admit(void *arg, uint64_t bytes, struct reason *reason)
+{
+    (void)arg;
+    (void)reason;
+    EXPECT(bytes <= ADMITTED_MOST);
+    return 0;
 }
 
 bool
@@ -176,6 +205,18 @@ fuzz_expect_table(const struct st_table *table, uint64_t data_length)
 
         EXPECT(fuzz_compare(table->text + a->key, a->key_length, table->text + b->key,
                             b->key_length) < 0);
+    }
+}
+
+void
+fuzz_expect_in_file(const struct st_table *table, uint64_t file_size)
+{
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct st_tensor *tensor = &table->tensors[i];
+
+        EXPECT(tensor->begin <= tensor->end);
+        EXPECT(tensor->begin == tensor->end || table->data_start + tensor->end <= file_size);
+        expect_size(table, tensor);
     }
 }
 

@@ -40,6 +40,14 @@ uint64_t input_number(struct input *input); /* 8 bytes, little-endian */
 /* The bytes up to the next 0xff, which UTF-8 has none of, or to the end. */
 const char *input_text(struct input *input, size_t *length);
 
+/* An empty file in memory, for readers that take a descriptor. */
+int fuzz_file(const char *name);
+/* Replaces the content of the file. */
+void fuzz_file_write(int fd, const uint8_t *data, size_t size);
+/* An admission, see st_table.h: refuses nothing, and expects requests for no more memory than any
+ * input of the fuzzer may need. */
+errint_t fuzz_admit(void *arg, uint64_t bytes, struct reason *reason);
+
 /* Sends what the code under test prints to nowhere; libFuzzer's own lines stay. */
 void fuzz_quiet(void);
 
@@ -54,6 +62,8 @@ int fuzz_compare(const char *a, size_t a_length, const char *b, size_t b_length)
 
 /* All that safetensors.h promises of a table. */
 void fuzz_expect_table(const struct st_table *table, uint64_t data_length);
+/* Every tensor is in the file, and as long as its shape and dtype say. */
+void fuzz_expect_in_file(const struct st_table *table, uint64_t file_size);
 /* That cJSON, which shares no code with src/format, reads of a written header
  * (its JSON, without the 8 bytes) what the table says. */
 void fuzz_expect_header(const char *json, size_t length, const struct st_table *table);

@@ -1,68 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gguf_read().
+ * gguf_read(), and gguf_merge() of the file as the only part, and as both of two.
  *
  * Input: the whole file.
  */
-#include "format/gguf.h"
+#include "format/gguf_write.h"
 #include "fuzz.h"
-
-#include <sys/mman.h>
-#include <unistd.h>
-
-/* Memory that may be asked for: far more than a factor of any input. */
-static const uint64_t most = UINT64_C(64) << 20;
 
 static int fd;
 
 int
 LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    fd = memfd_create("fuzz-gguf", 0);
-    EXPECT(fd >= 0);
+    fd = fuzz_file("fuzz-gguf");
     return 0;
 }
 
-static errint_t
-admit(void *arg, uint64_t bytes, struct reason *reason)
-{
-    (void)arg;
-    (void)reason;
-    EXPECT(bytes <= most);
-    return 0;
-}
+/* Runs of a merged file: in the file that they are from, one after another. */
+struct merged {
+    uint64_t file_size, header_length, size;
+};
 
-/* Every tensor is in the file, and as long as its shape and dtype say. */
 static void
-expect_in_file(const struct st_table *table, uint64_t file_size)
+expect_run(void *arg, const struct gguf_run *run)
 {
-    for (uint32_t i = 0; i < table->count; i++) {
-        const struct st_tensor *tensor = &table->tensors[i];
-        uint64_t bits = 1;
+    struct merged *merged = arg;
 
-        EXPECT(tensor->begin <= tensor->end);
-        EXPECT(tensor->begin == tensor->end || table->data_start + tensor->end <= file_size);
-        if (tensor->dtype == DTYPE_UNKNOWN)
-            continue;
-        for (uint32_t d = 0; d < tensor->rank; d++)
-            bits *= table->dims[tensor->shape + d];
-        EXPECT(bits * dtype_bits((enum dtype)tensor->dtype) == (tensor->end - tensor->begin) * 8);
+    if (run->kind == GGUF_RUN_HEADER)
+        EXPECT(run->offset <= merged->header_length &&
+               run->length <= merged->header_length - run->offset);
+    else if (run->kind != GGUF_RUN_ZERO && run->length)
+        EXPECT(run->offset <= merged->file_size && run->length <= merged->file_size - run->offset);
+    merged->size += run->length;
+}
+
+static void
+expect_merge(const struct st_table *table, uint32_t count, uint64_t file_size)
+{
+    const struct st_table *tables[] = {table, table};
+    struct merged merged = {.file_size = file_size};
+    struct buffer header = BUFFER_INIT;
+    struct reason reason = {NULL, ""};
+    uint64_t size;
+    uint32_t wrong;
+
+    if (gguf_check_parts(tables, count, &wrong, &reason)) {
+        fuzz_expect_reason(&reason);
+        EXPECT(wrong < count);
     }
+    if (table->gguf->alignment > GGUF_MERGE_ALIGNMENT)
+        return;
+    size = gguf_merge(tables, count, &header, NULL, NULL);
+    merged.header_length = header.length;
+    buffer_free(&header);
+    EXPECT(gguf_merge(tables, count, &header, expect_run, &merged) == size);
+    EXPECT(merged.size == size && merged.header_length == header.length);
+    buffer_free(&header);
 }
 
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct reason reason = {NULL, ""};
-    struct gguf_file file;
+    struct st_table *table;
 
-    EXPECT(ftruncate(fd, 0) == 0 && pwrite(fd, data, size, 0) == (ssize_t)size);
-    if (gguf_read(fd, size, admit, NULL, &file, &reason)) {
+    fuzz_file_write(fd, data, size);
+    if (gguf_read(fd, size, fuzz_admit, NULL, &table, &reason)) {
         fuzz_expect_reason(&reason);
         return 0;
     }
-    expect_in_file(file.table, size);
-    EXPECT(file.pairs.start <= file.pairs.end && file.pairs.end <= size);
-    gguf_file_free(&file);
+    fuzz_expect_in_file(table, size);
+    EXPECT(table->gguf->pairs.start <= table->gguf->pairs.end && table->gguf->pairs.end <= size);
+    expect_merge(table, 1, size);
+    expect_merge(table, 2, size);
+    st_table_free(table);
     return 0;
 }

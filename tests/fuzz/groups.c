@@ -60,7 +60,7 @@ take_index(struct input *input, struct directory *directory, const char *name)
     struct reason reason;
 
     named->file = name;
-    if (st_index_parse(text, length, &named->index, &reason))
+    if (st_index_parse(text, length, group_index_container(name), &named->index, &reason))
         named->index = NULL;
 }
 
@@ -68,6 +68,23 @@ static int
 compare(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The name is the stem and a suffix; if files of this container are shown with another stem, the
+ * stem is the end of that. */
+static void
+check_single_name(const char *file, const char *stem)
+{
+    size_t length = strlen(file), suffix, hidden;
+    const struct container *container = container_of_name(file, length, &suffix);
+
+    EXPECT(container && strlen(stem) + suffix <= length);
+    hidden = length - strlen(stem) - suffix;
+    EXPECT(strncmp(file + hidden, stem, strlen(stem)) == 0);
+    if (hidden == 0)
+        return;
+    EXPECT(container->stem && hidden + strlen(container->shown_stem) == strlen(container->stem));
+    EXPECT(strncmp(file, container->stem, strlen(container->stem)) == 0);
 }
 
 static void
@@ -85,7 +102,7 @@ check_names(const char *file)
     if (group_numbered_name(file, stem, &number, &of))
         EXPECT(*stem && number >= 1 && number <= of && group_single_name(file, again));
     if (group_single_name(file, stem))
-        EXPECT(strlen(stem) + st_suffix_length(file, strlen(file)) == strlen(file));
+        check_single_name(file, stem);
 }
 
 static size_t
@@ -111,6 +128,9 @@ check_files(const struct directory *directory, const struct grouping *grouping)
             others += grouping->files[f] == file;
         for (size_t f = 0; f < directory->index_count; f++)
             indexes += directory->indexes[f].file == file;
+        /* The index of a checkpoint that is not shown is one of the others. */
+        if (indexes && others)
+            indexes -= group_index_container(file)->is_converted;
         EXPECT(others + indexes + (uses > 0) == 1);
     }
 }

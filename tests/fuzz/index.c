@@ -103,7 +103,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     EXPECT(json);
     if (size)
         memcpy(json, data, size);
-    if (st_index_parse(json, size, &index, &reason)) {
+    if (st_index_parse(json, size, &container_safetensors, &index, &reason)) {
         fuzz_expect_reason(&reason);
     } else {
         expect_index(index);

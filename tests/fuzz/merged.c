@@ -168,6 +168,7 @@ take_checkpoint(struct input *input, struct made *made, struct problem_set *prob
     checkpoint->catalog = fuzz_catalog();
     checkpoint->directory = "dir";
     checkpoint->stem = "model";
+    checkpoint->container = &container_safetensors;
     checkpoint->suffix = ST_SUFFIX;
     checkpoint->shards = made->pointers;
     checkpoint->tensors = made->tensors;
@@ -337,7 +338,7 @@ check_index(const struct checkpoint *checkpoint, const struct buffer *text)
     cJSON *root = cJSON_ParseWithLength(text->data, text->length);
 
     EXPECT(root && !buffer_failed(text));
-    EXPECT(st_index_parse(text->data, text->length, &index, &reason) == 0);
+    EXPECT(st_index_parse(text->data, text->length, &container_safetensors, &index, &reason) == 0);
     EXPECT(index->count == checkpoint->tensor_count && index->has_total_size);
     for (uint32_t i = 0; i < index->count; i++) {
         const struct st_tensor *tensor = checkpoint_tensor(checkpoint, checkpoint->tensors[i]);

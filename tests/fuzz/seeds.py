@@ -34,7 +34,7 @@ def main():
     target, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     seeds = {"gguf": lambda: container_seeds(gguffiles.BAD) | {"sound": gguffiles.gguf([gguffiles.W])}, "header": header_seeds,
-             "torch": lambda: container_seeds(bad_torch.CASES) | {"sound": bad_torch.SOUND}}[target]()
+             "torch": lambda: container_seeds(bad_torch.CASES + [(name, None, content) for name, content in bad_torch.READ]) | {"sound": bad_torch.SOUND}}[target]()
     for name, seed in seeds.items():
         (folder / name).write_bytes(seed)
 

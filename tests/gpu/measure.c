@@ -32,7 +32,7 @@
 #define MIB (1ull << 20)
 #define LARGEST_COPY (64 * MIB)
 #define COPIED (256 * MIB) /* for each rate */
-#define BOXES 300
+#define SLICES 300
 #define ODD 61 /* most bytes that memory is shifted by */
 #define LOADS 5
 
@@ -141,8 +141,8 @@ below(uint64_t limit)
 static bool
 check_rows(const struct fstfs_tensor *tensor)
 {
-    struct fstfs_slice box[16] = {{0}};
-    struct fstfs_request request = {.tensor = tensor, .slices = tensor->rank ? box : NULL};
+    struct fstfs_slice slices[16] = {{0}};
+    struct fstfs_request request = {.tensor = tensor, .slices = tensor->rank ? slices : NULL};
     struct fstfs_read_options options = {.device = device};
     uint64_t size, rows = tensor->rank ? tensor->shape[0] : 1;
     uint64_t row = rows ? tensor->size / rows : 0;
@@ -151,11 +151,11 @@ check_rows(const struct fstfs_tensor *tensor)
     bool same;
 
     for (unsigned d = 0; d < tensor->rank; d++)
-        box[d] = (struct fstfs_slice){0, tensor->shape[d], 1};
+        slices[d] = (struct fstfs_slice){0, tensor->shape[d], 1};
     if (tensor->rank) {
-        box[0].start = below(tensor->shape[0]);
+        slices[0].start = below(tensor->shape[0]);
         /* cppcheck-suppress unreadVariable ; read through `request` */
-        box[0].stop = box[0].start + 1 + below(tensor->shape[0] - box[0].start);
+        slices[0].stop = slices[0].start + 1 + below(tensor->shape[0] - slices[0].start);
     }
     if (fstfs_request_size(&request, &size) < 0)
         errx(2, "%s", fstfs_error());
@@ -165,7 +165,7 @@ check_rows(const struct fstfs_tensor *tensor)
         errx(2, "%s", fstfs_error());
     expected = malloc(size);
     found = malloc(size);
-    read_file(tensor->file, tensor->offset + box[0].start * row, expected, size);
+    read_file(tensor->file, tensor->offset + slices[0].start * row, expected, size);
     must(copy_back(found, (CUdeviceptr)(uintptr_t)request.to, size), "cuMemcpyDtoH");
     same = memcmp(expected, found, size) == 0;
     if (!same)
@@ -185,7 +185,7 @@ check_bytes(void)
 
     if (count == 0)
         errx(2, "there are no tensors");
-    for (size_t i = 0; i < count + BOXES; i++) {
+    for (size_t i = 0; i < count + SLICES; i++) {
         const struct fstfs_tensor *tensor = fstfs_tensor(checkpoint, i < count ? i : below(count));
 
         if (tensor->size == 0 || tensor->bits % 8 || tensor->rank > 16)

@@ -10,16 +10,24 @@
  *   NO_TMPFILE=1        there are no files without a name (O_TMPFILE)
  *   NO_RENAME_FLAGS=1   renameat2(2) knows no flags, as on NFS and many FUSE file systems
  *   NO_LINKS=1          there are no hard links
+ *   NO_CANCEL=1         pthread_cancel(3) fails with EAGAIN, as with RLIMIT_SIGPENDING at 0
+ *   REFUSED_INIT=before libfuse refuses INIT before it calls init(), because of the protocol's
+ * version REFUSED_INIT=after  after init(), because of a maximum read size that init() does not
+ * know
  */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fuse.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -47,6 +55,9 @@ change(void)
     errno = ENOSPC;
     return 1;
 }
+
+struct fuse_args;
+int fuse_opt_add_arg(struct fuse_args *args, const char *text); /* of libfuse */
 
 /* NAME: as it is in the library; what follows is its type, parameters and arguments. */
 /* NOLINTBEGIN(bugprone-macro-parentheses): a type and a name take none */
@@ -130,4 +141,53 @@ readdir64(DIR *stream)
         return NULL;
     }
     return next(stream);
+}
+
+int
+pthread_cancel(pthread_t thread)
+{
+    int (*next)(pthread_t) = (int (*)(pthread_t))dlsym(RTLD_NEXT, "pthread_cancel");
+
+    return getenv("NO_CANCEL") ? EAGAIN : next(thread);
+}
+
+static int
+is_init_refused(const char *when)
+{
+    const char *refused = getenv("REFUSED_INIT");
+
+    return refused && strcmp(refused, when) == 0;
+}
+
+ssize_t
+read(int fd, void *to, size_t size)
+{
+    ssize_t (*next)(int, void *, size_t) =
+        (ssize_t(*)(int, void *, size_t))dlsym(RTLD_NEXT, "read");
+    const uint32_t major = FUSE_KERNEL_VERSION - 1;
+    ssize_t got = next(fd, to, size);
+    struct fuse_in_header header;
+
+    if (got < (ssize_t)(sizeof(header) + sizeof(major)) || !is_init_refused("before"))
+        return got;
+    memcpy(&header, to, sizeof(header));
+    if (header.opcode == FUSE_INIT && header.len == (size_t)got)
+        memcpy((char *)to + sizeof(header), &major, sizeof(major)); /* of struct fuse_init_in */
+    return got;
+}
+
+int
+fuse_opt_add_arg(struct fuse_args *args, const char *text)
+{
+    int (*next)(struct fuse_args *, const char *) =
+        (int (*)(struct fuse_args *, const char *))dlsym(RTLD_NEXT, "fuse_opt_add_arg");
+    char *longer;
+    int result;
+
+    if (!is_init_refused("after") || strncmp(text, "ro,", 3) != 0 ||
+        asprintf(&longer, "%s,max_read=8192", text) < 0)
+        return next(args, text);
+    result = next(args, longer);
+    free(longer);
+    return result;
 }

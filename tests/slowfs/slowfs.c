@@ -6,6 +6,9 @@
  *
  *   -o delay=US     every request waits so many microseconds before it is served,
  *                   as many at once as there are: a distant storage of any bandwidth
+ *   -o jitter=US    and a random time more, up to so many microseconds
+ *   -o bandwidth=N  the data of all reads shares a link of N million bytes per second
+ *                   (unlimited); see link.h
  *   -o threads=N    requests at once (256)
  *   -o valid=S      seconds that names and attributes are believed, as a network file
  *                   system's are (1); 0: what changes is seen at once
@@ -17,6 +20,7 @@
  * pread for each. Each request is served by a thread of its own, start to end.
  */
 #include "faults.h"
+#include "link.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -37,9 +41,11 @@
 #include <unistd.h>
 
 #define READ_MOST (1u << 20)
+#define SECOND_NS UINT64_C(1000000000)
 
 struct options {
-    unsigned delay; /* microseconds */
+    unsigned delay, jitter; /* microseconds */
+    unsigned bandwidth; /* million bytes per second; 0: unlimited */
     unsigned threads;
     unsigned valid, age; /* seconds */
     char *faults; /* file */
@@ -49,6 +55,8 @@ static struct options options = {.threads = 256, .valid = 1};
 
 static const struct fuse_opt option_table[] = {
     {"delay=%u", offsetof(struct options, delay), 0},
+    {"jitter=%u", offsetof(struct options, jitter), 0},
+    {"bandwidth=%u", offsetof(struct options, bandwidth), 0},
     {"threads=%u", offsetof(struct options, threads), 0},
     {"valid=%u", offsetof(struct options, valid), 0},
     {"age=%u", offsetof(struct options, age), 0},
@@ -92,14 +100,43 @@ path_below(fuse_ino_t directory, const char *name)
 
 static struct faults *faults; /* NULL: none are wanted */
 static pthread_key_t buffer_key; /* each thread's buffer for what it reads */
+static struct link network;
+
+static uint64_t
+clock_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
+}
 
 static void
-wait_delay(void)
+wait_until(uint64_t time)
 {
-    struct timespec t = {options.delay / 1000000, options.delay % 1000000 * 1000L};
+    struct timespec t = {(time_t)(time / SECOND_NS), (long)(time % SECOND_NS)};
 
-    while (options.delay && nanosleep(&t, &t) < 0 && errno == EINTR) {
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) {
     }
+}
+
+/* Waits for the latency of a request. Returns the time at which its reply is due. */
+static uint64_t
+wait_latency(void)
+{
+    uint64_t due = clock_now() + link_latency(&network);
+
+    if (options.delay || options.jitter)
+        wait_until(due);
+    return due;
+}
+
+/* Waits until `size` bytes that were due at `due` have been transmitted. */
+static void
+wait_transmission(uint64_t due, size_t size)
+{
+    if (options.bandwidth && size > 0)
+        wait_until(link_transmit(&network, due, size));
 }
 
 static void
@@ -138,13 +175,12 @@ change(const char *path, const struct fault *fault)
     close(fd);
 }
 
-/* What a request is to suffer, after its delay and what befalls the file. */
+/* What a request is to suffer, after what befalls the file. */
 static struct fault
 suffer(const char *operation, const char *path, off_t offset, size_t length)
 {
     struct fault fault = {0};
 
-    wait_delay();
     if (faults)
         fault = faults_meet(faults, operation, strncmp(path, "./", 2) == 0 ? path + 2 : path,
                             offset, length);
@@ -183,6 +219,7 @@ on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         fuse_reply_err(req, ENOMEM);
         return;
     }
+    wait_latency();
     fault = suffer("lookup", path, 0, 0);
     if (fault.error) {
         fuse_reply_err(req, fault.error);
@@ -199,9 +236,11 @@ on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 static void
 on_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct fault fault = suffer("getattr", path_of(ino), 0, 0);
+    struct fault fault;
     struct stat st;
 
+    wait_latency();
+    fault = suffer("getattr", path_of(ino), 0, 0);
     if (fault.error)
         fuse_reply_err(req, fault.error);
     else if (stat_aged(path_of(ino), &st) < 0)
@@ -216,7 +255,7 @@ on_readlink(fuse_req_t req, fuse_ino_t ino)
     char target[4096];
     ssize_t length;
 
-    wait_delay();
+    wait_latency();
     length = readlinkat(source, path_of(ino), target, sizeof(target) - 1);
     if (length < 0) {
         fuse_reply_err(req, errno);
@@ -229,9 +268,11 @@ on_readlink(fuse_req_t req, fuse_ino_t ino)
 static void
 on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct fault fault = suffer(fi->flags & O_DIRECT ? "open-direct" : "open", path_of(ino), 0, 0);
+    struct fault fault;
     int fd;
 
+    wait_latency();
+    fault = suffer(fi->flags & O_DIRECT ? "open-direct" : "open", path_of(ino), 0, 0);
     if (fault.error) {
         fuse_reply_err(req, fault.error);
         return;
@@ -275,6 +316,7 @@ static void
 on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
 {
     const char *operation = fi->flags & O_DIRECT ? "read-direct" : "read";
+    uint64_t due = wait_latency();
     struct fault fault = suffer(operation, path_of(ino), offset, size);
     char *buffer = thread_buffer();
     size_t done = 0;
@@ -304,6 +346,7 @@ on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_f
         buffer[fault.flip_at - offset] ^= (char)0xff;
     if (fault.zeros)
         memset(buffer, 0, done);
+    wait_transmission(due, done);
     fuse_reply_buf(req, buffer, done);
 }
 
@@ -313,7 +356,7 @@ on_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     int fd;
     DIR *directory;
 
-    wait_delay();
+    wait_latency();
     fd = openat(source, path_of(ino), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     directory = fd < 0 ? NULL : fdopendir(fd);
     if (!directory) {
@@ -335,7 +378,7 @@ on_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fus
     size_t used = 0;
     struct dirent *entry;
 
-    wait_delay();
+    wait_latency();
     if (!buffer) {
         fuse_reply_err(req, ENOMEM);
         return;
@@ -369,7 +412,7 @@ on_statfs(fuse_req_t req, fuse_ino_t ino)
 {
     struct statvfs st;
 
-    wait_delay();
+    wait_latency();
     if (fstatvfs(source, &st) < 0)
         fuse_reply_err(req, errno);
     else
@@ -437,9 +480,11 @@ main(int argc, char **argv)
     }
     if (source < 0 || !command.mountpoint) {
         fprintf(stderr,
-                "usage: slowfs [-f] [-o delay=US,threads=N,faults=FILE,...] SOURCE MOUNTPOINT\n");
+                "usage: slowfs [-f] [-o delay=US,bandwidth=N,faults=FILE,...] SOURCE MOUNTPOINT\n");
         return 2;
     }
+    link_init(&network, options.delay * UINT64_C(1000), options.jitter * UINT64_C(1000),
+              options.bandwidth * UINT64_C(1000000));
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);

@@ -124,10 +124,8 @@ new_backing(const char *name)
 {
     struct file_identity identity;
     struct backing *backing;
-    struct stat st = {0};
 
-    expect(fstatat(directory, name, &st, 0) == 0);
-    file_identity_from_stat(&identity, &st);
+    expect(file_identity_at(&identity, directory, name) == 0);
     backing = backing_new(directory, name, &identity);
     atomic_store(&backing->readers, 1);
     return backing;
@@ -218,20 +216,22 @@ request_free(struct request *request)
 }
 
 static inline void
-keep_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
+keep_answer(void *arg, const struct io_answer *answer)
 {
     struct request *request = arg;
     size_t got = 0;
 
-    for (int i = 0; i < count; i++) {
-        if (!expect(got + vectors[i].iov_len <= request->length))
+    for (int i = 0; i < answer->count; i++) {
+        const struct iovec *vector = &answer->vectors[i];
+
+        if (!expect(got + vector->iov_len <= request->length))
             break;
-        memcpy(request->bytes + got, vectors[i].iov_base, vectors[i].iov_len);
-        got += vectors[i].iov_len;
+        memcpy(request->bytes + got, vector->iov_base, vector->iov_len);
+        got += vector->iov_len;
     }
-    expect(got == (result == 0 ? request->length : 0));
+    expect(got == (answer->result == 0 ? request->length : 0));
     pthread_mutex_lock(&request->lock);
-    request->result = result;
+    request->result = answer->result;
     request->answers++;
     pthread_cond_signal(&request->answered);
     pthread_mutex_unlock(&request->lock);

@@ -90,6 +90,14 @@ START_TEST(json_strings)
 }
 END_TEST
 
+START_TEST(json_not_utf8)
+{
+    buffer_add_json_string(&buffer, "a\xff\xfe", 3);
+    buffer_add_json_shown(&buffer, "a\xff\xfe", 3);
+    assert_holds("\"a\\udcff\\udcfe\"\"a\\ufffd\\ufffd\"");
+}
+END_TEST
+
 /* Names that would control a terminal or forge lines of a file. */
 struct quote {
     const char *text;
@@ -197,6 +205,7 @@ suite(void)
     tcase_add_test(c, grows);
     tcase_add_test(c, failure_is_sticky);
     tcase_add_test(c, json_strings);
+    tcase_add_test(c, json_not_utf8);
     tcase_add_loop_test(c, quoting, 0, sizeof(quotes) / sizeof(quotes[0]));
     tcase_add_test(c, buffer_add_quoted_truncates);
     tcase_add_loop_test(c, quoted_truncates, 0, 2);

@@ -207,12 +207,12 @@ START_TEST(fails_for_a_missing_directory)
     struct source_dir *missing = source_dir_child(dir, "missing");
     struct source_file file;
     struct listing *listing;
-    struct stat st;
+    struct file_identity identity;
 
-    ck_assert_int_eq(source_dir_stat(missing, &st), -ENOENT);
+    ck_assert_int_eq(source_dir_stat(missing, &identity), -ENOENT);
     ck_assert_int_eq(source_dir_listing(missing, &listing), -ENOENT);
     write_text("missing", "now a file");
-    ck_assert_int_eq(source_dir_stat(missing, &st), -ENOTDIR);
+    ck_assert_int_eq(source_dir_stat(missing, &identity), -ENOTDIR);
     ck_assert_int_eq(source_dir_file(dir, "missing", &file), 0);
     ck_assert_int_eq(source_dir_file(dir, ".", &file), -EISDIR);
     source_dir_unref(missing);
@@ -395,6 +395,25 @@ START_TEST(reports_differences_of_index_and_shards)
 }
 END_TEST
 
+/* The other shard exists, which the index names. */
+START_TEST(reports_a_shard_that_the_index_does_not_name)
+{
+    struct listing *listing;
+    struct buffer page = BUFFER_INIT;
+
+    write_shard(FIRST, 1, "a");
+    write_shard(SECOND, 1, "b");
+    write_text(INDEX, "{\"weight_map\":{\"a\":\"" FIRST "\"}}");
+    listing = new_listing();
+    ck_assert_uint_eq(listing->group_count, 2);
+    assert_problem(SECOND ": an index names other shards of model, but not this one");
+    problems_write(catalog_problems(catalog), &page);
+    ck_assert_ptr_null(strstr(page.data, "does not exist"));
+    buffer_free(&page);
+    listing_unref(listing);
+}
+END_TEST
+
 START_TEST(refuses_an_index)
 {
     struct reason reason;
@@ -433,6 +452,7 @@ suite(void)
     tcase_add_test(tests, shares_the_table_of_links);
     tcase_add_test(tests, reads_an_index);
     tcase_add_test(tests, reports_differences_of_index_and_shards);
+    tcase_add_test(tests, reports_a_shard_that_the_index_does_not_name);
     tcase_add_test(tests, refuses_an_index);
     suite_add_tcase(made, tests);
     return made;

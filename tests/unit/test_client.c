@@ -105,7 +105,7 @@ check_bytes(const struct fstfs_request requests[TENSORS])
         ck_assert_int_eq(memcmp(requests[i].to, contents[i], SIZE), 0);
 }
 
-struct told {
+struct progress_log {
     atomic_int inside;
     uint64_t done, total;
     int calls, answer;
@@ -114,22 +114,22 @@ struct told {
 static int
 progress(void *arg, uint64_t done, uint64_t total)
 {
-    struct told *told = arg;
+    struct progress_log *log = arg;
 
-    expect(atomic_fetch_add(&told->inside, 1) == 0);
-    expect(done >= told->done);
-    told->done = done;
-    told->total = total;
-    told->calls++;
-    atomic_fetch_sub(&told->inside, 1);
-    return told->answer;
+    expect(atomic_fetch_add(&log->inside, 1) == 0);
+    expect(done >= log->done);
+    log->done = done;
+    log->total = total;
+    log->calls++;
+    atomic_fetch_sub(&log->inside, 1);
+    return log->answer;
 }
 
 START_TEST(waited_for)
 {
     struct fstfs_request requests[TENSORS];
-    struct told told = {0};
-    struct fstfs_read_options options = {.progress = progress, .arg = &told};
+    struct progress_log log = {0};
+    struct fstfs_read_options options = {.progress = progress, .arg = &log};
     struct fstfs_read *read;
 
     make_requests(requests);
@@ -137,8 +137,8 @@ START_TEST(waited_for)
     ck_assert_int_eq(fstfs_wait(read, -1), 0);
     ck_assert_int_eq(fstfs_wait(read, 0), 0);
     ck_assert_uint_eq(fstfs_done(read), TENSORS * SIZE);
-    ck_assert_uint_eq(told.done, TENSORS * SIZE);
-    ck_assert_uint_eq(told.total, TENSORS * SIZE);
+    ck_assert_uint_eq(log.done, TENSORS * SIZE);
+    ck_assert_uint_eq(log.total, TENSORS * SIZE);
     fstfs_read_free(read);
     check_bytes(requests);
     free_requests(requests);
@@ -182,15 +182,15 @@ END_TEST
 START_TEST(cancelled_by_progress)
 {
     struct fstfs_request requests[TENSORS];
-    struct told told = {.answer = 1};
-    struct fstfs_read_options options = {.progress = progress, .arg = &told};
+    struct progress_log log = {.answer = 1};
+    struct fstfs_read_options options = {.progress = progress, .arg = &log};
 
     make_requests(requests);
     ck_assert_int_eq(fstfs_read(checkpoint, requests, TENSORS, &options), -ECANCELED);
     ck_assert_str_eq(fstfs_error(), "the read was cancelled");
-    ck_assert_uint_lt(told.done, told.total);
-    told.answer = 0;
-    told.done = 0;
+    ck_assert_uint_lt(log.done, log.total);
+    log.answer = 0;
+    log.done = 0;
     ck_assert_int_eq(fstfs_read(checkpoint, requests, TENSORS, &options), 0);
     check_bytes(requests);
     free_requests(requests);

@@ -23,6 +23,7 @@ struct read {
 
 struct storage {
     uint64_t latency, service; /* nanoseconds */
+    uint64_t jitter; /* up to so much is added to each latency */
     bool shared;
     uint64_t now;
     struct read reads[MOST_RINGS * MOST]; /* in flight, oldest first */
@@ -45,7 +46,8 @@ start_read(struct storage *storage, unsigned ring)
     storage->reads[storage->count] = (struct read){.ring = ring,
                                                    .submitted = storage->now,
                                                    .left = storage->service,
-                                                   .ready_at = storage->now + storage->latency,
+                                                   .ready_at = storage->now + storage->latency +
+                                                               random_below(storage->jitter + 1),
                                                    .others = storage->count};
     storage->count++;
     storage->of_ring[ring]++;
@@ -129,6 +131,13 @@ run_reads(struct storage *storage, unsigned ring_count, unsigned reads, unsigned
     return (storage->now - start) / reads;
 }
 
+/* Without the trial that may be in progress. */
+static unsigned
+limit_of(const struct concurrency *concurrency)
+{
+    return concurrency->trial_from ? concurrency->trial_from : concurrency->limit;
+}
+
 START_TEST(limit_grows_with_latency)
 {
     struct storage storage = {.latency = 30 * MS, .service = 20 * US};
@@ -148,7 +157,7 @@ START_TEST(limit_stays_low_at_maximum_throughput)
             setup();
             run_reads(&storage, ring_count, 10000, MOST);
             for (unsigned i = 0; i < ring_count; i++)
-                ck_assert_uint_eq(rings[i].limit, LEAST);
+                ck_assert_uint_eq(limit_of(&rings[i]), LEAST);
         }
     }
 }
@@ -187,8 +196,53 @@ START_TEST(link_is_filled)
         setup();
         run_reads(&storage, 1, 500, MOST);
         ck_assert_uint_le(run_reads(&storage, 1, 500, MOST), storage.service * 102 / 100);
-        ck_assert_uint_le(rings[0].limit, 2 * reads + 1);
+        ck_assert_uint_le(limit_of(&rings[0]), 2 * reads + 1);
     }
+}
+END_TEST
+
+/* The latency rises while reads are in flight, as it does when a server is asked for attributes
+ * again. More reads then fit into the link. */
+START_TEST(link_is_filled_if_latency_rises)
+{
+    for (unsigned factor = 2; factor <= 4; factor++) {
+        struct storage storage = {.latency = 7 * MS, .service = 1 * MS};
+
+        setup();
+        run_reads(&storage, 1, 200, MOST);
+        storage.latency *= factor;
+        run_reads(&storage, 1, 600, MOST);
+        ck_assert_uint_le(run_reads(&storage, 1, 500, MOST), storage.service * 105 / 100);
+    }
+}
+END_TEST
+
+START_TEST(link_is_filled_with_jitter)
+{
+    random_state = 3;
+    for (unsigned reads = 10; reads <= 24; reads += 2) {
+        struct storage storage = {
+            .latency = 10 * MS, .jitter = 10 * MS, .service = 10 * MS / reads};
+
+        setup();
+        run_reads(&storage, 1, 1000, MOST);
+        ck_assert_uint_le(run_reads(&storage, 1, 1000, MOST), storage.service * 110 / 100);
+    }
+}
+END_TEST
+
+/* Trials of a higher limit that gain nothing become rare. */
+START_TEST(trials_are_rare_at_maximum_throughput)
+{
+    struct storage storage = {.latency = 50 * US, .service = 600 * US, .shared = true};
+    unsigned in_trial = 0;
+
+    for (unsigned i = 0; i < 20000; i++) {
+        run_reads(&storage, 1, 1, MOST);
+        in_trial += rings[0].limit > LEAST;
+    }
+    ck_assert_uint_gt(in_trial, 0);
+    ck_assert_uint_lt(in_trial, 20000 / 40);
 }
 END_TEST
 
@@ -221,10 +275,8 @@ START_TEST(short_read_is_forgotten)
 
     run_reads(&storage, 1, 6, 1);
     concurrency_ended(&rings[0], &cached, 0);
-    run_reads(&storage, 1, 1000, MOST);
-    ck_assert_uint_eq(rings[0].limit, LEAST);
-    run_reads(&storage, 1, 8000, MOST);
-    ck_assert_uint_eq(rings[0].limit, MOST);
+    run_reads(&storage, 1, 500, MOST);
+    ck_assert_uint_eq(limit_of(&rings[0]), MOST);
 }
 END_TEST
 
@@ -311,6 +363,9 @@ suite(void)
     tcase_add_test(tcase, limit_stays_low_at_maximum_throughput);
     tcase_add_test(tcase, limit_stays_low_in_bursts);
     tcase_add_test(tcase, link_is_filled);
+    tcase_add_test(tcase, link_is_filled_if_latency_rises);
+    tcase_add_test(tcase, link_is_filled_with_jitter);
+    tcase_add_test(tcase, trials_are_rare_at_maximum_throughput);
     tcase_add_test(tcase, limit_does_not_grow_unused);
     tcase_add_test(tcase, limit_shrinks_if_storage_slows_down);
     tcase_add_test(tcase, short_read_is_forgotten);

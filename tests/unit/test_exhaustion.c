@@ -170,7 +170,8 @@ parse_index(void *arg)
 {
     struct st_index *index = NULL;
     struct reason reason = {0};
-    errint_t error = st_index_parse(index_text, strlen(index_text), &index, &reason);
+    errint_t error =
+        st_index_parse(index_text, strlen(index_text), &container_safetensors, &index, &reason);
 
     if (error && index)
         return -EPROTO;
@@ -280,14 +281,14 @@ struct answer {
 };
 
 static void
-record_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
+record_answer(void *arg, const struct io_answer *given)
 {
     struct answer *answer = arg;
 
     pthread_mutex_lock(&answer->lock);
-    for (int i = 0; i < count; i++)
-        answer->bytes += vectors[i].iov_len;
-    answer->result = result;
+    for (int i = 0; i < given->count; i++)
+        answer->bytes += given->vectors[i].iov_len;
+    answer->result = given->result;
     answer->is_done = true;
     pthread_cond_signal(&answer->has_ended);
     pthread_mutex_unlock(&answer->lock);

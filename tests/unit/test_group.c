@@ -2,7 +2,11 @@
 /* The checkpoint rules: which files of a directory belong together. */
 #include "catalog/group.h"
 
+#include "base/text.h"
+
 #include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 START_TEST(index_names)
@@ -22,7 +26,12 @@ START_TEST(index_names)
         {"model.safetensors", NULL},
         {"model.sft", NULL},
         {".sft.index.json", NULL},
-        {"model.bin.index.json", NULL},
+        {"pytorch_model.bin.index.json", "model"},
+        {"pytorch_model.bin.index.fp16.json", "model.fp16"},
+        {"diffusion_pytorch_model.bin.index.json", "diffusion_pytorch_model"},
+        {"model.pt.index.json", "model"},
+        {"pytorch_model.safetensors.index.json", "pytorch_model"},
+        {"model.txt.index.json", NULL},
         {".safetensors.index.json", NULL},
         {"model.safetensors.index.json.bak", NULL},
         {"model.safetensors.index..json", NULL},
@@ -75,7 +84,10 @@ START_TEST(numbered_names)
         {"model-00000-of-00002.safetensors", NULL, 0, 0},
         {"model-1-of-2.safetensors", NULL, 0, 0},
         {"-00001-of-00002.safetensors", NULL, 0, 0},
-        {"model-00001-of-00002.bin", NULL, 0, 0},
+        {"pytorch_model-00001-of-00002.bin", "model", 1, 2},
+        {"pytorch_model-00001-of-00002.fp16.bin", "model.fp16", 1, 2},
+        {"pytorch_model.fp16-00002-of-00002.PT", "model.fp16", 2, 2},
+        {"model-00001-of-00002.txt", NULL, 0, 0},
         {"model-00001-of-00002.safetensors.tmp", NULL, 0, 0},
         {".safetensors", NULL, 0, 0},
         {"model-99999999999-of-99999999999.safetensors", NULL, 0, 0},
@@ -92,6 +104,36 @@ START_TEST(numbered_names)
         ck_assert_str_eq(stem, cases[i].stem);
         ck_assert_uint_eq(number, cases[i].number);
         ck_assert_uint_eq(of, cases[i].of);
+    }
+}
+END_TEST
+
+START_TEST(single_names)
+{
+    static const struct {
+        const char *file, *stem;
+    } cases[] = {
+        {"model.safetensors", "model"},
+        {"pytorch_model.safetensors", "pytorch_model"},
+        {"pytorch_model.bin", "model"},
+        {"pytorch_model.fp16.bin", "model.fp16"},
+        {"pytorch_model_fsdp.bin", "pytorch_model_fsdp"},
+        {"diffusion_pytorch_model.bin", "diffusion_pytorch_model"},
+        {"adapter_model.bin", "adapter_model"},
+        {"consolidated.00.pth", "consolidated.00"},
+        {"last.CKPT", "last"},
+        {"x.pt", "x"},
+        {".pt", NULL},
+        {"config.json", NULL},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char stem[256];
+        bool is = group_single_name(cases[i].file, stem);
+
+        ck_assert_msg(is == (cases[i].stem != NULL), "%s", cases[i].file);
+        if (is)
+            ck_assert_str_eq(stem, cases[i].stem);
     }
 }
 END_TEST
@@ -114,14 +156,87 @@ group_all(const char *const *files, size_t count, struct group_index *indexes, s
 }
 
 static struct st_index *
+torch_index_of(const char *file)
+{
+    struct st_index *index;
+    struct reason reason;
+    char json[100];
+
+    snprintf(json, sizeof(json), "{\"weight_map\": {\"x\": \"%s\"}}", file);
+    ck_assert_int_eq(st_index_parse(json, strlen(json), &container_safetensors, &index, &reason),
+                     -EBADMSG);
+    ck_assert_int_eq(st_index_parse(json, strlen(json), &container_torch, &index, &reason), 0);
+    return index;
+}
+
+static struct st_index *
 index_of(const char *json)
 {
     struct st_index *index;
     struct reason reason;
 
-    ck_assert_int_eq(st_index_parse(json, strlen(json), &index, &reason), 0);
+    ck_assert_int_eq(st_index_parse(json, strlen(json), &container_safetensors, &index, &reason),
+                     0);
     return index;
 }
+
+START_TEST(a_stem_in_two_containers)
+{
+    static const char *const files[] = {
+        "a-00001-of-00003.bin",
+        "a.safetensors",
+        "b.pt",
+        "b.sft",
+        "c.bin",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    };
+    struct group_index indexes[] = {{"pytorch_model.bin.index.json", torch_index_of("x.bin")}};
+    size_t problems;
+    struct grouping grouping = group_all(files, 8, indexes, 1, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 4);
+    for (size_t i = 0; i < 4; i++)
+        ck_assert(grouping.groups[i].container == &container_safetensors || i == 2);
+    ck_assert_str_eq(grouping.groups[2].stem, "c");
+    ck_assert_str_eq(grouping.groups[2].suffix, ".safetensors");
+    ck_assert_ptr_eq(grouping.groups[2].container, &container_torch);
+    ck_assert_uint_eq(grouping.file_count, 4);
+    ck_assert_str_eq(grouping.files[0], "a-00001-of-00003.bin");
+    ck_assert_str_eq(grouping.files[1], "b.pt");
+    ck_assert_str_eq(grouping.files[2], "pytorch_model.bin");
+    ck_assert_str_eq(grouping.files[3], "pytorch_model.bin.index.json");
+    ck_assert_uint_eq(problems, 0); /* what they lack is of no interest */
+    grouping_free(&grouping);
+    st_index_free(indexes[0].index);
+}
+END_TEST
+
+START_TEST(several_files_of_pytorch_with_one_stem)
+{
+    static const char *const files[] = {
+        "model.bin", "model.ckpt", "model-00001-of-00001.pt", "pytorch_model.bin", "x.bin", "x.pt",
+    };
+    static const char *const first_members[] = {
+        "model-00001-of-00001.pt", "pytorch_model.bin", "model.bin", "model.ckpt", "x.bin", "x.pt",
+    };
+    const char *sorted[6];
+    size_t problems;
+    struct grouping grouping;
+
+    memcpy(sorted, files, sizeof(sorted));
+    qsort(sorted, 6, sizeof(sorted[0]), text_compare_strings);
+    grouping = group_all(sorted, 6, NULL, 0, &problems);
+    ck_assert_uint_eq(grouping.group_count, 6);
+    for (size_t i = 0; i < 6; i++) {
+        ck_assert_str_eq(grouping.groups[i].members[0], first_members[i]);
+        ck_assert(grouping.groups[i].shadowed == (i != 0 && i != 4));
+    }
+    ck_assert_uint_eq(problems, 0);
+    grouping_free(&grouping);
+}
+END_TEST
 
 START_TEST(an_index_has_precedence)
 {
@@ -281,11 +396,14 @@ suite(void)
     tcase_add_test(all, index_names);
     tcase_add_test(all, index_name_of_a_stem);
     tcase_add_test(all, numbered_names);
+    tcase_add_test(all, single_names);
     tcase_add_test(all, an_index_has_precedence);
     tcase_add_test(all, files_missing_from_an_index);
     tcase_add_test(all, numbered_sets_with_missing_shards);
     tcase_add_test(all, two_files_with_one_shard_number);
     tcase_add_test(all, precedence_of_groups_with_one_stem);
+    tcase_add_test(all, a_stem_in_two_containers);
+    tcase_add_test(all, several_files_of_pytorch_with_one_stem);
     tcase_add_test(all, empty_directory);
     tcase_add_test(all, reports_as_many_as_requested);
     suite_add_tcase(group, all);

@@ -162,30 +162,134 @@ START_TEST(test_one_table_of_one_file)
     struct reason reason;
     int fd = file_of(small, &identity);
 
-    ck_assert_int_eq(table_cache_read(cache, fd, &identity, &first, &reason), 0);
+    ck_assert_int_eq(
+        table_cache_read(cache, fd, &identity, &container_safetensors, &first, &reason), 0);
     changed = identity;
     changed.mode = 0100000;
     changed.links++;
-    ck_assert_int_eq(table_cache_read(cache, -1, &changed, &second, &reason), 0);
+    ck_assert_int_eq(
+        table_cache_read(cache, -1, &changed, &container_safetensors, &second, &reason), 0);
     ck_assert_ptr_eq(first, second);
-    ck_assert_uint_eq(caching->budget.used, first->table->bytes);
+    ck_assert_uint_eq(caching->budget.used, first->file.table->bytes);
     changed.changed.tv_nsec ^= 1;
-    ck_assert_int_eq(table_cache_read(cache, fd, &changed, &third, &reason), 0);
+    ck_assert_int_eq(table_cache_read(cache, fd, &changed, &container_safetensors, &third, &reason),
+                     0);
     ck_assert_ptr_ne(third, first);
     table_cache_unref(cache, third);
     by_name = table_cache_by_name(cache, first);
     ck_assert_ptr_nonnull(by_name);
     ck_assert_ptr_eq(table_cache_by_name(cache, first), by_name);
-    ck_assert_int_eq(first->table->text[first->table->tensors[by_name[0].tensor].name], 'a');
-    ck_assert_uint_eq(caching->budget.used, first->table->bytes + 2 * sizeof(*by_name));
+    ck_assert_int_eq(first->file.table->text[first->file.table->tensors[by_name[0].tensor].name],
+                     'a');
+    ck_assert_uint_eq(caching->budget.used, first->file.table->bytes + 2 * sizeof(*by_name));
     table_cache_unref(cache, second);
     table_cache_forget(cache, first);
-    ck_assert_int_eq(table_cache_read(cache, fd, &identity, &second, &reason), 0);
+    ck_assert_int_eq(
+        table_cache_read(cache, fd, &identity, &container_safetensors, &second, &reason), 0);
     ck_assert_ptr_ne(first, second);
     table_cache_unref(cache, second);
     table_cache_unref(cache, first);
     close(fd);
     caching_free(caching);
+}
+END_TEST
+
+/* A reader that is admitted twice and keeps a table of `kept_bytes`. */
+static size_t kept_bytes;
+
+static errint_t
+read_in_two_steps(int fd, uint64_t size, st_admit *admit, void *arg, struct container_file *file,
+                  struct reason *reason)
+{
+    const struct st_counts counts = {.text = kept_bytes - sizeof(struct st_table)};
+    struct st_builder builder;
+    errint_t error = st_admit_bytes(admit, arg, 100000, reason);
+
+    if (!error)
+        error = st_admit_bytes(admit, arg, 5000, reason);
+    *file = (struct container_file){0};
+    if (error || kept_bytes == 0)
+        return error ? error : reason_set(reason, -EBADMSG, "Bad", "refused");
+    ck_assert(st_builder_init(&builder, &counts));
+    file->table = builder.table;
+    return 0;
+}
+
+static const struct container two_steps = {.read = read_in_two_steps};
+
+/* Whatever a reader is admitted, only what it keeps stays charged. A file may be read as two
+ * containers. */
+START_TEST(test_reader_that_is_admitted_twice)
+{
+    static const size_t kept[] = {0, 1000, 50000};
+    struct caching *caching = caching_new(200000);
+    struct file_identity identity;
+    struct reason reason;
+    int fd = file_of(small, &identity);
+
+    for (size_t i = 0; i < 3; i++) {
+        struct kept_table *table = NULL, *other;
+
+        kept_bytes = kept[i];
+        ck_assert_int_eq(
+            table_cache_read(&caching->cache, fd, &identity, &two_steps, &table, &reason),
+            kept[i] ? 0 : -EBADMSG);
+        ck_assert_uint_eq(caching->budget.used, kept[i]);
+        ck_assert_uint_eq(caching->budget.transient, 0);
+        ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &container_safetensors,
+                                          &other, &reason),
+                         0);
+        ck_assert_ptr_ne(table, other);
+        table_cache_unref(&caching->cache, other);
+        table_cache_unref(&caching->cache, table);
+    }
+    ck_assert_uint_ge(caching->budget.peak, 105000);
+    caching->budget.limit = 103000; /* the second step does not fit */
+    ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &two_steps, NULL, &reason),
+                     -ENOBUFS);
+    close(fd);
+    caching_free(caching);
+}
+END_TEST
+
+/* Tensors that share a storage are one piece, so that pieces do not overlap. */
+START_TEST(test_layout_of_tensors_that_overlap)
+{
+    static const struct st_entry entries[] = {
+        {.name = "z", .name_length = 1, .begin = 100, .end = 200},
+        {.name = "a", .name_length = 1, .begin = 100, .end = 200},
+        {.name = "b", .name_length = 1, .begin = 150, .end = 300},
+        {.name = "c", .name_length = 1, .begin = 300, .end = 300},
+        {.name = "e", .name_length = 1, .begin = 300, .end = 310},
+        {.name = "d", .name_length = 1, .begin = 400, .end = 500},
+    };
+    const struct st_counts counts = {.tensors = 6, .text = 6};
+    struct header_budget budget;
+    struct st_builder builder;
+    struct layout *layout;
+
+    header_budget_init(&budget, UINT64_MAX, NULL, NULL);
+    ck_assert(st_builder_init(&builder, &counts));
+    for (size_t i = 0; i < 6; i++)
+        ck_assert(st_builder_add(&builder, &entries[i]));
+    st_builder_sort(&builder);
+    layout = layout_of_table(builder.table, &budget);
+    ck_assert_ptr_nonnull(layout);
+    ck_assert_uint_eq(layout->count, 3);
+    ck_assert_uint_eq(layout->pieces[0].start, 100);
+    ck_assert_uint_eq(layout->pieces[0].end, 300);
+    ck_assert_uint_eq(layout->pieces[1].start, 300);
+    ck_assert_uint_eq(layout->pieces[1].end, 310);
+    ck_assert_uint_eq(layout->pieces[2].start, 400);
+    ck_assert_uint_eq(layout->pieces[2].end, 500);
+    ck_assert_uint_eq(layout->pieces[0].next, 2); /* by name: a, d, e */
+    ck_assert_uint_eq(layout->pieces[2].next, 1);
+    ck_assert_uint_eq(layout->pieces[1].next, 3);
+    budget.used = layout->charge.bytes;
+    layout_unref(layout);
+    ck_assert_uint_eq(budget.used, 0);
+    st_table_free(builder.table);
+    header_budget_destroy(&budget);
 }
 END_TEST
 
@@ -198,7 +302,8 @@ START_TEST(test_refused_header_is_not_kept)
     int fd = file_of("{", &identity);
 
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &kept, &reason),
+        ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &container_safetensors,
+                                          &kept, &reason),
                          -EBADMSG);
         ck_assert_str_eq(reason.rule, "InvalidHeaderDeserialization");
     }
@@ -231,11 +336,15 @@ START_TEST(test_header_without_room)
     struct reason reason;
     int fd = long_file(200000, &identity);
 
-    ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &kept, &reason), -ENOBUFS);
+    ck_assert_int_eq(
+        table_cache_read(&caching->cache, fd, &identity, &container_safetensors, &kept, &reason),
+        -ENOBUFS);
     ck_assert_str_eq(reason.rule, "NoMemoryForHeaders");
     ck_assert_uint_eq(caching->budget.refusals, 1);
     caching->budget.limit *= 2;
-    ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &kept, &reason), 0);
+    ck_assert_int_eq(
+        table_cache_read(&caching->cache, fd, &identity, &container_safetensors, &kept, &reason),
+        0);
     table_cache_unref(&caching->cache, kept);
     close(fd);
     caching_free(caching);
@@ -258,8 +367,8 @@ read_one(void *arg)
     struct reason reason;
 
     reader->error = table_cache_read(&reader->caching->cache, reader->fd, &reader->identity,
-                                     &reader->kept, &reason);
-    reader->has_table = !reader->error && reader->kept->table;
+                                     &container_safetensors, &reader->kept, &reason);
+    reader->has_table = !reader->error && reader->kept->file.table;
     return NULL;
 }
 
@@ -405,7 +514,8 @@ peak_of(struct buffer *text, bool is_index, uint64_t data, bool parse)
         if (!parse)
             _exit(0);
         if (is_index)
-            _exit(st_index_parse(text->data, text->length, &index, &reason) != 0);
+            _exit(st_index_parse(text->data, text->length, &container_safetensors, &index,
+                                 &reason) != 0);
         _exit(!parse_header(text, data));
     }
     ck_assert_int_gt(pid, 0);
@@ -448,6 +558,8 @@ suite(void)
     tcase_add_test(budget, test_take_waits_for_others);
     suite_add_tcase(made, budget);
     tcase_add_test(cache, test_one_table_of_one_file);
+    tcase_add_test(cache, test_reader_that_is_admitted_twice);
+    tcase_add_test(cache, test_layout_of_tensors_that_overlap);
     tcase_add_test(cache, test_refused_header_is_not_kept);
     tcase_add_test(cache, test_header_without_room);
     tcase_add_test(cache, test_two_threads_parse_once);

@@ -61,13 +61,13 @@ START_TEST(bounds_belong_to_their_bucket)
 END_TEST
 
 static const char *
-metric(void)
+metric(const char *labels)
 {
     struct histogram_snapshot snapshot;
 
     buffer_free(&text);
     histogram_read(&histogram, &snapshot);
-    histogram_write_metric(&snapshot, "it", &text);
+    histogram_write_metric(&snapshot, "it", labels, &text);
     return text.data;
 }
 
@@ -87,26 +87,46 @@ START_TEST(writes_a_metric)
     histogram_add(&histogram, 5 * US);
     histogram_add(&histogram, 200 * US);
     histogram_add(&histogram, 9000000 * US + 7);
-    ck_assert_str_eq(metric(), "it_bucket{le=\"0.000064\"} 1\n"
-                               "it_bucket{le=\"0.000128\"} 1\n"
-                               "it_bucket{le=\"0.000256\"} 2\n"
-                               "it_bucket{le=\"0.000512\"} 2\n"
-                               "it_bucket{le=\"0.001024\"} 2\n"
-                               "it_bucket{le=\"0.002048\"} 2\n"
-                               "it_bucket{le=\"0.004096\"} 2\n"
-                               "it_bucket{le=\"0.008192\"} 2\n"
-                               "it_bucket{le=\"0.016384\"} 2\n"
-                               "it_bucket{le=\"0.032768\"} 2\n"
-                               "it_bucket{le=\"0.065536\"} 2\n"
-                               "it_bucket{le=\"0.131072\"} 2\n"
-                               "it_bucket{le=\"0.262144\"} 2\n"
-                               "it_bucket{le=\"0.524288\"} 2\n"
-                               "it_bucket{le=\"1.048576\"} 2\n"
-                               "it_bucket{le=\"2.097152\"} 2\n"
-                               "it_bucket{le=\"4.194304\"} 2\n"
-                               "it_bucket{le=\"+Inf\"} 3\n"
-                               "it_sum 9.000205007\n"
-                               "it_count 3\n");
+    ck_assert_str_eq(metric(""), "it_bucket{le=\"0.000064\"} 1\n"
+                                 "it_bucket{le=\"0.000128\"} 1\n"
+                                 "it_bucket{le=\"0.000256\"} 2\n"
+                                 "it_bucket{le=\"0.000512\"} 2\n"
+                                 "it_bucket{le=\"0.001024\"} 2\n"
+                                 "it_bucket{le=\"0.002048\"} 2\n"
+                                 "it_bucket{le=\"0.004096\"} 2\n"
+                                 "it_bucket{le=\"0.008192\"} 2\n"
+                                 "it_bucket{le=\"0.016384\"} 2\n"
+                                 "it_bucket{le=\"0.032768\"} 2\n"
+                                 "it_bucket{le=\"0.065536\"} 2\n"
+                                 "it_bucket{le=\"0.131072\"} 2\n"
+                                 "it_bucket{le=\"0.262144\"} 2\n"
+                                 "it_bucket{le=\"0.524288\"} 2\n"
+                                 "it_bucket{le=\"1.048576\"} 2\n"
+                                 "it_bucket{le=\"2.097152\"} 2\n"
+                                 "it_bucket{le=\"4.194304\"} 2\n"
+                                 "it_bucket{le=\"+Inf\"} 3\n"
+                                 "it_sum 9.000205007\n"
+                                 "it_count 3\n");
+}
+END_TEST
+
+/* Each sample has the labels; the bounds start at the given one. */
+START_TEST(writes_labels_and_other_bounds)
+{
+    const char *written;
+
+    histogram.first_bound_us = 250000;
+    histogram_add(&histogram, 250000 * US);
+    histogram_add(&histogram, 250000 * US + 1);
+    histogram_add(&histogram, 20000000000 * US);
+    written = metric("a=\"b\"");
+    ck_assert_ptr_eq(strstr(written, "it_bucket{a=\"b\",le=\"0.250000\"} 1\n"
+                                     "it_bucket{a=\"b\",le=\"0.500000\"} 2\n"),
+                     written);
+    ck_assert_ptr_nonnull(strstr(written, "it_bucket{a=\"b\",le=\"16384.000000\"} 2\n"
+                                          "it_bucket{a=\"b\",le=\"+Inf\"} 3\n"
+                                          "it_sum{a=\"b\"} 20000.500000001\n"
+                                          "it_count{a=\"b\"} 3\n"));
 }
 END_TEST
 
@@ -173,6 +193,7 @@ suite(void)
     tcase_add_checked_fixture(all, setup, teardown);
     tcase_add_test(all, bounds_belong_to_their_bucket);
     tcase_add_test(all, writes_a_metric);
+    tcase_add_test(all, writes_labels_and_other_bounds);
     tcase_add_test(all, writes_json);
     tcase_add_test(all, many_threads);
     tcase_add_test(all, clock_is_monotonic);

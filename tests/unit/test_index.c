@@ -14,7 +14,7 @@ parse(const char *json, size_t length, struct st_index **index, struct reason *r
 
     ck_assert_ptr_nonnull(copy);
     memcpy(copy, json, length);
-    errint_t error = st_index_parse(copy, length, index, reason);
+    errint_t error = st_index_parse(copy, length, &container_safetensors, index, reason);
     free(copy);
     return error;
 }
@@ -168,7 +168,9 @@ START_TEST(too_big)
     struct st_index *index;
     struct reason reason;
 
-    ck_assert_int_eq(st_index_parse("", (size_t)ST_MAX_INDEX + 1, &index, &reason), -EBADMSG);
+    ck_assert_int_eq(
+        st_index_parse("", (size_t)ST_MAX_INDEX + 1, &container_safetensors, &index, &reason),
+        -EBADMSG);
     ck_assert_str_eq(reason.rule, "InvalidIndex");
 }
 END_TEST

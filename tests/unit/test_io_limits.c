@@ -13,11 +13,11 @@ struct answers {
 };
 
 static void
-count_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
+count_answer(void *arg, const struct io_answer *answer)
 {
     struct answers *answers = arg;
 
-    if (result != 0)
+    if (answer->result != 0)
         atomic_fetch_add(&answers->errors, 1);
     atomic_fetch_add(&answers->count, 1);
 }
@@ -244,18 +244,18 @@ END_TEST
 static atomic_bool first_may_return, is_answering, is_freed;
 
 static void
-answer_first(void *arg, errint_t result, const struct iovec *vectors, int count)
+answer_first(void *arg, const struct io_answer *answer)
 {
-    expect(result == 0);
+    expect(answer->result == 0);
     atomic_store(&is_answering, true);
     while (!atomic_load(&first_may_return))
         usleep(1000);
 }
 
 static void
-answer_last(void *arg, errint_t result, const struct iovec *vectors, int count)
+answer_last(void *arg, const struct io_answer *answer)
 {
-    expect(result == -ESTALE);
+    expect(answer->result == -ESTALE);
     usleep(50000);
     expect(!atomic_load(&is_freed));
 }

@@ -35,6 +35,8 @@ static char directory_paths[SYSTEMS][sizeof("/dev/shm/fstfs-test-lanes-XXXXXX")]
 static atomic_bool hangs; /* close() of files of the first file system */
 static atomic_uint hung; /* calls of close() that have hung */
 static atomic_uint stats_on_ring; /* calls of statx() by the thread of a ring */
+static atomic_bool stat_waits; /* calls of statx() by other threads wait */
+static atomic_uint stats; /* these calls */
 
 int __real_close(int fd);
 int __wrap_close(int fd);
@@ -89,6 +91,10 @@ __wrap_statx(int directory, const char *path, int flags, unsigned mask, struct s
     pthread_getname_np(pthread_self(), name, sizeof(name));
     if (strcmp(name, "fstfs-ring") == 0)
         atomic_fetch_add(&stats_on_ring, 1);
+    else
+        atomic_fetch_add(&stats, 1);
+    while (atomic_load(&stat_waits))
+        usleep(1000);
     return __real_statx(directory, path, flags, mask, stx);
 }
 
@@ -103,16 +109,14 @@ make_file(int directory, int number)
 {
     struct file_identity identity;
     struct backing *backing;
-    struct stat st = {0};
     char name[2] = {(char)('a' + number), '\0'};
     int fd = openat(directory, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
 
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(ftruncate(fd, MIB), 0);
     ck_assert_int_eq(fdatasync(fd), 0);
-    ck_assert_int_eq(fstat(fd, &st), 0);
+    ck_assert_int_eq(file_identity_from_fd(&identity, fd), 0);
     __real_close(fd);
-    file_identity_from_stat(&identity, &st);
     backing = backing_new(directory, name, &identity);
     atomic_store(&backing->readers, 1);
     return backing;
@@ -136,6 +140,7 @@ static void
 teardown(void)
 {
     atomic_store(&hangs, false);
+    atomic_store(&stat_waits, false);
     io_free(io);
     io = NULL;
     for (int i = 0; i < SYSTEMS; i++) {
@@ -158,12 +163,22 @@ reaches(atomic_uint *value, unsigned wanted)
 }
 
 static void
-count_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
+count_answer(void *arg, const struct io_answer *answer)
 {
-    (void)vectors;
-    (void)count;
-    expect(result == 0);
+    expect(answer->result == 0);
     atomic_fetch_add((atomic_uint *)arg, 1);
+}
+
+static void
+begin_read(struct backing *file, uint64_t offset, atomic_uint *answers)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct extent_list *list;
+
+    extent_builder_add_backing(&builder, file, 0, MIB);
+    list = extent_builder_finish(&builder);
+    io_read(io, list, offset, 100, count_answer, answers);
+    extent_list_unref(list);
 }
 
 /* Reads, and returns whether the read is answered within the timeout. */
@@ -171,14 +186,9 @@ static bool
 read_is_answered(struct backing *file, uint64_t offset)
 {
     static atomic_uint answers;
-    struct extent_builder builder = EXTENT_BUILDER_INIT;
-    struct extent_list *list;
 
     atomic_store(&answers, 0);
-    extent_builder_add_backing(&builder, file, 0, MIB);
-    list = extent_builder_finish(&builder);
-    io_read(io, list, offset, 100, count_answer, &answers);
-    extent_list_unref(list);
+    begin_read(file, offset, &answers);
     return reaches(&answers, 1);
 }
 
@@ -282,6 +292,33 @@ START_TEST(rings_do_not_stat)
 }
 END_TEST
 
+/* While one verification waits for the server, the reads that end are left to the next one. */
+START_TEST(reads_share_a_verification)
+{
+    static atomic_uint answers;
+    struct io_counters counters = {0};
+    const unsigned reads = 7;
+
+    start_engine(0);
+    ck_assert(read_is_answered(files[0][0], 0));
+    atomic_store(&answers, 0);
+    atomic_store(&stats, 0);
+    atomic_store(&stat_waits, true);
+    for (unsigned i = 1; i <= reads; i++)
+        begin_read(files[0][0], i * (MIB / 8), &answers);
+    for (int ms = 0; ms < TIMEOUT_MS && counters.storage_reads < 1 + reads; ms++) {
+        usleep(1000);
+        io_counters(io, &counters);
+    }
+    ck_assert(reaches(&stats, 1));
+    ck_assert_uint_eq(atomic_load(&answers), 0);
+    atomic_store(&stat_waits, false);
+    ck_assert(reaches(&answers, reads));
+    /* The last read may have ended after the second verification began. */
+    ck_assert_uint_le(atomic_load(&stats), 3);
+}
+END_TEST
+
 /* ---- shares ---- */
 
 START_TEST(share_of_lane)
@@ -325,13 +362,11 @@ lane_of(const struct backing *file, const struct backing *other)
 }
 
 static void
-hold_answer(void *arg, errint_t result, const struct iovec *vectors, int count)
+hold_answer(void *arg, const struct io_answer *answer)
 {
     atomic_uint *held = arg;
 
-    (void)vectors;
-    (void)count;
-    expect(result == 0);
+    expect(answer->result == 0);
     atomic_fetch_add(held, 1);
     while (atomic_load(held) < 100)
         usleep(1000);
@@ -379,11 +414,9 @@ static unsigned order[4], order_count;
 
 /* Called by one thread at a time: the one that starts queued requests. */
 static void
-note_order(void *arg, errint_t result, const struct iovec *vectors, int count)
+note_order(void *arg, const struct io_answer *answer)
 {
-    (void)vectors;
-    (void)count;
-    expect(result == -ESTALE);
+    expect(answer->result == -ESTALE);
     order[order_count++] = *(unsigned *)arg;
 }
 
@@ -508,6 +541,7 @@ suite(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 100);
     tcase_add_test(tests, rings_do_not_stat);
+    tcase_add_test(tests, reads_share_a_verification);
     tcase_add_test(tests, share_of_lane);
     tcase_add_test(tests, share_of_memory);
     tcase_add_test(tests, lane_of_two_file_systems);

@@ -42,7 +42,7 @@ END_TEST
 
 /* Sleeps; then up to `*arg` milliseconds more until another call runs at the same time. */
 static void
-meet(void *arg, size_t i)
+overlap(void *arg, size_t i)
 {
     struct timespec moment = {0, 20000000}, millisecond = {0, 1000000};
     int now = atomic_fetch_add(&running, 1) + 1;
@@ -58,14 +58,14 @@ meet(void *arg, size_t i)
 
 START_TEST(calls_overlap)
 {
-    int patience = 100000, none = 0;
+    int limit_ms = 100000, none = 0;
 
     atomic_store(&most_running, 0);
-    parallel_for(16, 4, meet, &patience);
+    parallel_for(16, 4, overlap, &limit_ms);
     ck_assert_int_gt(atomic_load(&most_running), 1);
     ck_assert_int_le(atomic_load(&most_running), 4);
     atomic_store(&most_running, 0);
-    parallel_for(4, 1, meet, &none);
+    parallel_for(4, 1, overlap, &none);
     ck_assert_int_eq(atomic_load(&most_running), 1);
 }
 END_TEST
@@ -88,7 +88,7 @@ count_helpers(void)
 /* Waits until there are more threads than allowed, for up to 100 ms. */
 static void
 /* cppcheck-suppress constParameter ; parallel_for() gives the type */
-crowd(void *arg, size_t i)
+fill_helpers(void *arg, size_t i)
 {
     struct timespec millisecond = {0, 1000000};
     int now = atomic_fetch_add(&running, 1) + 1, most = atomic_load(&most_running);
@@ -104,15 +104,15 @@ crowd(void *arg, size_t i)
 }
 
 static void
-crowd_inside(void *arg, size_t i)
+fill_helpers_nested(void *arg, size_t i)
 {
-    parallel_for(16, 16, crowd, NULL);
+    parallel_for(16, 16, fill_helpers, NULL);
 }
 
 START_TEST(nested_loops_share_one_limit)
 {
     atomic_store(&most_running, 0);
-    parallel_for(8, 8, crowd_inside, NULL);
+    parallel_for(8, 8, fill_helpers_nested, NULL);
     ck_assert_int_le(atomic_load(&most_running), PARALLEL_HELPERS_MOST / 2 + 1);
     assert_expectations();
 }

@@ -112,7 +112,9 @@ add_small_shard(const char *name, const char *tensor)
 static inline void
 open_view(const struct view_options *options)
 {
-    struct catalog_options catalog_options = {.source = source, .derived_free = view_derived_free};
+    struct catalog_options catalog_options = {.source = source,
+                                              .derived_free = view_derived_free,
+                                              .header_memory_advice = "; raise --memory"};
 
     ck_assert_int_eq(catalog_new(&catalog_options, &catalog), 0);
     ck_assert_int_eq(view_new(catalog, options, &view), 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
+#include "common/machine_memory.h"
 #include "format/safetensors.h"
 #include "loaders.h"
 #include "machine.h"

@@ -1,112 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache.h"
 
+#include "common/page_cache.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#define WINDOW ((size_t)256 << 20) /* bytes per mincore() */
+/* Counts or evicts all pages of an open file. */
+typedef errint_t cache_range_function(int fd, const char *path, const struct page_range *range,
+                                      uint64_t *pages);
 
-enum { TRIES = 20 };
-
-/* Without this permission, mincore() reports every page as cached. */
-static bool
-may_count_pages(const char *path, const struct stat *st)
-{
-    return geteuid() == 0 || st->st_uid == geteuid() || access(path, W_OK) == 0;
-}
-
+/* Calls the function for the whole file. Returns its pages in bytes, and unless NULL the file's
+ * size. */
 static errint_t
-count_window(int fd, uint64_t from, size_t length, unsigned char *pages, uint64_t *bytes)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    void *at = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)from);
-    errint_t error = 0;
-
-    if (at == MAP_FAILED)
-        return -errno;
-    if (mincore(at, length, pages) < 0)
-        error = -errno;
-    munmap(at, length);
-    for (size_t i = 0; !error && i < (length + page - 1) / page; i++)
-        *bytes += pages[i] & 1 ? page : 0;
-    return error;
-}
-
-static errint_t
-count_pages(int fd, const char *path, uint64_t *bytes)
-{
-    unsigned char *pages;
-    errint_t error = 0;
-    struct stat st;
-    uint64_t size;
-
-    *bytes = 0;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (!may_count_pages(path, &st))
-        return -EPERM;
-    pages = malloc(WINDOW / (size_t)sysconf(_SC_PAGESIZE));
-    if (!pages)
-        return -ENOMEM;
-    size = (uint64_t)st.st_size;
-    for (uint64_t from = 0; !error && from < size; from += WINDOW)
-        error = count_window(fd, from, size - from < WINDOW ? (size_t)(size - from) : WINDOW, pages,
-                             bytes);
-    free(pages);
-    return error;
-}
-
-errint_t
-cache_bytes(const char *path, uint64_t *bytes)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    errint_t error;
-
-    *bytes = 0;
-    if (fd < 0)
-        return -errno;
-    error = count_pages(fd, path, bytes);
-    close(fd);
-    return error;
-}
-
-/* ---- eviction ---- */
-
-/* Evicts one file of `*size` bytes, and returns how many of them remain. */
-static errint_t
-evict_file(const char *path, uint64_t *left, uint64_t *size)
+cache_whole_file(const char *path, cache_range_function *function, uint64_t *bytes, uint64_t *size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     errint_t error = 0;
+    uint64_t pages = 0;
     struct stat st;
 
+    *bytes = 0;
     if (fd < 0)
         return -errno;
     if (fstat(fd, &st) < 0)
         error = -errno;
     else
-        *size = (uint64_t)st.st_size;
-    if (!error)
-        fdatasync(fd); /* dirty pages are not evicted */
-    for (int i = 0; !error && i < TRIES; i++) {
-        struct timespec pause = {0, 10000000}; /* a page may be in use for a moment */
-
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-        error = count_pages(fd, path, left);
-        if (error || *left == 0)
-            break;
-        nanosleep(&pause, NULL);
-    }
+        error = function(fd, path, &(struct page_range){0, (uint64_t)st.st_size}, &pages);
     close(fd);
-    return error;
+    if (error)
+        return error;
+    *bytes = pages * page_bytes();
+    if (size)
+        *size = (uint64_t)st.st_size;
+    return 0;
 }
+
+errint_t
+cache_bytes(const char *path, uint64_t *bytes)
+{
+    return cache_whole_file(path, page_cache_count, bytes, NULL);
+}
+
+/* ---- eviction ---- */
 
 /* Evicts all files. `*stays` is the file with the most bytes left (`*left`); NULL: none. */
 static errint_t
@@ -116,7 +56,7 @@ evict_files(char *const *paths, size_t count, struct eviction *eviction, const c
     *stays = NULL;
     for (size_t i = 0; i < count; i++) {
         uint64_t remaining = 0, size = 0;
-        errint_t error = evict_file(paths[i], &remaining, &size);
+        errint_t error = cache_whole_file(paths[i], page_cache_evict, &remaining, &size);
 
         if (error == -EPERM) {
             eviction->unverified = true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The page cache: what it holds of files, and evicting them from it. */
+/* Files in the page cache: how much of them, and cold reads. */
 #ifndef FSTFS_BENCH_CACHE_H
 #define FSTFS_BENCH_CACHE_H
 

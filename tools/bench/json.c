@@ -35,7 +35,7 @@ json_add_spread(cJSON *object, const char *key, struct spread spread)
 static void
 json_name_row(cJSON *object, const struct row *row)
 {
-    cJSON_AddStringToObject(object, "way", row->method->name);
+    cJSON_AddStringToObject(object, "method", row->method->name);
     cJSON_AddStringToObject(object, "text", row->method->text);
     cJSON_AddStringToObject(object, "place", row_place(row));
     cJSON_AddStringToObject(object, "state", row_state(row));

@@ -8,12 +8,17 @@ Importing packages is not timed. A load ends when a byte of each page of each te
 been read; `sum` is the checksum of these bytes, see struct reader_result in readers.h.
 """
 
+import sys
+
+# `python3 -` imports from the current directory first, which may be a downloaded model.
+if sys.path[:1] == [""]:
+    del sys.path[0]
+
 import importlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-import sys
 import time
 
 PAGE = 4096

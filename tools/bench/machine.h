@@ -3,8 +3,6 @@
 #ifndef FSTFS_BENCH_MACHINE_H
 #define FSTFS_BENCH_MACHINE_H
 
-#include "base/buffer.h"
-
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -19,17 +17,10 @@ struct machine {
 
 void machine_describe(struct machine *machine);
 
-/* Bytes of memory that can be allocated without swapping: MemAvailable, or less if a cgroup or
- * RLIMIT_AS allows this process less. */
-uint64_t machine_memory_available(void);
-
 /* Peak memory of a running process in bytes; 0: unknown. */
 uint64_t machine_peak_memory(pid_t pid);
 
 /* What a path is stored on: "ext4 on /dev/vda". */
 void machine_storage_of(const char *path, char text[160]);
-
-/* Reads a small file as text; empty if it cannot be read. */
-void machine_read_file(const char *path, struct buffer *text);
 
 #endif

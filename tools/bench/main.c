@@ -191,12 +191,6 @@ main(int argc, char **argv)
 {
     struct options options;
 
-    switch (options_parse(argc, argv, &options)) {
-    case OPTIONS_RUN:
-        return run_models(&options);
-    case OPTIONS_DONE:
-        return 0;
-    default:
-        return 2;
-    }
+    options_parse(argc, argv, &options);
+    return run_models(&options);
 }

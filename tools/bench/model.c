@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "common/find.h"
+#include "view/index.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -77,6 +78,21 @@ model_add_parts(struct model *model, const struct found *found, struct reason *r
     return error;
 }
 
+/* The stem or the file that the mount shows instead of the files; malloc'ed. */
+static char *
+shown_name(const struct found *found)
+{
+    const struct checkpoint *checkpoint = found->checkpoint;
+    char name[512] = "";
+
+    if (!found->one_file || checkpoint->shard_count == 1)
+        return strdup(checkpoint->stem);
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (strcmp(checkpoint->shards[i]->name, found->name) == 0)
+            index_part_name(checkpoint->stem, checkpoint->suffix, i, checkpoint->shard_count, name);
+    return strdup(name);
+}
+
 errint_t
 model_open(const char *path, struct model *model, struct reason *reason)
 {
@@ -97,6 +113,10 @@ model_open(const char *path, struct model *model, struct reason *reason)
         model->directory = found.directory;
         found.directory = NULL;
         error = model_add_parts(model, &found, reason);
+        if (found.checkpoint->container->is_converted)
+            model->shown = shown_name(&found);
+        if (!error && found.checkpoint->container->is_converted && !model->shown)
+            error = model_out_of_memory(reason);
         model->whole =
             found.listing->group_count == 1 && model->file_count == found.checkpoint->shard_count;
     }
@@ -115,6 +135,7 @@ model_close(struct model *model)
     free(model->names);
     free(model->sizes);
     free(model->tensors);
+    free(model->shown);
     free(model->directory);
     free(model->path);
     *model = (struct model){0};

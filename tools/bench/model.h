@@ -25,6 +25,7 @@ struct model {
     uint64_t bytes; /* of all files */
     bool is_directory; /* the path is its directory */
     bool whole; /* the only checkpoint of its directory, all of it */
+    char *shown; /* if mounts show other files instead of its own: their stem or name; or NULL */
 };
 
 /*

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mount.h"
 
+#include "base/file.h"
 #include "base/mountinfo.h"
 #include "common/mounts.h"
 #include "machine.h"
@@ -17,8 +18,8 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,38 +67,13 @@ mount_program(char program[PATH_MAX], struct reason *reason)
                       "fstfs was found neither next to this program nor in PATH");
 }
 
-/* ---- the guard process ---- */
-
-/* Sent by the guard once, when it has mounted or failed. */
-struct guard_report {
-    pid_t daemon; /* 0: failed */
-    char text[400]; /* the error, if it failed */
-};
-
-static void __attribute__((noreturn))
-guard_exec_daemon(const char *program, const char *source, const char *point, int log)
-{
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
-    signal(SIGHUP, SIG_DFL);
-    dup2(null, 0);
-    dup2(null, 1);
-    dup2(log, 2);
-    execl(program, program, "-f", source, point, (char *)NULL);
-    dprintf(log, "%s: %s", program, strerror(errno));
-    _exit(127);
-}
+/* ---- temporary mounts ---- */
 
 /* Waits up to `ms` for a child to end. */
 static bool
-child_has_ended(pid_t child, int ms)
+child_has_ended(pid_t child, int *status, int ms)
 {
-    int status;
-
-    for (int at = 0; waitpid(child, &status, WNOHANG) == 0; at += STEP_MS) {
+    for (int at = 0; waitpid(child, status, WNOHANG) == 0; at += STEP_MS) {
         if (at >= ms)
             return false;
         poll(NULL, 0, STEP_MS);
@@ -105,36 +81,9 @@ child_has_ended(pid_t child, int ms)
     return true;
 }
 
-/* Whether the other end of the socket is closed; waits up to `ms`, or without limit if -1. */
-static bool
-guard_is_released(int hold, int ms)
-{
-    struct pollfd waiting = {.fd = hold, .events = POLLIN};
-
-    return poll(&waiting, 1, ms) > 0;
-}
-
-/* False: the daemon ended or hangs, or the mount is no longer wanted. */
-static bool
-guard_await_mount(pid_t daemon, const char *point, int hold, struct guard_report *report)
-{
-    for (int at = 0; !mounts_is_point(point); at += STEP_MS) {
-        int status;
-
-        if (waitpid(daemon, &status, WNOHANG) != 0)
-            return false;
-        if (guard_is_released(hold, STEP_MS))
-            return false;
-        if (at >= MOUNT_MS) {
-            snprintf(report->text, sizeof(report->text), "not mounted after %d s", MOUNT_MS / 1000);
-            return false;
-        }
-    }
-    return true;
-}
-
+/* Removes a mount whose daemon could not do so. */
 static void
-guard_unmount(const char *point)
+force_unmount(const char *point)
 {
     pid_t child = fork();
 
@@ -151,70 +100,94 @@ guard_unmount(const char *point)
         umount2(point, MNT_DETACH); /* as root */
 }
 
-static void
-guard_end_daemon(pid_t daemon)
+/* Waits until the other end of `hold` is closed, then unmounts. */
+static void __attribute__((noreturn)) guard_main(const char *point, int hold)
 {
-    static const struct {
-        int signal, ms;
-    } steps[] = {{0, UNMOUNT_MS}, {SIGTERM, TERM_MS}, {SIGKILL, TERM_MS}};
-
-    /* If the mount has a copy in another namespace, the daemon continues: send a signal then. */
-    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
-        kill(daemon, steps[i].signal);
-        if (child_has_ended(daemon, steps[i].ms))
-            return;
-    }
-}
-
-/* Reports the first line that the daemon printed. */
-static void
-guard_read_error(int log, struct guard_report *report)
-{
-    ssize_t got = pread(log, report->text, sizeof(report->text) - 1, 0);
-
-    if (got <= 0) {
-        snprintf(report->text, sizeof(report->text), "fstfs exited before mounting");
-        return;
-    }
-    report->text[got] = '\0';
-    report->text[strcspn(report->text, "\n")] = '\0';
-}
-
-static void __attribute__((noreturn))
-guard_main(const char *program, const char *source, const char *point, int hold)
-{
-    int log = memfd_create("log", MFD_CLOEXEC);
-    struct guard_report report = {0};
-    pid_t daemon;
+    char byte;
 
     prctl(PR_SET_NAME, "bench-guard");
     setsid();
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
-    signal(SIGPIPE, SIG_IGN);
-    daemon = fork();
-    if (daemon == 0)
-        guard_exec_daemon(program, source, point, log);
-    if (daemon < 0)
-        snprintf(report.text, sizeof(report.text), "fork: %s", strerror(errno));
-    else if (guard_await_mount(daemon, point, hold, &report))
-        report.daemon = daemon;
-    else if (!report.text[0])
-        guard_read_error(log, &report);
-    if (write(hold, &report, sizeof(report)) == (ssize_t)sizeof(report))
-        guard_is_released(hold, -1);
+    while (read(hold, &byte, 1) < 0 && errno == EINTR)
+        continue;
     if (mounts_is_point(point))
-        guard_unmount(point);
-    if (daemon > 0)
-        guard_end_daemon(daemon);
-    if (mounts_is_point(point)) /* mounted after the check above */
-        guard_unmount(point);
+        force_unmount(point);
     rmdir(point);
     _exit(0);
 }
 
-/* ---- temporary mounts ---- */
+static errint_t
+mount_start_guard(struct mount *mount)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return -errno;
+    mount->guard = fork();
+    if (mount->guard == 0) {
+        close(ends[1]);
+        guard_main(mount->point, ends[0]);
+    }
+    close(ends[0]);
+    mount->hold = ends[1];
+    if (mount->guard > 0)
+        return 0;
+    close(ends[1]);
+    return -EAGAIN;
+}
+
+static void __attribute__((noreturn))
+exec_fstfs(const char *program, const char *source, const char *point, pid_t bench, int log)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    char option[32];
+
+    snprintf(option, sizeof(option), "--pid=%d", (int)bench);
+    setsid(); /* ^C ends the mount after the readers */
+    dup2(null, 0);
+    dup2(null, 1);
+    dup2(log, 2);
+    execl(program, program, option, source, point, (char *)NULL);
+    dprintf(log, "%s: %s", program, strerror(errno));
+    _exit(127);
+}
+
+/* The first line that fstfs printed. */
+static errint_t
+mount_error(int log, struct reason *reason)
+{
+    char text[400] = "";
+
+    if (pread(log, text, sizeof(text) - 1, 0) <= 0)
+        return reason_set(reason, -EIO, "Mount", "fstfs exited before mounting");
+    text[strcspn(text, "\n")] = '\0';
+    return reason_set(reason, -EIO, "Mount", "%s", text);
+}
+
+/* Runs fstfs, which returns when the mount answers. */
+static errint_t
+run_fstfs(const char *program, const char *source, const char *point, struct reason *reason)
+{
+    int log = memfd_create("log", MFD_CLOEXEC), status = 0;
+    pid_t bench = getpid(), child = fork();
+    errint_t error = 0;
+
+    if (child == 0)
+        exec_fstfs(program, source, point, bench, log);
+    if (child < 0) {
+        error = reason_set(reason, -errno, "Mount", "fork: %s", strerror(errno));
+    } else if (!child_has_ended(child, &status, MOUNT_MS)) {
+        kill(-child, SIGKILL);
+        waitpid(child, NULL, 0);
+        error = reason_set(reason, -EIO, "Mount", "not mounted after %d s", MOUNT_MS / 1000);
+    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        error = mount_error(log, reason);
+    }
+    close(log);
+    return error;
+}
 
 /* Makes a private directory outside the source. */
 static errint_t
@@ -241,65 +214,6 @@ make_mountpoint(const char *source, char point[PATH_MAX], struct reason *reason)
 }
 
 static errint_t
-mount_start_guard(const char *program, const char *source, struct mount *mount)
-{
-    int ends[2];
-
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-        return -errno;
-    mount->guard = fork();
-    if (mount->guard == 0) {
-        close(ends[0]);
-        guard_main(program, source, mount->point, ends[1]);
-    }
-    close(ends[1]);
-    mount->hold = ends[0];
-    if (mount->guard > 0)
-        return 0;
-    close(ends[0]);
-    return -EAGAIN;
-}
-
-errint_t
-mount_begin(const char *program, const char *source, struct mount *mount, struct reason *reason)
-{
-    struct guard_report report = {0};
-    struct stat st;
-    errint_t error = make_mountpoint(source, mount->point, reason);
-
-    if (error)
-        return error;
-    error = mount_start_guard(program, source, mount);
-    if (error) {
-        rmdir(mount->point);
-        return reason_set(reason, error, "Guard", "fork: %s", strerror(-error));
-    }
-    if (recv(mount->hold, &report, sizeof(report), MSG_WAITALL) != (ssize_t)sizeof(report))
-        error = reason_set(reason, -EINTR, "Guard", "interrupted");
-    else if (report.daemon == 0)
-        error = reason_set(reason, -EIO, "Mount", "%s", report.text);
-    else if (stat(mount->point, &st) < 0) /* waits until the daemon answers */
-        error = reason_set(reason, -errno, "Mount", "%s: %s", mount->point, strerror(errno));
-    mount->daemon = report.daemon;
-    if (error)
-        mount_end(mount);
-    return error;
-}
-
-void
-mount_end(struct mount *mount)
-{
-    if (mount->guard <= 0)
-        return;
-    close(mount->hold);
-    while (waitpid(mount->guard, NULL, 0) < 0 && errno == EINTR)
-        ;
-    *mount = (struct mount){0};
-}
-
-/* ---- the mount that a path is on ---- */
-
-static errint_t
 mount_read_status(struct mount *mount, char source[PATH_MAX], bool *one_view, struct reason *reason)
 {
     struct buffer text = BUFFER_INIT;
@@ -309,7 +223,7 @@ mount_read_status(struct mount *mount, char source[PATH_MAX], bool *one_view, st
     cJSON *status;
 
     snprintf(path, sizeof(path), "%s/.fstfs/status", mount->point);
-    machine_read_file(path, &text);
+    file_read_text(path, &text);
     status = cJSON_Parse(text.data);
     buffer_free(&text);
     where = cJSON_GetStringValue(cJSON_GetObjectItem(status, "source"));
@@ -324,6 +238,65 @@ mount_read_status(struct mount *mount, char source[PATH_MAX], bool *one_view, st
     cJSON_Delete(status);
     return error;
 }
+
+errint_t
+mount_begin(const char *program, const char *source, struct mount *mount, struct reason *reason)
+{
+    char real[PATH_MAX];
+    bool one_view;
+    errint_t error = make_mountpoint(source, mount->point, reason);
+
+    if (error)
+        return error;
+    error = mount_start_guard(mount);
+    if (error) {
+        rmdir(mount->point);
+        return reason_set(reason, error, "Guard", "fork: %s", strerror(-error));
+    }
+    error = run_fstfs(program, source, mount->point, reason);
+    if (!error)
+        error = mount_read_status(mount, real, &one_view, reason);
+    if (error)
+        mount_end(mount);
+    return error;
+}
+
+/* Waits for the daemon to end, which it does when it is unmounted. If the mount has a copy in
+ * another namespace, it continues: it gets a signal then. */
+static void
+await_daemon(pid_t pid)
+{
+    static const struct {
+        int signal, ms;
+    } steps[] = {{0, UNMOUNT_MS}, {SIGTERM, TERM_MS}, {SIGKILL, TERM_MS}};
+    struct pollfd daemon = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+
+    if (daemon.fd < 0)
+        return; /* it has ended */
+    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
+        kill(pid, steps[i].signal);
+        while (poll(&daemon, 1, steps[i].ms) < 0 && errno == EINTR)
+            continue;
+        if (daemon.revents)
+            break;
+    }
+    close(daemon.fd);
+}
+
+void
+mount_end(struct mount *mount)
+{
+    if (mount->guard <= 0)
+        return;
+    close(mount->hold);
+    while (waitpid(mount->guard, NULL, 0) < 0 && errno == EINTR)
+        continue;
+    if (mount->daemon > 0)
+        await_daemon(mount->daemon);
+    *mount = (struct mount){0};
+}
+
+/* ---- the mount that a path is on ---- */
 
 errint_t
 mount_of(const char *path, struct mount *mount, char source[PATH_MAX], struct reason *reason)
@@ -361,7 +334,7 @@ mount_storage_bytes(const struct mount *mount)
     uint64_t bytes = 0;
 
     snprintf(path, sizeof(path), "%s/.fstfs/metrics", mount->point);
-    machine_read_file(path, &text);
+    file_read_text(path, &text);
     at = text.data ? strstr(text.data, key) : NULL;
     if (at)
         bytes = strtoull(at + strlen(key), NULL, 10);

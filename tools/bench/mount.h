@@ -2,9 +2,9 @@
 /*
  * Mounts of fstfs: temporary ones, and the one that a path is on.
  *
- * A temporary mount belongs to a guard process in a session of its own. The guard mounts in a
- * private directory, and unmounts and removes it when its socket is closed: by mount_end(), or by
- * the death of this process.
+ * A guard process in a session of its own unmounts a temporary mount and removes its directory when
+ * its pipe is closed: by mount_end(), or by the death of this process. If fstfs mounts after that,
+ * it unmounts by itself (--pid).
  */
 #ifndef FSTFS_BENCH_MOUNT_H
 #define FSTFS_BENCH_MOUNT_H
@@ -20,13 +20,13 @@ struct mount {
     char point[PATH_MAX];
     pid_t daemon;
     pid_t guard; /* 0: not a temporary mount */
-    int hold; /* our end of the guard's socket */
+    int hold; /* our end of the guard's pipe */
 };
 
 /* Finds the fstfs program: next to this one, else in PATH. */
 errint_t mount_program(char program[PATH_MAX], struct reason *reason);
 
-/* Mounts `source` and waits until it is ready. -EINTR after a signal. */
+/* Mounts `source` and waits until it is ready. */
 errint_t mount_begin(const char *program, const char *source, struct mount *mount,
                      struct reason *reason);
 /* Unmounts a temporary mount and waits for the daemon. Does nothing to others. */

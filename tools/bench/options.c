@@ -12,7 +12,7 @@ static const char usage[] =
     "\n"
     "Measures how fast your models load, from the bare directory and through fstfs.\n"
     "\n"
-    "  FILE         a safetensors file; only this file is read\n"
+    "  FILE         a checkpoint of one file; only this file is read\n"
     "  CHECKPOINT   a directory that contains one checkpoint; DIRECTORY/STEM if it\n"
     "               contains several; or an index file\n"
     "\n"
@@ -66,7 +66,7 @@ parse_rounds(const char *value, void *field)
 }
 
 /* Every name must be a method that these options make available. */
-static bool
+static void
 check_methods(const struct options *options)
 {
     for (const char *at = options->methods; at; at = strchr(at, ',')) {
@@ -77,59 +77,47 @@ check_methods(const struct options *options)
         length = (int)strcspn(at, ",");
         kind = method_kind_of(at, (size_t)length);
         if (kind == METHOD_UNKNOWN)
-            complain("--methods: unknown method \"%.*s\"; known: %s", length, at, method_names);
+            command_refuse("--methods: unknown method \"%.*s\"; known: %s", length, at,
+                           method_names);
         else if (kind == METHOD_LOADER && !options->loaders)
-            complain("--methods: %.*s needs --loaders", length, at);
+            command_refuse("--methods: %.*s needs --loaders", length, at);
         else if (kind == METHOD_DEVICE && !options->device)
-            complain("--methods: gpu needs --device");
-        else
-            continue;
-        return false;
+            command_refuse("--methods: gpu needs --device");
     }
-    return true;
 }
 
-static bool
+static void
 check_device_name(const char *name)
 {
     static const char prefix[] = "cuda:";
     size_t length = sizeof(prefix) - 1;
 
-    if (!name || (strncmp(name, prefix, length) == 0 && name[length] &&
-                  strspn(name + length, "0123456789") == strlen(name + length)))
-        return true;
-    complain("--device: %s is not a device (expected cuda:N, such as cuda:0)", name);
-    return false;
+    if (name && (strncmp(name, prefix, length) != 0 || !name[length] ||
+                 strspn(name + length, "0123456789") != strlen(name + length)))
+        command_refuse("--device: %s is not a device (expected cuda:N, such as cuda:0)", name);
 }
 
 static const struct command_option bench_options[] = {
     {"loaders", offsetof(struct options, loaders), NULL, NULL},
     {"methods", offsetof(struct options, methods), "a list of methods", NULL},
-    {"ways", offsetof(struct options, methods), "a list of methods", NULL}, /* former name */
     {"rounds", offsetof(struct options, rounds), "a number from 1 to 1000", parse_rounds},
     {"device", offsetof(struct options, device), "cuda:N", NULL},
     {"json", offsetof(struct options, json), NULL, NULL},
     {"svg", offsetof(struct options, svg), "a file", NULL},
+    {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-bench", usage, bench_options,
-                                       sizeof(bench_options) / sizeof(bench_options[0])};
+static const struct command command = {"fstfs-bench", usage, bench_options};
 
-enum options_result
+void
 options_parse(int argc, char **argv, struct options *options)
 {
-    enum options_result result;
-
     *options = (struct options){.rounds = ROUNDS_DEFAULT};
-    result = command_options(&command, argc, argv, options);
-    if (result != OPTIONS_RUN)
-        return result;
+    command_options(&command, argc, argv, options);
     options->paths = argv + optind;
     options->path_count = argc - optind;
-    if (options->path_count == 0) {
-        complain("FILE or CHECKPOINT is missing; see fstfs-bench -h");
-        return OPTIONS_WRONG;
-    }
-    return check_device_name(options->device) && check_methods(options) ? OPTIONS_RUN
-                                                                        : OPTIONS_WRONG;
+    if (options->path_count == 0)
+        command_refuse("FILE or CHECKPOINT is missing; see fstfs-bench -h");
+    check_device_name(options->device);
+    check_methods(options);
 }

@@ -18,6 +18,6 @@ struct options {
     bool json;
 };
 
-enum options_result options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct options *options);
 
 #endif

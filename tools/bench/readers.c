@@ -52,30 +52,20 @@ struct reader_job {
 errint_t
 plan_add_file(struct plan *plan, const char *path)
 {
-    char **files = array_room(plan->files, plan->file_count, sizeof(*files));
+    char *file = strdup(path);
 
-    if (!files)
-        return -ENOMEM;
-    plan->files = files;
-    plan->files[plan->file_count] = strdup(path);
-    if (!plan->files[plan->file_count])
-        return -ENOMEM;
-    plan->file_count++;
-    return 0;
+    if (file && array_add(plan->files, plan->file_count, file))
+        return 0; /* cppcheck-suppress memleak ; the array owns it */
+    free(file);
+    return -ENOMEM;
 }
 
 errint_t
 plan_add_segment(struct plan *plan, size_t file, uint64_t offset, uint64_t length)
 {
-    struct plan_segment *segments;
-
-    if (length == 0)
-        return 0;
-    segments = array_room(plan->segments, plan->segment_count, sizeof(*segments));
-    if (!segments)
+    if (length > 0 && !array_add(plan->segments, plan->segment_count,
+                                 (struct plan_segment){offset, length, file}))
         return -ENOMEM;
-    plan->segments = segments;
-    plan->segments[plan->segment_count++] = (struct plan_segment){offset, length, file};
     plan->bytes += length;
     return 0;
 }

@@ -16,6 +16,7 @@
 /* What a pair reads. */
 struct target {
     const struct model *model;
+    struct model shown; /* of the own mount, if it shows other files than those of the model */
     char directory[PATH_MAX]; /* of the files; "": the model's own */
     struct mount mount; /* if mounted */
     struct plan plan;
@@ -96,8 +97,8 @@ is_same_sum(struct bench *bench, const struct row *row, const struct reader_resu
 {
     enum order order = row->method->order;
 
-    /* A merged or re-cut file has the same tensors, but is a different file. */
-    if (order == ORDER_FILES && row->mounted && !bench->own_mount)
+    /* A merged, re-cut or converted file has the same tensors, but is a different file. */
+    if (order == ORDER_FILES && row->mounted && (!bench->own_mount || bench->model.shown))
         return true;
     if (!bench->has_sum[order]) {
         bench->has_sum[order] = true;
@@ -166,6 +167,32 @@ measure_row(struct bench *bench, struct row *row, const struct target *target,
 /* ---- one pair ---- */
 
 static errint_t
+target_make_plan(const struct row *row, struct target *target, struct reason *reason)
+{
+    errint_t error = model_plan(target->model, target->directory[0] ? target->directory : NULL,
+                                row->method->order, &target->plan);
+
+    return error ? reason_set(reason, error, "Plan", "%s", strerror(-error)) : 0;
+}
+
+/* Opens the files that the own mount shows instead of the model's. */
+static errint_t
+target_open_shown(const struct bench *bench, const struct row *row, struct target *target,
+                  struct reason *reason)
+{
+    char path[2 * PATH_MAX];
+    errint_t error;
+
+    snprintf(path, sizeof(path), "%s/%s", target->directory, bench->model.shown);
+    error = model_open(path, &target->shown, reason);
+    if (error)
+        return error;
+    target->model = &target->shown;
+    target->directory[0] = '\0';
+    return target_make_plan(row, target, reason);
+}
+
+static errint_t
 target_open(const struct bench *bench, const struct row *row, struct target *target,
             struct reason *reason)
 {
@@ -178,19 +205,20 @@ target_open(const struct bench *bench, const struct row *row, struct target *tar
             return error;
         snprintf(target->directory, sizeof(target->directory), "%.*s/shards", PATH_MAX - 8,
                  target->mount.point);
+        if (bench->model.shown)
+            return target_open_shown(bench, row, target, reason);
     } else if (row->mounted) {
         target->model = &bench->mounted;
         target->mount = bench->mount;
     }
-    error = model_plan(target->model, target->directory[0] ? target->directory : NULL,
-                       row->method->order, &target->plan);
-    return error ? reason_set(reason, error, "Plan", "%s", strerror(-error)) : 0;
+    return target_make_plan(row, target, reason);
 }
 
 static void
 target_close(const struct bench *bench, struct target *target)
 {
     plan_free(&target->plan);
+    model_close(&target->shown);
     if (bench->own_mount)
         mount_end(&target->mount);
 }

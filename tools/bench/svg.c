@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The bar chart. Rows are listed cold first, bare next to mounted. The line on each bar is the
  * range of the rounds. */
+#include "common/svg.h"
 #include "report.h"
-
-#include <string.h>
 
 enum {
     WIDTH = 860,
@@ -15,35 +14,8 @@ enum {
 };
 
 static const char style[] =
-    "<style>text{font:12px sans-serif;fill:#222}.head{font-weight:bold}.bare{fill:#9aa5b1}"
-    ".mounted{fill:#2f6fb0}.range{stroke:#222}svg{background:#fff}</style>\n";
-
-/* Adds text, escaped for XML. */
-static void
-svg_add_text(struct buffer *out, const char *text)
-{
-    char safe[QUOTED_SIZE];
-
-    quoted(safe, text, strlen(text));
-    for (const char *c = safe; *c; c++) {
-        if (*c == '<')
-            buffer_add_text(out, "&lt;");
-        else if (*c == '>')
-            buffer_add_text(out, "&gt;");
-        else if (*c == '&')
-            buffer_add_text(out, "&amp;");
-        else
-            buffer_add_char(out, *c);
-    }
-}
-
-static void
-svg_add_label(struct buffer *out, int x, int y, const char *class, const char *text)
-{
-    buffer_addf(out, "<text x=\"%d\" y=\"%d\" class=\"%s\">", x, y, class);
-    svg_add_text(out, text);
-    buffer_add_text(out, "</text>\n");
-}
+    "text{font:12px sans-serif;fill:#222}.head{font-weight:bold}.bare{fill:#9aa5b1}"
+    ".mounted{fill:#2f6fb0}.range{stroke:#222}svg{background:#fff}";
 
 static void
 svg_add_bar(struct buffer *out, const struct row *row, double longest, int y)
@@ -122,11 +94,7 @@ report_svg(struct buffer *out, const struct machine *machine, const struct bench
     buffer_free(&about);
     for (unsigned i = 0; i < count; i++)
         y = svg_add_bench(&body, &benches[i], y);
-    buffer_addf(out,
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-                "viewBox=\"0 0 %d %d\">\n",
-                WIDTH, y + LINE, WIDTH, y + LINE);
-    buffer_add_text(out, style);
+    svg_begin(out, WIDTH, y + LINE, style);
     buffer_add(out, body.data, body.length);
     buffer_add_text(out, "</svg>\n");
     out->failed = out->failed || buffer_failed(&body);

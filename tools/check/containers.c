@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "containers.h"
 
+#include "catalog/header_budget.h"
 #include "format/gguf.h"
 #include "format/torch.h"
 
@@ -16,7 +17,7 @@
 enum { IMPORTS_SHOWN = 8 };
 
 bool
-container_has_name(const char *name)
+container_has_suffix(const char *name)
 {
     static const char *const suffixes[] = {".bin", ".pt", ".pth", ".ckpt", ".gguf"};
     size_t length = strlen(name);
@@ -30,31 +31,38 @@ container_has_name(const char *name)
     return false;
 }
 
-/* No budget: the limits of the formats suffice for one file at a time. */
+/* Admits the memory for one header, as the catalog does. `arg`: the bytes admitted so far. */
 static errint_t
-admit_all(void *arg, uint64_t bytes, struct reason *reason)
+admit_header(void *arg, uint64_t bytes, struct reason *reason)
 {
-    (void)arg;
-    (void)bytes;
-    (void)reason;
+    uint64_t *admitted = arg;
+
+    if (bytes > HEADER_BUDGET_LEAST - *admitted)
+        return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
+                          "its header needs about %" PRIu64 " bytes of memory, at most %" PRIu64
+                          " are used",
+                          *admitted + bytes, HEADER_BUDGET_LEAST);
+    *admitted += bytes;
     return 0;
 }
 
 /* The file that is checked. */
 struct container {
     struct findings *findings;
-    struct container_totals *totals;
+    struct container_result *result;
     const char *path;
-    bool is_named;
+    enum container_use use;
+    bool wants_archive;
     int fd;
     uint64_t size;
 };
 
 static void
-count_container(const struct container *container, const struct st_table *table)
+take_container(const struct container *container, const struct st_table *table)
 {
-    container->totals->tensors += table->count;
-    container->totals->bytes += container->size;
+    container->result->has_tensors = true;
+    container->result->tensors = table->count;
+    container->result->bytes = container->size;
 }
 
 /* Reports that reading the header failed with `error`. */
@@ -65,12 +73,14 @@ report_header(const struct container *container, errint_t error, const struct re
 
     if (error == -ENOMEM)
         return error;
-    if (error == -ENOMSG && !container->is_named)
+    if (container->use == CONTAINER_SHARD ||
+        (error == -ENOMSG && container->use != CONTAINER_NAMED))
         return 0;
     findings_add(container->findings, strdup(container->path), !is_fault && error != -ENOMSG,
-                 is_fault           ? "refused: %s: %s"
-                 : error == -ENOMSG ? "no checkpoint: %s: %s"
-                                    : "%s: %s",
+                 is_fault            ? "refused: %s: %s"
+                 : error == -ENOMSG  ? "no checkpoint: %s: %s"
+                 : error == -ENOBUFS ? "cannot be checked: %s: %s"
+                                     : "%s: %s",
                  reason->rule, reason->text);
     return 0;
 }
@@ -102,40 +112,63 @@ report_imports(const struct container *container, const struct buffer *imports)
     buffer_free(&names);
 }
 
+/* Finds the records of the archive. Moves the table of the file to the archive of the result. */
+static errint_t
+open_records(const struct container *container, struct torch_file *file)
+{
+    struct reason reason;
+    errint_t error = archive_open(container->fd, container->size, file->table,
+                                  &container->result->archive, &reason);
+
+    file->table = NULL;
+    if (!error)
+        return 0;
+    container->result->has_tensors = false;
+    return report_header(container, error, &reason);
+}
+
 static errint_t
 check_torch(const struct container *container)
 {
     struct buffer imports = BUFFER_INIT;
     struct torch_file file;
     struct reason reason;
-    errint_t error =
-        torch_read(container->fd, container->size, admit_all, NULL, &imports, &file, &reason);
+    uint64_t admitted = 0;
+    errint_t error = torch_read(container->fd, container->size, admit_header, &admitted, &imports,
+                                &file, &reason);
 
     report_imports(container, &imports);
     buffer_free(&imports);
     if (error)
         return report_header(container, error, &reason);
-    count_container(container, file.table);
-    if (file.refused_count)
+    take_container(container, file.table);
+    if (file.version.rule)
         findings_add(container->findings, strdup(container->path), false,
-                     "%" PRIu32 " of %" PRIu32
+                     "torch.load() refuses it: %s: %s", file.version.rule, file.version.text);
+    if (file.refused_count && container->use != CONTAINER_SHARD)
+        findings_add(container->findings, strdup(container->path), false,
+                     "%" PRIu32 " of its %" PRIu32
                      " tensors cannot be stored as safetensors; the first is %s",
-                     file.refused_count, file.refused_count + file.table->count, file.refused);
+                     file.refused_count, file.refused_count + file.table->count, file.refused[0]);
+    if (container->wants_archive && file.is_zip)
+        error = open_records(container, &file);
     torch_file_free(&file);
-    return 0;
+    return error;
 }
 
 static errint_t
 check_gguf(const struct container *container)
 {
-    struct gguf_file file;
+    struct st_table *table;
     struct reason reason;
-    errint_t error = gguf_read(container->fd, container->size, admit_all, NULL, &file, &reason);
+    uint64_t admitted = 0;
+    errint_t error =
+        gguf_read(container->fd, container->size, admit_header, &admitted, &table, &reason);
 
     if (error)
         return report_header(container, error, &reason);
-    count_container(container, file.table);
-    gguf_file_free(&file);
+    take_container(container, table);
+    st_table_free(table);
     return 0;
 }
 
@@ -148,20 +181,26 @@ is_gguf(const struct container *container)
 }
 
 errint_t
-container_check(struct findings *findings, const char *path, bool is_named,
-                struct container_totals *totals)
+container_check(struct findings *findings, const char *path, enum container_use use,
+                bool wants_archive, struct container_result *result)
 {
-    struct container container = {
-        .findings = findings, .totals = totals, .path = path, .is_named = is_named};
-    struct stat st;
+    struct container container = {.findings = findings,
+                                  .result = result,
+                                  .path = path,
+                                  .use = use,
+                                  .wants_archive = wants_archive};
     errint_t error = 0;
 
+    *result = (struct container_result){0};
     container.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (container.fd < 0 || fstat(container.fd, &st) < 0) {
-        findings_add(findings, strdup(path), true, "IoError: %s", strerror(errno));
-    } else if (S_ISREG(st.st_mode)) {
-        container.size = (uint64_t)st.st_size;
-        totals->files++;
+    error = container.fd < 0 ? -errno : file_identity_from_fd(&result->identity, container.fd);
+    if (error) {
+        if (use != CONTAINER_SHARD)
+            findings_add(findings, strdup(path), true, "IoError: %s", strerror(-error));
+        error = 0;
+    } else if (S_ISREG(result->identity.mode)) {
+        container.size = result->identity.size;
+        result->files = 1;
         error = is_gguf(&container) ? check_gguf(&container) : check_torch(&container);
     }
     if (container.fd >= 0)

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The targets are cut into spans of whole tensors; a target whose SHA-256 is compared is one span.
- * Threads claim spans in order. Each reads its span with a batch (io/batch.h) into its own buffers,
- * so hashing overlaps with reading and memory is bounded.
+ * The targets are cut into spans. They consist of whole records of an archive or, if tensors are
+ * checked, of whole tensors; a target whose SHA-256 is compared is one span. Threads claim spans in
+ * order. Each reads its span with a batch (io/batch.h) into its own buffers, so hashing overlaps
+ * with reading and memory is bounded.
  */
 #include "deep.h"
 
 #include "base/array.h"
 #include "base/histogram.h"
-#include "base/thread.h"
+#include "base/parallel.h"
 #include "common/progress.h"
 #include "io/batch.h"
 #include "io/block.h"
@@ -17,11 +18,9 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -35,7 +34,7 @@ enum {
 struct span {
     size_t target;
     uint64_t begin, end; /* of the file */
-    uint32_t tensor; /* index of the first that begins in it */
+    uint32_t first; /* index of the first tensor or record that begins in it */
 };
 
 struct deep {
@@ -44,10 +43,10 @@ struct deep {
     struct span *spans;
     size_t span_count;
     atomic_size_t next; /* index of the first span that is not claimed */
-    atomic_uint running; /* threads */
     unsigned depth; /* reads in flight, of one thread */
-    _Atomic uint64_t *done; /* bytes checked */
+    struct progress progress; /* bytes checked */
     _Atomic uint64_t hub_files;
+    _Atomic uint64_t records, records_without_crc; /* see struct deep_result */
     _Atomic errint_t error;
 };
 
@@ -56,40 +55,58 @@ struct deep {
 static errint_t
 add_span(struct deep *deep, struct span span)
 {
-    struct span *spans = array_room(deep->spans, deep->span_count, sizeof(*spans));
-
-    if (!spans)
-        return -ENOMEM;
-    deep->spans = spans;
-    deep->spans[deep->span_count++] = span;
-    return 0;
+    return array_add(deep->spans, deep->span_count, span) ? 0 : -ENOMEM;
 }
 
 static bool
 wants_hub_hash(const struct target *target)
 {
-    return target->hub_sha256[0] && sha256_can();
+    return target->hub_sha256[0] && sha256_is_supported();
+}
+
+/* The number of units: tensors or records, which are never divided between spans. */
+static uint32_t
+unit_count(const struct target *target)
+{
+    return target->table ? target->table->count : target->archive.record_count;
+}
+
+static uint64_t
+unit_end(const struct target *target, uint32_t i)
+{
+    const struct st_table *table = target->table;
+    const struct archive *archive = &target->archive;
+
+    return table ? table->data_start + table->tensors[i].end
+                 : archive->records[i]->data + archive->records[i]->size;
 }
 
 static errint_t
 cut_target(struct deep *deep, size_t number)
 {
     const struct target *target = &deep->tree->targets[number];
-    const struct st_table *table = target->table;
+    const uint32_t count = unit_count(target);
+    const uint64_t size = target->backing->identity.size;
     struct span span = {.target = number};
     errint_t error = 0;
 
-    for (uint32_t i = 0; !error && i < table->count && !wants_hub_hash(target); i++) {
-        uint64_t end = table->data_start + table->tensors[i].end;
+    for (uint32_t i = 0; !error && i < count && !wants_hub_hash(target); i++) {
+        uint64_t end = unit_end(target, i);
 
-        if (end - span.begin < SPAN || i + 1 == table->count)
+        if (end - span.begin < SPAN || i + 1 == count)
             continue;
         span.end = end;
         error = add_span(deep, span);
         span.begin = end;
-        span.tensor = i + 1;
+        span.first = i + 1;
     }
-    span.end = table->data_start + table->data_length;
+    /* Without units, spans end anywhere. */
+    while (!error && !count && !wants_hub_hash(target) && size - span.begin > SPAN) {
+        span.end = span.begin + SPAN;
+        error = add_span(deep, span);
+        span.begin = span.end;
+    }
+    span.end = size;
     return error ? error : add_span(deep, span);
 }
 
@@ -104,12 +121,14 @@ struct stream {
     const struct span *span;
     const struct target *target;
     uint64_t next; /* where the next read begins */
+    bool checks_tensors;
     uint32_t tensor; /* the current one */
     bool counts_values; /* NaN and infinity in the current tensor */
     struct values values;
+    struct archive_check archive; /* of a target that is an archive */
 };
 
-/* For the batch. */
+/* Describes the next read; called by the batch. */
 static bool
 deep_next_read(void *arg, struct batch_read *read)
 {
@@ -182,7 +201,7 @@ check_tensor_bytes(struct stream *stream, const char *data, uint64_t from, uint6
     }
 }
 
-/* Handles empty tensors at the end of the file, which no block of data contains. */
+/* Handles the empty tensors at the end of the file, which check_tensor_bytes() does not reach. */
 static void
 check_last_tensors(struct stream *stream)
 {
@@ -206,9 +225,12 @@ check_read(struct stream *stream, const struct batch_read *read)
 
     if (stream->whole)
         sha256_add(stream->whole, data, to - from);
-    if (stream->one || stream->deep->tree->options->nan)
+    if (stream->checks_tensors)
         check_tensor_bytes(stream, data, from, to - from);
-    atomic_fetch_add_explicit(stream->deep->done, to - from, memory_order_relaxed);
+    if (stream->archive.archive)
+        archive_check_bytes(&stream->archive, data, from, to - from, stream->target->path,
+                            &stream->deep->tree->findings);
+    atomic_fetch_add_explicit(stream->deep->progress.running, to - from, memory_order_relaxed);
 }
 
 static void
@@ -256,20 +278,22 @@ read_span(struct stream *stream)
     if (error)
         return error;
     while ((read = batch_take(batch))) {
-        if (progress_signal())
-            batch_stop(batch, -EINTR, 0);
-        else
+        if (progress_tick(&stream->deep->progress))
             check_read(stream, read);
+        else
+            batch_stop(batch, -EINTR, 0);
         batch_release(read);
     }
     error = batch_error(batch, &offset);
     batch_free(batch);
     if (error && error != -EINTR && error != -ENOMEM)
         report_unread(stream, error, offset);
-    if (!error && (stream->one || stream->deep->tree->options->nan))
+    if (!error && stream->checks_tensors)
         check_last_tensors(stream);
     if (!error && stream->whole)
         compare_hub_hash(stream);
+    atomic_fetch_add(&stream->deep->records, stream->archive.compared);
+    atomic_fetch_add(&stream->deep->records_without_crc, stream->archive.missing);
     return error == -ENOMEM ? error : 0;
 }
 
@@ -281,7 +305,12 @@ check_span(struct stream *stream, const struct span *span)
     stream->span = span;
     stream->target = &stream->deep->tree->targets[span->target];
     stream->next = block_down(span->begin);
-    stream->tensor = span->tensor;
+    stream->checks_tensors =
+        stream->target->table && (stream->one || stream->deep->tree->options->nan);
+    stream->tensor = span->first;
+    stream->archive = (struct archive_check){
+        .archive = stream->target->archive.records ? &stream->target->archive : NULL,
+        .record = span->first};
     if (wants_hub_hash(stream->target)) {
         stream->whole = sha256_new();
         if (!stream->whole)
@@ -296,8 +325,8 @@ check_span(struct stream *stream, const struct span *span)
 
 /* ---- threads ---- */
 
-static void *
-run_deep_thread(void *arg)
+static void
+check_spans(void *arg, size_t thread)
 {
     struct deep *deep = arg;
     struct stream stream = {
@@ -308,6 +337,7 @@ run_deep_thread(void *arg)
     errint_t error = 0;
     size_t next;
 
+    (void)thread;
     if (!stream.buffers || (deep->tree->options->hashes && !stream.one))
         error = -ENOMEM;
     while (!error && !progress_signal() &&
@@ -317,8 +347,6 @@ run_deep_thread(void *arg)
         atomic_store(&deep->error, error);
     sha256_free(stream.one);
     free(stream.buffers);
-    atomic_fetch_sub(&deep->running, 1);
-    return NULL;
 }
 
 static unsigned
@@ -333,30 +361,13 @@ deep_thread_count(const struct deep *deep)
 }
 
 static errint_t
-run_deep_threads(struct deep *deep, struct progress *progress)
+run_deep_threads(struct deep *deep)
 {
-    const unsigned wanted = deep_thread_count(deep);
-    pthread_t threads[THREADS_MOST];
-    unsigned made = 0;
+    const unsigned threads = deep_thread_count(deep);
 
-    deep->depth = DEPTH_ALL / (wanted ? wanted : 1);
+    deep->depth = DEPTH_ALL / (threads ? threads : 1);
     deep->depth = deep->depth > DEPTH_MOST ? DEPTH_MOST : deep->depth;
-    while (made < wanted) {
-        atomic_fetch_add(&deep->running, 1);
-        if (thread_start(&threads[made], run_deep_thread, deep) != 0) {
-            atomic_fetch_sub(&deep->running, 1);
-            break;
-        }
-        made++;
-    }
-    if (made == 0 && wanted > 0)
-        return -EAGAIN;
-    while (atomic_load(&deep->running) > 0) {
-        progress_tick(progress);
-        nanosleep(&(struct timespec){0, 10000000}, NULL);
-    }
-    while (made > 0)
-        pthread_join(threads[--made], NULL);
+    parallel_for(threads, threads, check_spans, deep);
     return progress_signal() ? -EINTR : atomic_load(&deep->error);
 }
 
@@ -371,7 +382,7 @@ prepare_targets(struct deep *deep, uint64_t *bytes)
         struct target *target = &tree->targets[i];
 
         *bytes += target->backing->identity.size;
-        if (tree->options->hashes) {
+        if (tree->options->hashes && target->table) {
             target->digests = calloc((size_t)target->table->count + 1, SHA256_SIZE);
             if (!target->digests)
                 return -ENOMEM;
@@ -387,20 +398,20 @@ deep_run(struct tree *tree, struct deep_result *result)
     struct deep deep = {.tree = tree};
     uint64_t bytes = 0, started = monotonic_ns();
     errint_t error = prepare_targets(&deep, &bytes);
-    struct progress progress;
 
     if (!error) {
-        progress_begin(&progress, bytes);
-        progress.has_rate = true;
-        progress_start(&progress, "reading");
-        deep.done = progress.running;
-        error = deep.done ? run_deep_threads(&deep, &progress) : -ENOMEM;
-        result->bytes = deep.done ? atomic_load(deep.done) : 0;
-        progress_end(&progress);
+        progress_begin(&deep.progress, bytes);
+        deep.progress.has_rate = true;
+        progress_start(&deep.progress, "reading");
+        error = deep.progress.running ? run_deep_threads(&deep) : -ENOMEM;
+        result->bytes = deep.progress.running ? atomic_load(deep.progress.running) : 0;
+        progress_end(&deep.progress);
         storage_stop(deep.storage);
         storage_free(deep.storage);
     }
     result->hub_files = atomic_load(&deep.hub_files);
+    result->records = atomic_load(&deep.records);
+    result->records_without_crc = atomic_load(&deep.records_without_crc);
     result->seconds = (double)(monotonic_ns() - started) / 1e9;
     free(deep.spans);
     return error;

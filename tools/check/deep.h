@@ -8,6 +8,8 @@
 struct deep_result {
     uint64_t bytes; /* read */
     uint64_t hub_files; /* compared with the hub's SHA-256 */
+    uint64_t records; /* of PyTorch archives, compared with their CRC-32 */
+    uint64_t records_without_crc;
     double seconds;
 };
 

@@ -26,18 +26,6 @@ findings_free(struct findings *findings)
     pthread_mutex_destroy(&findings->lock);
 }
 
-static bool
-findings_append_locked(struct findings *findings, struct finding finding)
-{
-    struct finding *all = array_room(findings->all, findings->count, sizeof(*all));
-
-    if (!all)
-        return false;
-    findings->all = all;
-    findings->all[findings->count++] = finding;
-    return true;
-}
-
 void
 findings_add(struct findings *findings, char *path, bool unchecked, const char *format, ...)
 {
@@ -50,7 +38,7 @@ findings_add(struct findings *findings, char *path, bool unchecked, const char *
         finding.text = NULL;
     va_end(arguments);
     pthread_mutex_lock(&findings->lock);
-    added = path && finding.text && findings_append_locked(findings, finding);
+    added = path && finding.text && array_add(findings->all, findings->count, finding);
     findings->unchecked += added && unchecked;
     findings->failed = findings->failed || !added;
     pthread_mutex_unlock(&findings->lock);
@@ -58,6 +46,24 @@ findings_add(struct findings *findings, char *path, bool unchecked, const char *
         free(path);
         free(finding.text);
     }
+}
+
+void
+findings_move(struct findings *findings, struct findings *from)
+{
+    pthread_mutex_lock(&findings->lock);
+    findings->failed = findings->failed || from->failed;
+    while (from->count > 0) {
+        struct finding *finding = &from->all[from->count - 1];
+
+        if (!array_add(findings->all, findings->count, *finding)) {
+            findings->failed = true;
+            break;
+        }
+        findings->unchecked += finding->unchecked;
+        from->count--;
+    }
+    pthread_mutex_unlock(&findings->lock);
 }
 
 static int
@@ -121,7 +127,7 @@ findings_json(struct findings *findings, struct buffer *out)
         buffer_add_json_string(out, finding->path, strlen(finding->path));
         buffer_add_text(out, ", \"text\": ");
         buffer_add_json_string(out, finding->text, strlen(finding->text));
-        buffer_addf(out, ", \"looked_at\": %s}", finding->unchecked ? "false" : "true");
+        buffer_addf(out, ", \"checked\": %s}", finding->unchecked ? "false" : "true");
     }
     buffer_add_text(out, findings->count ? "\n  ]" : "]");
     pthread_mutex_unlock(&findings->lock);

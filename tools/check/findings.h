@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 struct finding {
-    char *path; /* begins as on the command line; not quoted */
+    char *path; /* begins with the path on the command line; not quoted */
     char *text; /* one line; names in it are quoted */
     bool unchecked; /* the file could not be checked, and may be valid */
 };
@@ -27,14 +27,18 @@ struct findings {
 void findings_init(struct findings *findings);
 void findings_free(struct findings *findings);
 
-/* Adds a finding. Takes over `path`, which is malloc'ed, or NULL if that failed. */
+/* Adds a finding. Takes ownership of `path`, which is malloc'ed, or NULL if that failed. */
 void findings_add(struct findings *findings, char *path, bool unchecked, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Prints those not yet printed to standard output, one line each, sorted by path. */
+/* Moves all findings of `from` to `findings`. No other thread may use `from`. */
+void findings_move(struct findings *findings, struct findings *from);
+
+/* Prints the findings that are not printed yet to standard output, one line each, sorted by path.
+ */
 void findings_print(struct findings *findings);
 
-/* Appends a JSON array of all of them. */
+/* Appends all findings as a JSON array. */
 void findings_json(struct findings *findings, struct buffer *out);
 
 #endif

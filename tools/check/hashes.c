@@ -40,18 +40,6 @@ hash_list_free(struct hash_list *list)
     free(list->text);
 }
 
-static bool
-hash_list_add(struct hash_list *list, struct tensor_hash hash)
-{
-    struct tensor_hash *all = array_room(list->all, list->count, sizeof(*all));
-
-    if (!all)
-        return false;
-    list->all = all;
-    all[list->count++] = hash;
-    return true;
-}
-
 static int
 compare_hash_names(const struct tensor_hash *a, const struct tensor_hash *b)
 {
@@ -69,8 +57,8 @@ compare_hashes(const void *a, const void *b)
     return order ? order : strcmp(x->value, y->value);
 }
 
-/* Sorts the list, and joins the hashes of a tensor that is in several shards, each value once: a
- * JSON object has no two members of one name. */
+/* Sorts the list. Joins the different hashes of a tensor that is in several shards, because names
+ * are unique in a JSON object. */
 static errint_t
 hash_list_finish(struct hash_list *list, struct reason *reason)
 {
@@ -125,8 +113,8 @@ add_tensor_hash(struct hash_list *list, const char *key, const struct target *ta
     }
     buffer_add_char(&value, ']');
     if (!buffer_failed(&value) &&
-        hash_list_add(list,
-                      (struct tensor_hash){key, table->text + t->name, t->name_length, value.data}))
+        array_add(list->all, list->count,
+                  (struct tensor_hash){key, table->text + t->name, t->name_length, value.data}))
         return true;
     buffer_free(&value);
     return false;
@@ -195,8 +183,8 @@ append_string(char **end, struct json_span raw, size_t *length)
     return text;
 }
 
-/* Reads {key: {name: value}} of a checked text; stores keys and names at `end`, which has the same
- * length: strings without their quotes fit. -EBADMSG: the text is another value. */
+/* Reads {key: {name: value}} from valid JSON. Stores keys and names at `end`, which has room for as
+ * many bytes as the text: unescaped strings are never longer. -EBADMSG: it is another value. */
 static errint_t
 read_hashes(struct hash_list *list, struct json_reader in, char *end)
 {
@@ -221,7 +209,7 @@ read_hashes(struct hash_list *list, struct json_reader in, char *end)
                 return -EBADMSG;
             value = end; /* is overwritten by the next name */
             hash.value = strdup(append_string(&value, json_take_string(&in), &length));
-            if (!hash.value || !hash_list_add(list, hash)) {
+            if (!hash.value || !array_add(list->all, list->count, hash)) {
                 free(hash.value);
                 return -ENOMEM;
             }

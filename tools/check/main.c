@@ -45,6 +45,9 @@ print_check_summary(const struct tree *tree, const struct deep_result *deep)
         buffer_addf(&text, "; read %.2f GB in %.1f s", (double)deep->bytes / 1e9, deep->seconds);
     if (deep->hub_files)
         buffer_addf(&text, ", %" PRIu64 " compared with the hub's SHA-256", deep->hub_files);
+    if (deep->records_without_crc)
+        buffer_addf(&text, "; no CRC for %" PRIu64 " of %" PRIu64 " records",
+                    deep->records_without_crc, deep->records_without_crc + deep->records);
     buffer_add_char(&text, '\n');
     write_out(stderr, &text);
     buffer_free(&text);
@@ -61,9 +64,11 @@ print_json(struct tree *tree, const struct deep_result *deep, int status)
                 "  \"checkpoints\": %" PRIu64 ",\n  \"files\": %" PRIu64 ",\n"
                 "  \"tensors\": %" PRIu64 ",\n  \"bytes\": %" PRIu64 ",\n"
                 "  \"bytes_read\": %" PRIu64 ",\n  \"hub_files_compared\": %" PRIu64 ",\n"
+                "  \"records_compared\": %" PRIu64 ",\n  \"records_without_crc\": %" PRIu64 ",\n"
                 "  \"seconds_read\": %.3f,\n  \"findings\": ",
                 status == STATUS_SOUND ? "true" : "false", tree->checkpoint_count, tree->file_count,
-                tree->tensor_count, tree->bytes, deep->bytes, deep->hub_files, deep->seconds);
+                tree->tensor_count, tree->bytes, deep->bytes, deep->hub_files, deep->records,
+                deep->records_without_crc, deep->seconds);
     findings_json(&tree->findings, &out);
     buffer_add_text(&out, "\n}\n");
     done = write_out(stdout, &out);
@@ -79,7 +84,7 @@ warn_unhashed(const struct tree *tree)
 
     for (size_t i = 0; i < tree->target_count; i++)
         count += tree->targets[i].hub_sha256[0] != '\0';
-    if (count > 0 && !sha256_can())
+    if (count > 0 && !sha256_is_supported())
         complain("%" PRIu64 " file%s not compared with the hub's SHA-256: this fstfs-check was "
                  "built without libcrypto",
                  count, plural_suffix(count));
@@ -103,6 +108,10 @@ check_deep(struct tree *tree, struct deep_result *result)
     warn_unhashed(tree);
     if (!hashes)
         return true;
+    if (tree->model_count == 0) {
+        complain("%s: not used because there are no tensors in safetensors files to hash", hashes);
+        return false;
+    }
     if (tree->findings.unchecked) {
         complain("%s: not used because some files could not be read", hashes);
         return false;
@@ -158,14 +167,7 @@ main(int argc, char **argv)
     struct tree tree;
     int status;
 
-    switch (options_parse(argc, argv, &options)) {
-    case OPTIONS_DONE:
-        return 0;
-    case OPTIONS_WRONG:
-        return STATUS_UNCHECKED;
-    default:
-        break;
-    }
+    options_parse(argc, argv, &options);
     if (tree_init(&tree, &options)) {
         complain("out of memory");
         return STATUS_UNCHECKED;

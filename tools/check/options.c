@@ -9,11 +9,11 @@ static const char usage[] =
     "usage: fstfs-check [OPTION...] PATH...\n"
     "\n"
     "Checks safetensors, PyTorch and GGUF checkpoints, and prints one line for each finding,\n"
-    "which begins with the path. It does not change what it checks.\n"
+    "which begins with the path. It changes no file.\n"
     "\n"
-    "  PATH   a safetensors file; the index file of a checkpoint; DIRECTORY/STEM for the\n"
-    "         checkpoint of that name; or a directory, to check all checkpoints in it and\n"
-    "         its subdirectories, such as a Hugging Face cache\n"
+    "  PATH   a safetensors, PyTorch or GGUF file; the index file of a checkpoint;\n"
+    "         DIRECTORY/STEM for the checkpoint of that name; or a directory, to check all\n"
+    "         checkpoints in it and its subdirectories, such as a Hugging Face cache\n"
     "\n"
     "It finds: headers that safetensors rejects; files that are too short or too long, and\n"
     "by how much; missing shards, and shard numbers above the total; tensors that are in two\n"
@@ -22,15 +22,17 @@ static const char usage[] =
     "element size, which PyTorch cannot map; metadata that differs between shards, or has a\n"
     "format that loaders reject; dangling links; and unfinished downloads. In PyTorch and GGUF\n"
     "files: malformed headers, tensors that safetensors cannot store, and pickles that run\n"
-    "code when they are loaded. This reads only headers.\n"
+    "code when they are loaded. For this it reads only headers.\n"
     "\n"
     "Options:\n"
-    "  --deep         also read every byte of safetensors files, and compare files in a\n"
-    "                 Hugging Face cache with the SHA-256 that the hub has for them\n"
-    "  --nan          also find NaN and infinity in floating-point tensors (implies --deep)\n"
-    "  --hashes=FILE  also hash each tensor (implies --deep): write the hashes to FILE if it\n"
-    "                 does not exist, else compare them. For one PATH; the checkpoint may be\n"
-    "                 cut into other shards in between\n"
+    "  --deep         also read every byte, compare files in a Hugging Face cache with the\n"
+    "                 SHA-256 that the hub has for them, and records of PyTorch's archives\n"
+    "                 with their CRC-32\n"
+    "  --nan          also find NaN and infinity in floating-point tensors of safetensors\n"
+    "                 files (implies --deep)\n"
+    "  --hashes=FILE  also hash each tensor of safetensors files (implies --deep): write the\n"
+    "                 hashes to FILE if it does not exist, else compare them. For one PATH, whose\n"
+    "                 checkpoints may have been re-cut since\n"
     "  --all          name every tensor and shard with the same fault, not only three\n"
     "  --json         print one JSON object instead of lines\n"
     "  -h, --help; -V, --version\n"
@@ -50,30 +52,23 @@ static const struct command_option check_options[] = {
     {"hashes", offsetof(struct options, hashes), "a file", NULL},
     {"all", offsetof(struct options, all), NULL, NULL},
     {"json", offsetof(struct options, json), NULL, NULL},
+    {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-check", usage, check_options,
-                                       sizeof(check_options) / sizeof(check_options[0])};
+static const struct command command = {"fstfs-check", usage, check_options};
 
-enum options_result
+void
 options_parse(int argc, char **argv, struct options *options)
 {
-    enum options_result result;
-
     *options = (struct options){0};
-    result = command_options(&command, argc, argv, options);
-    if (result != OPTIONS_RUN)
-        return result;
+    command_options(&command, argc, argv, options);
     options->paths = argv + optind;
     options->path_count = argc - optind;
     options->deep = options->deep || options->nan || options->hashes;
     if (options->path_count == 0)
-        complain("missing PATH; see fstfs-check --help");
-    else if (options->hashes && options->path_count > 1)
-        complain("--hashes: found %d PATHs, expected one", options->path_count);
-    else if (options->hashes && !sha256_can())
-        complain("--hashes is not supported: this fstfs-check was built without libcrypto");
-    else
-        return OPTIONS_RUN;
-    return OPTIONS_WRONG;
+        command_refuse("missing PATH; see fstfs-check --help");
+    if (options->hashes && options->path_count > 1)
+        command_refuse("--hashes: found %d PATHs, expected one", options->path_count);
+    if (options->hashes && !sha256_is_supported())
+        command_refuse("--hashes is not supported: this fstfs-check was built without libcrypto");
 }

@@ -13,10 +13,10 @@ struct options {
     bool deep; /* read every byte; set by `nan` and `hashes` too */
     bool nan; /* find NaN and infinity */
     const char *hashes; /* file of the tensors' hashes, or NULL */
-    bool all; /* name every tensor with the same fault */
+    bool all; /* name every tensor and shard with the same fault, not only three */
     bool json;
 };
 
-enum options_result options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct options *options);
 
 #endif

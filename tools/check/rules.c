@@ -71,8 +71,56 @@ check_format(struct findings *findings, const char *path, const struct st_table 
 void
 rules_check_table(struct findings *findings, const char *path, const struct st_table *table)
 {
+    if (table->gguf)
+        return; /* the rules below are those of safetensors; gguf_read() checks its own */
     check_alignment(findings, path, table);
     check_format(findings, path, table);
+}
+
+/* The bytes of all tensors of a file, or only of the parts of the file that they cover: tensors of
+ * PyTorch may share storage, which writers of indexes count for each tensor or once. */
+static uint64_t
+tensor_bytes(const struct st_table *table, bool shared_once)
+{
+    uint64_t sum = 0, end = 0;
+
+    for (uint32_t i = 0; i < table->count; i++) { /* sorted by begin */
+        const struct st_tensor *tensor = &table->tensors[i];
+        uint64_t begin = shared_once && tensor->begin < end ? end : tensor->begin;
+
+        sum += tensor->end > begin ? tensor->end - begin : 0;
+        end = tensor->end > end ? tensor->end : end;
+    }
+    return sum;
+}
+
+/* As rules_check_total_size(), for PyTorch's files: only what is certainly wrong. */
+static void
+check_converted_total_size(struct findings *findings, const struct checkpoint *checkpoint,
+                           const char *index)
+{
+    uint64_t least = 0, most = 0, found = checkpoint->total_size;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct shard *shard = checkpoint->shards[i];
+
+        if (!shard->table || shard->refused_count)
+            return; /* the size of some tensors is unknown */
+        least += tensor_bytes(shard->table, true);
+        most += tensor_bytes(shard->table, false);
+    }
+    if (checkpoint->unsound || (found >= least && found <= most))
+        return;
+    if (least == most)
+        findings_add(findings, strdup(index), false,
+                     "wrong metadata.total_size (found %" PRIu64 ", expected %" PRIu64
+                     ", the size of the tensors)",
+                     found, most);
+    else
+        findings_add(findings, strdup(index), false,
+                     "wrong metadata.total_size (found %" PRIu64 ", expected %" PRIu64
+                     " to %" PRIu64 ", the size of the tensors, which share storage)",
+                     found, least, most);
 }
 
 void
@@ -81,6 +129,10 @@ rules_check_total_size(struct findings *findings, const struct checkpoint *check
 {
     uint64_t sum = 0, expected = checkpoint->total_size;
 
+    if (checkpoint->container->is_converted) {
+        check_converted_total_size(findings, checkpoint, index);
+        return;
+    }
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
         if (checkpoint->shards[i]->table)
             sum += checkpoint->shards[i]->table->data_length;
@@ -108,7 +160,8 @@ rules_check_merged_header(const struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
         if (checkpoint->shards[i]->table)
             headers += checkpoint->shards[i]->table->data_start;
-    if (checkpoint->unsound || checkpoint->shard_count == 1 || headers < ST_MAX_HEADER / 2)
+    if (checkpoint->unsound || checkpoint->shard_count == 1 || headers < ST_MAX_HEADER / 2 ||
+        checkpoint->container == &container_gguf)
         return 0;
     refs = layout_shard_order(checkpoint);
     error = refs ? layout_file(checkpoint, refs, checkpoint->tensor_count, &size, NULL) : -ENOMEM;

@@ -18,7 +18,7 @@ enum { HAVE_CRYPTO = false };
 #endif
 
 bool
-sha256_can(void)
+sha256_is_supported(void)
 {
     return HAVE_CRYPTO;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SHA-256 by libcrypto. Without it sha256_can() is false, and only sha256_text() and sha256_free()
- * may be called. */
+/* SHA-256 with libcrypto. If fstfs was built without it, sha256_is_supported() returns false, and
+ * only sha256_text() and sha256_free() may be called. */
 #ifndef FSTFS_CHECK_SHA256_H
 #define FSTFS_CHECK_SHA256_H
 
@@ -9,15 +9,14 @@
 
 enum { SHA256_SIZE = 32, SHA256_TEXT = 65 /* hexadecimal, with a NUL */ };
 
-/* Returns whether fstfs was built with libcrypto. */
-bool sha256_can(void);
+bool sha256_is_supported(void);
 
 struct sha256;
 
 struct sha256 *sha256_new(void); /* NULL: out of memory */
 void sha256_free(struct sha256 *sha); /* NULL is allowed */
 
-/* Hashes all bytes added between begin and end. One thread at a time. */
+/* sha256_end() returns the hash of all bytes added since sha256_begin(). One thread at a time. */
 void sha256_begin(struct sha256 *sha);
 void sha256_add(struct sha256 *sha, const void *bytes, size_t length);
 void sha256_end(struct sha256 *sha, unsigned char digest[SHA256_SIZE]);

@@ -12,17 +12,20 @@
 #include "view/listing.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { READERS = 16 }; /* threads that read headers */
 
-/* Where the findings of a catalog go. */
+/* Where to add the findings of a catalog. */
 struct scope {
     struct findings *findings;
     char *base; /* path of the catalog's directory in findings; "" for the current one */
+    atomic_bool no_memory; /* the budget of the catalog had no room for a header */
 };
 
 errint_t
@@ -40,6 +43,7 @@ tree_free(struct tree *tree)
     for (size_t i = 0; i < tree->target_count; i++) {
         free(tree->targets[i].path);
         backing_unref(tree->targets[i].backing);
+        archive_free(&tree->targets[i].archive);
         free(tree->targets[i].digests);
     }
     for (size_t i = 0; i < tree->model_count; i++) {
@@ -81,16 +85,30 @@ join_parts(const char *base, const char *directory, const char *name)
     return path.data;
 }
 
-/* Problem watch of a catalog. Its text distinguishes files that could not be read from invalid
+static bool
+starts_with(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* Adds a problem of a catalog. Its text distinguishes files that could not be checked from invalid
  * ones. */
 static void
 add_problem(void *arg, const char *directory, const char *name, const char *text)
 {
-    static const char unchecked[] = "refused: IoError:";
-    const struct scope *scope = arg;
+    static const char refused[] = "refused: ";
+    const char *rule = starts_with(text, refused) ? text + strlen(refused) : text;
+    char *path;
+    struct scope *scope = arg;
 
-    findings_add(scope->findings, join_parts(scope->base, directory, name),
-                 strncmp(text, unchecked, sizeof(unchecked) - 1) == 0, "%s", text);
+    path = join_parts(scope->base, directory, name);
+    if (starts_with(rule, "NoMemoryForHeaders:")) {
+        atomic_store(&scope->no_memory, true);
+        findings_add(scope->findings, path, true, "cannot be checked: %s", rule);
+    } else {
+        findings_add(scope->findings, path, rule != text && starts_with(rule, "IoError:"), "%s",
+                     text);
+    }
 }
 
 static struct catalog_options
@@ -111,7 +129,8 @@ check_table(struct tree *tree, const char *path, const struct st_table *table, u
 
 /* ---- files to be read ---- */
 
-/* Blobs in the cache of the Hugging Face hub are named by their SHA-256, except small files. */
+/* Blobs in the cache of the Hugging Face hub are named by their SHA-256, except those of files that
+ * git stores. */
 static void
 read_hub_sha256(const char *path, char sha256[SHA256_TEXT])
 {
@@ -129,38 +148,34 @@ static struct model *
 add_model(struct tree *tree, char *key, size_t most_targets)
 {
     size_t *targets = calloc(most_targets + 1, sizeof(*targets));
-    struct model *models = array_room(tree->models, tree->model_count, sizeof(*models));
+    const struct model model = {.key = key, .targets = targets};
 
-    tree->models = models ? models : tree->models;
-    if (!key || !targets || !models) {
-        free(key);
-        free(targets);
-        return NULL;
-    }
-    models[tree->model_count] = (struct model){.key = key, .targets = targets};
-    return &models[tree->model_count++];
+    if (key && targets && array_add(tree->models, tree->model_count, model))
+        return &tree->models[tree->model_count - 1];
+    free(key);
+    free(targets);
+    return NULL;
 }
 
+/* Finds or adds the target of a file. Sets `number` to its index + 1. */
 static errint_t
-add_target(struct tree *tree, struct model *model, const char *path, struct backing *backing,
-           const struct st_table *table)
+add_target(struct tree *tree, const char *path, struct backing *backing, size_t *number)
 {
     const struct file_identity *identity = &backing->identity;
     struct target *targets = array_room(tree->targets, tree->target_count, sizeof(*targets));
     struct target *target;
-    size_t number;
 
     if (!targets)
         return -ENOMEM;
     tree->targets = targets;
-    number = inode_map_add(&tree->files, identity->device, identity->inode, tree->target_count + 1);
-    if (number == 0)
+    *number =
+        inode_map_add(&tree->files, identity->device, identity->inode, tree->target_count + 1);
+    if (*number == 0)
         return -ENOMEM;
-    model->targets[model->target_count++] = number - 1;
-    if (number <= tree->target_count)
+    if (*number <= tree->target_count)
         return 0;
     target = &targets[tree->target_count];
-    *target = (struct target){.path = strdup(path), .table = table};
+    *target = (struct target){.path = strdup(path)};
     if (!target->path)
         return -ENOMEM;
     target->backing = backing_ref(backing);
@@ -169,7 +184,71 @@ add_target(struct tree *tree, struct model *model, const char *path, struct back
     return 0;
 }
 
+/* `model`: as in struct tree, or NULL. */
+static errint_t
+add_shard_target(struct tree *tree, struct model *model, const char *path, struct backing *backing,
+                 const struct st_table *table)
+{
+    size_t number;
+    errint_t error = add_target(tree, path, backing, &number);
+
+    if (error || !model)
+        return error;
+    model->targets[model->target_count++] = number - 1;
+    tree->targets[number - 1].table = table;
+    return 0;
+}
+
+/* Adds a target, and moves the archive of the result, if there is one, to it. */
+static errint_t
+add_container_target(struct tree *tree, const char *path, struct container_result *result)
+{
+    char *real = realpath(path, NULL);
+    struct backing *backing = real ? backing_new(AT_FDCWD, real, &result->identity) : NULL;
+    size_t number;
+    errint_t error = backing ? add_target(tree, path, backing, &number) : -ENOMEM;
+
+    if (!error && !tree->targets[number - 1].archive.records) {
+        tree->targets[number - 1].archive = result->archive;
+        result->archive = (struct archive){0};
+    }
+    backing_unref(backing);
+    free(real);
+    return error;
+}
+
 /* ---- checkpoints ---- */
+
+/* Checks a file of another format than safetensors. */
+static errint_t
+check_container(struct tree *tree, const char *path, enum container_use use)
+{
+    struct container_result result;
+    errint_t error = container_check(&tree->findings, path, use, tree->options->deep, &result);
+
+    tree->file_count += result.files;
+    tree->tensor_count += result.tensors;
+    tree->bytes += result.bytes;
+    if (!error && result.has_tensors && tree->options->deep)
+        error = add_container_target(tree, path, &result);
+    archive_free(&result.archive);
+    return error;
+}
+
+/* Checks what the catalog does not check: the imports of pickles and, with --deep, the records. */
+static errint_t
+check_converted(struct tree *tree, const struct checkpoint *checkpoint, const struct scope *scope)
+{
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < checkpoint->shard_count && !progress_signal(); i++) {
+        char *path = join_parts(scope->base, checkpoint->directory, checkpoint->shards[i]->name);
+
+        error = path ? check_container(tree, path, CONTAINER_SHARD) : -ENOMEM;
+        free(path);
+    }
+    return error;
+}
 
 /* The checkpoint's key among the hashes. If another checkpoint has the same stem, it is named by
  * its index or its first file. */
@@ -190,14 +269,6 @@ check_checkpoint(struct tree *tree, const struct group *group, struct checkpoint
     struct model *model = NULL;
     errint_t error = rules_check_merged_header(checkpoint);
 
-    if (tree->options->deep) {
-        model = add_model(tree, model_key(group, checkpoint), checkpoint->shard_count);
-        if (!model)
-            return -ENOMEM;
-        model->checkpoint = checkpoint_ref(checkpoint);
-    }
-    if (checkpoint->shard_count > 1)
-        layout_check_metadata(checkpoint);
     if (checkpoint->has_total_size) {
         char *index = join_parts(scope->base, checkpoint->directory, group->index);
 
@@ -206,6 +277,16 @@ check_checkpoint(struct tree *tree, const struct group *group, struct checkpoint
         rules_check_total_size(&tree->findings, checkpoint, index, group->missing_count);
         free(index);
     }
+    if (checkpoint->container->is_converted)
+        return error ? error : check_converted(tree, checkpoint, scope);
+    if (tree->options->hashes || tree->options->nan) {
+        model = add_model(tree, model_key(group, checkpoint), checkpoint->shard_count);
+        if (!model)
+            return -ENOMEM;
+        model->checkpoint = checkpoint_ref(checkpoint);
+    }
+    if (checkpoint->shard_count > 1)
+        layout_check_metadata(checkpoint);
     for (uint32_t i = 0; !error && i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
         char *path = join_parts(scope->base, checkpoint->directory, shard->name);
@@ -216,8 +297,8 @@ check_checkpoint(struct tree *tree, const struct group *group, struct checkpoint
             tree->file_count++;
         else
             check_table(tree, path, shard->table, shard->file.identity.size);
-        if (shard->table && model)
-            error = add_target(tree, model, path, shard->backing, shard->table);
+        if (shard->table && tree->options->deep)
+            error = add_shard_target(tree, model, path, shard->backing, shard->table);
         free(path);
     }
     return error;
@@ -227,8 +308,10 @@ check_checkpoint(struct tree *tree, const struct group *group, struct checkpoint
 
 struct group_headers {
     struct source_dir *dir;
-    const struct listing *listing;
-    struct checkpoint **checkpoints; /* of listing->groups; NULL: out of memory, or interrupted */
+    const struct group *groups;
+    uint32_t count;
+    struct scope *scope;
+    struct checkpoint **checkpoints; /* of the groups; NULL: not read */
 };
 
 static void
@@ -236,37 +319,68 @@ read_group_headers(void *arg, size_t i)
 {
     struct group_headers *headers = arg;
 
-    if (progress_signal() ||
-        group_checkpoint(headers->dir, &headers->listing->groups[i], &headers->checkpoints[i]) != 0)
+    if (progress_signal() || atomic_load(&headers->scope->no_memory) ||
+        group_checkpoint(headers->dir, &headers->groups[i], &headers->checkpoints[i]) != 0)
         headers->checkpoints[i] = NULL;
 }
 
-static errint_t
-check_groups(struct tree *tree, struct source_dir *dir, const struct listing *listing,
-             const struct scope *scope)
+/* Reads the headers of all groups in parallel. Returns false, with no checkpoints and no findings,
+ * if they do not fit into memory together. */
+static bool
+read_headers_together(struct group_headers *headers)
 {
-    struct group_headers headers = {dir, listing, NULL};
-    errint_t error = 0;
+    struct scope *scope = headers->scope;
+    struct findings *findings = scope->findings, found;
+    bool fits;
 
-    headers.checkpoints = calloc(listing->group_count + 1, sizeof(struct checkpoint *));
+    findings_init(&found);
+    scope->findings = &found;
+    atomic_store(&scope->no_memory, false);
+    parallel_for(headers->count, READERS, read_group_headers, headers);
+    scope->findings = findings;
+    fits = !atomic_load(&scope->no_memory);
+    if (fits)
+        findings_move(findings, &found);
+    for (uint32_t i = 0; !fits && i < headers->count; i++) {
+        checkpoint_unref(headers->checkpoints[i]);
+        headers->checkpoints[i] = NULL;
+    }
+    findings_free(&found);
+    return fits;
+}
+
+/* Checks groups of a directory. If there is no memory for their headers together, reads one header
+ * at a time, so that the result for each group does not depend on the others. */
+static errint_t
+check_groups(struct tree *tree, struct source_dir *dir, const struct group *groups, uint32_t count,
+             struct scope *scope)
+{
+    struct group_headers headers = {dir, groups, count, scope, NULL};
+    errint_t error = 0;
+    bool fits;
+
+    headers.checkpoints = calloc((size_t)count + 1, sizeof(struct checkpoint *));
     if (!headers.checkpoints)
         return -ENOMEM;
-    parallel_for(listing->group_count, READERS, read_group_headers, &headers);
-    for (uint32_t i = 0; i < listing->group_count; i++) {
+    fits = read_headers_together(&headers);
+    for (uint32_t i = 0; i < count; i++) {
         struct checkpoint *checkpoint = headers.checkpoints[i];
 
+        if (!fits && !error && !progress_signal())
+            error = group_load(dir, &groups[i], 1, &checkpoint);
         if (!checkpoint)
             error = -ENOMEM;
-        tree->checkpoint_count++;
+        else
+            tree->checkpoint_count += !checkpoint->is_absent;
         if (!error)
-            error = check_checkpoint(tree, &listing->groups[i], checkpoint, scope);
+            error = check_checkpoint(tree, &groups[i], checkpoint, scope);
         checkpoint_unref(checkpoint);
     }
     free(headers.checkpoints);
     return error;
 }
 
-/* Makes the listings of all views, which report names that collide. */
+/* Creates the listings of all views, which reports the names that collide in them. */
 static errint_t
 check_view_names(struct source_dir *dir)
 {
@@ -304,19 +418,6 @@ check_downloads(struct tree *tree, const struct source_dir *dir, const struct li
     }
 }
 
-/* Checks a file of another format than safetensors. */
-static errint_t
-check_container(struct tree *tree, const char *path, bool is_named)
-{
-    struct container_totals totals = {0};
-    errint_t error = container_check(&tree->findings, path, is_named, &totals);
-
-    tree->file_count += totals.files;
-    tree->tensor_count += totals.tensors;
-    tree->bytes += totals.bytes;
-    return error;
-}
-
 static errint_t
 check_containers(struct tree *tree, const struct source_dir *dir, const struct listing *listing,
                  const struct scope *scope)
@@ -326,21 +427,65 @@ check_containers(struct tree *tree, const struct source_dir *dir, const struct l
     for (uint32_t i = 0; !error && i < listing->file_count && !progress_signal(); i++) {
         char *path;
 
-        if (!container_has_name(listing->files[i]))
+        if (!container_has_suffix(listing->files[i]))
             continue;
         path = join_parts(scope->base, source_dir_path(dir), listing->files[i]);
-        error = path ? check_container(tree, path, false) : -ENOMEM;
+        error = path ? check_container(tree, path, CONTAINER_SIDE_FILE) : -ENOMEM;
         free(path);
     }
     return error;
 }
 
-static errint_t check_directory(struct tree *tree, struct source_dir *dir,
-                                const struct scope *scope);
+/* Adds a target if the file is a link to a blob of the hub that is named by its SHA-256. */
+static errint_t
+add_hub_target(struct tree *tree, struct source_dir *dir, const char *name,
+               const struct scope *scope)
+{
+    char *path = join_parts(scope->base, source_dir_path(dir), name), sha256[SHA256_TEXT] = "";
+    struct backing *backing;
+    struct source_file file;
+    errint_t error = path ? 0 : -ENOMEM;
+    struct stat st;
+    size_t number;
+
+    if (!error && lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
+        read_hub_sha256(path, sha256);
+    /* A file that is gone by now is none of this directory. */
+    if (sha256[0] && source_dir_file(dir, name, &file) == 0) {
+        backing = source_dir_backing(dir, name, &file);
+        error = backing ? add_target(tree, path, backing, &number) : -ENOMEM;
+        backing_unref(backing);
+    }
+    free(path);
+    return error;
+}
+
+/* Adds targets for the files of a Hugging Face cache that can be compared with the hub's SHA-256:
+ * weights, also those that are refused, indexes and side files. */
+static errint_t
+add_hub_targets(struct tree *tree, struct source_dir *dir, const struct listing *listing,
+                const struct scope *scope)
+{
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < listing->group_count; i++) {
+        const struct group *group = &listing->groups[i];
+
+        if (group->index)
+            error = add_hub_target(tree, dir, group->index, scope);
+        for (uint32_t m = 0; !error && m < group->member_count; m++)
+            error = add_hub_target(tree, dir, group->members[m], scope);
+    }
+    for (uint32_t i = 0; !error && i < listing->file_count; i++)
+        error = add_hub_target(tree, dir, listing->files[i], scope);
+    return error;
+}
+
+static errint_t check_directory(struct tree *tree, struct source_dir *dir, struct scope *scope);
 
 static errint_t
 check_children(struct tree *tree, struct source_dir *dir, const struct listing *listing,
-               const struct scope *scope)
+               struct scope *scope)
 {
     errint_t error = 0;
 
@@ -358,15 +503,15 @@ static bool
 is_new_directory(struct tree *tree, struct source_dir *dir)
 {
     size_t number = tree->directories.count + 1;
-    struct stat st;
+    struct file_identity identity;
 
-    return source_dir_stat(dir, &st) != 0 ||
-           inode_map_add(&tree->directories, st.st_dev, st.st_ino, number) == number;
+    return source_dir_stat(dir, &identity) != 0 ||
+           inode_map_add(&tree->directories, identity.device, identity.inode, number) == number;
 }
 
 /* NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, without loops */
 static errint_t
-check_directory(struct tree *tree, struct source_dir *dir, const struct scope *scope)
+check_directory(struct tree *tree, struct source_dir *dir, struct scope *scope)
 {
     struct listing *listing;
     errint_t error;
@@ -382,9 +527,11 @@ check_directory(struct tree *tree, struct source_dir *dir, const struct scope *s
         return 0;
     }
     check_downloads(tree, dir, listing, scope);
-    error = check_groups(tree, dir, listing, scope);
+    error = check_groups(tree, dir, listing->groups, listing->group_count, scope);
     if (!error)
         error = check_containers(tree, dir, listing, scope);
+    if (!error && tree->options->deep)
+        error = add_hub_targets(tree, dir, listing, scope);
     if (!error)
         error = check_view_names(dir);
     if (!error)
@@ -427,7 +574,7 @@ open_catalog(struct tree *tree, const char *path, struct catalog_options *option
 static errint_t
 check_tree(struct tree *tree, const char *path)
 {
-    struct scope scope = {&tree->findings, strdup(path)};
+    struct scope scope = {.findings = &tree->findings, .base = strdup(path)};
     struct catalog_options options = catalog_options(tree, &scope);
     uint64_t before = tree->checkpoint_count + tree->file_count;
     struct source_dir *root;
@@ -451,8 +598,8 @@ check_tree(struct tree *tree, const char *path)
 
 /* Adds those findings of the directory's listing that concern the group. */
 static void
-keep_group_findings(struct tree *tree, const struct findings *from, const struct group *group,
-                    const char *base)
+add_group_findings(struct tree *tree, const struct findings *from, const struct group *group,
+                   const char *base)
 {
     for (size_t i = 0; i < from->count; i++) {
         const struct finding *finding = &from->all[i];
@@ -486,7 +633,7 @@ static errint_t
 check_named(struct tree *tree, const char *path)
 {
     struct findings of_listing;
-    struct scope scope = {&of_listing, directory_part(path)};
+    struct scope scope = {.findings = &of_listing, .base = directory_part(path)};
     struct catalog_options options = catalog_options(tree, &scope);
     struct reason reason;
     struct found found;
@@ -499,12 +646,9 @@ check_named(struct tree *tree, const char *path)
     if (error) {
         error = add_unchecked(tree, path, error, reason.text);
     } else {
-        keep_group_findings(tree, &of_listing, found.group, scope.base);
+        add_group_findings(tree, &of_listing, found.group, scope.base);
         scope.findings = &tree->findings;
-        error = find_headers(&found, &reason);
-        tree->checkpoint_count++;
-        if (!error)
-            error = check_checkpoint(tree, found.group, found.checkpoint, &scope);
+        error = check_groups(tree, found.root, found.group, 1, &scope);
         tree->catalogs[tree->catalog_count++] = found.catalog;
         found.catalog = NULL;
     }
@@ -518,12 +662,16 @@ check_named(struct tree *tree, const char *path)
 static errint_t
 check_file(struct tree *tree, const char *path)
 {
-    struct scope scope = {&tree->findings, directory_part(path)};
+    struct scope scope = {.findings = &tree->findings, .base = directory_part(path)};
     struct catalog_options options = catalog_options(tree, &scope);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     size_t length = strlen(name);
     char *stem = strndup(name, length - st_suffix_length(name, length));
-    struct group group = {.stem = stem, .members = &name, .member_count = 1, .kind = GROUP_SINGLE};
+    struct group group = {.container = &container_safetensors,
+                          .stem = stem,
+                          .members = &name,
+                          .member_count = 1,
+                          .kind = GROUP_SINGLE};
     struct source_dir *root = NULL;
     struct checkpoint *checkpoint;
     errint_t error = -ENOMEM;
@@ -535,7 +683,7 @@ check_file(struct tree *tree, const char *path)
         root = open_catalog(tree, path, &options, &error);
     }
     if (root)
-        error = group_load(root, &group, &checkpoint);
+        error = group_load(root, &group, 1, &checkpoint);
     if (root && !error) {
         error = check_checkpoint(tree, &group, checkpoint, &scope);
         checkpoint_unref(checkpoint);
@@ -569,5 +717,6 @@ tree_check(struct tree *tree, const char *path)
         return add_unchecked(tree, path, 0, "not a regular file");
     if (is_index(path))
         return check_named(tree, path);
-    return container_has_name(path) ? check_container(tree, path, true) : check_file(tree, path);
+    return container_has_suffix(path) ? check_container(tree, path, CONTAINER_NAMED)
+                                      : check_file(tree, path);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the checkpoints that the paths of the command line lead to, checks their headers, and
- * collects the files to be read as a whole.
+ * Finds the checkpoints at the paths of the command line, checks their headers, and collects the
+ * files that --deep reads.
  */
 #ifndef FSTFS_CHECK_TREE_H
 #define FSTFS_CHECK_TREE_H
 
+#include "archive.h"
 #include "base/extent.h"
 #include "common/inode_map.h"
 #include "findings.h"
@@ -16,16 +17,18 @@
 struct catalog;
 struct checkpoint;
 
-/* A file with a valid header that is to be read. Each file once, whatever paths lead to it. */
+/* A file that is to be read, because its header is valid or its hash is known: once, even if
+ * several paths lead to it. */
 struct target {
-    char *path; /* begins as on the command line */
+    char *path; /* begins with the path on the command line */
     struct backing *backing; /* a reference */
-    const struct st_table *table;
+    const struct st_table *table; /* of a model; NULL: there is none */
+    struct archive archive; /* all zero: not an archive of torch.save() */
     char hub_sha256[SHA256_TEXT]; /* SHA-256 that the Hugging Face hub has for it, or "" */
     unsigned char (*digests)[SHA256_SIZE]; /* of its tensors, with --hashes; or NULL */
 };
 
-/* A checkpoint, or a file that was named by itself. */
+/* A checkpoint, or a single file that the command line names. */
 struct model {
     char *key; /* its path below that of the command line, without suffix */
     size_t *targets; /* indexes into tree->targets */
@@ -36,20 +39,20 @@ struct model {
 struct tree {
     const struct options *options;
     struct findings findings;
-    struct target *targets; /* only with --deep, like the models */
+    struct target *targets; /* only with --deep */
     size_t target_count;
-    struct model *models;
+    struct model *models; /* only with --hashes or --nan, since they keep headers in memory */
     size_t model_count;
     struct catalog **catalogs; /* at most one for each path */
     size_t catalog_count;
-    struct inode_map files, directories; /* those met already */
+    struct inode_map files, directories; /* those visited */
     uint64_t checkpoint_count, file_count, tensor_count, bytes; /* checked */
 };
 
 errint_t tree_init(struct tree *tree, const struct options *options);
 void tree_free(struct tree *tree);
 
-/* Checks what a path leads to. Problems are added to tree->findings. -ENOMEM. */
+/* Checks the file, checkpoint or directory at a path. Adds problems to tree->findings. -ENOMEM. */
 errint_t tree_check(struct tree *tree, const char *path);
 
 #endif

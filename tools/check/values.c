@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The bits of a number. If all bits of `exponent` are set, a value with mantissa 0 is infinite, any
- * other is NaN. A complex number is two of F32. */
+/* The bits of a number. If all bits of `exponent` are set, the value is infinite if its mantissa is
+ * 0, else NaN. A C64 is two F32. */
 struct number_format {
     uint64_t exponent, mantissa;
     unsigned size; /* bytes; 0: not a floating-point type */
@@ -15,7 +15,7 @@ static const struct number_format number_formats[DTYPE_COUNT] = {
     [DTYPE_F8_E5M2] = {0x7c, 0x03, 1, true},
     [DTYPE_F8_E4M3] = {0x7f, 0, 1, false},
     [DTYPE_F8_E8M0] = {0xff, 0, 1, false},
-    [DTYPE_F8_E4M3FNUZ] = {0, 0, 1, false}, /* -0 is NaN, as in the next */
+    [DTYPE_F8_E4M3FNUZ] = {0, 0, 1, false}, /* only -0 is NaN, as in the next */
     [DTYPE_F8_E5M2FNUZ] = {0, 0, 1, false},
     [DTYPE_F16] = {0x7c00, 0x03ff, 2, true},
     [DTYPE_BF16] = {0x7f80, 0x007f, 2, true},

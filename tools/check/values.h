@@ -15,10 +15,11 @@ struct values {
     unsigned rest_length;
 };
 
-/* Returns whether a dtype of whole bytes has NaN or infinity. */
+/* Returns whether the dtype has NaN or infinity, and elements of whole bytes. */
 bool values_has(enum dtype dtype);
 
-/* Adds the next bytes of a tensor, cut anywhere. Requires values_has(values->dtype). */
+/* Adds the next bytes of a tensor, which may begin and end within an element. Requires
+ * values_has(values->dtype). */
 void values_add(struct values *values, const void *bytes, size_t length);
 
 #endif

@@ -3,21 +3,42 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Values of getopt_long() for command->options[0] and the following. */
 enum { FIRST_OPTION = 256 };
+
+static void print_complaint(const char *format, va_list arguments)
+    __attribute__((format(printf, 1, 0)));
+
+static void
+print_complaint(const char *format, va_list arguments)
+{
+    fprintf(stderr, "%s: ", program_invocation_short_name);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+}
 
 void
 complain(const char *format, ...)
 {
     va_list arguments;
 
-    fprintf(stderr, "%s: ", program_invocation_short_name);
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
+    print_complaint(format, arguments);
     va_end(arguments);
-    fputc('\n', stderr);
+}
+
+void
+command_refuse(const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    print_complaint(format, arguments);
+    va_end(arguments);
+    exit(STATUS_USAGE);
 }
 
 bool
@@ -28,36 +49,32 @@ write_out(FILE *file, const struct buffer *text)
 }
 
 /* Stores an option's value, optarg. `last_word` is the last argument that getopt used. */
-static bool
+static void
 command_store_option(const struct command *command, const struct command_option *option,
                      const char *last_word, void *options)
 {
     void *field = (char *)options + option->field;
 
-    if (!option->expected) {
+    if (!option->expected)
         *(bool *)field = true;
-    } else if (optarg == last_word && strncmp(optarg, "--", 2) == 0) {
-        complain("--%s: missing value (found the option %s, expected %s); see %s --help",
-                 option->name, optarg, option->expected, command->name);
-        return false;
-    } else if (!option->parse) {
+    else if (optarg == last_word && strncmp(optarg, "--", 2) == 0)
+        command_refuse("--%s: missing value (found the option %s, expected %s); see %s --help",
+                       option->name, optarg, option->expected, command->name);
+    else if (!option->parse)
         *(const char **)field = optarg;
-    } else if (!option->parse(optarg, field)) {
-        complain("--%s: invalid value (found %s, expected %s)", option->name, optarg,
-                 option->expected);
-        return false;
-    }
-    return true;
+    else if (!option->parse(optarg, field))
+        command_refuse("--%s: invalid value (found %s, expected %s)", option->name, optarg,
+                       option->expected);
 }
 
-enum options_result
+void
 command_options(const struct command *command, int argc, char **argv, void *options)
 {
     struct option all[COMMAND_OPTIONS_MOST + 3] = {{"help", no_argument, NULL, 'h'},
                                                    {"version", no_argument, NULL, 'V'}};
     int option;
 
-    for (unsigned i = 0; i < command->option_count; i++)
+    for (unsigned i = 0; command->options[i].name; i++)
         all[i + 2] = (struct option){
             command->options[i].name,
             command->options[i].expected ? required_argument : no_argument,
@@ -67,17 +84,15 @@ command_options(const struct command *command, int argc, char **argv, void *opti
     while ((option = getopt_long(argc, argv, "hV", all, NULL)) != -1) {
         if (option == 'h') {
             fputs(command->usage, stdout);
-            return OPTIONS_DONE;
+            exit(0);
         }
         if (option == 'V') {
             printf("%s " FSTFS_VERSION "\n", command->name);
-            return OPTIONS_DONE;
+            exit(0);
         }
-        /* getopt_long() has printed what is wrong if it returns '?'. */
-        if (option < FIRST_OPTION ||
-            !command_store_option(command, &command->options[option - FIRST_OPTION],
-                                  argv[optind - 1], options))
-            return OPTIONS_WRONG;
+        if (option == '?') /* getopt_long() has printed what is wrong */
+            exit(STATUS_USAGE);
+        command_store_option(command, &command->options[option - FIRST_OPTION], argv[optind - 1],
+                             options);
     }
-    return OPTIONS_RUN;
 }

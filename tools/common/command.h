@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Command lines and messages of the tools beside fstfs.
- */
+/* Command lines and messages of the tools: of all programs except fstfs. */
 #ifndef FSTFS_COMMON_COMMAND_H
 #define FSTFS_COMMON_COMMAND_H
 
@@ -11,9 +9,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* OPTIONS_DONE: --help or --version was printed. OPTIONS_WRONG: the command line is invalid, and
- * the reason was printed to standard error. */
-enum options_result { OPTIONS_RUN, OPTIONS_DONE, OPTIONS_WRONG };
+/* Exit status if the command line is invalid. */
+enum { STATUS_USAGE = 2 };
 
 /*
  * One long option of a program, stored at the offset `field` of its options struct.
@@ -30,17 +27,20 @@ struct command_option {
 
 struct command {
     const char *name, *usage;
-    const struct command_option *options; /* without --help and --version */
-    unsigned option_count; /* at most COMMAND_OPTIONS_MOST */
+    /* Without --help and --version; at most COMMAND_OPTIONS_MOST, then one whose name is NULL. */
+    const struct command_option *options;
 };
 
 enum { COMMAND_OPTIONS_MOST = 16 };
 
-/* Parses all options into the struct `options`. `optind` is then the first other argument. */
-enum options_result command_options(const struct command *command, int argc, char **argv,
-                                    void *options);
+/* Parses all options into the struct `options`, and sets `optind` to the first other argument.
+ * Exits after --help, --version or an invalid option. */
+void command_options(const struct command *command, int argc, char **argv, void *options);
 
-/* Prints one line to standard error, after the program's name. */
+/* Prints what is wrong with the command line, and exits with STATUS_USAGE. */
+_Noreturn void command_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Prints a line to standard error, prefixed with the program's name. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Writes and flushes the text. Returns false if that fails, or if the buffer has failed. */

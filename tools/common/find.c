@@ -4,6 +4,7 @@
 #include "base/quote.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@ find_split_path(const char *path, struct found *found, struct reason *reason)
         found->is_directory = true;
         found->directory = realpath(path, NULL);
     } else {
-        /* The last component is not resolved if it is a link: its own name counts. */
+        /* A link is not resolved: shards and stems are matched by its name. */
         snprintf(found->name, sizeof(found->name), "%s", basename(copy));
         strcpy(copy, path);
         found->directory = realpath(dirname(copy), NULL);
@@ -45,30 +46,52 @@ group_has_member(const struct group *group, const char *name)
     return false;
 }
 
+/* Counts the checkpoints of a container, and returns the first two. */
+static uint32_t
+list_groups(const struct found *found, const struct container *container,
+            const struct group *groups[2])
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < found->listing->group_count; i++) {
+        const struct group *group = &found->listing->groups[i];
+
+        if (group->container != container || !group_is_checkpoint(found->root, group))
+            continue;
+        if (count < 2)
+            groups[count] = group;
+        count++;
+    }
+    return count;
+}
+
 static errint_t
-refuse_several_groups(const struct listing *listing, struct reason *reason)
+refuse_several_groups(const struct group *groups[2], uint32_t count, struct reason *reason)
 {
     char first[QUOTED_SIZE], second[QUOTED_SIZE];
-    const char *a = listing->groups[0].stem, *b = listing->groups[1].stem;
+    const char *a = groups[0]->stem, *b = groups[1]->stem;
 
     return reason_set(reason, -EINVAL, "Several",
                       "contains %u checkpoints, among them %.60s and %.60s; name one of "
                       "them: DIRECTORY/%.60s",
-                      (unsigned)listing->group_count, quoted(first, a, strlen(a)),
-                      quoted(second, b, strlen(b)), first);
+                      (unsigned)count, quoted(first, a, strlen(a)), quoted(second, b, strlen(b)),
+                      first);
 }
 
 static errint_t
 choose_only_group(struct found *found, struct reason *reason)
 {
-    const struct listing *listing = found->listing;
+    const struct group *groups[2];
+    uint32_t count = 0;
 
-    if (listing->group_count == 0)
-        return reason_set(reason, -ENOENT, "None",
-                          "contains no checkpoint (no *.safetensors or *.sft file)");
-    if (listing->group_count > 1)
-        return refuse_several_groups(listing, reason);
-    found->group = &listing->groups[0];
+    /* In order of preference: optimizer.pt is not a candidate beside a safetensors checkpoint. */
+    for (size_t i = 0; count == 0 && container_all[i]; i++)
+        count = list_groups(found, container_all[i], groups);
+    if (count == 0)
+        return reason_set(reason, -ENOENT, "None", "contains no checkpoint");
+    if (count > 1)
+        return refuse_several_groups(groups, count, reason);
+    found->group = groups[0];
     return 0;
 }
 
@@ -88,7 +111,7 @@ choose_named_group(const char *path, struct found *found, struct reason *reason)
     }
     if (access(path, F_OK) != 0)
         return reason_set(reason, -ENOENT, "None", "no such file or checkpoint");
-    return reason_set(reason, -ENOENT, "None", "neither a safetensors file nor a checkpoint");
+    return reason_set(reason, -ENOENT, "None", "not a checkpoint");
 }
 
 errint_t
@@ -139,9 +162,16 @@ find_check_sound(const struct found *found, struct reason *reason)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        if (shard->refusal && (!found->one_file || strcmp(shard->name, found->name) == 0))
-            return reason_set(reason, -EBADMSG, "Refused", "%.150s: %.330s",
-                              quoted(name, shard->name, strlen(shard->name)), shard->refusal);
+        if (found->one_file && strcmp(shard->name, found->name) != 0)
+            continue;
+        quoted(name, shard->name, strlen(shard->name));
+        if (shard->refusal)
+            return reason_set(reason, -EBADMSG, "Refused", "%.150s: %.330s", name, shard->refusal);
+        if (shard->refused_count)
+            return reason_set(reason, -EBADMSG, "Unsound",
+                              "%.150s: %" PRIu32
+                              " of its tensors cannot be shown; run fstfs-check for details",
+                              name, shard->refused_count);
     }
     if (checkpoint->unsound && !found->one_file)
         return reason_set(reason, -EBADMSG, "Unsound", "%s; run fstfs-check for details",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Resolves a path of a command line to a checkpoint. */
+/* Resolves a path on the command line to a checkpoint. */
 #ifndef FSTFS_COMMON_FIND_H
 #define FSTFS_COMMON_FIND_H
 
@@ -12,16 +12,16 @@
 struct found {
     char *directory; /* absolute and real; contains the checkpoint's files */
     bool is_directory; /* the path is `directory` itself */
-    char name[NAME_MAX + 1]; /* else its name in the directory */
+    char name[NAME_MAX + 1]; /* else the last component of the path */
     struct catalog *catalog; /* of the directory */
     struct source_dir *root;
     struct listing *listing;
     const struct group *group;
-    bool one_file; /* only the shard `name` of the group is meant */
+    bool one_file; /* the path selects only the shard `name` of the group */
     struct checkpoint *checkpoint; /* NULL before find_headers() */
 };
 
-/* A catalog's problem watch that ignores all problems. */
+/* Ignores a problem; for the problem watch of a catalog. */
 void find_ignore_problem(void *arg, const char *directory, const char *name, const char *text);
 
 /*
@@ -29,8 +29,8 @@ void find_ignore_problem(void *arg, const char *directory, const char *name, con
  *   a directory that contains one checkpoint
  *   DIRECTORY/STEM, if the directory contains several
  *   the index file of a checkpoint
- *   a safetensors file, which is then the only one that is meant
- * `options` are for the catalog; the source is set here. On an error `reason` is set. Call
+ *   a safetensors file, which is then selected without the other shards
+ * `options` are those of the catalog, except for the source. On an error `reason` is set. Call
  * find_close() in any case.
  */
 errint_t find_checkpoint(const char *path, const struct catalog_options *options,
@@ -39,8 +39,8 @@ errint_t find_checkpoint(const char *path, const struct catalog_options *options
 /* Reads the headers. Fails only if out of memory. */
 errint_t find_headers(struct found *found, struct reason *reason);
 
-/* Checks, by the headers read, that what the path denotes is valid. -EBADMSG: `reason` names the
- * invalid shard and the rule, or what is wrong with the checkpoint. */
+/* Checks that the shards which the path selects are valid; requires find_headers(). -EBADMSG:
+ * `reason` names the invalid shard and the rule, or what is wrong with the checkpoint. */
 errint_t find_check_sound(const struct found *found, struct reason *reason);
 
 void find_close(struct found *found);

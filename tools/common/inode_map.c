@@ -1,67 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/inode_map.h"
 
-#include "base/hash.h"
-
-#include <stdbool.h>
+#include <search.h>
 #include <stdlib.h>
 
-/* Returns the inode's entry, or the free entry to insert it at. */
-static struct inode_map_entry *
-inode_map_slot(const struct inode_map *map, uint64_t device, uint64_t inode)
+static int
+compare_inodes(const void *a, const void *b)
 {
-    size_t at = hash64(&inode, sizeof(inode), device) & (map->capacity - 1);
+    const struct inode_map_entry *x = a, *y = b;
 
-    while (map->entries[at].number &&
-           (map->entries[at].device != device || map->entries[at].inode != inode))
-        at = (at + 1) & (map->capacity - 1);
-    return &map->entries[at];
-}
-
-static bool
-inode_map_grow(struct inode_map *map)
-{
-    struct inode_map larger = {.capacity = map->capacity ? 2 * map->capacity : 64};
-
-    larger.entries = calloc(larger.capacity, sizeof(*larger.entries));
-    if (!larger.entries)
-        return false;
-    for (size_t i = 0; i < map->capacity; i++) {
-        const struct inode_map_entry *entry = &map->entries[i];
-
-        if (entry->number)
-            *inode_map_slot(&larger, entry->device, entry->inode) = *entry;
-    }
-    free(map->entries);
-    map->entries = larger.entries;
-    map->capacity = larger.capacity;
-    return true;
+    if (x->device != y->device)
+        return x->device < y->device ? -1 : 1;
+    return (x->inode > y->inode) - (x->inode < y->inode);
 }
 
 size_t
 inode_map_add(struct inode_map *map, uint64_t device, uint64_t inode, size_t number)
 {
-    struct inode_map_entry *entry;
+    struct inode_map_entry *added = malloc(sizeof(*added)), **found;
 
-    if (2 * (map->count + 1) > map->capacity && !inode_map_grow(map))
+    if (!added)
         return 0;
-    entry = inode_map_slot(map, device, inode);
-    if (!entry->number) {
-        *entry = (struct inode_map_entry){device, inode, number};
+    *added = (struct inode_map_entry){device, inode, number};
+    found = tsearch(added, &map->root, compare_inodes);
+    if (!found || *found != added)
+        free(added);
+    else
         map->count++;
-    }
-    return entry->number;
+    return found ? (*found)->number : 0;
 }
 
 size_t
 inode_map_find(const struct inode_map *map, uint64_t device, uint64_t inode)
 {
-    return map->capacity ? inode_map_slot(map, device, inode)->number : 0;
+    const struct inode_map_entry key = {device, inode, 0};
+    struct inode_map_entry *const *found = tfind(&key, &map->root, compare_inodes);
+
+    return found ? (*found)->number : 0;
 }
 
 void
 inode_map_free(struct inode_map *map)
 {
-    free(map->entries);
+    tdestroy(map->root, free);
     *map = (struct inode_map){0};
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A hash map from inodes to numbers, to recognize a file or directory whatever path leads to it.
- */
+/* A map from inodes to numbers, which recognizes a file or directory by any of its paths. */
 #ifndef FSTFS_COMMON_INODE_MAP_H
 #define FSTFS_COMMON_INODE_MAP_H
 
@@ -10,20 +8,20 @@
 
 struct inode_map_entry {
     uint64_t device, inode;
-    size_t number; /* 0: a free slot */
+    size_t number;
 };
 
 /* All zero is an empty map. One thread at a time. */
 struct inode_map {
-    struct inode_map_entry *entries; /* at most half full */
-    size_t count, capacity; /* the capacity is 0 or a power of two */
+    void *root; /* of tsearch(3), with an inode_map_entry at each node */
+    size_t count;
 };
 
-/* Returns the inode's number. A new inode gets `number` (above 0); others keep the number they were
- * first added with. 0: out of memory. */
+/* Adds the inode with `number` (above 0), unless it is in the map. Returns its number in the map;
+ * 0: out of memory. */
 size_t inode_map_add(struct inode_map *map, uint64_t device, uint64_t inode, size_t number);
 
-/* Returns the inode's number; 0 if it was not added. */
+/* Returns the inode's number; 0 if it is not in the map. */
 size_t inode_map_find(const struct inode_map *map, uint64_t device, uint64_t inode);
 
 void inode_map_free(struct inode_map *map);

@@ -18,7 +18,7 @@
 
 enum {
     TRIES = 100,
-    NAME_KEPT = 200, /* bytes of a name that are kept in its hidden names */
+    NAME_KEPT = 200, /* bytes of a name that its hidden names contain */
 };
 
 /* ---- hidden names ---- */
@@ -30,7 +30,7 @@ format_hidden_name(const char *name, uint64_t number, const char *suffix, char h
              (unsigned long long)number & 0xffffffff, suffix);
 }
 
-/* Formats a hidden name beside `name` that is most probably unused. */
+/* Formats a hidden name of `name` that is most probably unused. */
 static void
 make_hidden_name(const char *name, unsigned attempt, const char *suffix, char hidden[NAME_MAX + 1])
 {
@@ -173,12 +173,12 @@ output_open_directory(const char *path, int *directory, char name[NAME_MAX + 1],
 }
 
 static errint_t
-output_begin_named(struct output *output, struct reason *reason)
+output_begin_named(struct output *output, mode_t mode, struct reason *reason)
 {
     for (unsigned i = 0; i < TRIES; i++) {
         make_hidden_name(output->name, i, ".tmp", output->temporary);
         output->fd = openat(output->directory, output->temporary,
-                            O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+                            O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
         if (output->fd >= 0)
             break;
         if (errno != EEXIST)
@@ -190,24 +190,43 @@ output_begin_named(struct output *output, struct reason *reason)
     return 0;
 }
 
+/* Sets the permissions that the file may have because of its group. Without them it is usable, so
+ * errors are ignored. */
+static void
+output_set_group_mode(const struct output *output, const struct output_mode *mode)
+{
+    struct stat st;
+    mode_t mask;
+
+    if (mode->mode == mode->group_mode || fstat(output->fd, &st) < 0 || st.st_gid != mode->group ||
+        file_may_have_acl(output->fd))
+        return;
+    mask = umask(0);
+    umask(mask);
+    fchmod(output->fd, mode->group_mode & ~mask);
+}
+
 errint_t
-output_begin(int directory, const char *name, struct output *output, struct reason *reason)
+output_begin(int directory, const char *name, const struct output_mode *mode, struct output *output,
+             struct reason *reason)
 {
     errint_t error = 0;
 
     *output = (struct output){.fd = -1, .directory = directory};
     if (snprintf(output->name, sizeof(output->name), "%s", name) > NAME_MAX)
         return reason_errno(reason, -ENAMETOOLONG, "cannot create it");
-    output->fd = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    output->fd = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, mode->mode);
     if (output->fd >= 0)
         output->state = OUTPUT_UNNAMED;
     else if (errno == EMFILE || errno == ENFILE)
         return reason_errno(reason, -errno, "cannot create it");
     else
-        error = output_begin_named(output, reason);
-    if (!error)
-        flock(output->fd, LOCK_EX | LOCK_NB); /* output_remove_stale() skips locked files */
-    return error;
+        error = output_begin_named(output, mode->mode, reason);
+    if (error)
+        return error;
+    flock(output->fd, LOCK_EX | LOCK_NB); /* output_remove_stale() skips locked files */
+    output_set_group_mode(output, mode);
+    return 0;
 }
 
 errint_t
@@ -216,7 +235,7 @@ output_sync(struct output *output, struct reason *reason)
     return fsync(output->fd) < 0 ? reason_errno(reason, -errno, "cannot sync it") : 0;
 }
 
-/* Gives the file a name. -EEXIST if it exists. */
+/* Gives the file a name. -EEXIST if the name exists. */
 static errint_t
 output_give_name(struct output *output, const char *name)
 {
@@ -228,7 +247,7 @@ output_give_name(struct output *output, const char *name)
     return linkat(AT_FDCWD, path, output->directory, name, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
-/* Without RENAME_EXCHANGE: for a moment no file has the name. */
+/* For file systems without RENAME_EXCHANGE: for a moment no file has the name. */
 static errint_t
 output_replace_in_two_steps(struct output *output, const struct output_entry *replaced,
                             char aside[NAME_MAX + 1])
@@ -245,7 +264,7 @@ output_replace_in_two_steps(struct output *output, const struct output_entry *re
     return error;
 }
 
-/* Replaces a file. On success `aside` is its new name. */
+/* Replaces a file. On success `aside` is the new name of the replaced one. */
 static errint_t
 output_exchange(struct output *output, const struct output_entry *replaced,
                 char aside[NAME_MAX + 1])
@@ -328,6 +347,7 @@ output_drop(struct output *output)
 errint_t
 output_write(const char *path, const struct buffer *text, bool replace, struct reason *reason)
 {
+    const struct output_mode mode = {.mode = 0666, .group_mode = 0666};
     struct output_entry replaced = {.fd = -1};
     struct output output = {0};
     char name[NAME_MAX + 1];
@@ -336,7 +356,7 @@ output_write(const char *path, const struct buffer *text, bool replace, struct r
 
     if (error)
         return error;
-    error = output_begin(directory, name, &output, reason);
+    error = output_begin(directory, name, &mode, &output, reason);
     if (!error && (error = file_write(output.fd, text->data, text->length, 0)))
         reason_errno(reason, error, "cannot write it");
     if (!error)
@@ -355,7 +375,7 @@ output_write(const char *path, const struct buffer *text, bool replace, struct r
 
 /* ---- files of killed processes ---- */
 
-/* Returns whether it is a file of this user that no running process has locked. */
+/* Returns whether the file belongs to this user and no process has it locked. */
 static bool
 is_abandoned(int directory, const char *name)
 {

@@ -4,12 +4,13 @@
  * storage, and replaces only a file that was inspected before and has not changed since.
  *
  * Until then it has no name (O_TMPFILE), or a temporary one if the file system requires that.
- * Hidden names beside NAME:
+ * Hidden names of a file NAME:
  *   .NAME.XXXXXXXX.tmp    an unfinished file, locked (flock) by its process;
  *                         output_remove_stale() removes those of killed processes
- *   .NAME.XXXXXXXX.swap   the old or the new file during a replacement; never removed later
+ *   .NAME.XXXXXXXX.swap   the old or the new file during a replacement. If the process is killed,
+ * it remains: it may be the only copy
  *
- * Names are relative to an open directory, and links in them are not followed.
+ * Names are relative to an open directory. Links are not followed.
  */
 #ifndef FSTFS_COMMON_OUTPUT_H
 #define FSTFS_COMMON_OUTPUT_H
@@ -24,7 +25,7 @@
 
 /* ---- existing files ---- */
 
-/* An existing file when it was inspected. The descriptor prevents reuse of its inode number. */
+/* The state of a file when it was inspected. The descriptor prevents reuse of its inode number. */
 struct output_entry {
     int fd; /* O_PATH; -1: there was no file */
     off_t size;
@@ -41,8 +42,8 @@ bool output_is_unchanged(int directory, const char *name, const struct output_en
 /* Returns whether `name` is the open file `fd`. */
 bool output_is_inode(int directory, const char *name, int fd);
 
-/* Renames the inspected file to a hidden name, returned in `aside`. -ESTALE: `name` is another
- * file by now, or changed; it keeps its name. */
+/* Renames the inspected file to a hidden name, returned in `aside`. -ESTALE: the file was replaced
+ * or changed since its inspection, and keeps its name. */
 errint_t output_set_aside(int directory, const char *name, const struct output_entry *entry,
                           char aside[NAME_MAX + 1]);
 
@@ -53,7 +54,7 @@ errint_t output_rename(int directory, const char *from, const char *to);
 
 enum output_state { OUTPUT_NONE, OUTPUT_UNNAMED, OUTPUT_TEMPORARY, OUTPUT_PLACED };
 
-/* All zero: nothing was begun. */
+/* All zero is valid: no file was begun. */
 struct output {
     enum output_state state;
     int fd; /* open for reading and writing until output_drop() */
@@ -66,41 +67,49 @@ struct output {
 errint_t output_open_directory(const char *path, int *directory, char name[NAME_MAX + 1],
                                struct reason *reason);
 
-/* Begins the file `name`. The directory must stay open. Call output_drop() in any case. */
-errint_t output_begin(int directory, const char *name, struct output *output,
-                      struct reason *reason);
+/* The permissions of a new file, before those of the umask are removed. */
+struct output_mode {
+    mode_t mode;
+    mode_t group_mode; /* instead of `mode` if the file gets the group `group`, and no ACL */
+    gid_t group;
+};
+
+/* Creates a file that will be called `name`. The directory must stay open. Call output_drop() in
+ * any case. Must not run while another thread creates files, since it reads the umask. */
+errint_t output_begin(int directory, const char *name, const struct output_mode *mode,
+                      struct output *output, struct reason *reason);
 
 /* Waits until the bytes written are on storage. */
 errint_t output_sync(struct output *output, struct reason *reason);
 
 /*
- * Gives a synced file its name, in place of `replaced` if that is neither NULL nor absent.
- * -EEXIST: the name exists. -ESTALE: the file there is not `replaced` any more. The replaced file
- * is removed or, if `aside` is not NULL, renamed to a hidden name returned there ("" if there was
- * none). The name is on storage after output_sync_directory().
+ * Gives a synced file its name, and replaces the file `replaced` unless that is NULL or absent.
+ * -EEXIST: another file has the name. -ESTALE: `replaced` was itself replaced or changed. The
+ * replaced file is removed or, if `aside` is not NULL, renamed to a hidden name returned there (""
+ * if there was none). The name is on storage after output_sync_directory().
  */
 errint_t output_place(struct output *output, const struct output_entry *replaced,
                       char aside[NAME_MAX + 1], struct reason *reason);
 
-/* Removes the name of a placed file, unless it is another file by now. */
+/* Removes a placed file, unless another one has its name by now. */
 void output_unplace(struct output *output);
 
 /* Closes the file, and removes it unless it was placed. */
 void output_drop(struct output *output);
 
-/* Writes `text` to the file `path`, by all of the above. -EEXIST: it exists and `replace` is
- * false. */
+/* Writes `text` to the file `path` atomically, and syncs it and its directory. -EEXIST: it exists
+ * and `replace` is false. */
 errint_t output_write(const char *path, const struct buffer *text, bool replace,
                       struct reason *reason);
 
 /* ---- directories ---- */
 
-/* The temporary name of a directory that will be named `name`. It is always the same, so that
- * concurrent programs that create the directory detect each other. */
+/* Formats the temporary name of a directory that will be called `name`. It depends on `name` only,
+ * so that concurrent programs that create the directory detect each other. */
 void output_directory_name(const char *name, char temporary[NAME_MAX + 1]);
 
-/* Removes unfinished files of killed processes beside `name`, or in the whole directory if that is
- * NULL. Prints the names of files that a killed process left behind while it replaced them. */
+/* Removes the unfinished files (.tmp) of killed processes: those of `name`, or all in the directory
+ * if that is NULL. Prints the names of .swap files that killed processes have left. */
 void output_remove_stale(int directory, const char *name);
 
 /* Waits until the names in a directory are on storage. */

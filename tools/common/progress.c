@@ -53,7 +53,8 @@ progress_begin(struct progress *progress, uint64_t all)
 
 /* Formats "  0.12 GB/s  3 min left". */
 static void
-progress_format_rest(const struct progress *progress, uint64_t done, double share, char text[64])
+progress_format_remaining(const struct progress *progress, uint64_t done, double share,
+                          char text[64])
 {
     double elapsed = progress->drawn - progress->begin;
     double rest = share > 0.02 ? elapsed / share - elapsed : -1;
@@ -68,9 +69,9 @@ progress_format_rest(const struct progress *progress, uint64_t done, double shar
         snprintf(text + length, (size_t)(64 - length), "  %.0f s left", rest);
 }
 
-/* Cuts a text to `most` bytes; a text has at least as many bytes as columns. */
+/* Truncates a text to `most` bytes, and so to at most as many columns. */
 static void
-progress_cut_text(char *text, size_t most)
+progress_truncate_text(char *text, size_t most)
 {
     static const char dots[] = "...";
 
@@ -103,7 +104,7 @@ progress_draw(struct progress *progress)
 
     share = share > 1 ? 1 : share;
     progress->drawn = monotonic_seconds();
-    progress_format_rest(progress, done, share, rest);
+    progress_format_remaining(progress, done, share, rest);
     taken = strlen("[] 100% ") + strlen(rest) + 1; /* leaves the last column free */
     if (taken + BAR_LEAST > width) {
         rest[0] = '\0';
@@ -111,7 +112,7 @@ progress_draw(struct progress *progress)
     }
     quoted(what, progress->what, strlen(progress->what));
     width = width > taken + BAR_LEAST ? width - taken : BAR_LEAST;
-    progress_cut_text(what, width - BAR_LEAST);
+    progress_truncate_text(what, width - BAR_LEAST);
     length = width - strlen(what) > BAR ? BAR : width - strlen(what);
     memset(bar, '-', length);
     memset(bar, '#', (size_t)(share * (double)length));
@@ -148,11 +149,12 @@ progress_end(struct progress *progress)
 }
 
 bool
-progress_tick(void *arg)
+progress_tick(struct progress *progress)
 {
-    struct progress *progress = arg;
-
-    if (progress->shown && monotonic_seconds() - progress->drawn > 0.1)
+    if (progress->shown && monotonic_seconds() - progress->drawn > 0.1 &&
+        !atomic_flag_test_and_set(&progress->is_drawing)) {
         progress_draw(progress);
+        atomic_flag_clear(&progress->is_drawing);
+    }
     return caught == 0;
 }

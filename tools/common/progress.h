@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A progress bar on standard error, if that is a terminal, and the signals that end a program.
- */
+/* A progress bar on standard error, if that is a terminal, and the signals that end a program. */
 #ifndef FSTFS_COMMON_PROGRESS_H
 #define FSTFS_COMMON_PROGRESS_H
 
@@ -13,7 +11,8 @@ struct progress {
     bool shown;
     bool has_rate; /* also shows bytes per second */
     double begin; /* when progress_begin() was called, monotonic_seconds() */
-    double drawn; /* when the bar was last drawn */
+    _Atomic double drawn; /* when the bar was last drawn */
+    atomic_flag is_drawing; /* a thread draws the bar */
     uint64_t all, finished; /* bytes: in total; of finished steps */
     _Atomic uint64_t *running; /* bytes done in the current step, in memory that children share;
                                   NULL if it could not be mapped */
@@ -29,13 +28,13 @@ int progress_signal(void);
 void progress_begin(struct progress *progress, uint64_t all);
 /* Begins a step. */
 void progress_start(struct progress *progress, const char *what);
-/* Ends a step that had, or would have had, `bytes` bytes. */
+/* Ends a step of `bytes` bytes, even if it failed before the last one. */
 void progress_finish(struct progress *progress, uint64_t bytes);
 /* Erases the bar. */
 void progress_end(struct progress *progress);
 
-/* Redraws the bar at most ten times a second. `progress` is a struct progress. Returns false
- * once a signal was caught. */
-bool progress_tick(void *progress);
+/* Redraws the bar, at most ten times a second, from any thread. Returns false once a signal was
+ * caught. */
+bool progress_tick(struct progress *progress);
 
 #endif

@@ -7,7 +7,7 @@
 #include "copy.h"
 
 #include "base/file.h"
-#include "base/thread.h"
+#include "base/parallel.h"
 #include "io/batch.h"
 #include "io/block.h"
 #include "io/io.h"
@@ -16,7 +16,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/fs.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,13 +52,13 @@ struct copy_pass {
     bool is_compare; /* copy_compare() */
     _Atomic bool direct; /* the file is open with O_DIRECT */
     struct batch *batch;
-    /* What next() returns next: the extents left, and the position in the first; guarded by the
-     * batch. */
+    /* What copy_next_read() returns next: the ranges that are left, and the position in the first
+     * one. Guarded by the lock of the batch. */
     const struct range *ranges;
     size_t range_count;
     uint64_t at;
     const char *what; /* the operation that stopped the batch */
-    _Atomic uint64_t *done; /* bytes */
+    struct progress *progress;
 };
 
 errint_t
@@ -94,43 +93,43 @@ copier_free(struct copier *copier)
 
 /* ---- writing ---- */
 
-/* The file system refuses O_DIRECT. */
+/* Continues without O_DIRECT, which the file system has refused. */
 static void
-copy_clear_direct(struct copy_pass *run)
+copy_clear_direct(struct copy_pass *pass)
 {
-    int flags = fcntl(run->fd, F_GETFL);
+    int flags = fcntl(pass->fd, F_GETFL);
 
     if (flags >= 0)
-        fcntl(run->fd, F_SETFL, flags & ~O_DIRECT);
-    atomic_store(&run->direct, false);
+        fcntl(pass->fd, F_SETFL, flags & ~O_DIRECT);
+    atomic_store(&pass->direct, false);
 }
 
 static errint_t
-write_piece(struct copy_pass *run, const struct batch_read *read)
+write_piece(struct copy_pass *pass, const struct batch_read *read)
 {
     /* O_DIRECT writes whole blocks; the file's length is set at the end. */
     size_t length = block_up(read->length);
     errint_t error;
 
     memset(read->buffer + read->length, 0, length - read->length);
-    error = file_write(run->fd, read->buffer, length, read->offset);
-    if (error == -EINVAL && atomic_load(&run->direct)) {
-        copy_clear_direct(run);
-        error = file_write(run->fd, read->buffer, length, read->offset);
+    error = file_write(pass->fd, read->buffer, length, read->offset);
+    if (error == -EINVAL && atomic_load(&pass->direct)) {
+        copy_clear_direct(pass);
+        error = file_write(pass->fd, read->buffer, length, read->offset);
     }
     return error;
 }
 
 static errint_t
-compare_piece(struct copy_pass *run, const struct batch_read *read)
+compare_piece(struct copy_pass *pass, const struct batch_read *read)
 {
     char *other = read->buffer + (size_t)PIECES * PIECE;
     size_t length = block_up(read->length);
-    ssize_t got = file_read(run->fd, other, length, read->offset);
+    ssize_t got = file_read(pass->fd, other, length, read->offset);
 
-    if (got == -EINVAL && atomic_load(&run->direct)) {
-        copy_clear_direct(run);
-        got = file_read(run->fd, other, length, read->offset);
+    if (got == -EINVAL && atomic_load(&pass->direct)) {
+        copy_clear_direct(pass);
+        got = file_read(pass->fd, other, length, read->offset);
     }
     if (got < 0)
         return (errint_t)got;
@@ -140,57 +139,60 @@ compare_piece(struct copy_pass *run, const struct batch_read *read)
 }
 
 static void
-finish_piece(struct copy_pass *run, struct batch_read *read)
+finish_piece(struct copy_pass *pass, struct batch_read *read)
 {
-    errint_t error = run->is_compare ? compare_piece(run, read) : write_piece(run, read);
+    errint_t error = pass->is_compare ? compare_piece(pass, read) : write_piece(pass, read);
 
     if (!error)
-        atomic_fetch_add_explicit(run->done, read->length, memory_order_relaxed);
-    else if (batch_stop(run->batch, error, read->offset))
-        run->what = run->is_compare ? "cannot compare it with the input" : "cannot write it";
+        atomic_fetch_add_explicit(pass->progress->running, read->length, memory_order_relaxed);
+    else if (batch_stop(pass->batch, error, read->offset))
+        pass->what = pass->is_compare ? "cannot compare it with the input" : "cannot write it";
     batch_release(read);
 }
 
-static void *
-run_writer(void *arg)
+static void
+write_pieces(void *arg, size_t writer)
 {
-    struct copy_pass *run = arg;
+    struct copy_pass *pass = arg;
     struct batch_read *read;
 
-    while ((read = batch_take(run->batch)))
-        finish_piece(run, read);
-    return NULL;
+    (void)writer;
+    while ((read = batch_take(pass->batch))) {
+        if (!progress_tick(pass->progress))
+            batch_stop(pass->batch, -EINTR, 0);
+        finish_piece(pass, read);
+    }
 }
 
-/* ---- a run ---- */
+/* ---- a pass over the list ---- */
 
-/* For the batch: the next piece. */
+/* Describes the next piece; called by the batch. */
 static bool
 copy_next_read(void *arg, struct batch_read *read)
 {
-    struct copy_pass *run = arg;
+    struct copy_pass *pass = arg;
     uint64_t end;
 
-    if (run->range_count == 0)
+    if (pass->range_count == 0)
         return false;
-    if (run->at < run->ranges->begin)
-        run->at = run->ranges->begin;
-    end = run->at / PIECE * PIECE + PIECE;
-    if (end > run->ranges->end)
-        end = run->ranges->end;
-    read->list = run->list;
-    read->offset = run->at;
-    read->length = (size_t)(end - run->at);
-    run->at = end;
-    if (end == run->ranges->end) {
-        run->ranges++;
-        run->range_count--;
+    if (pass->at < pass->ranges->begin)
+        pass->at = pass->ranges->begin;
+    end = pass->at / PIECE * PIECE + PIECE;
+    if (end > pass->ranges->end)
+        end = pass->ranges->end;
+    read->list = pass->list;
+    read->offset = pass->at;
+    read->length = (size_t)(end - pass->at);
+    pass->at = end;
+    if (end == pass->ranges->end) {
+        pass->ranges++;
+        pass->range_count--;
     }
     return true;
 }
 
 static errint_t
-describe_copy_failure(const struct copy_pass *run, errint_t error, uint64_t offset,
+describe_copy_failure(const struct copy_pass *pass, errint_t error, uint64_t offset,
                       struct reason *reason)
 {
     if (progress_signal())
@@ -199,48 +201,37 @@ describe_copy_failure(const struct copy_pass *run, errint_t error, uint64_t offs
         return 0;
     if (error == -ESTALE)
         return reason_set(reason, error, "Stale", "the input was changed while it was read");
-    return reason_set(reason, error, "IoError", "%s, at byte %" PRIu64 ": %s", run->what, offset,
+    return reason_set(reason, error, "IoError", "%s, at byte %" PRIu64 ": %s", pass->what, offset,
                       error == -EILSEQ ? "it differs" : strerror(-error));
 }
 
 static errint_t
-copy_ranges(struct copy_pass *run, const struct range *ranges, size_t count,
+copy_ranges(struct copy_pass *pass, const struct range *ranges, size_t count,
             struct progress *progress, struct reason *reason)
 {
     const struct batch_options options = {
-        .io = run->copier->io,
+        .io = pass->copier->io,
         .depth = PIECES,
-        .buffers = run->copier->buffers,
+        .buffers = pass->copier->buffers,
         .buffer_bytes = PIECE,
         .next = copy_next_read,
-        .arg = run,
+        .arg = pass,
     };
-    pthread_t writers[WRITERS - 1];
-    struct batch_read *read;
-    unsigned made = 0;
     uint64_t offset;
-    errint_t error = batch_new(&options, &run->batch);
+    errint_t error = batch_new(&options, &pass->batch);
 
     if (error)
         return reason_no_memory(reason);
-    run->done = progress->running;
-    run->ranges = ranges;
-    run->range_count = count;
-    run->what = "cannot read the input";
-    extent_list_opened(run->list);
-    while (made < WRITERS - 1 && thread_start(&writers[made], run_writer, run) == 0)
-        made++;
-    while ((read = batch_take(run->batch))) {
-        if (!progress_tick(progress))
-            batch_stop(run->batch, -EINTR, 0);
-        finish_piece(run, read);
-    }
-    while (made > 0)
-        pthread_join(writers[--made], NULL);
-    extent_list_closed(run->list);
-    error = batch_error(run->batch, &offset);
-    batch_free(run->batch);
-    return describe_copy_failure(run, error, offset, reason);
+    pass->progress = progress;
+    pass->ranges = ranges;
+    pass->range_count = count;
+    pass->what = "cannot read the input";
+    extent_list_opened(pass->list);
+    parallel_for(WRITERS, WRITERS, write_pieces, pass);
+    extent_list_closed(pass->list);
+    error = batch_error(pass->batch, &offset);
+    batch_free(pass->batch);
+    return describe_copy_failure(pass, error, offset, reason);
 }
 
 /* ---- sharing ---- */
@@ -259,8 +250,8 @@ open_unchanged_backing(const struct backing *backing)
     return fd;
 }
 
-/* Shares the whole blocks of an extent; `shared` is their range, or empty. False: the file system
- * cannot share. */
+/* Shares the whole blocks of an extent with the file `to`. `shared` is set to their range, or an
+ * empty one. Returns false if the file system does not support it. */
 static bool
 share_extent(int to, const struct extent *extent, int from, struct range *shared)
 {
@@ -285,19 +276,19 @@ share_extent(int to, const struct extent *extent, int from, struct range *shared
     return true;
 }
 
-/* Shares what can be shared of a list. Returns the number of ranges in `left`, in order, that are
- * not shared; adds the shared bytes to `bytes`. */
+/* Shares the blocks of a list that can be shared, and adds their size to `bytes`. Stores the other
+ * ranges in `left`, in order, and returns their number. */
 static size_t
 share_extents(const struct extent_list *list, int fd, struct range *left, uint64_t *bytes)
 {
     const struct backing *before = NULL;
     struct range shared;
     uint64_t at = 0;
-    bool can = true;
+    bool can_share = true;
     size_t count = 0;
     int from = -1;
 
-    for (uint32_t i = 0; can && i < list->count; i++) {
+    for (uint32_t i = 0; can_share && i < list->count; i++) {
         const struct extent *extent = &list->extents[i];
 
         if (!extent->backing)
@@ -310,8 +301,8 @@ share_extents(const struct extent_list *list, int fd, struct range *left, uint64
         }
         if (from < 0)
             continue;
-        can = share_extent(fd, extent, from, &shared);
-        if (!can || shared.begin == shared.end)
+        can_share = share_extent(fd, extent, from, &shared);
+        if (!can_share || shared.begin == shared.end)
             continue;
         if (at < shared.begin)
             left[count++] = (struct range){at, shared.begin};
@@ -363,7 +354,7 @@ copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *r
 }
 
 uint64_t
-copy_room(const struct copy *copy)
+copy_remaining(const struct copy *copy)
 {
     return copy->list->size - copy->shared;
 }
@@ -371,15 +362,15 @@ copy_room(const struct copy *copy)
 errint_t
 copy_run(struct copier *copier, struct copy *copy, struct progress *progress, struct reason *reason)
 {
-    struct copy_pass run = {.copier = copier, .list = copy->list, .fd = copy->fd};
+    struct copy_pass pass = {.copier = copier, .list = copy->list, .fd = copy->fd};
     errint_t error = allocate_ranges(copy->fd, copy->left, copy->left_count);
 
     atomic_fetch_add(progress->running, copy->shared);
     if (error)
         return reason_set(reason, error, "IoError", "cannot allocate %.2f GB: %s",
-                          (double)copy_room(copy) / 1e9, strerror(-error));
-    atomic_init(&run.direct, copy_set_direct(copy->fd));
-    error = copy_ranges(&run, copy->left, copy->left_count, progress, reason);
+                          (double)copy_remaining(copy) / 1e9, strerror(-error));
+    atomic_init(&pass.direct, copy_set_direct(copy->fd));
+    error = copy_ranges(&pass, copy->left, copy->left_count, progress, reason);
     /* The last block was written whole. */
     if (!error && ftruncate(copy->fd, (off_t)copy->list->size) < 0)
         return reason_errno(reason, -errno, NULL);
@@ -391,12 +382,12 @@ copy_compare(struct copier *copier, struct copy *copy, struct progress *progress
              struct reason *reason)
 {
     const struct range all = {0, copy->list->size};
-    struct copy_pass run = {
+    struct copy_pass pass = {
         .copier = copier, .list = copy->list, .fd = copy->fd, .is_compare = true};
 
     posix_fadvise(copy->fd, 0, 0, POSIX_FADV_DONTNEED);
-    atomic_init(&run.direct, copy_set_direct(copy->fd));
-    return copy_ranges(&run, &all, copy->list->size > 0, progress, reason);
+    atomic_init(&pass.direct, copy_set_direct(copy->fd));
+    return copy_ranges(&pass, &all, copy->list->size > 0, progress, reason);
 }
 
 void

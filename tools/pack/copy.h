@@ -22,16 +22,16 @@ errint_t copier_new(struct copier **copier);
 void copier_free(struct copier *copier); /* NULL is allowed */
 
 /*
- * Begins to write a list to the new, empty file `fd`: shares aligned blocks with the backing files
- * if the file system can do that. copy_room() bytes remain to be written. Call copy_end() in any
- * case.
+ * Prepares to write a list to the new, empty file `fd`, and shares aligned blocks with the backing
+ * files (FICLONERANGE) where the file system supports it. copy_remaining() bytes are left to be
+ * written. Call copy_end() in any case.
  */
 errint_t copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *reason);
-uint64_t copy_room(const struct copy *copy);
+uint64_t copy_remaining(const struct copy *copy);
 
 /*
- * Reads the rest with the engine and writes it, without sync. Adds bytes to progress->running. Uses
- * a fixed number of buffers. -EINTR after a signal.
+ * Reads the remaining bytes with the engine and writes them, without sync. Adds their number to
+ * progress->running. Uses a fixed number of buffers. -EINTR after a signal.
  */
 errint_t copy_run(struct copier *copier, struct copy *copy, struct progress *progress,
                   struct reason *reason);

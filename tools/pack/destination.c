@@ -18,7 +18,7 @@ enum { TRIES = 100 };
 
 /* ---- the lock ---- */
 
-/* The process that has locked the directory; 0 if unknown. */
+/* Returns the process that has locked the directory; 0 if unknown. */
 static int
 find_lock_holder(int directory)
 {
@@ -42,7 +42,8 @@ find_lock_holder(int directory)
     return holder;
 }
 
-/* On file systems without locks, a second run fails later, because the names exist. */
+/* Succeeds on file systems without locks: there, a second run fails when it finds that the names
+ * exist. */
 static errint_t
 lock_directory(int directory, struct reason *reason)
 {
@@ -88,8 +89,8 @@ clear_temporary(const struct destination *destination, const char *temporary, st
     return error;
 }
 
-/* Creates the temporary directory, or reuses that of a killed run. Its lock excludes a second run
- * with the same output. */
+/* Creates the temporary directory, or reuses that of a killed run, and locks it against a second
+ * run with the same output. */
 static errint_t
 destination_make_temporary(struct destination *destination, struct reason *reason)
 {
@@ -194,24 +195,22 @@ destination_open(const struct destination_request *request, struct destination *
 }
 
 errint_t
-destination_add(struct destination *destination, const char *name, bool is_side,
-                struct reason *reason)
+destination_add(struct destination *destination, const char *name, const struct output_mode *mode,
+                bool is_side, struct reason *reason)
 {
-    struct output *outputs =
-        array_room(destination->outputs, destination->output_count, sizeof(*outputs));
+    struct output output;
     errint_t error;
 
-    if (!outputs)
-        return reason_no_memory(reason);
-    destination->outputs = outputs;
     name = name ? name : destination->name;
     error = old_files_check_name(&destination->old, name, reason);
     if (!error)
-        error =
-            output_begin(destination->directory, name, &outputs[destination->output_count], reason);
+        error = output_begin(destination->directory, name, mode, &output, reason);
     if (error)
         return error;
-    destination->output_count++;
+    if (!array_add(destination->outputs, destination->output_count, output)) {
+        output_drop(&output);
+        return reason_no_memory(reason);
+    }
     destination->side_count += is_side;
     return 0;
 }
@@ -233,7 +232,7 @@ destination_check_unchanged(const struct destination *destination, struct reason
     return error;
 }
 
-/* Replaces side files in one step each. */
+/* Replaces each side file atomically. */
 static errint_t
 name_side_files(struct destination *destination, struct reason *reason)
 {
@@ -249,20 +248,20 @@ name_side_files(struct destination *destination, struct reason *reason)
 }
 
 /*
- * If old and new shards share a name, no order of single renames works. Then all old files are
- * first renamed to hidden names, the index before the shards, so that a loader never finds an index
- * or names of shards that combine old and new ones.
+ * If old and new shards have a name in common, every order of single renames would expose a mixture
+ * of them. Then all old files are first renamed to hidden names, the index before the shards.
  */
 static errint_t
-make_way(struct destination *destination, struct reason *reason)
+set_old_checkpoint_aside(struct destination *destination, struct reason *reason)
 {
     for (size_t i = destination->side_count; i + 1 < destination->output_count; i++)
         if (old_files_find(&destination->old, destination->outputs[i].name))
-            destination->made_way = true;
-    return destination->made_way ? old_files_set_aside(&destination->old, reason) : 0;
+            destination->set_aside = true;
+    return destination->set_aside ? old_files_set_aside(&destination->old, reason) : 0;
 }
 
-/* Names all files, the last one (the index) when the others are on storage. */
+/* Renames all files to their final names; the last one (the index) when the others are on storage.
+ */
 static errint_t
 name_files(struct destination *destination, struct reason *reason)
 {
@@ -271,13 +270,13 @@ name_files(struct destination *destination, struct reason *reason)
     errint_t error = name_side_files(destination, reason);
 
     if (!error)
-        error = make_way(destination, reason);
+        error = set_old_checkpoint_aside(destination, reason);
     if (old && old->aside[0])
         old = NULL;
     for (size_t i = destination->side_count; !error && i + 1 < destination->output_count; i++)
         error = output_place(&destination->outputs[i], NULL, NULL, reason);
-    /* Not after make_way(): a kill during the wait would leave the directory without an index. */
-    if (!error && destination->is_directory && !destination->made_way)
+    /* Not if the old files were set aside: a kill during the wait would leave no index. */
+    if (!error && destination->is_directory && !destination->set_aside)
         error = output_sync_directory(destination->directory, reason);
     if (!error)
         error = output_place(last, old ? &old->entry : NULL, NULL, reason);
@@ -297,7 +296,7 @@ name_directory(struct destination *destination, struct reason *reason)
         return error;
     if (renameat2(parent, destination->temporary, parent, destination->name, RENAME_NOREPLACE) <
             0 &&
-        /* Without flags rename() replaces at most an empty directory. */
+        /* Without flags, rename() can replace only an empty directory. */
         ((errno != EINVAL && errno != ENOSYS) ||
          renameat(parent, destination->temporary, parent, destination->name) < 0))
         return errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR

@@ -24,11 +24,11 @@ struct destination {
     char name[NAME_MAX + 1];
     int directory; /* the files' directory: `parent`, or the output */
     bool is_directory;
-    char temporary[NAME_MAX + 1]; /* name of a new directory until it is renamed, or "" */
+    char temporary[NAME_MAX + 1]; /* name of a new directory before the commit, else "" */
     struct output *outputs; /* side files, then shards, then an index */
     size_t output_count, side_count;
     struct old_files old;
-    bool made_way; /* the old shards were set aside */
+    bool set_aside; /* the old files of the checkpoint were renamed to hidden names */
 };
 
 /*
@@ -40,18 +40,19 @@ struct destination {
 errint_t destination_open(const struct destination_request *request,
                           struct destination *destination, struct reason *reason);
 
-/* Begins the next output file: side files first, then shards, then the index. `name` is NULL for
- * one file that is not in a directory. */
-errint_t destination_add(struct destination *destination, const char *name, bool is_side,
-                         struct reason *reason);
+/* Creates the next output file: side files first, then shards, then the index. `name` is NULL if
+ * the destination is one file; `mode` is that of output_begin(). */
+errint_t destination_add(struct destination *destination, const char *name,
+                         const struct output_mode *mode, bool is_side, struct reason *reason);
 
 /*
- * Names all files, which are written and synced, and removes those they replace; waits until the
- * names are on storage. On an error the old files are restored; those that cannot be are printed.
+ * Renames all files, which the caller has written and synced, to their final names, removes the
+ * files that they replace, and waits until all of this is on storage. On an error the old files are
+ * restored; prints the names of those for which that fails.
  */
 errint_t destination_commit(struct destination *destination, struct reason *reason);
 
-/* Removes the files that have no name yet. */
+/* Removes all output files that were not committed. */
 void destination_close(struct destination *destination);
 
 #endif

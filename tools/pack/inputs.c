@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/file.h"
 #include "base/text.h"
+#include "format/gguf.h"
 #include "tensor_file.h"
 #include "view/layout.h"
 
@@ -17,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Puts a path in front of the reason. */
+/* Prefixes the reason with a path. */
 static errint_t
 reason_add_path(const char *path, errint_t error, struct reason *reason)
 {
@@ -33,27 +34,18 @@ reason_add_path(const char *path, errint_t error, struct reason *reason)
 static bool
 add_shard(struct inputs *inputs, struct shard *shard)
 {
-    struct checkpoint *checkpoint = &inputs->checkpoint;
-    struct shard **shards =
-        array_room(checkpoint->shards, checkpoint->shard_count, sizeof(struct shard *));
-
-    if (!shards)
-        return false;
-    checkpoint->shards = shards;
-    shards[checkpoint->shard_count++] = shard;
-    return true;
+    return array_add(inputs->checkpoint.shards, inputs->checkpoint.shard_count, shard);
 }
 
-/* Makes and adds a shard. Takes over `table` and a reference to `backing`, also on an error. */
+/* Creates and adds a shard. Takes ownership of `table` and of a reference to `backing`, even on an
+ * error. */
 static errint_t
 add_own_shard(struct inputs *inputs, const char *name, struct backing *backing,
               struct st_table *table, struct reason *reason)
 {
-    struct shard **own = array_room(inputs->own, inputs->own_count, sizeof(struct shard *));
     struct shard *shard = calloc(1, sizeof(*shard) + strlen(name) + 1);
 
-    inputs->own = own ? own : inputs->own;
-    if (!own || !shard || !add_shard(inputs, shard)) {
+    if (!shard || !array_add(inputs->own, inputs->own_count, shard)) {
         free(shard);
         st_table_free(table);
         backing_unref(backing);
@@ -62,8 +54,7 @@ add_own_shard(struct inputs *inputs, const char *name, struct backing *backing,
     shard->name = strcpy((char *)(shard + 1), name);
     shard->backing = backing;
     shard->table = table;
-    own[inputs->own_count++] = shard;
-    return 0;
+    return add_shard(inputs, shard) ? 0 : reason_no_memory(reason);
 }
 
 /* ---- --pick and --drop ---- */
@@ -93,22 +84,22 @@ pattern_includes(const struct options *options, const char *name, size_t length)
 static struct st_table *
 filter_table(const struct options *options, const struct st_table *table)
 {
-    struct st_table *made = malloc(sizeof(*made) + table->count * sizeof(struct st_tensor));
+    struct st_table *filtered = malloc(sizeof(*filtered) + table->count * sizeof(struct st_tensor));
     struct st_tensor *tensors;
 
-    if (!made)
+    if (!filtered)
         return NULL;
-    tensors = (struct st_tensor *)(made + 1);
-    *made = *table;
-    made->tensors = tensors;
-    made->count = 0;
+    tensors = (struct st_tensor *)(filtered + 1);
+    *filtered = *table;
+    filtered->tensors = tensors;
+    filtered->count = 0;
     for (uint32_t i = 0; i < table->count; i++) {
         const struct st_tensor *tensor = &table->tensors[i];
 
         if (pattern_includes(options, table->text + tensor->name, tensor->name_length))
-            tensors[made->count++] = *tensor;
+            tensors[filtered->count++] = *tensor;
     }
-    return made;
+    return filtered;
 }
 
 static errint_t
@@ -122,7 +113,7 @@ take_input_shard(const struct options *options, struct inputs *inputs, struct sh
     table = filter_table(options, shard->table);
     if (!table)
         return reason_no_memory(reason);
-    inputs->left_out += shard->table->count - table->count;
+    inputs->excluded += shard->table->count - table->count;
     if (table->count == 0) {
         st_table_free(table);
         return 0;
@@ -147,7 +138,7 @@ add_input_source(struct inputs *inputs, const struct found *found, const char *n
     return error ? reason_no_memory(reason) : 0;
 }
 
-/* Adds the index to the sources, and the side files. */
+/* Adds the index of a checkpoint to the sources, and its side files to those to be copied. */
 static errint_t
 take_other_files(const struct options *options, struct inputs *inputs, const struct found *found,
                  const char *path, struct reason *reason)
@@ -163,6 +154,36 @@ take_other_files(const struct options *options, struct inputs *inputs, const str
     return error;
 }
 
+/* Checks that the output can contain the tensors of this checkpoint, and sets its container. GGUF
+ * models are only merged or copied, because safetensors cannot represent their key-values. */
+static errint_t
+set_container(const struct options *options, struct inputs *inputs, const struct found *found,
+              struct reason *reason)
+{
+    const struct checkpoint *checkpoint = found->checkpoint;
+    bool is_gguf_file =
+        !options_make_shards(options) &&
+        container_of_name(options->output, strlen(options->output), NULL) == &container_gguf;
+
+    if (checkpoint->container != &container_gguf)
+        return is_gguf_file ? reason_set(reason, -EINVAL, "Gguf",
+                                         "only a GGUF model can be written to a file named *.gguf")
+                            : 0;
+    if (options->input_count > 1 || options->patterns.count || options_make_shards(options))
+        return reason_set(reason, -EINVAL, "Gguf",
+                          "a GGUF model is written as one file, alone and whole: without --shards, "
+                          "--max-shard-size, --pick, --drop and other INPUTs");
+    if (!is_gguf_file)
+        return reason_set(reason, -EINVAL, "Gguf",
+                          "a GGUF model is written to a file named *.gguf");
+    if (found->one_file && gguf_is_part(checkpoint->shards[0]->table->gguf))
+        return reason_set(reason, -EINVAL, "Gguf",
+                          "one of several parts of a model; name the model: DIRECTORY/%.200s",
+                          checkpoint->stem);
+    inputs->checkpoint.container = &container_gguf;
+    return 0;
+}
+
 static errint_t
 take_input_checkpoint(const struct options *options, struct inputs *inputs, struct found *found,
                       const char *path, struct reason *reason)
@@ -172,6 +193,8 @@ take_input_checkpoint(const struct options *options, struct inputs *inputs, stru
 
     if (!error)
         error = find_check_sound(found, reason);
+    if (!error)
+        error = set_container(options, inputs, found, reason);
     if (error)
         return error;
     checkpoint = found->checkpoint;
@@ -205,7 +228,7 @@ take_tensor_table(const struct options *options, struct inputs *inputs, const ch
 
     if (pattern_includes(options, table->text + tensor->name, tensor->name_length))
         return add_own_shard(inputs, name, backing, table, reason);
-    inputs->left_out++;
+    inputs->excluded++;
     st_table_free(table);
     backing_unref(backing);
     return 0;
@@ -252,7 +275,7 @@ take_tensor_file(const struct options *options, struct inputs *inputs, const cha
     return take_tensor_table(options, inputs, name, backing, table, reason);
 }
 
-/* Takes all files of a directory without checkpoint. */
+/* Adds all files of a directory that contains no checkpoint. */
 static errint_t
 take_tensor_files(const struct options *options, struct inputs *inputs, const struct found *found,
                   struct reason *reason)
@@ -282,7 +305,7 @@ static errint_t
 take_input(const struct options *options, struct inputs *inputs, const char *path,
            struct reason *reason)
 {
-    /* The reason lists the relevant problems. */
+    /* The reason contains the relevant problems. */
     const struct catalog_options catalog_options = {.problems = {find_ignore_problem, NULL, 0}};
     struct found *found = &inputs->found[inputs->found_count];
     struct stat st;
@@ -387,8 +410,10 @@ inputs_read(const struct options *options, struct inputs *inputs, struct reason 
     const struct problem_watch watch = {print_problem, NULL, 0};
     errint_t error = 0;
 
-    *inputs =
-        (struct inputs){.checkpoint = {.directory = "", .stem = inputs->stem, .suffix = ST_SUFFIX}};
+    *inputs = (struct inputs){.checkpoint = {.container = &container_safetensors,
+                                             .directory = "",
+                                             .stem = inputs->stem,
+                                             .suffix = ST_SUFFIX}};
     inputs->found = calloc((size_t)options->input_count, sizeof(*inputs->found));
     inputs->problems = problems_new(&watch);
     if (!inputs->found || !inputs->problems)
@@ -402,7 +427,7 @@ inputs_read(const struct options *options, struct inputs *inputs, struct reason 
     if (options->stem || !inputs->stem[0] || options->input_count > 1)
         snprintf(inputs->stem, sizeof(inputs->stem), "%s", options->stem ? options->stem : "model");
     error = sort_input_tensors(inputs, reason);
-    if (!error && inputs->checkpoint.tensor_count == 0 && inputs->left_out > 0)
+    if (!error && inputs->checkpoint.tensor_count == 0 && inputs->excluded > 0)
         return reason_set(reason, -ENOENT, "None", "--pick and --drop exclude all tensors");
     if (!error)
         layout_check_metadata(&inputs->checkpoint);

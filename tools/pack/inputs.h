@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Combines all inputs into one checkpoint, for which src/view generates files as for one of a
+/* Combines all inputs into one checkpoint, from which src/view generates files as it does for a
  * mount. */
 #ifndef FSTFS_PACK_INPUTS_H
 #define FSTFS_PACK_INPUTS_H
@@ -18,7 +18,7 @@ struct inputs {
     struct shard **own; /* the shards of `checkpoint` created here, with their tables */
     size_t own_count;
     struct problems *problems;
-    uint64_t left_out; /* tensors excluded by --pick and --drop */
+    uint64_t excluded; /* tensors excluded by --pick and --drop */
     struct sources sources; /* all input files */
     struct side_files side; /* to be copied */
 };

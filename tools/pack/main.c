@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs-pack: writes the files that a mount shows as real files.
+ * fstfs-pack: writes to real files what a mount shows: checkpoints as one file or as shards.
  */
 #include "base/clock.h"
 #include "catalog/group.h"
@@ -12,6 +12,8 @@
 #include "format/safetensors.h"
 #include "inputs.h"
 #include "options.h"
+#include "view/derived.h"
+#include "view/gguf_layout.h"
 #include "view/index.h"
 #include "view/layout.h"
 
@@ -26,7 +28,7 @@
 #include <unistd.h>
 
 /* Exit statuses. */
-enum { STATUS_DONE = 0, STATUS_FAILED = 1, STATUS_USAGE = 2 };
+enum { STATUS_DONE = 0, STATUS_FAILED = 1 };
 
 struct pack {
     const struct options *options;
@@ -39,7 +41,7 @@ struct pack {
     struct copy *copies; /* one for each output of the destination */
     struct copier *copier;
     struct progress progress;
-    uint64_t bytes, shared; /* of all files; those shared instead of copied */
+    uint64_t bytes, shared; /* of all files; of these, shared instead of copied */
 };
 
 /* ---- contents ---- */
@@ -48,9 +50,16 @@ static errint_t
 make_part_list(const struct pack *pack, const struct layout_part *part, struct extent_list **list,
                struct reason *reason)
 {
+    const struct checkpoint *checkpoint = &pack->inputs.checkpoint;
     uint64_t size;
-    errint_t error =
-        layout_file(&pack->inputs.checkpoint, pack->refs + part->first, part->count, &size, list);
+    errint_t error;
+
+    if (checkpoint->container != &container_gguf)
+        error = layout_file(checkpoint, pack->refs + part->first, part->count, &size, list);
+    else if (checkpoint->shard_count == 1)
+        error = list_of_backing(checkpoint->shards[0]->backing, list);
+    else
+        error = gguf_layout_file(checkpoint, &size, list);
 
     if (error == -EFBIG)
         return reason_set(reason, error, "HeaderTooLarge",
@@ -93,9 +102,10 @@ make_output_list(struct pack *pack, size_t number, struct extent_list **list, st
                                    : make_index_list(pack, list, reason);
 }
 
-/* Shares the blocks that can be shared; adds the bytes that are still to be written to `room`. */
+/* Shares the blocks that can be shared, and adds the number of bytes that are left to be written to
+ * `remaining`. */
 static errint_t
-begin_copies(struct pack *pack, uint64_t *room, struct reason *reason)
+begin_copies(struct pack *pack, uint64_t *remaining, struct reason *reason)
 {
     const size_t count = pack->destination.output_count;
     errint_t error = 0;
@@ -111,7 +121,7 @@ begin_copies(struct pack *pack, uint64_t *room, struct reason *reason)
         if (error)
             return error;
         error = copy_begin(list, pack->destination.outputs[i].fd, &pack->copies[i], reason);
-        *room += copy_room(&pack->copies[i]);
+        *remaining += copy_remaining(&pack->copies[i]);
         pack->bytes += list->size;
         pack->shared += pack->copies[i].shared;
         extent_list_unref(list);
@@ -130,9 +140,9 @@ format_size(char text[32], uint64_t bytes)
         snprintf(text, 32, "%.2f GB", (double)bytes / 1e9);
 }
 
-/* Checks that `room` bytes are free. Succeeds if the file system does not report its size. */
+/* Checks that `remaining` bytes are free. Succeeds if the file system does not report its size. */
 static errint_t
-check_free_space(const struct pack *pack, uint64_t room, struct reason *reason)
+check_free_space(const struct pack *pack, uint64_t remaining, struct reason *reason)
 {
     char link[64], path[PATH_MAX], where[QUOTED_SIZE], needed[32], free_text[32];
     struct mount_entry *mount;
@@ -143,7 +153,7 @@ check_free_space(const struct pack *pack, uint64_t room, struct reason *reason)
     if (fstatvfs(pack->destination.directory, &fs) < 0 || fs.f_blocks == 0)
         return 0;
     if (__builtin_mul_overflow((uint64_t)fs.f_bavail, (uint64_t)fs.f_frsize, &space) ||
-        room <= space)
+        remaining <= space)
         return 0;
     snprintf(link, sizeof(link), "/proc/self/fd/%d", pack->destination.directory);
     length = readlink(link, path, sizeof(path) - 1);
@@ -152,7 +162,7 @@ check_free_space(const struct pack *pack, uint64_t room, struct reason *reason)
     if (mount && mounts_find(path, mount))
         strcpy(path, mount->point);
     free(mount);
-    format_size(needed, room);
+    format_size(needed, remaining);
     format_size(free_text, space);
     return reason_set(reason, -ENOSPC, "Space",
                       "%s: the file system at %.300s has too little free space (found %s, "
@@ -162,7 +172,7 @@ check_free_space(const struct pack *pack, uint64_t room, struct reason *reason)
 
 /* ---- writing ---- */
 
-/* Writes one file, which has no name before destination_commit(). */
+/* Writes one file, which gets its name in destination_commit(). */
 static errint_t
 write_output(struct pack *pack, struct output *output, struct copy *copy, struct reason *reason)
 {
@@ -208,7 +218,43 @@ raise_descriptor_limit(void)
     }
 }
 
-/* Adds the side files that the directory does not have. */
+/* ---- permissions: nobody may read an output file who may not read all of its sources ---- */
+
+/* Removes the permissions that a source does not give. Members of a group other than the source's
+ * may be in either of its classes, group and others, and so may others. */
+static void
+restrict_mode(struct output_mode *mode, const struct file_identity *source)
+{
+    mode_t common = (source->mode >> 3) & source->mode & 07;
+    mode_t any = (source->mode & 0700) | common << 3 | common;
+
+    mode->mode &= any;
+    mode->group_mode &= source->group == mode->group ? source->mode : any;
+}
+
+/* The permissions of a file before restrict_mode(); `group`: that of its first source; `has_acl`:
+ * one of its sources may have an ACL. */
+static struct output_mode
+unrestricted_mode(gid_t group, bool has_acl)
+{
+    const mode_t most = has_acl ? 0600 : 0666;
+
+    return (struct output_mode){.mode = most, .group_mode = most, .group = group};
+}
+
+static struct output_mode
+mode_of_shards(const struct pack *pack)
+{
+    const struct checkpoint *checkpoint = &pack->inputs.checkpoint;
+    struct output_mode mode = unrestricted_mode(checkpoint->shards[0]->backing->identity.group,
+                                                pack->inputs.sources.has_acl);
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        restrict_mode(&mode, &checkpoint->shards[i]->backing->identity);
+    return mode;
+}
+
+/* Adds the side files that the directory does not contain. */
 static errint_t
 add_side_files(struct pack *pack, struct reason *reason)
 {
@@ -221,6 +267,7 @@ add_side_files(struct pack *pack, struct reason *reason)
         return reason_no_memory(reason);
     for (size_t i = 0; !error && i < files->count; i++) {
         const struct side_file *file = &files->all[i];
+        struct output_mode mode = unrestricted_mode(file->backing->identity.group, file->has_acl);
         bool needed;
 
         error = old_files_add_side(&destination->old, file->name, file->backing,
@@ -228,7 +275,8 @@ add_side_files(struct pack *pack, struct reason *reason)
         if (error || !needed)
             continue;
         pack->side[destination->side_count] = file;
-        error = destination_add(destination, file->name, true, reason);
+        restrict_mode(&mode, &file->backing->identity);
+        error = destination_add(destination, file->name, &mode, true, reason);
     }
     return error;
 }
@@ -237,17 +285,18 @@ add_side_files(struct pack *pack, struct reason *reason)
 static errint_t
 add_shards(struct pack *pack, struct reason *reason)
 {
+    const struct output_mode mode = mode_of_shards(pack);
     char name[512];
     errint_t error = 0;
 
     for (size_t i = 0; !error && i < pack->part_count; i++) {
         index_part_name(pack->inputs.stem, ST_SUFFIX, i, pack->part_count, name);
-        error = destination_add(&pack->destination, name, false, reason);
+        error = destination_add(&pack->destination, name, &mode, false, reason);
     }
     if (error || pack->part_count == 1)
         return error;
     group_name_index(pack->inputs.stem, ST_SUFFIX, name);
-    return destination_add(&pack->destination, name, false, reason);
+    return destination_add(&pack->destination, name, &mode, false, reason);
 }
 
 static errint_t
@@ -260,14 +309,17 @@ begin_destination(struct pack *pack, struct reason *reason)
         .force = options->force,
         .sources = &pack->inputs.sources,
     };
+    struct output_mode mode;
     errint_t error;
 
     raise_descriptor_limit();
     error = destination_open(&request, &pack->destination, reason);
     if (error)
         return error;
-    if (!request.stem)
-        return destination_add(&pack->destination, NULL, false, reason);
+    if (!request.stem) {
+        mode = mode_of_shards(pack);
+        return destination_add(&pack->destination, NULL, &mode, false, reason);
+    }
     error = add_side_files(pack, reason);
     return error ? error : add_shards(pack, reason);
 }
@@ -298,15 +350,15 @@ cut_parts(struct pack *pack, struct reason *reason)
 static errint_t
 write_pack(struct pack *pack, struct reason *reason)
 {
-    uint64_t room = 0;
+    uint64_t remaining = 0;
     errint_t error = cut_parts(pack, reason);
 
     if (!error)
         error = begin_destination(pack, reason);
     if (!error)
-        error = begin_copies(pack, &room, reason);
+        error = begin_copies(pack, &remaining, reason);
     if (!error)
-        error = check_free_space(pack, room, reason);
+        error = check_free_space(pack, remaining, reason);
     if (!error) {
         error = copier_new(&pack->copier);
         if (error)
@@ -330,8 +382,8 @@ print_pack_summary(const struct pack *pack, double seconds)
             quoted(output, pack->options->output, strlen(pack->options->output)),
             pack->inputs.checkpoint.tensor_count, (double)pack->bytes / 1e9, pack->part_count,
             pack->part_count == 1 ? "" : "s", seconds);
-    if (pack->inputs.left_out)
-        fprintf(stderr, "; %" PRIu64 " tensors left out", pack->inputs.left_out);
+    if (pack->inputs.excluded)
+        fprintf(stderr, "; %" PRIu64 " tensors excluded", pack->inputs.excluded);
     if (pack->destination.side_count)
         fprintf(stderr, "; %zu other file%s", pack->destination.side_count,
                 pack->destination.side_count == 1 ? "" : "s");
@@ -380,18 +432,10 @@ int
 main(int argc, char **argv)
 {
     struct options options;
-    int status = STATUS_USAGE;
+    int status;
 
-    switch (options_parse(argc, argv, &options)) {
-    case OPTIONS_RUN:
-        status = pack_run(&options);
-        break;
-    case OPTIONS_DONE:
-        status = STATUS_DONE;
-        break;
-    default:
-        break;
-    }
+    options_parse(argc, argv, &options);
+    status = pack_run(&options);
     options_free(&options);
     return status;
 }

@@ -4,7 +4,7 @@
 #include "base/array.h"
 #include "base/error.h"
 #include "base/size.h"
-#include "format/safetensors.h"
+#include "format/container.h"
 
 #include <getopt.h>
 #include <string.h>
@@ -14,19 +14,22 @@
 
 static const char usage[] =
     "usage: fstfs-pack [OPTION...] INPUT... FILE.safetensors\n"
+    "       fstfs-pack [--force] [--verify] GGUF-INPUT FILE.gguf\n"
     "       fstfs-pack --max-shard-size=SIZE|--shards=N [OPTION...] INPUT... DIRECTORY\n"
     "\n"
-    "Writes the files that a mount shows as real files, without a mount: a checkpoint as one\n"
-    "file, or as shards with their index, with the same bytes.\n"
+    "Writes a checkpoint as one file, or as shards with their index: the same bytes that a mount\n"
+    "shows in merged/ and shards/, without a mount.\n"
     "\n"
     "  INPUT   a directory that contains one checkpoint; DIRECTORY/STEM if it contains\n"
-    "          several; an index file; a safetensors file; a .npy file or a tensor file of a\n"
-    "          mount, which is one tensor with the file's name; or a directory of such files.\n"
-    "          The tensors of all inputs are combined; none may be in two of them\n"
+    "          several; an index file; a safetensors or PyTorch file; a .npy file or a tensor\n"
+    "          file of a mount, which is one tensor with the file's name; or a directory of\n"
+    "          such files. The tensors of all inputs are combined; no two may have one name\n"
     "\n"
     "In each file the tensors whose size is a multiple of 4096 come first, in their order, on\n"
     "page boundaries; the others follow by decreasing element size. The entries of\n"
     "__metadata__ that all inputs agree on are kept.\n"
+    "\n"
+    "The parts of a GGUF model are merged into one file, as a mount shows it in merged/.\n"
     "\n"
     "The other files of an INPUT that is a checkpoint (config.json, tokenizer, code) are\n"
     "copied into DIRECTORY, except weights, hidden files and subdirectories.\n"
@@ -36,22 +39,23 @@ static const char usage[] =
     "  --shards=N             write N shards\n"
     "  --stem=NAME            name the shards NAME-00001-of-... (the stem of the only INPUT if\n"
     "                         that is a checkpoint, else model)\n"
-    "  --pick=GLOB            take only tensors whose name matches; --drop=GLOB: take all\n"
-    "                         others. Both may be repeated: the last one that matches a tensor\n"
-    "                         decides, and for tensors that none matches, the first one\n"
+    "  --pick=GLOB            write only tensors whose name matches; --drop=GLOB: only those\n"
+    "                         whose name does not match. Both may be repeated: the last one that\n"
+    "                         matches a tensor decides. Tensors that none matches are written if\n"
+    "                         the first one is --drop\n"
     "  --tensors-only         do not copy other files into DIRECTORY\n"
     "  --force                replace FILE, or the checkpoint of that name in DIRECTORY and\n"
     "                         other files there that differ; never an INPUT\n"
     "  --verify               read the output back from storage and compare it\n"
     "  -h, --help; -V, --version\n"
     "\n"
-    "The output gets its name when all of it is on storage, a new DIRECTORY as a whole.\n"
+    "The output gets its name when all of it is on storage; a new DIRECTORY appears as a whole.\n"
     "Until then, and after a failure, a crash or a full disk, the old files remain; hidden\n"
     "files .NAME.*.tmp of a killed run are removed by the next run. On file systems that can\n"
     "share blocks (XFS, btrfs), aligned parts are shared instead of copied.\n"
     "\n"
-    "Exit status: 0; 1 on failure; 2 if the command line is invalid; 128 plus the number of\n"
-    "the signal that ended it.\n"
+    "Exit status: 0 on success; 1 on failure; 2 if the command line is invalid; 128 plus the\n"
+    "number of the signal that ended it.\n"
     "\n"
     "Examples:\n"
     "  fstfs-pack ~/models/llama llama.safetensors\n"
@@ -81,14 +85,8 @@ parse_stem(const char *value, void *field)
 static bool
 add_pattern(struct patterns *patterns, const char *glob, bool drop)
 {
-    struct pattern *all = array_room(patterns->all, patterns->count, sizeof(*all));
-
-    if (!all) {
-        complain("out of memory");
-        return false;
-    }
-    patterns->all = all;
-    all[patterns->count++] = (struct pattern){glob, drop};
+    if (!array_add(patterns->all, patterns->count, (struct pattern){glob, drop}))
+        command_refuse("out of memory");
     return true;
 }
 
@@ -114,54 +112,49 @@ static const struct command_option pack_options[] = {
     {"tensors-only", offsetof(struct options, tensors_only), NULL, NULL},
     {"force", offsetof(struct options, force), NULL, NULL},
     {"verify", offsetof(struct options, verify), NULL, NULL},
+    {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-pack", usage, pack_options,
-                                       sizeof(pack_options) / sizeof(pack_options[0])};
+static const struct command command = {"fstfs-pack", usage, pack_options};
 
 /* Checks that the arguments are valid together. */
-static bool
+static void
 check_arguments(const struct options *options)
 {
-    size_t length = options->output ? strlen(options->output) : 0;
-    bool is_file = length > 0 && st_suffix_length(options->output, length) > 0 &&
-                   length > st_suffix_length(options->output, length);
+    size_t length = options->output ? strlen(options->output) : 0, suffix_length = 0;
+    const struct container *container =
+        length ? container_of_name(options->output, length, &suffix_length) : NULL;
+    bool is_file = (container == &container_safetensors || container == &container_gguf) &&
+                   length > suffix_length;
     char name[QUOTED_SIZE];
 
     if (options->input_count < 1)
-        complain("missing INPUT or output; see fstfs-pack --help");
-    else if (options->shards && options->shard_size)
-        complain("--shards and --max-shard-size exclude each other");
-    else if (!options_make_shards(options) && !is_file)
-        complain("%s: not the name of a safetensors file (expected *.safetensors or *.sft); use "
-                 "--shards or --max-shard-size to write shards into a directory",
-                 quoted(name, options->output, length));
-    else if (!options_make_shards(options) && options->stem)
-        complain("--stem requires --shards or --max-shard-size");
-    else {
-        if (options_make_shards(options) && is_file)
-            complain("warning: %s: --%s writes shards into a directory of this name; without it, "
-                     "one file is written",
-                     quoted(name, options->output, length),
-                     options->shards ? "shards" : "max-shard-size");
-        return true;
-    }
-    return false;
+        command_refuse("missing INPUT or output; see fstfs-pack --help");
+    if (options->shards && options->shard_size)
+        command_refuse("--shards and --max-shard-size exclude each other");
+    if (!options_make_shards(options) && !is_file)
+        command_refuse("%s: not the name of a safetensors file (expected *.safetensors or *.sft) "
+                       "or of a GGUF file (*.gguf); use --shards or --max-shard-size to write "
+                       "shards into a directory",
+                       quoted(name, options->output, length));
+    if (!options_make_shards(options) && options->stem)
+        command_refuse("--stem requires --shards or --max-shard-size");
+    if (options_make_shards(options) && is_file)
+        complain("warning: %s: --%s writes shards into a directory of this name; without it, "
+                 "one file is written",
+                 quoted(name, options->output, length),
+                 options->shards ? "shards" : "max-shard-size");
 }
 
-enum options_result
+void
 options_parse(int argc, char **argv, struct options *options)
 {
-    enum options_result result;
-
     *options = (struct options){0};
-    result = command_options(&command, argc, argv, options);
-    if (result != OPTIONS_RUN)
-        return result;
+    command_options(&command, argc, argv, options);
     options->inputs = argv + optind;
     options->input_count = argc - optind - 1;
     options->output = optind < argc ? argv[argc - 1] : NULL;
-    return check_arguments(options) ? OPTIONS_RUN : OPTIONS_WRONG;
+    check_arguments(options);
 }
 
 void

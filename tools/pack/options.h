@@ -25,18 +25,18 @@ struct options {
     char **inputs;
     int input_count; /* at least 1 */
     const char *output; /* a file or, for shards, a directory */
-    uint32_t shards; /* or 0 */
-    uint64_t shard_size; /* bytes, or 0 */
-    const char *stem; /* of the shards; NULL: the input's */
+    uint32_t shards; /* 0: not given */
+    uint64_t shard_size; /* bytes; 0: not given */
+    const char *stem; /* of the shards; NULL: that of the input */
     bool force; /* replace existing files */
     bool verify; /* read the output back and compare */
     bool tensors_only; /* do not copy side files */
 };
 
-enum options_result options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct options *options);
 void options_free(struct options *options); /* in any case */
 
-/* Whether the output is shards in a directory. */
+/* Returns whether the output is a directory of shards. */
 static inline bool
 options_make_shards(const struct options *options)
 {

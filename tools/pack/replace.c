@@ -25,21 +25,16 @@ fail_old_name(struct reason *reason, errint_t error, const char *name, const cha
 errint_t
 old_files_add(struct old_files *old, const char *name, bool is_side, struct reason *reason)
 {
-    struct old_file *all = array_room(old->all, old->count, sizeof(*all));
-    struct old_file *file;
-    errint_t error;
+    struct old_file file = {.is_side = is_side};
+    errint_t error = output_inspect(old->directory, name, &file.entry);
 
-    if (!all)
-        return reason_no_memory(reason);
-    old->all = all;
-    file = &all[old->count];
-    *file = (struct old_file){.is_side = is_side};
-    snprintf(file->name, sizeof(file->name), "%s", name);
-    error = output_inspect(old->directory, name, &file->entry);
     if (error)
         return reason_errno(reason, error, "cannot inspect it");
-    old->count += file->entry.fd >= 0;
-    return 0;
+    snprintf(file.name, sizeof(file.name), "%s", name);
+    if (file.entry.fd < 0 || array_add(old->all, old->count, file))
+        return 0;
+    output_entry_close(&file.entry);
+    return reason_no_memory(reason);
 }
 
 struct old_file *
@@ -60,7 +55,7 @@ old_files_check_name(const struct old_files *old, const char *name, struct reaso
         return 0;
     if (fstatat(old->directory, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
         return fail_old_name(reason, -EEXIST, name,
-                             "is in the way: it exists and is not part of what is replaced");
+                             "exists and is not one of the files that would be replaced");
     return errno == ENOENT ? 0 : reason_errno(reason, -errno, "cannot inspect it");
 }
 
@@ -109,7 +104,8 @@ add_old_groups(struct old_files *old, const struct listing *listing, const char 
 
     for (uint32_t i = 0; !error && i < listing->group_count; i++)
         if (strcmp(listing->groups[i].stem, stem) == 0 &&
-            strcmp(listing->groups[i].suffix, ST_SUFFIX) == 0)
+            strcmp(listing->groups[i].suffix, ST_SUFFIX) == 0 &&
+            listing->groups[i].container == &container_safetensors)
             error = add_old_group(old, &listing->groups[i], force, sources, reason);
     group_name_index(stem, ST_SUFFIX, index);
     if (error || !force || old_files_find(old, index))
@@ -147,7 +143,8 @@ old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
 
 /* ---- side files ---- */
 
-/* Compares an open file with a backing of the same size. False if one cannot be read. */
+/* Returns whether an open file and a backing of the same size have the same bytes; false if one of
+ * them cannot be read. */
 static bool
 has_same_bytes(int fd, const struct backing *content)
 {
@@ -170,7 +167,7 @@ has_same_bytes(int fd, const struct backing *content)
     return same;
 }
 
-/* Returns whether `name`, through links, is the same file or one of the same bytes. */
+/* Returns whether `name`, following links, is the same file or one with the same bytes. */
 static bool
 directory_has_content(int directory, const char *name, const struct backing *content)
 {
@@ -199,7 +196,7 @@ old_files_add_side(struct old_files *old, const char *name, const struct backing
     if (!*needed)
         return 0;
     if (!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
-        return fail_old_name(reason, -EEXIST, name, "is in the way: it exists and is not a file");
+        return fail_old_name(reason, -EEXIST, name, "exists and is not a file");
     if (!force)
         return fail_old_name(reason, -EEXIST, name,
                              "exists in it and differs from the INPUT's; --force replaces it, "

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The existing files that fstfs-pack replaces: found before anything is written, never an input,
- * and removed only if they are unchanged and all new files have their names.
+ * The existing files that fstfs-pack replaces. They are determined before anything is written, are
+ * never inputs, and are removed only if they are unchanged and all new files have their names.
  */
 #ifndef FSTFS_PACK_REPLACE_H
 #define FSTFS_PACK_REPLACE_H
@@ -12,7 +12,7 @@
 
 struct old_file {
     char name[NAME_MAX + 1];
-    struct output_entry entry; /* absent after replacement in one step */
+    struct output_entry entry; /* closed once the file was replaced atomically */
     char aside[NAME_MAX + 1]; /* its hidden name, or "" */
     bool is_side; /* a side file, not a file of the checkpoint */
 };
@@ -20,7 +20,7 @@ struct old_file {
 /* The old files of one directory. All zero, except `directory`, is an empty list. */
 struct old_files {
     int directory; /* not owned */
-    struct old_file *all; /* the index before the shards */
+    struct old_file *all; /* the index precedes the shards */
     size_t count;
 };
 
@@ -28,17 +28,18 @@ struct old_files {
 errint_t old_files_add(struct old_files *old, const char *name, bool is_side,
                        struct reason *reason);
 
-/* Adds the files of the checkpoint `stem`, and an invalid index of its name. -EEXIST: there is such
- * a checkpoint, and `force` is false. -EINVAL: one of its files is in `sources`. */
+/* Adds the files of the checkpoint `stem`, and its index even if that is invalid. -EEXIST: there is
+ * such a checkpoint, and `force` is false. -EINVAL: one of its files is in `sources`. */
 errint_t old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
                                   const struct sources *sources, struct reason *reason);
 
-/* Decides whether a side file of this content must be written. False: the directory has it already.
- * If the directory has another file of the name, adds that; -EEXIST if `force` is false. */
+/* Sets `needed` to whether a side file with this content must be written, that is, unless the
+ * directory has it already. If the directory has another file with the name, adds that file;
+ * -EEXIST if `force` is false. */
 errint_t old_files_add_side(struct old_files *old, const char *name, const struct backing *content,
                             bool force, bool *needed, struct reason *reason);
 
-/* NULL: the list has no file of this name. */
+/* Returns the file of the list with this name, or NULL. */
 struct old_file *old_files_find(const struct old_files *old, const char *name);
 
 /* -EEXIST: the directory has a file of this name that is not in the list. */
@@ -47,7 +48,7 @@ errint_t old_files_check_name(const struct old_files *old, const char *name, str
 /* -ESTALE: a file of the list was changed or replaced. */
 errint_t old_files_check_unchanged(const struct old_files *old, struct reason *reason);
 
-/* Renames the files of the checkpoint to hidden names. */
+/* Renames the files of the checkpoint, but not the side files, to hidden names. */
 errint_t old_files_set_aside(struct old_files *old, struct reason *reason);
 
 /* Undoes all renames to hidden names. Prints the names of files for which that fails. */

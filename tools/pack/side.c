@@ -2,15 +2,20 @@
 #include "side.h"
 
 #include "base/array.h"
+#include "base/file.h"
+#include "base/open.h"
 #include "common/command.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { NAMES_SHOWN = 3 };
 
-/* Returns whether the file contains weights, in any format: the output has them already. */
+/* Returns whether the suffix is that of weights, in any format. The output contains them already.
+ */
 static bool
 is_weights_file(const char *name)
 {
@@ -43,23 +48,25 @@ static errint_t
 add_side_file(struct side_files *files, const struct found *found, const char *name,
               struct reason *reason)
 {
-    struct side_file *all;
+    struct side_file file;
     struct source_file source;
     errint_t error = source_dir_file(found->root, name, &source);
+    int fd;
     char shown[QUOTED_SIZE];
 
     if (error)
         return reason_errno(reason, error, quoted(shown, name, strlen(name)));
-    all = array_room(files->all, files->count, sizeof(*all));
-    if (!all)
-        return reason_no_memory(reason);
-    files->all = all;
-    all[files->count] =
-        (struct side_file){strdup(name), source_dir_backing(found->root, name, &source)};
-    files->count++;
-    if (!all[files->count - 1].name || !all[files->count - 1].backing)
-        return reason_no_memory(reason);
-    return 0;
+    file = (struct side_file){strdup(name), source_dir_backing(found->root, name, &source), false};
+    fd = file.backing ? open_at(file.backing->directory, file.backing->path, O_PATH | O_CLOEXEC)
+                      : -1;
+    file.has_acl = fd < 0 || file_may_have_acl(fd);
+    if (fd >= 0)
+        close(fd);
+    if (file.name && file.backing && array_add(files->all, files->count, file))
+        return 0;
+    free(file.name);
+    backing_unref(file.backing);
+    return reason_no_memory(reason);
 }
 
 /* Adds a name to a list that shows the first NAMES_SHOWN. */

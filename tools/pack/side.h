@@ -6,9 +6,12 @@
 #include "base/extent.h"
 #include "common/find.h"
 
+#include <stdbool.h>
+
 struct side_file {
     char *name;
     struct backing *backing; /* a reference */
+    bool has_acl; /* or may have one (acl(5)) */
 };
 
 /* All zero is an empty list. */
@@ -25,7 +28,7 @@ struct side_files {
 errint_t side_add(struct side_files *files, const struct found *found, const char *path,
                   struct reason *reason);
 
-/* The whole file as an extent list; NULL: out of memory. */
+/* Returns the whole file as an extent list; NULL: out of memory. */
 struct extent_list *side_list(const struct side_file *file);
 
 void side_free(struct side_files *files);

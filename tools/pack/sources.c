@@ -6,29 +6,42 @@
 #include "client/mount.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-/* Adds the file `real`, as one given as `path`. */
+static bool
+may_have_acl(const char *path)
+{
+    int fd = open(path, O_PATH | O_CLOEXEC);
+    bool found = fd >= 0 && file_may_have_acl(fd);
+
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
+/* Adds the file `real`, which belongs to the input `path`. */
 static errint_t
 add_source_file(struct sources *sources, const char *real, const char *path)
 {
     struct stat st;
-    char **paths;
     size_t number;
+    char *copy;
 
     if (stat(real, &st) < 0)
         return 0; /* ignored: reading it will fail, too */
-    paths = array_room(sources->paths, sources->count, sizeof(*paths));
-    if (!paths)
-        return -ENOMEM;
-    sources->paths = paths;
+    sources->has_acl |= may_have_acl(real);
     number = inode_map_add(&sources->inodes, st.st_dev, st.st_ino, sources->count + 1);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
-    paths[sources->count] = strdup(path);
-    return paths[sources->count++] ? 0 : -ENOMEM;
+    copy = strdup(path);
+    if (copy && array_add(sources->paths, sources->count, copy))
+        return 0; /* cppcheck-suppress memleak ; the array owns it */
+    free(copy);
+    return -ENOMEM;
 }
 
 static errint_t

@@ -2,7 +2,6 @@
 #include "tensor_file.h"
 
 #include "client/mount.h"
-#include "format/json.h"
 #include "format/npy.h"
 
 #include <errno.h>
@@ -10,114 +9,69 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Makes a table of one tensor in one allocation. NULL: out of memory. */
-static struct st_table *
-make_tensor_table(const char *name, size_t name_length, enum dtype dtype, const uint64_t *dims,
-                  uint32_t rank, uint64_t data_start, uint64_t size)
-{
-    size_t tensors = sizeof(struct st_table), room = tensors + sizeof(struct st_tensor);
-    char *memory = malloc(room + rank * sizeof(*dims) + name_length);
-    struct st_table *table = (struct st_table *)memory;
-    struct st_tensor *tensor;
-
-    if (!memory)
-        return NULL;
-    tensor = (struct st_tensor *)(memory + tensors);
-    *tensor = (struct st_tensor){
-        .end = size - data_start,
-        .name_length = (uint32_t)name_length,
-        .rank = rank,
-        .dtype = (uint8_t)dtype,
-    };
-    memcpy(memory + room, dims, rank * sizeof(*dims));
-    memcpy(memory + room + rank * sizeof(*dims), name, name_length);
-    *table = (struct st_table){
-        .data_start = data_start,
-        .data_length = size - data_start,
-        .count = 1,
-        .tensors = tensor,
-        .dims = (const uint64_t *)(memory + room),
-        .text = memory + room + rank * sizeof(*dims),
-        .bytes = room + rank * sizeof(*dims) + name_length,
-    };
-    return table;
-}
-
+/* Creates a table of one tensor. */
 static errint_t
-finish_table(struct st_table *made, struct st_table **table, struct reason *reason)
+make_tensor_table(const struct st_entry *entry, uint64_t data_start, struct st_table **table,
+                  struct reason *reason)
 {
-    *table = made;
-    return made ? 0 : reason_no_memory(reason);
+    const struct st_counts counts = {.tensors = 1, .dims = entry->rank, .text = entry->name_length};
+    struct st_builder builder;
+
+    if (!st_builder_init(&builder, &counts))
+        return reason_no_memory(reason);
+    st_builder_add(&builder, entry);
+    builder.table->data_start = data_start;
+    builder.table->data_length = entry->end;
+    *table = builder.table;
+    return 0;
 }
 
 /* Checks the number of bytes against dtype and shape. */
 static errint_t
-check_tensor_size(enum dtype dtype, const uint64_t *dims, uint32_t rank, uint64_t bytes,
-                  struct reason *reason)
+check_tensor_size(const struct st_entry *entry, struct reason *reason)
 {
-    uint64_t bits = dtype_bits(dtype);
+    uint64_t bits = dtype_bits(entry->dtype);
     bool overflow = false;
 
-    for (uint32_t i = 0; i < rank; i++)
-        overflow = overflow || __builtin_mul_overflow(bits, dims[i], &bits);
-    if (!overflow && bits % 8 == 0 && bits / 8 == bytes)
+    for (uint32_t i = 0; i < entry->rank; i++)
+        overflow = overflow || __builtin_mul_overflow(bits, entry->dims[i], &bits);
+    if (!overflow && bits % 8 == 0 && bits / 8 == entry->end)
         return 0;
     return reason_set(reason, -EBADMSG, "TensorInvalidInfo",
                       "its %llu bytes of data do not match its shape and dtype %s",
-                      (unsigned long long)bytes, dtype_name(dtype));
+                      (unsigned long long)entry->end, dtype_name(entry->dtype));
 }
 
 /* ---- tensor files of a mount ---- */
 
-static bool
-parse_tensor_shape(const char *text, size_t length, uint64_t dims[NPY_RANK_MOST], uint32_t *rank)
-{
-    struct json_fault fault;
-    struct json_reader in;
-
-    *rank = 0;
-    if (json_check(text, length, &fault) != 0)
-        return false;
-    in = json_read(text, length);
-    if (json_type(&in) != JSON_ARRAY)
-        return false;
-    json_enter(&in);
-    while (json_next_element(&in)) {
-        if (*rank == NPY_RANK_MOST || !json_take_u64(&in, &dims[*rank]))
-            return false;
-        ++*rank;
-    }
-    return true;
-}
-
 static errint_t
 read_mounted_tensor(int fd, uint64_t size, struct st_table **table, struct reason *reason)
 {
-    char path[64], *name = NULL, *dtype_text = NULL, *shape = NULL;
-    size_t name_length = 0, dtype_length = 0, shape_length = 0;
-    uint64_t dims[NPY_RANK_MOST];
-    enum dtype dtype = DTYPE_UNKNOWN;
-    uint32_t rank = 0;
-    errint_t error = 0;
+    struct mount_tensor tensor;
+    struct st_entry entry;
+    char path[64];
+    errint_t error;
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    if (mount_read_xattr(path, "user.safetensors.name", &name, &name_length) ||
-        mount_read_xattr(path, "user.safetensors.dtype", &dtype_text, &dtype_length) ||
-        mount_read_xattr(path, "user.safetensors.shape", &shape, &shape_length))
-        error = -ENODATA;
-    else
-        dtype = dtype_from_name(dtype_text, dtype_length);
-    if (!error && (dtype == DTYPE_UNKNOWN || !parse_tensor_shape(shape, shape_length, dims, &rank)))
+    error = mount_read_tensor(path, &tensor);
+    if (error && error != -EBADMSG)
+        return -ENODATA;
+    entry = (struct st_entry){
+        .name = tensor.name,
+        .name_length = tensor.name_length,
+        .dtype = error ? DTYPE_UNKNOWN : dtype_from_name(tensor.dtype, tensor.dtype_length),
+        .dims = tensor.shape,
+        .rank = tensor.rank,
+        .end = size,
+    };
+    if (entry.dtype == DTYPE_UNKNOWN)
         error = reason_set(reason, -EBADMSG, "Attributes",
-                           "its xattrs user.safetensors.* have an unknown dtype or shape");
+                           "its xattrs have a shape or a dtype that safetensors does not have");
     if (!error)
-        error = check_tensor_size(dtype, dims, rank, size, reason);
+        error = check_tensor_size(&entry, reason);
     if (!error)
-        error = finish_table(make_tensor_table(name, name_length, dtype, dims, rank, 0, size),
-                             table, reason);
-    free(name);
-    free(dtype_text);
-    free(shape);
+        error = make_tensor_table(&entry, 0, table, reason);
+    mount_tensor_free(&tensor);
     return error;
 }
 
@@ -131,8 +85,8 @@ hex_value(char c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Converts a file name to the tensor's name (view/names.h): removes ".npy", decodes %XX; "%" is
- * the empty name. `name` has room for all of `file`. */
+/* Converts the name of a .npy file to that of its tensor, as view/names.h has formed it: removes
+ * ".npy" and decodes %XX; "%" alone is the empty name. `name` has room for all of `file`. */
 static size_t
 tensor_name_of_file(const char *file, char *name)
 {
@@ -159,20 +113,26 @@ read_npy_file(int fd, const char *file, uint64_t size, struct st_table **table,
               struct reason *reason)
 {
     char *name = malloc(strlen(file) + 1);
+    struct st_entry entry;
     struct npy npy;
-    size_t length;
     errint_t error;
 
     if (!name)
-        return finish_table(NULL, table, reason);
-    length = tensor_name_of_file(file, name);
+        return reason_no_memory(reason);
     error = npy_read(fd, size, &npy, reason);
-    if (!error)
-        error = check_tensor_size(npy.dtype, npy.dims, npy.rank, size - npy.data_start, reason);
-    if (!error)
-        error = finish_table(
-            make_tensor_table(name, length, npy.dtype, npy.dims, npy.rank, npy.data_start, size),
-            table, reason);
+    if (!error) {
+        entry = (struct st_entry){
+            .name = name,
+            .name_length = tensor_name_of_file(file, name),
+            .dtype = npy.dtype,
+            .dims = npy.dims,
+            .rank = npy.rank,
+            .end = size - npy.data_start,
+        };
+        error = check_tensor_size(&entry, reason);
+        if (!error)
+            error = make_tensor_table(&entry, npy.data_start, table, reason);
+    }
     free(name);
     return error;
 }

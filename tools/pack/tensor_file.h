@@ -8,9 +8,9 @@
 #include <stdbool.h>
 
 /*
- * Makes a table of the one tensor of an open file called `name` of `size` bytes; free it with
- * st_table_free(). -ENODATA: the file is neither. -EBADMSG: it cannot be packed; `reason` says why.
- * Else -errno of reading it.
+ * Creates a table of the one tensor in an open file called `name` of `size` bytes; free it with
+ * st_table_free(). -ENODATA: the file is neither. -EBADMSG: it cannot be packed, and `reason` is
+ * set. Other errors are those of reading it.
  */
 errint_t tensor_file_read(int fd, const char *name, uint64_t size, struct st_table **table,
                           struct reason *reason);

@@ -6,7 +6,9 @@
 #include "common/command.h"
 #include "common/mounts.h"
 #include "common/progress.h"
+#include "loads.h"
 #include "options.h"
+#include "page.h"
 #include "report.h"
 #include "screen.h"
 #include "watch.h"
@@ -17,7 +19,7 @@
 #include <unistd.h>
 
 /* Exit statuses. */
-enum { STATUS_DONE = 0, STATUS_FAILED = 1, STATUS_USAGE = 2 };
+enum { STATUS_DONE = 0, STATUS_FAILED = 1 };
 
 /* A daemon that does not reply for this long beyond the interval is reported. */
 static const double SILENCE_SECONDS = 2;
@@ -29,7 +31,7 @@ struct top {
     unsigned seen; /* samples */
     struct sample before; /* the previous sample; its buffers are freed */
     struct buffer text; /* the last report */
-    double heard; /* when the last sample, or the lack of one, was reported */
+    double reported; /* when the last sample, or the lack of one, was reported */
     bool screen;
     bool failed;
 };
@@ -67,7 +69,7 @@ top_show(struct top *top)
     return write_out(stdout, &top->text);
 }
 
-/* Reports a new sample, with the watch locked. Returns true after the last report. */
+/* Reports a new sample; requires the lock of the watch. Returns true after the last report. */
 static bool
 top_report_sample(struct top *top)
 {
@@ -75,7 +77,7 @@ top_report_sample(struct top *top)
     bool first = top->seen == 0;
 
     top->seen = top->watch.sample_count;
-    top->heard = monotonic_seconds();
+    top->reported = monotonic_seconds();
     if (top->watch.error)
         return true;
     if (!first) {
@@ -98,10 +100,10 @@ top_report_silence(struct top *top)
 {
     double now = monotonic_seconds();
 
-    if (now - top->heard < SILENCE_SECONDS + top->options->interval)
+    if (now - top->reported < SILENCE_SECONDS + top->options->interval)
         return;
-    top->heard = now;
-    screen_end(); /* otherwise it would look current */
+    top->reported = now;
+    screen_end(); /* the report on it is outdated */
     complain("%s: no reply for %.0f s; the daemon is stopped, or waits for the source", top->point,
              now - (top->seen ? top->before.at : now - SILENCE_SECONDS - top->options->interval));
 }
@@ -143,6 +145,30 @@ top_end(struct top *top)
     return status;
 }
 
+/* --loads and --svg. */
+static int
+print_loads(const struct options *options, const char *point)
+{
+    struct buffer page = BUFFER_INIT, text = BUFFER_INIT;
+    struct reason reason;
+    errint_t error = page_read(point, "loads", &page, &reason);
+    int status = STATUS_FAILED;
+
+    if (!error && options->svg)
+        error = loads_svg(&page, &text, &reason);
+    else if (!error && !options->json)
+        error = loads_table(&page, &text, &reason);
+    if (error)
+        complain("%s: %s", point, reason.text);
+    else if (!write_out(stdout, options->json && !options->svg ? &page : &text))
+        complain("cannot write: %s", strerror(errno));
+    else
+        status = STATUS_DONE;
+    buffer_free(&page);
+    buffer_free(&text);
+    return status;
+}
+
 int
 main(int argc, char **argv)
 {
@@ -150,19 +176,14 @@ main(int argc, char **argv)
     struct options options;
     struct top top = {.options = &options, .point = point};
 
-    switch (options_parse(argc, argv, &options)) {
-    case OPTIONS_RUN:
-        break;
-    case OPTIONS_DONE:
-        return STATUS_DONE;
-    default:
-        return STATUS_USAGE;
-    }
+    options_parse(argc, argv, &options);
     if (!find_mount(options.path, point))
         return STATUS_FAILED;
+    if (options.loads || options.svg)
+        return print_loads(&options, point);
     progress_catch_signals();
-    top.screen = !options.json && !options.once && screen_can();
-    top.heard = monotonic_seconds();
+    top.screen = !options.json && !options.once && screen_is_supported();
+    top.reported = monotonic_seconds();
     if (watch_begin(&top.watch, point, options.interval)) {
         complain("cannot start a thread");
         return STATUS_FAILED;

@@ -10,8 +10,10 @@ struct options {
     double interval; /* seconds between two samples */
     bool once; /* exit after one report */
     bool json;
+    bool loads; /* print the last loads, and exit */
+    bool svg; /* print the last load as an SVG image, and exit */
 };
 
-enum options_result options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct options *options);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
+#include "common/units.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,26 +55,10 @@ percent(uint64_t part, uint64_t whole)
     return whole ? 100 * (double)part / (double)whole : 0;
 }
 
-/* "1.23 GB", in powers of 1000. */
-static void
-add_bytes(struct buffer *out, double bytes)
-{
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-    unsigned unit = 0;
-
-    for (; bytes >= 999.5 && unit < 5; unit++)
-        bytes /= 1000;
-    buffer_addf(out,
-                unit == 0 || bytes >= 99.95 ? "%.0f %s"
-                : bytes >= 9.995            ? "%.1f %s"
-                                            : "%.2f %s",
-                bytes, units[unit]);
-}
-
 static void
 add_rate(struct buffer *out, const struct report *report, uint64_t bytes)
 {
-    add_bytes(out, report->seconds > 0 ? (double)bytes / report->seconds : 0);
+    units_add_bytes(out, report->seconds > 0 ? (double)bytes / report->seconds : 0);
     buffer_add_text(out, "/s");
 }
 
@@ -101,7 +87,7 @@ add_prefetched(struct buffer *out, const struct sample *now)
 {
     const uint64_t *counters = now->counters;
 
-    add_bytes(out, (double)counters[PREFETCHED_BYTES]);
+    units_add_bytes(out, (double)counters[PREFETCHED_BYTES]);
     buffer_addf(out, " prefetched, %.1f %% used, %.1f %% wasted",
                 percent(counters[PREFETCHED_USED], counters[PREFETCHED_BYTES]),
                 percent(counters[PREFETCHED_WASTED], counters[PREFETCHED_BYTES]));
@@ -133,15 +119,15 @@ add_totals(struct buffer *out, const struct sample *now)
     const uint64_t *counters = now->counters;
 
     buffer_add_text(out, "Total     ");
-    add_bytes(out, (double)counters[READ_BYTES]);
+    units_add_bytes(out, (double)counters[READ_BYTES]);
     buffer_add_text(out, " to readers, ");
-    add_bytes(out, (double)counters[STORAGE_BYTES]);
+    units_add_bytes(out, (double)counters[STORAGE_BYTES]);
     buffer_addf(out, " from storage; %" PRIu64 " checkpoints opened\nPrefetch  ", now->checkpoints);
     add_prefetched(out, now);
     buffer_add_text(out, "\nMemory    ");
-    add_bytes(out, (double)counters[BUFFER_BYTES]);
+    units_add_bytes(out, (double)counters[BUFFER_BYTES]);
     buffer_add_text(out, " of ");
-    add_bytes(out, (double)counters[BUFFER_BUDGET]);
+    units_add_bytes(out, (double)counters[BUFFER_BUDGET]);
     buffer_addf(out,
                 " of buffers\nErrors    %" PRIu64 " reads, %" PRIu64
                 " of them of changed files; %" PRIu64 " lines in .fstfs/problems\n",
@@ -189,7 +175,7 @@ report_line(const struct report *report, struct buffer *out)
                 percent(report->increase[STALLS], report->increase[READS]));
     add_prefetched(out, now);
     buffer_add_text(out, "; ");
-    add_bytes(out, (double)now->counters[BUFFER_BYTES]);
+    units_add_bytes(out, (double)now->counters[BUFFER_BYTES]);
     buffer_addf(out, " of buffers; %s", report->meaning);
     for (size_t i = 0; i < report->users->count; i++) {
         buffer_add_text(out, "; ");
@@ -232,5 +218,5 @@ report_json(const struct report *report, struct buffer *out)
         buffer_add_text(out, i ? ", " : "");
         add_user_json(out, &report->users->list[i]);
     }
-    buffer_addf(out, "], \"users_left_out\": %zu}\n", report->users->left_out);
+    buffer_addf(out, "], \"users_omitted\": %zu}\n", report->users->left_out);
 }

@@ -15,11 +15,11 @@ struct report {
     uint64_t increase[GAUGES]; /* of the counters in this time */
     double read_seconds; /* increase of the total duration of reads */
     const char *state; /* one word for what limits the throughput */
-    const char *meaning; /* the same as a sentence */
+    const char *meaning; /* `state` as a sentence */
 };
 
 /* Compares two samples; the caller sets report->point and report->users. The buffers of `before`
- * are not used. If the mount was replaced in between, the report covers all of `now`. */
+ * are not used. If `now` is of another mount, its counters are compared with 0. */
 void report_make(struct report *report, const struct sample *before, const struct sample *now);
 
 void report_screen(const struct report *report, struct buffer *out); /* several lines */

@@ -2,16 +2,13 @@
 #include "sample.h"
 
 #include "base/clock.h"
+#include "page.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
-
-enum { PAGE_MOST = 1 << 20 }; /* bytes; a status page has about 2000 */
 
 const char *const sample_counter_names[COUNTERS] = {
     [READS] = "reads",
@@ -30,33 +27,6 @@ const char *const sample_counter_names[COUNTERS] = {
     [BUFFER_BYTES] = "buffer_bytes",
     [BUFFER_BUDGET] = "buffer_budget_bytes",
 };
-
-static errint_t
-read_status_page(const char *point, struct buffer *page)
-{
-    char path[PATH_MAX];
-    ssize_t got = 1;
-    errint_t error = 0;
-    int fd;
-
-    if (snprintf(path, sizeof(path), "%s/.fstfs/status", point) >= (int)sizeof(path))
-        return -ENAMETOOLONG;
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    while (got != 0 && !error && page->length < PAGE_MOST) {
-        buffer_reserve(page, 16384);
-        if (buffer_failed(page))
-            break;
-        got = read(fd, page->data + page->length, page->capacity - page->length - 1);
-        if (got > 0)
-            page->length += (size_t)got;
-        else if (got < 0 && errno != EINTR)
-            error = -errno;
-    }
-    close(fd);
-    return buffer_failed(page) ? -ENOMEM : error;
-}
 
 static uint64_t
 status_number(const cJSON *object, const char *name)
@@ -107,17 +77,12 @@ sample_take(const char *point, struct sample *sample, struct reason *reason)
     errint_t error;
 
     *sample = (struct sample){0};
-    error = read_status_page(point, &page);
+    error = page_read(point, "status", &page, reason);
     sample->at = monotonic_seconds();
     status = error ? NULL : cJSON_ParseWithLength(page.data, page.length);
     buffer_free(&page);
-    if (error == -ENOENT || error == -ENOTDIR)
-        return reason_set(reason, error, "Gone", "not mounted any more");
-    if (error == -ENOTCONN || error == -ECONNABORTED)
-        return reason_set(reason, error, "Gone",
-                          "its daemon has died; remove the mount with fusermount3 -u");
     if (error)
-        return reason_errno(reason, error, ".fstfs/status");
+        return error;
     if (!status)
         return reason_set(reason, -EBADMSG, "Status", ".fstfs/status is invalid (expected JSON)");
     sample->pid = status_number(status, "pid");

@@ -26,7 +26,7 @@ record_stop(int number)
 }
 
 bool
-screen_can(void)
+screen_is_supported(void)
 {
     const char *kind = getenv("TERM");
 

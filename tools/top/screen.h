@@ -7,8 +7,8 @@
 
 #include <stdbool.h>
 
-/* Returns whether standard output is a terminal that can do that. */
-bool screen_can(void);
+/* Returns whether standard output is a terminal with an alternate screen. */
+bool screen_is_supported(void);
 
 /* Switches to the alternate screen if necessary, and shows the lines of the text that fit. Returns
  * false if the terminal cannot be written. */

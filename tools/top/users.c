@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads links and tables of /proc but never opens the files they name, which could block on the
- * mount. */
+/* Reads links and tables in /proc, but never opens the files that they name: that could block on
+ * the mount. */
 #include "users.h"
 
 #include "base/clock.h"
@@ -127,7 +127,7 @@ users_scan(const char *point, struct users *users)
     const struct dirent *entry;
     DIR *proc;
 
-    if (users->scanned > 0 && begin - users->scanned < 10 * users->took)
+    if (users->scanned > 0 && begin - users->scanned < 10 * users->scan_seconds)
         return;
     if (!users->list)
         users->list = calloc(USERS_MOST + 1, sizeof(*users->list));
@@ -139,7 +139,7 @@ users_scan(const char *point, struct users *users)
     if (proc)
         closedir(proc);
     users->scanned = begin;
-    users->took = monotonic_seconds() - begin;
+    users->scan_seconds = monotonic_seconds() - begin;
 }
 
 void

@@ -13,7 +13,7 @@ struct user {
     pid_t pid;
     char name[64]; /* of the program */
     char files[USER_FILES][PATH_MAX]; /* the first files, relative to the mount */
-    size_t file_count; /* of all files; one opened twice may be counted twice */
+    size_t file_count; /* of all files; a file with several descriptors may count more than once */
 };
 
 struct users {
@@ -21,11 +21,11 @@ struct users {
         *list; /* USERS_MOST entries, and one for temporary use; NULL before the first scan */
     size_t count; /* processes in the list */
     size_t left_out; /* processes that did not fit */
-    double scanned, took; /* monotonic_seconds() of the last scan, and its duration */
+    double scanned, scan_seconds; /* monotonic_seconds() of the last scan, and its duration */
 };
 
-/* Scans /proc, unless the last scan began less than ten times its own duration ago. A struct of
- * zeros is valid. */
+/* Scans /proc, unless the last scan began less than ten times its own duration ago. All zero is
+ * valid. */
 void users_scan(const char *point, struct users *users);
 void users_free(struct users *users);
 

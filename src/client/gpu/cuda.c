@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 
-#define STRING_OF(name) #name,
+#define STRING_OF(name, parameters) #name,
 static const char *const names[] = {CUDA_FUNCTIONS(STRING_OF)};
 #undef STRING_OF
 

@@ -42,71 +42,48 @@ enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 #define CU_MEMHOSTREGISTER_PORTABLE 1
 #endif
 
-CUresult cuInit(unsigned int flags);
-CUresult cuGetErrorName(CUresult error, const char **name);
-CUresult cuDeviceGetCount(int *count);
-CUresult cuDeviceGet(CUdevice *device, int ordinal);
-CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
-CUresult cuCtxPushCurrent_v2(CUcontext context);
-CUresult cuCtxPopCurrent_v2(CUcontext *context);
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size);
-CUresult cuMemFree_v2(CUdeviceptr address);
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address);
-CUresult cuMemHostAlloc(void **memory, size_t size, unsigned int flags);
-CUresult cuMemFreeHost(void *memory);
-CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned int flags);
-CUresult cuMemHostUnregister(void *memory);
-CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream);
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
-CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
-CUresult cuStreamDestroy_v2(CUstream stream);
-CUresult cuStreamSynchronize(CUstream stream);
-CUresult cuEventCreate(CUevent *event, unsigned int flags);
-CUresult cuEventDestroy_v2(CUevent event);
-CUresult cuEventRecord(CUevent event, CUstream stream);
-CUresult cuEventQuery(CUevent event);
-CUresult cuEventSynchronize(CUevent event);
-CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address);
-
+/* The functions and their parameters. */
 #define CUDA_FUNCTIONS(X)                                                                          \
-    X(cuInit)                                                                                      \
-    X(cuGetErrorName)                                                                              \
-    X(cuDeviceGetCount)                                                                            \
-    X(cuDeviceGet)                                                                                 \
-    X(cuDeviceGetAttribute)                                                                        \
-    X(cuDevicePrimaryCtxRetain)                                                                    \
-    X(cuDevicePrimaryCtxRelease_v2)                                                                \
-    X(cuCtxPushCurrent_v2)                                                                         \
-    X(cuCtxPopCurrent_v2)                                                                          \
-    X(cuMemAlloc_v2)                                                                               \
-    X(cuMemFree_v2)                                                                                \
-    X(cuMemGetAddressRange_v2)                                                                     \
-    X(cuMemHostAlloc)                                                                              \
-    X(cuMemFreeHost)                                                                               \
-    X(cuMemHostRegister_v2)                                                                        \
-    X(cuMemHostUnregister)                                                                         \
-    X(cuMemcpyHtoD_v2)                                                                             \
-    X(cuMemcpyHtoDAsync_v2)                                                                        \
-    X(cuMemcpyDtoDAsync_v2)                                                                        \
-    X(cuStreamCreate)                                                                              \
-    X(cuStreamDestroy_v2)                                                                          \
-    X(cuStreamSynchronize)                                                                         \
-    X(cuEventCreate)                                                                               \
-    X(cuEventDestroy_v2)                                                                           \
-    X(cuEventRecord)                                                                               \
-    X(cuEventQuery)                                                                                \
-    X(cuEventSynchronize)                                                                          \
-    X(cuPointerGetAttribute)
+    X(cuInit, (unsigned int flags))                                                                \
+    X(cuGetErrorName, (CUresult error, const char **name))                                         \
+    X(cuDeviceGetCount, (int *count))                                                              \
+    X(cuDeviceGet, (CUdevice * device, int ordinal))                                               \
+    X(cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice device))           \
+    X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                            \
+    X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                             \
+    X(cuCtxPushCurrent_v2, (CUcontext context))                                                    \
+    X(cuCtxPopCurrent_v2, (CUcontext * context))                                                   \
+    X(cuMemAlloc_v2, (CUdeviceptr * address, size_t size))                                         \
+    X(cuMemFree_v2, (CUdeviceptr address))                                                         \
+    X(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t * size, CUdeviceptr address))           \
+    X(cuMemHostAlloc, (void **memory, size_t size, unsigned int flags))                            \
+    X(cuMemFreeHost, (void *memory))                                                               \
+    X(cuMemHostRegister_v2, (void *memory, size_t size, unsigned int flags))                       \
+    X(cuMemHostUnregister, (void *memory))                                                         \
+    X(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t size))                            \
+    X(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t size, CUstream stream))      \
+    X(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream))      \
+    X(cuStreamCreate, (CUstream * stream, unsigned int flags))                                     \
+    X(cuStreamDestroy_v2, (CUstream stream))                                                       \
+    X(cuStreamSynchronize, (CUstream stream))                                                      \
+    X(cuEventCreate, (CUevent * event, unsigned int flags))                                        \
+    X(cuEventDestroy_v2, (CUevent event))                                                          \
+    X(cuEventRecord, (CUevent event, CUstream stream))                                             \
+    X(cuEventQuery, (CUevent event))                                                               \
+    X(cuEventSynchronize, (CUevent event))                                                         \
+    X(cuPointerGetAttribute, (void *value, CUpointer_attribute attribute, CUdeviceptr address))
 
-/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
-#define CUDA_MEMBER(function) __typeof__(function) *function;
+/* NOLINTBEGIN(bugprone-macro-parentheses): declarations */
+#define CUDA_DECLARATION(function, parameters) CUresult function parameters;
+CUDA_FUNCTIONS(CUDA_DECLARATION)
+#undef CUDA_DECLARATION
+
+#define CUDA_MEMBER(function, parameters) __typeof__(function) *function;
 struct cuda {
     CUDA_FUNCTIONS(CUDA_MEMBER)
 };
 #undef CUDA_MEMBER
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 /* Loads and initializes the driver, which is never unloaded. -ENODEV with a reason: there is none,
  * or it does not work. */

@@ -8,6 +8,7 @@
 #include "client/gpu/pipeline.h"
 
 #include "base/fifo.h"
+#include "base/list.h"
 #include "client/gpu/copier.h"
 
 #include <errno.h>
@@ -236,7 +237,7 @@ pipeline_retry(void *arg, struct gpu_slot *slot, const char *why)
 static void
 cufile_fill_slot(struct job *job)
 {
-    struct gpu_slot *slot = (struct gpu_slot *)((char *)job - offsetof(struct gpu_slot, job));
+    struct gpu_slot *slot = container_of(job, struct gpu_slot, job);
     struct fstfs_device *device = slot->ring->device;
     struct pipeline *pipeline = atomic_load(&device->pipeline);
     struct batch_read *batch = &slot->batch;

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads tensors of safetensors files into the memory of torch and NumPy, with libfstfs.
+"""Loads tensors with libfstfs, for torch, NumPy and other frameworks, and mounts directories of
+checkpoints.
 
-    from fstfs import safe_open, load_checkpoint    # for: from safetensors import safe_open
-    from fstfs.torch import load_file               # for: from safetensors.torch import load_file
+    from fstfs import safe_open, load_checkpoint  # replaces safetensors.safe_open
+    from fstfs.torch import load_file             # replaces safetensors.torch.load_file
 
 docs/libfstfs.md documents the module and its differences from safetensors.
 """
 
 from ._checkpoint import load_checkpoint, load_file, safe_open
 from ._library import SafetensorError, lib, status
+from ._mount import Mount, mount
+from ._stream import iter_tensors
 
-__version__ = lib.fstfs_version().decode()
-__all__ = ["SafetensorError", "load_checkpoint", "load_file", "safe_open", "status"]
+__version__: str = lib.fstfs_version().decode()
+__all__ = ["Mount", "SafetensorError", "iter_tensors", "load_checkpoint", "load_file", "mount",
+           "safe_open", "status"]

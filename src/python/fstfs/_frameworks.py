@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frameworks: how each allocates memory for a tensor and makes a tensor of it.
+"""The frameworks: each allocates memory for tensors and converts it to tensors of its own type.
 
 A framework has these methods:
-    prepare(info)                 returns (dtype, shape), or raises SafetensorError: no such dtype
-    empty(dtype, shape, offset)   allocates memory to read into; `offset`: of the bytes in the file
-    address(memory)               returns its address
-    finish(memory, device)        converts it to the tensor that the caller gets
-Torch can also map a file: map(), mapped().
+    prepare(info)                 returns (dtype, shape) for empty(); SafetensorError: no such dtype
+    empty(dtype, shape, offset)   allocates memory to read into; `offset` is that of the tensor in
+                                  its file
+    address(memory)               returns the address of that memory
+    finish(memory, device)        converts the memory to the tensor that is returned to the caller
+Torch can also map files: map(), mapped().
 """
 
 import ctypes
@@ -14,40 +15,61 @@ import importlib
 import math
 import mmap
 import os
+from typing import Any
 
-from ._library import SafetensorError, not_a_text
+from ._library import SafetensorError, not_a_string
 
-# Bytes from which memory gets huge pages: with small pages, loading takes a quarter longer.
-HUGE = 1 << 20
-# Bytes from which memory has the same alignment to BLOCK as the offset in the file, so that the
-# library reads into it without a copy. Memory of smaller tensors is mostly in small pages, which
-# split a read into many: on a disk that cost a third more time than the copy.
-PLACED = 32 << 20
+# Size in bytes from which torch tensors are allocated in huge pages. With small pages, loading
+# takes a quarter longer.
+HUGE_PAGE_MIN_BYTES = 1 << 20
+# Size in bytes from which tensors are allocated with the same offset in a BLOCK as in the file, so
+# that the library reads into them without a copy. Smaller tensors are mostly in small pages, which
+# split a read into many: on a disk that took a third longer than the copy.
+ALIGN_MIN_BYTES = 32 << 20
 BLOCK = 4096
-NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-         "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
-         "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
-         "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
-         "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2"}
+DTYPE_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16",
+    "U8": "uint8", "BOOL": "bool", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2"}
+# Elements and bytes per block of the quantised types of GGUF. Such a tensor is an array of uint8
+# whose last dimension is the size of a row in bytes, as in the package gguf.
+QUANTISED_BLOCKS = {
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "Q8_1": (32, 36), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176),
+    "Q6_K": (256, 210), "Q8_K": (256, 292), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74),
+    "IQ3_XXS": (256, 98), "IQ1_S": (256, 50), "IQ4_NL": (32, 18), "IQ3_S": (256, 110),
+    "IQ2_S": (256, 82), "IQ4_XS": (256, 136), "IQ1_M": (256, 56), "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36), "Q1_0": (128, 18)}
 
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
-def _not_understood(info):
+def _unknown_dtype(info):
     return SafetensorError(f"Dtype not understood: {info.dtype}")
 
 
-def _place(offset, address, size, dtype):
-    """The offset in the memory at `address` that has the alignment of `offset` in the file, modulo
-    BLOCK. The memory has BLOCK bytes more than `size`."""
-    if size < PLACED or offset % dtype.itemsize:
+def _aligned_start(offset, address, size, dtype):
+    """Returns where in the memory at `address`, which has BLOCK bytes more than `size`, the tensor
+    starts: where the address equals `offset` modulo BLOCK, or at 0 if that is not worthwhile or
+    would misalign the elements."""
+    if size < ALIGN_MIN_BYTES or offset % dtype.itemsize:
         return 0
     return (offset - address) % BLOCK
 
 
 def packed_shape(info):
-    """The shape of the array: two elements of F4 are one byte, so the last dimension is halved."""
+    """Returns the shape of the array in memory. Two elements of F4 share a byte, so the last
+    dimension is halved. The last dimension of a quantised tensor is the size of a row in bytes."""
+    if info.dtype in QUANTISED_BLOCKS:
+        elements, size = QUANTISED_BLOCKS[info.dtype]
+        shape = [*info.shape[:-1], info.shape[-1] // elements * size] if info.shape else []
+        if not shape or math.prod(shape) != info.size:
+            raise SafetensorError(f"{info.name}: {info.size} bytes do not match its shape "
+                                  f"{info.shape} and type {info.dtype}")
+        return shape
     if info.dtype != "F4":
         return info.shape
     if info.shape[-1] % 2:
@@ -63,26 +85,26 @@ class Torch:
         self.module = importlib.import_module("torch")
 
     def prepare(self, info):
-        name = NAMES.get(info.dtype)
+        name = "uint8" if info.dtype in QUANTISED_BLOCKS else DTYPE_NAMES.get(info.dtype)
         if name is None:
-            raise _not_understood(info)
+            raise _unknown_dtype(info)
         return getattr(self.module, name), packed_shape(info)
 
     def empty(self, dtype, shape, offset):
         size = math.prod(shape) * dtype.itemsize
-        if size < HUGE:
+        if size < HUGE_PAGE_MIN_BYTES:
             return self.module.empty(shape, dtype=dtype, device="cpu")  # not torch's default device
         memory = self.module.empty(size + BLOCK, dtype=self.module.uint8, device="cpu")
         start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # may fail: it is a hint
-        first = _place(offset, memory.data_ptr(), size, dtype)
+        _madvise(start, end - start, mmap.MADV_HUGEPAGE)  # a hint: errors are ignored
+        first = _aligned_start(offset, memory.data_ptr(), size, dtype)
         return self._tensor(memory.untyped_storage(), first, size, dtype, shape)
 
     def _tensor(self, storage, start, size, dtype, shape):
-        """A tensor of `size` bytes at `start` of `storage`, with a storage object of its own, which
-        references the original. torch saves and shares whole storages, so a tensor with a larger
-        storage would be saved with all its bytes."""
+        """Returns a tensor of the `size` bytes at `start` in `storage`. It gets a storage object of
+        its own, which keeps the original alive: torch saves and shares whole storages, so with the
+        original, saving one tensor would save all of its bytes."""
         tensor = self.module.empty(0, dtype=dtype, device="cpu")
         return tensor.set_(storage[start:start + size], 0, shape)
 
@@ -93,7 +115,8 @@ class Torch:
         return tensor
 
     def map(self, file):
-        """A storage that maps the file copy-on-write, as in safetensors. None if that fails."""
+        """Returns a storage that maps the file copy-on-write, as safetensors does; None if that
+        fails."""
         try:
             path = os.fsdecode(file)
             path.encode()
@@ -102,8 +125,8 @@ class Torch:
             return None  # out of address space, or a path that torch does not accept
 
     def mapped(self, storage, info, dtype, shape):
-        """A tensor in a mapped file. None if its offset is not aligned to its elements, or the file
-        is too short."""
+        """Returns a tensor in a mapped file, without a copy. None if its offset is not aligned to
+        its elements, or the file is too short."""
         if info.offset % dtype.itemsize or info.offset + info.size > storage.nbytes():
             return None
         return self._tensor(storage, info.offset, info.size, dtype, shape)
@@ -115,28 +138,29 @@ class Numpy:
     def __init__(self):
         self.module = importlib.import_module("numpy")
         try:
-            self.more = importlib.import_module("ml_dtypes")
+            self.ml_dtypes = importlib.import_module("ml_dtypes")
         except ImportError:
-            self.more = None
+            self.ml_dtypes = None
 
     def prepare(self, info):
-        if info.dtype == "F4":
+        if info.dtype == "F4" or info.dtype in QUANTISED_BLOCKS:
             return self.module.dtype("uint8"), packed_shape(info)
-        name = NAMES.get(info.dtype)
+        name = DTYPE_NAMES.get(info.dtype)
         if name is None:
-            raise _not_understood(info)
+            raise _unknown_dtype(info)
         if name != "bfloat16" and not name.startswith("float8"):
             return self.module.dtype(name), info.shape
-        # the dtype that numpy.save writes for those of ml_dtypes, also in the mount's .npy files
-        dtype = getattr(self.more, name, f"V{info.bits // 8}")
+        # Without ml_dtypes: V1 or V2, as numpy.save() writes such dtypes, and as in the mount's
+        # .npy files.
+        dtype = getattr(self.ml_dtypes, name, f"V{info.bits // 8}")
         return self.module.dtype(dtype), info.shape
 
     def empty(self, dtype, shape, offset):
         size = math.prod(shape) * dtype.itemsize
-        if size < PLACED:
+        if size < ALIGN_MIN_BYTES:
             return self.module.empty(shape, dtype=dtype)  # NumPy itself requests huge pages
         memory = self.module.empty(size + BLOCK, dtype=self.module.uint8)
-        first = _place(offset, memory.ctypes.data, size, dtype)
+        first = _aligned_start(offset, memory.ctypes.data, size, dtype)
         return memory[first:first + size].view(dtype).reshape(shape)
 
     def address(self, array):
@@ -146,59 +170,59 @@ class Numpy:
         return array
 
 
-class OverNumpy(Numpy):
-    """A framework whose tensors are made from NumPy arrays, as in safetensors: all but torch."""
+class FromNumpy(Numpy):
+    """A framework whose tensors are converted from NumPy arrays, as in safetensors."""
 
-    lacks = ()  # dtypes that it rejects, or converts to others
+    unsupported: tuple[str, ...] = ()  # dtypes that the framework rejects or converts to others
 
     def __init__(self, name, module):
         super().__init__()
         self.name = name
         try:
-            self.other = importlib.import_module(module)
+            self.target_module = importlib.import_module(module)
         except ImportError as error:
             text = f'{error}; framework="np" needs only NumPy'
             raise type(error)(text, name=error.name) from None
 
     def prepare(self, info):
-        if info.dtype in self.lacks:
+        if info.dtype in self.unsupported:
             raise SafetensorError(f'{info.name}: {self.name} has no dtype for {info.dtype}; '
                                   'framework="np" reads it')
         return super().prepare(info)
 
 
-class Flax(OverNumpy):
+class Flax(FromNumpy):
     def __init__(self):
         super().__init__("flax", "jax.numpy")
 
     def finish(self, array, device):
-        return self.other.array(array)
+        return self.target_module.array(array)
 
 
-class Tensorflow(OverNumpy):
-    lacks = ("F8_E8M0",)
+class Tensorflow(FromNumpy):
+    unsupported = ("F8_E8M0",)
 
     def __init__(self):
         super().__init__("tensorflow", "tensorflow")
 
     def finish(self, array, device):
-        return self.other.convert_to_tensor(array)
+        return self.target_module.convert_to_tensor(array)
 
 
-class Mlx(OverNumpy):
-    lacks = ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0")
+class Mlx(FromNumpy):
+    unsupported = ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0")
 
     def __init__(self):
         super().__init__("mlx", "mlx.core")
 
     def finish(self, array, device):
         if array.dtype.name == "bfloat16":  # mlx does not know the dtypes of ml_dtypes
-            return self.other.array(array.view("uint16")).view(self.other.bfloat16)
-        return self.other.array(array)
+            return self.target_module.array(array.view("uint16")).view(self.target_module.bfloat16)
+        return self.target_module.array(array)
 
 
-class Paddle(OverNumpy):
-    lacks = ("U16", "U32", "U64", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0")
+class Paddle(FromNumpy):
+    unsupported = ("U16", "U32", "U64", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0")
 
     def __init__(self):
         super().__init__("paddle", "paddle")
@@ -208,35 +232,37 @@ class Paddle(OverNumpy):
         name = array.dtype.name
         if name == "bfloat16" or name.startswith("float8"):
             if not array.size:
-                return self.other.empty(array.shape, dtype=name)
+                return self.target_module.empty(array.shape, dtype=name)
             same_size = "int16" if name == "bfloat16" else "uint8"
-            whole = self.other.to_tensor(array.reshape(-1).view(same_size), place=place)
+            whole = self.target_module.to_tensor(array.reshape(-1).view(same_size), place=place)
             return whole.view(name).reshape(array.shape)
-        return self.other.to_tensor(array, place=place)
+        return self.target_module.to_tensor(array, place=place)
 
 
 FRAMEWORKS = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy,
               "flax": Flax, "jax": Flax, "tf": Tensorflow, "tensorflow": Tensorflow, "mlx": Mlx,
               "paddle": Paddle, "paddlepaddle": Paddle}
-_made = {}
+_instances: dict[type, Any] = {}
 
 
 def framework(name):
+    """Returns the framework with this name, one of safetensors' names for it. Raises the errors of
+    safetensors, and ImportError if the framework is not installed."""
     if not isinstance(name, str):
-        raise not_a_text("framework", name)
+        raise not_a_string("framework", name)
     kind = FRAMEWORKS.get(name)
     if kind is None:
         raise SafetensorError(f"framework {name} is invalid")
-    if kind not in _made:
-        _made[kind] = kind()
-    return _made[kind]
+    if kind not in _instances:
+        _instances[kind] = kind()
+    return _instances[kind]
 
 
 ACCELERATORS = ("cuda", "musa", "npu", "xpu", "xla", "mlu", "hpu", "mps")
 
 
 def device(name):
-    """The device in the form that torch accepts. Raises the errors of safetensors."""
+    """Returns the device in a form that torch accepts. Raises the errors of safetensors."""
     if name is None:
         return "cpu"
     if isinstance(name, int) and name >= 0:

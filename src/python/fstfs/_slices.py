@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts indices into a tensor to slices: (start, stop, step) for each dimension.
+"""Converts an index of a tensor to slices: (start, stop, step) in elements for each dimension.
 
-As in safetensors there are two sets of rules: for torch those of torch, for other frameworks those
-of safetensors, with its errors.
+As in safetensors, torch tensors are indexed by torch's rules, and tensors of other frameworks by
+those of safetensors, with its errors.
 """
 
 import operator
@@ -15,7 +15,7 @@ U64 = 1 << 64
 
 
 def _bound(value):
-    """A start or stop as an unsigned number, or None."""
+    """Returns a start or stop as an unsigned number, or None."""
     if value is None:
         return None
     number = operator.index(value)
@@ -36,7 +36,7 @@ def _step(value):
 
 
 def _select(item, dim, shape):
-    """The element that an integer index selects in dimension `dim`."""
+    """Returns the position that an integer index selects in dimension `dim`."""
     try:
         number = operator.index(item)
     except TypeError:
@@ -51,8 +51,8 @@ def _select(item, dim, shape):
 
 
 def _parse(index, shape):
-    """An int or (start, stop, step) for each dimension that the index names. A start or stop of
-    None is that end of the dimension."""
+    """Returns an int or (start, stop, step) for each dimension that the index covers. None as start
+    or stop is that end of the dimension."""
     if isinstance(index, list):
         if index:
             raise SafetensorError("Non empty lists are not implemented")
@@ -72,54 +72,56 @@ def _parse(index, shape):
     return parsed
 
 
-def _shown(parsed):
-    """An index as safetensors prints it."""
-    def one(item):
+def _format_index(parsed):
+    """Formats an index as safetensors prints it."""
+    def format_item(item):
         if isinstance(item, int):
             return str(item)
         start, stop, step = ("" if value is None else value for value in item)
         return f"{start}:{stop}" if step == 1 else f"{start}:{stop}:{step}"
 
-    return f"[{', '.join(map(one, parsed))}]"
+    return f"[{', '.join(map(format_item, parsed))}]"
 
 
 def by_safetensors(index, shape):
-    """(slices, shape of the result) by the rules of safetensors. Raises its errors."""
+    """Returns (slices, shape of the result) by the rules of safetensors. Raises its errors."""
     parsed = _parse(index, shape)
 
     def refuse(why):
-        raise SafetensorError(f"Error during slicing {_shown(parsed)} with shape {shape}: {why}")
+        raise SafetensorError(f"Error during slicing {_format_index(parsed)} with shape {shape}: "
+                              f"{why}")
 
     if len(parsed) > len(shape):
         refuse("more slicing indexes than dimensions in tensor")
-    slices, taken = [(0, size, 1) for size in shape], list(shape)
-    # innermost first, because safetensors reports the innermost error
+    slices, result_shape = [(0, size, 1) for size in shape], list(shape)
+    # Innermost dimension first: its error is the one that safetensors reports.
     for dim in reversed(range(len(parsed))):
         item, size = parsed[dim], shape[dim]
         start, stop, step = (item, item + 1, 1) if isinstance(item, int) else item
         start, stop = start or 0, size if stop is None else stop
         if start >= size or stop > size:
-            asked = start if start >= size else stop - 1
-            refuse(f"index {asked} out of bounds for tensor dimension #{dim} of size {size}")
+            requested = start if start >= size else stop - 1
+            refuse(f"index {requested} out of bounds for tensor dimension #{dim} of size {size}")
         if start > stop:
             refuse(f"it ends before it starts in dimension #{dim}")
         slices[dim] = start, stop, step
-        taken[dim] = None if isinstance(item, int) else -(-(stop - start) // step)
-    return slices, [count for count in taken if count is not None]
+        result_shape[dim] = None if isinstance(item, int) else -(-(stop - start) // step)
+    return slices, [count for count in result_shape if count is not None]
 
 
-def _plain(item):
+def _is_strided(item):
     return item is Ellipsis or type(item) in (int, slice)
 
 
 def by_torch(torch, index, shape):
-    """(slices, shape of the result) by the rules of torch. None if the index is not a strided slice
-    (a list, a tensor, None, a mask) or has several ellipses: torch must index the whole tensor."""
+    """Returns (slices, shape of the result) by the rules of torch, and raises its errors. None if
+    the index is not a strided slice (a list, a tensor, a mask, None) or has several ellipses: the
+    caller must read the whole tensor and let torch index it."""
     items = index if type(index) is tuple else (index,)
-    if not all(map(_plain, items)) or items.count(Ellipsis) > 1:
+    if not all(map(_is_strided, items)) or items.count(Ellipsis) > 1:
         return None
-    # Raises the error of torch for an invalid index.
-    taken = list(torch.empty(shape, dtype=torch.uint8, device="meta")[index].shape)
+    # On an invalid index this raises torch's error.
+    result_shape = list(torch.empty(shape, dtype=torch.uint8, device="meta")[index].shape)
     slices = []
     for item in items:
         if item is Ellipsis:
@@ -133,4 +135,4 @@ def by_torch(torch, index, shape):
         else:
             start, stop, step = item.indices(size)
             slices.append((start, max(start, stop), step))
-    return slices + [(0, size, 1) for size in shape[len(slices):]], taken
+    return slices + [(0, size, 1) for size in shape[len(slices):]], result_shape

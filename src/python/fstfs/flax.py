@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replacement of safetensors.flax: load_file() uses libfstfs."""
+"""Replaces safetensors.flax: load_file() reads with libfstfs."""
 
-from . import _checkpoint, _rest
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import _checkpoint, _forward
 
 
-def load_file(filename, *, backend="mmap"):
-    """{name: jax array} of all tensors of a safetensors file."""
+def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
+    """Returns {name: jax array} of all tensors of a safetensors file. Arguments and errors are
+    those of fstfs.safe_open."""
     return _checkpoint.load_file(filename, framework="flax", backend=backend)
 
 
 __all__ = ["load_file"]
-__getattr__ = _rest.of("flax")
+__getattr__ = _forward.forward_to("flax")

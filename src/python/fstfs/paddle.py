@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replacement of safetensors.paddle: load_file() uses libfstfs."""
+"""Replaces safetensors.paddle: load_file() reads with libfstfs."""
 
-from . import _checkpoint, _rest
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import _checkpoint, _forward
 
 
-def load_file(filename, device="cpu", *, backend="mmap"):
-    """{name: tensor} of all tensors of a safetensors file."""
+def load_file(filename: str | os.PathLike[str], device: str | int | None = "cpu", *,
+              backend: str = "mmap") -> dict[str, Any]:
+    """Returns {name: tensor} of all tensors of a safetensors file. Arguments and errors are
+    those of fstfs.safe_open."""
     return _checkpoint.load_file(filename, device, framework="paddle", backend=backend)
 
 
 __all__ = ["load_file"]
-__getattr__ = _rest.of("paddle")
+__getattr__ = _forward.forward_to("paddle")

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Loads checkpoints by the query pool, because links of theirs lead to other file systems, which
+ * may hang.
+ */
+#include "catalog/private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct group_query {
+    struct query query; /* first */
+    struct source_dir *dir; /* counted; NULL once the query has ended */
+    struct group group; /* a copy: its strings follow; its state is counted */
+};
+
+static struct group_query *
+group_query_of(struct query *query)
+{
+    return (struct group_query *)query;
+}
+
+static uint64_t
+run_group_query(struct query *base)
+{
+    struct group_query *query = group_query_of(base);
+    struct checkpoint *checkpoint;
+
+    if (group_checkpoint(query->dir, &query->group, &checkpoint) == 0)
+        checkpoint_unref(checkpoint);
+    return 0;
+}
+
+static void
+end_group_query(struct query *base, bool is_late)
+{
+    struct group_query *query = group_query_of(base);
+    struct group_state *state = query->group.state;
+    struct query *held;
+
+    if (is_late)
+        atomic_store(&query->dir->has_late_answer, true);
+    pthread_mutex_lock(&state->known_lock);
+    held = state->query;
+    state->query = NULL;
+    pthread_mutex_unlock(&state->known_lock);
+    query_unref(query->dir->catalog->queries, held);
+    group_state_unref(state);
+    source_dir_unref(query->dir);
+}
+
+static void
+free_group_query(struct query *base)
+{
+    free(base);
+}
+
+static const struct query_kind group_query_kind = {run_group_query, end_group_query,
+                                                   free_group_query};
+
+/* ---- copies of groups ---- */
+
+static size_t
+string_bytes(const char *text)
+{
+    return text ? strlen(text) + 1 : 0;
+}
+
+static const char *
+copy_string_to(char **at, const char *text)
+{
+    const char *copy = *at;
+
+    if (!text)
+        return NULL;
+    *at = stpcpy(*at, text) + 1;
+    return copy;
+}
+
+/* The strings of the group are copied into the same block. */
+static struct group_query *
+group_query_new(struct source_dir *dir, const struct group *group)
+{
+    size_t bytes =
+               string_bytes(group->stem) + string_bytes(group->suffix) + string_bytes(group->index),
+           pointers = group->member_count * sizeof(char *);
+    struct group_query *query;
+    const char **members;
+    char *text;
+
+    for (uint32_t i = 0; i < group->member_count; i++)
+        bytes += string_bytes(group->members[i]);
+    query = calloc(1, sizeof(*query) + pointers + bytes);
+    if (!query)
+        return NULL;
+    members = (const char **)(query + 1);
+    text = (char *)(query + 1) + pointers;
+    query->query.kind = &group_query_kind;
+    query->dir = source_dir_ref(dir);
+    query->group = *group;
+    query->group.state = group_state_ref(group->state);
+    query->group.stem = copy_string_to(&text, group->stem);
+    query->group.suffix = copy_string_to(&text, group->suffix);
+    query->group.index = copy_string_to(&text, group->index);
+    for (uint32_t i = 0; i < group->member_count; i++)
+        members[i] = copy_string_to(&text, group->members[i]);
+    query->group.members = members;
+    return query;
+}
+
+/* ---- asking ---- */
+
+/* state->known_lock is held. */
+static struct query *
+start_group_query(struct source_dir *dir, const struct group *group)
+{
+    struct group_query *query = group_query_new(dir, group);
+
+    if (!query)
+        return NULL;
+    if (query_pool_ask(dir->catalog->queries, &query->query, group->lane) == 0)
+        return &query->query;
+    group_state_unref(group->state);
+    source_dir_unref(dir);
+    free(query);
+    return NULL;
+}
+
+/* Returns the query that loads or checks the group's checkpoint, with a reference; NULL: there is
+ * no need, or no memory. */
+static struct query *
+ask_group(struct source_dir *dir, const struct group *group)
+{
+    struct group_state *state = group->state;
+    struct query *query;
+
+    if (group_state_is_fresh(dir, state))
+        return NULL;
+    pthread_mutex_lock(&state->known_lock);
+    if (!state->query)
+        state->query = start_group_query(dir, group);
+    query = state->query;
+    if (query)
+        query_ref(dir->catalog->queries, query);
+    pthread_mutex_unlock(&state->known_lock);
+    return query;
+}
+
+static void
+report_unanswered_group(const struct source_dir *dir, const struct listing *listing,
+                        const struct group *group)
+{
+    problem_set_add(listing->problems, dir->path,
+                    group->index ? group->index : (group->member_count ? group->members[0] : NULL),
+                    "the storage that the link leads to does not answer: what is made of it is "
+                    "listed as before, or left out");
+}
+
+void
+groups_load(struct source_dir *dir, const struct listing *listing, const uint32_t *groups,
+            size_t count)
+{
+    struct query_pool *pool = dir->catalog->queries;
+    struct query **queries = malloc((count + 1) * sizeof(struct query *));
+    size_t asked = 0;
+
+    if (!queries)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        queries[asked] = ask_group(dir, &listing->groups[groups[i]]);
+        asked += queries[asked] != NULL;
+    }
+    if (asked)
+        query_pool_wait(pool, queries, asked);
+    for (size_t i = 0; i < asked; i++) {
+        if (!query_is_answered(queries[i]))
+            report_unanswered_group(dir, listing, &group_query_of(queries[i])->group);
+        query_unref(pool, queries[i]);
+    }
+    free(queries);
+}
+
+bool
+group_is_checkpoint(struct source_dir *dir, const struct group *group)
+{
+    struct checkpoint *checkpoint;
+    bool is_checkpoint;
+    struct query *query;
+    errint_t error;
+
+    if (!group->container->is_converted)
+        return true;
+    if (group->lane) {
+        query = ask_group(dir, group);
+        if (query)
+            query_pool_wait(dir->catalog->queries, &query, 1);
+        query_unref(dir->catalog->queries, query);
+        error = group_known_checkpoint(group, &checkpoint);
+    } else {
+        error = group_checkpoint(dir, group, &checkpoint);
+    }
+    if (error)
+        return false;
+    is_checkpoint = !checkpoint->is_absent;
+    checkpoint_unref(checkpoint);
+    return is_checkpoint;
+}

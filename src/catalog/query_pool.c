@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "catalog/query_pool.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+struct query_lane {
+    struct list node; /* in pool->lanes */
+    uint64_t key;
+    struct list queue;
+    unsigned running; /* threads that answer queries of the lane */
+    uint64_t progress; /* monotonic_ms() when a thread last began or ended a query */
+};
+
+struct query_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t work; /* a lane may have become ready, or the pool is closed */
+    pthread_cond_t ended; /* the last thread has ended */
+    struct list lanes; /* with queries; the one after the last one served is the first */
+    unsigned threads, idle, running;
+    bool closed;
+};
+
+/* A call of query_pool_wait(). */
+struct query_wait {
+    pthread_cond_t answered; /* the last query */
+    size_t open;
+    uint64_t since; /* monotonic_ms() of the last answer */
+};
+
+/* ---- lanes; pool->lock is held ---- */
+
+static struct query_lane *
+query_lane_get(struct query_pool *pool, uint64_t key)
+{
+    struct query_lane *lane;
+
+    list_for_each(node, &pool->lanes)
+    {
+        lane = container_of(node, struct query_lane, node);
+        if (lane->key == key)
+            return lane;
+    }
+    lane = calloc(1, sizeof(*lane));
+    if (!lane)
+        return NULL;
+    lane->key = key;
+    list_init(&lane->queue);
+    list_add(&pool->lanes, &lane->node);
+    return lane;
+}
+
+static void
+query_lane_put(struct query_lane *lane)
+{
+    if (lane->running || list_first(&lane->queue))
+        return;
+    list_remove(&lane->node);
+    free(lane);
+}
+
+static unsigned
+lane_thread_limit(const struct query_pool *pool)
+{
+    return pool->running < QUERY_THREADS / 2 ? QUERY_LANE_THREADS : 1;
+}
+
+static struct query_lane *
+find_ready_lane(const struct query_pool *pool)
+{
+    if (pool->running >= QUERY_THREADS)
+        return NULL;
+    list_for_each(node, &pool->lanes)
+    {
+        struct query_lane *lane = container_of(node, struct query_lane, node);
+
+        if (list_first(&lane->queue) && lane->running < lane_thread_limit(pool))
+            return lane;
+    }
+    return NULL;
+}
+
+/* Whether its threads are all busy and have not answered for QUERY_WAIT_MS. */
+static bool
+lane_is_silent(const struct query_pool *pool, const struct query_lane *lane)
+{
+    return lane->running >= lane_thread_limit(pool) &&
+           monotonic_ms() - lane->progress >= QUERY_WAIT_MS;
+}
+
+/* ---- threads ---- */
+
+/* pool->lock is held. */
+static void
+end_wait(struct query *query)
+{
+    struct query_wait *wait = query->wait;
+
+    query->wait = NULL;
+    if (!wait)
+        return;
+    wait->since = monotonic_ms();
+    if (--wait->open == 0)
+        pthread_cond_signal(&wait->answered);
+}
+
+static void *answer_queries(void *arg);
+
+/* Has a thread serve a lane that has become ready. pool->lock is held. */
+static void
+wake_thread(struct query_pool *pool)
+{
+    pthread_t thread;
+
+    if (pool->idle) {
+        pthread_cond_signal(&pool->work);
+    } else if (pool->threads < QUERY_THREADS && find_ready_lane(pool) &&
+               thread_start(&thread, answer_queries, pool) == 0) {
+        pthread_detach(thread);
+        pool->threads++;
+    }
+}
+
+/* Drops the pool's reference to a query that is in no lane. pool->lock is not held. */
+static void
+end_query(struct query_pool *pool, struct query *query, bool is_late)
+{
+    bool is_last;
+
+    query->kind->ended(query, is_late);
+    pthread_mutex_lock(&pool->lock);
+    is_last = --query->references == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (is_last)
+        query->kind->free(query);
+}
+
+/* Marks the query as answered, or moves it to the next lane. pool->lock is held; dropped
+ * meanwhile. */
+static void
+settle_query(struct query_pool *pool, struct query *query, uint64_t next)
+{
+    struct query_lane *lane = next && !pool->closed ? query_lane_get(pool, next) : NULL;
+    bool is_late;
+
+    query->lane = lane;
+    if (lane) {
+        list_add(&lane->queue, &query->node);
+        return;
+    }
+    /* If there is no memory for the lane, the query stays unanswered. */
+    is_late = !next && query->was_waited_for && !query->wait;
+    if (!next) {
+        atomic_store_explicit(&query->answered, true, memory_order_release);
+        end_wait(query);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    end_query(pool, query, is_late);
+    pthread_mutex_lock(&pool->lock);
+}
+
+/* Runs the first query of a lane. pool->lock is held; dropped meanwhile. */
+static void
+run_query(struct query_pool *pool, struct query_lane *lane)
+{
+    struct query *query = container_of(list_first(&lane->queue), struct query, node);
+    uint64_t next;
+
+    list_remove(&query->node);
+    list_rotate(&pool->lanes, &lane->node);
+    lane->running++;
+    pool->running++;
+    lane->progress = monotonic_ms();
+    if (find_ready_lane(pool))
+        wake_thread(pool); /* this thread may never return */
+    pthread_mutex_unlock(&pool->lock);
+    next = query->kind->run(query);
+    pthread_mutex_lock(&pool->lock);
+    lane->progress = monotonic_ms();
+    settle_query(pool, query, next);
+    lane->running--;
+    pool->running--;
+    query_lane_put(lane);
+}
+
+/* Waits for a lane that is ready. NULL: the thread must end. pool->lock is held. */
+static struct query_lane *
+await_ready_lane(struct query_pool *pool)
+{
+    uint64_t until = monotonic_ns() + QUERY_IDLE_MS * UINT64_C(1000000);
+    struct query_lane *lane;
+    bool in_time = true;
+
+    while (!pool->closed && !(lane = find_ready_lane(pool))) {
+        if (!in_time)
+            return NULL;
+        pool->idle++;
+        in_time = condition_wait(&pool->work, &pool->lock, until);
+        pool->idle--;
+    }
+    return pool->closed ? NULL : lane;
+}
+
+static void *
+answer_queries(void *arg)
+{
+    struct query_pool *pool = arg;
+    struct query_lane *lane;
+
+    pthread_setname_np(pthread_self(), "fstfs-query");
+    pthread_mutex_lock(&pool->lock);
+    while ((lane = await_ready_lane(pool)))
+        run_query(pool, lane);
+    if (--pool->threads == 0)
+        pthread_cond_signal(&pool->ended);
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* ---- queries ---- */
+
+errint_t
+query_pool_ask(struct query_pool *pool, struct query *query, uint64_t key)
+{
+    errint_t error = -ENOMEM;
+
+    pthread_mutex_lock(&pool->lock);
+    query->lane = pool->closed ? NULL : query_lane_get(pool, key);
+    if (query->lane) {
+        query->references = 2; /* the caller's and the pool's */
+        list_add(&query->lane->queue, &query->node);
+        wake_thread(pool);
+        error = 0;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return error;
+}
+
+/* pool->lock is held. */
+static void
+begin_wait(struct query_pool *pool, struct query *query, struct query_wait *wait)
+{
+    if (!query->lane || query->was_waited_for)
+        return;
+    query->was_waited_for = true;
+    if (lane_is_silent(pool, query->lane))
+        return;
+    query->wait = wait;
+    wait->open++;
+}
+
+void
+query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t count)
+{
+    struct query_wait wait = {.open = 0};
+    uint64_t until;
+
+    condition_init(&wait.answered);
+    pthread_mutex_lock(&pool->lock);
+    wait.since = monotonic_ms();
+    for (size_t i = 0; i < count; i++)
+        begin_wait(pool, queries[i], &wait);
+    while (wait.open > 0) {
+        until = wait.since + QUERY_WAIT_MS;
+        if (monotonic_ms() >= until)
+            break;
+        condition_wait(&wait.answered, &pool->lock, until * 1000000);
+    }
+    for (size_t i = 0; wait.open > 0 && i < count; i++)
+        if (queries[i]->wait == &wait)
+            queries[i]->wait = NULL;
+    pthread_mutex_unlock(&pool->lock);
+    pthread_cond_destroy(&wait.answered);
+}
+
+void
+query_ref(struct query_pool *pool, struct query *query)
+{
+    pthread_mutex_lock(&pool->lock);
+    query->references++;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void
+query_unref(struct query_pool *pool, struct query *query)
+{
+    bool is_unasked, is_last;
+
+    if (!query)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    is_unasked = query->references == 2 && query->lane && list_is_linked(&query->node);
+    if (is_unasked) {
+        list_remove(&query->node);
+        query_lane_put(query->lane);
+        query->lane = NULL;
+    }
+    is_last = --query->references == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (is_unasked)
+        end_query(pool, query, false);
+    else if (is_last)
+        query->kind->free(query);
+}
+
+/* ---- lifecycle ---- */
+
+struct query_pool *
+query_pool_new(void)
+{
+    struct query_pool *pool = calloc(1, sizeof(*pool));
+
+    if (!pool)
+        return NULL;
+    pthread_mutex_init(&pool->lock, NULL);
+    condition_init(&pool->work);
+    condition_init(&pool->ended);
+    list_init(&pool->lanes);
+    return pool;
+}
+
+/* Moves queries that no thread has begun out of their lanes. pool->lock is held. */
+static void
+take_queued(struct query_pool *pool, struct list *taken)
+{
+    list_for_each(node, &pool->lanes)
+    {
+        struct query_lane *lane = container_of(node, struct query_lane, node);
+        struct list *first;
+
+        while ((first = list_first(&lane->queue))) {
+            container_of(first, struct query, node)->lane = NULL;
+            list_remove(first);
+            list_add(taken, first);
+        }
+        query_lane_put(lane);
+    }
+}
+
+bool
+query_pool_stop(struct query_pool *pool)
+{
+    uint64_t until = monotonic_ns() + QUERY_WAIT_MS * UINT64_C(1000000);
+    struct list taken = LIST_INIT(taken), *first;
+    bool ended;
+
+    if (!pool)
+        return true;
+    pthread_mutex_lock(&pool->lock);
+    pool->closed = true;
+    take_queued(pool, &taken);
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    while ((first = list_first(&taken))) {
+        list_remove(first);
+        end_query(pool, container_of(first, struct query, node), false);
+    }
+    pthread_mutex_lock(&pool->lock);
+    while (pool->threads > 0 && condition_wait(&pool->ended, &pool->lock, until))
+        continue;
+    ended = pool->threads == 0;
+    pthread_mutex_unlock(&pool->lock);
+    return ended;
+}
+
+void
+query_pool_free(struct query_pool *pool)
+{
+    if (!pool)
+        return;
+    pthread_cond_destroy(&pool->ended);
+    pthread_cond_destroy(&pool->work);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}

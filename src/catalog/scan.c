@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "catalog/scan.h"
+
+#include "base/array.h"
+#include "base/open.h"
+#include "base/text.h"
+#include "catalog/group.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- what a name is ---- */
+
+/* Whether `identity` is of the directory at `path` or of one above it. */
+static bool
+is_ancestor(struct catalog *catalog, const char *path, const struct file_identity *identity)
+{
+    char *prefix = strdup(path);
+    bool found = false;
+    struct stat above;
+
+    if (!prefix)
+        return true; /* out of memory: the link is omitted, which is safe */
+    for (;;) {
+        char *slash;
+
+        if (open_stat(catalog->root_fd, *prefix ? prefix : ".", &above) == 0 &&
+            above.st_dev == identity->device && above.st_ino == identity->inode)
+            found = true;
+        if (found || !*prefix)
+            break;
+        slash = strrchr(prefix, '/');
+        *(slash ? slash : prefix) = '\0';
+    }
+    free(prefix);
+    return found;
+}
+
+static errint_t
+scan_add_entry(struct scan *scan, const char *name, enum scanned_kind kind)
+{
+    struct scanned_entry *entries;
+
+    if (kind == SCANNED_NONE)
+        return 0;
+    entries = array_room(scan->entries, scan->count, sizeof(*entries));
+    if (!entries)
+        return -ENOMEM;
+    scan->entries = entries;
+    entries[scan->count++] = (struct scanned_entry){scan->names.length, kind == SCANNED_DIRECTORY};
+    scan->directories += kind == SCANNED_DIRECTORY;
+    buffer_add(&scan->names, name, strlen(name) + 1);
+    return buffer_failed(&scan->names) ? -ENOMEM : 0;
+}
+
+static void
+report_left_out(const struct scan *scan, const char *name, const char *text)
+{
+    problem_set_add(scan->problems, scan->dir->path, name, "left out: %s", text);
+}
+
+/* The kind of what the name leads to. `error`: of stat(2), following links. Reports names that are
+ * left out. */
+static enum scanned_kind
+kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error,
+               const struct file_identity *identity)
+{
+    if (error == -ENOENT && !is_link)
+        return SCANNED_NONE; /* removed since the directory was read */
+    if (error) {
+        problem_set_add(scan->problems, scan->dir->path, name,
+                        error == -EXDEV ? "left out: a link that leads into the mount itself"
+                                        : "left out: a link that leads nowhere: %s",
+                        strerror(-error));
+        return SCANNED_NONE;
+    }
+    if (S_ISREG(identity->mode))
+        return SCANNED_FILE;
+    if (!S_ISDIR(identity->mode)) {
+        report_left_out(scan, name, "neither a file nor a directory (a FIFO, socket or device)");
+        return SCANNED_NONE;
+    }
+    if (is_link && is_ancestor(scan->dir->catalog, scan->dir->path, identity)) {
+        report_left_out(scan, name, "a link to a directory that holds it (a loop)");
+        return SCANNED_NONE;
+    }
+    return SCANNED_DIRECTORY;
+}
+
+/* ---- remote names ---- */
+
+static int
+compare_remote_names(const void *a, const void *b)
+{
+    return strcmp(((const struct remote_name *)a)->name, ((const struct remote_name *)b)->name);
+}
+
+static int
+compare_name_with_remote(const void *name, const void *remote)
+{
+    return strcmp(name, ((const struct remote_name *)remote)->name);
+}
+
+struct remote_name *
+remote_names_find(const struct remote_names *remotes, const char *name)
+{
+    return remotes->count ? bsearch(name, remotes->all, remotes->count, sizeof(*remotes->all),
+                                    compare_name_with_remote)
+                          : NULL;
+}
+
+static void
+remote_name_drop(struct remote_names *remotes, struct remote_name *remote)
+{
+    if (remote->query)
+        query_unref(remotes->catalog->queries, &remote->query->query);
+    remote->query = NULL;
+}
+
+void
+remote_names_settle(struct remote_names *remotes)
+{
+    for (size_t i = 0; i < remotes->count; i++)
+        if (remotes->all[i].is_answered && remotes->all[i].query &&
+            query_is_answered(&remotes->all[i].query->query))
+            remote_name_drop(remotes, &remotes->all[i]);
+}
+
+void
+remote_names_free(struct remote_names *remotes)
+{
+    for (size_t i = 0; i < remotes->count; i++)
+        remote_name_drop(remotes, &remotes->all[i]);
+    free(remotes->all);
+    buffer_free(&remotes->text);
+}
+
+static errint_t
+add_remote_name(struct remote_names *remotes, const char *name, uint64_t lane)
+{
+    size_t at = remotes->text.length;
+
+    buffer_add(&remotes->text, name, strlen(name) + 1);
+    if (buffer_failed(&remotes->text) ||
+        !array_add(remotes->all, remotes->count, (struct remote_name){.at = at, .lane = lane}))
+        return -ENOMEM;
+    return 0;
+}
+
+static void
+ask_remote_name(struct source_dir *dir, const struct remote_names *remotes,
+                struct remote_name *remote)
+{
+    struct open_mounts mounts = remotes->mounts;
+
+    mounts.ids[mounts.count++] = remote->lane;
+    remote->query = name_query_ask(dir, remote->name, &mounts, &remote->index);
+}
+
+static void
+wait_for_remote_names(const struct remote_names *remotes)
+{
+    struct query **queries = malloc((remotes->count + 1) * sizeof(struct query *));
+    size_t count = 0;
+
+    for (size_t i = 0; queries && i < remotes->count; i++)
+        if (remotes->all[i].query)
+            queries[count++] = &remotes->all[i].query->query;
+    if (count)
+        query_pool_wait(remotes->catalog->queries, queries, count);
+    free(queries);
+}
+
+/* Whether a query has the answer that a scan needs. */
+static bool
+has_full_answer(const struct name_query *query)
+{
+    return query && query_is_answered(&query->query) &&
+           (query->is_index_read || !query->known.inode || query->error ||
+            !S_ISREG(query->identity.mode));
+}
+
+/* Takes over the query of the scan before, unless the link now leads to another file system, or the
+ * answer is not what a scan needs. */
+static void
+take_query(struct remote_name *remote, struct remote_name *old)
+{
+    struct name_query *query = old->query;
+
+    if (!query || query->first_lane != remote->lane ||
+        (query_is_answered(&query->query) && !has_full_answer(query)))
+        return;
+    remote->query = query;
+    old->query = NULL;
+}
+
+static errint_t
+add_remote_entry(struct scan *scan, struct remote_name *remote, const struct remote_name *old)
+{
+    const struct name_query *query = remote->query;
+
+    if (has_full_answer(query)) {
+        remote->is_answered = true;
+        remote->lane = name_query_lane(query);
+        remote->is_dangling = query->error == -ENOENT;
+        remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
+    } else {
+        remote->kind = old ? old->kind : SCANNED_NONE;
+        problem_set_add(scan->problems, scan->dir->path, remote->name,
+                        remote->kind == SCANNED_NONE
+                            ? "left out: the storage that the link leads to does not answer"
+                            : "the storage that the link leads to does not answer");
+    }
+    return scan_add_entry(scan, remote->name, remote->kind);
+}
+
+static errint_t
+scan_remote_names(struct scan *scan, const struct remote_names *before)
+{
+    struct remote_names *remotes = &scan->remotes;
+    struct remote_name *old;
+    errint_t error = 0;
+
+    for (size_t i = 0; i < remotes->count; i++)
+        remotes->all[i].name = remotes->text.data + remotes->all[i].at;
+    if (remotes->count)
+        qsort(remotes->all, remotes->count, sizeof(*remotes->all), compare_remote_names);
+    for (size_t i = 0; i < remotes->count; i++) {
+        old = before ? remote_names_find(before, remotes->all[i].name) : NULL;
+        if (old)
+            take_query(&remotes->all[i], old);
+        if (!remotes->all[i].query)
+            ask_remote_name(scan->dir, remotes, &remotes->all[i]);
+    }
+    wait_for_remote_names(remotes);
+    for (size_t i = 0; !error && i < remotes->count; i++)
+        error = add_remote_entry(scan, &remotes->all[i],
+                                 before ? remote_names_find(before, remotes->all[i].name) : NULL);
+    return error;
+}
+
+/* ---- remote names of a listing ---- */
+
+/* Whether the listing depends on what the name leads to later. */
+static bool
+remote_name_is_checked(const struct remote_name *remote)
+{
+    return remote->is_dangling ||
+           (remote->kind == SCANNED_FILE && group_index_name(remote->name, NULL));
+}
+
+/* Whether the answer to its query agrees with the listing. */
+static bool
+remote_name_is_current(const struct remote_name *remote)
+{
+    const struct name_query *query = remote->query;
+
+    if (!remote->is_answered)
+        return false;
+    if (remote->is_dangling)
+        return query->error == -ENOENT;
+    return !query->error && file_identity_equal(&query->identity, &remote->index);
+}
+
+static bool
+answers_are_current(struct remote_names *remotes)
+{
+    for (size_t i = 0; i < remotes->count; i++)
+        if (remotes->all[i].query && query_is_answered(&remotes->all[i].query->query) &&
+            !remote_name_is_current(&remotes->all[i]))
+            return false;
+    return true;
+}
+
+bool
+remote_names_are_current(struct source_dir *dir, struct remote_names *remotes)
+{
+    bool asks = false;
+
+    if (!answers_are_current(remotes))
+        return false;
+    remote_names_settle(remotes);
+    for (size_t i = 0; i < remotes->count; i++) {
+        struct remote_name *remote = &remotes->all[i];
+
+        if (remote->query || (remote->is_answered && !remote_name_is_checked(remote)))
+            continue;
+        ask_remote_name(dir, remotes, remote);
+        asks = true;
+    }
+    if (asks)
+        wait_for_remote_names(remotes);
+    return answers_are_current(remotes);
+}
+
+/* ---- reading a directory ---- */
+
+/* As stat(2). Sets device, inode and type only. */
+static errint_t
+stat_through_links(int directory, const char *name, struct file_identity *identity)
+{
+    struct stat st = {0};
+    errint_t error = open_stat(directory, name, &st);
+
+    identity->device = st.st_dev;
+    identity->inode = st.st_ino;
+    identity->mode = st.st_mode;
+    return error;
+}
+
+/* Finds out where a link leads, without waiting for other file systems. -EREMOTE: *mount is the one
+ * that must be asked. */
+static errint_t
+stat_local(const struct scan *scan, const char *name, struct file_identity *identity,
+           uint64_t *mount)
+{
+    int fd = open_local(scan->fd, name, &scan->remotes.mounts, mount);
+    errint_t error;
+
+    if (fd == -ESTALE) { /* see name_query.c */
+        *mount = scan->remotes.mounts.ids[0];
+        return -EREMOTE;
+    }
+    if (fd < 0)
+        return fd;
+    error = file_identity_from_fd(identity, fd);
+    close(fd);
+    return error;
+}
+
+static errint_t
+scan_link(struct scan *scan, const char *name, bool is_link)
+{
+    struct file_identity identity = {0};
+    enum scanned_kind kind;
+    uint64_t mount = 0;
+    errint_t error;
+
+    if (scan->remotes.mounts.count)
+        error = stat_local(scan, name, &identity, &mount);
+    else
+        error = stat_through_links(scan->fd, name, &identity);
+    if (error == -EREMOTE && mount)
+        return add_remote_name(&scan->remotes, name, mount);
+    if (error == -ENOENT && is_link)
+        buffer_add(&scan->dangling, name, strlen(name) + 1);
+    kind = kind_of_target(scan, name, is_link, error, &identity);
+    return scan_add_entry(scan, name, kind);
+}
+
+static errint_t
+scan_entry(struct scan *scan, const struct dirent *entry)
+{
+    const char *name = entry->d_name;
+
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return 0;
+    switch (entry->d_type) {
+    case DT_REG:
+        return scan_add_entry(scan, name, SCANNED_FILE);
+    case DT_DIR:
+        return scan_add_entry(scan, name, SCANNED_DIRECTORY);
+    case DT_LNK:
+    case DT_UNKNOWN:
+        return scan_link(scan, name, entry->d_type == DT_LNK);
+    default:
+        report_left_out(scan, name, "neither a file nor a directory (a FIFO, socket or device)");
+        return 0;
+    }
+}
+
+errint_t
+scan_directory(struct scan *scan, struct remote_names *before, struct file_identity *identity)
+{
+    struct dirent *entry;
+    errint_t error;
+    DIR *stream;
+
+    scan->remotes.catalog = scan->dir->catalog;
+    scan->fd = source_dir_open_self(scan->dir);
+    if (scan->fd < 0)
+        return scan->fd;
+    stream = fdopendir(scan->fd);
+    if (!stream) {
+        close(scan->fd);
+        return -ENOMEM;
+    }
+    error = file_identity_from_fd(identity, scan->fd);
+    if (scan->dir->catalog->queries && identity->mount)
+        scan->remotes.mounts = (struct open_mounts){1, {identity->mount}};
+    while (!error) {
+        errno = 0;
+        entry = readdir(stream);
+        if (!entry) {
+            error = -errno;
+            break;
+        }
+        error = scan_entry(scan, entry);
+    }
+    if (!error)
+        error = scan_remote_names(scan, before);
+    closedir(stream);
+    return error;
+}
+
+void
+scan_free(struct scan *scan)
+{
+    free(scan->entries);
+    buffer_free(&scan->names);
+    buffer_free(&scan->dangling);
+    remote_names_free(&scan->remotes);
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fstfs-cache: shows how much of checkpoints is in the page cache, warms, keeps and evicts them.
+ */
+#include "common/command.h"
+#include "common/machine_memory.h"
+#include "common/progress.h"
+#include "common/units.h"
+#include "hold.h"
+#include "options.h"
+#include "report.h"
+#include "warm.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Exit statuses. */
+enum { STATUS_DONE = 0, STATUS_FAILED = 1 };
+
+/* 1/SPARE_SHARE of the available memory is left to other processes. */
+enum { SPARE_SHARE = 16 };
+
+/* Attempts to get all pages cached at the same time. */
+enum { PASSES = 3 };
+
+static errint_t
+cache_refuse_memory(uint64_t needed, uint64_t available, struct reason *reason)
+{
+    struct buffer text = BUFFER_INIT;
+
+    buffer_add_text(&text, "not enough memory: ");
+    units_add_bytes(&text, (double)needed);
+    buffer_add_text(&text, " are selected, ");
+    units_add_bytes(&text, (double)available);
+    buffer_add_text(&text, " are available; select less with --tensors, or warm the first part "
+                           "with --memory");
+    reason_fill(reason, "Memory", "%s", buffer_failed(&text) ? "out of memory" : text.data);
+    buffer_free(&text);
+    return -ENOMEM;
+}
+
+/* Limits the wanted pages to --memory. Without it, returns -ENOMEM if they exceed the available
+ * memory, unless all are cached already: they would evict each other. */
+static errint_t
+cache_limit_memory(struct selection *selection, const struct options *options,
+                   struct reason *reason)
+{
+    uint64_t needed = selection_bytes(selection), available = machine_memory_available();
+    uint64_t cached = 0;
+
+    if (options->memory) {
+        selection_limit(selection, options->memory);
+        return 0;
+    }
+    available -= available / SPARE_SHARE;
+    if (needed <= available)
+        return 0;
+    selection_measure(selection);
+    for (size_t i = 0; i < selection->row_count; i++)
+        cached += selection->rows[i].cached * page_bytes();
+    return cached == needed ? 0 : cache_refuse_memory(needed, available, reason);
+}
+
+/* Reads all wanted pages, again if the kernel has evicted some while it read others. */
+static errint_t
+cache_warm(struct selection *selection)
+{
+    errint_t error = 0;
+
+    for (int i = 0; !error && i < PASSES; i++) {
+        error = warm_run(selection);
+        selection_measure(selection);
+        if (selection->failed || selection_missing_pages(selection) == 0)
+            break;
+    }
+    return error;
+}
+
+/* Reports rows of which more than 1 % of the wanted pages are not cached. */
+static void
+cache_check_warm(struct selection *selection)
+{
+    for (size_t i = 0; i < selection->row_count; i++) {
+        const struct selection_row *row = &selection->rows[i];
+        struct buffer text = BUFFER_INIT;
+
+        if (row->is_hidden || row->wanted - row->wanted / 100 <= row->cached)
+            continue;
+        buffer_add_quoted(&text, row->path, strlen(row->path), SIZE_MAX);
+        buffer_add_text(&text, ": the kernel has evicted ");
+        units_add_bytes(&text, (double)((row->wanted - row->cached) * page_bytes()));
+        buffer_add_text(&text, " again");
+        complain("%s", buffer_failed(&text) ? "out of memory" : text.data);
+        buffer_free(&text);
+        selection->failed = true;
+    }
+}
+
+static errint_t
+cache_print(struct selection *selection, const struct options *options, struct reason *reason)
+{
+    struct buffer out = BUFFER_INIT;
+    errint_t error = 0;
+
+    if (options->json)
+        report_add_json(&out, selection);
+    else
+        report_add_table(&out, selection);
+    if (out.length > 0 && !write_out(stdout, &out))
+        error = reason_errno(reason, errno ? -errno : -ENOMEM, "cannot write the report");
+    buffer_free(&out);
+    return error;
+}
+
+/* Warms, keeps or evicts the pages, and measures. */
+static errint_t
+cache_act(struct selection *selection, const struct options *options, struct hold *hold,
+          struct reason *reason)
+{
+    bool fills = options->warm || options->keep;
+    errint_t error = fills ? cache_limit_memory(selection, options, reason) : 0;
+
+    if (error)
+        return error;
+    if (options->keep)
+        error = hold_make(hold, selection, reason);
+    if (error)
+        return error;
+    if (fills)
+        error = cache_warm(selection);
+    else if (options->evict)
+        error = evict_run(selection);
+    if (error)
+        return reason_errno(reason, error, NULL);
+    if (options->keep)
+        hold_fill(hold);
+    selection_measure(selection);
+    if (fills)
+        cache_check_warm(selection);
+    return 0;
+}
+
+static int
+cache_run(const struct options *options, struct selection *selection, struct hold *hold)
+{
+    struct reason reason;
+    errint_t error = selection_make(selection, options);
+
+    if (error)
+        reason_errno(&reason, error, NULL);
+    else
+        error = cache_act(selection, options, hold, &reason);
+    if (!error && !progress_signal())
+        error = cache_print(selection, options, &reason);
+    if (progress_signal())
+        return 128 + progress_signal();
+    if (error) {
+        complain("%s", reason.text);
+        return STATUS_FAILED;
+    }
+    if (options->keep && hold->count > 0) {
+        fputs("locked in memory until SIGINT or SIGTERM\n", stderr);
+        hold_wait(hold);
+    }
+    return selection->failed ? STATUS_FAILED : STATUS_DONE;
+}
+
+int
+main(int argc, char **argv)
+{
+    struct selection selection = {.files = NULL};
+    struct hold hold = {.selection = NULL};
+    struct options options;
+    int status;
+
+    options_parse(argc, argv, &options);
+    progress_catch_signals();
+    status = cache_run(&options, &selection, &hold);
+    hold_free(&hold);
+    selection_free(&selection);
+    options_free(&options);
+    return status;
+}

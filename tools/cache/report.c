@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "report.h"
+
+#include "common/units.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* The sum of all rows. */
+static struct selection_row
+report_total(const struct selection *selection)
+{
+    struct selection_row total = {.path = NULL};
+
+    for (size_t i = 0; i < selection->row_count; i++) {
+        const struct selection_row *row = &selection->rows[i];
+
+        total.files += row->files;
+        total.tensors += row->tensors;
+        total.bytes += row->bytes;
+        total.pages += row->pages;
+        total.cached += row->cached;
+        total.is_hidden |= row->is_hidden;
+    }
+    return total;
+}
+
+/* ---- table ---- */
+
+static void
+table_add_cell(struct buffer *out, double bytes)
+{
+    struct buffer cell = BUFFER_INIT;
+
+    units_add_bytes(&cell, bytes);
+    buffer_addf(out, "%9s", buffer_failed(&cell) ? "" : cell.data);
+    buffer_free(&cell);
+}
+
+static void
+table_add_row(struct buffer *out, const struct selection_row *row, const char *path)
+{
+    /* The pages at the ends of a tensor or file contain other bytes, or none. */
+    double bytes = (double)row->cached * (double)page_bytes();
+
+    if (row->is_hidden) {
+        buffer_addf(out, "%9s", "unknown");
+    } else {
+        table_add_cell(out, bytes < (double)row->bytes ? bytes : (double)row->bytes);
+    }
+    table_add_cell(out, (double)row->bytes);
+    if (row->is_hidden || row->pages == 0)
+        buffer_addf(out, "%6s", "-");
+    else /* rounded down: 100 % means all pages */
+        buffer_addf(out, "%4" PRIu64 " %%", row->cached * 100 / row->pages);
+    buffer_add_text(out, "  ");
+    buffer_add_quoted(out, path, strlen(path), SIZE_MAX);
+    buffer_add_char(out, '\n');
+}
+
+void
+report_add_table(struct buffer *out, const struct selection *selection)
+{
+    if (selection->row_count == 0)
+        return;
+    buffer_addf(out, "%9s%9s\n", "cached", "of");
+    for (size_t i = 0; i < selection->row_count; i++)
+        table_add_row(out, &selection->rows[i], selection->rows[i].path);
+    if (selection->row_count > 1) {
+        struct selection_row total = report_total(selection);
+
+        table_add_row(out, &total, "total");
+    }
+}
+
+/* ---- JSON ---- */
+
+static void
+json_add_members(struct buffer *out, const struct selection_row *row)
+{
+    buffer_addf(out,
+                "\"files\": %zu, \"tensors\": %zu, \"bytes\": %" PRIu64 ", \"pages\": %" PRIu64,
+                row->files, row->tensors, row->bytes, row->pages);
+    if (row->is_hidden)
+        buffer_add_text(out, ", \"cached_pages\": null");
+    else
+        buffer_addf(out, ", \"cached_pages\": %" PRIu64, row->cached);
+}
+
+void
+report_add_json(struct buffer *out, const struct selection *selection)
+{
+    struct selection_row total = report_total(selection);
+
+    buffer_addf(out, "{\n  \"version\": \"" FSTFS_VERSION "\",\n  \"page_bytes\": %" PRIu64 ",\n  ",
+                page_bytes());
+    json_add_members(out, &total);
+    buffer_add_text(out, ",\n  \"paths\": [");
+    for (size_t i = 0; i < selection->row_count; i++) {
+        const struct selection_row *row = &selection->rows[i];
+
+        buffer_add_text(out, i ? ",\n    {\"path\": " : "\n    {\"path\": ");
+        buffer_add_json_string(out, row->path, strlen(row->path));
+        buffer_add_text(out, ", ");
+        json_add_members(out, row);
+        buffer_add_char(out, '}');
+    }
+    buffer_add_text(out, selection->row_count ? "\n  ]\n}\n" : "]\n}\n");
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/page_cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SYS_cachestat
+#define SYS_cachestat 451 /* Linux 6.5, the same on all machines */
+#endif
+
+#define WINDOW ((size_t)256 << 20) /* bytes per mincore() */
+
+enum { TRIES = 20 };
+
+/* What stat(2) shows as the owner of a file whose owner is not mapped in the user namespace; root
+ * of that namespace is not permitted to act for such an owner. */
+enum { OVERFLOW_USER = 65534 };
+
+uint64_t
+page_bytes(void)
+{
+    return (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+uint64_t
+page_range_count(const struct page_range *range)
+{
+    return (range->end - range->begin + page_bytes() - 1) / page_bytes();
+}
+
+/* Without this permission, mincore() reports every page as cached. */
+static bool
+may_count_pages(const char *path, const struct stat *st)
+{
+    return (geteuid() == 0 && st->st_uid != OVERFLOW_USER) || st->st_uid == geteuid() ||
+           access(path, W_OK) == 0;
+}
+
+static errint_t
+count_window(int fd, uint64_t from, size_t length, unsigned char *pages, uint64_t *count)
+{
+    const size_t page = page_bytes();
+    void *at = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)from);
+    errint_t error = 0;
+
+    if (at == MAP_FAILED)
+        return -errno;
+    if (mincore(at, length, pages) < 0)
+        error = -errno;
+    munmap(at, length);
+    for (size_t i = 0; !error && i < (length + page - 1) / page; i++)
+        *count += pages[i] & 1;
+    return error;
+}
+
+static errint_t
+count_mapped_pages(int fd, const char *path, const struct page_range *range, uint64_t *count)
+{
+    unsigned char *pages;
+    errint_t error = 0;
+    struct stat st;
+
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (!may_count_pages(path, &st))
+        return -EPERM;
+    pages = malloc(WINDOW / page_bytes());
+    if (!pages)
+        return -ENOMEM;
+    for (uint64_t from = range->begin; !error && from < range->end; from += WINDOW) {
+        uint64_t length = range->end - from;
+
+        error = count_window(fd, from, length < WINDOW ? (size_t)length : WINDOW, pages, count);
+    }
+    free(pages);
+    return error;
+}
+
+/* With FUSE passthrough the pages belong to the backing file. mincore() counts them, because it is
+ * the backing file that is mapped; cachestat() does not. */
+static bool
+is_on_fuse(int fd)
+{
+    struct statfs fs;
+
+    return fstatfs(fd, &fs) == 0 && fs.f_type == FUSE_SUPER_MAGIC;
+}
+
+errint_t
+page_cache_count(int fd, const char *path, const struct page_range *range, uint64_t *pages)
+{
+    struct {
+        uint64_t offset, length;
+    } part = {range->begin, range->end - range->begin};
+    struct {
+        uint64_t cached, dirty, writeback, evicted, recently_evicted;
+    } state;
+
+    if (part.length == 0)
+        return 0; /* cachestat() counts to the end of the file */
+    /* cachestat() is not in kernels before 6.5. Later ones may refuse it to the users from whom
+     * mincore() hides the pages, and a seccomp filter may refuse it to all. */
+    if (is_on_fuse(fd) || syscall(SYS_cachestat, fd, &part, &state, 0) < 0)
+        return count_mapped_pages(fd, path, range, pages);
+    *pages += state.cached;
+    return 0;
+}
+
+errint_t
+page_cache_evict(int fd, const char *path, const struct page_range *range, uint64_t *left)
+{
+    uint64_t cached = 0;
+    errint_t error = 0;
+
+    fdatasync(fd); /* dirty pages are not evicted */
+    for (int i = 0; i < TRIES; i++) {
+        struct timespec pause = {0, 10000000}; /* a page may be in use for a moment */
+
+        if (i > 0)
+            nanosleep(&pause, NULL);
+        /* Only pages that the range covers entirely are evicted. */
+        posix_fadvise(fd, (off_t)range->begin, (off_t)(page_range_count(range) * page_bytes()),
+                      POSIX_FADV_DONTNEED);
+        cached = 0;
+        error = page_cache_count(fd, path, range, &cached);
+        if (error || cached == 0)
+            break;
+    }
+    *left += cached;
+    return error;
+}

@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 import pwd
+import re
 import select
 import shutil
 import signal
@@ -61,7 +62,7 @@ def mounted_at(path):
     """The mountinfo lines of mounts at or below a path."""
     path = os.fspath(path)
     escaped = path.replace("\\", "\\134").replace(" ", "\\040")
-    with open("/proc/self/mountinfo") as f:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         return [line for line in f
                 if (p := line.split()[4]) == escaped or p.startswith(escaped + "/")]
 
@@ -72,7 +73,7 @@ def copied_at(path):
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                with open(f"/proc/{entry}/mountinfo") as f:
+                with open(f"/proc/{entry}/mountinfo", errors="surrogateescape") as f:
                     if any(line.split()[4] == os.fspath(path) for line in f):
                         return True
             except OSError:
@@ -370,6 +371,49 @@ def pytest_runtest_makereport(item, call):
                                         made.log_text()[-20000:]))
 
 
+@pytest.fixture
+def memory_group():
+    """memory_group(bytes): a wrapper that runs a program with that memory limit, and the number of
+    processes that the kernel has killed because of it so far."""
+    made = []
+
+    def make(limit):
+        for root, most in (("/sys/fs/cgroup", "memory.max"),
+                           ("/sys/fs/cgroup/unified", "memory.max"),
+                           ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+            path = f"{root}/fstfs-test-{os.getpid()}"
+            try:
+                os.mkdir(path)
+            except OSError:
+                continue
+            made.append(path)
+            if not os.path.exists(f"{path}/{most}"):
+                continue
+            with open(f"{path}/{most}", "w") as f:
+                f.write(str(limit))
+            control = "memory.events" if most == "memory.max" else "memory.oom_control"
+
+            def killed():
+                with open(f"{path}/{control}") as f:
+                    return int(re.search(r"^oom_kill (\d+)", f.read(), re.MULTILINE)[1])
+
+            join = f'echo $$ > {path}/cgroup.procs; exec "$@"'
+            return ("sh", "-c", join, "sh"), killed
+        pytest.skip("needs root and a memory controller in /sys/fs/cgroup")
+
+    yield make
+    for path in made:
+        assert eventually(lambda: removed(path)), path
+
+
+def removed(path):
+    try:
+        os.rmdir(path)
+        return True
+    except OSError:
+        return False
+
+
 @pytest.fixture(autouse=True)
 def time_limit(request):
     """Ends a test that the mount's own time limit did not end."""
@@ -464,6 +508,15 @@ def alive(pid):
             return f.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def files_open_in(pid):
+    """{descriptor: path} of the files that a process has open."""
+    found = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found[fd] = os.readlink(f"/proc/{pid}/fd/{fd}")
+    return found
 
 
 def helpers_of(m, daemon=None):

@@ -46,7 +46,7 @@ def cached(build, paths):
 
 
 def is_mounted(path):
-    with open("/proc/self/mountinfo") as f:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         return any(line.split()[4] == path for line in f)
 
 

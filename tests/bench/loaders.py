@@ -55,11 +55,11 @@ class Measured:
     def __init__(self, storage, method, model):
         self.storage, self.method, self.size = storage, method, model["bytes"]
         self.rows = {(row["place"], row["state"]): row for row in model["rows"]
-                     if row["way"] == method}
+                     if row["method"] == method}
         self.why = sorted({f"{row['place']}, {row['state']}: {row['why']}"
-                           for row in model["skipped"] + model["failed"] if row["way"] == method
+                           for row in model["skipped"] + model["failed"] if row["method"] == method
                            and (method, row["state"]) != ("direct", "warm")})
-        self.failed = any(row["way"] == method for row in model["failed"])
+        self.failed = any(row["method"] == method for row in model["failed"])
 
     def rates(self, place, state):
         row = self.rows.get((place, state))
@@ -163,7 +163,7 @@ def arguments():
     parser.add_argument("--build", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--storage", action="append", choices=["disk", "loop", "slow"],
                         help="only this storage (repeatable)")
-    parser.add_argument("--method", "--way", action="append", choices=METHODS,
+    parser.add_argument("--method", action="append", choices=METHODS,
                         help="only this method of fstfs-bench (repeatable)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds (5)")
     parser.add_argument("--size", type=int, default=1024, metavar="MIB",
@@ -206,7 +206,7 @@ def main():
     except KeyboardInterrupt:
         report.fail("the rest", "interrupted")
     if args.json:
-        head["rows"] = [{"storage": m.storage, "way": m.method} | row
+        head["rows"] = [{"storage": m.storage, "method": m.method} | row
                         for m in measured for row in m.rows.values()]
     report.end(head)
     if not args.json:

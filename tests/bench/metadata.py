@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent))
 
-from corpus import trees  # noqa: E402
+from corpus import torchfiles, trees  # noqa: E402
 from harness import Daemon, interleaved, spread  # noqa: E402
 
 DESCRIPTION = ROOT.parent / "shared/data/qwen3.5-25b-a3b.json"
@@ -67,6 +67,29 @@ def first_listing(binary, source, directory, count, rounds, label, target):
           f"(anonymous, minus that of the idle mount); target 200")
 
 
+def write_pickled(place):
+    """Six shards of the published checkpoint as files of torch.save(), without weights; returns the number of tensors."""
+    shards = list(json.loads(DESCRIPTION.read_text())["shards"].values())[:6]
+    place.mkdir(parents=True)
+    weight_map = {}
+    for i, shard in enumerate(shards, 1):
+        name = f"pytorch_model-{i:05}-of-{len(shards):05}.bin"
+        torchfiles.write_sparse(place / name, shard["tensors"])
+        weight_map |= dict.fromkeys((tensor[0] for tensor in shard["tensors"]), name)
+    (place / "pytorch_model.bin.index.json").write_bytes(trees.index_bytes(weight_map))
+    return len(weight_map)
+
+
+def bytes_before_a_tensor(binary, source):
+    """What the daemon reads for a full listing with stat: of the files, and requests."""
+    with mounted(binary, source) as m:
+        list_with_stat(f"{m.path}/tensors/m/model")
+        with open(f"/proc/{m.process.pid}/io") as f:
+            read = next(int(line.split()[1]) for line in f if line.startswith("rchar"))
+    size = sum(path.stat().st_size for path in Path(source, "m").iterdir())
+    print(f"bytes that the daemon reads before a tensor is: {read / 1e6:.1f} MB of {size / 1e9:.1f} GB")
+
+
 def find(path):
     started = time.monotonic()
     found = subprocess.run(["find", path, "-type", "f", "-size", "-2G"], check=True,
@@ -93,6 +116,35 @@ def many_files(binary, place, rounds):
     for view, (first, second) in views.items():
         print(f"  {view}/: first {spread(first, digits=3)} s, second {spread(second, digits=3)} s")
     print(f"  daemon memory after all of it {memory / 1e6:.0f} MB")
+
+
+def containers(binary, place, rounds):
+    """1,000 files of one tensor each: the first listing of each view, and reading the start of each file in merged/."""
+    count = 1000
+    sources = {"safetensors": place / "of-safetensors", "pt": place / "of-pt"}
+    for i in range(count):
+        tensors = torchfiles.weights(i, {"w": (64, 64)})
+        torchfiles.save(sources["pt"] / f"x{i:04}.pt", tensors)
+        sources["safetensors"].mkdir(exist_ok=True)
+        (sources["safetensors"] / f"x{i:04}.safetensors").write_bytes(
+            trees.file_bytes([trees.tensor("w", "F32", (64, 64), seed=i)], {"format": "pt"}))
+    steps = ("merged", "tensors", "shards", "opening")
+    times = {name: {step: [] for step in steps} for name in sources}
+    for name in interleaved(sources, rounds):
+        for step in steps:  # each on a mount of its own: headers are read once
+            with mounted(binary, sources[name]) as m:
+                paths = [f"{m.path}/merged/x{i:04}.safetensors" for i in range(count)]
+                started = time.perf_counter()
+                if step == "opening":
+                    each(paths, open_read_close)
+                else:
+                    found = list_with_stat(f"{m.path}/{step}")
+                    assert found == (2 * count if step == "tensors" else count), found
+                times[name][step].append(time.perf_counter() - started)
+    for step in steps:
+        of, base = times["pt"][step], times["safetensors"][step]
+        ratio = [a / b for a, b in zip(of, base)]
+        print(f"{count} .pt files, {step}: {spread(of, digits=3)} s, {spread(ratio)} times safetensors; target 2")
 
 
 def each(paths, work):
@@ -242,8 +294,8 @@ def main():
     parser.add_argument("--place", help="directory for the sources (default: a temporary one)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*",
-                        default=["published", "experts", "files", "latency", "sandbox",
-                                 "permissions"])
+                        default=["published", "experts", "files", "containers", "latency",
+                                 "sandbox", "permissions"])
     arguments = parser.parse_args()
     binary = Path(arguments.build).resolve() / "fstfs"
     if not binary.exists():
@@ -255,6 +307,10 @@ def main():
                 table = trees.published(DESCRIPTION, place / "published/m")
                 first_listing(binary, place / "published", "m", len(table), arguments.rounds,
                               "22,213 tensors, 10 shards", "0.15")
+                count = write_pickled(place / "pickled/m")
+                first_listing(binary, place / "pickled", "m", count, arguments.rounds,
+                              f"{count:,} tensors, 6 PyTorch files", "0.2")
+                bytes_before_a_tensor(binary, place / "pickled")
             else:
                 print("../shared/data/qwen3.5-25b-a3b.json does not exist: skipped")
         if "experts" in arguments.only:
@@ -267,6 +323,8 @@ def main():
             sandbox(binary, place, arguments.rounds)
         if "permissions" in arguments.only:
             permissions(binary, place, arguments.rounds)
+        if "containers" in arguments.only:
+            containers(binary, place, arguments.rounds)
         if "files" in arguments.only:
             many_files(binary, place, min(3, arguments.rounds))
     finally:

@@ -25,7 +25,7 @@ from checkpoint import Checkpoint
 from harness import Failed, interleaved
 from machine import Machine, mib
 from rows import ROWS
-from storage import STORAGES, Unavailable
+from storage import DEFAULT, STORAGES, Network, Unavailable
 
 
 class Result:
@@ -159,6 +159,8 @@ def arguments():
                         help="rounds of each row (5)")
     parser.add_argument("--size", type=int, default=1024, metavar="MIB",
                         help="size of the checkpoint (1024)")
+    parser.add_argument("--stretch", type=int, default=1, metavar="N",
+                        help="make the networks N times slower, for a busy machine (1)")
     parser.add_argument("--user", metavar="NAME", help="mount and read as this user")
     parser.add_argument("--place", default="/var/tmp", help="directory on the disk to measure")
     parser.add_argument("--json", action="store_true", help="print JSON, and progress to stderr")
@@ -180,11 +182,13 @@ def main():
         "user": args.user or ("root" if os.geteuid() == 0 else "self"),
         "size_mib": args.size,
         "rounds": args.rounds,
+        "stretch": args.stretch,
         "fstfs": " | ".join(args.fstfs or ["build"]),
     }
+    Network.stretch = args.stretch
     commands = [shlex.split(c) for c in args.fstfs or [f"{args.build}/fstfs"]]
     try:
-        for name in args.storage or STORAGES:
+        for name in args.storage or [storage.name for storage in DEFAULT]:
             run_storage(report, name, args, commands)
     except KeyboardInterrupt:
         report.fail("the rest", "interrupted")
@@ -196,13 +200,13 @@ def run_storage(report, name, args, commands):
     with ExitStack() as stack:
         machine = stack.enter_context(Machine(args.build, args.place, args.user))
         # Half of it on slow storage, where the bare reader takes seconds for 100 MiB.
-        checkpoint = Checkpoint(mib(args.size) >> (name == "slow"), random.Random(1))
+        checkpoint = Checkpoint(mib(args.size) >> STORAGES[name].distant, random.Random(1))
         try:
             storage = stack.enter_context(STORAGES[name](machine, checkpoint, commands))
         except Unavailable as e:
             report.skip(name, e)
             return
-        for row in args.row or ROWS:
+        for row in args.row or storage.rows or ROWS:
             try:
                 run_row(report, storage, row, ROWS[row], args.rounds)
             except Unavailable as e:

@@ -5,6 +5,7 @@ import random
 from contextlib import nullcontext
 
 from machine import mib
+from storage import Unavailable
 
 READ = ["-b", str(mib(1)), "read"]
 READ_SMALL = ["-b", str(128 << 10), "read"]
@@ -15,6 +16,8 @@ FILES = ["-b", str(mib(1)), "file"]
 
 TOGETHER = (2, 4, 8, 16)
 DISTANT_BOUND = 10  # ratio to the bare reader at 2 ms latency per request
+LINK_BOUND = 0.8  # of the link's bandwidth, up to this round-trip time:
+LINK_BOUND_MS = 20
 
 
 class Arm:
@@ -91,11 +94,26 @@ class Row:
 
         return self.arm("fio", run)
 
+    def library(self, name, *options):
+        """A cold read of the bare shards by libfstfs."""
+
+        def run():
+            self.storage.drop()
+            return self.machine.load(*options, self.storage.source)
+
+        return self.arm(name, run)
+
     def ratio(self, arm, to, bound=None):
         def of(runs):
             return runs[to].seconds / runs[arm].seconds * runs[arm].bytes / runs[to].bytes
 
         self.ratios.append(Ratio(f"{arm} / {to}", of, bound, "more"))
+
+    def over_link(self, arm, bound=None):
+        def of(runs):
+            return runs[arm].bytes / runs[arm].seconds / self.storage.bandwidth
+
+        self.ratios.append(Ratio(f"{arm} / link", of, bound, "more"))
 
     def most(self, name, arm, fact, bound):
         self.ratios.append(Ratio(name, lambda runs: runs[arm].facts[fact], bound, "less"))
@@ -262,14 +280,6 @@ def memory(storage):
 def library(storage):
     """libfstfs, from the bare shards into memory."""
     row = Row(storage)
-
-    def arm(name, *options):
-        def run():
-            storage.drop()
-            return storage.machine.load(*options, storage.source)
-
-        return row.arm(name, run)
-
     fio = row.fio()
     for name, options, bound in (
         ("libfstfs, all tensors", ["-r"], storage.library_bound),
@@ -277,7 +287,35 @@ def library(storage):
         ("libfstfs, one tensor, aligned memory", ["-r", "-1", "-l"], storage.library_bound),
         ("libfstfs, all tensors, fresh memory", [], None),
     ):
-        row.ratio(arm(name, *options), fio, bound)
+        row.ratio(row.library(name, *options), fio, bound)
+    return row
+
+
+def first(segments, size):
+    """The first segments, up to `size` bytes."""
+    taken = []
+    for segment in segments:
+        if size < segment.length:
+            break
+        taken.append(segment)
+        size -= segment.length
+    return taken
+
+
+def link(storage):
+    """Rates on a network, over the bandwidth of its link. The bare readers read a part: they would
+    take minutes for everything."""
+    if not storage.bandwidth:
+        raise Unavailable("no link of a known bandwidth: use --storage net1")
+    row = Row(storage)
+    layers = [s for s in storage.tensors().values() if s.length <= mib(8)]
+    part = first(layers, mib(min(96, max(16, int(240 / storage.round_trip_ms)))))
+    bound = LINK_BOUND if storage.round_trip_ms <= LINK_BOUND_MS else None
+    row.over_link(row.bare("bare, 1 reader", READ, part))
+    row.over_link(row.bare("bare, 8 readers", ["-p", "8", *READ], part))
+    row.over_link(row.mount("merged, 1 reader", READ, merged), bound)
+    row.over_link(row.mount("merged, 8 readers", ["-p", "8", *READ], merged_tensors), bound)
+    row.over_link(row.library("libfstfs"), bound)
     return row
 
 
@@ -297,4 +335,5 @@ ROWS = {
     "ranks": together(READ, merged, "-p", "processes, each reads everything", ["-a"]),
     "memory": memory,
     "library": library,
+    "link": link,
 }

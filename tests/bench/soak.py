@@ -99,29 +99,29 @@ def soak(m, root, versions, args):
         unit, end, interval, replace_every = "s", args.minutes * 60, args.interval, REPLACE_EVERY
     lists = [oracle.plain_files(m.path, mixed) for mixed in readers.mixtures(versions)]
     files = [(together[0][0], *[want for _, want in together]) for together in zip(*lists)]
-    crowd = readers.Crowd(files, args.readers, passed=CHANGES)
+    group = readers.ReaderGroup(files, args.readers, passed=CHANGES)
     samples, faults = [], []
     start = time.monotonic()
     replaced = 0
     try:
         while not faults and \
-                (now := crowd.count if args.ranges else time.monotonic() - start) < end:
+                (now := group.count if args.ranges else time.monotonic() - start) < end:
             if now >= len(samples) * interval:
                 samples.append(Sample(m))
                 show(now, unit, samples[-1])
             if now >= (replaced + 1) * replace_every:
                 replaced += 1
                 replace(root, versions[replaced % len(versions)])
-            crowd.revive()
-            faults = crowd.faults({0})
+            group.revive()
+            faults = group.faults({0})
             time.sleep(0.05)
-        crowd.stop()
-        crowd.finish(30)
+        group.stop()
+        group.finish(30)
     finally:
-        crowd.kill()
-    print(f"{crowd.count} ranges read, {crowd.compared} bytes compared, "
+        group.kill()
+    print(f"{group.count} ranges read, {group.compared} bytes compared, "
           f"{replaced} times replaced")
-    return crowd.faults({0}) or growth(samples, args.readers, is_sanitized(args.build / "fstfs"))
+    return group.faults({0}) or growth(samples, args.readers, is_sanitized(args.build / "fstfs"))
 
 
 def main():

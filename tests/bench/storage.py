@@ -21,6 +21,8 @@ class Storage:
 
     distant = False  # whether requests have latency
     library_bound = 0.95  # for libfstfs, of fio's rate
+    bandwidth = None  # of its link, bytes per second
+    rows = ()  # the rows to run unless others are given; empty: all
 
     def __init__(self, machine, checkpoint, commands):
         self.machine, self.checkpoint, self.commands = machine, checkpoint, commands
@@ -242,45 +244,90 @@ class Slow(Storage):
     name = "slow"
     fio_bound = None
     distant = True
+    options = "delay=2000"
 
     def build(self, stack):
         source = self.write(stack.enter_context(memory_folder(self.machine)))
         place = os.path.join(self.machine.folder, "slow")
         os.mkdir(place)
-        options = "delay=2000" + (",allow_other" if self.machine.root else "")
+        options = self.options + (",allow_other" if self.machine.root else "")
         daemon = Daemon({}, place, self.slowfs(), "-f", "-o", options, source)
         stack.enter_context(daemon)
         return place
 
 
+class Network(Slow):
+    """slowfs over tmpfs: a round-trip time, and a link whose bandwidth all reads share. On a busy
+    machine both may be stretched: all waiting then takes `stretch` times as long, and the readers'
+    share of the processors is as much larger."""
+
+    rows = ("link",)
+    round_trip_ms = None  # set by network()
+    link_bandwidth = 300_000_000  # bytes per second
+    stretch = 1
+
+    @property
+    def bandwidth(self):
+        return self.link_bandwidth / self.stretch
+
+    @property
+    def options(self):
+        delay = round(self.round_trip_ms * 1000 * self.stretch)
+        return f"delay={delay},bandwidth={round(self.bandwidth / 1e6)}"
+
+
+def network(round_trip_ms):
+    """The class of a network with this round-trip time."""
+    return type("Network", (Network,), {
+        "name": f"net{round_trip_ms:g}", "round_trip_ms": round_trip_ms})
+
+
 @contextmanager
-def limited(major, minor, requests):
-    """Limits the requests per second of this process and its children to a device."""
-    first = os.path.isdir("/sys/fs/cgroup/blkio")
-    parent = "/sys/fs/cgroup/blkio" if first else "/sys/fs/cgroup"
+def control_group(controllers, limit):
+    """Moves this process and its children into a new control group. `controllers`: the names of the
+    controller in version 1 and 2. limit(group, is_first): writes the limits of the group, of version
+    1 if is_first."""
+    first, second = controllers
+    is_first = os.path.isdir(f"/sys/fs/cgroup/{first}")
+    parent = f"/sys/fs/cgroup/{first}" if is_first else "/sys/fs/cgroup"
     with open("/proc/self/cgroup") as f:
         groups = dict(line.strip().split(":", 2)[1:] for line in f)
-    home = parent + groups["blkio" if first else ""]
-    group = f"{parent}/fstfs-bench-io.{os.getpid()}"
+    home = parent + groups[first if is_first else ""]
+    group = f"{parent}/fstfs-bench-{second}.{os.getpid()}"
+    if not is_first:
+        write(f"{parent}/cgroup.subtree_control", f"+{second}")
     os.mkdir(group)
     try:
-        if first:
-            write(f"{group}/blkio.throttle.read_iops_device", f"{major}:{minor} {requests}")
-        else:
-            write(f"{parent}/cgroup.subtree_control", "+io")
-            write(f"{group}/io.max", f"{major}:{minor} riops={requests}")
-        write(f"{group}/cgroup.procs", str(os.getpid()))
+        limit(group, is_first)
+        write(f"{group}/cgroup.procs", os.getpid())
         try:
             yield
         finally:
-            write(f"{home}/cgroup.procs", str(os.getpid()))
+            write(f"{home}/cgroup.procs", os.getpid())
     finally:
         os.rmdir(group)
 
 
-def write(path, text):
+def limited(major, minor, requests):
+    """Limits the requests per second of this process and its children to a device."""
+    def limit(group, is_first):
+        if is_first:
+            write(f"{group}/blkio.throttle.read_iops_device", f"{major}:{minor} {requests}")
+        else:
+            write(f"{group}/io.max", f"{major}:{minor} riops={requests}")
+
+    return control_group(("blkio", "io"), limit)
+
+
+def limited_memory(size):
+    """Limits the memory of this process and its children, page cache included."""
+    return control_group(("memory", "memory"), lambda group, is_first: write(
+        f"{group}/{'memory.limit_in_bytes' if is_first else 'memory.max'}", size))
+
+
+def write(path, value):
     with open(path, "w") as f:
-        f.write(text)
+        f.write(str(value))
 
 
 @contextmanager
@@ -297,4 +344,6 @@ def run(*command):
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-STORAGES = {s.name: s for s in (Disk, Loop, Throttled, Slow)}
+DEFAULT = (Disk, Loop, Throttled, Slow)
+NETWORKS = [network(round_trip_ms) for round_trip_ms in (0.2, 1, 5, 20, 50)]
+STORAGES = {s.name: s for s in (*DEFAULT, *NETWORKS)}

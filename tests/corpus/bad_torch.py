@@ -9,7 +9,7 @@ import struct
 import zipfile
 
 import torchfiles as t
-from torchfiles import Call, Global, Persistent, Raw, archive, dumps, legacy, storage, tensor
+from torchfiles import Call, Global, Persistent, Raw, archive, dumps, legacy, storage, tensor, zip64
 
 F4 = b"\1\2\3\4"
 ONE = {"w": tensor(storage("0", 2), (2,))}
@@ -18,6 +18,11 @@ SOUND = archive(ONE, {"0": F4 * 2})
 
 def root(value, storages=None, **more):
     return archive(value, {"0": F4 * 6} if storages is None else storages, **more)
+
+
+def one(value=None, **more):
+    """An archive with the storage of ONE."""
+    return archive(value, {"0": F4 * 2}, **more)
 
 
 def pickled(instructions):
@@ -57,10 +62,12 @@ def twice(name):
     return out.getvalue()
 
 
-def overlapping():
-    """The entry of data/1 refers to a local header that is stored within data/0."""
+def overlapping(is_used=True):
+    """The entry of data/1, which has a tensor if it `is_used`, refers to a local header that is stored within data/0."""
     inner = struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, 0, 0, 0, 0, 0, 4, 4, 14, 0) + b"archive/data/1" + F4
     value = {"a": tensor(storage("0", len(inner) // 4), (len(inner) // 4,)), "b": tensor(storage("1", 1), (1,))}
+    if not is_used:
+        del value["b"]
     data = archive(value, {"0": inner, "1": F4}, order=None)
     at = data.index(b"archive/data/0") + 14
     at = data.index(inner, at)
@@ -93,7 +100,60 @@ def self_containing():
     return pickled(b"\x80\x02}q\0X\1\0\0\0ah\0sX\1\0\0\0w" + t.instructions_of(ONE["w"]) + b"s.")
 
 
+def two_directories():
+    """The end record describes one central directory, the zip64 end record another one: a second archive."""
+    other = archive(ONE, {"0": F4 * 3})
+    first = SOUND[: end_of(SOUND)]
+    data = bytearray(first + zip64(other))
+    end = end_of(bytes(data))
+    struct.pack_into("<HHII", data, end + 8, *struct.unpack_from("<HHII", SOUND, end_of(SOUND) + 8))
+    at = data.rindex(b"PK\6\6")
+    struct.pack_into("<Q", data, at + 48, struct.unpack_from("<Q", data, at + 48)[0] + len(first))
+    struct.pack_into("<Q", data, end - 12, at)
+    return bytes(data)
+
+
+def items(*pairs):
+    """A dictionary with these keys and values, in the order in which Python sets them. A dict would keep one of equal keys."""
+    return Raw(b"}(" + b"".join(t.instructions_of(value) for pair in pairs for value in pair) + b"u")
+
+
+def end_in_comment(after):
+    """The archive's comment has the end record of another archive, in front of it, and `after`."""
+    other = archive({"w": tensor(storage("0", 2), (2,))}, {"0": b"abcdefgh"})
+    first = other[: end_of(other)]
+    count, length, start = struct.unpack_from("<HHII", other, end_of(other) + 8)[1:]
+    data, at, end = bytearray(SOUND), struct.unpack_from("<I", SOUND, end_of(SOUND) + 16)[0], end_of(SOUND)
+    struct.pack_into("<I", data, end + 16, at + len(first))
+    while at < end:
+        struct.pack_into("<I", data, at + 42, struct.unpack_from("<I", data, at + 42)[0] + len(first))
+        at += 46 + sum(struct.unpack_from("<HHH", data, at + 28))
+    comment = struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, count, count, length, start, 0xFFFF) + after
+    struct.pack_into("<H", data, end + 20, len(comment))
+    return first + bytes(data) + comment
+
+
+def old(root, *keys):
+    """The older format with storages of 6 elements, whose first bytes are their keys."""
+    return legacy(root, {key: (6, key[:1].encode() * 4 + F4 * 5) for key in keys})
+
+
+def view(key, of, start, elements=2, kind="FloatStorage"):
+    """A tensor of the older format in a view of a storage."""
+    return tensor(storage(of, 6, kind, (key, start, elements)), (elements,))
+
+
+def deep_tuples(inner):
+    """A tuple in a tuple, 200000 times."""
+    return pickled(b"\x80\x02" + inner + b"\x85" * 200000 + b".")
+
+
+def memo(count):
+    return b"".join(b"r" + struct.pack("<I", i) for i in range(count))
+
+
 S = storage("0", 6)
+A = tensor(S, (6,))
 MANY = {f"w{i}": tensor(storage("0", 1), (1,)) for i in range(20)}
 
 CASES = [
@@ -110,13 +170,14 @@ CASES = [
     ("torchscript-constants", "TorchScript", root(ONE, extra=[("constants.pkl", b"")])),
     ("no-tensors", "NoTensors", root({"epoch": 3, "args": Call(Global("argparse", "Namespace"))})),
     ("object", "NoTensors", root(Call(Global("mymodel", "Model")))),
-    ("list-of-tensors", "NoTensors", root([tensor(S, (6,))])),
+    ("set-of-tensors", "NoTensors", root(Call(Global("builtins", "set"), [tensor(S, (6,))]))),
     # the archive
     ("cut-off", "ZipEnd", SOUND[:-1]),
     ("one-byte-more", "ZipEnd", SOUND + b"\0"),
     ("only-end", "ZipDirectory", b"PK\3\4" + SOUND[end_of(SOUND) :][:8] + b"\0" * 14),
     ("comment-too-long", "ZipEnd", patched(SOUND, end_of(SOUND) + 20, b"\1\0")),
     ("two-ends", "ZipEnd", SOUND[:-2] + b"\x16\0" + b"PK\5\6" + b"\0" * 18),
+    ("end-in-comment", "ZipEnd", end_in_comment(b"xxxx")),
     ("volumes", "ZipEnd", patched(SOUND, end_of(SOUND) + 4, b"\1\0")),
     ("counts-differ", "ZipEnd", patched(SOUND, end_of(SOUND) + 8, b"\1\0")),
     ("count-too-high", "ZipDirectory", patched(SOUND, end_of(SOUND) + 8, b"\xff\xff\xff\xff")),
@@ -128,6 +189,8 @@ CASES = [
     ("entry-zip64-missing", "ZipEntry", patched(SOUND, entry_of(SOUND, b"archive/data/0") + 24, b"\xff\xff\xff\xff")),
     ("entry-beyond", "ZipEntry", patched(SOUND, entry_of(SOUND, b"archive/data/0") + 42, b"\xff\xff\xff\x7f")),
     ("duplicate-member", "ZipDuplicate", twice("archive/data.pkl")),
+    ("duplicate-in-case", "ZipDuplicate", twice("ARCHIVE/Data.pkl")),
+    ("order-in-capitals", "TorchByteOrder", one(ONE, order=None, extra=[("BYTEORDER", b"big")])),
     ("two-pickles", "TorchRecords", twice("brchive/data.pkl")),
     ("compressed", "ZipCompressed", compressed()),
     ("encrypted", "ZipEncrypted", patched(SOUND, entry_of(SOUND, b"archive/data.pkl") + 8, b"\1\0")),
@@ -137,7 +200,16 @@ CASES = [
     ("local-size", "ZipLocalHeader", patched(SOUND, local_of(SOUND, b"archive/data.pkl") + 22, b"\1\0\0\0")),
     ("local-extra-beyond", "ZipEntry", patched(SOUND, local_of(SOUND, b"archive/data.pkl") + 28, b"\xff\xff")),
     ("overlapping", "ZipOverlap", overlapping()),
+    ("overlapping-unused", "ZipOverlap", overlapping(is_used=False)),
+    ("two-archives", "ZipDirectory", SOUND + SOUND),
+    ("two-directories", "ZipEnd", two_directories()),
+    ("zip64-entries-2-32", "ZipDirectory", zip64(SOUND, count=2**32)),
+    ("zip64-entries-2-64", "ZipDirectory", zip64(SOUND, count=2**64 - 1)),
+    ("zip64-directory-2-63", "ZipDirectory", zip64(SOUND, start=2**63, length=2**63)),
+    ("zip64-directory-negative", "ZipDirectory", zip64(SOUND, start=2**64 - 1, length=2**64 - 1)),
+    ("zip64-not-before-locator", "ZipEnd", zip64(SOUND, between=b"X")),
     ("prefix-nul", "ZipLocalHeader", SOUND.replace(b"archive/", b"archiv\0/", 1)),
+    ("member-nul", "ZipEntry", root({"w": tensor(storage("0\0x", 2), (2,))}, {"0": F4 * 2, "0?x": F4[::-1] * 2}).replace(b"0?x", b"0\0x")),
     # the byte order
     ("big-endian", "TorchByteOrder", root(ONE, order=b"big")),
     ("order-unknown", "TorchByteOrder", root(ONE, order=b"middle")),
@@ -165,7 +237,21 @@ CASES = [
     ("pickle-long-beyond", "Pickle", pickled(b"\x80\x02\x8b\xff\xff\xff\x7f.")),
     ("pickle-string-8", "Pickle", pickled(b"\x80\x04\x8d" + b"\xff" * 8 + b".")),
     ("pickle-tuple-bomb", "PickleMemory", pickled(b"\x80\x02" + b")" * 200000 + b".")),
+    ("pickle-nested-tuples", "PickleMemory", deep_tuples(b"N")),
+    ("pickle-memo-growth", "NoTensors", pickled(b"\x80\x02N" + b"\x94" * 400000 + b".")),
+    ("pickle-memo-of-5-bytes", "NoTensors", pickled(b"\x80\x02N" + memo(40000) + b".")),
+    ("pickle-long-integers", "NoTensors", pickled(b"\x80\x02" + (b"\x8a\xff" + b"\x7f" * 255 + b"0") * 2000 + b"N.")),
+    ("pickle-reduce-of-reduce", "PickleMemory", pickled(b"\x80\x02cos\nsystem\n" + b"N\x85R" * 100000 + b".")),
     ("pickle-call-chain", "NoTensors", pickled(b"\x80\x02cos\nsystem\n" + b")R" * 3000 + b".")),
+    ("key-twice", "Pickle", root(items(("a", A), ("a", tensor(S, (1,)))))),
+    ("key-twice-with-none", "Pickle", root(items(("a", A), ("a", None), ("b", A)))),
+    ("key-twice-with-dictionaries", "Pickle", root(items(("a", {"x": A}), ("a", {"y": A})))),
+    ("key-twice-as-float", "Pickle", root(items((1, A), (1.0, None), ("b", A)))),
+    ("key-twice-as-large-float", "Pickle", root(items((-(2**40), A), (-(2.0**40), None), ("b", A)))),
+    ("key-twice-as-boolean", "Pickle", root(items((True, None), ("b", A), (1, A)))),
+    ("key-twice-as-long", "Pickle", root(items((-2, A), (Raw(b"\x8a\x0a\xfe" + b"\xff" * 9), None), ("b", A)))),
+    ("key-twice-in-pairs", "Pickle", root({"m": Call(Global("collections", "OrderedDict"), [("a", A), ("b", A), ("a", None)])})),
+    ("key-twice-of-lightning", "Pickle", root(items(("pytorch-lightning_version", "1"), ("state_dict", {"x": A}), ("state_dict", {})))),
     ("nested-too-deep", "TorchNesting", deep(65)),
     ("nested-bomb", "TorchNesting", bomb(40)),
     ("nested-self", "TorchNesting", self_containing()),
@@ -181,6 +267,8 @@ CASES = [
     ("storage-module", "refused 1", root({"w": tensor(Persistent("module", Global("torch", "FloatStorage"), "0", "cpu", 6), (6,))})),
     ("storage-key-up", "refused 1", root({"w": tensor(storage("../data.pkl", 6), (6,))})),
     ("storage-key-long", "refused 1", root({"w": tensor(storage("k" * 2000, 6), (6,))})),
+    ("storage-key-nul", "refused 1", root({"w": tensor(storage("0\0x", 6), (6,))})),
+    ("storage-view", "refused 1", root({"w": tensor(storage("0", 6, "FloatStorage", ("v", 0, 2)), (2,))})),
     ("storage-no-persistent", "refused 1", root({"w": tensor(5, (6,))})),
     ("complex128", "refused 1", root({"w": tensor(storage("0", 1, "ComplexDoubleStorage"), (1,))}, {"0": F4 * 4})),
     ("untyped-without-dtype", "refused 1", root({"w": tensor(storage("0", 24, "UntypedStorage"), (6,))})),
@@ -199,13 +287,37 @@ CASES = [
     ("stride-negative", "refused 1", root({"w": tensor(S, (6,), strides=(-1,))})),
     ("stride-overflow", "refused 1", root({"w": tensor(S, (2, 3), strides=(2**64 // 8, 1))})),
     ("lazy-conjugate", "refused 1", root({"w": tensor(S, (6,), more=({"conj": True},))})),
+    ("lazy-counter", "refused 2", root({"w": tensor(S, (6,), more=(Call(Global("collections", "Counter"), {"neg": True}),)),
+                                        "x": tensor(S, (6,), more=(Call(Global("collections", "Counter"), {}),))})),
+    ("metadata-unknown", "refused 1", root({"w": tensor(S, (6,), more=("neg",))})),
     ("sparse", "refused 1", root({"w": Call(Global("torch._utils", "_rebuild_sparse_tensor"), 0, 0)})),
     ("quantised", "refused 1", root({"w": Call(Global("torch._utils", "_rebuild_qtensor"), S, 0)})),
     ("meta", "refused 1", root({"w": Call(Global("torch._utils", "_rebuild_meta_tensor_no_storage"), 0)})),
     ("subclass", "refused 1", root({"w": Call(Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch._utils", "_rebuild_tensor_v2"),
                                               Global("mylib", "MyTensor"), (), {})})),
     ("name-surrogate", "refused 1", root({"\udc80": tensor(S, (6,))})),
+    ("name-surrogate-in-two-passes", "refused 1", root({"e": 1, "\udc80": {"a": tensor(S, (6,), strides=(0,)), "b": tensor(S, (6,))}})),
     ("name-too-long", "refused 1", root({"k" * 4100: tensor(S, (6,))})),
+    ("tensor-in-object", "refused 1", root({"w": tensor(S, (6,)), "x": Call(Global("mylib", "Thing"), tensor(S, (1,)))})),
+    ("tensor-in-state", "refused 2", archive(None, {"0": F4 * 6}, pickled=b"\x80\x02}(" + t.instructions_of("w") + t.instructions_of(tensor(S, (6,))) +
+                                             t.instructions_of("x") + b"cmylib\nThing\n)\x81" + t.instructions_of([tensor(S, (1,)), tensor(S, (2,))]) + b"bu.")),
+    ("tensor-in-defaultdict", "refused 1", archive(None, {"0": F4 * 6}, pickled=b"\x80\x02}(" + t.instructions_of("w") + t.instructions_of(tensor(S, (6,))) +
+                                                   t.instructions_of("x") + b"ccollections\ndefaultdict\n)R" + t.instructions_of(1) +
+                                                   t.instructions_of(tensor(S, (1,))) + b"su.")),
+    ("state-built", "refused 1", archive(None, {"0": F4 * 6}, pickled=b"\x80\x02}(" + t.instructions_of("v") + t.instructions_of(tensor(S, (6,))) +
+                                         t.instructions_of("w") + t.instructions_of(tensor(S, (6,))) + t.instructions_of((S, 1, (1,), (1,))) + b"bu.")),
+    ("state-of-parameter", "refused 2", root({"v": tensor(S, (6,)), "w": Call(Global("torch._utils", "_rebuild_parameter_with_state"), tensor(S, (2,)),
+                                                                              True, {}, {"data": tensor(S, (2,), offset=2)})})),
+    ("state-from-type", "refused 2", root({"v": tensor(S, (6,)), "w": Call(
+        Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch._utils", "_rebuild_tensor_v2"), Global("torch", "Tensor"),
+        (S, 0, (2,), (1,), False, {}), {"data": tensor(S, (2,), offset=2)})})),
+    ("dtype-converted", "refused 1", root({"v": tensor(S, (6,)), "w": Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
+                                                                           tensor(S, (6,)), Global("torch", "int32"), "cpu", False)})),
+    ("pairs-that-are-none", "refused 1", root({"w": tensor(S, (6,)), "x": Call(Global("collections", "OrderedDict"), [[tensor(S, (1,))]])})),
+    ("key-complex", "refused 1", root(items((1, A), (Call(Global("builtins", "complex"), 1, 0), None), ("b", A)))),
+    ("key-in-pairs-of-lists", "refused 1", root({"m": Call(Global("collections", "OrderedDict"), [(1, A), [1.0, None], ("b", A)])})),
+    ("key-boolean", "refused 1", root({True: A, "b": A})),
+    ("key-none-alone", "refused 1", root({None: {"w": A}})),
     ("key-tuple", "refused 1", root({(1, 2): tensor(S, (6,))})),
     ("key-none", "refused 1", root({None: {"w": tensor(S, (6,))}, "a": tensor(S, (1,))})),
     ("name-twice", "DuplicateTensorName", root({"a.b": tensor(S, (6,)), "a": {"b": tensor(S, (1,))}})),
@@ -219,5 +331,54 @@ CASES = [
     ("old-key-unknown", "TorchStorage", legacy(ONE, {"0": (2, F4 * 2), "1": (1, F4)})),
     ("old-key-missing", "refused 1", legacy(ONE, {})),
     ("old-storage-differs", "TorchStorage", legacy({"a": tensor(storage("0", 2), (2,)), "b": tensor(storage("0", 1), (1,))}, {"0": (2, F4 * 2)})),
+    ("old-view-twice", "TorchStorage", old({"a": view("v", "0", 0), "b": view("v", "0", 2)}, "0")),
+    ("old-view-dtype", "TorchStorage", old({"a": view("v", "0", 0), "b": view("v", "0", 0, kind="IntStorage")}, "0")),
+    ("old-view-is-storage", "TorchStorage", old({"a": view("1", "0", 0), "c": tensor(storage("1", 6), (6,))}, "0", "1")),
+    ("old-view-of-itself", "TorchStorage", old({"a": view("0", "0", 2)}, "0")),
+    ("old-view-listed", "TorchStorage", old({"a": view("v", "0", 2)}, "0", "v")),
+    ("old-view-unnamed", "TorchStorage", old({"a": view(5, "0", 2)}, "0")),
+    ("old-view-list", "TorchStorage", old({"a": tensor(storage("0", 6, "FloatStorage", ["v", 0, 2]), (2,))}, "0")),
+    ("old-kind-in-bytes", "refused 1", old({"a": tensor(Persistent(Raw(b"C\7storage"), Global("torch", "FloatStorage"), "0", "cpu", 6, None), (6,))}, "0")),
+    ("old-key-long", "TorchStorage", old({"a": tensor(storage("k" * 300, 6), (6,))}, "k" * 300)),
     ("old-view-outside", "refused 1", legacy({"w": tensor(storage("0", 2, "FloatStorage", ("v", 1, 2)), (2,))}, {"0": (2, F4 * 2)})),
+]
+
+
+def evil(command):
+    """Pickles that run a command under pickle.load(), by each instruction that calls, and then give the tensors of ONE."""
+    text = command.encode()
+    long, code = t.instructions_of(command), t.instructions_of(f"__import__('os').system({command!r})")
+    calls = {"reduce": b"cos\nsystem\n(" + long + b"tR0", "inst": b"(S'" + text + b"'\nios\nsystem\n0",
+             "stack-global": b"\x8c\x02os\x8c\x06system\x93" + long + b"\x85R0", "obj": b"(cos\nsystem\n" + long + b"o0",
+             "in-key": b"}cos\nsystem\n" + long + b"\x85RK\1s0",
+             "eval": b"c__builtin__\neval\n" + code + b"\x85R0"}
+    return {name: one(pickled=b"\x80\x02" + calling + t.instructions_of(ONE) + b".") for name, calling in calls.items()}
+
+
+# Files with the tensor w of ONE, although they are unusual: (name, content).
+READ = [(f"calls-{name}", content) for name, content in evil("false").items()] + [
+    ("calls-newobj", one(pickled=b"\x80\x02csubprocess\nPopen\nX\1\0\0\0x\x85\x810" + t.instructions_of(ONE) + b".")),
+    ("calls-newobj-ex", one(pickled=b"\x80\x04csubprocess\nPopen\nX\1\0\0\0x\x85}\x920" + t.instructions_of(ONE) + b".")),
+    ("calls-build", one(pickled=b"\x80\x02cos\nsystem\nX\1\0\0\0xb0" + t.instructions_of(ONE) + b".")),
+    ("unknown-class", one(ONE | {"args": Call(Global("argparse", "Namespace"), "x")})),
+    ("unknown-persistent", one(ONE | {"x": Persistent("object", 1)})),
+    ("integers-of-protocol-0", one(pickled=b"(dS'w'\n" + t.instructions_of(ONE["w"]) + b"sS'n'\nL5L\nsS'm'\nI01\ns.")),
+    ("protocol-5", one(pickled=b"\x80\x05" + t.instructions_of(ONE) + b".")),
+    ("frame", one(pickled=b"\x80\x04\x95" + struct.pack("<Q", len(t.instructions_of(ONE)) + 1) + t.instructions_of(ONE) + b".")),
+    ("memoize", one(pickled=b"\x80\x04}\x94" + t.instructions_of("w") + b"\x94" + t.instructions_of(ONE["w"]) + b"\x94s.")),
+    ("nested-64", one(pickled=b"\x80\x02" + b"}X\1\0\0\0a" * 63 + t.instructions_of(ONE) + b"s" * 63 + b".")),
+    ("prefix-up", one(ONE, prefix="..")),
+    ("name-up", one(ONE | {"../../etc/passwd": ONE["w"]})),
+    ("member-up", one(ONE, extra=[("../../../etc/passwd", b"x")])),
+    ("archive-in-archive", SOUND[:4] + archive(ONE, {"0": F4 * 2, "inner": SOUND[4:]})[4:]),
+    ("state-that-is-empty", one({"w": Call(Global("torch._utils", "_rebuild_parameter_with_state"), ONE["w"], True, {}, {})})),
+    ("dtype-not-converted", one({"w": Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), ONE["w"],
+                                           Global("torch", "float32"), "cpu", False)})),
+    ("lightning", one({"pytorch-lightning_version": "2.0", "state_dict": ONE, "optimizer_states": [{"state": {0: {"exp_avg": ONE["w"]}}}],
+                       "hyper_parameters": Call(Global("mylib", "Settings"), ONE["w"])})),
+    ("keys-alike", one(items((1, 0), ("1", 0), ("1.0", 0), (1.5, 0), (1.5, 0), (2**70, 0), (None, 0), ((1,), 0), ("W", 0), ("w\0", 0), *ONE.items()))),
+    ("old-view-shared", legacy({"w": view("v", "0", 2), "x": view("v", "0", 2), "y": view("u", "0", 2)}, {"0": (6, b"1234" * 2 + F4 * 2 + b"1234" * 2)})),
+    ("comment", patched(SOUND, end_of(SOUND) + 20, b"\7\0") + b"PK\5\6abc"),
+    ("order-missing", one(ONE, order=None)),
+    ("zip64", zip64(SOUND)),
 ]

@@ -47,6 +47,18 @@ def gguf(tensors=(), pairs=(), version=3, align=32, count=None, pair_count=None,
     return head + bytes(-len(head) % align) + (body if data is None else data)
 
 
+def split(tensors, pairs, counts, align=32, versions=None, more=None):
+    """The parts of a model as gguf-split writes them: counts[i] tensors in part i, all key-values in the first one. `more`:
+    additional pairs of each part."""
+    parts = []
+    for number, count in enumerate(counts):
+        numbers = [pair("split.no", U16, number), pair("split.count", U16, len(counts)), pair("split.tensors.count", I32, len(tensors))]
+        own = (list(pairs) if number == 0 else []) + (more[number] if more else [])
+        taken = sum(counts[:number])
+        parts.append(gguf(tensors[taken : taken + count], own + numbers, align=align, version=versions[number] if versions else 3))
+    return parts
+
+
 W = ("w", (4,), 0, bytes(range(16)))
 ONE = struct.pack("<Q", 1)
 
@@ -106,6 +118,8 @@ BAD = [
     ("offset-unpadded", "GgufOffset", with_info(info("a", (4,), 0, 0), info("b", (4,), 0, 16))),
     ("offset-gap", "GgufOffset", with_info(info("a", (4,), 0, 0), info("b", (4,), 0, 64), data=bytes(128))),
     ("offset-huge", "GgufOffset", with_info(info("a", (4,), 0, 0), info("b", (4,), 0, 2**64 - 32))),
+    ("end-wraps", "GgufOffset", with_info(info("a", (2**63 - 33,), 24, 0), info("b", (2**63 - 32,), 24, 2**63 - 32),
+                                          info("c", (64,), 24, 2**64 - 64), info("d", (32,), 24, 0), data=bytes(32))),
     ("end-beyond-2-63", "GgufOffset", with_info(info("a", (2**60,), 0, 0), info("b", (2**60,), 0, 2**62))),
     ("data-missing", "GgufData", gguf([W], data=b"")),
     ("data-one-byte-short", "GgufData", gguf([W], data=bytes(15))),

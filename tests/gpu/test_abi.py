@@ -69,8 +69,8 @@ def test_wheels(version, place):
     # The comparison can fail: change a declaration.
     copy = place / "copy"
     shutil.copytree(ROOT / "src", copy / "src")
-    for name, old, new in (("cuda.h", "cuMemAlloc_v2(CUdeviceptr *address, size_t size)",
-                            "cuMemAlloc_v2(CUdeviceptr *address, unsigned size)"),
+    for name, old, new in (("cuda.h", "cuMemAlloc_v2, (CUdeviceptr * address, size_t size)",
+                            "cuMemAlloc_v2, (CUdeviceptr * address, unsigned size)"),
                            ("cufile.h", "cuFileBufRegister(const void *memory, size_t size",
                             "cuFileBufRegister(const void *memory, unsigned size")):
         header = copy / "src/client/gpu" / name

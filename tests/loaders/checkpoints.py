@@ -126,8 +126,8 @@ def write(root):
     save(decoder(sizes=SMALL), "side-files", "60KB")
     optimizer = {f"{moment}.{i}": torch.randn(300, 301)
                  for moment in ("exp_avg", "exp_avg_sq") for i in range(3)}
-    torch.save(optimizer, root / "side-files/optimizer.pt")
-    torch.save(optimizer, root / "side-files/legacy.bin", _use_new_zipfile_serialization=False)
+    torch.save(optimizer, root / "side-files/optimizer.state")
+    torch.save(optimizer, root / "side-files/legacy.state", _use_new_zipfile_serialization=False)
 
     # formats of a full checkpoint
     for dtype, label in ((torch.float16, "fp16"), (torch.float32, "fp32")):

@@ -2,6 +2,7 @@
 """src/format finds the same tensors as torch and the gguf package in files that these wrote."""
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "format"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "corpus"))
-from test_torch import ask  # noqa: E402
+from test_torch import BUILD, ask  # noqa: E402
 
 torch = pytest.importorskip("torch")
 
@@ -83,6 +84,31 @@ def test_torch_save(tmp_path, way):
         assert compare(path, trusted="protocol" in way) == 0
 
 
+@pytest.mark.parametrize("way", ["zip", "legacy"])
+@pytest.mark.filterwarnings("ignore")
+def test_every_dtype(tmp_path, way):
+    """Each dtype that torch.save() writes is shown or refused, and none is an import. Legacy files of new dtypes are read although
+    torch.load() cannot read them."""
+    path = tmp_path / "model.pt"
+    raw = torch.arange(64, dtype=torch.uint8) % 2
+    shown = NAMES | {torch.float4_e2m1fn_x2: "F4"} if hasattr(torch, "float4_e2m1fn_x2") else NAMES
+    saved = set()
+    for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+        try:
+            torch.save({"w": raw.view(dtype)}, path, **WAYS[way])
+        except (RuntimeError, KeyError):  # int4 and the like cannot be saved
+            continue
+        saved.add(dtype)
+        verdict, _, imports, tensors = ask(path)
+        if dtype in shown:
+            count = 128 if shown[dtype] == "F4" else 64 // dtype.itemsize
+            assert tensors == {"w": (shown[dtype], (count,), raw.numpy().tobytes())}, dtype
+        else:
+            assert verdict.startswith("ok 0 1 "), (dtype, verdict)
+        assert imports == [], dtype
+    assert saved >= set(shown)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_tensors_that_are_not_shown(tmp_path, way):
     path = tmp_path / "model.bin"
@@ -94,10 +120,10 @@ def test_tensors_that_are_not_shown(tmp_path, way):
 
 
 def test_training_checkpoint_of_unknown_classes(tmp_path):
-    """Objects of unknown classes and optimizer states in a list do not affect the tensors of the model."""
+    """Of PyTorch Lightning: objects of unknown classes and the state of optimizers do not affect the tensors of the model."""
     path = tmp_path / "last.ckpt"
     model = torch.nn.Linear(3, 3)
-    torch.save({"state_dict": model.state_dict(), "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}}],
+    torch.save({"pytorch-lightning_version": "2.0", "state_dict": model.state_dict(), "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}}],
                 "hyper_parameters": argparse.Namespace(rate=1, layers=[2, 3])}, path)
     assert compare(path, trusted=True) == 0
     verdict, _, imports, _ = ask(path)
@@ -136,3 +162,39 @@ def test_gguf_package(tmp_path):
                     for t in gguf.GGUFReader(path).tensors}
         verdict, _, _, found = ask(path)
         assert found == expected, verdict
+
+
+def write_gguf(path, **split):
+    """A model of several types with a tokenizer, written by the gguf package."""
+    gguf = pytest.importorskip("gguf")
+    numpy = pytest.importorskip("numpy")
+    random = numpy.random.default_rng(5)
+    writer = gguf.GGUFWriter(path, "llama", **split)
+    writer.add_block_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_array("tokenizer.ggml.tokens", [f"token {i}" for i in range(30000)])
+    for i, name in enumerate(["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "I8", "F64", "MXFP4"]):
+        kind = gguf.GGMLQuantizationType[name]
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        raw = random.integers(0, 255, (i + 1, 2 * size), dtype=numpy.uint8)
+        writer.add_tensor(f"blk.{i}.weight", raw, raw_shape=raw.shape, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_parts_of_the_gguf_package_merge(tmp_path):
+    """The merged file has all tensors, key-values and bytes of the file that was never split."""
+    gguf = pytest.importorskip("gguf")
+    write_gguf(tmp_path / "whole.gguf")
+    write_gguf(tmp_path / "m.gguf", split_max_tensors=3)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) == 4
+    done = subprocess.run([BUILD / "tests/format/verdict", "merge", tmp_path / "merged.gguf", *parts], capture_output=True, text=True, check=True)
+    assert done.stdout == "ok\n"
+    assert (tmp_path / "merged.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    whole, merged = gguf.GGUFReader(tmp_path / "whole.gguf"), gguf.GGUFReader(tmp_path / "merged.gguf")
+    assert list(merged.fields) == list(whole.fields)
+    assert {name: field.contents() for name, field in merged.fields.items()} == {name: field.contents() for name, field in whole.fields.items()}
+    assert [(t.name, t.tensor_type, t.data.tobytes()) for t in merged.tensors] == [(t.name, t.tensor_type, t.data.tobytes()) for t in whole.tensors]

@@ -72,8 +72,8 @@ def tar(path):
 
 
 # name: loader, model and view
-CASES = {f"{way}-{view}": (loader, "llama", view)
-         for way, loader in test_safetensors.WAYS.items() for view in ("merged", "recut")}
+CASES = {f"{method}-{view}": (loader, "llama", view)
+         for method, loader in test_safetensors.METHODS.items() for view in ("merged", "recut")}
 CASES |= {f"transformers-{view}": (test_transformers.decoder, "llama", view)
           for view in ("merged", "recut")}
 CASES |= {f"diffusers-{view}": (from_diffusers, "diffuser", view) for view in ("merged", "shards")}
@@ -91,7 +91,7 @@ CASES |= {
 }
 
 
-def looked_at(tensors):
+def touch_pages(tensors):
     """Reads one byte of each page of all tensors; returns their size."""
     total = 0
     for tensor in tensors.values():
@@ -120,7 +120,7 @@ def test_read_once(mount, models, large, case):
         folder, options = VIEWS.get(view, (view, ()))
         m = mount(source, *options)
         try:
-            loaded = child(lambda: looked_at(loader(m / folder)))
+            loaded = child(lambda: touch_pages(loader(m / folder)))
         except ModuleNotFoundError as error:
             pytest.skip(str(error))
         assert loaded >= tensor_bytes(shards)

@@ -63,7 +63,7 @@ def open_and_slice(framework, **options):
     return read
 
 
-WAYS = {
+METHODS = {
     "load_file": safetensors.torch.load_file,
     "load_file_pread": lambda path: safetensors.torch.load_file(path, backend="pread"),
     "safe_open": open_and_get("pt"),
@@ -71,20 +71,20 @@ WAYS = {
     "slices": open_and_slice("pt"),
     "slices_pread": open_and_slice("pt", backend="pread"),
 }
-WAYS = {name: each_file(read) for name, read in WAYS.items()}
-NUMPY_WAYS = {}
+METHODS = {name: each_file(read) for name, read in METHODS.items()}
+NUMPY_METHODS = {}
 for BACKEND in ("mmap", "pread"):
-    NUMPY_WAYS[BACKEND, "load_file"] = each_file(
+    NUMPY_METHODS[BACKEND, "load_file"] = each_file(
         functools.partial(safetensors.numpy.load_file, backend=BACKEND))
-    NUMPY_WAYS[BACKEND, "safe_open"] = each_file(open_and_get("np", backend=BACKEND))
-    NUMPY_WAYS[BACKEND, "slices"] = each_file(open_and_slice("np", backend=BACKEND))
+    NUMPY_METHODS[BACKEND, "safe_open"] = each_file(open_and_get("np", backend=BACKEND))
+    NUMPY_METHODS[BACKEND, "slices"] = each_file(open_and_slice("np", backend=BACKEND))
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("way", WAYS)
-def test_torch(mount, models, way, view):
+@pytest.mark.parametrize("method", METHODS)
+def test_torch(mount, models, method, view):
     for name in NAMES:
-        compare(mount, WAYS[way], models / name, *VIEWS[view])
+        compare(mount, METHODS[method], models / name, *VIEWS[view])
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -92,8 +92,8 @@ def test_torch(mount, models, way, view):
 def test_numpy(mount, models, backend, view):
     """NumPy lacks bfloat16 and float8: the encoder and the small models are float32 and float16."""
     for name in ("encoder", "small-fp16", "small-fp32"):
-        for way in ("load_file", "safe_open", "slices"):
-            compare(mount, NUMPY_WAYS[backend, way], models / name, *VIEWS[view])
+        for method in ("load_file", "safe_open", "slices"):
+            compare(mount, NUMPY_METHODS[backend, method], models / name, *VIEWS[view])
 
 
 def test_merged_by_the_oracle(mount, models):
@@ -142,7 +142,7 @@ def test_saved_again(mount, models, place):
             saved = []
             for i, directory in enumerate((models / name, m / f"merged/{name}",
                                            m / f"shards/{name}")):
-                tensors = WAYS["load_file"](directory)
+                tensors = METHODS["load_file"](directory)
                 safetensors.torch.save_file(tensors, place / f"{name}-{i}", {"format": "pt"})
                 saved.append((place / f"{name}-{i}").read_bytes())
             assert saved[0] == saved[1] == saved[2]

@@ -17,7 +17,7 @@ NAMES = ("decoder", "experts", "small-fp16", "odd", "hub")
 def side_files(path):
     """Maps and reads everything that torch.save wrote to the directory."""
     tensors = {}
-    for name in ("optimizer.pt", "legacy.bin"):
+    for name in ("optimizer.state", "legacy.state"):
         zipped = not name.startswith("legacy")  # what torch cannot map either
         for mapped in (True, False) if zipped else (False,):
             loaded = torch.load(f"{path}/{name}", mmap=mapped, weights_only=True)

@@ -10,6 +10,7 @@ import pytest
 from conftest import BUILD, SLOW, as_user, eventually, mounted_at
 from corpus import trees
 
+MISFORTUNE = BUILD / "tests/sandbox/misfortune.so"
 REFUSE = BUILD / "tests/sandbox/refuse"
 
 

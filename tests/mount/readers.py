@@ -21,7 +21,7 @@ import traceback
 from conftest import SLOW, allow_crash, become_user
 from corpus import trees
 
-WAYS = ("read", "mmap", "direct")
+METHODS = ("read", "mmap", "direct")
 BLOCK = 4096
 MOST = 1 << 20  # bytes per read
 
@@ -45,17 +45,17 @@ def mixtures(versions):
 class OpenFile:
     """A file of the mount, opened to be read by one method."""
 
-    def __init__(self, path, way, versions):
-        self.path, self.way, self.versions = path, way, versions
-        self.fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if way == "direct" else 0))
+    def __init__(self, path, method, versions):
+        self.path, self.method, self.versions = path, method, versions
+        self.fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if method == "direct" else 0))
         try:
             self.size = os.fstat(self.fd).st_size
             if self.size != len(versions[0]):
                 raise WrongBytes(f"{path!r}: {self.size} bytes, expected {len(versions[0])}")
-            if way == "mmap" and self.size:
+            if method == "mmap" and self.size:
                 # Python would treat a size that it can no longer get as 0, and fail with EINVAL.
                 self.mapping = mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
-            elif way == "direct":
+            elif method == "direct":
                 self.buffer = mmap.mmap(-1, MOST)  # aligned, as O_DIRECT requires
         except BaseException:
             os.close(self.fd)
@@ -65,35 +65,35 @@ class OpenFile:
         return self
 
     def __exit__(self, *_):
-        if self.way == "mmap" and self.size:
+        if self.method == "mmap" and self.size:
             self.mapping.close()
         os.close(self.fd)
 
     def get(self, offset, length):
-        if self.way == "mmap":
+        if self.method == "mmap":
             return self.mapping[offset:offset + length] if self.size else b""
-        if self.way == "read":
+        if self.method == "read":
             return os.pread(self.fd, length, offset)
         got = os.preadv(self.fd, [memoryview(self.buffer)[:length]], offset)
         return self.buffer[:got]
 
     def check(self, offset, length):
         """Reads a range up to its end or the end of the file, and checks it. Returns its length."""
-        if self.way == "direct":
+        if self.method == "direct":
             offset, length = offset // BLOCK * BLOCK, -(-length // BLOCK) * BLOCK
         start, end = offset, min(offset + length, self.size)
         while offset < end:
             part = self.get(offset, min(length, MOST))
             wanted = {v[offset:offset + len(part)] for v in self.versions}
             if not part:
-                raise WrongBytes(f"{self.path!r}, {self.way}: ends at {offset} of {self.size}")
+                raise WrongBytes(f"{self.path!r}, {self.method}: ends at {offset} of {self.size}")
             if part not in wanted:
-                raise WrongBytes(f"{self.path!r}, {self.way}: {len(part)} bytes at {offset}: "
+                raise WrongBytes(f"{self.path!r}, {self.method}: {len(part)} bytes at {offset}: "
                                  f"{differs(part, wanted)}")
             self.versions = [v for v in self.versions if v[offset:offset + len(part)] == part]
             offset += len(part)
             length -= len(part)
-            if self.way == "direct" and offset < end and offset % BLOCK:
+            if self.method == "direct" and offset < end and offset % BLOCK:
                 raise WrongBytes(f"{self.path!r}, direct: a read ended at {offset} of {self.size}")
         return offset - start
 
@@ -108,11 +108,11 @@ def differs(part, wanted):
     return f"from byte {at} on {part[at:at + 16].hex()}, expected {best[at:at + 16].hex()}"
 
 
-def check_files(files, way):
+def check_files(files, method):
     """Checks every byte of every file, in ranges in random order. `files`: [(path, content)]."""
-    rng = random.Random(way)
+    rng = random.Random(method)
     for path, want in files:
-        with OpenFile(path, way, (want,)) as file:
+        with OpenFile(path, method, (want,)) as file:
             starts = list(range(0, max(1, len(want)), 300_000))
             rng.shuffle(starts)
             for start in starts:
@@ -123,8 +123,8 @@ class Reader:
     """A process that reads random ranges of random files by one method, until it is stopped or gets
     an error that is not in `passed`. After an error in `passed`, it opens another file."""
 
-    def __init__(self, files, way, seed, user=None, passed=()):
-        self.way, self.files, self.passed = way, files, passed
+    def __init__(self, files, method, seed, user=None, passed=()):
+        self.method, self.files, self.passed = method, files, passed
         self.rng = random.Random(seed)
         self.shared = mmap.mmap(-1, 24)  # shared: [0:8] ranges read, [8:16] bytes, [16] stop
         out, into = os.pipe()
@@ -167,7 +167,7 @@ class Reader:
         while not self.shared[16]:
             path, *versions = self.rng.choice(self.files)
             try:
-                with OpenFile(path, self.way, versions) as file:
+                with OpenFile(path, self.method, versions) as file:
                     for _ in range(self.rng.randrange(1, 12)):
                         if self.shared[16]:
                             break
@@ -202,12 +202,12 @@ class Reader:
         return self.outcome
 
 
-class Crowd:
+class ReaderGroup:
     """Several readers, using all methods."""
 
     def __init__(self, files, count=16, seed=0, **more):
-        self.make = lambda way, seed: Reader(files, way, seed, **more)
-        self.readers = [self.make(WAYS[i % len(WAYS)], f"{seed}.{i}") for i in range(count)]
+        self.make = lambda method, seed: Reader(files, method, seed, **more)
+        self.readers = [self.make(METHODS[i % len(METHODS)], f"{seed}.{i}") for i in range(count)]
         self.gone = []  # readers that have been replaced
 
     @property
@@ -228,7 +228,7 @@ class Crowd:
         """Replaces readers that ended with an unserved page fault: a mapping stays that of the old
         file."""
         for i, reader in enumerate(self.readers):
-            if reader.way == "mmap" and reader.end(0) == "SIGBUS":
+            if reader.method == "mmap" and reader.end(0) == "SIGBUS":
                 self.gone.append(reader)
                 self.readers[i] = self.make("mmap", f"{i}.{len(self.gone)}")
 
@@ -249,10 +249,10 @@ class Crowd:
     def faults(self, allowed):
         """Describes wrong bytes, and outcomes other than these errors. An unserved page fault in a
         mapping is always accepted."""
-        ended = [(r.way, r.end(0)) for r in self.readers]
-        return [f"{way}: {errno.errorcode.get(outcome, outcome)}" for way, outcome in ended
+        ended = [(r.method, r.end(0)) for r in self.readers]
+        return [f"{method}: {errno.errorcode.get(outcome, outcome)}" for method, outcome in ended
                 if outcome is not None and outcome not in allowed
-                and (way, outcome) != ("mmap", "SIGBUS")]
+                and (method, outcome) != ("mmap", "SIGBUS")]
 
     def kill(self):
         """Kills the remaining readers, as far as the kernel permits."""

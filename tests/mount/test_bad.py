@@ -68,7 +68,7 @@ def said(problems, path, words):
 # Beginning of a line of problems.
 CONSEQUENCE = re.compile(r"left out|missing|no merged file|(not|is|are|and) shown|shown (from|in)|"
                          r"not used|no checkpoint|ignored|served as bytes|no file|not re-cut|"
-                         r"HeaderTooLarge: no |taken for|in a directory of this name")
+                         r"HeaderTooLarge: no |treated as|in a directory of this name")
 
 
 def check_problems_form(problems):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import oracle
 import pytest
-from conftest import SLOW, Died, child, eventually, mounted_at
+from conftest import SLOW, Died, child, eventually, files_open_in, mounted_at
 from corpus import trees
 
 GONE = (errno.ESTALE, errno.EIO)
@@ -235,13 +235,7 @@ def test_readers_never_see_a_mixture(mount, place, view):
 
 def opened_by(m):
     """The files that the daemon has open."""
-    found = []
-    for n in os.listdir(f"/proc/{m.pid}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{m.pid}/fd/{n}"))
-        except FileNotFoundError:
-            continue  # closed meanwhile
-    return found
+    return list(files_open_in(m.pid).values())
 
 
 def keeps_deleted(m):

@@ -13,9 +13,9 @@ import time
 
 import oracle
 import pytest
-from command_line import (REFUSE, daemons, gone, mnt, nothing_left, refused,  # noqa: F401 (fixtures)
+from command_line import (MISFORTUNE, REFUSE, daemons, gone, mnt, nothing_left, refused,  # noqa: F401 (fixtures)
                           run, source)
-from conftest import SLOW, as_user, child, eventually, mounted_at
+from conftest import SLOW, as_user, child, eventually, files_open_in, mounted_at
 from corpus import trees
 
 
@@ -49,6 +49,20 @@ def test_background_returns_when_usable(fstfs, source, mnt):
     assert not any(os.readlink(f"/proc/{pid}/fd/{n}").startswith("/dev/pts") for n in (0, 1, 2))
     assert run("fusermount3", "-u", mnt).returncode == 0
     gone(mnt)
+
+
+@pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_init_is_refused(fstfs, source, mnt, place, flags, how):
+    """libfuse refuses to answer INIT, before or after it calls init(): fstfs reports the failure."""
+    if not MISFORTUNE.exists():
+        pytest.skip("tests/sandbox/misfortune.so is not built")
+    preload = {"LD_PRELOAD": shutil.copy(MISFORTUNE, place), "REFUSED_INIT": how,
+               "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+    done = run(fstfs, *flags, source.root, mnt, seconds=5, env={**os.environ, **preload})
+    refused(done, "fuse: .*(version|maximum read size)", "serving ended: Protocol error")
+    assert done.returncode == 1
+    nothing_left(mnt)
 
 
 def test_relative_paths(fstfs, source, mnt, place):
@@ -173,8 +187,8 @@ def holders(mnt, path):
     with open(f"/proc/{pid}/task/{pid}/children") as f:
         family = [pid, *map(int, f.read().split())]
     for one in family:
-        for fd in os.listdir(f"/proc/{one}/fd"):
-            if os.readlink(f"/proc/{one}/fd/{fd}") == os.fspath(path):
+        for fd, opened in files_open_in(one).items():
+            if opened == os.fspath(path):
                 found.append((open(f"/proc/{one}/comm").read().strip(), fd))
     assert len(family) > 1
     return found

@@ -89,20 +89,20 @@ def test_supervisor(fstfs, place, model):
     try:
         assert eventually(lambda: mounted_at(mountpoint), LIMIT)
         files = oracle.plain_files(mountpoint, model)
-        crowd = readers.Crowd(files, passed=GONE)
+        group = readers.ReaderGroup(files, passed=GONE)
         try:
             for turn in range(3):
-                assert eventually(crowd.reading, LIMIT)
+                assert eventually(group.reading, LIMIT)
                 supervisor.process.kill()
                 assert eventually(lambda: supervisor.starts == turn + 2, LIMIT)
-                assert eventually(lambda: read_on(crowd), LIMIT)
-            crowd.stop()
-            crowd.finish(LIMIT)
-            assert not crowd.faults({0})
+                assert eventually(lambda: read_on(group), LIMIT)
+            group.stop()
+            group.finish(LIMIT)
+            assert not group.faults({0})
         finally:
-            crowd.kill()
-        for way in readers.WAYS:
-            child(readers.check_files, files[:20], way)
+            group.kill()
+        for method in readers.METHODS:
+            child(readers.check_files, files[:20], method)
     finally:
         status = supervisor.stop()
     assert status == 0
@@ -110,17 +110,17 @@ def test_supervisor(fstfs, place, model):
     assert os.listdir(mountpoint) == []
 
 
-def read_on(crowd):
+def read_on(group):
     """Whether every reader has read something since the last call. Readers whose mapping died with
     the mount are replaced."""
-    crowd.revive()
-    if not hasattr(crowd, "counts"):
-        crowd.counts = [(r.pid, r.count) for r in crowd.readers]
-    now = [(r.pid, r.count) for r in crowd.readers]
+    group.revive()
+    if not hasattr(group, "counts"):
+        group.counts = [(r.pid, r.count) for r in group.readers]
+    now = [(r.pid, r.count) for r in group.readers]
     if any(pid == other and count <= before
-           for (pid, count), (other, before) in zip(now, crowd.counts)):
+           for (pid, count), (other, before) in zip(now, group.counts)):
         return False
-    del crowd.counts
+    del group.counts
     return True
 
 
@@ -162,29 +162,29 @@ def test_stopped_and_continued(mount, model, who):
     """Readers wait and can be killed; after SIGCONT they continue."""
     m = mount(model.root, **who)
     files = child(oracle.plain_files, m.path, model, user=m.user)
-    crowd = readers.Crowd(files, user=m.user)
+    group = readers.ReaderGroup(files, user=m.user)
     try:
         for _ in range(3):
-            assert eventually(crowd.reading, LIMIT)
+            assert eventually(group.reading, LIMIT)
             m.signal(signal.SIGSTOP)
             assert eventually(lambda: set(states(m.pid)) == {"T"}, LIMIT)
-            before = crowd.count
+            before = group.count
             # Not one of those: a process waits uninterruptibly for a request that the daemon has
             # taken from the kernel's queue (fs/fuse/dev.c, request_wait_answer).
-            crowd.readers.append(crowd.make("read", "late"))
-            late = crowd.readers[-1]
+            group.readers.append(group.make("read", "late"))
+            late = group.readers[-1]
             assert eventually(lambda: states(late.pid)[0] in "SD", LIMIT)
             os.kill(late.pid, signal.SIGKILL)
             assert late.end(time.monotonic() + LIMIT * SLOW) == "SIGKILL"
-            crowd.readers.pop()
+            group.readers.pop()
             m.signal(signal.SIGCONT)
-            assert eventually(lambda: crowd.count > before + 100, LIMIT)
-        crowd.stop()
-        crowd.finish(LIMIT)
-        assert not crowd.faults({0})
+            assert eventually(lambda: group.count > before + 100, LIMIT)
+        group.stop()
+        group.finish(LIMIT)
+        assert not group.faults({0})
     finally:
         m.signal(signal.SIGCONT)
-        crowd.kill()
+        group.kill()
 
 
 def test_terminated_while_stopped(mount, model):
@@ -200,7 +200,7 @@ def test_busy_unmount(mount, model, who):
     """An open file makes unmounting fail, without effect on its reader."""
     m = mount(model.root, **who)
     files = child(oracle.plain_files, m.path, model, user=m.user)
-    crowd = readers.Crowd(files, user=m.user)
+    group = readers.ReaderGroup(files, user=m.user)
 
     def busy():
         done = subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path],
@@ -208,7 +208,7 @@ def test_busy_unmount(mount, model, who):
         assert done.returncode != 0 and "busy" in done.stderr, done
 
     try:
-        assert eventually(crowd.reading, LIMIT)
+        assert eventually(group.reading, LIMIT)
         held = child_holding(files[0][0], m.user)
         try:
             for _ in range(20):
@@ -216,11 +216,11 @@ def test_busy_unmount(mount, model, who):
         finally:
             os.kill(held, signal.SIGKILL)
             os.waitpid(held, 0)
-        crowd.stop()
-        crowd.finish(LIMIT)
-        assert not crowd.faults({0})
+        group.stop()
+        group.finish(LIMIT)
+        assert not group.faults({0})
     finally:
-        crowd.kill()
+        group.kill()
     assert m.unmount() == 0
 
 
@@ -242,49 +242,6 @@ def child_holding(path, user):
 # --- lack of resources ---
 
 
-@pytest.fixture
-def memory_group():
-    """memory_group(bytes): a wrapper that runs a program with that memory limit, and the number of
-    processes that the kernel has killed because of it so far."""
-    made = []
-
-    def make(limit):
-        for root, most in (("/sys/fs/cgroup", "memory.max"),
-                           ("/sys/fs/cgroup/unified", "memory.max"),
-                           ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
-            path = f"{root}/fstfs-test-{os.getpid()}"
-            try:
-                os.mkdir(path)
-            except OSError:
-                continue
-            made.append(path)
-            if not os.path.exists(f"{path}/{most}"):
-                continue
-            with open(f"{path}/{most}", "w") as f:
-                f.write(str(limit))
-            control = "memory.events" if most == "memory.max" else "memory.oom_control"
-
-            def killed():
-                with open(f"{path}/{control}") as f:
-                    return int(re.search(r"^oom_kill (\d+)", f.read(), re.MULTILINE)[1])
-
-            join = f'echo $$ > {path}/cgroup.procs; exec "$@"'
-            return ("sh", "-c", join, "sh"), killed
-        pytest.skip("needs root and a memory controller in /sys/fs/cgroup")
-
-    yield make
-    for path in made:
-        assert eventually(lambda: removed(path)), path
-
-
-def removed(path):
-    try:
-        os.rmdir(path)
-        return True
-    except OSError:
-        return False
-
-
 @pytest.mark.limit(120)
 def test_memory_group(mount, model, memory_group):
     """The kernel enforces the memory bound: --memory and 64 MiB, under any load."""
@@ -293,16 +250,16 @@ def test_memory_group(mount, model, memory_group):
     wrapper, killed = memory_group(BUDGET + (64 << 20))
     m = mount(model.root, f"--memory={BUDGET}", wrapper=wrapper, limit=120 * SLOW)
     files = oracle.plain_files(m.path, model)
-    crowd = readers.Crowd(files, 32)
+    group = readers.ReaderGroup(files, 32)
     try:
-        assert eventually(lambda: crowd.count > 4000, LIMIT)
+        assert eventually(lambda: group.count > 4000, LIMIT)
         for view in ("tensors", "npy", "merged", "shards"):
             oracle.walk(m / view)
-        crowd.stop()
-        crowd.finish(LIMIT)
-        assert not crowd.faults({0})
+        group.stop()
+        group.finish(LIMIT)
+        assert not group.faults({0})
     finally:
-        crowd.kill()
+        group.kill()
     assert killed() == 0
     assert m.unmount() == 0
 
@@ -324,6 +281,26 @@ def test_no_descriptors_left(mount, model):
     os.close(fd)
     assert len(m.log_text().splitlines()) <= 1, m.log_text()
     assert eventually(lambda: reads_all(m, model))
+
+
+def test_few_descriptors_for_headers(mount, model):
+    """What cannot be found for lack of descriptors is not said to be absent."""
+    m = mount(model.root)
+    m.read(".fstfs/status")
+    paths = [m / "tensors/m/model/t000", m / "merged/m/model.safetensors"]
+    before = resource.prlimit(m.pid, resource.RLIMIT_NOFILE)
+    results = set()
+    for most in range(3, 64):  # enough for a directory, but not for a header in it, in between
+        resource.prlimit(m.pid, resource.RLIMIT_NOFILE, (most, before[1]))
+        for path in 2 * paths:
+            try:
+                os.stat(path)
+                results.add(0)
+            except OSError as error:
+                results.add(error.errno)
+    assert results <= {errno.EMFILE, 0}
+    resource.prlimit(m.pid, resource.RLIMIT_NOFILE, before)
+    assert eventually(lambda: all(map(os.path.exists, paths)))
 
 
 def reads_all(m, model):

@@ -24,8 +24,8 @@ def check_all(m, source):
     """In a child, as the user who mounted."""
     oracle.check_source(m.path, source)
     files = [(p, w) for p, w in oracle.plain_files(m.path, source) if len(w) > 20_000]
-    for way in readers.WAYS:
-        readers.check_files(files, way)
+    for method in readers.METHODS:
+        readers.check_files(files, method)
 
 
 @pytest.mark.limit(150)
@@ -35,7 +35,7 @@ def test_all_is_read(mount, few, who, engine):
     most, source = few
     m = mount(source.root, *engine, limit=150 * SLOW,
               wrapper=("sh", "-c", f'ulimit -n {most}; exec "$@"', "sh"), **who)
-    crowd = None
+    group = None
     try:
         if engine == ("--shards=3",):
             child(oracle.check_source, m.path, source, engine, user=m.user, seconds=120)
@@ -43,13 +43,13 @@ def test_all_is_read(mount, few, who, engine):
             child(check_all, m, source, user=m.user, seconds=120)
         # Also by many readers at once, at different positions.
         files = child(oracle.plain_files, m.path, source, user=m.user)
-        crowd = readers.Crowd(files, user=m.user)
-        assert eventually(lambda: crowd.count > 2000, 60)
-        crowd.stop()
-        crowd.finish(30)
-        assert not crowd.faults({0})
+        group = readers.ReaderGroup(files, user=m.user)
+        assert eventually(lambda: group.count > 2000, 60)
+        group.stop()
+        group.finish(30)
+        assert not group.faults({0})
     finally:
-        if crowd:
-            crowd.kill()
+        if group:
+            group.kill()
     assert len(os.listdir(f"/proc/{m.pid}/fd")) <= most
     assert "error" not in m.log_text()

@@ -15,7 +15,7 @@ from bench.harness import cached
 from conftest import BUILD, child, drop_from_page_cache, keep_in_memory
 from corpus import trees
 
-WAYS = {
+METHODS = {
     "auto": (),
     "threads": ("--io=threads",),
     "buffered": ("--direct=off",),
@@ -30,23 +30,23 @@ def source(place):
     return trees.rich(place / "s")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_all_methods_read_the_same(mount, source, way):
-    m = mount(source.root, *WAYS[way])
-    oracle.check_source(m.path, source, WAYS[way])
+@pytest.mark.parametrize("method", METHODS)
+def test_all_methods_read_the_same(mount, source, method):
+    m = mount(source.root, *METHODS[method])
+    oracle.check_source(m.path, source, METHODS[method])
     io = m.status()["io"]
-    if "--io=threads" in WAYS[way]:
+    if "--io=threads" in METHODS[method]:
         assert io["io_uring"]["on"] is False and io["io_uring"]["why"]
-    if "--direct=off" in WAYS[way]:
+    if "--direct=off" in METHODS[method]:
         assert io["direct"]["on"] is False and io["direct"]["why"]
-    assert io["prefetch"]["on"] is (way != "no-prefetch")
-    if way == "narrow":
+    assert io["prefetch"]["on"] is (method != "no-prefetch")
+    if method == "narrow":
         assert (io["memory"], io["queue_depth"], io["threads"]) == (4 << 20, 1, 1)
         assert io["queue_depth_ahead"] == io["rings"]
 
 
-@pytest.mark.parametrize("way", ["auto", "threads", "narrow"])
-def test_many_readers_within_a_small_budget(mount, place, way):
+@pytest.mark.parametrize("method", ["auto", "threads", "narrow"])
+def test_many_readers_within_a_small_budget(mount, place, method):
     """Sixteen readers of 16 MiB with 4 MiB of buffers: all finish with correct bytes."""
     data = os.urandom(1 << 20) * 16
     root = place / "big"
@@ -54,7 +54,7 @@ def test_many_readers_within_a_small_budget(mount, place, way):
     header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)],
                                "data_offsets": [0, len(data)]}}).encode()
     (root / "one.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
-    m = mount(root, "--memory=4M", *WAYS[way])
+    m = mount(root, "--memory=4M", *METHODS[method])
     path, wrong = Path(m.path) / "tensors/one/w", []
 
     def read(start):
@@ -148,10 +148,10 @@ def read_directly(path):
     return b"".join(parts), len(parts)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_metrics_add_up(mount, large, way):
+@pytest.mark.parametrize("method", METHODS)
+def test_metrics_add_up(mount, large, method):
     source, path = large
-    m = mount(source.root, *WAYS[way])
+    m = mount(source.root, *METHODS[method])
     want = source.checkpoints[0].tensors[0].data
     os.stat(m / path)  # reads the header
     make_cold(source.path("model.safetensors"))
@@ -174,7 +174,7 @@ def test_metrics_add_up(mount, large, way):
     assert len(want) - grew["cached_bytes_total"] + grew["prefetched_bytes_total"] <= \
         grew["storage_read_bytes_total"]
     assert 0 <= grew["cached_bytes_total"] < len(want)
-    if way == "no-prefetch":
+    if method == "no-prefetch":
         assert grew["prefetched_bytes_total"] == 0
     else:
         assert_prefetched(grew, 1)
@@ -240,11 +240,11 @@ def test_second_read_is_prefetched_too(mount, larger):
         assert_prefetched(counted.grown(), len(data) // 2)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_metrics_of_a_warm_shard(mount, large, way):
+@pytest.mark.parametrize("method", METHODS)
+def test_metrics_of_a_warm_shard(mount, large, method):
     """Bytes in the shard's page cache are neither fetched nor waited for."""
     source, path = large
-    m = mount(source.root, *WAYS[way])
+    m = mount(source.root, *METHODS[method])
     if not m.status()["io"]["cachestat"]["on"]:
         pytest.skip("the kernel has no cachestat")
     make_cold(source.path("model.safetensors"))
@@ -257,18 +257,18 @@ def test_metrics_of_a_warm_shard(mount, large, way):
     assert grew["stalls_total"] == grew["storage_read_duration_seconds_count"] == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_metrics_of_unused_prefetch(mount, source, way):
-    m = mount(source.root, *WAYS[way])
+@pytest.mark.parametrize("method", METHODS)
+def test_metrics_of_unused_prefetch(mount, source, method):
+    m = mount(source.root, *METHODS[method])
     taken = {name for name, value in m.metrics().items() if "_fallback{" in name and value}
     wanted = set()
-    if "--io=threads" in WAYS[way]:
-        wanted.add('fstfs_fallback{way="io_uring",reason="not_wanted"}')
-    if "--direct=off" in WAYS[way]:
-        wanted.add('fstfs_fallback{way="direct",reason="not_wanted"}')
-    if "auto" in way or "narrow" in way:
+    if "--io=threads" in METHODS[method]:
+        wanted.add('fstfs_fallback{mechanism="io_uring",reason="not_wanted"}')
+    if "--direct=off" in METHODS[method]:
+        wanted.add('fstfs_fallback{mechanism="direct",reason="not_wanted"}')
+    if "auto" in method or "narrow" in method:
         assert m.status()["io"]["io_uring"]["on"] or \
-            'fstfs_fallback{way="io_uring",reason="refused"}' in taken
+            'fstfs_fallback{mechanism="io_uring",reason="refused"}' in taken
     assert {name for name in taken if "not_wanted" in name} == wanted
 
 

@@ -5,6 +5,7 @@ the same bytes, and reports once what is off and why."""
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import oracle
 import pytest
 import readers
 from bench.harness import cached
-from conftest import BUILD, child, drop_from_page_cache
+from conftest import BUILD, child, drop_from_page_cache, mounted_at
 from corpus import trees
 
 REFUSE = BUILD / "tests/sandbox/refuse"
@@ -63,7 +64,7 @@ def shards_of(source):
     return [source.path(c.directory, name) for c in source.checkpoints for name, _ in c.shards]
 
 
-def check(m, source, way, warm):
+def check(m, source, method, warm):
     """In a child, as the user who mounted: reads all files of all views by one method."""
     files = oracle.plain_files(m.path, source)
     drop_from_page_cache([path for path, _ in files])
@@ -71,12 +72,12 @@ def check(m, source, way, warm):
     if warm:
         for path in shards_of(source):
             oracle.read_all(path)
-    readers.check_files(files, way)
+    readers.check_files(files, method)
 
 
 def check_all(m, source, warm=False):
-    for way in readers.WAYS:
-        child(check, m, source, way, warm, user=m.user)
+    for method in readers.METHODS:
+        child(check, m, source, method, warm, user=m.user)
 
 
 def io_status(m):
@@ -144,9 +145,9 @@ def test_refused_calls(mount, rich, refuse, who, what):
     check_all(m, rich, warm=True)
     found = what_is_off(io_status(m))
     numbers = child(m.metrics, user=m.user)
-    for way, why in found.items():
+    for method, why in found.items():
         refused = int(why != "not wanted")
-        assert numbers[f'fstfs_fallback{{way="{way}",reason="refused"}}'] == refused
+        assert numbers[f'fstfs_fallback{{mechanism="{method}",reason="refused"}}'] == refused
     assert sum(value for name, value in numbers.items() if "_fallback{" in name) == len(found)
     expected = {**what_is_off(io_status(plain)), **off}
     if "dontcache" not in off:  # whether the file system supports it is only known after a try
@@ -159,6 +160,21 @@ def test_refused_calls(mount, rich, refuse, who, what):
 
 
 # --- file systems of the source ---
+
+
+def test_threads_cannot_be_cancelled(mount, rich, who):
+    """RLIMIT_SIGPENDING at 0: pthread_cancel() cannot send its signal. The sandbox does without, and
+    SIGTERM ends the daemon although libfuse waits for its threads."""
+    library = BUILD / "tests/sandbox/misfortune.so"
+    if not library.exists():
+        pytest.skip("tests/sandbox/misfortune.so is not built")
+    m = mount(rich.root, environment={
+        "LD_PRELOAD": shutil.copy(library, os.path.dirname(rich.root)), "NO_CANCEL": "1",
+        "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}, **who)
+    check_all(m, rich)
+    m.signal(signal.SIGTERM)
+    assert m.wait() == 0
+    assert not mounted_at(m.path)
 
 
 @pytest.fixture

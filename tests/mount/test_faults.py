@@ -90,12 +90,12 @@ TRANSIENT = {
 @pytest.mark.parametrize("what", TRANSIENT)
 def test_transient_fault(mount, faulty, plan, what, view, engine):
     """A mount for each method of reading, because each would find what another has cached."""
-    for way in readers.WAYS:
+    for method in readers.METHODS:
         m = mount(faulty.root, *ENGINES.get(engine, ["--direct=off"]))
         file, = [f for f in files_with_w(m, plan) if f"/{view}/".encode() in f[0]]
         faulty.forget()
         faulty.set(TRANSIENT[what])
-        child(readers.check_files, [file], way)
+        child(readers.check_files, [file], method)
         faulty.set()
         assert m.log_text() == ""
         if what.startswith("eio"):  # the kernel may repeat the others
@@ -112,13 +112,13 @@ def test_short_reads(mount, plan, most, direct):
                            "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") +
                            ":verify_asan_link_order=0"})
     files = files_with_w(m, plan)
-    for way in readers.WAYS:
+    for method in readers.METHODS:
         for path in [plan.path("m", name) for name, _ in plan.checkpoints[0].shards]:
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
-        child(readers.check_files, files, way)
+        child(readers.check_files, files, method)
     numbers = m.metrics()
     came = numbers["fstfs_storage_read_bytes_total"] - numbers["fstfs_page_cache_read_bytes_total"]
     assert SIZE < came <= most * numbers["fstfs_storage_reads_total"]
@@ -135,8 +135,8 @@ def test_persistent_fault_by_read(mount, faulty, plan, engine):
     faulty.set(f"read m/{SHARD} @ error=EIO")
     for path, want in files:
         bad = want.index(w) + SIZE // 2 + 12_345
-        for way in ("read", "direct"):
-            with readers.OpenFile(path, way, (want,)) as file:
+        for method in ("read", "direct"):
+            with readers.OpenFile(path, method, (want,)) as file:
                 for offset in (0, bad, len(want) - 65536, 65536):
                     try:
                         file.check(offset // 65536 * 65536, 65536)
@@ -312,8 +312,8 @@ def test_hanging_shard_does_not_block_others(mount, faulty, plan, what, engine):
     for thread in threads:
         thread.start()
     assert eventually(lambda: m.metrics()["fstfs_reads_in_flight"] >= 1)
-    for way in readers.WAYS:
-        child(readers.check_files, others, way)
+    for method in readers.METHODS:
+        child(readers.check_files, others, method)
     assert not ended
     faulty.set()
     for thread in threads:

@@ -26,7 +26,8 @@ def unmount(mnt):
 
 VALUES = {"--view": "merged", "--shards": "2", "--shard-size": "1K", "--memory": "64M",
           "--io": "threads", "--direct": "off", "--prefetch": "off", "--queue-depth": "8",
-          "--threads": "2", "--readahead": "keep", "--passthrough": "off", "--sandbox": "off"}
+          "--threads": "2", "--readahead": "keep", "--passthrough": "off", "--sandbox": "off",
+          "--pid": str(os.getpid())}
 
 
 def test_every_option_with_a_value_is_known(fstfs):
@@ -371,8 +372,9 @@ def test_refusals_in_the_foreground_are_logged(mount, user_binary, test_user, so
 
 # --- a source without checkpoints ---
 
-NOTHING = "found no checkpoint (*.safetensors); other files are shown unchanged"
-BROKEN = "found no valid checkpoint: every *.safetensors is invalid or not readable by this user, " \
+NOTHING = "found no checkpoint (*.safetensors, *.gguf, or *.bin, *.pt, *.pth or *.ckpt of PyTorch); " \
+          "other files are shown unchanged"
+BROKEN = "found no valid checkpoint: every *.safetensors or *.gguf is invalid or not readable by this user, " \
          "see .fstfs/problems"
 
 

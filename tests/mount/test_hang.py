@@ -18,6 +18,7 @@ import readers
 from conftest import (BUILD, as_user, become_user, child, drop_from_page_cache, eventually,
                       mounted_at)
 from corpus import trees
+from page_cache import drop
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 FUSECTL = "/sys/fs/fuse/connections"
@@ -127,8 +128,8 @@ class Hanging:
         return requests["running"] + requests["queued"]
 
     def others_are_served(self):
-        for way in readers.WAYS:
-            child(readers.check_files, self.files, way, user=self.m.user, seconds=LIMIT)
+        for method in readers.METHODS:
+            child(readers.check_files, self.files, method, user=self.m.user, seconds=LIMIT)
         path = os.path.join(self.m.path, "shards/slow/other", MODEL)
         assert child(oracle.read_all, path, user=self.m.user, seconds=LIMIT) == \
             oracle.read_all(self.real.path("other", MODEL))
@@ -181,17 +182,17 @@ def test_others_are_served(mount, place, callers, what, rule):
     for view in ("merged", "shards"):
         assert eventually(lambda: len(oracle.walk(h.view("h", view))) >= 2 * count)
     h.fds = [os.open(h.view(f"h/d{i}", "merged"), os.O_RDONLY) for i in range(count)]
-    crowd = callers()
+    group = callers()
     for i in range(3 * count):
-        crowd.add(*CALLS[what](h, i % count))
+        group.add(*CALLS[what](h, i % count))
     h.set(rule)
     # Calls for one name may be serialized in the kernel.
-    assert eventually(lambda: h.waiting() >= count, LIMIT), (h.kernel(), crowd.reap(), crowd.pids)
+    assert eventually(lambda: h.waiting() >= count, LIMIT), (h.kernel(), group.reap(), group.pids)
     h.others_are_served()
     assert h.waiting() >= count
     assert m.status()["kernel"]["requests"]["running"] <= 256
-    crowd.kill()
-    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
+    group.kill()
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
     assert h.kernel()["requests"]["interrupted"] > 0
     h.others_are_served()
 
@@ -220,7 +221,7 @@ def test_others_are_served(mount, place, callers, what, rule):
     assert m.unmount() == 0
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_thousand_lookups_and_a_loader(mount, place, callers):
     """In three directories. The loader reads correct bytes, and the thousand processes can be
     killed."""
@@ -228,20 +229,20 @@ def test_thousand_lookups_and_a_loader(mount, place, callers):
     for i in range(3):
         for k in range(334):
             h.real.add_side(f"h/d{i}/f{k}.json", b"{}\n")
-    m = h.serve(limit=200)
+    m = h.serve(limit=400)
     oracle.walk(h.view("h"))
-    crowd = callers()
+    group = callers()
     h.set("* h/*/* hang")
     time.sleep(1)  # the kernel's cached names have expired
     for n in range(1000):
-        crowd.add(os.stat, h.view(f"h/d{n % 3}/f{n // 3}.json"))
+        group.add(os.stat, h.view(f"h/d{n % 3}/f{n // 3}.json"))
 
     def all_wait():
-        return crowd.count()[0] == 1000 and h.waiting() >= 3
+        return group.count()[0] == 1000 and h.waiting() >= 3
 
     # With libfuse 3.14.0, the kernel serializes lookups of uncached names in each directory.
-    assert eventually(all_wait, LIMIT), (crowd.count(), h.kernel())
-    loaders = readers.Crowd(h.files, 8)
+    assert eventually(all_wait, LIMIT), (group.count(), h.kernel())
+    loaders = readers.ReaderGroup(h.files, 8)
     try:
         assert eventually(lambda: loaders.count > 2000, LIMIT)
         loaders.stop()
@@ -249,10 +250,10 @@ def test_thousand_lookups_and_a_loader(mount, place, callers):
         assert not loaders.faults({0})
     finally:
         loaders.kill()
-    assert (*crowd.count(), crowd.left()) == (1000, 0, 1000)
+    assert (*group.count(), group.left()) == (1000, 0, 1000)
     h.others_are_served()
-    crowd.kill()
-    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
+    group.kill()
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
     h.set()
     assert eventually(lambda: h.waiting() == 0, LIMIT), h.kernel()
     assert m.unmount() == 0
@@ -277,10 +278,10 @@ def open_and_read(paths, opened, go):
 
 
 @pytest.mark.limit(200)
-@pytest.mark.parametrize("way", ["auto", "threads"])
+@pytest.mark.parametrize("method", ["auto", "threads"])
 @pytest.mark.parametrize("what", ["read", "read-descriptors", "open", "getattr",
                                   "getattr-cached"])
-def test_reads_of_another_file_system(mount, place, callers, what, way):
+def test_reads_of_another_file_system(mount, place, callers, what, method):
     """Hundreds of reads hang in several file systems. Uncached reads of another file system still
     get memory, rings, threads and a place in the kernel's queue. The callers can be killed. Once
     the storage answers, all bytes are correct and the memory is free."""
@@ -304,7 +305,7 @@ def test_reads_of_another_file_system(mount, place, callers, what, way):
         if what == "read-descriptors":  # twice as many as the engine keeps open, which are too few
             resource.setrlimit(resource.RLIMIT_NOFILE, (200, descriptors[1]))
         m = mount(source.root, "--memory=64M" if what == "read-descriptors" else "--memory=8M",
-                  f"--io={way}", limit=200)
+                  f"--io={method}", limit=200)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
@@ -319,9 +320,9 @@ def test_reads_of_another_file_system(mount, place, callers, what, way):
             with open(os.path.join(place / "s", os.path.relpath(view, m.path + "/shards")),
                       "rb") as f:
                 f.read()
-    crowd = callers()
+    group = callers()
     for i in range(3):
-        crowd.add(open_and_read, [view for view, _ in hung[i::3]], place / f"opened{i}",
+        group.add(open_and_read, [view for view, _ in hung[i::3]], place / f"opened{i}",
                   place / "go")
     assert eventually(lambda: all((place / f"opened{i}").exists() for i in range(3)), LIMIT)
     rules.with_suffix(".new").write_text(f"{what.split('-')[0]} * hang\n")
@@ -332,8 +333,8 @@ def test_reads_of_another_file_system(mount, place, callers, what, way):
     for view, real in paths("well"):
         assert child(oracle.read_all, view, seconds=LIMIT) == oracle.read_all(real)
     assert child(m.metrics)["fstfs_reads_in_flight"] >= len(hung)
-    crowd.kill()
-    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
+    group.kill()
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
     rules.unlink()
     assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] == 0, LIMIT)
     for view, real in hung[::25]:
@@ -353,8 +354,8 @@ def read_begin_and_rest(path, opened, go):
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("way", ["auto", "threads"])
-def test_reads_beside_a_stopped_server(mount, place, callers, way):
+@pytest.mark.parametrize("method", ["auto", "threads"])
+def test_reads_beside_a_stopped_server(mount, place, callers, method):
     """A read of a file whose server is stopped does not stop uncached reads of another file system,
     although the kernel asks the server for the file's attributes while the read is submitted."""
     if not SLOWFS.exists():
@@ -369,9 +370,9 @@ def test_reads_beside_a_stopped_server(mount, place, callers, way):
     server = mount(slow.root, "-o", f"valid=1{others}", binary=SLOWFS, mountpoint=place / "s/slow")
     with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as f:
         [pid] = f.read().split()
-    m = mount(source.root, f"--io={way}")
-    crowd = callers()
-    crowd.add(read_begin_and_rest, m / "merged/slow/m.safetensors", place / "opened", place / "go")
+    m = mount(source.root, f"--io={method}")
+    group = callers()
+    group.add(read_begin_and_rest, m / "merged/slow/m.safetensors", place / "opened", place / "go")
     assert eventually((place / "opened").exists, LIMIT)
     time.sleep(1.1)  # the attributes that the kernel knows expire
     os.kill(int(pid), signal.SIGSTOP)
@@ -385,8 +386,8 @@ def test_reads_beside_a_stopped_server(mount, place, callers, way):
                          seconds=LIMIT) == oracle.read_all(real)
     finally:
         os.kill(int(pid), signal.SIGCONT)
-    crowd.kill()
-    assert eventually(crowd.reap, LIMIT), f"{crowd.left()} are left"
+    group.kill()
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
     assert m.unmount() == 0
 
 
@@ -430,19 +431,19 @@ def test_end(mount, place, callers, who, fusectl, what, end, sandbox):
     held = callers(m.user)  # a file on the good storage keeps the mount busy
     held.add(hold, h.files[0][0])
     if what == "read":  # the whole file was read with the header
-        drop_from_page_cache([place / "s/slow/h/d0" / MODEL])
+        drop(place / "s/slow/h/d0" / MODEL)
     h.set(rule)
-    crowd = callers(m.user)
+    group = callers(m.user)
     for _ in range(3):
-        crowd.add(*call(h))
+        group.add(*call(h))
 
     def hangs():
         return h.waiting() or child(m.metrics, user=m.user)["fstfs_reads_in_flight"]
 
     assert eventually(hangs, LIMIT)
     m.signal(end)
-    assert eventually(crowd.reap, 10), f"{crowd.left()} wait on"
-    assert set(crowd.pids.values()) <= ENDS, crowd.pids
+    assert eventually(group.reap, 10), f"{group.left()} wait on"
+    assert set(group.pids.values()) <= ENDS, group.pids
     if end == signal.SIGTERM:
         assert eventually(lambda: not mounted_at(m.path))
         assert os.listdir(m.path) == []

@@ -136,6 +136,9 @@ def test_fake_mount(fstfs, source, mnt):
         assert done.returncode == 0
         assert f"/fstfs -o rw,allow_other -- {source.root} {mnt}\n" in done.stdout
         nothing_left(mnt)
+        done = run("mount", "-f", "-o", "view=bogus", "-t", "fstfs", source.root, mnt)
+        assert done.returncode == 1
+        refused(done, "bogus")
         done = run("mount", "-n", "-s", "-v", "-t", "fstfs", source.root, mnt)
         assert done.returncode == 0, done
         assert run("umount", mnt).returncode == 0
@@ -219,7 +222,7 @@ def test_mount_in_a_namespace(fstfs, source, mnt):
                 done = run("mount", "-N", str(other.pid), "-t", "fstfs", source.root, mnt)
                 assert done.returncode == 0, done
                 assert not mounted_at(mnt)
-                with open(f"/proc/{other.pid}/mountinfo") as f:
+                with open(f"/proc/{other.pid}/mountinfo", errors="surrogateescape") as f:
                     assert any(line.split()[4] == str(mnt) for line in f)
                 done = run("umount", "-N", str(other.pid), mnt)
                 assert done.returncode == 0, done

@@ -33,7 +33,7 @@ def read_direct(path, block=1 << 20):
     return b"".join(parts)
 
 
-WAYS = {"read": oracle.read_all, "mmap": read_mapped, "direct": read_direct}
+METHODS = {"read": oracle.read_all, "mmap": read_mapped, "direct": read_direct}
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def wholes(source):
 def check_wholes(root, source):
     for path, full in wholes(source):
         expected = oracle.read_all(full)
-        for way, read in WAYS.items():
-            assert read(os.path.join(root, path)) == expected, (path, way)
+        for method, read in METHODS.items():
+            assert read(os.path.join(root, path)) == expected, (path, method)
 
 
 def test_off_by_default(mount, source):
@@ -102,11 +102,11 @@ def test_kernel_reads_by_itself(mount, source, allowed):
     m = mount(source.root, "--passthrough=on")
     before, size = m.metric("read_bytes_total"), 0
     for path, full in wholes(source):
-        for way in ("read", "mmap"):
+        for method in ("read", "mmap"):
             with open(m / f"shards/{path}", "rb"):
                 # The kernel reports a closed file with a delay.
                 assert eventually(lambda: state(m) == {"on": True, "files": 1}), state(m)
-                assert WAYS[way](m / f"shards/{path}") == oracle.read_all(full)
+                assert METHODS[method](m / f"shards/{path}") == oracle.read_all(full)
             size += os.path.getsize(full)
     assert m.metric("read_bytes_total") == before
     check_wholes(m / "shards", source)
@@ -131,7 +131,7 @@ def test_concurrent_opens_of_one_file(mount, source, possible):
     def work(number):
         for step in range(60):
             path, expected = files[step % len(files)]
-            read = list(WAYS.values())[(number + step) % 3]
+            read = list(METHODS.values())[(number + step) % 3]
             try:
                 if read(path) != expected:
                     wrong.append((path, "bytes"))

@@ -298,6 +298,65 @@ def test_path_permission_revoked(mount, place, source):
     assert eventually(lambda: child(readable, "bob", shown) == set(shown))
 
 
+def listed(who, directory):
+    """In a child."""
+    become(who)
+    return set(os.listdir(directory))
+
+
+@pytest.mark.parametrize("view", ["merged", "shards"])
+def test_directory_opened_after_a_removal(mount, source, view):
+    """A user who may list a directory now does not see what was removed before."""
+    directory = source.path("late")
+    source.add_side("late/kept")
+    os.chmod(directory, 0o700)
+    m = mount(source.root, "-o", "allow_other")
+    for i in range(5):
+        source.add_side(f"late/secret-{i}")
+        assert eventually(lambda: f"secret-{i}" in os.listdir(m / f"{view}/late"))
+        os.unlink(source.path(f"late/secret-{i}"))
+        os.chmod(directory, 0o755)
+        assert child(listed, "bob", m / f"{view}/late") == {"kept"}
+        os.chmod(directory, 0o700)
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
+def test_links_that_climb_out_of_the_source(mount, place, closed):
+    """A relative link leads to what lies beside the source. Users get it only if they can search the
+    directories above, as for an absolute link and for the link in the source itself. Links that
+    stay in the source are followed, whatever is above it."""
+    above = place / "home"
+    source = trees.Source(above / "cache/hub")
+    source.add("model/blobs", "blob", [trees.tensor("t", "U8", (8,))])
+    beside = trees.Source(above / "cache/beside")
+    beside.add("", "far", [trees.tensor("t", "U8", (8,), fill=7)])
+    snapshot = source.path("model/snapshots/main")
+    os.makedirs(snapshot)
+    links = {"stays.safetensors": "../../blobs/blob.safetensors",
+             "far.safetensors": "../../../../beside/far.safetensors",
+             "detour.safetensors": "../../../../hub/model/blobs/blob.safetensors",
+             "chain.safetensors": "far.safetensors",
+             "absolute.safetensors": beside.path("far.safetensors"), "beside": "../../../../beside"}
+    for name, target in links.items():
+        os.symlink(target, os.path.join(snapshot, name))
+    for directory, _, files in os.walk(above):
+        os.chmod(directory, 0o755)
+        for name in files:
+            if not os.path.islink(os.path.join(directory, name)):
+                os.chmod(os.path.join(directory, name), 0o644)
+    os.chmod(above, 0o700 if closed else 0o755)
+    m = mount(source.root, "-o", "allow_other")
+    shown = m / "shards/model/snapshots/main"
+    paths = {name: os.path.join(shown, name) for name in links if name != "beside"}
+    paths["beside"] = os.path.join(shown, "beside/far.safetensors")
+    expected = {"stays.safetensors"} if closed else set(links)
+    found = child(readable, "bob", paths.values())
+    assert {name for name, path in paths.items() if path in found} == expected
+    listed = child(lambda: (become("bob"), errors_of([lambda: os.listdir(f"{shown}/beside")]))[1])
+    assert listed == [errno.EACCES if closed else 0]
+    assert child(openable, paths.values()) == set(paths.values())
+
+
 def test_directory_becomes_a_link(mount, place, source):
     """An open directory of the mount cannot be used to bypass a link that is now above it."""
     for directory in (place / "s/a/sub", place / "way/x/sub"):

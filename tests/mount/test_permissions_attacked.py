@@ -3,16 +3,18 @@
 unknown groups, death of the helper process, limits."""
 
 import concurrent.futures
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 
 import oracle
 import pytest
-from conftest import child, eventually
+from conftest import child, eventually, files_open_in
 from corpus import trees
 from test_permissions import (ALICE, BOB, CAROL, GROUP, LEFT, MASK, NONE, RIGHT, R, add, around, become,
                               errors_of, exchange, files_of, give_list, openable, readable, source)
@@ -81,8 +83,7 @@ def test_reused_inode_number(mount, ext4, held):
     shown = m / "merged/d/side.txt"
     assert oracle.read_all(shown) == b"secret" * 100
     # until the daemon has closed it, because an open file keeps its number
-    assert eventually(lambda: not [link for link in os.listdir(f"/proc/{m.pid}/fd") if path ==
-                                   os.readlink(f"/proc/{m.pid}/fd/{link}")], 30)
+    assert eventually(lambda: path not in files_open_in(m.pid).values(), 30)
 
     def attempt():
         become("alice")
@@ -108,11 +109,11 @@ def test_reused_inode_number_and_tensors(mount, ext4):
     m = mount(source.root, "-o", "allow_other")
     shown = m / "tensors/d/m"
     assert os.listdir(shown) == ["secret"]
-    assert eventually(lambda: not [link for link in os.listdir(f"/proc/{m.pid}/fd") if path ==
-                                   os.readlink(f"/proc/{m.pid}/fd/{link}")], 30)
+    assert eventually(lambda: path not in files_open_in(m.pid).values(), 30)
 
     def attempt():
         assert os.listdir(shown) == ["secret"]  # so that the daemon has just checked the source
+        assert eventually(lambda: path not in files_open_in(m.pid).values(), 30)
         become("alice")
         assert replaced_with_same_inode(path, trees.file_bytes([trees.tensor("public", "U8", (8,))]))
         try:
@@ -486,15 +487,36 @@ class FileHandle(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint), ("type", ctypes.c_int), ("bytes", ctypes.c_ubyte * 128)]
 
 
-def node_id_of(path):
-    """The node ID in FUSE, which name_to_handle_at() reveals to every caller."""
+def handle_of(path):
     handle, mount_id = FileHandle(size=128), ctypes.c_int()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.name_to_handle_at(-100, os.fsencode(path), ctypes.byref(handle),
                               ctypes.byref(mount_id), 0):
         raise OSError(ctypes.get_errno(), "name_to_handle_at", path)
-    high, low = struct.unpack_from("=II", bytes(handle.bytes))  # fuse_encode_fh()
+    return handle
+
+
+def node_id_of(path):
+    """The node ID in FUSE, which name_to_handle_at() reveals to every caller."""
+    high, low = struct.unpack_from("=II", bytes(handle_of(path).bytes))  # fuse_encode_fh()
     return high << 32 | low
+
+
+def node_number_of(path):
+    """The number of the daemon's node: that of the set of tensors for a tensor (src/view/node.c)."""
+    node_id = node_id_of(path)
+    return node_id >> 32 & 0x7fffffff if node_id >> 63 else node_id
+
+
+def read_by_handle(directory, handle):
+    """The content of the file that a handle refers to, or the error. `directory`: any open file of
+    the mount."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.open_by_handle_at(directory, ctypes.byref(handle), os.O_RDONLY)
+    if fd < 0:
+        return ctypes.get_errno()
+    with open(fd, "rb") as f:
+        return f.read()
 
 
 def test_no_node_id_is_an_address(mount, place):
@@ -510,6 +532,53 @@ def test_no_node_id_is_an_address(mount, place):
         mapped = [[int(end, 16) for end in line.split()[0].split("-")] for line in f]
     for path, of in ids.items():
         assert not any(low <= of < high for low, high in mapped), (path, hex(of))
+
+
+def models_of_one_tensor(place, count):
+    """A source of models m0, m1, ..., each with other bytes."""
+    source = trees.Source(place / "s")
+    for i in range(count):
+        source.add(f"m{i}", "model", [trees.tensor("w", "U8", (64,), fill=i)])
+    return source
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["lookup", "readdirplus"])
+@pytest.mark.parametrize("view", ["tensors/m{}/model/w", "merged/m{}/model.safetensors",
+                                  "tensors/m{}/model"])
+def test_handle_opens_no_other_file(mount, place, view, listed):
+    """After the kernel has forgotten the file of a handle, its node is reused for others. The handle
+    opens the same version or nothing."""
+    source = models_of_one_tensor(place, 14)
+    m = mount(source.root)
+    paths = [m / view.format(i) for i in range(14)]
+    reused = set()
+    directory = os.open(m.path, os.O_RDONLY)
+    try:
+        handle, first = handle_of(paths[0]), node_number_of(paths[0])
+        is_file = os.path.isfile(paths[0])
+        if is_file:
+            assert read_by_handle(directory, handle) == oracle.read_all(paths[0])
+        for i, path in enumerate(paths[1:6]):
+            shutil.rmtree(source.path(f"m{i}"))
+            assert eventually(lambda before=paths[i]: not os.path.exists(before))
+            if listed:
+                os.listdir(os.path.dirname(path))
+            held = os.open(path, os.O_RDONLY)
+            try:
+                reused |= {node_number_of(at) for at in (path, os.path.dirname(path))}
+                assert read_by_handle(directory, handle) == errno.ESTALE
+                if is_file:
+                    assert read_by_handle(directory, handle_of(path)) == oracle.read_all(path)
+            finally:
+                os.close(held)
+        with contextlib.ExitStack() as stack:  # more files than there are free nodes
+            for path in paths[6:]:
+                stack.callback(os.close, os.open(path, os.O_RDONLY))
+                reused |= {node_number_of(at) for at in (path, os.path.dirname(path))}
+            assert read_by_handle(directory, handle) == errno.ESTALE
+    finally:
+        os.close(directory)
+    assert first in reused
 
 
 class Ring:

@@ -168,6 +168,18 @@ def test_more_directories_than_the_limit(mount, place):
     assert eventually(settled, 60), m.problems()
 
 
+def test_log_is_limited(mount, place):
+    """A thousand lines per hour, and one that says so; the page lists all problems."""
+    (place / "s").mkdir()
+    for i in range(1020):
+        (place / f"s/{i}.safetensors").write_bytes(b"\xff" * 100)
+    m = mount(place / "s")
+    assert len(m.problems()) == 1020
+    logged = m.log_text().splitlines()
+    assert sum(": refused: " in line for line in logged) == 1000
+    assert sum("1000 problems were logged within an hour" in line for line in logged) == 1
+
+
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("readers", [1, 60])
 def test_hanging_storage(mount, place, callers, who, readers):  # noqa: F811
@@ -178,17 +190,17 @@ def test_hanging_storage(mount, place, callers, who, readers):  # noqa: F811
     broken(place / "s/a/model.safetensors")
     m = h.serve(limit=200, **who)
     h.set("* h/d1 hang", "* h/d1/* hang")
-    crowd = callers(m.user)
+    group = callers(m.user)
     for _ in range(readers):
-        crowd.add(m.problems)
-    assert eventually(lambda: crowd.count()[1] >= readers, LIMIT), crowd.count()
+        group.add(m.problems)
+    assert eventually(lambda: group.count()[1] >= readers, LIMIT), group.count()
     lines = child(m.problems, user=m.user, seconds=LIMIT)
     assert lines[-1].startswith(".: incomplete: "), lines
     assert any(line.startswith("a/model.safetensors: refused") for line in lines), lines
     assert "reading slow/h" in lines[-1] and "have not" in lines[-1]
     h.others_are_served()
-    crowd.kill()
-    assert eventually(crowd.reap, LIMIT)
+    group.kill()
+    assert eventually(group.reap, LIMIT)
     h.set()
 
     def complete():

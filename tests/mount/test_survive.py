@@ -43,12 +43,12 @@ def expected(m, versions):
 
 
 @pytest.fixture
-def crowd():
-    """crowd(m, files, ...): readers that have all started; they are killed at the end of the test."""
+def group():
+    """group(m, files, ...): readers that have all started; they are killed at the end of the test."""
     made = []
 
     def start(m, files, **more):
-        made.append(readers.Crowd(files, user=m.user, **more))
+        made.append(readers.ReaderGroup(files, user=m.user, **more))
         assert eventually(made[-1].reading, LIMIT), "not all readers got to read"
         return made[-1]
 
@@ -102,10 +102,10 @@ class InBackground:
             return f.read()
 
 
-def judge(crowd, allowed):
+def judge(group, allowed):
     """All readers end, none has read a wrong byte, and each ended with a permitted error."""
-    crowd.finish(LIMIT)
-    faults = crowd.faults(allowed)
+    group.finish(LIMIT)
+    faults = group.faults(allowed)
     assert not faults, "\n".join(faults)
 
 
@@ -121,7 +121,7 @@ def dead(m):
 
 
 @pytest.mark.limit(200)
-def test_kill(mount, versions, crowd, who):
+def test_kill(mount, versions, group, who):
     """Repeatedly, at different moments. A dead mount remains, and can be removed."""
     rng = random.Random(3)
     contents = {}  # by path below the mount
@@ -132,7 +132,7 @@ def test_kill(mount, versions, crowd, who):
         files = [(os.path.join(os.fsencode(m.path), path), want)
                  for path, want in contents.items()]
         number = connection(m)
-        all_of_them = crowd(m, files, seed=turn)
+        all_of_them = group(m, files, seed=turn)
         time.sleep(rng.random() * 0.2)
         m.signal(signal.SIGKILL)
         try:
@@ -148,14 +148,14 @@ def test_kill(mount, versions, crowd, who):
 
 
 @pytest.mark.parametrize("how", ["fusermount3-uz", "umount-l"])
-def test_lazy_unmount(mount, versions, crowd, who, how):
+def test_lazy_unmount(mount, versions, group, who, how):
     """Readers end when they no longer find files, and the daemon with the last of them."""
     if how == "umount-l" and os.geteuid() != 0:
         pytest.skip("needs root: umount")
     m = mount(versions[0].root, **who)
     files = expected(m, versions[:1])
     number = connection(m)
-    all_of_them = crowd(m, files)
+    all_of_them = group(m, files)
     command = ["umount", "-l"] if how == "umount-l" else [*as_user(m.user), "fusermount3", "-uz"]
     subprocess.run([*command, m.path], check=True)
     assert not mounted_at(m.path)
@@ -165,9 +165,9 @@ def test_lazy_unmount(mount, versions, crowd, who, how):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_signal(mount, versions, crowd, who, number):
+def test_signal(mount, versions, group, who, number):
     m = mount(versions[0].root, **who)
-    all_of_them = crowd(m, expected(m, versions[:1]))
+    all_of_them = group(m, expected(m, versions[:1]))
     device = connection(m)
     m.signal(number)
     judge(all_of_them, ENDS)
@@ -175,15 +175,121 @@ def test_signal(mount, versions, crowd, who, number):
     assert eventually(lambda: not mounted_at(m.path)), "still mounted"
 
 
+@pytest.fixture
+def private(place):
+    """A directory in which mounts can be moved, which a shared mount does not allow."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mount")
+    subprocess.run(["mount", "--bind", place, place], check=True)
+    subprocess.run(["mount", "--make-private", place], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@contextlib.contextmanager
+def other_file_system(path):
+    """Mounts a tmpfs, and checks at the end that it is still mounted."""
+    subprocess.run(["mount", "-t", "tmpfs", "other", path], check=True)
+    try:
+        yield
+        assert any(" - tmpfs other " in line for line in mounted_at(path)), mounted_at(path)
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+@pytest.mark.parametrize("where", ["", "tensors/m"], ids=["on-it", "inside"])
+def test_mount_under_another(private, mount, versions, group, who, where):
+    """Another file system that is mounted on the mount or inside it is kept. The mount cannot be
+    unmounted then: readers get an error, and a dead mount remains. Nothing may look up names inside
+    it: the kernel then detaches what is mounted there."""
+    if where and who:
+        pytest.skip("root cannot enter the mount of another user")
+    m = mount(versions[0].root, died=True, **who)
+    all_of_them = None if where else group(m, expected(m, versions[:1]))
+    device = connection(m)
+    subprocess.run(["mount", "-t", "tmpfs", "other", m / where], check=True)
+    m.signal(signal.SIGTERM)
+    if all_of_them:
+        judge(all_of_them, ENDS)
+    assert ended(m, device) == 1
+    assert "cannot unmount: another file system is mounted" in m.log_text()
+    assert [line.split(" - ")[1].split()[0] for line in mounted_at(m.path)] == ["fuse.fstfs", "tmpfs"]
+    if not where:
+        subprocess.run(["umount", m.path], check=True)
+        dead(m)
+    subprocess.run(["umount", "-l", m.path], check=True)
+    assert not mounted_at(m.path)
+
+
+@pytest.mark.parametrize("how", ["moved", "unmounted"])
+def test_mount_left_its_path(private, mount, versions, who, how):
+    """The mount is moved or unmounted, and another file system is mounted in its place: SIGTERM
+    unmounts only the mount."""
+    m = mount(versions[0].root, died=True, **who)
+    device = connection(m)
+    other = private / "other place"
+    other.mkdir()
+    reader = subprocess.Popen([*as_user(m.user), "sh", "-c", 'exec 3<"$0"; echo; read line; cat <&3',
+                               m / "merged/m/model.safetensors"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert reader.stdout.read(1) == b"\n"  # keeps the connection after the unmount
+    subprocess.run(["mount", "--move", m.path, other] if how == "moved" else
+                   ["umount", "-l", m.path], check=True)
+    with other_file_system(m.path):
+        m.signal(signal.SIGTERM)
+        assert ended(m, device) == 0
+        assert not mounted_at(other)
+        reader.communicate(b"\n", timeout=LIMIT)
+        assert reader.returncode != 0
+
+
+def test_log_is_full(mount, versions, who):
+    """RLIMIT_FSIZE: the log can take no more bytes. The mount serves and ends as always."""
+    m = mount(versions[0].root, wrapper=["prlimit", "--fsize=0"], **who)
+    child(readers.check_files, expected(m, versions[:1]), "read", user=m.user)
+    device = connection(m)
+    m.signal(signal.SIGTERM)  # logged by the daemon
+    assert ended(m, device) == 0
+    assert m.log_text() == ""
+    assert eventually(lambda: not mounted_at(m.path)), "still mounted"
+
+
+def test_process_ends(mount, versions, group, who):
+    """--pid: the end of the process unmounts, also if it is killed and readers hold files open."""
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        m = mount(versions[0].root, f"--pid={process.pid}", **who)
+        all_of_them = group(m, expected(m, versions[:1]))
+        device = connection(m)
+    finally:
+        process.kill()
+        process.wait()
+    judge(all_of_them, ENDS)
+    assert ended(m, device) == 0
+    assert eventually(lambda: not mounted_at(m.path)), "still mounted"
+
+
+def test_process_has_ended(fstfs, versions, place):
+    """--pid of no process is refused before anything is mounted."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    (place / "mnt").mkdir()
+    result = subprocess.run([fstfs, f"--pid={process.pid}", versions[0].root, place / "mnt"],
+                            capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == \
+        (1, f"fstfs: --pid={process.pid}: No such process\n")
+    assert not mounted_at(place / "mnt")
+
+
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("options", [(), ("--shards=3",)], ids=["as-source", "recut"])
-def test_source_changes(mount, versions, crowd, place, who, options):
+def test_source_changes(mount, versions, group, place, who, options):
     """Shards are truncated, replaced by another version, and removed, again and again."""
     root = place / "s"
     shutil.copytree(versions[0].root, root)
     m = mount(root, *options, limit=120 * SLOW, **who)
     files = expected(m, readers.mixtures(versions))  # the first of one version: of versions[0]
-    all_of_them = crowd(m, files, passed=CHANGES)
+    all_of_them = group(m, files, passed=CHANGES)
     names = [name for name, _ in versions[0].checkpoints[0].shards]
     rng = random.Random(5)
     for turn in range(1, 13):
@@ -237,11 +343,11 @@ def kill_helper(m, name):
     os.kill(helpers[name], signal.SIGKILL)
 
 
-def test_opener_is_killed(mount, versions, crowd, who, shared):
+def test_opener_is_killed(mount, versions, group, who, shared):
     """Without it, callers would be denied permitted access forever. The daemon exits with an error,
     so that it is restarted."""
     m = mount(versions[0].root, *shared, died=True, **who)
-    all_of_them = crowd(m, expected(m, versions[:1]))
+    all_of_them = group(m, expected(m, versions[:1]))
     number = connection(m)
     kill_helper(m, "fstfs-open")
     judge(all_of_them, ENDS | {errno.EACCES})
@@ -263,8 +369,11 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
     number = connection(m)
     path = m / "merged/m/model.safetensors"
     child(os.stat, path)
-    (place / "rules").write_text("lookup m/* hang\n")
-    os.rename(place / "rules", faults)
+
+    def set_rules(text):
+        (place / "rules").write_text(text)
+        os.rename(place / "rules", faults)
+
     helper = helpers_of(m)["fstfs-open"]
 
     def hung():
@@ -278,9 +387,21 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
     waiting = os.fork()
     if waiting == 0:
         with contextlib.suppress(OSError):
-            os.stat(path)
+            while True:
+                os.stat(path)
+                time.sleep(0.01)
         os._exit(0)
-    assert eventually(hung, LIMIT)
+
+    def helper_hangs():
+        """The daemon looks the file up, too, from time to time. If it hangs first, it does not ask
+        the helper."""
+        set_rules("lookup m/* hang\n")
+        if eventually(hung, 1):
+            return True
+        set_rules("")
+        return False
+
+    assert eventually(helper_hangs, LIMIT)
     os.kill(helper, signal.SIGKILL)
     freed = eventually(lambda: os.waitpid(waiting, os.WNOHANG)[0], 10)
     gone = eventually(lambda: not mounted_at(m.path), 10)
@@ -290,11 +411,11 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
     assert ended(m, number) == 1
 
 
-def test_unmounter_is_killed(mount, versions, crowd, who, shared):
+def test_unmounter_is_killed(mount, versions, group, who, shared):
     """Readers do not notice. At the end a dead mount remains, as the log and the exit status say."""
     m = mount(versions[0].root, *shared, died=True, **who)
     files = expected(m, versions[:1])
-    all_of_them = crowd(m, files)
+    all_of_them = group(m, files)
     number = connection(m)
     kill_helper(m, "fstfs-unmount")
     assert eventually(lambda: "fstfs-unmount has died" in m.log_text())
@@ -324,6 +445,8 @@ def test_logger_is_killed(versions, place, fstfs, shared):
         m = InBackground(mountpoint)
         files = expected(m, versions[:1])
         pid, helpers = m.pid, helpers_of(m)
+        with open(f"/proc/{helpers['fstfs-log']}/status") as f:
+            assert {line.split()[1] for line in f if line.startswith("Cap") and line[3] in "PEIA"} == {"0" * 16}
         os.kill(helpers["fstfs-log"], signal.SIGKILL)
         assert eventually(lambda: not alive(helpers["fstfs-log"]))
         readers.check_files(files, "read")
@@ -336,7 +459,7 @@ def test_logger_is_killed(versions, place, fstfs, shared):
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
-def test_storage_hangs(mount, versions, crowd, place, who, end):
+def test_storage_hangs(mount, versions, group, place, who, end):
     """Killed while storage does not answer: readers are released at once. SIGTERM waits for reads
     in flight, which finish when the storage answers."""
     if not SLOWFS.exists():
@@ -348,7 +471,7 @@ def test_storage_hangs(mount, versions, crowd, place, who, end):
     m = mount(storage.path, "--memory=4M", died=end == signal.SIGKILL, **who)
     number = connection(m)
     files = expected(m, versions[:1])
-    all_of_them = crowd(m, files)
+    all_of_them = group(m, files)
     faults.write_text("read m/* hang\n")
 
     def in_flight():

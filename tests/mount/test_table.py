@@ -31,7 +31,7 @@ SIZE = 2 << 20
 AT = SIZE * 3 // 4  # offset of the fault in the tensor "w"
 LIMIT = 10  # seconds: the documented limit
 VIEWS = ("merged", "shards", "re-cut", "tensors")
-CELLS = [(view, way) for view in VIEWS for way in readers.WAYS]
+CELLS = [(view, method) for view in VIEWS for method in readers.METHODS]
 OTHERS = "others"  # a checkpoint without faults
 
 # fault: rules of slowfs. {file}: the shard; {at}: the range that is read; {other}: another version
@@ -86,7 +86,7 @@ SHORT_CALLS = "system calls read less than requested"
 class Waiting:
     """A process that has a file open and reads a page of it on request."""
 
-    def __init__(self, path, way, want, at, first):
+    def __init__(self, path, method, want, at, first):
         out, self.into = os.pipe()
         self.out, into = os.pipe()
         self.pid = os.fork()
@@ -95,7 +95,7 @@ class Waiting:
                 os.close(self.into)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGBUS, signal.SIG_DFL)  # not pytest's faulthandler
-                os.write(into, pickle.dumps(self.read(path, way, want, at, first, out, into)))
+                os.write(into, pickle.dumps(self.read(path, method, want, at, first, out, into)))
             finally:
                 os._exit(0)
         os.close(out)
@@ -103,9 +103,9 @@ class Waiting:
         self.said = b""
 
     @staticmethod
-    def read(path, way, want, at, first, out, into):
+    def read(path, method, want, at, first, out, into):
         """In the child: the result of the read."""
-        with readers.OpenFile(path, way, (want,)) as file:
+        with readers.OpenFile(path, method, (want,)) as file:
             if first:
                 file.check(at - AT // 2, readers.BLOCK)
             os.write(into, b"r")
@@ -152,7 +152,7 @@ def prepared(shared_place):
     """A checkpoint for each view and method, each with another version of its first shard, and one
     more."""
     source = trees.Source(shared_place / "prepared")
-    for name in [f"{view}-{way}" for view, way in CELLS] + [OTHERS]:
+    for name in [f"{view}-{method}" for view, method in CELLS] + [OTHERS]:
         tensors = [trees.tensor("w", "U8", (SIZE,)), trees.tensor("x", "U8", (5000,))]
         c = source.add(name, "model", tensors, shards=2)
         new = [trees.tensor("w", "U8", (SIZE,), seed="another")]
@@ -224,17 +224,17 @@ class Stage:
     def open_all(self, first, below=""):
         """Starts a reader for each view and method with its file open."""
         self.below = below
-        self.files = {(view, way): self.file(view, f"{view}-{way}") for view, way in CELLS}
-        for (view, way), (path, want) in self.files.items():
-            self.waiting[view, way] = Waiting(path, way, want, want.index(self.w) +
+        self.files = {(view, method): self.file(view, f"{view}-{method}") for view, method in CELLS}
+        for (view, method), (path, want) in self.files.items():
+            self.waiting[view, method] = Waiting(path, method, want, want.index(self.w) +
                                               AT // readers.BLOCK * readers.BLOCK, first)
         for one in self.waiting.values():
             one.prepare()
 
-    def another(self, view, way):
+    def another(self, view, method):
         """One more reader that waits for the same request as the first of its kind."""
-        path, want = self.files[view, way]
-        made = Waiting(path, way, want, want.index(self.w) + AT // readers.BLOCK * readers.BLOCK,
+        path, want = self.files[view, method]
+        made = Waiting(path, method, want, want.index(self.w) + AT // readers.BLOCK * readers.BLOCK,
                        False)
         made.prepare()
         made.go()
@@ -243,15 +243,15 @@ class Stage:
 
     def set(self, rule=None):
         """Sets the rule for the first shard of each reader's checkpoint; None: no fault."""
-        rules = [rule.format(file=f"{view}-{way}/{SHARD}", at=f"{self.at}+1",
-                             other=f"{view}-{way}/another") + "\n"
-                 for view, way in CELLS] if rule else []
+        rules = [rule.format(file=f"{view}-{method}/{SHARD}", at=f"{self.at}+1",
+                             other=f"{view}-{method}/another") + "\n"
+                 for view, method in CELLS] if rule else []
         new = self.place / "faults.new"
         new.write_text("".join(rules))
         os.rename(new, self.place / "faults")
 
     def read_all(self):
-        """{(view, way): result}"""
+        """{(view, method): result}"""
         for one in self.waiting.values():
             one.go()
         return {cell: one.outcome() for cell, one in self.waiting.items()}
@@ -260,14 +260,14 @@ class Stage:
         """Readers of another checkpoint are not affected, within the limit."""
         for view in VIEWS:
             file = self.file(view, OTHERS)
-            for way in readers.WAYS:
-                child(readers.check_files, [file], way, seconds=LIMIT)
+            for method in readers.METHODS:
+                child(readers.check_files, [file], method, seconds=LIMIT)
 
     def heal(self):
         """Restores the files of the source."""
-        for view, way in CELLS:
-            path = self.root / "d" / f"{view}-{way}"
-            shutil.copyfile(self.prepared.path(f"{view}-{way}", SHARD), path / "new.tmp")
+        for view, method in CELLS:
+            path = self.root / "d" / f"{view}-{method}"
+            shutil.copyfile(self.prepared.path(f"{view}-{method}", SHARD), path / "new.tmp")
             os.rename(path / "new.tmp", path / SHARD)
 
     def well_again(self):
@@ -285,8 +285,8 @@ class Stage:
 
     def logged(self):
         """Describes how often each file appears in the log."""
-        times = {sum(f"{view}-{way}/{SHARD}" in line
-                     for line in self.of(view).log_text().splitlines()) for view, way in CELLS}
+        times = {sum(f"{view}-{method}/{SHARD}" in line
+                     for line in self.of(view).log_text().splitlines()) for view, method in CELLS}
         assert max(times) <= 1, "said more than once of a file"
         return {1: "once", 0: "nothing"}[times.pop()] if len(times) == 1 else "once, if at all"
 
@@ -300,9 +300,9 @@ def stage(mount, prepared, contents, place):
         one.end()
 
 
-def in_words(seen, way):
+def in_words(seen, method):
     """The results for readers of all views by one method."""
-    found = {view: seen[view, way] for view in VIEWS}
+    found = {view: seen[view, method] for view in VIEWS}
     assert not any("wrong" in what for what in found.values()), found
     if len(set(found.values())) == 1:
         return found.popitem()[1]
@@ -310,7 +310,7 @@ def in_words(seen, way):
 
 
 def compare(stage, what, seen, well, log):
-    tables.check("storage", what, *[in_words(seen, way) for way in readers.WAYS], well, log)
+    tables.check("storage", what, *[in_words(seen, method) for method in readers.METHODS], well, log)
 
 
 @pytest.mark.parametrize("what", BY_RULE)
@@ -326,8 +326,8 @@ def test_request(stage, what):
         assert all(one.waits() for one in stage.waiting.values())
         # Waiting readers can be killed, except with O_DIRECT: the kernel waits for each answer.
         for view in VIEWS:
-            for way in ("read", "mmap"):
-                killed = stage.another(view, way)
+            for method in ("read", "mmap"):
+                killed = stage.another(view, method)
                 os.kill(killed.pid, signal.SIGKILL)
                 assert killed.outcome() == "`SIGKILL`"
                 killed.end()
@@ -351,8 +351,8 @@ def test_file(stage, what):
     """Changes of a file between two reads of one reader."""
     stage.mount_on(stage.root / "d")
     stage.open_all(first=True)
-    for view, way in CELLS:
-        path = stage.root / "d" / f"{view}-{way}"
+    for view, method in CELLS:
+        path = stage.root / "d" / f"{view}-{method}"
         LOCALLY[what](path / SHARD, path / "another")
     seen = stage.read_all()
     stage.others_go_on()

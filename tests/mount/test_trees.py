@@ -450,7 +450,7 @@ def test_view_option(mount, sources, view):
     expected = oracle.Expected(source, view)
     assert oracle.walk(m.path) == expected.paths()
     assert ".fstfs" not in os.listdir(m.path)
-    assert sorted(os.listdir(m / ".fstfs")) == ["metrics", "problems", "status"]
+    assert sorted(os.listdir(m / ".fstfs")) == ["loads", "metrics", "problems", "status"]
     for c in source.checkpoints[:12]:
         if view == "tensors":
             oracle.check_tensors(m.path, c)
@@ -503,7 +503,7 @@ def test_control_files_can_be_read_in_pieces(mount, sources):
     """In small pieces, at offsets, repeatedly; `cat` and `head -c` agree."""
     m = mount(sources(trees.nested).root)
     oracle.walk(m / "tensors")
-    for name in ("metrics", "problems", "status"):
+    for name in ("loads", "metrics", "problems", "status"):
         fd = os.open(m / f".fstfs/{name}", os.O_RDONLY)
         whole = b""
         while part := os.read(fd, 100):

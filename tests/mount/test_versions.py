@@ -8,6 +8,7 @@ import mmap
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -354,3 +355,99 @@ def test_exception_write_longer_than_the_margin(disk_of_memory, mount):
     held.close()
     os.utime(shard.path)
     assert eventually(lambda: value(m / FILES["tensors"]) == NEW)
+
+
+# ---- another file system in place of a mounted one ----
+
+class Image:
+    """An ext4 image, mounted read-only at `path`. The loop device stays the same."""
+
+    def __init__(self, place):
+        self.path = place / "s/m"
+        self.path.mkdir(parents=True)
+        self.file = place / "image"
+        with open(self.file, "wb") as f:
+            f.truncate(16 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-I", "256", "-O", "^metadata_csum", self.file],
+                       check=True)
+        self.device = subprocess.run(["losetup", "--find", "--show", self.file], check=True,
+                                     capture_output=True, text=True).stdout.strip()
+
+    def mount(self, options="ro,noload"):
+        subprocess.run(["mount", "-o", options, self.device, self.path], check=True)
+
+    def unmount(self):
+        """The daemon closes its descriptors a while after the last reader."""
+        assert eventually(lambda: subprocess.run(["umount", self.path],
+                                                 capture_output=True).returncode == 0, 30)
+
+    def replace(self, old, new):
+        """Mounts an image that differs in these bytes only."""
+        self.unmount()
+        data = self.file.read_bytes()
+        assert data.count(old) > 0
+        self.file.write_bytes(data.replace(old, new))
+        self.mount()
+
+    def state(self):
+        """What stat(2) returns for the shard and its directory."""
+        return [(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+                for st in map(os.stat, (self.path, self.path / "model.safetensors"))]
+
+
+@pytest.fixture
+def image(place):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: an image is mounted")
+    if not has_unique_mount_id(place):
+        pytest.skip("needs Linux 6.8: mount IDs are reused")
+    image = Image(place)
+    image.mount("rw")
+    try:
+        Shard(image.path / "model.safetensors").fill(OLD)
+        (image.path / "name-a.txt").touch()
+        image.unmount()
+        image.mount()
+        yield image
+    finally:
+        subprocess.run(["umount", "-l", image.path])
+        subprocess.run(["losetup", "-d", image.device], check=True)
+
+
+def has_unique_mount_id(path):
+    """Whether statx(2) returns a mount ID that is never reused (Linux 6.8)."""
+    at_fdcwd, unique_mount_id = -100, 0x4000
+    stx = ctypes.create_string_buffer(256)
+    assert ctypes.CDLL(None).statx(at_fdcwd, os.fsencode(path), 0, unique_mount_id, stx) == 0
+    return int.from_bytes(stx[:4], sys.byteorder) & unique_mount_id
+
+
+@pytest.mark.parametrize("view", FILES)
+def test_image_is_replaced(mount, image, view):
+    """An image with the same device, inode numbers and times, and other bytes in its shard."""
+    m = mount(image.path.parent)
+    assert value(m / FILES[view]) == OLD
+    before = image.state()
+    image.replace(bytes([OLD]) * 16, bytes([NEW]) * 16)
+    assert image.state() == before
+    assert (image.path / "model.safetensors").read_bytes().count(bytes([NEW])) > SIZE
+    time.sleep(1)
+    assert value(m / FILES[view]) == NEW
+
+
+def test_image_with_other_names_is_replaced(mount, image):
+    """An image with the same device, inode numbers and times, and another name of a tensor and of a
+    file."""
+    m = mount(image.path.parent)
+    assert sorted(os.listdir(m / "tensors/m/model")) == ["v", "w"]
+    assert "name-a.txt" in os.listdir(m / "merged/m")
+    before = image.state()
+    image.replace(b'"w"', b'"x"')
+    assert image.state() == before
+    time.sleep(1)
+    assert sorted(os.listdir(m / "tensors/m/model")) == ["v", "x"]
+    image.replace(b"name-a.txt", b"name-b.txt")
+    assert image.state() == before
+    time.sleep(1)
+    listed = os.listdir(m / "merged/m")
+    assert "name-b.txt" in listed and "name-a.txt" not in listed

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from conftest import BUILD, ROOT
 
-PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
+PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-cache", "fstfs-check", "fstfs-pack",
+            "fstfs-top"]
 BASH = ROOT / "data/completions/bash"
 ZSH = ROOT / "data/completions/zsh"
 
@@ -130,6 +131,7 @@ def test_paths(place, monkeypatch):
     everything = {"directory", "file.safetensors"}
     assert offered_by_bash("fstfs", "") == {"directory"}
     assert offered_by_bash("fstfs-check", "") == everything
+    assert offered_by_bash("fstfs-cache", "") == everything
     assert offered_by_bash("fstfs-check", "--hashes", "=") == everything
     assert offered_by_bash("fstfs-pack", "f") == {"file.safetensors"}
     assert offered_by_bash("fstfs-pack", "--stem", "=", "f") == set()
@@ -142,6 +144,7 @@ def test_paths(place, monkeypatch):
                                        "--threads"],
                              "fstfs-pack": ["--max-shard-size", "--shards", "--stem", "--pick",
                                             "--drop"],
-                             "fstfs-bench": ["--rounds"], "fstfs-top": ["--interval"]}.items():
+                             "fstfs-bench": ["--rounds"], "fstfs-top": ["--interval"],
+                             "fstfs-cache": ["--tensors", "--memory"]}.items():
         for option in options:
             assert offered_by_bash(program, option, "") == set(), option

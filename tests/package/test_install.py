@@ -11,15 +11,17 @@ import subprocess
 import pytest
 from conftest import BUILD, ROOT, SANITIZED
 
-PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
-VERSION = "0.1.0"
+PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-cache", "fstfs-check", "fstfs-pack",
+            "fstfs-top"]
+VERSION = re.search(r"^  version: '([0-9.]+)',$", (ROOT / "meson.build").read_text(), re.MULTILINE)[1]
 
 EXPECTED = {
     *(f"bin/{name}" for name in PROGRAMS),
     *(f"share/bash-completion/completions/{name}" for name in PROGRAMS),
     *(f"share/zsh/site-functions/_{name}" for name in PROGRAMS),
     *(f"share/man/man{page.suffix[1:]}/{page.name}" for page in (ROOT / "man").iterdir()),
-    *(f"PYTHON/fstfs/{path.name}" for path in (ROOT / "src/python/fstfs").glob("*.py")),
+    *(f"PYTHON/fstfs/{path.name}" for path in (ROOT / "src/python/fstfs").iterdir()
+      if path.is_file()),
     "sbin/mount.fstfs",
     "include/fstfs.h",
     f"LIB/libfstfs.so.{VERSION}", "LIB/libfstfs.so.0", "LIB/libfstfs.so", "LIB/libfstfs.a",
@@ -112,13 +114,3 @@ def test_build_a_program(installed, place):
                               env={**environment, **({} if how else
                                                      {"LD_LIBRARY_PATH": f"{prefix}/{libdir}"})})
         assert said.stdout.strip() == VERSION
-
-
-def test_version():
-    """The build and the changelog of the packages have the same version."""
-    told = subprocess.run(["meson", "introspect", "--projectinfo", BUILD], capture_output=True,
-                          text=True)
-    if told.returncode == 0:
-        assert json.loads(told.stdout)["version"] == VERSION
-    first = (ROOT / "data/debian/changelog").read_text().split("\n", 1)[0]
-    assert first.startswith(f"fstfs ({VERSION}-0fstfs1) ")

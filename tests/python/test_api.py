@@ -208,8 +208,6 @@ DIFFERENT = [
     (r"(open|(torch|numpy)\.load_file) dtype( ..)?", nothing,
      "a dtype of a later version of the format: the file opens, for its other tensors, and the error "
      "comes with the tensor"),
-    (rf"(open|(torch|numpy)\.load_file) ({'|'.join(BROKEN)})( ..)?", class_only,
-     "the message names the file, the tensor, what was found and what was expected"),
     (r".* (keys|metadata|offset_keys|get_tensors)\(1\)|.* get_(tensor|slice)\(\)", class_only,
      "Python words errors of the number of arguments otherwise for its own functions"),
     (r"no framework|no arguments|backend by place|unknown argument", class_only,

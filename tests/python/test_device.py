@@ -82,6 +82,11 @@ with fstfs.safe_open(sys.argv[1], "pt", device="cuda") as file:
     assert file.get_slice("U8.6x4")[1:3].bytes() == data[4:12]
     assert file.get_slice("U8.6x4")[:, 2].bytes() == data[2::4]
 assert len(synchronised) == 4
+found = 0
+for name, tensor in fstfs.iter_tensors([sys.argv[1]] * 3, "cuda:0", memory=4 << 20):
+    assert isinstance(tensor, Tensor) and tensor.bytes() == ALL[name][2], name
+    found += 1
+assert found == 3 * len(ALL) and len(synchronised) > 4
 assert '"cuda:0"' in fstfs.status()
 """
 

@@ -83,7 +83,7 @@ def test_framework(place, module, names, needs, dtypes):
             _, dtype_name, found_shape, found_data = found[key]
             assert found_shape == list(shape)
             if dtype not in NARROWED:
-                assert dtype_name.rstrip("_") == fstfs._frameworks.NAMES[dtype]
+                assert dtype_name.rstrip("_") == fstfs._frameworks.DTYPE_NAMES[dtype]
                 assert bytes.fromhex(found_data) == data
         if name != "load_file":
             assert found["all"] is True and found["slice"][2] == [2]
@@ -97,7 +97,7 @@ def test_dtypes_that_a_framework_lacks(place, monkeypatch, name, dtype):
     stub = {"tf": "tensorflow", "mlx": "mlx.core", "paddle": "paddle"}[name]
     for part in {stub.split(".")[0], stub}:
         monkeypatch.setitem(sys.modules, part, type(sys)(part))
-    monkeypatch.setattr(fstfs._frameworks, "_made", {})
+    monkeypatch.setattr(fstfs._frameworks, "_instances", {})
     files.write(place / "one", {"a": (dtype, (1,), bytes(files.BITS[dtype] // 8))})
     with fstfs.safe_open(place / "one", name) as file:
         with pytest.raises(fstfs.SafetensorError, match=f'^a: .* has no dtype for {dtype}; '
@@ -112,7 +112,7 @@ def test_framework_is_not_installed(place, monkeypatch, name, module):
     for found in [found for found in sys.modules if found.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, found)
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(fstfs._frameworks, "_made", {})
+    monkeypatch.setattr(fstfs._frameworks, "_instances", {})
     with pytest.raises(ImportError, match='framework="np" needs only NumPy'):
         fstfs.safe_open(place / "one", name)
 
@@ -121,7 +121,7 @@ def test_framework_is_not_installed(place, monkeypatch, name, module):
 def test_devices_need_torch(place, monkeypatch, name, device):
     for part in ("jax", "jax.numpy", "tensorflow", "mlx", "mlx.core"):
         monkeypatch.setitem(sys.modules, part, type(sys)(part))
-    monkeypatch.setattr(fstfs._frameworks, "_made", {})
+    monkeypatch.setattr(fstfs._frameworks, "_instances", {})
     files.write(place / "one", {"a": ("U8", (1,), b"x")})
     with pytest.raises(fstfs.SafetensorError, match=r"^Device \S+ is not supported for framework "):
         fstfs.safe_open(place / "one", name, device)

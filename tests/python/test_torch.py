@@ -76,7 +76,7 @@ def test_dtypes(path, before, backend):
 def test_large_tensors_have_the_alignment_of_the_file(place, shift, monkeypatch):
     """Large tensors have memory with the alignment of the file, so that they are read without a copy,
     unless their elements are not aligned in the file."""
-    monkeypatch.setattr(fstfs._frameworks, "PLACED", 1 << 20)
+    monkeypatch.setattr(fstfs._frameworks, "ALIGN_MIN_BYTES", 1 << 20)
     path = place / "large"
     files.write(path, files.tensors_of(("F32", "BF16", "C64"), [(4,), (700, 1026)]), shift=shift)
     want = safetensors.torch.load_file(path)

@@ -1,28 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source on one file system after another, each in an image, on a loop device or served for
-the test: every byte in every view and by every way to read, and by which path the daemon reads.
+the test: every byte in every view and by every method to read, and by which path the daemon reads.
 Run by tools/sources, which installs what it needs; what a machine lacks is skipped, and said."""
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 
-import oracle
 import pytest
 import tables
 import versions
-from conftest import ROOT, SLOW, child, eventually
+from common import check, core_tests, put, way_below
+from conftest import SLOW, child, eventually
 from corpus import trees
-from gluster import Gluster
-
-sys.path.append(os.fspath(ROOT / "tests/mount"))
-import readers  # noqa: E402
 
 SIZE = "300M"
-CORE = ["mount/test_bytes.py"]
-LIMIT = 30
 
 
 def run(*command, **more):
@@ -115,53 +107,6 @@ NO_CORE = {kind: "it cannot be written to" for kind in PACKED} | {
     "bindfs": "not run: what is removed while it is open stays for a moment"}
 
 
-def forget(root):
-    """Drops what the page cache lets go of."""
-    os.sync()
-    for directory, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(directory, name)
-            if os.path.isfile(path):
-                fd = os.open(path, os.O_RDONLY)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(fd)
-
-
-def put(path, source):
-    """A copy of the source on another file system."""
-    shutil.copytree(source.root, path, dirs_exist_ok=True, symlinks=True)
-    return trees.Source.at(path, source)
-
-
-def check(m, source):
-    """In a child: which files there are, and every byte of them in each way, cold and warm."""
-    oracle.check_source(m.path, source)
-    files = oracle.plain_files(m.path, source)
-    for cold in (True, False):
-        for way in readers.WAYS:
-            if cold:
-                forget(source.root)
-                forget(m / "shards")
-                forget(m / "merged")
-            readers.check_files(files, way)
-
-
-def way_below(m):
-    """How the daemon reads: direct or buffered, and why."""
-    io = json.loads(m.read(".fstfs/status"), object_pairs_hook=oracle.no_duplicates)["io"]
-    why = io.get("direct_refused")
-    return f"buffered: {why}" if why else "direct"
-
-
-def core_tests(path):
-    """The tests that the suite is about, their own places lying there."""
-    environment = {**os.environ, "TMPDIR": os.fspath(path)}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CORE],
-                          cwd=ROOT / "tests", env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-20000:]
-    return "pass"
-
-
 @pytest.mark.limit(900)
 @pytest.mark.parametrize("kind", KINDS)
 def test_source(disk, mount, rich, kind):
@@ -209,38 +154,3 @@ def test_versions(place, mount, kind):
             m.unmount()
         assert eventually(lambda: subprocess.run(["umount", path]).returncode == 0)
     tables.check("versions", kind, *versions.cells(found))
-
-
-@pytest.mark.limit(900)
-def test_gluster(mount, place, rich):
-    """A volume of two bricks on two hosts. One is stopped in the middle of a load and brought
-    back, then the other: readers notice nothing."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: network namespaces are made")
-    for program in ("glusterd", "gluster", "ip", "nsenter"):
-        if not shutil.which(program):
-            pytest.skip(f"{program} is not installed")
-    with Gluster(place) as volume:
-        source = put(volume.path / "s", rich)
-        m = mount(source.root, "--memory=8M", limit=600 * SLOW)
-        child(check, m, source, seconds=200)
-        files = oracle.plain_files(m.path, source)
-        crowd = readers.Crowd(files)
-        try:
-            assert eventually(crowd.reading, LIMIT)
-            for host in volume.hosts:
-                for change in (volume.stop_brick, volume.start_brick):
-                    change(host)
-                    before = crowd.count
-                    assert eventually(lambda: crowd.count > before + 1000, LIMIT), \
-                        (change, crowd.faults({0}))
-                volume.heal()
-            crowd.stop()
-            crowd.finish(LIMIT)
-            assert not crowd.faults({0})
-        finally:
-            crowd.kill()
-        below = way_below(m)
-        assert m.unmount() == 0
-        core = core_tests(volume.path)
-    tables.check("sources", "GlusterFS, two bricks, each stopped under load", below, "right", core)

@@ -123,7 +123,7 @@ def program(path, text):
 
 
 def row_names(rows):
-    return {(row["way"], row["place"], row["state"]) for row in rows}
+    return {(row["method"], row["place"], row["state"]) for row in rows}
 
 
 def every_row(methods=READERS, places=("bare", "mounted")):

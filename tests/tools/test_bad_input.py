@@ -16,6 +16,7 @@ MIB = 1 << 20
 # arguments with the invalid path, and the exit status
 PROGRAMS = {
     "fstfs": (lambda path, place: [path, place / "mnt"], 1),
+    "fstfs-cache": (lambda path, place: ["--warm", path], 1),
     "fstfs-check": (lambda path, place: [path], 2),
     "fstfs-pack": (lambda path, place: [path, place / "out.safetensors"], 1),
     "fstfs-bench": (lambda path, place: [path], 1),
@@ -108,7 +109,7 @@ def test_truncated_shard(place, name):
 
 
 @pytest.mark.parametrize("name, args", [("fstfs-check", ["--json"]), ("fstfs-check", ["--deep"]),
-                                        ("fstfs-bench", ["--rounds=1", "--ways=read", "--json"])])
+                                        ("fstfs-bench", ["--rounds=1", "--methods=read", "--json"])])
 def test_output_cannot_be_written(fstfs, source, large, name, args):
     if name == "fstfs-check":  # prints a finding
         os.truncate(source.path("model.safetensors"), 1000)
@@ -165,7 +166,7 @@ def test_a_full_disk(fstfs, place, source, large):
         err = run("fstfs-check", f"--hashes={disk}/hashes", source.root, status=2)
         if "built without" not in err:
             assert "No space left on device" in err
-        err = run("fstfs-bench", "--rounds=1", "--ways=read", f"--svg={disk}/chart.svg",
+        err = run("fstfs-bench", "--rounds=1", "--methods=read", f"--svg={disk}/chart.svg",
                   large, status=1)
         assert "No space left on device" in err
         os.unlink(disk / "full")
@@ -177,7 +178,7 @@ def test_existing_chart(fstfs, large, place, number):
     """An interrupted fstfs-bench writes a chart of the rounds so far; a killed one keeps the old."""
     chart = place / "chart.svg"
     chart.write_text("old")
-    process = subprocess.Popen([BUILD / "fstfs-bench", "--rounds=1000", "--ways=read",
+    process = subprocess.Popen([BUILD / "fstfs-bench", "--rounds=1000", "--methods=read",
                                 f"--svg={chart}", large], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(place)})
     assert eventually(lambda: mounted_at(place), 60)  # after the bare files were read
@@ -211,8 +212,9 @@ def test_closed_output(mount, source, large, name):
     """As with `| head`: the program ends by SIGPIPE or with an error."""
     m = mount(source.root)
     args = {"fstfs-top": ["--json", "--interval=0.1", m.path],
+            "fstfs-cache": ["--json", source.root],
             "fstfs-check": ["--json", source.root],
-            "fstfs-bench": ["--rounds=1", "--ways=read", large],
+            "fstfs-bench": ["--rounds=1", "--methods=read", large],
             "fstfs-pack": ["--help"]}[name]
     out, into = os.pipe()
     os.close(out)

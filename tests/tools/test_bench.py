@@ -19,6 +19,7 @@ from benching import (BENCH, FAKE, LOADERS, MIB, READERS, alone, bench, can_be_c
                       model, on_tmpfs, program, row_names, write_model, write_shard,
                       write_sparse)
 from conftest import BINARY, BUILD, SLOW, eventually, mounted_at
+from corpus import torchfiles
 
 __all__ = ["alone", "bench", "model"]  # fixtures
 
@@ -38,7 +39,7 @@ def test_rows(bench, fstfs, model, place):
     for row in found["rows"]:
         assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
         rate = row["bytes_per_second"]
-        assert row["bytes"] == (tensors if row["way"] == "names" else size)
+        assert row["bytes"] == (tensors if row["method"] == "names" else size)
         assert rate["least"] <= rate["median"] <= rate["most"]
         assert rate["most"] == pytest.approx(row["bytes"] / min(row["seconds"]))
         assert ("of_bare" in row) == (row["place"] == "mounted")
@@ -51,7 +52,7 @@ def test_rows(bench, fstfs, model, place):
         if row["state"] == "warm":
             # the kernel may have evicted some since
             assert row["page_cache_bytes"] >= tensors // 2
-        if (row["way"], row["place"]) == ("direct", "bare"):
+        if (row["method"], row["place"]) == ("direct", "bare"):
             assert row["page_cache_bytes"] < size / 50  # other methods had filled it
     bars = xml.etree.ElementTree.parse(svg).findall(".//{http://www.w3.org/2000/svg}rect")
     assert len(bars) == len(found["rows"])
@@ -59,16 +60,16 @@ def test_rows(bench, fstfs, model, place):
 
 def test_ratios_are_taken_within_a_round(bench, fstfs, model):
     found = bench.json("--rounds=3", "--methods=read,direct", model)
-    rows = {(r["way"], r["place"], r["state"]): r for r in found["rows"]}
+    rows = {(r["method"], r["place"], r["state"]): r for r in found["rows"]}
 
     def median(row, to):
         values = sorted(b / a for a, b in zip(row["seconds"], to["seconds"], strict=True))
         return values[1]
 
-    for (way, where, state), row in rows.items():
+    for (method, where, state), row in rows.items():
         if where == "mounted":
             assert row["of_bare"]["median"] == pytest.approx(
-                median(row, rows[way, "bare", state]))
+                median(row, rows[method, "bare", state]))
         if can_be_cold(found):
             assert row["of_best"]["median"] == pytest.approx(
                 median(row, rows["direct", "bare", "cold"]))
@@ -97,6 +98,17 @@ def test_path_forms(bench, fstfs, model, name, files):
     found = bench.json("--rounds=1", "--methods=names", model / name)
     assert found["files"] == files and found["failed"] == []
     assert row_names(found["rows"]) == expected(found, methods=["names"])
+
+
+@pytest.mark.parametrize("name", [".", "pytorch_model-00002-of-00002.bin"])
+def test_pytorch_files(bench, fstfs, place, name):
+    """The mount shows safetensors files in their place, with the same tensors."""
+    for i, part in enumerate("ab"):
+        tensors = torchfiles.weights(i, {f"{part}{n}": (9 << 20,) for n in range(2)})
+        torchfiles.save(place / f"m/pytorch_model-{i + 1:05}-of-00002.bin", tensors)
+    found = bench.json("--rounds=1", "--methods=read,names", place / "m" / name)
+    assert found["failed"] == [] and found["tensors"] == (4 if name == "." else 2)
+    assert row_names(found["rows"]) == expected(found, methods=["read", "names"])
 
 
 def test_tmpfs_has_no_cold_rows(bench, fstfs):
@@ -157,7 +169,7 @@ def test_fstfs_fails_to_mount(alone, model):
 
 def test_wrong_bytes_are_detected(alone, fstfs, model, place):
     other = write_model(place / "other", seed=2)
-    program(alone.program.parent / "fstfs", f"exec '{BINARY}' -f '{other}' \"$3\"")
+    program(alone.program.parent / "fstfs", f"exec '{BINARY}' \"$1\" '{other}' \"$3\"")
     found = alone.json("--rounds=1", "--methods=read,names", model, status=1)
     assert row_names(found["failed"]) == expected(found, methods=["read", "names"], places=["mounted"])
     assert all("other bytes" in f["why"] for f in found["failed"])
@@ -249,7 +261,7 @@ def test_killed_reader(bench, fstfs, place):
     (["--device=cuda:99", "x"], 1, "--device: cuda:99: the "),
     (["--svg=/nonexistent/chart.svg", "x"], 1, "/nonexistent/chart.svg: No such file"),
     (["/nonexistent"], 1, "no such file or checkpoint"),
-    (["/proc/self/status"], 1, "neither a safetensors file nor a checkpoint"),
+    (["/proc/self/status"], 1, "not a checkpoint"),
 ])
 def test_errors(bench, args, status, says):
     _, err = bench.run(*args, status=status)
@@ -268,7 +280,7 @@ def test_help_lists_all_methods(bench):
     (["--methods=read,"], '--methods: unknown method ""; known: direct, read, mmap, names; gpu'),
     (["--methods=READ"], '--methods: unknown method "READ"; known: direct, '),
     (["--methods=readx", "--loaders"], '--methods: unknown method "readx"; known: direct, '),
-    (["--ways=gpu"], "--methods: gpu needs --device"),  # the option's former name
+    (["--methods=gpu"], "--methods: gpu needs --device"),
 ])
 def test_unavailable_method(bench, args, says):
     """Refused before anything is read: the model does not exist."""
@@ -345,8 +357,8 @@ def test_device(device, fstfs, model, place, profile, failing, backend, why_not)
     assert found["failed"] == []  # so the bytes in the device are those of `names`
     assert row_names(found["rows"]) == expected(found, methods=["gpu", "names"])
     for row in found["rows"]:
-        assert ("storage" in row) == (row["way"] == "gpu")
-        if row["way"] != "gpu":
+        assert ("storage" in row) == (row["method"] == "gpu")
+        if row["method"] != "gpu":
             continue
         assert row["bytes"] == 112 * MIB + 5 + 4097 + 1
         storage, = row["storage"]
@@ -533,7 +545,7 @@ def test_loaders(bench, fstfs, torch_python, place):
                        folder)
     assert found["failed"] == []
     assert row_names(found["rows"]) == expected(found, methods=["names", "load_file", "safe_open"])
-    assert {s["why"] for s in found["skipped"] if s["way"] == "transformers"} == {
+    assert {s["why"] for s in found["skipped"] if s["method"] == "transformers"} == {
         "transformers needs a config.json next to the checkpoint"}
 
 
@@ -577,6 +589,20 @@ def test_diffusers(bench, fstfs, torch_python, place):
     assert all(row["bytes"] == pytest.approx(found["bytes"], rel=0.01) for row in found["rows"])
 
 
+def test_modules_in_the_current_directory(bench, place):
+    """A downloaded model may contain Python modules. None is imported, not even the names of the
+    standard library."""
+    folder = write_model(place / "model")
+    marker = place / "imported"
+    for name in ("json", "time", "importlib", "torch", "numpy", "safetensors", "transformers"):
+        (folder / f"{name}.py").write_text(
+            f"open({str(marker)!r}, 'a').write({name!r} + chr(10))\nraise ImportError({name!r})\n")
+    bench.environment.pop("PYTHONPATH", None)
+    found = bench.json("--loaders", "--rounds=1", "--methods=read,load_file", ".", cwd=folder)
+    assert not marker.exists(), marker.read_text()
+    assert "read" in {row["method"] for row in found["rows"]}
+
+
 def test_loaders_not_installed(bench, fstfs, model, place):
     """A Python without packages."""
     subprocess.run(["python3", "-m", "venv", "--without-pip", place / "venv"], check=True)
@@ -584,9 +610,9 @@ def test_loaders_not_installed(bench, fstfs, model, place):
     bench.environment.pop("PYTHONPATH", None)
     found = bench.json("--loaders", "--rounds=1", model)
     assert row_names(found["rows"]) == expected(found)
-    assert {s["way"] for s in found["skipped"]} >= set(LOADERS)
+    assert {s["method"] for s in found["skipped"]} >= set(LOADERS)
     assert all("venv/bin/python3 has no" in s["why"] for s in found["skipped"]
-               if s["way"] in LOADERS)
+               if s["method"] in LOADERS)
 
 
 # ---- the progress bar ----

@@ -166,7 +166,7 @@ def test_loaders_use_numpy_without_torch(bench, fstfs, place):
     found = bench.json("--loaders", "--rounds=1", "--methods=names,load_file,safe_open", place / "m")
     assert found["failed"] == []
     assert row_names(found["rows"]) == expected(found, methods=["names", "load_file", "safe_open"])
-    assert {row["text"].partition(",")[0] for row in found["rows"] if row["way"] != "names"} == {
+    assert {row["text"].partition(",")[0] for row in found["rows"] if row["method"] != "names"} == {
         "load_file (NumPy)", "safe_open (NumPy)"}
     assert can_be_cold(found) or {row["state"] for row in found["rows"]} == {"warm"}
 

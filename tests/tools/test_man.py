@@ -12,7 +12,8 @@ from corpus import trees
 
 MAN = ROOT / "man"
 PAGES = sorted(page.name for page in MAN.iterdir())
-PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-check", "fstfs-pack", "fstfs-top"]
+PROGRAMS = ["fstfs", "fstfs-bench", "fstfs-cache", "fstfs-check", "fstfs-pack",
+            "fstfs-top"]
 
 
 def test_page_for_each_program():

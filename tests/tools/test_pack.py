@@ -21,11 +21,46 @@ import pytest
 import safetensors
 import safetensors.numpy
 from conftest import INSTRUMENTED, SANITIZER, SLOW
-from corpus import trees
+from corpus import torchfiles, trees
 from packing import (MIB, PACK, SYSTEMS, content, expected, hidden, misfortune, plain, run,
                      snapshot, tmpfs)
 
 # ---- the same bytes as the views ----
+
+@pytest.mark.parametrize("view", ["merged", "shards"])
+def test_pytorch_files(mount, place, view):
+    """They are converted to the files that the mount shows."""
+    parts = [torchfiles.weights(i, {f"{i}.{name}": shape for name, shape in torchfiles.TINY.items()}) for i in range(2)]
+    for i, tensors in enumerate(parts):
+        torchfiles.save(place / f"s/x/pytorch_model-{i + 1:05}-of-00002.bin", tensors)
+    torchfiles.save(place / "s/x/optimizer.pt", parts[0])
+    (place / "s/x/training_args.bin").write_bytes(b"text")
+    m = mount(place / "s", *(("--shard-size=400",) if view == "shards" else ()))
+    out = place / "out"
+    if view == "merged":
+        run("--verify", place / "s/x/model", f"{out}.safetensors")
+        assert filecmp.cmp(m / "merged/x/model.safetensors", f"{out}.safetensors", shallow=False)
+        return
+    out.mkdir()
+    torchfiles.save(out / "pytorch_model.bin", parts[1])
+    run("--verify", "--force", "--max-shard-size=400", place / "s/x/model", out)
+    made = sorted(os.listdir(out))
+    assert made == sorted(["pytorch_model.bin", *(n for n in os.listdir(m / "shards/x") if n.startswith("model"))])
+    assert len(made) > 4 and (out / "pytorch_model.bin").read_bytes() == torchfiles.torch_file(parts[1])
+    for name in made[:-1]:
+        assert filecmp.cmp(m / f"shards/x/{name}", out / name, shallow=False)
+
+
+def test_pytorch_file_with_a_tensor_that_is_not_shown(place):
+    """Neither the file nor the checkpoint is converted without it."""
+    whole = torchfiles.storage("0", 4)
+    (place / "x.bin").write_bytes(torchfiles.archive({"a": torchfiles.tensor(whole, (4,)), "b": torchfiles.tensor(whole, (2, 2), strides=(1, 2))},
+                                                     {"0": bytes(16)}))
+    for source in ("x.bin", "x"):
+        run(place / source, place / "out.safetensors", status=1)
+    run("--shards=1", place / "x.bin", place, status=1)
+    assert os.listdir(place) == ["x.bin"]
+
 
 TREES = [("rich", "rich", "model"), ("in_root", "", "model"), ("names", "names", "model"),
          ("diffusers", "pipeline/unet", "diffusion_pytorch_model.fp16"),
@@ -281,7 +316,7 @@ def test_invalid_inputs(place):
     out = place / "out.safetensors"
     for name, words in {"two": "2 checkpoints", "torn": "shards are missing", "gone": "no such",
                         "bad": "MetadataIncompleteBuffer", "none": "config.json",
-                        "none/config.json": "neither", "empty": "no checkpoint"}.items():
+                        "none/config.json": "not a checkpoint", "empty": "no checkpoint"}.items():
         err = run(source.path(name), out, status=1)
         assert words in err and f"{source.path(name)}: " in err, (name, err)
         assert not out.exists()
@@ -354,7 +389,7 @@ def test_invalid_index_is_replaced(place):
     out = place / "out"
     out.mkdir()
     (out / "model.safetensors.index.json").write_bytes(b"{")
-    assert "in the way" in run("--shards=2", source.root, out, status=1)
+    assert "exists and is not one of the files" in run("--shards=2", source.root, out, status=1)
     run("--shards=2", "--force", source.root, out)
     assert is_model(out, expected(plain())) and hidden(out) == []
 

@@ -134,7 +134,9 @@ def sandbox(place):
     (place / "mnt").mkdir()
     mounted = {f"/mnt/{name}": str(place / "mnt") for name in ("tensors", "models")}
     return mounted | {"/models": str(place / "models")}, {
-        **os.environ, "HOME": str(place / "home"), "PATH": f"{BUILD}:{os.environ['PATH']}"}
+        **os.environ, "HOME": str(place / "home"), "PATH": f"{BUILD}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src/python"),
+        "FSTFS_LIBRARY": str(BUILD / "src/client/libfstfs.so.0")}
 
 
 def moved(text, paths):
@@ -230,3 +232,12 @@ def test_figure_matches_table():
     table = (ROOT / "docs/performance.md").read_text()
     for name, bare, through in drawn:
         assert f"\n| {name} | {bare}, {through} |" in table, name
+
+
+def test_latency_figure_matches_table():
+    """Draws the figure again."""
+    drawn = subprocess.run([sys.executable, "-B", ROOT / "tests/bench/chart.py",
+                            ROOT / "docs/performance.md"],
+                           check=True, capture_output=True, text=True).stdout
+    assert drawn.count("<polyline") == 5
+    assert drawn == (ROOT / "docs/latency.svg").read_text()

@@ -30,10 +30,10 @@ def fields_of(value, path=""):
     return below | ({path} if set(value) & METHOD else set())
 
 
-def documented():
-    """Returns ({field}, {optional field})."""
+def documented(name):
+    """Returns ({field}, {optional field}) of a page of .fstfs."""
     page = (ROOT / "docs/metrics.md").read_text()
-    page = page[page.index("## `.fstfs/status`"):page.index("## Panels")]
+    page = page.split(f"\n## `.fstfs/{name}`\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*`) \| (.*) \|$", page, re.MULTILINE)
     found = [(set(re.findall(r"`([^`]+)`", names)), text) for names, text in rows]
     return (set().union(*(names for names, _ in found)),
@@ -48,16 +48,22 @@ def test_every_field_is_documented(mount, source, options):
     m = mount(source.root, *options)
     os.listdir(m.path)
     fields = fields_of(m.status())
-    everything, sometimes = documented()
+    everything, sometimes = documented("status")
     assert fields <= everything, fields - everything
     assert everything - sometimes <= fields, everything - sometimes - fields
 
 
+def test_every_field_of_a_load_is_documented(mount, source):
+    m = mount(source.root)
+    m.read("merged/llama/model.safetensors")
+    assert set(json.loads(m.read(".fstfs/loads"))) == documented("loads")[0]
+
+
 def test_unavailable_methods_have_a_reason(mount, source):
     status = mount(source.root, "--io=threads", "--direct=off", "--sandbox=off").status()
-    for way in (status["io"]["io_uring"], status["io"]["direct"],
+    for method in (status["io"]["io_uring"], status["io"]["direct"],
                 status["kernel"]["passthrough"], status["sandbox"]["landlock"]):
-        assert way["on"] is False and way["why"]
+        assert method["on"] is False and method["why"]
 
 
 def queries():

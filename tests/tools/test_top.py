@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fstfs-top: its reports to terminals, pipes and programs, and how it ends."""
 
+import ctypes
 import fcntl
 import json
 import mmap
@@ -13,10 +14,11 @@ import struct
 import subprocess
 import termios
 import time
+import xml.etree.ElementTree
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import BUILD, ROOT, SANITIZER, SLOW, eventually
+from conftest import BUILD, ROOT, SANITIZER, SLOW, as_user, child, eventually
 from corpus import trees
 
 TOP = BUILD / "fstfs-top"
@@ -342,3 +344,74 @@ def test_help_and_version():
     assert all(option in said for option in ("--interval", "--once", "--json", "Exit status"))
     assert max(map(len, said.splitlines())) <= 95
     assert run("-V").stdout.startswith("fstfs-top ")
+
+
+def test_loads(mount, source):
+    """The numbers are those of the page."""
+    m = mount(source.root)
+    assert run("--loads", m.path).stdout.count("\n") == 1  # the head
+    m.read("merged/llama/model.safetensors")
+    m.read("tensors/llama/model/w")
+    loads = [json.loads(line) for line in m.read(".fstfs/loads").splitlines()]
+    assert len(loads) == 2
+    lines = run("--loads", m.path).stdout.splitlines()
+    assert lines[0].split() == ["STARTED", "TIME", "READ", "RATE", "STORAGE", "FSTFS", "READER",
+                                "ORDER", "VIEW", "COMMAND", "CHECKPOINT"]
+    for load, row, verdict in zip(loads, lines[1::2], lines[2::2]):
+        assert row.split()[-1] == "llama/model" and load["view"] in row.split()
+        assert f"{load['seconds']:.2f}s" in row
+        assert load["command"] in row and "3.00 MB" in row
+        more = f"; {load['read_ratio']:.2f} bytes read for each byte requested"
+        assert verdict.strip() == f"=> {load['verdict']}" + more * (load["read_ratio"] > 1.05)
+    assert run("--loads", "--json", m.path).stdout.encode() == m.read(".fstfs/loads")
+
+
+def test_picture_of_a_load(mount, place):
+    """Of the last load; names are escaped for XML."""
+    source = trees.Source(place / "models")
+    source.add("<&>", "a", [trees.tensor("w", "U8", (SIZE,))])
+    m = mount(source.root)
+    assert "there was no load yet" in run("--svg", m.path, status=1).stderr
+    m.read("merged/<&>/a.safetensors")
+    root = xml.etree.ElementTree.fromstring(run("--svg", m.path).stdout)
+    load = json.loads(m.read(".fstfs/loads"))
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "<&>/a (merged)" and load["verdict"] in texts
+    width = {part: sum(float(rect.get("width")) for rect in root.iter(
+        "{http://www.w3.org/2000/svg}rect") if rect.get("class") == part) - 10
+        for part in ("storage", "fstfs", "reader")}
+    whole = sum(width.values())
+    for part, name in (("storage", "storage"), ("fstfs", "daemon"), ("reader", "reader")):
+        assert width[part] / whole == pytest.approx(
+            load[f"{name}_seconds"] / load["seconds"], abs=0.01)
+    bars = [rect for rect in root.iter("{http://www.w3.org/2000/svg}rect")
+            if rect.get("class") == "bytes"]
+    assert len(bars) == len(load["slices"])
+
+
+def read_as_thread(name, path):
+    ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
+    with open(path, "rb") as file:
+        file.read()
+
+
+def test_names_that_are_not_utf8(mount, place):
+    """Of threads, which all readers choose, and of files."""
+    source = trees.Source(place / "models")
+    source.add(os.fsdecode(b"m\xff\xe9"), "a", [trees.tensor("w", "U8", (SIZE,))])
+    m = mount(source.root)
+    child(read_as_thread, b"\xff\xfe", m / os.fsdecode(b"merged/m\xff\xe9/a.safetensors"))
+    load = json.loads(m.read(".fstfs/loads"))
+    assert (load["command"], load["checkpoint"]) == ("\ufffd\ufffd", "m\ufffd\ufffd/a")
+    assert "\ufffd\ufffd/a" in run("--loads", m.path).stdout
+    texts = [text.text for text in xml.etree.ElementTree.fromstring(
+        run("--svg", m.path).stdout).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "m\ufffd\ufffd/a (merged)"
+
+
+def test_loads_of_another_user(mount, source, test_user, user_program):
+    """They name files and programs that he may not see."""
+    m = mount(source.root, "-o", "allow_other")
+    done = subprocess.run([*as_user(test_user), user_program(TOP), "--loads", m.path],
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and ".fstfs/loads: Permission denied" in done.stderr

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts of fstfs and torch.load(weights_only=True) on the corpus. Every difference is in a table, with its reason."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from conftest import child
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "corpus"))
+import bad_torch  # noqa: E402
+
+from .test_containers import ask  # noqa: E402
+
+torch = pytest.importorskip("torch")
+
+CASES = {name: content for name, _, content in bad_torch.CASES} | dict(bad_torch.READ)
+
+# fstfs refuses the file, torch loads it.
+REFUSED = {
+    "torch searches the end record in the last 64 KiB; a reader that requires it at the end sees another archive": {
+        "one-byte-more", "comment-too-long", "two-archives"},
+    "big-endian; torch swaps the bytes": {"order-in-capitals"},
+    "torch takes one of two descriptions of the archive; other readers take the other one": {
+        "local-name", "local-method", "local-size", "overlapping", "overlapping-unused", "prefix-nul"},
+    "bytes between the records at the end belong to none of them": {"zip64-not-before-locator"},
+    "torch takes an end record in the comment": {"end-in-comment"},
+    "a name ends for torch at its first NUL": {"member-nul"},
+    "of entries with equal keys, torch has the first key with the last value; no writer stores two": {
+        "key-twice", "key-twice-with-none", "key-twice-with-dictionaries", "key-twice-as-float", "key-twice-as-large-float",
+        "key-twice-as-boolean", "key-twice-as-long", "key-twice-in-pairs", "key-twice-of-lightning"},
+    "torch takes the first object with this key, whatever the others are": {"old-view-twice", "old-view-dtype", "old-view-of-itself"},
+    "torch accepts any keys and sequences": {"old-view-unnamed", "old-view-list"},
+    "memory is bounded by the size of the pickle": {
+        "pickle-memo-gap", "pickle-tuple-bomb", "pickle-nested-tuples", "names-bomb"},
+    "nesting is bounded": {"nested-too-deep"},
+    "two tensors would have one name: keys contain the separator": {"name-twice"},
+    "it has no tensors, or none with a name": {"pickle-memo-of-5-bytes", "set-of-tensors"},
+}
+
+# fstfs shows the other tensors, torch loads the file.
+NOT_SHOWN = {
+    "its bytes are not stored in order": {"stride-zero", "stride-transposed", "name-surrogate-in-two-passes"},
+    "safetensors has no dtype for it": {"complex128", "dtype-unknown"},
+    "torch changes its values after creating it": {"state-built", "state-of-parameter", "state-from-type", "dtype-converted"},
+    "torch does not write such tensors": {"rank-65", "untyped-without-dtype"},
+    "its name cannot be in a safetensors header": {"name-surrogate", "name-too-long", "key-tuple", "key-none", "key-none-alone", "key-boolean"},
+    "a key may be equal to the result of a call, which is not made": {"key-complex", "key-in-pairs-of-lists"},
+    "its bytes may not be its values": {"lazy-counter"},
+    "a name ends for torch at its first NUL": {"storage-key-nul"},
+}
+
+# fstfs shows the other tensors, torch refuses the file.
+SHOWN_IN_PART = {
+    "the storage is not as described": {
+        "storage-missing", "storage-shorter", "storage-longer", "storage-overflow", "storage-negative", "storage-unknown-class",
+        "storage-module", "storage-key-up", "storage-key-long", "storage-no-persistent", "storage-view", "old-key-missing", "old-kind-in-bytes"},
+    "the tensor is not in its storage": {
+        "offset-beyond", "offset-overflow", "shape-beyond", "shape-overflow", "shape-negative", "shape-no-tuple", "stride-short",
+        "stride-negative", "stride-overflow", "old-view-outside"},
+    "the arguments of a function that rebuilds tensors are invalid": {"lazy-conjugate", "metadata-unknown", "sparse", "quantised", "meta"},
+    "a class that torch does not allow": {
+        "subclass", "tensor-in-object", "tensor-in-defaultdict", "tensor-in-state", "pairs-that-are-none"},
+}
+
+# fstfs shows all tensors, torch refuses the file.
+SHOWN = {
+    "calls and objects are data: nothing is executed, and no tensor depends on them": {
+        "calls-reduce", "calls-in-key", "calls-eval", "calls-obj", "calls-newobj", "calls-newobj-ex", "calls-build", "unknown-class",
+        "unknown-persistent", "lightning"},
+    "torch's reader lacks instructions of protocols 0, 1 and 4": {
+        "calls-inst", "calls-stack-global", "integers-of-protocol-0", "frame", "memoize"},
+}
+
+
+def verdicts_of_torch(folder):
+    """{name: whether torch.load() succeeds}."""
+    found = {}
+    for name, content in CASES.items():
+        path = folder / "model.pt"
+        path.write_bytes(content)
+        try:
+            torch.load(path, weights_only=True, map_location="cpu")
+            found[name] = True
+        except Exception:
+            found[name] = False
+    return found
+
+
+def test_differences(tmp_path):
+    warnings.simplefilter("ignore")
+    theirs = child(verdicts_of_torch, tmp_path, seconds=200)
+    found = {"REFUSED": set(), "NOT_SHOWN": set(), "SHOWN_IN_PART": set(), "SHOWN": set()}
+    for name, content in CASES.items():
+        path = tmp_path / "model.pt"
+        path.write_bytes(content)
+        verdict = ask(path)[0].split()
+        if verdict[0] != "ok":
+            kind = "REFUSED" if theirs[name] else None
+        elif verdict[2] != "0":
+            kind = "NOT_SHOWN" if theirs[name] else "SHOWN_IN_PART"
+        else:
+            kind = None if theirs[name] else "SHOWN"
+        if kind:
+            found[kind].add(name)
+    assert found == {kind: set().union(*globals()[kind].values()) for kind in found}
+
+
+def test_imports_are_what_torch_does_not_allow(tmp_path):
+    from torch._weights_only_unpickler import _get_allowed_globals
+
+    names = sorted(_get_allowed_globals())
+    assert len(names) > 100 and "torch._utils._rebuild_tensor_v2" in names
+    others = ["builtins.eval", "torch.FloatTensors", "torch.load"]
+    code = b"".join(b"c%s\n%s\n0" % tuple(name.rpartition(".")[i].encode() for i in (0, 2)) for name in names + others)
+    path = tmp_path / "model.pt"
+    path.write_bytes(bad_torch.one(pickled=b"\x80\2" + code + bad_torch.t.instructions_of(bad_torch.ONE) + b"."))
+    assert ask(path)[2] == others

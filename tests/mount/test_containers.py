@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch checkpoints are shown as safetensors files; other files with their suffixes are shown unchanged."""
+
+import concurrent.futures
+import errno
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import oracle
+import pytest
+from conftest import BUILD, child, eventually
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "corpus"))
+import bad_torch  # noqa: E402
+import torchfiles as t  # noqa: E402
+import trees  # noqa: E402
+from torchfiles import TINY, save, torch_file, weights  # noqa: E402
+
+NO_CHECKPOINTS = {
+    "training_args.bin": t.archive({"lr": 0.1, "args": t.Call(t.Global("transformers", "TrainingArguments"))}, {}),
+    "scheduler.pt": t.archive({"step": 5, "lr": 0.1}, {}),
+    "scripted.pt": t.archive(bad_torch.ONE, {"0": b"12345678"}, extra=[("code/__torch__.py", b"")]),
+    "sentencepiece.bpe.bin": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02",
+    "vocab.pth": b"",
+    "rows-00001-of-00003.bin": b"rows",
+}
+
+
+def write_safetensors(path, tensors):
+    path.write_bytes(trees.file_bytes([trees.tensor(name, "F32", shape, seed=name) for name, (shape, _) in tensors.items()]))
+
+
+def contents(path):
+    """The tensors of a generated safetensors file, in the form of weights()."""
+    entries, metadata, start = oracle.read_header(path)
+    assert metadata == {"format": "pt"} and start % 4096 == 0
+    assert all(entry.dtype == "F32" for entry in entries)
+    return {entry.name: (tuple(entry.shape), entry.read()) for entry in entries}
+
+
+def check_tensors(m, directory, tensors, index=None):
+    """A checkpoint in tensors/ and npy/, with xattrs and index."""
+    assert set(os.listdir(m / f"tensors/{directory}")) == set(tensors)
+    assert set(os.listdir(m / f"npy/{directory}")) == {f"{name}.npy" for name in tensors}
+    assert json.loads(m.read(f"tensors/{index or directory}.index.json"))["weight_map"].keys() == tensors.keys()
+    for name, (shape, data) in tensors.items():
+        path = m / f"tensors/{directory}/{name}"
+        assert oracle.read_all(path) == data
+        assert oracle.read_all(m / f"npy/{directory}/{name}.npy") == oracle.npy_bytes("F32", shape, data)
+        assert json.loads(os.getxattr(path, "user.safetensors.shape")) == list(shape)
+        assert os.getxattr(path, "user.safetensors.dtype") == b"F32"
+        extent, = json.loads(os.getxattr(path, "user.fstfs.extents"))
+        with open(extent["path"], "rb") as file:
+            file.seek(extent["offset"])
+            assert file.read(extent["length"]) == data
+
+
+def check_unchanged(m, source, names):
+    """These files are unchanged in merged/ and shards/, and are in no other view."""
+    for name in names:
+        for view in ("merged", "shards"):
+            assert oracle.read_all(m / f"{view}/{name}") == (source / name).read_bytes(), (view, name)
+
+
+def lists(m, directory="."):
+    return [sorted(os.listdir(m / f"{view}/{directory}")) for view in ("merged", "shards", "tensors", "npy")]
+
+
+@pytest.mark.parametrize("how", [t.archive, t.legacy])
+def test_one_file_in_all_views(mount, place, how):
+    tensors = weights(1)
+    save(place / "s/llama/pytorch_model.bin", tensors, how)
+    (place / "s/llama/config.json").write_text("{}")
+    m = mount(place / "s")
+    files = ["config.json", "model.safetensors"]
+    assert lists(m, "llama") == [files, files, ["model", "model.index.json"], ["model"]]
+    for view in ("merged", "shards"):
+        assert contents(m / f"{view}/llama/model.safetensors") == tensors
+        assert not os.path.exists(m / f"{view}/llama/pytorch_model.bin")
+    check_tensors(m, "llama/model", tensors)
+    assert m.problems() == []
+
+
+@pytest.mark.parametrize("source, stem", [
+    ("pytorch_model.bin", "model"), ("pytorch_model.fp16.bin", "model.fp16"), ("pytorch_model_fsdp.bin", "pytorch_model_fsdp"),
+    ("diffusion_pytorch_model.bin", "diffusion_pytorch_model"), ("adapter_model.bin", "adapter_model"), ("x.pt", "x"),
+    ("consolidated.00.pth", "consolidated.00"), ("last.CKPT", "last"), ("model.bin", "model"),
+])
+def test_names_that_loaders_look_for(mount, place, source, stem):
+    tensors = weights(2)
+    save(place / "s" / source, tensors)
+    m = mount(place / "s")
+    assert lists(m) == [[f"{stem}.safetensors"], [f"{stem}.safetensors"], [stem, f"{stem}.index.json"], [stem]]
+    for view in ("merged", "shards"):
+        assert contents(m / f"{view}/{stem}.safetensors") == tensors
+    check_tensors(m, stem, tensors)
+
+
+@pytest.mark.parametrize("shard, index, stem, shown_index", [
+    ("pytorch_model-{:05}-of-00003.bin", "pytorch_model.bin.index.json", "model", "model.safetensors.index.json"),
+    ("pytorch_model.fp16-{:05}-of-00003.bin", "pytorch_model.bin.index.fp16.json", "model.fp16",
+     "model.safetensors.index.fp16.json"),
+    ("pytorch_model-{:05}-of-00003.fp16.bin", None, "model.fp16", "model.safetensors.index.fp16.json"),
+    ("diffusion_pytorch_model-{:05}-of-00003.bin", "diffusion_pytorch_model.bin.index.json", "diffusion_pytorch_model",
+     "diffusion_pytorch_model.safetensors.index.json"),
+    ("part-{}.bin", "whole.bin.index.json", "whole", "whole.safetensors.index.json"),
+    ("x-{:05}-of-00003.pt", None, "x", "x.safetensors.index.json"),
+])
+def test_shards_and_their_index(mount, place, shard, index, stem, shown_index):
+    shards = [weights(i, {f"{i}.{name}": shape for name, shape in TINY.items()}) for i in range(3)]
+    everything = {name: tensor for tensors in shards for name, tensor in tensors.items()}
+    for i, tensors in enumerate(shards):
+        save(place / "s" / shard.format(i + 1), tensors)
+    if index:
+        weight_map = {name: shard.format(i + 1) for i, tensors in enumerate(shards) for name in tensors}
+        (place / "s" / index).write_bytes(trees.index_bytes(weight_map))
+    m = mount(place / "s")
+    parts = [f"{stem}-{i + 1:05}-of-00003.safetensors" for i in range(3)]
+    assert lists(m) == [[f"{stem}.safetensors"], sorted([*parts, shown_index]), [stem, f"{stem}.index.json"], [stem]]
+    assert contents(m / f"merged/{stem}.safetensors") == everything
+    for part, tensors in zip(parts, shards):
+        assert contents(m / f"shards/{part}") == tensors
+    assert json.loads(m.read(f"shards/{shown_index}"))["weight_map"] == \
+        {name: part for part, tensors in zip(parts, shards) for name in tensors}
+    check_tensors(m, stem, everything)
+    assert m.problems() == []
+
+
+def test_recut(mount, place):
+    shards = [weights(i, {f"{i}.{name}": (1024,) for name in "abcd"}) for i in range(2)]
+    for i, tensors in enumerate(shards):
+        save(place / f"s/pytorch_model-{i + 1:05}-of-00002.bin", tensors)
+    m = mount(place / "s", "--shard-size=12K")
+    parts = [f"model-{i + 1:05}-of-00003.safetensors" for i in range(3)]
+    assert sorted(os.listdir(m / "shards")) == [*parts, "model.safetensors.index.json"]
+    found = [contents(m / f"shards/{part}") for part in parts]
+    assert [len(part) for part in found] == [3, 3, 2]
+    assert {name: value for part in found for name, value in part.items()} == shards[0] | shards[1]
+
+
+def test_tensors_that_share_a_storage(mount, place):
+    data = random.Random(3).randbytes(4 * 24)
+    storage = t.storage("0", 24)
+    (place / "s").mkdir()
+    (place / "s/pytorch_model.bin").write_bytes(t.archive({
+        "embed": t.tensor(storage, (4, 6)), "head": t.tensor(storage, (4, 6)), "tail": t.tensor(storage, (6,), offset=18),
+        "own": t.tensor(t.storage("1", 2), (2,)), "nothing": t.tensor(t.storage("2", 0), (0,)),
+    }, {"0": data, "1": b"12345678", "2": b""}))
+    expected = {"embed": ((4, 6), data), "head": ((4, 6), data), "tail": ((6,), data[72:]), "own": ((2,), b"12345678"),
+                "nothing": ((0,), b"")}
+    m = mount(place / "s")
+    assert contents(m / "merged/model.safetensors") == contents(m / "shards/model.safetensors") == expected
+    check_tensors(m, "model", expected)
+    extents = {name: json.loads(os.getxattr(m / f"tensors/model/{name}", "user.fstfs.extents"))[0]["offset"] for name in expected}
+    assert extents["embed"] == extents["head"] == extents["tail"] - 72
+    assert m.problems() == []
+
+
+def test_other_files_are_shown_unchanged(mount, place):
+    (place / "s").mkdir()
+    for name, data in NO_CHECKPOINTS.items():
+        (place / "s" / name).write_bytes(data)
+    save(place / "s/pytorch_model.bin", weights(4))
+    m = mount(place / "s")
+    check_unchanged(m, place / "s", NO_CHECKPOINTS)
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / view)) == sorted(["model.safetensors", *NO_CHECKPOINTS])
+    assert sorted(os.listdir(m / "tensors")) == ["model", "model.index.json"]
+    for name in NO_CHECKPOINTS:
+        assert not os.path.exists(m / f"tensors/{Path(name).stem}")
+        assert not os.path.exists(m / f"merged/{Path(name).stem}.safetensors")
+    assert m.problems() == []
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("container", ["safetensors", "bin"])
+def test_index_beside_other_checkpoints(mount, place, container, shards):
+    """Loaders of all *.safetensors files must not load the optimizer. Without another checkpoint merged/ has no index."""
+    tensors = [weights(i, {f"{i}.a": (4,)}) for i in range(shards)]
+    (place / "s").mkdir()
+    names = ["model"] if shards == 1 else [f"model-{i + 1:05}-of-00002" for i in range(shards)]
+    for name, made in zip(names, tensors):
+        if container == "bin":
+            save(place / f"s/pytorch_{name}.bin", made)
+        else:
+            write_safetensors(place / f"s/{name}.safetensors", made)
+    for name, data in NO_CHECKPOINTS.items():
+        (place / "s" / name).write_bytes(data)
+    m = mount(place / "s")
+    safetensors = [[name for name in names if "safetensors" in name] for names in lists(m)[:2]]
+    index = "model.safetensors.index.json"
+    files = [f"{name}.safetensors" for name in names]
+    assert safetensors == [["model.safetensors"], files if shards == 1 else [*files, index]]
+    assert not os.path.exists(m / f"merged/{index}")
+    save(place / "s/optimizer.pt", {"state": ((4,), b"0123456789abcdef")})
+    assert eventually(lambda: os.path.exists(m / "merged/optimizer.safetensors"))
+    for view, shown in (("merged", ["model.safetensors"]), ("shards", files)):
+        assert {*shown, index, "optimizer.safetensors"} <= set(os.listdir(m / view))
+        assert json.loads(m.read(f"{view}/{index}"))["weight_map"] == \
+            {name: file for file, made in zip(shown if len(shown) == shards else shown * shards, tensors) for name in made}
+    assert m.problems() == []
+
+
+def test_safetensors_with_the_same_stem_is_preferred(mount, place):
+    tensors = weights(5)
+    names = ["pytorch_model.bin", "x.pt", "y-00001-of-00002.bin", "y-00002-of-00002.bin"]
+    for name in names:
+        save(place / "s" / name, tensors)
+    (place / "s/pytorch_model.bin.index.json").write_bytes(trees.index_bytes({"a": "pytorch_model-00001-of-00001.bin"}))
+    for name in ("model.safetensors", "x.sft", "y.safetensors"):
+        write_safetensors(place / "s" / name, tensors)
+    m = mount(place / "s")
+    check_unchanged(m, place / "s", os.listdir(place / "s"))
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / view)) == sorted(os.listdir(place / "s"))
+    assert sorted(os.listdir(m / "npy")) == ["model", "x", "y"]
+    assert m.problems() == []
+
+
+def test_files_of_pytorch_with_one_stem(mount, place):
+    first, second = weights(6), weights(7)
+    save(place / "s/pytorch_model.bin", first)
+    save(place / "s/model.bin", second)
+    save(place / "s/x.bin", first)
+    save(place / "s/x.pt", second)
+    m = mount(place / "s")
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / view)) == ["model.bin", "model.safetensors", "model.safetensors.index.json", "x.pt",
+                                                   "x.safetensors"]
+        for stem in ("model", "x"):
+            assert contents(m / f"{view}/{stem}.safetensors") == first
+    check_unchanged(m, place / "s", ["model.bin", "x.pt"])
+    assert sorted(os.listdir(m / "npy")) == ["model", "model.bin", "x", "x.pt"]
+    check_tensors(m, "model", first)
+    check_tensors(m, "model.bin", second)
+    check_tensors(m, "x.pt", second)
+    assert [line.split(":")[0] for line in m.problems()] == ["model.bin", "x.pt"]
+
+
+def test_directories_with_names_of_checkpoints(mount, place):
+    tensors = weights(8)
+    save(place / "s/x.pt", tensors)
+    (place / "s/x").mkdir()
+    save(place / "s/y.bin", tensors)
+    (place / "s/y.safetensors").mkdir()
+    m = mount(place / "s")
+    check_tensors(m, "x.pt", tensors, index="x")
+    check_tensors(m, "y", tensors)
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / view)) == ["x", "x.safetensors", "y.bin", "y.safetensors"]
+        assert os.path.isdir(m / f"{view}/y.safetensors")
+    check_unchanged(m, place / "s", ["y.bin"])
+    assert {line.split(":")[0] for line in m.problems()} == {"x.pt", "y.bin"}
+
+
+def test_incomplete_shards(mount, place):
+    shards = [weights(i, {f"{i}.a": (4,)}) for i in range(2)]
+    for i, tensors in enumerate(shards):
+        save(place / f"s/pytorch_model-{i + 1:05}-of-00003.bin", tensors)
+    m = mount(place / "s")
+    check_unchanged(m, place / "s", os.listdir(place / "s"))
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / view)) == sorted(os.listdir(place / "s"))
+    check_tensors(m, "model", shards[0] | shards[1])
+    line, = m.problems()
+    assert line.startswith("pytorch_model-00001-of-00003.bin: 1 of the 3 shards of model do not exist")
+
+
+def test_shard_that_is_not_a_checkpoint(mount, place):
+    tensors = weights(9)
+    save(place / "s/pytorch_model-00001-of-00002.bin", tensors)
+    (place / "s/pytorch_model-00002-of-00002.bin").write_bytes(b"text")
+    m = mount(place / "s")
+    check_unchanged(m, place / "s", os.listdir(place / "s"))
+    assert lists(m)[0] == lists(m)[1] == sorted(os.listdir(place / "s"))
+    check_tensors(m, "model", tensors)
+    line, = m.problems()
+    assert line.startswith("pytorch_model-00002-of-00002.bin: refused: NotTorch")
+
+
+def test_tensors_that_safetensors_cannot_represent(mount, place):
+    data = random.Random(10).randbytes(24)
+    (place / "s").mkdir()
+    (place / "s/x.pt").write_bytes(t.archive({
+        "good": t.tensor(t.storage("0", 6), (6,)), "turned": t.tensor(t.storage("0", 6), (2, 3), strides=(1, 2))}, {"0": data}))
+    m = mount(place / "s")
+    assert lists(m) == [["x.pt"], ["x.pt"], ["x", "x.index.json"], ["x"]]
+    check_tensors(m, "x", {"good": ((6,), data)})
+    check_unchanged(m, place / "s", ["x.pt"])
+    line, = m.problems()
+    assert line.startswith('x.pt: tensor "turned": it is not contiguous: ')
+    assert line.endswith("; it is missing, and the files themselves are shown")
+
+
+def test_many_tensors_that_safetensors_cannot_represent(mount, place):
+    """.fstfs/problems names the first three and counts all."""
+    (place / "s").mkdir()
+    root = {f"t{i}": t.tensor(t.storage("0", 6), (2, 3), strides=(1, 2)) for i in range(5)}
+    (place / "s/x.pt").write_bytes(t.archive(root | {"good": t.tensor(t.storage("0", 6), (6,))}, {"0": bytes(24)}))
+    m = mount(place / "s")
+    lines = m.problems()
+    assert [line.startswith('x.pt: tensor "t') for line in lines] == [False] + [True] * 3
+    assert lines[0] == "x.pt: 5 of its 6 tensors cannot be shown"
+
+
+def test_file_that_changes_its_role_in_place(mount, place):
+    """The file keeps its inode, and its directory does not change."""
+    tensors, other = weights(11), weights(12)
+    path = place / "s/x.bin"
+    path.parent.mkdir()
+    path.write_bytes(b"text")
+    m = mount(place / "s")
+    assert lists(m) == [["x.bin"], ["x.bin"], [], []]
+    for made in (tensors, other):
+        path.write_bytes(torch_file(made))
+        assert eventually(lambda: lists(m) == [["x.safetensors"], ["x.safetensors"], ["x", "x.index.json"], ["x"]])
+        assert eventually(lambda: contents(m / "merged/x.safetensors") == made)
+        assert contents(m / "shards/x.safetensors") == made
+        check_tensors(m, "x", made)
+    path.write_bytes(b"text again")
+    assert eventually(lambda: lists(m) == [["x.bin"], ["x.bin"], [], []])
+    check_unchanged(m, place / "s", ["x.bin"])
+    assert eventually(lambda: not os.path.exists(m / "merged/x.safetensors"))
+    assert m.problems() == []
+
+
+def refusals(paths):
+    """The errors of opening each, or None."""
+    errors = []
+    for path in paths:
+        try:
+            with open(path, "rb"):
+                errors.append(None)
+        except OSError as error:
+            errors.append(error.errno)
+    return errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
+def test_permissions_of_the_source(mount, place):
+    tensors = weights(14)
+    for name in ("open.bin", "closed.bin"):
+        save(place / "s" / name, tensors)
+    (place / "s/text.bin").write_bytes(b"text")
+    for name in ("closed.bin", "text.bin"):
+        (place / "s" / name).chmod(0o600)
+    m = mount(place / "s", "-o", "allow_other")
+    of_closed = [m / "merged/closed.safetensors", m / "shards/closed.safetensors", m / "tensors/closed/scale",
+                 m / "npy/closed/scale.npy", m / "merged/text.bin", m / "shards/text.bin", m / "tensors/closed.index.json"]
+    of_open = [path.replace("closed", "open") for path in of_closed if "closed" in path]
+    assert child(refusals, of_closed, user="nobody") == [errno.EACCES] * len(of_closed)
+    assert child(refusals, of_open, user="nobody") == [None] * len(of_open)
+    assert child(refusals, of_closed + of_open) == [None] * len(of_closed + of_open)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
+def test_file_that_the_daemon_cannot_read(mount, place, test_user):
+    """The file is shown unchanged."""
+    save(place / "s/closed.bin", weights(15))
+    save(place / "s/open.bin", weights(16))
+    (place / "s/closed.bin").chmod(0o600)
+    m = mount(place / "s", user=test_user)
+    names, there = child(lambda: (lists(m), refusals([m / "merged/closed.bin", m / "merged/open.safetensors"])), user=test_user)
+    assert names == [["closed.bin", "open.safetensors"]] * 2 + [["open", "open.index.json"], ["open"]]
+    assert there == [errno.EACCES, None]
+    line, = child(m.problems, user=test_user)
+    assert line.startswith("closed.bin: refused: IoError: open: Permission denied")
+
+
+def test_bad_files_beside_a_good_one(mount, place):
+    (place / "s").mkdir()
+    tensors = weights(13)
+    rules = {}
+    for i, (name, rule, data) in enumerate(bad_torch.CASES):
+        (place / f"s/{name}.pt").write_bytes(data)
+        rules[f"{name}.pt"] = rule
+    save(place / "s/good.pt", tensors)
+    m = mount(place / "s")
+    assert contents(m / "merged/good.safetensors") == contents(m / "shards/good.safetensors") == tensors
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / view)) == sorted(["good.safetensors", *rules])
+    check_unchanged(m, place / "s", rules)
+    problems = {}
+    for line in m.problems():
+        name, text = line.split(": ", 1)
+        problems.setdefault(name, []).append(text)
+    for name, rule in rules.items():
+        if rule in ("NotTorch", "NoTensors", "TorchScript"):
+            assert name not in problems, (name, problems[name])
+        elif rule.startswith("refused "):
+            # a line for each tensor, but tensors of objects have no names, and equal lines are listed once
+            missing = [text for text in problems[name] if text.endswith("; it is missing, and the files themselves are shown")]
+            without_name = sum(text.startswith("a tensor ") for text in missing)
+            assert without_name <= 1, (name, missing)
+            assert len(missing) == int(rule.split()[1]) or without_name, (name, missing)
+        else:
+            assert any(text.startswith(f"refused: {rule}: ") for text in problems[name]), (name, problems)
+
+
+def test_pickle_runs_nothing(mount, place):
+    """pickle.load() would create the file."""
+    (place / "s").mkdir()
+    ran = place / "ran"
+    code = t.Call(t.Global("posix", "system"), f"touch {ran}")
+    (place / "s/x.bin").write_bytes(t.archive({"w": t.tensor(t.storage("0", 2), (2,)), "code": code}, {"0": b"12345678"}))
+    m = mount(place / "s")
+    assert contents(m / "merged/x.safetensors") == {"w": ((2,), b"12345678")}
+    assert not ran.exists()
+
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+
+
+class Slow:
+    """Two directories on storage that fails or hangs on demand, and a mount of it."""
+
+    def __init__(self, mount, place):
+        if not SLOWFS.exists():
+            pytest.skip("tests/slowfs/slowfs is not built")
+        self.rules = place / "rules"
+        self.tensors = weights(17, {"large": (50000,), "small": (4,)})
+        for directory in "ab":
+            save(place / f"real/{directory}/x.pt", self.tensors)
+            (place / f"real/{directory}/config.json").write_text("{}")
+        (place / "s").mkdir()
+        others = ",allow_other" if os.geteuid() == 0 else ""
+        self.storage = mount(place / "real", "-o", f"faults={self.rules},valid=0,age=60{others}", binary=SLOWFS,
+                             mountpoint=place / "s")
+        self.local_header = (place / "real/a/x.pt").read_bytes().index(b"archive/data/1") - 30
+        self.m = mount(place / "s")
+
+    def set(self, *rules):
+        new = self.rules.with_suffix(".new")
+        new.write_text("".join(f"{rule}\n" for rule in rules))
+        os.rename(new, self.rules)
+
+
+@pytest.mark.parametrize("part", ["all", "local-header"])
+def test_file_that_cannot_be_read(mount, place, part):
+    """The file is shown unchanged until it can be read, whichever part of it fails."""
+    slow = Slow(mount, place)
+    m = slow.m
+    where = f"{slow.local_header}+8 " if part == "local-header" else ""
+    slow.set(f"read a/x.pt {where}error=EIO")
+    assert lists(m, "a") == [["config.json", "x.pt"], ["config.json", "x.pt"], [], []]
+    assert not os.path.exists(m / "merged/a/x.safetensors")
+    assert contents(m / "merged/b/x.safetensors") == slow.tensors
+    line, = m.problems()
+    assert line.startswith("a/x.pt: refused: IoError: ") and "Input/output error" in line
+    slow.set()
+    assert eventually(lambda: lists(m, "a") == lists(m, "b"))
+    assert contents(m / "merged/a/x.safetensors") == contents(m / "shards/a/x.safetensors") == slow.tensors
+    check_tensors(m, "a/x", slow.tensors)
+    assert eventually(lambda: m.problems() == [])
+
+
+def test_file_that_hangs(mount, place):
+    """Only requests in its directory wait, because libfuse 3.14 serializes lookups in a directory."""
+    slow = Slow(mount, place)
+    m = slow.m
+    slow.set("read a/x.pt hang")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(call, m / path) for call, path in [
+            (os.listdir, "merged/a"), (os.listdir, "tensors/a"), (os.stat, "shards/a/x.pt"), (os.stat, "merged/a/x.safetensors")]]
+        assert child(lists, m, "b", seconds=30)[0] == ["config.json", "x.safetensors"]
+        assert child(contents, m / "merged/b/x.safetensors", seconds=30) == slow.tensors
+        for view in ("merged", "shards"):
+            assert sorted(child(os.listdir, m / view, seconds=30)) == ["a", "b"]
+        assert not any(call.done() for call in waiting)
+        slow.set()
+        assert [sorted(waiting[i].result(60)) for i in (0, 1)] == [["config.json", "x.safetensors"], ["x", "x.index.json"]]
+        with pytest.raises(FileNotFoundError):
+            waiting[2].result(60)
+        assert waiting[3].result(60).st_size == os.stat(m / "merged/b/x.safetensors").st_size

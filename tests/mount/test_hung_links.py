@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links in the source that lead to storage that does not answer: the rest of their directory is
+listed and read."""
+
+import os
+import signal
+import stat
+import subprocess
+
+import oracle
+import pytest
+from conftest import BUILD, as_user, child, eventually, mounted_at
+from corpus import trees
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
+LIMIT = 30
+MODEL = "model.safetensors"
+FAR = "far.safetensors"
+SILENT = "does not answer"
+
+
+class Far:
+    """A file system outside of the source, with checkpoints, side files and a directory."""
+
+    def __init__(self, mount, place, name, count):
+        self.real = trees.Source(place / "real" / name)
+        self.real.add("", "far", trees.small_tensors(f"{name}."))
+        for i in range(count):
+            self.real.add("", f"m{i}", trees.small_tensors(f"{name}{i}."))
+        self.real.add("dir", "in", trees.small_tensors(f"{name}.in."))
+        self.real.add_side("side.json", b'{"side": 1}\n')
+        self.path = place / name
+        os.makedirs(self.path)
+        others = ",allow_other" if os.geteuid() == 0 else ""
+        server = mount(self.real.root, "-o", f"valid=0{others}", binary=SLOWFS,
+                       mountpoint=self.path, limit=300)
+        with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as f:
+            [self.pid] = map(int, f.read().split())
+
+    def hang(self):
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def answer(self):
+        os.kill(self.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def far(mount, place):
+    """far(name, count): a file system that can hang; with `count` files m*.safetensors."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    made = []
+
+    def make(name="far", count=0):
+        made.append(Far(mount, place, name, count))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.answer()
+
+
+def add_links(directory, to):
+    """Links of all kinds, relative and absolute. Returns {name in shards/: the file that it shows,
+    or None for a directory}."""
+    relative = os.path.relpath(to.path, directory)
+    links = {
+        FAR: (f"{relative}/{FAR}", to.real.path(FAR)),
+        "absolute.json": (f"{to.path}/side.json", to.real.path("side.json")),
+        "dots.json": (f"{relative}/dir/../side.json", to.real.path("side.json")),
+        "chain.json": ("absolute.json", to.real.path("side.json")),
+        "directory": (f"{relative}/dir", None),
+    }
+    for name, (target, _) in links.items():
+        os.symlink(target, os.path.join(directory, name))
+    return {name: real for name, (_, real) in links.items()}
+
+
+def make_source(place):
+    source = trees.Source(place / "s")
+    for directory in ("", "below"):
+        source.add(directory, "model", trees.small_tensors("good."))
+        source.add_side(os.path.join(directory, "config.json"), b"{}\n")
+    return source
+
+
+def read_neighbours(mountpoint, source, directory):
+    """Lists the directory in all views, and looks up and reads what is not a link."""
+    names = {view: set(os.listdir(os.path.join(mountpoint, view, directory)))
+             for view in ("shards", "merged", "tensors", "npy")}
+    assert {MODEL, "config.json"} <= names["shards"]
+    assert {MODEL, "config.json"} <= names["merged"]
+    assert "model" in names["tensors"] & names["npy"]
+    for view in ("shards", "merged"):
+        for name in (MODEL, "config.json"):
+            path = os.path.join(mountpoint, view, directory, name)
+            assert stat.S_ISREG(os.stat(path).st_mode)
+            assert oracle.read_all(path) == oracle.read_all(source.path(directory, name))
+    tensors = os.path.join(mountpoint, "tensors", directory, "model")
+    for name in os.listdir(tensors):
+        oracle.read_all(os.path.join(tensors, name))
+    return names
+
+
+def check_links(mountpoint, directory, links):
+    """Whether all links are shown. Reads what they lead to."""
+    shown = os.path.join(mountpoint, "shards", directory)
+    if not set(links) <= set(os.listdir(shown)):
+        return False
+    if FAR not in os.listdir(os.path.join(mountpoint, "merged", directory)):
+        return False
+    for name, real in links.items():
+        path = os.path.join(shown, name)
+        if real is None:
+            assert "in.safetensors" in os.listdir(path)
+        else:
+            assert oracle.read_all(path) == oracle.read_all(real)
+    return True
+
+
+def problems(m):
+    return child(oracle.read_all, m / ".fstfs/problems", user=m.user, seconds=LIMIT).decode()
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize("options", [(), ("-o", "allow_other")], ids=["private", "shared"])
+@pytest.mark.parametrize("first", ["hangs", "answers"])
+def test_neighbours(mount, place, far, who, first, options):
+    """A mount that begins while the storage hangs does not show the links, and reports them. A
+    mount that has shown them continues to list them. When the storage answers, all are shown."""
+    if options and (who or os.geteuid() != 0):
+        pytest.skip("needs root, or user_allow_other")
+    source, hung = make_source(place), far()
+    links = {directory: add_links(source.path(directory), hung) for directory in ("", "below")}
+    if first == "hangs":
+        hung.hang()
+    m = mount(source.root, *options, limit=190, **who)
+    if first == "answers":
+        for directory in links:
+            assert eventually(lambda: child(check_links, m.path, directory, links[directory],
+                                            user=m.user, seconds=LIMIT), LIMIT)
+        hung.hang()
+    for _ in range(2):
+        for directory in links:
+            names = child(read_neighbours, m.path, source, directory, user=m.user, seconds=LIMIT)
+            shown = names["shards"] & set(links[directory])
+            assert shown == (set(links[directory]) if first == "answers" else set())
+            assert (FAR in names["merged"]) == (first == "answers")
+    if first == "hangs":
+        text = problems(m)
+        for name in links[""]:
+            assert f"{name}: left out: the storage that the link leads to {SILENT}" in text
+            assert f"below/{name}: left out: the storage" in text
+    # A new name makes the directory be listed again.
+    source.add_side("new.json", b"{}\n")
+    assert eventually(lambda: "new.json" in child(os.listdir, m / "shards", user=m.user,
+                                                  seconds=LIMIT), LIMIT)
+    assert SILENT in problems(m)
+    names = child(read_neighbours, m.path, source, "", user=m.user, seconds=LIMIT)
+    assert (FAR in names["shards"]) == (first == "answers")
+    hung.answer()
+    for directory in links:
+        assert eventually(lambda: child(check_links, m.path, directory, links[directory],
+                                        user=m.user, seconds=LIMIT), LIMIT)
+    for directory in links:  # a view keeps the listing that it showed last, and so its problems
+        child(read_neighbours, m.path, source, directory, user=m.user, seconds=LIMIT)
+    assert eventually(lambda: SILENT not in problems(m), LIMIT), problems(m)
+    assert m.unmount() == 0
+
+
+# --- many links ---
+
+HUNG_SYSTEMS, LINKS = 3, 100
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("directory", ["", "below"], ids=["top", "below"])
+def test_many_links(mount, place, far, directory):
+    """Hundreds of links to several file systems that hang, and links to one that answers, which are
+    listed and served."""
+    source = make_source(place)
+    hung = [far(f"hung{i}", LINKS) for i in range(HUNG_SYSTEMS)]
+    well = far("well", 20)
+    for one in (*hung, well):
+        name = os.path.basename(one.path)
+        for i in range(20 if one is well else LINKS):
+            os.symlink(one.path / f"m{i}.safetensors",
+                       source.path(directory, f"{name}-{i}.safetensors"))
+    for one in hung:
+        one.hang()
+    m = mount(source.root, limit=290)
+
+    def read_well():
+        names = read_neighbours(m.path, source, directory)
+        for i in range(20):
+            name = f"well-{i}.safetensors"
+            assert name in names["shards"] & names["merged"], name
+            for view in ("shards", "merged"):
+                assert oracle.read_all(os.path.join(m.path, view, directory, name)) == \
+                    oracle.read_all(well.real.path(f"m{i}.safetensors"))
+        return names["shards"]
+
+    well_names = {f"well-{i}.safetensors" for i in range(20)}
+    assert eventually(lambda: well_names <= set(child(os.listdir, m / f"shards/{directory}",
+                                                      seconds=LIMIT)), LIMIT)
+    shown = child(read_well, seconds=3 * LIMIT)
+    assert not [name for name in shown if name.startswith("hung")]
+    for one in hung:
+        one.answer()
+    expected = {f"hung{k}-{i}.safetensors" for k in range(HUNG_SYSTEMS) for i in range(LINKS)}
+    assert eventually(lambda: expected <= child(read_well, seconds=3 * LIMIT), LIMIT)
+    for one in hung:
+        one.hang()
+    assert expected <= child(read_well, seconds=3 * LIMIT)
+    for one in hung:
+        one.answer()
+    assert m.unmount() == 0
+
+
+@pytest.mark.limit(120)
+def test_chain_of_file_systems(mount, place, far):
+    """A link to a file system that answers, and a link there to one that hangs."""
+    source, hung, between = make_source(place), far("hung"), far("between")
+    os.symlink(hung.path, between.real.path("on"))
+    os.symlink(f"../between/on/{FAR}", source.path(FAR))
+    os.symlink("../between/side.json", source.path("side.json"))
+    hung.hang()
+    m = mount(source.root, limit=110)
+    names = child(read_neighbours, m.path, source, "", seconds=LIMIT)
+    assert "side.json" in names["shards"] and FAR not in names["shards"]
+    assert oracle.read_all(m / "shards/side.json") == oracle.read_all(between.real.path("side.json"))
+    hung.answer()
+    assert eventually(lambda: FAR in os.listdir(m / "shards"), LIMIT)
+    assert oracle.read_all(m / f"shards/{FAR}") == oracle.read_all(hung.real.path(FAR))
+    assert m.unmount() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_link_to_a_local_disk(mount, place):
+    """A disk is not asked by other threads, so its names never depend on how fast they answer."""
+    image, disk = place / "ext4.img", place / "disk"
+    disk.mkdir()
+    with open(image, "wb") as f:
+        f.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    try:
+        trees.Source(disk).add("", "far", trees.small_tensors("far."))
+        source = make_source(place)
+        os.symlink(disk / FAR, source.path(FAR))
+        m = mount(source.root)
+        assert FAR in os.listdir(m / "merged")
+        threads = [oracle.read_all(f"/proc/{m.pid}/task/{thread}/comm")
+                   for thread in os.listdir(f"/proc/{m.pid}/task")]
+        assert b"fstfs-query\n" not in threads
+        assert m.unmount() == 0
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+# --- indexes ---
+
+
+@pytest.mark.limit(120)
+def test_index_behind_a_link(mount, place, far):
+    """The shards of an index that is on other storage stay one checkpoint while that hangs. A new
+    version of the index shows when it answers."""
+    source, other = trees.Source(place / "s"), far()
+    source.add_side("config.json", b"{}\n")
+    other.real.add("", "set", [trees.tensor(f"t{i}", "U8", (1000 + i,)) for i in range(4)],
+                   shards=2, names=["a.safetensors", "b.safetensors"],
+                   index="set.safetensors.index.json")
+    for name in ("a.safetensors", "b.safetensors", "set.safetensors.index.json"):
+        os.symlink(f"../far/{name}", source.path(name))
+    m = mount(source.root, limit=110)
+    assert eventually(lambda: "set.safetensors" in os.listdir(m / "merged"), LIMIT)
+    data = oracle.read_all(m / "merged/set.safetensors")
+    other.hang()
+    source.add_side("new.json", b"{}\n")
+    assert eventually(lambda: "new.json" in child(os.listdir, m / "merged", seconds=LIMIT), LIMIT)
+    names = child(os.listdir, m / "merged", seconds=LIMIT)
+    assert "set.safetensors" in names and "a.safetensors" not in names
+    other.answer()
+    assert eventually(lambda: oracle.read_all(m / "merged/set.safetensors") == data, LIMIT)
+    os.unlink(other.real.path("set.safetensors.index.json"))
+    assert eventually(lambda: "a.safetensors" in os.listdir(m / "merged"), LIMIT)
+    assert m.unmount() == 0
+
+
+# --- the end of the mount ---
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("end", ["SIGTERM", "umount"])
+def test_end(mount, place, far, who, end):
+    """The mount ends, and soon the daemon, although questions to the storage are not answered."""
+    source, hung = make_source(place), far()
+    links = add_links(source.path(""), hung)
+    hung.hang()
+    m = mount(source.root, limit=110, **who)
+    names = child(read_neighbours, m.path, source, "", user=m.user, seconds=LIMIT)
+    assert not names["shards"] & set(links)
+    assert "left out" in problems(m)
+    if end == "SIGTERM":
+        m.signal(signal.SIGTERM)
+    else:
+        subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+    assert eventually(lambda: not mounted_at(m.path), 10)
+    assert m.wait(LIMIT) == 0

@@ -205,6 +205,15 @@ class Mount:
         """One number of .fstfs/metrics, without the prefix of its name."""
         return int(self.metrics()[f"fstfs_{name}"])
 
+    def wait_until_idle(self):
+        """Waits until no read is in flight. A read is counted after its answer, which is part of its
+        duration, and the kernel reads ahead after it has answered its reader."""
+        def is_idle():
+            metrics = self.metrics()
+            return metrics["fstfs_reads_in_flight"] == metrics["fstfs_storage_reads_in_flight"] == 0
+
+        assert eventually(is_idle), "reads are in flight"
+
     def signal(self, number):
         os.kill(self.pid, number)
 

@@ -117,9 +117,11 @@ class Counted:
 
     def __init__(self, m):
         self.m = m
+        m.wait_until_idle()
         self.before = m.metrics()
 
     def grown(self):
+        self.m.wait_until_idle()
         after = self.m.metrics()
         return {name.removeprefix("fstfs_"): after[name] - self.before[name] for name in after}
 
@@ -275,6 +277,7 @@ def test_metrics_of_unused_prefetch(mount, source, method):
 def test_status_and_documentation_list_every_metric(mount, source):
     m = mount(source.root)
     oracle.check_source(m.path, source, ())
+    m.wait_until_idle()
     numbers = m.metrics()
     families = {line.split()[2] for line in m.read(".fstfs/metrics").decode().splitlines()
                 if line.startswith("# TYPE ")}

@@ -352,6 +352,7 @@ def test_loads(mount, source):
     assert run("--loads", m.path).stdout.count("\n") == 1  # the head
     m.read("merged/llama/model.safetensors")
     m.read("tensors/llama/model/w")
+    m.wait_until_idle()
     loads = [json.loads(line) for line in m.read(".fstfs/loads").splitlines()]
     assert len(loads) == 2
     lines = run("--loads", m.path).stdout.splitlines()
@@ -373,6 +374,7 @@ def test_picture_of_a_load(mount, place):
     m = mount(source.root)
     assert "there was no load yet" in run("--svg", m.path, status=1).stderr
     m.read("merged/<&>/a.safetensors")
+    m.wait_until_idle()
     root = xml.etree.ElementTree.fromstring(run("--svg", m.path).stdout)
     load = json.loads(m.read(".fstfs/loads"))
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]

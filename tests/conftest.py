@@ -91,6 +91,26 @@ def eventually(check, seconds=5, pause=0.02):
         time.sleep(pause)
 
 
+@contextlib.contextmanager
+def disk_image(place, size, *make):
+    """A mounted file system of its own, in an image file of this size that the command `make`
+    formats."""
+    image, point = Path(place) / "disk.img", Path(place) / "disk"
+    if not shutil.which(make[0]):
+        pytest.skip(f"{make[0]} is not installed")
+    with open(image, "wb") as f:
+        f.truncate(size)
+    subprocess.run([*make, image], check=True, capture_output=True)
+    point.mkdir()
+    if subprocess.run(["mount", "-o", "loop", image, point], capture_output=True).returncode:
+        pytest.skip("an image cannot be mounted: not root, or no loop devices")
+    try:
+        yield point
+    finally:
+        # A daemon that serves files of it may still run.
+        subprocess.run(["umount", "-l", point], check=True)
+
+
 def keep_in_memory(path):
     """Maps a file and locks its pages, which the kernel could otherwise evict. An unprivileged user
     may lock a few megabytes only (RLIMIT_MEMLOCK)."""

@@ -11,13 +11,6 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-#ifndef STATX_MNT_ID
-#define STATX_MNT_ID 0x1000U
-#endif
-#ifndef STATX_MNT_ID_UNIQUE
-#define STATX_MNT_ID_UNIQUE 0x4000U
-#endif
-
 static void
 identity_from_stat(struct file_identity *identity, const struct stat *st)
 {

@@ -12,13 +12,6 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#ifndef STATX_MNT_ID
-#define STATX_MNT_ID 0x1000U
-#endif
-#ifndef STATX_MNT_ID_UNIQUE
-#define STATX_MNT_ID_UNIQUE 0x4000U
-#endif
-
 enum { MOST_LINKS = 40 };
 
 /* Set in the ID under which open_local() reports an automount point that is not mounted. */

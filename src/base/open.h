@@ -35,6 +35,14 @@ int open_path_as(int directory, const char *path, const struct open_rules *rules
 /* As fstatat(2), following links. -EXDEV: the path crosses the excluded device. Any thread. */
 errint_t open_stat(int directory, const char *path, struct stat *st);
 
+/* From <linux/stat.h> of Linux 5.8 and 6.8. */
+#ifndef STATX_MNT_ID
+#define STATX_MNT_ID 0x1000U
+#endif
+#ifndef STATX_MNT_ID_UNIQUE
+#define STATX_MNT_ID_UNIQUE 0x4000U
+#endif
+
 /* IDs of mounts, which the kernel reuses before Linux 6.8. */
 enum { OPEN_MOUNTS = 8 };
 struct open_mounts {

@@ -9,7 +9,7 @@ import subprocess
 
 import oracle
 import pytest
-from conftest import BUILD, as_user, child, eventually, mounted_at
+from conftest import BUILD, as_user, child, disk_image, eventually, mounted_at
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -238,13 +238,7 @@ def test_chain_of_file_systems(mount, place, far):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_link_to_a_local_disk(mount, place):
     """A disk is not asked by other threads, so its names never depend on how fast they answer."""
-    image, disk = place / "ext4.img", place / "disk"
-    disk.mkdir()
-    with open(image, "wb") as f:
-        f.truncate(16 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
-    try:
+    with disk_image(place, 16 << 20, "mkfs.ext4", "-q") as disk:
         trees.Source(disk).add("", "far", trees.small_tensors("far."))
         source = make_source(place)
         os.symlink(disk / FAR, source.path(FAR))
@@ -254,8 +248,6 @@ def test_link_to_a_local_disk(mount, place):
                    for thread in os.listdir(f"/proc/{m.pid}/task")]
         assert b"fstfs-query\n" not in threads
         assert m.unmount() == 0
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 # --- indexes ---

@@ -14,7 +14,7 @@ import subprocess
 
 import oracle
 import pytest
-from conftest import child, eventually, files_open_in
+from conftest import child, disk_image, eventually, files_open_in
 from corpus import trees
 from test_permissions import (ALICE, BOB, CAROL, GROUP, LEFT, MASK, NONE, RIGHT, R, add, around, become,
                               errors_of, exchange, files_of, give_list, openable, readable, source)
@@ -60,14 +60,8 @@ def read_or_errno(path):
 def ext4(place):
     """A directory on its own ext4, which reuses the inode number of a removed file for the next
     one."""
-    image, root = place / "ext4.img", place / "ext4"
-    root.mkdir()
-    with open(image, "wb") as f:
-        f.truncate(16 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, root], check=True)
-    yield root
-    subprocess.run(["umount", "-l", root], check=True)
+    with disk_image(place, 16 << 20, "mkfs.ext4", "-q") as root:
+        yield root
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["path", "descriptor"])

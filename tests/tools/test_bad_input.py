@@ -3,13 +3,12 @@
 lost or incomplete files. Tests of a single program are in its own file."""
 
 import os
-import shutil
 import signal
 import subprocess
 from contextlib import contextmanager
 
 import pytest
-from conftest import BUILD, SANITIZER, SLOW, as_user, eventually, mounted_at
+from conftest import BUILD, SANITIZER, SLOW, as_user, disk_image, eventually, mounted_at
 from corpus import trees
 
 MIB = 1 << 20
@@ -123,20 +122,9 @@ def test_output_cannot_be_written(fstfs, source, large, name, args):
 
 @contextmanager
 def small_disk(place, size=24 * MIB):
-    image, point = place / "image", place / "disk"
-    point.mkdir()
-    with open(image, "wb") as f:
-        f.truncate(size)
-    if not shutil.which("mkfs.ext4"):
-        pytest.skip("mkfs.ext4 is not installed")
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
-    if subprocess.run(["mount", "-o", "loop", image, point], capture_output=True).returncode:
-        pytest.skip("an image cannot be mounted: not root, or no loop devices")
-    try:
+    with disk_image(place, size, "mkfs.ext4", "-q", "-m", "0") as point:
         os.rmdir(point / "lost+found")
         yield point
-    finally:
-        subprocess.run(["umount", point], check=True)
 
 
 def fill(folder):

@@ -8,11 +8,10 @@ import shutil
 import stat
 import struct
 import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import eventually
+from conftest import disk_image, eventually
 from corpus import trees
 from packing import (MIB, PACK, SYSTEMS, content, expected, hidden, misfortune, plain, run,
                      snapshot, tmpfs)
@@ -380,26 +379,8 @@ def test_free_space_for_side_files(place):
         run("--shards=2", "--tensors-only", source.path("m"), small / "out")
 
 
-@contextmanager
-def image(place, size, *make):
-    if not shutil.which(make[0]):
-        pytest.skip(f"{make[0]} is not installed")
-    with open(place / "image", "wb") as f:
-        f.truncate(size)
-    subprocess.run([*make, place / "image"], check=True, capture_output=True)
-    point = place / "point"
-    point.mkdir()
-    if subprocess.run(["mount", "-o", "loop", place / "image", point],
-                      capture_output=True).returncode:
-        pytest.skip("an image cannot be mounted: not root, or no loop devices")
-    try:
-        yield point
-    finally:
-        subprocess.run(["umount", point], check=True)
-
-
 def test_aligned_blocks_are_shared(place):
-    with image(place, 400 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1") as point:
+    with disk_image(place, 400 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1") as point:
         source = trees.Source(point / "models")
         tensors = plain(scale=1024) + plain(prefix="odd.")
         source.add("m", "model", tensors, shards=2, metadata={"format": "pt"})
@@ -416,7 +397,7 @@ def test_aligned_blocks_are_shared(place):
 
 
 def test_shared_blocks_need_no_space(place):
-    with image(place, 400 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1") as point:
+    with disk_image(place, 400 * MIB, "mkfs.xfs", "-q", "-m", "reflink=1") as point:
         tensors = [trees.tensor("t", "U8", (200 * MIB,))]
         (point / "odd").mkdir()
         (point / "odd/model.safetensors").write_bytes(trees.file_bytes(tensors, pad=8))

@@ -420,7 +420,9 @@ layout_cut(const struct checkpoint *checkpoint, const struct tensor_ref *refs, u
     *count = shards ? cut_by_number(checkpoint, refs, tensors, shards, parts)
                     : cut_by_size(checkpoint, refs, tensors, shard_size, parts);
     fitting = realloc(parts, *count * sizeof(*parts));
-    *out = fitting ? fitting : parts;
+    if (fitting)
+        parts = fitting;
+    *out = parts;
     return 0;
 }
 

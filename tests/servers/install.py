@@ -6,6 +6,7 @@ a GPU. VENV is a new virtual environment with a release of vLLM for CPUs, and wh
 """
 
 import email
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
 # The current release of each server and the two before it.
 RELEASES = ("vllm-0.33.0", "vllm-0.32.0", "vllm-0.31.0",
             "sglang-0.5.23", "sglang-0.5.22", "sglang-0.5.21")
@@ -67,6 +69,24 @@ def install(folder, place):
                 archive.extractall(Path(temporary) / "code", [
                     name for name in archive.namelist() if not name.endswith((".so", "/vllm-rs"))])
             (Path(temporary) / "code").rename(folder / release)
+
+
+def environment(place, folder, build, *paths):
+    """The environment of a program that imports a release, with the plugin's entry points, as pip
+    would install them, in the directory `place`."""
+    info = place / "plugin/fstfs-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fstfs\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nfstfs = fstfs.vllm:register\n"
+        "[sglang.srt.plugins]\nfstfs = fstfs.sglang:register\n")
+    inherited = {name: value for name, value in os.environ.items()
+                 if name != "PYTHONDONTWRITEBYTECODE"}  # imports would take minutes
+    return {**inherited, "PYTHONPATH": os.pathsep.join(map(os.fspath, [
+        *paths, HERE.parents[1] / "src/python", place / "plugin", HERE, HERE.parent / "python"])),
+        "FSTFS_LIBRARY": f"{build}/src/client/libfstfs.so.0", "HOME": os.fspath(place),
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "PYTHONPYCACHEPREFIX": f"{folder}/pycache"}
 
 
 if __name__ == "__main__":

@@ -9,34 +9,13 @@ import sys
 import types
 
 from real import by_libfstfs, checks, contents, forget, run, signatures
+from setup_sglang import get_model, loader, make_loader, weights
+from sglang.srt.configs.load_config import LoadConfig
+from sglang.srt.model_loader import weight_utils
+from sglang.srt.server_args import LOAD_FORMAT_CHOICES, ServerArgs
 
 with open(sys.argv[1]) as file:
     settings = json.load(file)
-os.environ.pop("FSTFS_SGLANG", None)
-
-from sglang.srt import plugins  # noqa: E402
-
-for _ in range(2):
-    plugins._plugins_loaded = False
-    plugins.load_plugins()
-
-from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
-from sglang.srt.model_loader import loader, weight_utils  # noqa: E402
-from sglang.srt.server_args import LOAD_FORMAT_CHOICES, ServerArgs  # noqa: E402
-
-# Settings of a running server; a_model() has real ones.
-get_model = loader.get_model
-loader.get_server_args = lambda: None
-loader.get_model = lambda: types.SimpleNamespace(
-    weight_loader_disable_mmap=False, weight_loader_prefetch_checkpoints=False,
-    weight_loader_prefetch_num_threads=4, weight_loader_drop_cache_after_load=False,
-    model_checksum=None)
-
-
-def make_loader(load_format, model_config=None, **extra):
-    return loader.get_model_loader(LoadConfig(load_format, model_loader_extra_config=extra),
-                                   model_config)
-
 
 @checks
 def the_plugin_is_registered():
@@ -76,9 +55,7 @@ def wrong_arguments():
 
 def load(load_format, path, **extra):
     forget(path)
-    made = make_loader(load_format, **extra)
-    return by_libfstfs(lambda: contents(
-        made._get_weights_iterator(made.Source(path, None, prefix="model."))))
+    return by_libfstfs(lambda: contents(weights(load_format, path, **extra)))
 
 
 def own(path, **extra):

@@ -6,34 +6,16 @@ import json
 import sys
 
 from real import by_libfstfs, checks, contents, forget, run, signatures
+from setup_vllm import make_loader, model_loader
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 with open(sys.argv[1]) as file:
     settings = json.load(file)
 
-import vllm.platforms  # noqa: E402
-from vllm.platforms.cpu import CpuPlatform  # noqa: E402
-
-# A wheel for GPUs finds no platform here.
-vllm.platforms._current_platform = CpuPlatform()
-
-from vllm import plugins  # noqa: E402
-from vllm.config.load import LoadConfig  # noqa: E402
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
-from vllm.model_executor import model_loader  # noqa: E402
-from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
-
-for _ in range(2):
-    plugins.plugins_loaded = False
-    plugins.load_general_plugins()
-
-
 def parsed(path, *more):
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     return EngineArgs.from_cli_args(parser.parse_args(["--model", path, *more]))
-
-
-def make_loader(load_format, **options):
-    return model_loader.get_model_loader(LoadConfig(load_format=load_format, **options))
 
 
 @checks

@@ -10,13 +10,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, HERE, ROOT, SLOW
+from conftest import BUILD, HERE, SLOW
 
 torch = pytest.importorskip("torch")
 import files  # noqa: E402
 from python.module import fstfs  # noqa: E402, F401
 
-from .install import RELEASES, SERVING  # noqa: E402
+from .install import RELEASES, SERVING, environment  # noqa: E402
 from .loading import signatures  # noqa: E402
 
 FOLDER = os.environ.get("FSTFS_SERVERS")
@@ -77,26 +77,9 @@ def llama(shared_place):
     return path
 
 
-def environment(place, *paths):
-    """With the plugin's entry points, as pip would install them."""
-    info = place / "plugin/fstfs-0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fstfs\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nfstfs = fstfs.vllm:register\n"
-        "[sglang.srt.plugins]\nfstfs = fstfs.sglang:register\n")
-    inherited = {name: value for name, value in os.environ.items()
-                 if name != "PYTHONDONTWRITEBYTECODE"}  # imports would take minutes
-    return {**inherited, "PYTHONPATH": os.pathsep.join(map(os.fspath, [
-        *paths, ROOT / "src/python", place / "plugin", HERE / "servers", HERE / "python"])),
-        "FSTFS_LIBRARY": os.fspath(BUILD / "src/client/libfstfs.so.0"), "HOME": os.fspath(place),
-        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "PYTHONPYCACHEPREFIX": f"{FOLDER}/pycache"}
-
-
 def run(place, command, *paths, seconds):
     done = subprocess.run([PYTHON, *command], capture_output=True, text=True, cwd=place,
-                          timeout=seconds * SLOW, env=environment(place, *paths))
+                          timeout=seconds * SLOW, env=environment(place, FOLDER, BUILD, *paths))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

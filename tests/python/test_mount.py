@@ -125,6 +125,9 @@ def test_errors(models, place, temporary, monkeypatch):
                           ({"shards": 2, "shard_size": 9}, "--shards and --shard-size exclude each other")):
         with pytest.raises(ValueError, match=f"^fstfs: {text}"):
             fstfs.mount(models, **options)
+    for name, paths in (("source", ("",)), ("mountpoint", (models, ""))):
+        with pytest.raises(ValueError, match=f"^fstfs: {name}: expected a directory, found an empty"):
+            fstfs.mount(*paths)
     with pytest.raises(OSError, match="^fstfs: source .*/nothing: No such file or directory"):
         fstfs.mount(place / "nothing")
     with pytest.raises(OSError, match="^fstfs: mount point .*: not empty"):

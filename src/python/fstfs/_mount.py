@@ -63,6 +63,9 @@ class Mount:
 
     def __init__(self, source: str | os.PathLike[str], mountpoint: str | os.PathLike[str] | None,
                  view: str | None, options: dict[str, int | str | None]) -> None:
+        for name, path in (("source", source), ("mountpoint", mountpoint)):
+            if path is not None and not os.fspath(path):  # os.path takes it for the working directory
+                raise ValueError(f"fstfs: {name}: expected a directory, found an empty path")
         self.view = view
         self._process = os.getpid()
         self._is_temporary = mountpoint is None

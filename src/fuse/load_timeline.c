@@ -43,6 +43,17 @@ load_timeline_add_busy(struct load_timeline *timeline, uint64_t start, uint64_t 
     }
 }
 
+/* The share of a slice with a read in flight. The last slice ends with the load. */
+static double
+timeline_busy_share(const struct load_timeline *timeline, unsigned slice, uint64_t width,
+                    uint64_t duration)
+{
+    uint64_t rest = duration - slice * width;
+    uint64_t length = rest < width ? rest : width;
+
+    return length ? (double)timeline->slices[slice].busy / (double)length : 0;
+}
+
 void
 load_timeline_write(const struct load_timeline *timeline, uint64_t duration, struct buffer *out)
 {
@@ -53,6 +64,7 @@ load_timeline_write(const struct load_timeline *timeline, uint64_t duration, str
         buffer_addf(out, "%s%llu", i ? ", " : "", (unsigned long long)timeline->slices[i].bytes);
     buffer_add_text(out, "], \"slices_busy\": [");
     for (unsigned i = 0; i < LOAD_SLICES && i * width <= duration; i++)
-        buffer_addf(out, "%s%.3f", i ? ", " : "", (double)timeline->slices[i].busy / (double)width);
+        buffer_addf(out, "%s%.3f", i ? ", " : "",
+                    timeline_busy_share(timeline, i, width, duration));
     buffer_add_char(out, ']');
 }

@@ -27,7 +27,8 @@ void load_timeline_add_bytes(struct load_timeline *timeline, uint64_t at, uint64
 void load_timeline_add_busy(struct load_timeline *timeline, uint64_t start, uint64_t end);
 
 /* Appends members of a JSON object: "slice_seconds"; "slices", the bytes read in each slice;
- * "slices_busy", the share of each slice with a read in flight. `duration`: of the load. */
+ * "slices_busy", the share of each slice with a read in flight. `duration`: of the load, with which
+ * the last slice ends. */
 void load_timeline_write(const struct load_timeline *timeline, uint64_t duration,
                          struct buffer *out);
 

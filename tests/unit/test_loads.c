@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loads of .fstfs/loads. The linker replaces the clock, the counters of the engine and process
+ * groups by those of the test: a thread's group has the thread's number. */
+#include "fuse/loads.h"
+
+#include <check.h>
+#include <cjson/cJSON.h>
+#include <fcntl.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SIZE = 1000, READER = 7 };
+
+#define MS UINT64_C(1000000)
+
+static struct loads *loads;
+static struct extent_list *list;
+static uint64_t now; /* nanoseconds */
+static struct io_family_counters counters;
+
+int __real_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+void __wrap_io_family_counters(struct io *io, struct family *family,
+                               struct io_family_counters *found);
+pid_t __wrap_getpgid(pid_t pid);
+
+int
+__wrap_clock_gettime(clockid_t clock, struct timespec *time)
+{
+    if (clock != CLOCK_MONOTONIC)
+        return __real_clock_gettime(clock, time);
+    *time = (struct timespec){(time_t)(now / 1000000000), (long)(now % 1000000000)};
+    return 0;
+}
+
+void
+__wrap_io_family_counters(struct io *io, struct family *family, struct io_family_counters *found)
+{
+    *found = counters;
+}
+
+pid_t
+__wrap_getpgid(pid_t pid)
+{
+    return pid;
+}
+
+static void
+name_command(pid_t thread, char name[COMMAND_SIZE])
+{
+    strcpy(name, "reader");
+}
+
+static void
+setup(void)
+{
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct file_identity identity = {.size = SIZE};
+    struct backing *backing = backing_new(AT_FDCWD, "none", &identity);
+
+    ck_assert_ptr_nonnull(backing);
+    backing->family = family_new("llama", "model");
+    extent_builder_add_backing(&builder, backing, 0, SIZE);
+    backing_unref(backing);
+    list = extent_builder_finish(&builder);
+    ck_assert_ptr_nonnull(list);
+    memset(&counters, 0, sizeof(counters));
+    now = 1000000 * MS;
+    loads = loads_new(NULL, true, name_command);
+    ck_assert_ptr_nonnull(loads);
+}
+
+static void
+teardown(void)
+{
+    loads_free(loads);
+    extent_list_unref(list);
+}
+
+static struct load *
+open_file(pid_t thread)
+{
+    return loads_open(loads, list, VIEW_TENSORS, thread);
+}
+
+static struct load_read
+begin_read(struct load **load)
+{
+    return loads_begin_read(loads, load, READER);
+}
+
+/* Ends a read that has waited for storage for so many nanoseconds. */
+static void
+end_read(const struct load_read *read, errint_t result, uint64_t waited)
+{
+    struct io_answer answer = {.result = result, .waited = waited};
+
+    loads_end_read(loads, read, &answer, SIZE);
+}
+
+/* A read that takes `duration` nanoseconds, all of which it waits for storage. */
+static void
+read_file(struct load **load, uint64_t duration)
+{
+    struct load_read read = begin_read(load);
+
+    now += duration;
+    end_read(&read, 0, duration);
+}
+
+/* Returns line `index` of the page; NULL: there are fewer. */
+static cJSON *
+page_line(unsigned index)
+{
+    struct buffer page = BUFFER_INIT;
+    const char *line;
+    cJSON *object;
+
+    loads_write(loads, &page);
+    buffer_add_char(&page, '\0');
+    ck_assert(!buffer_failed(&page));
+    for (line = page.data; index > 0 && line; index--) {
+        line = strchr(line, '\n');
+        line = line ? line + 1 : NULL;
+    }
+    object = line ? cJSON_Parse(line) : NULL;
+    buffer_free(&page);
+    return object;
+}
+
+static double
+line_number(unsigned index, const char *name)
+{
+    cJSON *line = page_line(index);
+    const cJSON *number = cJSON_GetObjectItemCaseSensitive(line, name);
+    double value = cJSON_GetNumberValue(number);
+
+    ck_assert_msg(cJSON_IsNumber(number), "line %u has no number %s", index, name);
+    cJSON_Delete(line);
+    return value;
+}
+
+/* The share of a slice of the first load with a read in flight. */
+static double
+slice_busy(int slice)
+{
+    cJSON *line = page_line(0);
+    const cJSON *shares = cJSON_GetObjectItemCaseSensitive(line, "slices_busy");
+    const cJSON *share = cJSON_GetArrayItem(shares, slice);
+    double value = cJSON_GetNumberValue(share);
+
+    ck_assert_msg(cJSON_IsNumber(share), "there is no slice %d", slice);
+    cJSON_Delete(line);
+    return value;
+}
+
+/* The last slice, of 1 ms, has lasted 0.25 ms. */
+START_TEST(last_slice_is_shorter)
+{
+    struct load *load = open_file(READER);
+
+    read_file(&load, MS + MS / 4);
+    ck_assert_double_eq_tol(line_number(0, "seconds"), 0.00125, 1e-6);
+    ck_assert_double_eq(slice_busy(0), 1);
+    ck_assert_double_eq(slice_busy(1), 1);
+    loads_close(loads, load);
+}
+END_TEST
+
+static Suite *
+suite(void)
+{
+    Suite *made = suite_create("loads");
+    TCase *all = tcase_create("all");
+
+    tcase_add_checked_fixture(all, setup, teardown);
+    tcase_add_test(all, last_slice_is_shorter);
+    suite_add_tcase(made, all);
+    return made;
+}
+
+#include "check_main.h"

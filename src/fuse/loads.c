@@ -459,15 +459,17 @@ add_storage_fields(struct buffer *out, const struct load *load,
         [FAMILY_PREFETCHED_USED] = "prefetched_used_bytes",
         [FAMILY_PREFETCHED_WASTED] = "prefetched_wasted_bytes",
     };
+    uint64_t bytes[FAMILY_COUNTERS], prefetched, hits;
 
-    for (int i = 0; i < FAMILY_COUNTERS; i++)
-        add_number_field(out, names[i], after->bytes[i] - load->before.bytes[i]);
-    add_ratio_field(out, "prefetch_hit_ratio",
-                    after->bytes[FAMILY_PREFETCHED_USED] -
-                        load->before.bytes[FAMILY_PREFETCHED_USED],
-                    after->bytes[FAMILY_PREFETCHED] - load->before.bytes[FAMILY_PREFETCHED]);
-    add_ratio_field(out, "read_ratio",
-                    after->bytes[FAMILY_STORAGE] - load->before.bytes[FAMILY_STORAGE], load->bytes);
+    for (int i = 0; i < FAMILY_COUNTERS; i++) {
+        bytes[i] = after->bytes[i] - load->before.bytes[i];
+        add_number_field(out, names[i], bytes[i]);
+    }
+    /* Bytes that an earlier load prefetched may have been used. */
+    prefetched = bytes[FAMILY_PREFETCHED];
+    hits = bytes[FAMILY_PREFETCHED_USED];
+    add_ratio_field(out, "prefetch_hit_ratio", hits < prefetched ? hits : prefetched, prefetched);
+    add_ratio_field(out, "read_ratio", bytes[FAMILY_STORAGE], load->bytes);
     buffer_addf(out, ", \"order\": \"%s\"", order_of_reads(&load->before, after));
 }
 

@@ -155,6 +155,23 @@ slice_busy(int slice)
     return value;
 }
 
+/* The load uses all that it prefetches, and what an earlier one has prefetched. */
+START_TEST(prefetched_in_an_earlier_load)
+{
+    struct load *load = open_file(READER);
+    struct load_read read;
+
+    counters.bytes[FAMILY_PREFETCHED] = 1000;
+    read = begin_read(&load);
+    counters.bytes[FAMILY_PREFETCHED] += 100;
+    counters.bytes[FAMILY_PREFETCHED_USED] += 1100;
+    end_read(&read, 0, 0);
+    ck_assert_double_eq(line_number(0, "prefetched_used_bytes"), 1100);
+    ck_assert_double_eq(line_number(0, "prefetch_hit_ratio"), 1);
+    loads_close(loads, load);
+}
+END_TEST
+
 /* The last slice, of 1 ms, has lasted 0.25 ms. */
 START_TEST(last_slice_is_shorter)
 {
@@ -175,6 +192,7 @@ suite(void)
     TCase *all = tcase_create("all");
 
     tcase_add_checked_fixture(all, setup, teardown);
+    tcase_add_test(all, prefetched_in_an_earlier_load);
     tcase_add_test(all, last_slice_is_shorter);
     suite_add_tcase(made, all);
     return made;

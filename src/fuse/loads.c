@@ -32,7 +32,8 @@ struct load {
     uint64_t begun; /* monotonic_ns() of the first read */
     uint64_t changed; /* monotonic_ns() when a read last began or ended */
     unsigned in_flight;
-    uint64_t opens, reads, bytes, cached_bytes, stalls, errors;
+    uint64_t opens; /* files opened while it ran, and those opened before that it has read */
+    uint64_t reads, bytes, cached_bytes, stalls, errors;
     uint64_t busy; /* nanoseconds with a read in flight */
     uint64_t duration, waited; /* sums over all reads, in nanoseconds */
     struct load_timeline timeline;
@@ -200,7 +201,8 @@ load_new(struct family *family, enum view_kind view, pid_t group)
 }
 
 /* Returns the load that a read belongs to, if the file's last load was `load`: that one unless it
- * has ended. Takes over the reference to `load` and returns one to the result. */
+ * has ended. Counts the file for another load. Takes over the reference to `load` and returns one
+ * to the result. */
 static struct load *
 load_current(struct loads *loads, struct load *load, uint64_t now)
 {
@@ -212,6 +214,7 @@ load_current(struct loads *loads, struct load *load, uint64_t now)
     other = loads_find(loads, load->family, load->view, load->group, now);
     if (!other && !load->is_listed) {
         load_begin(loads, load, now);
+        load->opens++;
         return load;
     }
     if (!other) {
@@ -220,6 +223,7 @@ load_current(struct loads *loads, struct load *load, uint64_t now)
             return load;
         load_begin(loads, other, now);
     }
+    other->opens++;
     load_unref(load);
     return other;
 }
@@ -281,13 +285,7 @@ loads_open(struct loads *loads, const struct extent_list *list, enum view_kind v
     if (load)
         load->opens++;
     pthread_mutex_unlock(&loads->lock);
-    if (load)
-        return load;
-    load = load_new(family, view, group);
-    if (!load)
-        return NULL;
-    load->opens = 1;
-    return load;
+    return load ? load : load_new(family, view, group);
 }
 
 void

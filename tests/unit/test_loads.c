@@ -13,6 +13,7 @@
 enum { SIZE = 1000, READER = 7 };
 
 #define MS UINT64_C(1000000)
+#define PAUSE (LOAD_PAUSE_SECONDS * 1000 * MS)
 
 static struct loads *loads;
 static struct extent_list *list;
@@ -155,6 +156,32 @@ slice_busy(int slice)
     return value;
 }
 
+/* Files are opened before the first read, during the load, and before another load. */
+START_TEST(opens)
+{
+    struct load *files[4];
+
+    for (int i = 0; i < 3; i++)
+        files[i] = open_file(READER);
+    for (int i = 0; i < 2; i++)
+        read_file(&files[i], MS);
+    ck_assert_double_eq(line_number(0, "opens"), 2);
+    files[3] = open_file(READER);
+    ck_assert_double_eq(line_number(0, "opens"), 3);
+    for (int i = 0; i < 4; i++)
+        read_file(&files[i], MS);
+    ck_assert_double_eq(line_number(0, "opens"), 4);
+    now += 2 * PAUSE;
+    read_file(&files[0], MS);
+    read_file(&files[3], MS);
+    read_file(&files[0], MS);
+    ck_assert_double_eq(line_number(0, "opens"), 4);
+    ck_assert_double_eq(line_number(1, "opens"), 2);
+    for (int i = 0; i < 4; i++)
+        loads_close(loads, files[i]);
+}
+END_TEST
+
 /* The load uses all that it prefetches, and what an earlier one has prefetched. */
 START_TEST(prefetched_in_an_earlier_load)
 {
@@ -192,6 +219,7 @@ suite(void)
     TCase *all = tcase_create("all");
 
     tcase_add_checked_fixture(all, setup, teardown);
+    tcase_add_test(all, opens);
     tcase_add_test(all, prefetched_in_an_earlier_load);
     tcase_add_test(all, last_slice_is_shorter);
     suite_add_tcase(made, all);

@@ -48,6 +48,7 @@ struct loads {
     void (*command)(pid_t thread, char name[COMMAND_SIZE]); /* constant */
     struct load *newest;
     unsigned count; /* on the list */
+    unsigned running; /* of these: load_end() was not called */
     struct load_metrics metrics;
 };
 
@@ -109,6 +110,7 @@ load_end(struct loads *loads, struct load *load)
     if (!load->has_snapshot)
         io_family_counters(loads->io, load->family, &load->after);
     load->has_ended = true;
+    loads->running--;
     load_metrics_add(&loads->metrics, load->family->name, times);
 }
 
@@ -168,6 +170,7 @@ load_begin(struct loads *loads, struct load *load, uint64_t now)
     load->older = loads->newest;
     loads->newest = load;
     loads->count++;
+    loads->running++;
 }
 
 /* Finds the running load of this checkpoint, view and process group in the list. Returns a new
@@ -359,8 +362,8 @@ loads_end_read(struct loads *loads, const struct load_read *read, const struct i
     now = monotonic_ns();
     load_advance(load, now);
     load->in_flight--;
-    if (load->in_flight == 0 && load != loads->newest)
-        load_take_snapshot(loads, load); /* a newer load may be of the same checkpoint */
+    if (load->in_flight == 0 && loads->running > 1)
+        load_take_snapshot(loads, load); /* another load may be of the same checkpoint */
     load->reads++;
     load->duration += now - read->started;
     if (answer->result == 0) {

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SIZE = 1000, READER = 7 };
+enum { SIZE = 1000, READER = 7, OTHER_READER = 8 };
 
 #define MS UINT64_C(1000000)
 #define PAUSE (LOAD_PAUSE_SECONDS * 1000 * MS)
@@ -182,6 +182,25 @@ START_TEST(opens)
 }
 END_TEST
 
+/* A brief load in a longer one, whose bytes are not counted for the brief one after its end. */
+START_TEST(load_in_another)
+{
+    struct load *load = open_file(READER), *brief = open_file(OTHER_READER);
+
+    read_file(&load, MS);
+    counters.bytes[FAMILY_STORAGE] += 1000;
+    read_file(&brief, MS);
+    for (int i = 0; i < 10; i++) {
+        counters.bytes[FAMILY_STORAGE] += 1000;
+        read_file(&load, PAUSE / 2);
+    }
+    ck_assert_double_eq(line_number(0, "storage_bytes"), 11000);
+    ck_assert_double_eq(line_number(1, "storage_bytes"), 0);
+    loads_close(loads, load);
+    loads_close(loads, brief);
+}
+END_TEST
+
 /* The load uses all that it prefetches, and what an earlier one has prefetched. */
 START_TEST(prefetched_in_an_earlier_load)
 {
@@ -220,6 +239,7 @@ suite(void)
 
     tcase_add_checked_fixture(all, setup, teardown);
     tcase_add_test(all, opens);
+    tcase_add_test(all, load_in_another);
     tcase_add_test(all, prefetched_in_an_earlier_load);
     tcase_add_test(all, last_slice_is_shorter);
     suite_add_tcase(made, all);

@@ -32,6 +32,7 @@ struct load {
     uint64_t begun; /* monotonic_ns() of the first read */
     uint64_t changed; /* monotonic_ns() when a read last began or ended */
     unsigned in_flight;
+    uint64_t starts; /* sum of `started` of the reads in flight, modulo 2^64 */
     uint64_t opens; /* files opened while it ran, and those opened before that it has read */
     uint64_t reads, bytes, cached_bytes, stalls, errors;
     uint64_t busy; /* nanoseconds with a read in flight */
@@ -78,6 +79,39 @@ load_unref(struct load *load)
     free(load);
 }
 
+/* Records that reads were in flight from `start` to `now`. */
+static void
+load_add_busy(struct load *load, uint64_t start, uint64_t now)
+{
+    load->busy += now - start;
+    load_timeline_add_busy(&load->timeline, start - load->begun, now - load->begun);
+}
+
+/* Must be called before the number of reads in flight changes. */
+static void
+load_advance(struct load *load, uint64_t now)
+{
+    if (load->in_flight > 0)
+        load_add_busy(load, load->changed, now);
+    load->changed = now;
+}
+
+/* Returns the state of a load at `now`. Reads in flight are counted up to then, as waiting for
+ * storage: what they wait for is known when they end. */
+static struct load
+load_at(const struct load *load, uint64_t now)
+{
+    struct load state = *load;
+    uint64_t pending = load->in_flight * now - load->starts;
+
+    if (load->in_flight == 0)
+        return state;
+    load_advance(&state, now);
+    state.duration += pending;
+    state.waited += pending;
+    return state;
+}
+
 /* The three parts of a load's time, in nanoseconds; see loads.h. */
 struct load_parts {
     uint64_t storage, daemon, reader;
@@ -102,9 +136,10 @@ load_is_over(const struct load *load, uint64_t now)
 }
 
 static void
-load_end(struct loads *loads, struct load *load)
+load_end(struct loads *loads, struct load *load, uint64_t now)
 {
-    struct load_parts parts = load_split_time(load);
+    const struct load state = load_at(load, now);
+    struct load_parts parts = load_split_time(&state);
     const uint64_t times[] = {parts.storage, parts.daemon, parts.reader};
 
     if (!load->has_snapshot)
@@ -120,11 +155,11 @@ loads_end_over(struct loads *loads, uint64_t now)
 {
     for (struct load *load = loads->newest; load; load = load->older)
         if (!load->has_ended && load_is_over(load, now))
-            load_end(loads, load);
+            load_end(loads, load, now);
 }
 
 static void
-loads_remove_oldest(struct loads *loads)
+loads_remove_oldest(struct loads *loads, uint64_t now)
 {
     struct load **at = &loads->newest, *oldest = loads->newest;
 
@@ -133,7 +168,7 @@ loads_remove_oldest(struct loads *loads)
     *at = NULL;
     loads->count--;
     if (!oldest->has_ended)
-        load_end(loads, oldest);
+        load_end(loads, oldest, now);
     load_unref(oldest);
 }
 
@@ -160,7 +195,7 @@ static void
 load_begin(struct loads *loads, struct load *load, uint64_t now)
 {
     if (loads->newest && loads->count == LOADS_MOST)
-        loads_remove_oldest(loads);
+        loads_remove_oldest(loads, now);
     loads_take_idle_snapshots(loads, load->family);
     load->is_listed = true;
     load->references++;
@@ -229,23 +264,6 @@ load_current(struct loads *loads, struct load *load, uint64_t now)
     other->opens++;
     load_unref(load);
     return other;
-}
-
-/* Records that reads were in flight from `start` to `now`. */
-static void
-load_add_busy(struct load *load, uint64_t start, uint64_t now)
-{
-    load->busy += now - start;
-    load_timeline_add_busy(&load->timeline, start - load->begun, now - load->begun);
-}
-
-/* Must be called before the number of reads in flight changes. */
-static void
-load_advance(struct load *load, uint64_t now)
-{
-    if (load->in_flight > 0)
-        load_add_busy(load, load->changed, now);
-    load->changed = now;
 }
 
 /* Extends a read to the past by the run delay of its thread, at most to the end of the load's last
@@ -338,6 +356,7 @@ loads_begin_read(struct loads *loads, struct load **load, pid_t thread)
     load_add_delay(read.load, &read, delay);
     load_advance(read.load, now);
     read.load->in_flight++;
+    read.load->starts += read.started;
     read.load->has_snapshot = false;
     is_named = read.load->is_named || thread <= 0;
     read.load->is_named = true;
@@ -362,6 +381,7 @@ loads_end_read(struct loads *loads, const struct load_read *read, const struct i
     now = monotonic_ns();
     load_advance(load, now);
     load->in_flight--;
+    load->starts -= read->started;
     if (load->in_flight == 0 && loads->running > 1)
         load_take_snapshot(loads, load); /* another load may be of the same checkpoint */
     load->reads++;
@@ -518,8 +538,11 @@ loads_write(struct loads *loads, struct buffer *out)
     loads_end_over(loads, now);
     for (const struct load *load = loads->newest; load; load = load->older)
         list[count++] = load;
-    while (count > 0)
-        load_write(list[--count], loads, now, out);
+    while (count > 0) {
+        const struct load state = load_at(list[--count], now);
+
+        load_write(&state, loads, now, out);
+    }
     pthread_mutex_unlock(&loads->lock);
 }
 

@@ -9,7 +9,8 @@
  * - reader: no read is in flight. This includes the reader's opens and lookups.
  * - storage and daemon: reads are in flight. This time is divided in the ratio of the time that the
  *   reads waited for storage to the rest of their duration, in which the daemon waited for a
- *   processor or for memory, or copied data.
+ *   processor or for memory, or copied data. A read that has not ended counts as waiting for
+ *   storage so far.
  *
  * A read is in flight from the time when a thread of the daemon became runnable to receive it, even
  * if the thread then waited for a processor (run_delay.h), until it is answered.

@@ -170,6 +170,48 @@ def test_slow_storage_is_the_bottleneck(mount, source, place):
     assert load["stalls"] > 0 and load["storage_seconds"] >= 0.05
 
 
+class Faulty:
+    """A mount of a source on slowfs, whose rules the test sets."""
+
+    def __init__(self, mount, source, place):
+        if not SLOWFS.exists():
+            pytest.skip("tests/slowfs/slowfs is not built")
+        self.rules = place / "faults"
+        slow = mount(source.root, "-o", f"faults={self.rules}", binary=SLOWFS)
+        self.m = mount(slow.path)
+        os.stat(self.m / f"merged/{CHECKPOINT}.safetensors")  # reads the header
+
+    def set(self, *rules):
+        new = self.rules.with_suffix(".new")
+        new.write_text("".join(f"{rule}\n" for rule in rules))
+        os.rename(new, self.rules)
+
+
+def test_storage_hangs(mount, source, place):
+    """The load's duration increases, and what it waits for is shown, before a read has ended."""
+    faulty = Faulty(mount, source, place)
+    faulty.set("read * hang")
+    reader = multiprocessing.Process(target=read_some, args=(faulty.m, 12 * SIZE))
+    reader.start()
+
+    def first_load():
+        page = faulty.m.read(".fstfs/loads").splitlines()
+        return json.loads(page[0]) if page else {"seconds": 0}
+
+    try:
+        assert eventually(lambda: first_load()["seconds"] > 0.1)
+        load = first_load()
+        assert load["running"] and load["reads"] == 0
+        assert load["storage_seconds"] == load["seconds"] > 0
+        assert load["bottleneck"] == "storage", load
+        assert eventually(lambda: first_load()["seconds"] > load["seconds"])
+    finally:
+        faulty.set()
+        reader.join()
+    load, = loads_of(faulty.m)
+    assert load["bottleneck"] == "storage" and load["stalls"] > 0, load
+
+
 def test_slow_reader_is_the_bottleneck(mount, source):
     m = mount(source.root)
     child(read_tensors, m, tensor_names()[:10], 0.1)

@@ -6,6 +6,7 @@
 #include <check.h>
 #include <cjson/cJSON.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -182,6 +183,44 @@ START_TEST(opens)
 }
 END_TEST
 
+static bool
+verdict_begins_with(const char *start)
+{
+    cJSON *line = page_line(0);
+    const char *verdict = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "verdict"));
+    bool begins = verdict && strncmp(verdict, start, strlen(start)) == 0;
+
+    cJSON_Delete(line);
+    return begins;
+}
+
+/* Reads hang, among them the first. One of the kernel's readahead is answered from memory. */
+START_TEST(reads_hang)
+{
+    struct load *load = open_file(READER);
+    struct load_read first = begin_read(&load), second, cached;
+
+    now += 5000 * MS;
+    ck_assert_double_eq(line_number(0, "seconds"), 5);
+    ck_assert_double_eq(line_number(0, "storage_seconds"), 5);
+    ck_assert(verdict_begins_with("storage: 100 %"));
+    ck_assert_double_eq(slice_busy(0), 1);
+    second = begin_read(&load);
+    cached = begin_read(&load);
+    now += MS;
+    end_read(&cached, 0, 0);
+    now += 4999 * MS;
+    ck_assert_double_eq(line_number(0, "seconds"), 10);
+    ck_assert_double_ge(line_number(0, "storage_seconds"), 9.9);
+    end_read(&first, 0, 10000 * MS);
+    end_read(&second, 0, 5000 * MS);
+    now += 1000 * MS;
+    ck_assert_double_eq(line_number(0, "seconds"), 10);
+    ck_assert_double_ge(line_number(0, "storage_seconds"), 9.9);
+    loads_close(loads, load);
+}
+END_TEST
+
 /* A brief load in a longer one, whose bytes are not counted for the brief one after its end. */
 START_TEST(load_in_another)
 {
@@ -239,6 +278,7 @@ suite(void)
 
     tcase_add_checked_fixture(all, setup, teardown);
     tcase_add_test(all, opens);
+    tcase_add_test(all, reads_hang);
     tcase_add_test(all, load_in_another);
     tcase_add_test(all, prefetched_in_an_earlier_load);
     tcase_add_test(all, last_slice_is_shorter);

@@ -16,7 +16,8 @@ struct io_answer {
     const struct iovec *vectors;
     int count;
     uint64_t cached_bytes; /* of them: not read from storage for this read */
-    uint64_t waited; /* nanoseconds that the read waited for storage; 0: it did not */
+    /* Nanoseconds that the read waited for storage, after it had memory; 0: it did not. */
+    uint64_t waited;
 };
 
 #endif

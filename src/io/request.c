@@ -128,6 +128,8 @@ request_wait_for_chunks(struct request *request)
         pin->chunk->read.urgent = true;
         request->pending++;
     }
+    if (request->pending > 0)
+        request->waiting_since = monotonic_ns();
 }
 
 /* Pins all chunks of the request. Those in *batch must then be submitted. -EAGAIN: memory is short;
@@ -285,7 +287,7 @@ request_count_sources(const struct request *request, struct io_answer *answer)
         waited |= pin->waited;
     }
     if (waited)
-        answer->waited = monotonic_ns() - request->started;
+        answer->waited = monotonic_ns() - request->waiting_since;
 }
 
 static char *

@@ -44,6 +44,7 @@ struct request {
     void (*done)(void *arg, const struct io_answer *answer); /* an io_done */
     void *arg;
     uint64_t started; /* monotonic_ns() */
+    uint64_t waiting_since; /* monotonic_ns() when it began to wait for its chunks */
     unsigned pending; /* pinned chunks that are not ready */
     unsigned attempts; /* retries after errors outside of the requested blocks */
     errint_t result;

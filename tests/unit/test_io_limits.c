@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: limits of descriptors and memory, and io_free(). */
+#include "base/clock.h"
 #include "io_fixture.h"
 
 #include <dirent.h>
@@ -268,6 +269,13 @@ read_first(void *arg)
 }
 
 static void *
+read_all(void *arg)
+{
+    io_read(io, arg, 0, FILE_SIZE, answer_first, NULL);
+    return NULL;
+}
+
+static void *
 free_engine(void *arg)
 {
     io_free(io);
@@ -311,6 +319,45 @@ START_TEST(free_waits_for_a_queued_failure)
 }
 END_TEST
 
+static _Atomic(uint64_t) wait_began; /* monotonic_ns(); 0: there is no answer yet */
+
+static void
+note_wait(void *arg, const struct io_answer *answer)
+{
+    expect(answer->result == 0);
+    /* If the file system keeps its files in the page cache, the read has not waited. */
+    atomic_store(&wait_began, monotonic_ns() - answer->waited);
+}
+
+/* A request does not wait for storage while it is queued for memory. */
+START_TEST(wait_for_memory)
+{
+    struct io_options options = {.memory = 4 * MIB, .no_prefetch = true};
+    struct extent_list *first = whole_file(backings[0]), *second = whole_file(backings[1]);
+    uint64_t memory_freed;
+    pthread_t reader;
+
+    atomic_store(&first_may_return, false);
+    atomic_store(&is_answering, false);
+    atomic_store(&wait_began, 0);
+    io_free(io);
+    ck_assert_int_eq(io_new(&options, &io), 0);
+    pthread_create(&reader, NULL, read_all, first);
+    while (!atomic_load(&is_answering))
+        usleep(1000);
+    io_read(io, second, 0, FILE_SIZE, note_wait, NULL);
+    memory_freed = monotonic_ns();
+    ck_assert_uint_eq(atomic_load(&wait_began), 0);
+    atomic_store(&first_may_return, true);
+    while (atomic_load(&wait_began) == 0)
+        usleep(1000);
+    pthread_join(reader, NULL);
+    expect(atomic_load(&wait_began) >= memory_freed);
+    extent_list_unref(first);
+    extent_list_unref(second);
+}
+END_TEST
+
 static Suite *
 suite(void)
 {
@@ -328,6 +375,7 @@ suite(void)
     tcase_add_test(limits, last_unref_races_with_eviction);
     tcase_add_test(limits, free_waits_for_answers);
     tcase_add_test(limits, free_waits_for_a_queued_failure);
+    tcase_add_test(limits, wait_for_memory);
     suite_add_tcase(made, limits);
     return made;
 }

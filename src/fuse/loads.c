@@ -385,12 +385,12 @@ loads_end_read(struct loads *loads, const struct load_read *read, const struct i
     if (load->in_flight == 0 && loads->running > 1)
         load_take_snapshot(loads, load); /* another load may be of the same checkpoint */
     load->reads++;
+    load->stalls += answer->waited > 0;
     load->duration += now - read->started;
+    load->waited += answer->waited;
     if (answer->result == 0) {
         load->bytes += bytes;
         load->cached_bytes += answer->cached_bytes;
-        load->stalls += answer->waited > 0;
-        load->waited += answer->waited;
         load_timeline_add_bytes(&load->timeline, now - load->begun, bytes);
     } else {
         load->errors++;

@@ -224,7 +224,7 @@ request_answer(struct io *io, const struct request *request, const struct io_ans
 static void
 request_fail(struct io *io, const struct request *request, errint_t error)
 {
-    request_answer(io, request, &(struct io_answer){.result = error});
+    request_answer(io, request, &(struct io_answer){.result = error, .waited = request->waited});
 }
 
 static void
@@ -269,25 +269,20 @@ request_gather(const struct request *request, struct iovec *vectors)
     return count;
 }
 
-/* Sets the cached bytes and the wait of an answer, after request_gather(). Bytes copied from the
- * page cache count as cached. */
-static void
-request_count_sources(const struct request *request, struct io_answer *answer)
+/* The bytes of an answer that were cached, after request_gather(). Bytes copied from the page cache
+ * count as cached. */
+static uint64_t
+request_cached_bytes(const struct request *request)
 {
-    bool waited = false;
+    uint64_t bytes = request->length;
 
-    answer->cached_bytes = request->length;
     for (unsigned i = 0; i < request->count; i++) {
         const struct pin *pin = &request->pins[i];
 
-        if (pin->chunk->read.copied)
-            continue;
-        if (pin->is_first)
-            answer->cached_bytes -= pin->delivered;
-        waited |= pin->waited;
+        if (pin->is_first && !pin->chunk->read.copied)
+            bytes -= pin->delivered;
     }
-    if (waited)
-        answer->waited = monotonic_ns() - request->waiting_since;
+    return bytes;
 }
 
 static char *
@@ -334,7 +329,8 @@ request_answer_from_chunks(struct io *io, struct request *request)
     if (answer.count == 1 && !vectors[0].iov_base) {
         request_fail(io, request, -ENOMEM);
     } else {
-        request_count_sources(request, &answer);
+        answer.cached_bytes = request_cached_bytes(request);
+        answer.waited = request->waited;
         request_answer(io, request, &answer);
     }
     free(copy);
@@ -345,6 +341,19 @@ request_answer_from_chunks(struct io *io, struct request *request)
 /* ---- completion ---- */
 
 static void requests_admit(struct io *io);
+
+/* Adds to request->waited the time since it began to wait for its chunks, if one of them was not
+ * ready and was then read from storage. */
+static void
+request_end_wait(struct request *request)
+{
+    bool waited = false;
+
+    for (unsigned i = 0; i < request->count; i++)
+        waited |= request->pins[i].waited && !request->pins[i].chunk->read.copied;
+    if (waited)
+        request->waited += monotonic_ns() - request->waiting_since;
+}
 
 static void
 request_free(struct request *request)
@@ -420,6 +429,7 @@ request_log_failure(struct io *io, const struct request *request)
 static void
 request_complete(struct io *io, struct request *request)
 {
+    request_end_wait(request);
     if (request->result < 0) {
         if (request_retry(io, request))
             return;

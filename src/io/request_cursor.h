@@ -44,7 +44,8 @@ struct request {
     void (*done)(void *arg, const struct io_answer *answer); /* an io_done */
     void *arg;
     uint64_t started; /* monotonic_ns() */
-    uint64_t waiting_since; /* monotonic_ns() when it began to wait for its chunks */
+    uint64_t waiting_since; /* monotonic_ns() when it last began to wait for its chunks */
+    uint64_t waited; /* nanoseconds; see struct io_answer */
     unsigned pending; /* pinned chunks that are not ready */
     unsigned attempts; /* retries after errors outside of the requested blocks */
     errint_t result;

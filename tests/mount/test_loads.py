@@ -352,3 +352,15 @@ def test_reads_that_fail(mount, source):
         with pytest.raises(OSError):
             f.read(1 << 16)
     assert loads_of(m)[0]["errors"] > 0
+
+
+def test_reads_that_storage_fails(mount, source, place):
+    """They have waited for storage, which is blamed for that time."""
+    faulty = Faulty(mount, source, place)
+    faulty.set("read * error=EIO")
+    with pytest.raises(OSError):
+        read_some(faulty.m, 12 * SIZE)
+    load, = loads_of(faulty.m)
+    assert load["stalls"] == load["errors"] == load["reads"] > 0
+    assert load["storage_seconds"] > 0 and load["bytes"] == 0
+    assert faulty.m.metric("stalls_total") == load["stalls"]

@@ -5,6 +5,7 @@
 
 #include <check.h>
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <string.h>
@@ -221,6 +222,23 @@ START_TEST(reads_hang)
 }
 END_TEST
 
+/* The read fails after it has waited for storage. */
+START_TEST(read_fails)
+{
+    struct load *load = open_file(READER);
+    struct load_read read = begin_read(&load);
+
+    now += 100 * MS;
+    end_read(&read, -EIO, 100 * MS);
+    ck_assert_double_eq(line_number(0, "errors"), 1);
+    ck_assert_double_eq(line_number(0, "stalls"), 1);
+    ck_assert_double_eq(line_number(0, "storage_seconds"), 0.1);
+    ck_assert_double_eq(line_number(0, "bytes"), 0);
+    ck_assert(verdict_begins_with("storage: 100 %"));
+    loads_close(loads, load);
+}
+END_TEST
+
 /* A brief load in a longer one, whose bytes are not counted for the brief one after its end. */
 START_TEST(load_in_another)
 {
@@ -279,6 +297,7 @@ suite(void)
     tcase_add_checked_fixture(all, setup, teardown);
     tcase_add_test(all, opens);
     tcase_add_test(all, reads_hang);
+    tcase_add_test(all, read_fails);
     tcase_add_test(all, load_in_another);
     tcase_add_test(all, prefetched_in_an_earlier_load);
     tcase_add_test(all, last_slice_is_shorter);

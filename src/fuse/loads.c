@@ -337,15 +337,15 @@ loads_begin_read(struct loads *loads, struct load **load, pid_t thread)
 {
     struct load_read read = {0};
     uint64_t now, delay = 0;
-    bool is_named;
+    bool is_late, is_named;
 
     pthread_mutex_lock(&loads->lock);
     if (!*load) {
         pthread_mutex_unlock(&loads->lock);
         return read;
     }
-    read.is_late = (*load)->in_flight == 0 && monotonic_ns() - (*load)->changed > QUIET_NS;
-    if (read.is_late) {
+    is_late = (*load)->in_flight == 0 && monotonic_ns() - (*load)->changed > QUIET_NS;
+    if (is_late) {
         pthread_mutex_unlock(&loads->lock);
         delay = run_delay_increase();
         pthread_mutex_lock(&loads->lock);
@@ -375,8 +375,6 @@ loads_end_read(struct loads *loads, const struct load_read *read, const struct i
 
     if (!load)
         return;
-    if (read->is_late)
-        run_delay_increase(); /* the delay since the read began is part of its duration */
     pthread_mutex_lock(&loads->lock);
     now = monotonic_ns();
     load_advance(load, now);

@@ -13,7 +13,9 @@
  *   storage so far.
  *
  * A read is in flight from the time when a thread of the daemon became runnable to receive it, even
- * if the thread then waited for a processor (run_delay.h), until it is answered.
+ * if the thread then waited for a processor (run_delay.h), until it is answered. For that, threads
+ * call run_delay_restart() after they have submitted a read. If a thread has received lookups or
+ * opens since its last read, its waits before those are included.
  *
  * The kernel's readahead counts as reads, so a reader appears to wait while readahead for it is in
  * flight. Reads through passthrough are not counted.
@@ -54,8 +56,7 @@ void loads_close(struct loads *loads, struct load *load); /* NULL is allowed */
 /* A read in flight. */
 struct load_read {
     struct load *load; /* a reference; NULL: the read belongs to no load */
-    uint64_t started; /* monotonic_ns() */
-    bool is_late; /* the thread's run delay before the read was added to it */
+    uint64_t started; /* monotonic_ns(); earlier by the thread's run delay, if there was a pause */
 };
 
 /* Begins a read by `thread`. `*load`: the result of loads_open(), which is replaced if that load

@@ -2,6 +2,7 @@
 #include "fuse/operations.h"
 
 #include "base/version.h"
+#include "fuse/run_delay.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -455,6 +456,7 @@ start_read(fuse_req_t req, struct handle *handle, uint64_t offset, size_t size)
     *read = (struct pending_read){.req = req, .loads = operations->loads, .size = size};
     read->load = loads_begin_read(operations->loads, &handle->load, fuse_req_ctx(req)->pid);
     io_read(operations->io, handle->list, offset, size, reply_to_read, read);
+    run_delay_restart(); /* the delay up to now is part of the read */
 }
 
 static void

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/run_delay.h"
 
+#include "base/clock.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* run_delay_restart() measures at most once in this time. */
+#define RESTART_NS UINT64_C(1000000)
+
 static int tasks = -1; /* /proc/self/task; constant once opened */
+static _Thread_local uint64_t measured; /* monotonic_ns() of the thread's last measurement */
 
 int
 run_delay_open(void)
@@ -24,6 +30,7 @@ run_delay_increase(void)
     ssize_t length;
     int fd;
 
+    measured = monotonic_ns();
     snprintf(path, sizeof(path), "%ld/schedstat", (long)syscall(SYS_gettid));
     fd = tasks >= 0 ? openat(tasks, path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0)
@@ -37,4 +44,11 @@ run_delay_increase(void)
         return 0;
     last = delay;
     return delay - before;
+}
+
+void
+run_delay_restart(void)
+{
+    if (monotonic_ns() - measured >= RESTART_NS)
+        run_delay_increase();
 }

@@ -14,8 +14,12 @@
  * it enters the sandbox. */
 int run_delay_open(void);
 
-/* Returns the nanoseconds that this thread has waited for a processor since its last call, or since
- * it was started; 0 if that is not known. Takes a few microseconds. */
+/* Returns the nanoseconds that this thread has waited for a processor since its last measurement,
+ * or since it was started; 0 if that is not known. Takes a few microseconds. */
 uint64_t run_delay_increase(void);
+
+/* Discards the delay of this thread up to now. Does nothing less than a millisecond after the last
+ * measurement, so up to a millisecond of delay may remain. */
+void run_delay_restart(void);
 
 #endif

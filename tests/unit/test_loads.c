@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loads of .fstfs/loads. The linker replaces the clock, the counters of the engine and process
- * groups by those of the test: a thread's group has the thread's number. */
+/* The loads of .fstfs/loads. The linker replaces the clock, the counters of the engine, the time
+ * that a thread waited for a processor, and process groups by those of the test: a thread's group
+ * has the thread's number. */
 #include "fuse/loads.h"
+#include "fuse/run_delay.h"
 
 #include <check.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,12 +25,16 @@ static struct loads *loads;
 static struct extent_list *list;
 static uint64_t now; /* nanoseconds */
 static struct io_family_counters counters;
+static uint64_t thread_delay; /* nanoseconds that the thread has waited for a processor */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
 void __wrap_io_family_counters(struct io *io, struct family *family,
                                struct io_family_counters *found);
 pid_t __wrap_getpgid(pid_t pid);
+int __real_openat(int directory, const char *path, int flags, ...);
+int __wrap_openat(int directory, const char *path, int flags, ...);
+int __wrap_openat64(int directory, const char *path, int flags, ...);
 
 int
 __wrap_clock_gettime(clockid_t clock, struct timespec *time)
@@ -47,6 +55,27 @@ pid_t
 __wrap_getpgid(pid_t pid)
 {
     return pid;
+}
+
+/* Opens a file with the delay, in place of /proc/self/task/TID/schedstat. */
+int
+__wrap_openat(int directory, const char *path, int flags, ...)
+{
+    int fd;
+
+    if (!strstr(path, "/schedstat"))
+        return __real_openat(directory, path, flags);
+    fd = memfd_create("schedstat", MFD_CLOEXEC);
+    dprintf(fd, "1 %llu 1\n", (unsigned long long)thread_delay);
+    lseek(fd, 0, SEEK_SET);
+    return fd;
+}
+
+/* glibc redirects openat() to it where offsets have 64 bits. */
+int
+__wrap_openat64(int directory, const char *path, int flags, ...)
+{
+    return __wrap_openat(directory, path, flags);
 }
 
 static void
@@ -239,6 +268,29 @@ START_TEST(read_fails)
 }
 END_TEST
 
+/* The thread waits for a processor while a read is in flight, and before the next one, which the
+ * reader sends after a pause. The first wait is not part of the pause. */
+START_TEST(run_delay)
+{
+    struct load *load = open_file(READER);
+    struct load_read read;
+
+    ck_assert_int_ge(run_delay_open(), 0);
+    read_file(&load, 100 * MS);
+    read = begin_read(&load);
+    now += 60 * MS;
+    thread_delay += 50 * MS;
+    run_delay_restart();
+    end_read(&read, 0, 0);
+    now += 1000 * MS;
+    thread_delay += 10 * MS;
+    read_file(&load, 100 * MS);
+    ck_assert_double_eq(line_number(0, "seconds"), 1.26);
+    ck_assert_double_eq(line_number(0, "reader_seconds"), 0.99);
+    loads_close(loads, load);
+}
+END_TEST
+
 /* A brief load in a longer one, whose bytes are not counted for the brief one after its end. */
 START_TEST(load_in_another)
 {
@@ -298,6 +350,7 @@ suite(void)
     tcase_add_test(all, opens);
     tcase_add_test(all, reads_hang);
     tcase_add_test(all, read_fails);
+    tcase_add_test(all, run_delay);
     tcase_add_test(all, load_in_another);
     tcase_add_test(all, prefetched_in_an_earlier_load);
     tcase_add_test(all, last_slice_is_shorter);

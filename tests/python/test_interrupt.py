@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KeyboardInterrupt between any two bytecodes of the module: the library uses no memory that Python
-has freed, and nothing remains."""
+"""KeyboardInterrupt between any two bytecodes of the module, and the garbage collector: the library
+uses no memory that Python has freed, and nothing remains."""
 
 import ctypes
 import dis
@@ -67,7 +67,7 @@ class Library:
     def __init__(self):
         self.library = importlib.import_module("fstfs._library").lib
         self.checkpoints, self.reads, self.errors = set(), {}, []
-        for name in ("open", "close", "start", "read_free"):
+        for name in ("open", "close", "start", "cancel", "read_free"):
             real = getattr(self.library, f"fstfs_{name}")
             setattr(self.library, f"fstfs_{name}", functools.partial(getattr(self, name), real))
 
@@ -87,6 +87,12 @@ class Library:
         self.reads[ctypes.cast(pointer, ctypes.POINTER(ctypes.c_void_p))[0]] = \
             checkpoint.value, {requests[i].to for i in range(count)}
         return error
+
+    def cancel(self, real, pointer):
+        if pointer.value in self.reads:
+            real(pointer)
+        else:
+            self.errors.append("cancelled a read that was freed")
 
     def read_free(self, real, pointer, *ignored):
         self.remove(self.reads.pop, pointer)
@@ -170,6 +176,26 @@ def test_load(place, monkeypatch, how, again):
 
     count = child(interrupt_everywhere, load, None if how == "dropped" else want, again, seconds=60)
     assert count > 50
+
+
+def test_a_reference_cycle(place, monkeypatch):
+    """The garbage collector frees the reads of an iterator before it closes the iterator."""
+    path = place / "file"
+    files.write(path, files.tensors_of(["U8"], [(40 + i, 1024) for i in range(4)]))
+    monkeypatch.setattr("fstfs._stream.GROUP_BYTES_MAX", 1)
+
+    def work():
+        library = Library()
+        iterator = fstfs.iter_tensors(path, framework="np")
+        next(iterator)
+        assert len(library.reads) == 3
+        cycle = [iterator]
+        cycle.append(cycle)
+        del iterator, cycle
+        gc.collect()
+        return library.errors, library.reads, library.checkpoints
+
+    assert child(work) == ([], {}, set())
 
 
 def test_handle():

@@ -146,6 +146,13 @@ def own(owner, free, *used):
     return pointer
 
 
+def is_freed(owner):
+    """Returns whether `free` was called for an owner that still exists. The garbage collector calls
+    the callbacks of weak references to a reference cycle before it finalizes the objects in it."""
+    finalizer = _finalizers.get(id(owner))
+    return finalizer is None or finalizer() is None
+
+
 class _Owner:
     """Owns an object of the library. The arguments are those of own()."""
 
@@ -365,9 +372,12 @@ class Read:
 
     def cancel(self):
         """Requests cancellation and returns at once; free() waits for the end of the read."""
-        if self._owner and self._owner.pointer:
+        if self._owner and self._owner.pointer and not is_freed(self._owner):
             lib.fstfs_cancel(self._owner.pointer)
 
     def free(self):
         """Cancels the read if it has not ended, waits for its end, and frees it. Idempotent."""
+        if self._owner and is_freed(self._owner):
+            # The garbage collector leaves the callback, which references the memory, in place.
+            _finalizers.pop(id(self._owner), None)
         self._owner = None

@@ -168,6 +168,28 @@ def test_unmount_of_a_mount_that_is_gone(models, temporary, how):
     assert is_gone(mount.path, daemon) and os.listdir(temporary) == []
 
 
+def test_a_mount_that_is_gone_at_once(models, place, monkeypatch):
+    """mount() raises an error. The mount beneath stays."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mount")
+    run = fstfs.Mount._run
+
+    def run_and_unmount(self):
+        run(self)
+        subprocess.run(["umount", self.path], check=True)
+
+    monkeypatch.setattr("fstfs._mount.Mount._run", run_and_unmount)
+    (place / "mnt").mkdir()
+    subprocess.run(["mount", "--bind", place, place], check=True)
+    try:
+        before = mounted_at(place)
+        with pytest.raises(OSError, match="^fstfs: .*/mnt: no longer mounted$"):
+            fstfs.mount(models, place / "mnt")
+        assert len(before) == 1 and mounted_at(place) == before
+    finally:
+        subprocess.run(["umount", "-l", place], stderr=subprocess.DEVNULL)
+
+
 @pytest.fixture
 def mounted(models, place):
     """A mount at place/mnt. At the end all that is mounted in `place` is unmounted."""

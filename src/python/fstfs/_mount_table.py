@@ -66,14 +66,19 @@ def _mount_id(fd: int) -> int:
 
 
 class OwnMount:
-    """The mount at a path. The constructor raises OSError."""
+    """The mount of fstfs at a path. The constructor raises OSError, also if there is none."""
 
     def __init__(self, path: str) -> None:
         self._daemon = -1  # pidfd; negative: unknown
         with _opened(path) as fd:
             mount_id = _mount_id(fd)
-        self._identity = next(mount.identity for mount in _read_mountinfo()
-                              if mount.identity.mount_id == mount_id)
+            opened = os.readlink(b"/proc/self/fd/%d" % fd)
+        mount = next((mount for mount in _read_mountinfo()
+                      if mount.identity.mount_id == mount_id), None)
+        # If the mount is gone, the path is in the file system beneath.
+        if mount is None or mount.identity.kind != b"fuse.fstfs" or mount.mountpoint != opened:
+            raise OSError(f"fstfs: {path}: no longer mounted")
+        self._identity = mount.identity
 
     def watch(self, pid: int) -> None:
         """Makes detach() certain of the mount, whose daemon has this process ID, even if its

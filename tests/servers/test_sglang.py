@@ -131,6 +131,30 @@ def test_files_are_not_read_by_sglangs_prefetch_and_by_libfstfs(
     assert load(loader, path) == (setting == "1" or (where == "mount" and not setting), tensors)
 
 
+@pytest.mark.parametrize("name", [b"caf\xe9", b"a\rb"])
+def test_the_names_of_mounts_are_bytes(place, monkeypatch, name):
+    """A mount of any name does not disturb loads of other files."""
+    import builtins
+
+    from fstfs._servers import on_mount
+
+    device = os.stat(place).st_dev
+    (place / "mountinfo").write_bytes(
+        b"30 29 0:99999 / /mnt/%s rw,nosuid - fuse.fstfs /models ro\n"
+        b"31 29 %d:%d / /mnt/other rw,nosuid - ext4 /dev/sda1 rw\n"
+        % (name, os.major(device), os.minor(device)))
+    real = builtins.open
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", lambda file, *rest, **named: real(
+            place / "mountinfo" if file == "/proc/self/mountinfo" else file, *rest, **named))
+        assert not on_mount([place])
+        text = (place / "mountinfo").read_bytes()
+        (place / "mountinfo").write_bytes(text.replace(b" ext4 ", b" fuse.fstfs "))
+        assert on_mount([place]) and not on_mount([place, "/proc"])
+        (place / "mountinfo").unlink()
+        assert not on_mount([place])
+
+
 def test_a_link_into_a_mount(place, model, mount):
     path, tensors = model
     view = mount(path) / "shards"

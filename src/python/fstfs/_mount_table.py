@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detaches the mount of one daemon, but never another mount that has replaced it."""
+"""The table of mounts. Detaches the mount of one daemon, but never another mount that has replaced
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class _MountInfo(NamedTuple):
     mountpoint: bytes
 
 
-def _read_mountinfo() -> list[_MountInfo]:
+def read_mountinfo() -> list[_MountInfo]:
+    """Returns the mounts of this process's mount namespace. Raises OSError."""
     mounts = []
     with open("/proc/self/mountinfo", "rb") as file:
         for text in file:
@@ -73,7 +75,7 @@ class OwnMount:
         with _opened(path) as fd:
             mount_id = _mount_id(fd)
             opened = os.readlink(b"/proc/self/fd/%d" % fd)
-        mount = next((mount for mount in _read_mountinfo()
+        mount = next((mount for mount in read_mountinfo()
                       if mount.identity.mount_id == mount_id), None)
         # If the mount is gone, the path is in the file system beneath.
         if mount is None or mount.identity.kind != b"fuse.fstfs" or mount.mountpoint != opened:
@@ -91,7 +93,7 @@ class OwnMount:
     def detach(self) -> None:
         """Unmounts lazily, even if the mount was moved. Does nothing if it is gone. Raises OSError
         if another file system is mounted on it or inside it, or if unmounting fails."""
-        mounts = _read_mountinfo()
+        mounts = read_mountinfo()
         own = next((mount for mount in mounts if mount.identity == self._identity), None)
         if own is None:
             return

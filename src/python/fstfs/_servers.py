@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 from . import _frameworks
 from ._library import SafetensorError
 from ._mapping import MappedFile
+from ._mount_table import read_mountinfo
 from ._stream import Stream
 
 SYS_CACHESTAT = 451  # the same on all architectures
@@ -131,16 +132,11 @@ def are_cached(files: Iterable[str]) -> bool:
 
 
 def on_mount(files: Iterable[str]) -> bool:
-    """Returns whether all files are on mounts of fstfs."""
-    mounts = set()
-    with open("/proc/self/mountinfo") as lines:
-        for line in lines:
-            fields, _, filesystem = line.partition(" - ")
-            if filesystem.startswith("fuse.fstfs "):
-                major, minor = fields.split()[2].split(":")
-                mounts.add(os.makedev(int(major), int(minor)))
+    """Returns whether all files are on mounts of fstfs. False if that cannot be found out."""
     try:
-        return bool(mounts) and all(os.stat(path).st_dev in mounts for path in files)
+        devices = {os.makedev(*map(int, mount.identity.device.split(b":")))
+                   for mount in read_mountinfo() if mount.identity.kind == b"fuse.fstfs"}
+        return bool(devices) and all(os.stat(path).st_dev in devices for path in files)
     except OSError:
         return False
 

@@ -131,8 +131,8 @@ def open_calls():
         yield f"framework {framework!r}", lambda a, d, w=framework: seen(
             a.safe_open(d / "all", w).get_tensor(NAME))
     for device, framework in itertools.product(
-            ("cpu", "quux", "", "cpu:0", "cuda:x", "cuda:", "cuda:1:2", "mps:1", -1, 1.5, None, b"cpu",
-             torch.device("cpu")), ("pt", "np")):
+            ("cpu", "quux", "", "cpu:0", "cuda:x", "cuda:", "cuda:1:2", "mps:1", -1, 0, True, 1.5,
+             None, b"cpu", torch.device("cpu")), ("pt", "np")):
         yield f"device {device!r} {framework}", lambda a, d, v=device, w=framework: seen(
             a.safe_open(d / "all", w, v).get_tensor(NAME))
     for backend in (*BACKENDS, "", "MMAP", "x", 3, None):
@@ -212,6 +212,7 @@ DIFFERENT = [
      "Python words errors of the number of arguments otherwise for its own functions"),
     (r"no framework|no arguments|backend by place|unknown argument", class_only,
      "the same: it names __init__, of safetensors __new__"),
+    (r"device True ..", nothing, "safetensors takes True for device 1; here a bool is an error"),
     (r"pt pread get_slice F32\.(6x4|2x3x4) .*", but_strides,
      "only what the index takes is read, and it is packed: safetensors makes a view of all"),
 ]

@@ -74,19 +74,21 @@ assert cuda.cuInit(0) == 0
 retained = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cuda.cuCtxPushCurrent_v2(context) == 0
 _frameworks.framework("pt").module = Module()
-for name, tensor in fstfs.load_file(sys.argv[1], device="cuda:0").items():
-    assert isinstance(tensor, Tensor) and tensor.bytes() == ALL[name][2], name
+for device in "cuda:0", 0:
+    for name, tensor in fstfs.load_file(sys.argv[1], device=device).items():
+        assert isinstance(tensor, Tensor) and tensor.bytes() == ALL[name][2], name
 with fstfs.safe_open(sys.argv[1], "pt", device="cuda") as file:
     data = ALL["U8.6x4"][2]
     assert file.get_tensor("U8.6x4").bytes() == data
     assert file.get_slice("U8.6x4")[1:3].bytes() == data[4:12]
     assert file.get_slice("U8.6x4")[:, 2].bytes() == data[2::4]
-assert len(synchronised) == 4
-found = 0
-for name, tensor in fstfs.iter_tensors([sys.argv[1]] * 3, "cuda:0", memory=4 << 20):
-    assert isinstance(tensor, Tensor) and tensor.bytes() == ALL[name][2], name
-    found += 1
-assert found == 3 * len(ALL) and len(synchronised) > 4
+assert len(synchronised) == 5
+for device in "cuda:0", 0:
+    found = 0
+    for name, tensor in fstfs.iter_tensors([sys.argv[1]] * 3, device, memory=4 << 20):
+        assert isinstance(tensor, Tensor) and tensor.bytes() == ALL[name][2], name
+        found += 1
+    assert found == 3 * len(ALL) and len(synchronised) > 5
 assert '"cuda:0"' in fstfs.status()
 """
 

@@ -127,6 +127,18 @@ def test_devices_need_torch(place, monkeypatch, name, device):
         fstfs.safe_open(place / "one", name, device)
 
 
+@pytest.mark.parametrize("device, place_name", [("cpu", "cpu"), ("cuda:1", "gpu:1"), (1, "gpu:1")])
+def test_devices_of_paddle(place, monkeypatch, device, place_name):
+    stub = type(sys)("paddle")
+    stub.to_tensor = lambda array, place: place
+    monkeypatch.setitem(sys.modules, "paddle", stub)
+    monkeypatch.setattr(fstfs._frameworks, "_instances", {})
+    files.write(place / "one", {"a": ("U8", (1,), b"x")})
+    with fstfs.safe_open(place / "one", "paddle", device) as file:
+        assert file.get_tensor("a") == place_name
+    assert dict(fstfs.iter_tensors(place / "one", device, framework="paddle")) == {"a": place_name}
+
+
 def test_other_functions_are_forwarded_to_safetensors():
     import safetensors.numpy
 

@@ -182,6 +182,11 @@ def test_a_limit_that_is_not_a_number_of_bytes(shards, wrong):
 def test_devices_and_frameworks(shards):
     with pytest.raises(fstfs.SafetensorError, match="not supported for framework numpy"):
         fstfs.iter_tensors(shards[0], "cuda:0", framework="np")
+    with pytest.raises(fstfs.SafetensorError, match="^Device 0 is not supported for framework"):
+        fstfs.iter_tensors(shards[0], 0, framework="np")
+    for wrong in (True, False):
+        with pytest.raises(fstfs.SafetensorError, match=f"^device {wrong} is invalid$"):
+            fstfs.iter_tensors(shards[0], wrong, framework="np")
     with pytest.raises(fstfs.SafetensorError, match="Pinned memory"):
         fstfs.iter_tensors(shards[0], framework="np", pin=True)
 

@@ -49,9 +49,8 @@ class Source:
         self.shown = os.fspath(path)
         self.path = os.path.abspath(self.shown)
         self.framework = _frameworks.framework(framework)
-        self.target = self.device = _frameworks.device(device)
-        if self.framework.name == "paddle":
-            self.device = "cpu"  # read into host memory; paddle copies it to the device
+        self.target = _frameworks.device(device)
+        self.device = _frameworks.memory_device(self.framework, self.target)
         if not isinstance(backend, str):
             raise not_a_string("backend", backend)
         if backend not in BACKENDS:
@@ -129,7 +128,7 @@ class Source:
         """Reads `wanted`, a list of (info, slices, dtype, shape), and returns the tensors in that
         order. `slices` is as in Opened.read(); `shape` is that of the result."""
         device = None
-        if self.device != "cpu" and str(self.device).startswith("cuda:"):
+        if str(self.device).startswith("cuda:"):
             device = find_device(self.device)
         results = []
         for batch in self._batches(wanted, device):

@@ -228,7 +228,7 @@ class Paddle(FromNumpy):
         super().__init__("paddle", "paddle")
 
     def finish(self, array, device):
-        place = device.replace("cuda", "gpu")
+        place = f"gpu:{device}" if isinstance(device, int) else device.replace("cuda", "gpu")
         name = array.dtype.name
         if name == "bfloat16" or name.startswith("float8"):
             if not array.size:
@@ -262,10 +262,11 @@ ACCELERATORS = ("cuda", "musa", "npu", "xpu", "xla", "mlu", "hpu", "mps")
 
 
 def device(name):
-    """Returns the device in a form that torch accepts. Raises the errors of safetensors."""
+    """Returns the device in a form that torch accepts. Raises the errors of safetensors, also for a
+    bool, which safetensors takes for an index."""
     if name is None:
         return "cpu"
-    if isinstance(name, int) and name >= 0:
+    if isinstance(name, int) and not isinstance(name, bool) and name >= 0:
         return name
     if name == "cpu" or name == "mps":
         return name
@@ -283,3 +284,13 @@ def device(name):
             return kind
         return f"{kind}:{int(index)}"
     raise SafetensorError(f"device {name if isinstance(name, str) else repr(name)} is invalid")
+
+
+def memory_device(framework, target):
+    """Returns the device to whose memory the tensors for `target`, a result of device(), are read
+    or copied with .to(). It is named, not an index, if the framework is torch."""
+    if framework.name == "paddle":
+        return "cpu"  # paddle copies from host memory
+    if framework.name == "pytorch" and isinstance(target, int):
+        return str(framework.module.device(target))  # "cuda:N", or the accelerator of the machine
+    return target

@@ -56,9 +56,8 @@ class Stream:
 
     def __init__(self, files, device="cpu", *, framework="pt", select=None, memory=None, pin=False):
         self.framework = _frameworks.framework(framework)
-        self.target = self.device = _frameworks.device(device)
-        if self.framework.name == "paddle":
-            self.device = "cpu"  # read into host memory; paddle copies it to the device
+        self.target = _frameworks.device(device)
+        self.device = _frameworks.memory_device(self.framework, self.target)
         if self.device != "cpu" and self.framework.name != "pytorch":
             raise SafetensorError(f"Device {self.device} is not supported for framework "
                                   f"{self.framework.name}")
@@ -71,7 +70,7 @@ class Stream:
         self.pin = pin
         self.generation = process.generation
         self.direct = None  # the library's device; None: read into host memory
-        if self.device != "cpu" and str(self.device).startswith("cuda:"):
+        if str(self.device).startswith("cuda:"):
             self.direct = find_device(self.device)
         if isinstance(files, (str, os.PathLike)):
             files = [files]

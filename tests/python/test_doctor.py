@@ -135,6 +135,29 @@ def test_gpu(models):
     assert found["unified"] == ("no", "the device has memory of its own")
 
 
+@pytest.mark.parametrize("error, shown", [
+    (OSError(errno.EIO, "no"), "[Errno 5] no"), (fstfs.SafetensorError("invalid"), "invalid"),
+    (MemoryError("no memory"), "no memory"), (MemoryError(), "out of memory")])
+def test_gpu_that_fails(monkeypatch, capsys, error, shown):
+    from fstfs import doctor as module
+
+    def fails(path, device):
+        raise error
+
+    monkeypatch.setattr(module, "find_device", lambda name: 1)
+    monkeypatch.setattr(module, "read_into_device", fails)
+    module.report_gpu("/model")
+    answer, said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch("no +cuda:0 +(.*)", answer)[1] == shown and "nvidia-smi" in said
+
+
+def test_an_empty_source():
+    result = doctor("")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert parse(result.stdout)["mount"] == (
+        "no", "fstfs: source: expected a directory, found an empty path")
+
+
 def test_usage():
     assert doctor("--help").stdout == "usage: python -m fstfs.doctor [SOURCE]\n"
     assert doctor("a", "b").returncode == 2

@@ -100,7 +100,7 @@ def source_of(path: str) -> bytes:
 
 
 def read_into_device(path: str, device: Any) -> None:
-    """Reads a tensor into memory of cuda:0. Raises OSError."""
+    """Reads a tensor into memory of cuda:0. Raises OSError, SafetensorError and MemoryError."""
     opened = Opened(path)
     info, = opened.infos()
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -124,8 +124,8 @@ def report_gpu(path: str) -> None:
         return
     try:
         read_into_device(path, device)
-    except OSError as error:
-        report("cuda:0", str(error), "nvidia-smi shows the state of the device")
+    except (OSError, fstfs.SafetensorError, MemoryError) as error:
+        report("cuda:0", str(error) or "out of memory", "nvidia-smi shows the state of the device")
         return
     storage = json.loads(fstfs.status())["devices"][0]["storage"][0]
     report("cuda:0", None, "", f"read by the backend {storage['backend']}")
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
             with fstfs.mount(*(arguments or [sample]), passthrough="on") as mount:
                 report("mount", None, "", quote(mount.status()["source"]))
                 report_mount(mount)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: SOURCE is empty
             report("mount", str(error), "see the message; mounting is needed for all but libfstfs")
             return 1
     return 0

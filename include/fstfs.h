@@ -52,7 +52,7 @@ struct fstfs_read;
 /* A GPU to read into. */
 struct fstfs_device;
 
-/* The library's version, "0.1.0". */
+/* The library's version, "MAJOR.MINOR.PATCH". */
 const char *fstfs_version(void);
 
 /* Describes the last failure on this thread: one line, with the file, the tensor, what was found

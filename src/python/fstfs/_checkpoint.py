@@ -290,7 +290,8 @@ class safe_open:
         dimension of an F4 tensor is halved, because two elements share a byte.
 
         Raises SafetensorError if there is no such tensor or the framework does not have its dtype,
-        OSError if reading fails (ESTALE: the file has changed), and MemoryError.
+        and OSError if reading fails (ESTALE: the file has changed). If memory is exhausted, raises
+        MemoryError, or what the framework raises: torch raises RuntimeError.
         """
         source, opened = self._open()
         return source.finish(source.tensor(opened, source.find(opened, name)))

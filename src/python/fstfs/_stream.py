@@ -178,7 +178,8 @@ def iter_tensors(files: Union[Path, Iterable[Path]], device: Any = "cpu", *, fra
 
     The caller owns each tensor, and each has memory of its own. Closing the iterator cancels the
     reads in flight. Use it in one thread at a time. The call raises the errors of safe_open, and
-    ValueError for `memory`; the iteration raises OSError, MemoryError and, in a child process,
+    ValueError for `memory`. The iteration raises OSError and, in a child process, RuntimeError. If
+    memory is exhausted, it raises MemoryError, or what the framework raises: torch raises
     RuntimeError.
     """
     stream = Stream(files, device, framework=framework, select=select, memory=memory, pin=pin)

@@ -160,6 +160,36 @@ def test_a_file_that_libfstfs_refuses_is_left_to_vllm(place, model, caplog):
     assert "the server's own loader reads the files" in caplog.text
 
 
+@pytest.mark.parametrize("error", [AttributeError("no such dtype"), RuntimeError("no driver")])
+def test_a_stream_that_torch_refuses_is_left_to_vllm(model, monkeypatch, caplog, error):
+    def fails(*_):
+        raise error
+
+    path, tensors = model
+    monkeypatch.setattr("fstfs._servers.Options.stream", fails)
+    with caplog.at_level(logging.WARNING):
+        used, result = own_arguments(path)
+    assert len(used) == 1 and result == (False, tensors)
+    assert f"fstfs: {error}; the server's own loader reads the files" in caplog.text
+
+
+def test_an_error_after_the_first_tensor_is_raised(model, monkeypatch):
+    """The server has used the first tensor, and must not load it again."""
+    loader = make_loader()
+    tensors = loader._get_weights_iterator(loader.Source(os.fspath(model[0]), None))
+    next(tensors)
+
+    def fails(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("fstfs._stream.Stream._finish", fails)
+    with pytest.raises(RuntimeError, match="no memory"):
+        next(tensors)
+    from vllm.model_executor.model_loader import weight_utils
+
+    assert weight_utils.used == []
+
+
 def test_options(model):
     path, tensors = model
     config = {"memory": 4096, "device": "cpu"}

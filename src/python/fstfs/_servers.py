@@ -146,8 +146,9 @@ def iterate(files: list[str], original: Callable[[], Iterable[tuple[str, Any]]],
             select: Optional[Callable[[str], bool]] = None) -> Iterator[tuple[str, Any]]:
     """Yields the (name, tensor) pairs of the files in order.
 
-    original: returns the server's own iterator, which is used if the files are cached or libfstfs
-    cannot open one of them. The server then reports the error itself.
+    original: returns the server's own iterator, which is used if the files are cached, libfstfs
+    cannot open one of them, or torch has no such device or dtype. The server then reports the error
+    itself. Later errors are raised.
     make_bar: returns a progress bar for a number of files.
     select: as in iter_tensors()."""
     if are_cached(files):
@@ -156,7 +157,7 @@ def iterate(files: list[str], original: Callable[[], Iterable[tuple[str, Any]]],
         return
     try:
         stream = options.stream(files, select)
-    except (SafetensorError, OSError, MemoryError) as error:
+    except (SafetensorError, OSError, MemoryError, AttributeError, RuntimeError) as error:
         log.warning("fstfs: %s; the server's own loader reads the files", error)
         yield from original()
         return

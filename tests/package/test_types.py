@@ -2,7 +2,9 @@
 """The type hints of the Python package, checked by mypy: in itself, and for a program that calls
 everything."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 
@@ -13,7 +15,7 @@ pytest.importorskip("mypy")
 
 PROGRAM = """
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 from typing_extensions import assert_type
 
 import fstfs
@@ -50,12 +52,21 @@ assert_type(fstfs.paddle.load_file("a", "cpu"), Dict[str, Any])
 for load in (fstfs.flax.load_file, fstfs.mlx.load_file, fstfs.numpy.load_file,
              fstfs.tensorflow.load_file):
     assert_type(load(Path("a"), backend="mmap"), Dict[str, Any])
-assert_type(fstfs.status(), str)
+stream = fstfs.iter_tensors(["a", Path("b")], "cuda:0", framework="pt", select="a".__eq__,
+                            memory=1 << 20, pin=True)
+assert_type(stream, Iterator[Tuple[str, Any]])
+for name, tensor in fstfs.iter_tensors(Path("a"), 0):
+    assert_type(name, str)
+try:
+    assert_type(fstfs.status(), str)
+except fstfs.SafetensorError as error:
+    print(error)
 assert_type(fstfs.__version__, str)
 """
 WRONG = {"fstfs.mount(3)": "arg-type", "fstfs.mount('a', sandbox=True)": "arg-type",
          "fstfs.mount('a', pid=3)": "call-arg", "fstfs.safe_open('a')": "call-arg",
-         "fstfs.load_file('a').keys": None, "fstfs.nothing": "attr-defined"}
+         "fstfs.iter_tensors(3)": "arg-type", "fstfs.load_file('a').keys": None,
+         "fstfs.nothing": "attr-defined"}
 
 
 def mypy(place, cache, *arguments):
@@ -70,6 +81,12 @@ def test_package(place, shared_place):
                   ROOT / "src/python/fstfs")
     assert result.returncode == 0, result.stdout + result.stderr
     assert (ROOT / "src/python/fstfs/py.typed").exists()
+
+
+def test_program_has_everything():
+    text = (ROOT / "src/python/fstfs/__init__.py").read_text()
+    names = ast.literal_eval(re.search(r"^__all__ = (.*?\])", text, re.DOTALL | re.MULTILINE)[1])
+    assert [name for name in names if f"fstfs.{name}" not in PROGRAM] == []
 
 
 def test_program(place, shared_place):

@@ -11,7 +11,7 @@ from conftest import BUILD, HERE, ROOT
 os.environ.update(CUDA_VISIBLE_DEVICES="",
                   FSTFS_LIBRARY=os.fspath(BUILD / "src/client/libfstfs.so.0"))
 sys.path[:0] = [os.fspath(ROOT / "src/python"), os.fspath(HERE / "python")]
-collect_ignore = ["stubs", "program_vllm.py", "program_sglang.py", "program_signatures.py"]
+collect_ignore = ["stubs", "program_vllm.py", "program_sglang.py"]
 
 
 @pytest.fixture

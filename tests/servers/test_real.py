@@ -17,7 +17,7 @@ import files  # noqa: E402
 from python.module import fstfs  # noqa: E402, F401
 
 from .install import RELEASES, SERVING, environment  # noqa: E402
-from .loading import signatures  # noqa: E402
+from .loading import SIGNATURES, signatures  # noqa: E402
 
 FOLDER = os.environ.get("FSTFS_SERVERS")
 if FOLDER is None:
@@ -25,28 +25,6 @@ if FOLDER is None:
                 allow_module_level=True)
 
 PYTHON = os.environ["FSTFS_SERVERS_PYTHON"]
-MODEL_LOADER = "vllm.model_executor.model_loader"
-SIGNATURES = {
-    "vllm": [f"{MODEL_LOADER}:register_model_loader",
-             f"{MODEL_LOADER}.default_loader:DefaultModelLoader.__init__",
-             f"{MODEL_LOADER}.default_loader:DefaultModelLoader._get_weights_iterator",
-             f"{MODEL_LOADER}.default_loader:DefaultModelLoader._prepare_weights",
-             f"{MODEL_LOADER}.ep_weight_filter:should_skip_weight",
-             f"{MODEL_LOADER}.weight_utils:_natural_sort_key",
-             f"{MODEL_LOADER}.weight_utils:enable_tqdm",
-             f"{MODEL_LOADER}.weight_utils:safetensors_weights_iterator"],
-    "sglang": ["sglang.srt.configs.load_config:LoadConfig._verify_load_format",
-               "sglang.srt.model_loader.loader:DefaultModelLoader.__init__",
-               "sglang.srt.model_loader.loader:DefaultModelLoader._get_weights_iterator",
-               "sglang.srt.model_loader.loader:DefaultModelLoader._prepare_weights",
-               "sglang.srt.model_loader.loader:DefaultModelLoader.load_model",
-               "sglang.srt.model_loader.loader:DefaultModelLoader.start_checkpoint_prefetch",
-               "sglang.srt.model_loader.loader:get_model_loader",
-               "sglang.srt.model_loader.weight_utils:safetensors_weights_iterator",
-               "sglang.srt.model_loader.weight_utils:"
-               "buffered_multi_thread_safetensors_weights_iterator",
-               "sglang.srt.plugins.hook_registry:HookRegistry.register"],
-}
 VLLM = ("the_plugin_is_registered", "the_stubs_agree", "arguments", "wrong_arguments", "tensors",
         "tensors_on_a_mount", "tensors_in_a_subfolder", "local_experts", "unused_shards", "a_model")
 SGLANG = ("the_plugin_is_registered", "the_stubs_agree", "arguments", "wrong_arguments", "tensors",

@@ -263,9 +263,15 @@ def test_locked_memory_limit(shard, test_user, user_program):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs files of another user")
 @pytest.mark.parametrize("refused", [[], ["cachestat=ENOSYS"]])
-def test_files_of_others(shard, test_user, user_program, refused):
-    """The kernel does not reveal what is cached: mincore() would report all of it."""
-    prefix = [*([REFUSE, *refused, "--"] if refused else []), *as_user(test_user)]
+@pytest.mark.parametrize("who", ["user", "root"])
+def test_files_of_others(shard, test_user, user_program, refused, who):
+    """The kernel does not reveal what is cached: mincore() would report all of it. Neither does it
+    to root without capabilities."""
+    other = as_user(test_user)
+    if who == "root":
+        os.chown(shard, 12345, -1)
+        other = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    prefix = [*([REFUSE, *refused, "--"] if refused else []), *other]
     drop(shard)
     found = report(shard, prefix=prefix, program=user_program(CACHE))
     assert found["cached_pages"] is None and found["paths"][0]["cached_pages"] is None

@@ -11,8 +11,7 @@
 #include <unistd.h>
 
 /* Counts or evicts all pages of an open file. */
-typedef errint_t cache_range_function(int fd, const char *path, const struct page_range *range,
-                                      uint64_t *pages);
+typedef errint_t cache_range_function(int fd, const struct page_range *range, uint64_t *pages);
 
 /* Calls the function for the whole file. Returns its pages in bytes, and unless NULL the file's
  * size. */
@@ -30,7 +29,7 @@ cache_whole_file(const char *path, cache_range_function *function, uint64_t *byt
     if (fstat(fd, &st) < 0)
         error = -errno;
     else
-        error = function(fd, path, &(struct page_range){0, (uint64_t)st.st_size}, &pages);
+        error = function(fd, &(struct page_range){0, (uint64_t)st.st_size}, &pages);
     close(fd);
     if (error)
         return error;

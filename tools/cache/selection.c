@@ -454,7 +454,7 @@ selection_measure_file(const struct selected_file *file, uint64_t *pages)
     if (file->range_count && fd < 0)
         return fd;
     for (size_t i = 0; !error && i < file->range_count; i++)
-        error = page_cache_count(fd, file->path, &file->ranges[i], pages);
+        error = page_cache_count(fd, &file->ranges[i], pages);
     if (fd >= 0)
         close(fd);
     return error;

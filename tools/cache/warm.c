@@ -61,11 +61,11 @@ warm_cut_file(struct warm *warm, size_t number)
 }
 
 static bool
-part_is_cached(int fd, const char *path, const struct page_range *range)
+part_is_cached(int fd, const struct page_range *range)
 {
     uint64_t pages = 0;
 
-    return page_cache_count(fd, path, range, &pages) == 0 && pages == page_range_count(range);
+    return page_cache_count(fd, range, &pages) == 0 && pages == page_range_count(range);
 }
 
 static void
@@ -107,7 +107,7 @@ warm_part(void *arg, size_t number)
     fd = selected_open(file);
     if (fd < 0)
         error = fd;
-    else if (part_is_cached(fd, file->path, &part->range))
+    else if (part_is_cached(fd, &part->range))
         atomic_fetch_add_explicit(warm->progress.running, part->range.end - part->range.begin,
                                   memory_order_relaxed);
     else
@@ -193,7 +193,7 @@ evict_file(void *arg, size_t number)
     else if (is_in_memory_only(fd))
         error = -EOPNOTSUPP;
     for (size_t i = 0; !error && i < file->range_count; i++)
-        error = page_cache_evict(fd, file->path, &file->ranges[i], &left);
+        error = page_cache_evict(fd, &file->ranges[i], &left);
     if (fd >= 0)
         close(fd);
     if (!error && left > 0)

@@ -18,11 +18,10 @@
 
 #define WINDOW ((size_t)256 << 20) /* bytes per mincore() */
 
-enum { TRIES = 20 };
+/* No folio of the page cache is larger. Folios are aligned to their size. */
+#define FOLIO_BYTES_MAX ((uint64_t)1 << 30)
 
-/* What stat(2) shows as the owner of a file whose owner is not mapped in the user namespace; root
- * of that namespace is not permitted to act for such an owner. */
-enum { OVERFLOW_USER = 65534 };
+enum { TRIES = 20 };
 
 uint64_t
 page_bytes(void)
@@ -34,14 +33,6 @@ uint64_t
 page_range_count(const struct page_range *range)
 {
     return (range->end - range->begin + page_bytes() - 1) / page_bytes();
-}
-
-/* Without this permission, mincore() reports every page as cached. */
-static bool
-may_count_pages(const char *path, const struct stat *st)
-{
-    return (geteuid() == 0 && st->st_uid != OVERFLOW_USER) || st->st_uid == geteuid() ||
-           access(path, W_OK) == 0;
 }
 
 static errint_t
@@ -61,17 +52,31 @@ count_window(int fd, uint64_t from, size_t length, unsigned char *pages, uint64_
     return error;
 }
 
+/* Returns -EPERM if the kernel does not reveal to this process what is cached. mincore() then
+ * reports every page as cached, even one beyond the end of the file that no folio can cover. */
 static errint_t
-count_mapped_pages(int fd, const char *path, const struct page_range *range, uint64_t *count)
+mincore_check_permission(int fd)
 {
-    unsigned char *pages;
-    errint_t error = 0;
+    unsigned char page;
+    uint64_t count = 0, beyond;
+    errint_t error;
     struct stat st;
 
     if (fstat(fd, &st) < 0)
         return -errno;
-    if (!may_count_pages(path, &st))
-        return -EPERM;
+    beyond = ((uint64_t)st.st_size / FOLIO_BYTES_MAX + 1) * FOLIO_BYTES_MAX;
+    error = count_window(fd, beyond, page_bytes(), &page, &count);
+    return !error && count > 0 ? -EPERM : error;
+}
+
+static errint_t
+count_mapped_pages(int fd, const struct page_range *range, uint64_t *count)
+{
+    unsigned char *pages;
+    errint_t error = mincore_check_permission(fd);
+
+    if (error)
+        return error;
     pages = malloc(WINDOW / page_bytes());
     if (!pages)
         return -ENOMEM;
@@ -95,7 +100,7 @@ is_on_fuse(int fd)
 }
 
 errint_t
-page_cache_count(int fd, const char *path, const struct page_range *range, uint64_t *pages)
+page_cache_count(int fd, const struct page_range *range, uint64_t *pages)
 {
     struct {
         uint64_t offset, length;
@@ -109,13 +114,13 @@ page_cache_count(int fd, const char *path, const struct page_range *range, uint6
     /* cachestat() is not in kernels before 6.5. Later ones may refuse it to the users from whom
      * mincore() hides the pages, and a seccomp filter may refuse it to all. */
     if (is_on_fuse(fd) || syscall(SYS_cachestat, fd, &part, &state, 0) < 0)
-        return count_mapped_pages(fd, path, range, pages);
+        return count_mapped_pages(fd, range, pages);
     *pages += state.cached;
     return 0;
 }
 
 errint_t
-page_cache_evict(int fd, const char *path, const struct page_range *range, uint64_t *left)
+page_cache_evict(int fd, const struct page_range *range, uint64_t *left)
 {
     uint64_t cached = 0;
     errint_t error = 0;
@@ -130,7 +135,7 @@ page_cache_evict(int fd, const char *path, const struct page_range *range, uint6
         posix_fadvise(fd, (off_t)range->begin, (off_t)(page_range_count(range) * page_bytes()),
                       POSIX_FADV_DONTNEED);
         cached = 0;
-        error = page_cache_count(fd, path, range, &cached);
+        error = page_cache_count(fd, range, &cached);
         if (error || cached == 0)
             break;
     }

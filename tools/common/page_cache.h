@@ -19,14 +19,13 @@ uint64_t page_bytes(void);
 /* The number of pages of a range. */
 uint64_t page_range_count(const struct page_range *range);
 
-/* Adds the number of cached pages of a range to *pages. `path` is that of the file. -EPERM: the
- * kernel reveals it only to root, the owner of the file and users who may write it. */
-errint_t page_cache_count(int fd, const char *path, const struct page_range *range,
-                          uint64_t *pages);
+/* Adds the number of cached pages of a range to *pages. -EPERM: the kernel reveals it only to
+ * processes with CAP_FOWNER, the owner of the file and users who may write it. */
+errint_t page_cache_count(int fd, const struct page_range *range, uint64_t *pages);
 
 /* Writes the dirty pages of the file to storage, and evicts the pages of a range, except those that
  * are mapped or locked. Adds the number of pages that are still cached to *left. -EPERM: this
  * number is unknown, as above. */
-errint_t page_cache_evict(int fd, const char *path, const struct page_range *range, uint64_t *left);
+errint_t page_cache_evict(int fd, const struct page_range *range, uint64_t *left);
 
 #endif

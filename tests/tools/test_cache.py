@@ -90,6 +90,32 @@ def test_residency(shard, refused):
     assert lines[1].split() == ["1.05", "MB", "12.6", "MB", "8", "%", shard] and len(lines) == 2
 
 
+@pytest.fixture(params=["lower", "upper"])
+def overlaid(request, source, shard, place):
+    """The shard on overlayfs, where the pages belong to the file of the lower or upper directory."""
+    for name in ("empty", "work", "overlay"):
+        (place / name).mkdir()
+    lower, upper = (source.root, "empty") if request.param == "lower" else ("empty", source.root)
+    options = f"lowerdir={place / lower},upperdir={place / upper},workdir={place / 'work'}"
+    done = subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", place / "overlay"],
+                          capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mount overlay: {done.stderr.strip()}")
+    yield os.fspath(place / "overlay" / os.path.relpath(shard, source.root))
+    subprocess.run(["umount", place / "overlay"], check=True)
+
+
+def test_overlay(overlaid, shard):
+    with locked(overlaid, (0, MIB)):
+        assert sum(cached(shard)) == sum(cached(overlaid)) == MIB // PAGE
+        assert report(overlaid)["cached_pages"] == MIB // PAGE
+        assert "some pages stay cached" in run("--evict", overlaid, status=1).stderr
+    warm_until(lambda: all(cached(shard)), overlaid)
+    assert eventually(lambda: run("--warm", overlaid, status=None).returncode == 0)
+    run("--evict", overlaid)
+    assert not any(cached(shard))
+
+
 def test_warm_and_evict(shard):
     drop(shard)
     warm_until(lambda: all(cached(shard)), shard)

@@ -89,14 +89,15 @@ count_mapped_pages(int fd, const struct page_range *range, uint64_t *count)
     return error;
 }
 
-/* With FUSE passthrough the pages belong to the backing file. mincore() counts them, because it is
- * the backing file that is mapped; cachestat() does not. */
+/* Whether the pages may belong to a backing file: on overlayfs, and with FUSE passthrough.
+ * mincore() counts them, because it is the backing file that is mapped; cachestat() does not. */
 static bool
-is_on_fuse(int fd)
+may_have_backing_file(int fd)
 {
     struct statfs fs;
 
-    return fstatfs(fd, &fs) == 0 && fs.f_type == FUSE_SUPER_MAGIC;
+    return fstatfs(fd, &fs) == 0 &&
+           (fs.f_type == FUSE_SUPER_MAGIC || fs.f_type == OVERLAYFS_SUPER_MAGIC);
 }
 
 errint_t
@@ -113,7 +114,7 @@ page_cache_count(int fd, const struct page_range *range, uint64_t *pages)
         return 0; /* cachestat() counts to the end of the file */
     /* cachestat() is not in kernels before 6.5. Later ones may refuse it to the users from whom
      * mincore() hides the pages, and a seccomp filter may refuse it to all. */
-    if (is_on_fuse(fd) || syscall(SYS_cachestat, fd, &part, &state, 0) < 0)
+    if (may_have_backing_file(fd) || syscall(SYS_cachestat, fd, &part, &state, 0) < 0)
         return count_mapped_pages(fd, range, pages);
     *pages += state.cached;
     return 0;

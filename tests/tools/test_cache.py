@@ -218,6 +218,23 @@ def test_mount(mount, source, view, tensors):
         assert any(cached(paths[0])[range_of(paths[0], "a.0")])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="passthrough needs root")
+def test_passthrough(mount, source, shard):
+    """The pages are those of the source."""
+    m = mount(source.root, "--passthrough=on")
+    passthrough = m.status()["kernel"]["passthrough"]
+    if not passthrough["on"]:
+        pytest.skip(passthrough["why"])
+    path = m / "shards/llama/model.safetensors"
+    with locked(shard, (0, MIB)):
+        assert report(path)["cached_pages"] == MIB // PAGE
+        done = run("--evict", path, status=1)
+        assert "its pages belong to the file of the source" in done.stderr
+    run("--evict", shard)
+    run("--evict", path)
+    assert not any(cached(shard))
+
+
 class Kept:
     """A running fstfs-cache --keep that holds its pages."""
 

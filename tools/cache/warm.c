@@ -194,10 +194,10 @@ evict_file(void *arg, size_t number)
         error = -EOPNOTSUPP;
     for (size_t i = 0; !error && i < file->range_count; i++)
         error = page_cache_evict(fd, &file->ranges[i], &left);
+    if (!error && left > 0)
+        error = page_cache_is_passed_through(fd) ? -EXDEV : -EBUSY;
     if (fd >= 0)
         close(fd);
-    if (!error && left > 0)
-        error = -EBUSY;
     atomic_store(&evict->errors[number], error);
 }
 
@@ -211,6 +211,10 @@ evict_report_error(struct selection *selection, size_t number, errint_t error)
         return; /* evicted as far as possible; the report has "unknown" */
     if (error == -EOPNOTSUPP)
         complain("%s: cannot be evicted: its file system stores files in memory only",
+                 quoted(name, path, strlen(path)));
+    else if (error == -EXDEV)
+        complain("%s: stays cached: its pages belong to the file of the source (passthrough); "
+                 "evict them there",
                  quoted(name, path, strlen(path)));
     else if (error == -EBUSY)
         complain("%s: some pages stay cached because they are mapped, locked or in use",

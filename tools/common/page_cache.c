@@ -89,19 +89,19 @@ count_mapped_pages(int fd, const struct page_range *range, uint64_t *count)
     return error;
 }
 
-/* Whether the pages may belong to a backing file: on overlayfs, and with FUSE passthrough.
- * mincore() counts them, because it is the backing file that is mapped; cachestat() does not. */
 static bool
-may_have_backing_file(int fd)
+file_system_is(int fd, long magic)
 {
     struct statfs fs;
 
-    return fstatfs(fd, &fs) == 0 &&
-           (fs.f_type == FUSE_SUPER_MAGIC || fs.f_type == OVERLAYFS_SUPER_MAGIC);
+    return fstatfs(fd, &fs) == 0 && (long)fs.f_type == magic;
 }
 
-errint_t
-page_cache_count(int fd, const struct page_range *range, uint64_t *pages)
+/* Without the pages of a backing file. An empty range extends to the end of the file. cachestat()
+ * is not in kernels before 6.5. Later ones may refuse it to the users from whom mincore() hides the
+ * pages, and a seccomp filter may refuse it to all. */
+static errint_t
+count_own_pages(int fd, const struct page_range *range, uint64_t *count)
 {
     struct {
         uint64_t offset, length;
@@ -110,14 +110,32 @@ page_cache_count(int fd, const struct page_range *range, uint64_t *pages)
         uint64_t cached, dirty, writeback, evicted, recently_evicted;
     } state;
 
-    if (part.length == 0)
-        return 0; /* cachestat() counts to the end of the file */
-    /* cachestat() is not in kernels before 6.5. Later ones may refuse it to the users from whom
-     * mincore() hides the pages, and a seccomp filter may refuse it to all. */
-    if (may_have_backing_file(fd) || syscall(SYS_cachestat, fd, &part, &state, 0) < 0)
-        return count_mapped_pages(fd, range, pages);
-    *pages += state.cached;
+    if (syscall(SYS_cachestat, fd, &part, &state, 0) < 0)
+        return -errno;
+    *count += state.cached;
     return 0;
+}
+
+errint_t
+page_cache_count(int fd, const struct page_range *range, uint64_t *pages)
+{
+    if (range->begin == range->end)
+        return 0;
+    /* On overlayfs, and with FUSE passthrough, the pages belong to a backing file. mincore() counts
+     * them, because it is the backing file that is mapped. */
+    if (!file_system_is(fd, FUSE_SUPER_MAGIC) && !file_system_is(fd, OVERLAYFS_SUPER_MAGIC) &&
+        count_own_pages(fd, range, pages) == 0)
+        return 0;
+    return count_mapped_pages(fd, range, pages);
+}
+
+bool
+page_cache_is_passed_through(int fd)
+{
+    const struct page_range all = {0, 0};
+    uint64_t own = 0;
+
+    return file_system_is(fd, FUSE_SUPER_MAGIC) && count_own_pages(fd, &all, &own) == 0 && own == 0;
 }
 
 errint_t

@@ -190,6 +190,15 @@ def test_memory_limit(shard):
     assert not any(cached(shard)[first.stop:])
 
 
+def test_evicted_again(shard, memory_group):
+    """Cached pages after the first SIZE bytes do not make up for evicted ones before."""
+    wrapper, killed = memory_group(96 * MIB)
+    os.truncate(shard, 256 * MIB)
+    with locked(shard, (128 * MIB, 256 * MIB)):
+        done = run("--warm", "--memory=128M", shard, prefix=wrapper, status=1)
+    assert "the kernel has evicted " in done.stderr and killed() == 0
+
+
 def test_more_than_the_memory(shard, memory_group):
     """What does not fit is not read at all."""
     wrapper, killed = memory_group(64 * MIB)

@@ -85,11 +85,11 @@ cache_check_warm(struct selection *selection)
         const struct selection_row *row = &selection->rows[i];
         struct buffer text = BUFFER_INIT;
 
-        if (row->is_hidden || row->wanted - row->wanted / 100 <= row->cached)
+        if (row->missing <= row->wanted / 100)
             continue;
         buffer_add_quoted(&text, row->path, strlen(row->path), SIZE_MAX);
         buffer_add_text(&text, ": the kernel has evicted ");
-        units_add_bytes(&text, (double)((row->wanted - row->cached) * page_bytes()));
+        units_add_bytes(&text, (double)(row->missing * page_bytes()));
         buffer_add_text(&text, " again");
         complain("%s", buffer_failed(&text) ? "out of memory" : text.data);
         buffer_free(&text);

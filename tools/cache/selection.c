@@ -445,16 +445,26 @@ selected_open(const struct selected_file *file)
     return error;
 }
 
+/* Counts the wanted pages of a file that are cached, and the others. */
 static errint_t
-selection_measure_file(const struct selected_file *file, uint64_t *pages)
+selection_measure_file(const struct selected_file *file, uint64_t *wanted, uint64_t *others)
 {
     int fd = file->range_count ? selected_open(file) : -1;
+    uint64_t left = file->wanted;
     errint_t error = 0;
 
     if (file->range_count && fd < 0)
         return fd;
-    for (size_t i = 0; !error && i < file->range_count; i++)
-        error = page_cache_count(fd, &file->ranges[i], pages);
+    for (size_t i = 0; !error && i < file->range_count; i++) {
+        struct page_range rest = file->ranges[i], part;
+
+        if (selected_range(file, i, &left, &part)) {
+            error = page_cache_count(fd, &part, wanted);
+            rest.begin = part.end;
+        }
+        if (!error)
+            error = page_cache_count(fd, &rest, others);
+    }
     if (fd >= 0)
         close(fd);
     return error;
@@ -463,15 +473,19 @@ selection_measure_file(const struct selected_file *file, uint64_t *pages)
 void
 selection_measure(struct selection *selection)
 {
-    for (size_t i = 0; i < selection->row_count; i++)
-        selection->rows[i].cached = selection->rows[i].is_hidden = 0;
+    for (size_t i = 0; i < selection->row_count; i++) {
+        struct selection_row *row = &selection->rows[i];
+
+        row->cached = row->missing = row->is_hidden = 0;
+    }
     for (size_t i = 0; i < selection->file_count; i++) {
         struct selected_file *file = &selection->files[i];
         struct selection_row *row = &selection->rows[file->row];
-        uint64_t pages = 0;
-        errint_t error = selection_measure_file(file, &pages);
+        uint64_t wanted = 0, others = 0;
+        errint_t error = selection_measure_file(file, &wanted, &others);
 
-        row->cached += pages;
+        row->cached += wanted + others;
+        row->missing += error ? 0 : file->wanted - wanted;
         row->is_hidden |= error != 0;
         if (error && error != -EPERM)
             selection_fail_file(selection, i, error);
@@ -483,11 +497,7 @@ selection_missing_pages(const struct selection *selection)
 {
     uint64_t missing = 0;
 
-    for (size_t i = 0; i < selection->row_count; i++) {
-        const struct selection_row *row = &selection->rows[i];
-
-        if (!row->is_hidden && row->cached < row->wanted)
-            missing += row->wanted - row->cached;
-    }
+    for (size_t i = 0; i < selection->row_count; i++)
+        missing += selection->rows[i].missing;
     return missing;
 }

@@ -35,6 +35,7 @@ struct selection_row {
     uint64_t pages, wanted;
     /* Set by selection_measure(): */
     uint64_t cached; /* pages */
+    uint64_t missing; /* wanted pages that are not cached, without files of which it is unknown */
     /* It is unknown which pages of some file are cached: the kernel does not reveal it, or the file
      * cannot be opened. */
     bool is_hidden;
@@ -83,8 +84,7 @@ void selection_fail_file(struct selection *selection, size_t number, errint_t er
 /* Counts the cached pages of all rows. */
 void selection_measure(struct selection *selection);
 
-/* Returns the number of wanted pages that were not cached at the last selection_measure(), without
- * files whose pages the kernel does not reveal. */
+/* Returns the sum of row->missing. */
 uint64_t selection_missing_pages(const struct selection *selection);
 
 #endif

@@ -199,13 +199,15 @@ def test_evicted_again(shard, memory_group):
     assert "the kernel has evicted " in done.stderr and killed() == 0
 
 
-def test_more_than_the_memory(shard, memory_group):
+@pytest.mark.parametrize("args", [["--warm"], ["--keep"], ["--keep", "--memory=128M"]], ids=str)
+def test_more_than_the_memory(shard, memory_group, args):
     """What does not fit is not read at all."""
     wrapper, killed = memory_group(64 * MIB)
     os.truncate(shard, 256 * MIB)
     drop(shard)
-    done = run("--warm", shard, prefix=wrapper, status=1)
-    assert "not enough memory: 268 MB are selected, " in done.stderr and killed() == 0
+    done = run(*args, shard, prefix=wrapper, status=1)
+    size = "134 MB" if "--memory=128M" in args else "268 MB"
+    assert f"not enough memory: {size} are selected, " in done.stderr and killed() == 0
     assert not any(cached(shard))
 
 

@@ -26,10 +26,8 @@ hold_lock_refused(const struct selection *selection, struct reason *reason)
 {
     struct buffer text = BUFFER_INIT;
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
-    uint64_t needed = 0;
+    uint64_t needed = selection_wanted_bytes(selection);
 
-    for (size_t i = 0; i < selection->row_count; i++)
-        needed += selection->rows[i].wanted * page_bytes();
     getrlimit(RLIMIT_MEMLOCK, &limit);
     buffer_add_text(&text, "cannot lock ");
     units_add_bytes(&text, (double)needed);

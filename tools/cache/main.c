@@ -33,33 +33,42 @@ cache_refuse_memory(uint64_t needed, uint64_t available, struct reason *reason)
     units_add_bytes(&text, (double)needed);
     buffer_add_text(&text, " are selected, ");
     units_add_bytes(&text, (double)available);
-    buffer_add_text(&text, " are available; select less with --tensors, or warm the first part "
-                           "with --memory");
+    buffer_add_text(&text, " are available; select less with --tensors or --memory");
     reason_fill(reason, "Memory", "%s", buffer_failed(&text) ? "out of memory" : text.data);
     buffer_free(&text);
     return -ENOMEM;
 }
 
-/* Limits the wanted pages to --memory. Without it, returns -ENOMEM if they exceed the available
- * memory, unless all are cached already: they would evict each other. */
+/* Measures whether all wanted pages are cached. */
+static bool
+cache_has_wanted(struct selection *selection)
+{
+    bool is_cached = true;
+
+    selection_measure(selection);
+    for (size_t i = 0; i < selection->row_count; i++)
+        is_cached &= selection->rows[i].missing == 0 && !selection->rows[i].is_hidden;
+    return is_cached;
+}
+
+/* Limits the wanted pages to --memory. Returns -ENOMEM if they exceed the available memory, unless
+ * all are cached already: they would evict each other, or lock all memory. With --memory, --warm
+ * may exceed it. */
 static errint_t
 cache_limit_memory(struct selection *selection, const struct options *options,
                    struct reason *reason)
 {
-    uint64_t needed = selection_bytes(selection), available = machine_memory_available();
-    uint64_t cached = 0;
+    uint64_t needed, available = machine_memory_available();
 
-    if (options->memory) {
+    if (options->memory)
         selection_limit(selection, options->memory);
+    if (options->memory && !options->keep)
         return 0;
-    }
+    needed = selection_wanted_bytes(selection);
     available -= available / SPARE_SHARE;
-    if (needed <= available)
+    if (needed <= available || cache_has_wanted(selection))
         return 0;
-    selection_measure(selection);
-    for (size_t i = 0; i < selection->row_count; i++)
-        cached += selection->rows[i].cached * page_bytes();
-    return cached == needed ? 0 : cache_refuse_memory(needed, available, reason);
+    return cache_refuse_memory(needed, available, reason);
 }
 
 /* Reads all wanted pages, again if the kernel has evicted some while it read others. */

@@ -384,16 +384,6 @@ selection_free(struct selection *selection)
 
 /* ---- limits and measurement ---- */
 
-uint64_t
-selection_bytes(const struct selection *selection)
-{
-    uint64_t pages = 0;
-
-    for (size_t i = 0; i < selection->row_count; i++)
-        pages += selection->rows[i].pages;
-    return pages * page_bytes();
-}
-
 void
 selection_limit(struct selection *selection, uint64_t bytes)
 {
@@ -408,6 +398,16 @@ selection_limit(struct selection *selection, uint64_t bytes)
         left -= file->wanted;
         selection->rows[file->row].wanted += file->wanted;
     }
+}
+
+uint64_t
+selection_wanted_bytes(const struct selection *selection)
+{
+    uint64_t pages = 0;
+
+    for (size_t i = 0; i < selection->row_count; i++)
+        pages += selection->rows[i].wanted;
+    return pages * page_bytes();
 }
 
 bool

@@ -59,11 +59,11 @@ errint_t selection_make(struct selection *selection, const struct options *optio
 
 void selection_free(struct selection *selection);
 
-/* The bytes of all pages. */
-uint64_t selection_bytes(const struct selection *selection);
-
 /* Limits the wanted pages to `bytes`. */
 void selection_limit(struct selection *selection, uint64_t bytes);
+
+/* The bytes of the wanted pages. */
+uint64_t selection_wanted_bytes(const struct selection *selection);
 
 /* Iterates over the wanted ranges of a file: call it with i = 0, 1, ... and with `*left` set to
  * file->wanted before the first call. Stores the wanted part of ranges[i], or returns false: there

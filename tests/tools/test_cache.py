@@ -160,6 +160,19 @@ def test_globs(source, shard):
     assert "4.19 MB" in done.stdout  # the other pattern is not affected
 
 
+def test_tied_tensors(source):
+    """Bytes that tensors share count once."""
+    path = source.path("llama/pytorch_model.bin")
+    shared, own = torchfiles.storage("0", 3 * PAGE), torchfiles.storage("1", PAGE)
+    root = {"embed": torchfiles.tensor(shared, (3 * PAGE,)), "head": torchfiles.tensor(shared, (3 * PAGE,)),
+            "tail": torchfiles.tensor(shared, (2 * PAGE,), offset=PAGE), "own": torchfiles.tensor(own, (PAGE,))}
+    with open(path, "wb") as f:
+        f.write(torchfiles.archive(root, {"0": bytes(12 * PAGE), "1": bytes(4 * PAGE)}))
+    for pattern, tensors, pages in (("*", 4, 16), ("[eh]*", 2, 12), ("[th]*", 2, 12), ("tail", 1, 8)):
+        found = report(f"--tensors={pattern}", path)
+        assert (found["tensors"], found["bytes"]) == (tensors, pages * PAGE), pattern
+
+
 def test_directories(source, shard):
     """A row for each directory with files; links to a file count once, hidden files not at all."""
     source.add_side("llama/config.json", b"x" * 5000)

@@ -61,7 +61,8 @@ compare_tensor_bytes(const void *a, const void *b)
     return order ? order : (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Adds bytes [begin, end), extended to whole pages. They must begin after those added before. */
+/* Adds bytes [begin, end), extended to whole pages. They must not begin before those added before.
+ */
 static errint_t
 file_add_range(struct selected_file *file, uint64_t begin, uint64_t end)
 {
@@ -111,6 +112,22 @@ selection_keep_file(struct selection *selection, struct selected_file *file)
     return array_add(selection->files, selection->file_count, *file) ? 0 : -ENOMEM;
 }
 
+/* The bytes of `count` tensors of a file, which are sorted by offset. Bytes that tensors share,
+ * such as tied weights, count once. */
+static uint64_t
+tensors_count_bytes(const struct tensor_bytes *tensors, size_t count)
+{
+    uint64_t bytes = 0, end = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        if (tensors[i].end <= end)
+            continue;
+        bytes += tensors[i].end - (tensors[i].begin > end ? tensors[i].begin : end);
+        end = tensors[i].end;
+    }
+    return bytes;
+}
+
 /* Adds a file: the `count` tensors in it, which are sorted by offset, or all of it if `tensors` is
  * NULL. Does nothing if the file was added before. */
 static errint_t
@@ -134,13 +151,11 @@ selection_add_file(struct selection *selection, const char *path, size_t row,
         return -ENOMEM;
     for (size_t i = 0; !error && i < count; i++)
         error = file_add_range(&file, tensors[i].begin, tensors[i].end);
-    for (size_t i = 0; i < count; i++)
-        selection->rows[row].bytes += tensors[i].end - tensors[i].begin;
+    selection->rows[row].bytes +=
+        tensors ? tensors_count_bytes(tensors, count) : file.identity.size;
     selection->rows[row].tensors += count;
-    if (!error && !tensors) {
+    if (!error && !tensors)
         error = file_add_range(&file, 0, file.identity.size);
-        selection->rows[row].bytes += file.identity.size;
-    }
     if (!error)
         error = selection_keep_file(selection, &file);
     if (error) {

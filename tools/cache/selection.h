@@ -31,7 +31,7 @@ struct selected_file {
 struct selection_row {
     char *path;
     size_t files, tensors;
-    uint64_t bytes; /* of the tensors, or of the files */
+    uint64_t bytes; /* of the tensors (shared bytes count once), or of the files */
     uint64_t pages, wanted;
     /* Set by selection_measure(): */
     uint64_t cached; /* pages */

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from page_cache import LIBC, PAGE, cached, drop, mapped
 
 CACHE = BUILD / "fstfs-cache"
 REFUSE = BUILD / "tests/sandbox/refuse"
+SLOWFS = BUILD / "tests/slowfs/slowfs"
 MIB = 1 << 20
 
 @contextlib.contextmanager
@@ -309,6 +311,18 @@ def test_keep_under_pressure(source, shard, place, memory_group):
         run(other, program="cat", prefix=wrapper)
         assert all(cached(shard)) and not all(cached(control))
     assert killed() == 0
+
+
+@pytest.mark.skipif(not SLOWFS.exists(), reason="slowfs is not built")
+def test_keep_rests_after_a_long_check(mount, source, shard, place):
+    """A check opens the file, which takes a second here. The next one is at least 20 s away."""
+    (place / "faults").write_text("open * delay=1000000\n")
+    m = mount(source.root, "-o", f"ro,faults={place}/faults", binary=SLOWFS)
+    opened = LIBC.inotify_init1(os.O_NONBLOCK)
+    with Kept(m / os.path.relpath(shard, source.root)) as kept, open(opened, "rb", buffering=0) as events:
+        assert LIBC.inotify_add_watch(opened, os.fsencode(shard), 0x20) >= 0  # IN_OPEN
+        assert not select.select([events], [], [], 8)[0]
+        assert kept.ends(signal.SIGTERM) == (0, "")
 
 
 def test_keep_changed_file(shard):

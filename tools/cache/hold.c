@@ -19,7 +19,9 @@
 #define MLOCK_ONFAULT 1
 #endif
 
-enum { CHECK_SECONDS = 5 };
+/* The pause between scans is at least this long, and this many times as long as the last scan:
+ * mincore() of all pages of a large model takes seconds. */
+enum { CHECK_SECONDS = 5, CHECK_PAUSE_RATIO = 20 };
 
 static errint_t
 hold_lock_refused(const struct selection *selection, struct reason *reason)
@@ -113,9 +115,13 @@ hold_fill(struct hold *hold)
 /* ---- waiting ---- */
 
 static void
-hold_pause(void)
+hold_pause(uint64_t scan_ns)
 {
-    for (int i = 0; i < CHECK_SECONDS && !progress_signal(); i++) {
+    uint64_t seconds = scan_ns * CHECK_PAUSE_RATIO / 1000000000;
+
+    if (seconds < CHECK_SECONDS)
+        seconds = CHECK_SECONDS;
+    for (uint64_t i = 0; i < seconds && !progress_signal(); i++) {
         struct timespec second = {1, 0};
 
         nanosleep(&second, NULL); /* a signal ends it */
@@ -131,7 +137,7 @@ hold_wait(struct hold *hold)
 
     hold->selection->failed = false;
     while (!progress_signal()) {
-        hold_pause();
+        hold_pause(hold->selection->measured_ns);
         if (hold->selection->failed || progress_signal())
             continue;
         selection_measure(hold->selection);

@@ -27,8 +27,8 @@ errint_t hold_make(struct hold *hold, struct selection *selection, struct reason
 /* Locks all pages, and reads those that are not cached. Prints errors of files. */
 void hold_fill(struct hold *hold);
 
-/* Waits for a signal. Every few seconds checks whether the pages are still cached, and reads lost
- * ones again. Prints once if that fails, for example because a file was changed. */
+/* Waits for a signal. Checks regularly whether the pages are still cached, and reads lost ones
+ * again. Prints once if that fails, for example because a file was changed. */
 void hold_wait(struct hold *hold);
 
 void hold_free(struct hold *hold);

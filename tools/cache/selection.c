@@ -2,6 +2,7 @@
 #include "selection.h"
 
 #include "base/array.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "catalog/group.h"
 #include "common/command.h"
@@ -488,6 +489,8 @@ selection_measure_file(const struct selected_file *file, uint64_t *wanted, uint6
 void
 selection_measure(struct selection *selection)
 {
+    const uint64_t started = monotonic_ns();
+
     for (size_t i = 0; i < selection->row_count; i++) {
         struct selection_row *row = &selection->rows[i];
 
@@ -505,6 +508,7 @@ selection_measure(struct selection *selection)
         if (error && error != -EPERM)
             selection_fail_file(selection, i, error);
     }
+    selection->measured_ns = monotonic_ns() - started;
 }
 
 uint64_t

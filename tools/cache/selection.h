@@ -47,6 +47,7 @@ struct selection {
     struct selection_row *rows;
     size_t row_count;
     bool failed; /* an error was printed */
+    uint64_t measured_ns; /* duration of the last selection_measure() */
     const struct globs *globs;
     bool *glob_matched; /* for each glob */
     struct fstfs *fstfs; /* finds tensors */

@@ -184,7 +184,7 @@ blob_new(char *data, size_t length)
     return blob;
 }
 
-struct blob *
+static struct blob *
 blob_ref(struct blob *blob)
 {
     atomic_fetch_add_explicit(&blob->references, 1, memory_order_relaxed);

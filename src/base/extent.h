@@ -163,7 +163,6 @@ struct blob {
 
 /* Takes ownership of `data` (malloc'ed). NULL: out of memory; `data` is freed. */
 struct blob *blob_new(char *data, size_t length);
-struct blob *blob_ref(struct blob *blob);
 void blob_unref(struct blob *blob); /* NULL is allowed */
 
 struct extent {

@@ -410,14 +410,6 @@ open_path_as(int directory, const char *path, const struct open_rules *rules)
     return fd == -EXDEV ? -ELOOP : fd;
 }
 
-uint64_t
-open_mount_of(int fd)
-{
-    struct walk_stat st;
-
-    return stat_cached(fd, &st) == 0 ? st.mount : 0;
-}
-
 int
 open_local(int directory, const char *path, const struct open_mounts *mounts, uint64_t *refused)
 {

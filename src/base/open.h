@@ -59,10 +59,8 @@ struct open_mounts {
  */
 int open_local(int directory, const char *path, const struct open_mounts *mounts,
                uint64_t *refused);
-/* The ID of the mount of an open file; 0: the kernel does not report it (before Linux 5.8). Does
- * not wait. */
-uint64_t open_mount_of(int fd);
-/* The same by the result of statx(2) with STATX_MNT_ID and STATX_MNT_ID_UNIQUE. */
+/* The mount ID in a result of statx(2) with STATX_MNT_ID and STATX_MNT_ID_UNIQUE. 0: the kernel
+ * does not report it (before Linux 5.8). */
 uint64_t open_mount_id(const struct statx *stx);
 
 /* Excludes the device of the mount itself from all paths: in a lookup there, this process would

@@ -103,8 +103,9 @@ cufile_load(struct cufile *cufile, struct reason *reason)
     return check_driver(cufile, reason);
 }
 
-errint_t
-cufile_check_file(int fd, struct reason *reason)
+/* Fails unless the file system may support GPUDirect Storage. */
+static errint_t
+check_file_system(int fd, struct reason *reason)
 {
     struct statfs fs;
 
@@ -130,7 +131,7 @@ static errint_t
 register_file(struct cufile_file *file, struct reason *reason)
 {
     CUfileDescr_t description = {.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD, .handle.fd = file->fd};
-    errint_t error = cufile_check_file(file->fd, reason);
+    errint_t error = check_file_system(file->fd, reason);
 
     if (error)
         return error;

@@ -81,9 +81,6 @@ struct cufile {
  */
 errint_t cufile_load(struct cufile *cufile, struct reason *reason);
 
-/* 0 if the file system may support GPUDirect Storage, else an error with a reason. */
-errint_t cufile_check_file(int fd, struct reason *reason);
-
 /* A file that is registered with cuFile. */
 struct cufile_file {
     const struct cufile *cufile;

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Growing arrays. The capacity follows from the count, so that nothing has to store it. */
+/* Arrays: the length of a fixed one; growing ones, whose capacity follows from the count, so that
+ * nothing has to store it. */
 #ifndef FSTFS_BASE_ARRAY_H
 #define FSTFS_BASE_ARRAY_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
+
+/* The number of elements of an array whose size is known at compile time. */
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 /*
  * Makes room for one more element in an array of `count` elements of `size` bytes each. The array

@@ -2,6 +2,7 @@
 /* See torch.h. The two formats differ only in where storages are; torch_source.c finds them. */
 #include "format/torch.h"
 
+#include "base/array.h"
 #include "format/json.h"
 #include "format/pickle.h"
 #include "format/torch_dtype.h"
@@ -22,8 +23,6 @@ enum {
     RANK_MAX = 64, /* torch's own limit */
     WRAPPERS_MAX = 4, /* of a tensor: parameters, and copies to a device */
 };
-
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 /* ---- one tensor ---- */
 

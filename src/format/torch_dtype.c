@@ -2,9 +2,9 @@
 /* See torch_dtype.h. */
 #include "format/torch_dtype.h"
 
-#include <stddef.h>
+#include "base/array.h"
 
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#include <stddef.h>
 
 /* Storage classes; torch_storage_class() has the modules that define them. */
 static const struct {

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/torch_imports.h"
 
+#include "base/array.h"
 #include "format/torch_dtype.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Globals that torch.load(weights_only=True) allows, besides storage classes and dtypes
  * (torch/_weights_only_unpickler.py, `_get_allowed_globals`). */

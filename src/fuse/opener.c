@@ -2,6 +2,7 @@
 #include "fuse/opener.h"
 
 #include "base/open.h"
+#include "base/system_call.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,12 +15,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef SYS_faccessat2
-#define SYS_faccessat2 439 /* Linux 5.8, the same on all machines */
-#endif
 
 /* ---- messages ---- */
 

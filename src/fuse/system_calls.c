@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/system_calls.h"
 
+#include "base/array.h"
+#include "base/system_call.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
@@ -15,7 +18,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #if defined(__x86_64__) || defined(__aarch64__)
@@ -24,13 +26,6 @@
 #define THIS_MACHINE AUDIT_ARCH_X86_64
 #else
 #define THIS_MACHINE AUDIT_ARCH_AARCH64
-#endif
-
-#ifndef SYS_faccessat2
-#define SYS_faccessat2 439 /* Linux 5.8, the same on all machines */
-#endif
-#ifndef SYS_cachestat
-#define SYS_cachestat 451 /* Linux 6.5, the same on all machines */
 #endif
 
 #define INT_BITS UINT64_C(0xffffffff) /* the kernel ignores the upper half of an int argument */
@@ -145,8 +140,6 @@ static const struct call_rule device_rules[] = {
 #endif
 };
 
-#define COUNT(list) (sizeof(list) / sizeof((list)[0]))
-
 /* ---- the filter ---- */
 
 struct filter {
@@ -157,7 +150,7 @@ struct filter {
 static void
 filter_add(struct filter *filter, uint16_t code, uint32_t operand)
 {
-    if (filter->length < COUNT(filter->code))
+    if (filter->length < COUNT_OF(filter->code))
         filter->code[filter->length] = (struct sock_filter){.code = code, .k = operand};
     filter->length++;
 }
@@ -193,7 +186,7 @@ static void
 filter_end_rule(struct filter *filter, unsigned start)
 {
     filter_add(filter, BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    for (unsigned i = start; i < filter->length && i < COUNT(filter->code); i++)
+    for (unsigned i = start; i < filter->length && i < COUNT_OF(filter->code); i++)
         if (BPF_CLASS(filter->code[i].code) == BPF_JMP)
             filter->code[i].jf = (uint8_t)(filter->length - i - 1);
 }
@@ -247,13 +240,13 @@ filter_make(struct filter *filter, bool devices, bool credentials)
     filter->code[1].jt = 1;
     filter_add(filter, BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
     filter_add_load(filter, offsetof(struct seccomp_data, nr));
-    filter_add_calls(filter, unrestricted_calls, COUNT(unrestricted_calls));
+    filter_add_calls(filter, unrestricted_calls, COUNT_OF(unrestricted_calls));
     if (credentials)
-        filter_add_calls(filter, credential_calls, COUNT(credential_calls));
-    filter_add_rules(filter, call_rules, COUNT(call_rules));
+        filter_add_calls(filter, credential_calls, COUNT_OF(credential_calls));
+    filter_add_rules(filter, call_rules, COUNT_OF(call_rules));
     filter_add_rule(filter, &own_process_rule, (uint64_t)getpid());
     if (devices)
-        filter_add_rules(filter, device_rules, COUNT(device_rules));
+        filter_add_rules(filter, device_rules, COUNT_OF(device_rules));
     /* With ENOSYS, libraries fall back as on a kernel without the call: from clone3(2), whose flags
      * a filter cannot read, to clone(2). A sanitizer needs further calls. */
     filter_add(filter, BPF_RET | BPF_K, SANITIZED ? SECCOMP_RET_ALLOW : SECCOMP_RET_ERRNO | ENOSYS);
@@ -267,7 +260,7 @@ system_calls_restrict(bool devices, bool credentials)
     long result;
 
     filter_make(&filter, devices, credentials);
-    if (filter.length > COUNT(filter.code))
+    if (filter.length > COUNT_OF(filter.code))
         return -E2BIG;
     program.len = (unsigned short)filter.length;
     /* SPEC_ALLOW: before 5.16 the kernel disables speculation in a filtered process, which slows it

@@ -14,6 +14,8 @@
  * The filter stays with whatever the command starts. Where this process may not
  * have it otherwise, set-user-ID programs lose their effect; fusermount3 is one.
  */
+#include "base/system_call.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -25,18 +27,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
 #endif
-#ifndef SYS_cachestat
-#define SYS_cachestat 451 /* Linux 6.5, the same on all machines */
-#endif
 
-#define CLOSE_RANGE 436 /* Linux 5.9, likewise */
+#define CLOSE_RANGE 436 /* Linux 5.9, the same on all machines */
 #define LANDLOCK_CREATE_RULESET 444 /* Linux 5.13, likewise */
 
 #define MOST_INSTRUCTIONS 256

@@ -3,6 +3,7 @@
 #ifndef FSTFS_BASE_TEXT_H
 #define FSTFS_BASE_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -13,6 +14,13 @@ text_compare(const char *a, size_t a_length, const char *b, size_t b_length)
     int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
 
     return order ? order : (a_length > b_length) - (a_length < b_length);
+}
+
+/* Whether text that may contain NUL is this string. */
+static inline bool
+text_is(const char *text, size_t length, const char *string)
+{
+    return length == strlen(string) && memcmp(text, string, length) == 0;
 }
 
 /* A key for bsearch(3) over entries that have the offset and length of a text in `base`. */

@@ -2,7 +2,7 @@
 /* See dtype.h. */
 #include "format/dtype.h"
 
-#include <string.h>
+#include "base/text.h"
 
 /*
  * numpy.save writes "<V2" for ml_dtypes' bfloat16 and "<V1" for its float8 types, which numpy.load
@@ -42,7 +42,7 @@ enum dtype
 dtype_from_name(const char *name, size_t length)
 {
     for (unsigned i = 0; i < DTYPE_COUNT; i++) {
-        if (strlen(dtypes[i].name) == length && memcmp(dtypes[i].name, name, length) == 0)
+        if (text_is(name, length, dtypes[i].name))
             return (enum dtype)i;
     }
     return DTYPE_UNKNOWN;

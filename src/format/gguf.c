@@ -2,6 +2,7 @@
 /* See gguf.h. */
 #include "format/gguf.h"
 
+#include "base/text.h"
 #include "format/bytes.h"
 #include "format/gguf_pairs.h"
 
@@ -326,8 +327,7 @@ gguf_type_number(const struct st_table *table, const struct st_tensor *tensor)
     const char *name = st_dtype_text(table, tensor, &length);
 
     for (uint32_t i = 0; i < GGML_TYPES; i++)
-        if (ggml_types[i].name && strlen(ggml_types[i].name) == length &&
-            memcmp(ggml_types[i].name, name, length) == 0)
+        if (ggml_types[i].name && text_is(name, length, ggml_types[i].name))
             return i;
     return UINT32_MAX;
 }

@@ -7,6 +7,7 @@
  */
 #include "format/json.h"
 
+#include "base/text.h"
 #include "base/utf8.h"
 
 #include <errno.h>
@@ -570,11 +571,10 @@ bool
 json_raw_is(struct json_span raw, const char *text)
 {
     char plain[6 * 32]; /* the longest escape of a byte is \u00XX */
-    size_t length = strlen(text);
 
     if (!memchr(raw.text, '\\', raw.length))
-        return raw.length == length && memcmp(raw.text, text, length) == 0;
+        return text_is(raw.text, raw.length, text);
     if (raw.length > sizeof(plain))
         return false;
-    return json_unescape(raw, plain) == length && memcmp(plain, text, length) == 0;
+    return text_is(plain, json_unescape(raw, plain), text);
 }

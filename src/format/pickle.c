@@ -2,6 +2,7 @@
 /* The instructions of a pickle, and access to its values. See pickle.h. */
 #include "format/pickle.h"
 
+#include "base/text.h"
 #include "format/bytes.h"
 #include "format/pickle_keys.h"
 #include "format/pickle_machine.h"
@@ -655,14 +656,13 @@ pickle_tuple_item(const struct pickle *pickle, pickle_value tuple, uint32_t i)
                                                   : PICKLE_VALUE_OPAQUE;
 }
 
-static bool
-pickle_string_is(const struct pickle *pickle, pickle_value value, const char *expected)
+bool
+pickle_string_is(const struct pickle *pickle, pickle_value value, const char *string)
 {
     const char *text;
     size_t length;
 
-    return pickle_get_string(pickle, value, &text, &length) && length == strlen(expected) &&
-           memcmp(text, expected, length) == 0;
+    return pickle_get_string(pickle, value, &text, &length) && text_is(text, length, string);
 }
 
 bool

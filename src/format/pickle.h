@@ -43,6 +43,8 @@ bool pickle_get_number(const struct pickle *pickle, pickle_value value, uint64_t
 /* False: the value is not a string. The text is borrowed and not NUL-terminated. */
 bool pickle_get_string(const struct pickle *pickle, pickle_value value, const char **text,
                        size_t *length);
+/* Whether the value is this string. */
+bool pickle_string_is(const struct pickle *pickle, pickle_value value, const char *string);
 
 /* Element `i` of a tuple; PICKLE_VALUE_OPAQUE if it is not a tuple or has fewer elements. */
 pickle_value pickle_tuple_item(const struct pickle *pickle, pickle_value tuple, uint32_t i);

@@ -138,8 +138,7 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
     pickle_value view_id;
     const char *text;
 
-    if (!pickle_get_string(pickle, pickle_tuple_item(pickle, id, 0), &text, &length) ||
-        length != 7 || memcmp(text, "storage", 7) != 0) {
+    if (!pickle_string_is(pickle, pickle_tuple_item(pickle, id, 0), "storage")) {
         refuse_tensor_of(walk, "it has no storage");
         return false;
     }
@@ -655,13 +654,9 @@ walk_root(struct torch_walk *walk)
 static pickle_value
 find_dictionary(const struct pickle *pickle, const char *name)
 {
-    const char *text;
-    size_t length;
-
     for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
         if (pickle_kind_of(pickle, pickle->entries[i].value) == PICKLE_DICT &&
-            pickle_get_string(pickle, pickle->entries[i].key, &text, &length) &&
-            length == strlen(name) && memcmp(text, name, length) == 0)
+            pickle_string_is(pickle, pickle->entries[i].key, name))
             return pickle->entries[i].key;
     return PICKLE_VALUE_OPAQUE;
 }
@@ -674,15 +669,10 @@ find_dictionary(const struct pickle *pickle, const char *name)
 static pickle_value
 find_lightning_weights(const struct pickle *pickle)
 {
-    static const char version[] = "pytorch-lightning_version";
-    const char *text;
-    size_t length;
-
     if (pickle_kind_of(pickle, pickle->root) != PICKLE_DICT)
         return PICKLE_VALUE_OPAQUE;
     for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
-        if (pickle_get_string(pickle, pickle->entries[i].key, &text, &length) &&
-            length == sizeof(version) - 1 && memcmp(text, version, length) == 0)
+        if (pickle_string_is(pickle, pickle->entries[i].key, "pytorch-lightning_version"))
             return find_dictionary(pickle, "state_dict");
     return PICKLE_VALUE_OPAQUE;
 }

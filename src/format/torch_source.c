@@ -202,14 +202,10 @@ is_legacy_magic(const struct pickle *pickle)
 static bool
 is_false(const struct pickle *pickle, const char *key)
 {
-    const char *text;
-    size_t length;
-
     if (pickle_kind_of(pickle, pickle->root) != PICKLE_DICT)
         return false;
     for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
-        if (pickle_get_string(pickle, pickle->entries[i].key, &text, &length) &&
-            length == strlen(key) && memcmp(text, key, length) == 0)
+        if (pickle_string_is(pickle, pickle->entries[i].key, key))
             return pickle->entries[i].value == PICKLE_VALUE_FALSE;
     return false;
 }
@@ -320,7 +316,7 @@ is_storage_id(const struct pickle *pickle, pickle_value id)
     if (pickle_kind_of(pickle, id) != PICKLE_TUPLE)
         return false;
     return !pickle_get_string(pickle, pickle_tuple_item(pickle, id, 0), &text, &length) ||
-           (length == 7 && memcmp(text, "storage", 7) == 0);
+           text_is(text, length, "storage");
 }
 
 /* Reads the persistent ID of a storage; see read_storage() in torch.c. `view` has the key OPAQUE if

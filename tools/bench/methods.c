@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "methods.h"
 
+#include "base/text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,22 +29,16 @@ const char method_names[] =
     "direct, read, mmap, names; gpu (with --device); load_file, safe_open, "
     "fastsafetensors, runai, transformers, diffusers, fstfs (with --loaders)";
 
-static bool
-is_name(const char *known, const char *name, size_t length)
-{
-    return strlen(known) == length && memcmp(known, name, length) == 0;
-}
-
 enum method_kind
 method_kind_of(const char *name, size_t length)
 {
     for (size_t i = 0; i < sizeof(readers) / sizeof(*readers); i++)
-        if (is_name(readers[i].name, name, length))
+        if (text_is(name, length, readers[i].name))
             return METHOD_READER;
     for (size_t i = 0; i < sizeof(loader_names) / sizeof(*loader_names); i++)
-        if (is_name(loader_names[i], name, length))
+        if (text_is(name, length, loader_names[i]))
             return METHOD_LOADER;
-    return is_name("gpu", name, length) ? METHOD_DEVICE : METHOD_UNKNOWN;
+    return text_is(name, length, "gpu") ? METHOD_DEVICE : METHOD_UNKNOWN;
 }
 
 unsigned

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rules.h"
 
+#include "base/text.h"
 #include "view/layout.h"
 
 #include <errno.h>
@@ -54,11 +55,10 @@ check_format(struct findings *findings, const char *path, const struct st_table 
         const char *value = table->text + pair->value;
         bool is_known = false;
 
-        if (pair->key_length != 6 || memcmp(table->text + pair->key, "format", 6) != 0)
+        if (!text_is(table->text + pair->key, pair->key_length, "format"))
             continue;
         for (size_t k = 0; k < sizeof(known) / sizeof(known[0]); k++)
-            is_known = is_known || (strlen(known[k]) == pair->value_length &&
-                                    memcmp(known[k], value, pair->value_length) == 0);
+            is_known = is_known || text_is(value, pair->value_length, known[k]);
         if (!is_known)
             findings_add(
                 findings, strdup(path), false,

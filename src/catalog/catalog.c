@@ -212,15 +212,6 @@ source_dir_child(struct source_dir *dir, const char *name)
     return child;
 }
 
-struct source_dir *
-source_dir_ref(struct source_dir *dir)
-{
-    pthread_mutex_lock(&dir->catalog->lock);
-    dir->references++;
-    pthread_mutex_unlock(&dir->catalog->lock);
-    return dir;
-}
-
 void
 source_dir_unref(struct source_dir *dir)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Shared by the files of src/catalog; no other folder includes it. Each file calls only those above
- * it in this list:
+ * it in this list, except source_dir_unref() in catalog.c, which frees the directory's listing:
  *
- *   group.c, problems.c, header_budget.c, query_pool.c
+ *   problems.c, group.c, header_budget.c, query_pool.c
  *   source.c          stats and opens files by their path in the source
  *   index_file.c      reads index files
  *   table_cache.c     one parsed header for each version of a file

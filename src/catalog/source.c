@@ -54,6 +54,15 @@ stat_in_source(struct catalog *catalog, const char *path, struct file_identity *
     return error;
 }
 
+struct source_dir *
+source_dir_ref(struct source_dir *dir)
+{
+    pthread_mutex_lock(&dir->catalog->lock);
+    dir->references++;
+    pthread_mutex_unlock(&dir->catalog->lock);
+    return dir;
+}
+
 errint_t
 source_dir_stat(struct source_dir *dir, struct file_identity *identity)
 {

@@ -209,6 +209,7 @@ run_surveys(void *arg)
     struct survey *survey = arg;
     uint64_t wanted;
 
+    pthread_setname_np(pthread_self(), "fstfs-survey");
     pthread_mutex_lock(&survey->lock);
     while (survey->done < survey->wanted && !survey->stop) {
         wanted = survey->wanted;

@@ -378,7 +378,7 @@ combine_ownership(struct ownership a, struct ownership b)
     return a;
 }
 
-/* What else follows from a problem of a shard. */
+/* The effect of a refused shard or tensor, for messages. */
 static const char *
 consequence(const struct checkpoint *checkpoint)
 {
@@ -393,7 +393,7 @@ summarize_refused_shard(struct checkpoint *checkpoint, const struct shard *shard
     mark_unsound(checkpoint, "a shard is refused");
     if (shard->error == -ETXTBSY || shard->error == -EMFILE || shard->error == -ENFILE)
         checkpoint->passing_error = shard->error;
-    /* Beside checkpoints there are other files with their suffix. */
+    /* Files that are not checkpoints may have the same suffix; they are not reported. */
     if (shard->error != -ENOMSG || !checkpoint->is_absent)
         problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
                         "refused: %s; its tensors are missing, and %s", shard->refusal,

@@ -64,8 +64,8 @@ files_are_unchanged(struct source_dir *dir, const struct checkpoint *checkpoint)
             file_identity_equal(&now.identity, &checkpoint->index_identity));
 }
 
-/* Whether there is a checkpoint and no version of its shards has ended, as far as is known without
- * checking the files. */
+/* Whether the cached checkpoint can be used: none of its shards is known to be stale. Does not
+ * access the files. */
 static bool
 is_usable(const struct group_state *state)
 {

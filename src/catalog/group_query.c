@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loads checkpoints by the query pool, because links of theirs lead to other file systems, which
- * may hang.
+ * Loads checkpoints on the query pool if their files are links to other file systems, which may
+ * hang.
  */
 #include "catalog/private.h"
 

@@ -95,8 +95,8 @@ index_of_group(const struct group *group)
     return index;
 }
 
-/* Stands in for an index that does not answer: as in the listing before, if there was one and no
- * file was missing. */
+/* Replaces an index whose file system does not answer by that of the previous listing, if none of
+ * its files was missing. */
 static errint_t
 recall_index(const struct listing *before, const char *name, struct st_index **index)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Questions about names whose links lead to other file systems, which may hang. */
+/* Asynchronous lookups of names that are links to other file systems, which may hang. */
 #ifndef FSTFS_CATALOG_NAME_QUERY_H
 #define FSTFS_CATALOG_NAME_QUERY_H
 
@@ -18,14 +18,14 @@ struct name_query {
     struct file_identity identity;
     bool is_index_read;
     errint_t index_error;
-    struct st_index *index; /* freed with the query, unless the asker has taken it */
+    struct st_index *index; /* freed with the query, unless the caller has taken it */
     struct file_identity index_identity;
     struct reason reason;
     char name[];
 };
 
-/* Asks for `name` in the directory. `mounts`: the directory's and the one that the link leads to.
- * NULL: out of memory. */
+/* Queues a lookup of `name` in the directory. `mounts`: the directory's and the one that the link
+ * leads to. NULL: out of memory. */
 struct name_query *name_query_ask(struct source_dir *dir, const char *name,
                                   const struct open_mounts *mounts,
                                   const struct file_identity *known);

@@ -11,7 +11,7 @@
  *   checkpoint.c      assembles a checkpoint from its shards
  *   freshness.c       the current version of a checkpoint
  *   group_query.c     loads checkpoints whose files are on file systems that may hang
- *   name_query.c      questions about names that lead to other file systems
+ *   name_query.c      looks up names that are links to other file systems
  *   scan.c            reads a directory
  *   listing.c         the names of a directory
  *   catalog.c         the table of directories

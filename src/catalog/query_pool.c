@@ -20,7 +20,7 @@ struct query_pool {
     pthread_mutex_t lock;
     pthread_cond_t work; /* a lane may have become ready, or the pool is closed */
     pthread_cond_t ended; /* the last thread has ended */
-    struct list lanes; /* with queries; the one after the last one served is the first */
+    struct list lanes; /* with queries, in the order in which they are served */
     unsigned threads, idle, running;
     bool closed;
 };
@@ -110,7 +110,7 @@ end_wait(struct query *query)
 
 static void *answer_queries(void *arg);
 
-/* Has a thread serve a lane that has become ready. pool->lock is held. */
+/* Wakes or starts a thread for a lane that has become ready. pool->lock is held. */
 static void
 wake_thread(struct query_pool *pool)
 {
@@ -139,8 +139,8 @@ end_query(struct query_pool *pool, struct query *query, bool is_late)
         query->kind->free(query);
 }
 
-/* Marks the query as answered, or moves it to the next lane. pool->lock is held; dropped
- * meanwhile. */
+/* Marks the query as answered, or moves it to the next lane. Called with pool->lock held; may
+ * release and reacquire it. */
 static void
 settle_query(struct query_pool *pool, struct query *query, uint64_t next)
 {
@@ -163,7 +163,7 @@ settle_query(struct query_pool *pool, struct query *query, uint64_t next)
     pthread_mutex_lock(&pool->lock);
 }
 
-/* Runs the first query of a lane. pool->lock is held; dropped meanwhile. */
+/* Runs the first query of a lane. Called with pool->lock held; releases and reacquires it. */
 static void
 run_query(struct query_pool *pool, struct query_lane *lane)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads that ask file systems which may hang.
+ * A thread pool for operations on file systems that may hang.
  *
  * A query is answered by its run() on a thread of the pool. Queries wait in lanes, one for each
  * file system. A lane has at most QUERY_LANE_THREADS threads, and one while half of the threads of
@@ -37,20 +37,20 @@ struct query_kind {
      * then called again, in that lane. */
     uint64_t (*run)(struct query *query);
     /* Called once, after the last run() or if there will be none, to release what run() needs.
-     * `is_late`: query_pool_wait() did not wait until the answer. */
+     * `is_late`: query_pool_wait() returned without the answer. */
     void (*ended)(struct query *query, bool is_late);
     /* Frees the query, which has no references and has ended. */
     void (*free)(struct query *query);
 };
 
-/* The first member of the asker's own struct, which is zero at first. What run() sets may be read
+/* Must be the first member of the caller's zero-initialized struct. What run() sets may be read
  * once query_is_answered() is true. */
 struct query {
     const struct query_kind *kind;
     /* Private to the pool, guarded by its lock. */
     struct list node; /* in its lane's queue, while it waits for a thread */
-    struct query_lane *lane; /* NULL: it is not asked or is answered */
-    struct query_wait *wait; /* of the caller who waits for it; NULL: none */
+    struct query_lane *lane; /* NULL: not queued yet, or ended */
+    struct query_wait *wait; /* the call that waits for it; NULL: none */
     unsigned references;
     bool was_waited_for;
     atomic_bool answered;
@@ -69,9 +69,9 @@ void query_pool_free(struct query_pool *pool);
 errint_t query_pool_ask(struct query_pool *pool, struct query *query, uint64_t key);
 
 /*
- * Waits while answers to these queries arrive, at most QUERY_WAIT_MS without one. A query is waited
- * for once: later calls do not wait for it. Nor does a call wait for queries of a lane whose
- * threads have not answered for QUERY_WAIT_MS.
+ * Waits until all of these queries are answered, or none was answered for QUERY_WAIT_MS. Only the
+ * first call waits for a query. No call waits for queries of a lane whose threads are all busy and
+ * have answered none for QUERY_WAIT_MS.
  */
 void query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t count);
 
@@ -82,8 +82,8 @@ query_is_answered(const struct query *query)
 }
 
 void query_ref(struct query_pool *pool, struct query *query);
-/* Drops a reference of the asker. If it is the last one, a query that no thread has begun is not
- * asked. */
+/* Drops a reference of a caller. If it is the last one, a query that no thread has begun is not
+ * run. */
 void query_unref(struct query_pool *pool, struct query *query); /* NULL is allowed */
 
 #endif

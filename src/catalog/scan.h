@@ -3,8 +3,8 @@
  * Reads the names of a directory and finds out what each of them is.
  *
  * A link is followed in the calling thread as long as it stays on the directory's mount or on that
- * of "/". The names of links that lead elsewhere are *remote*: with catalog_options.skip_hung, they
- * are asked about by the query pool, since their file system may hang. A remote name that is not
+ * of "/". The names of links that lead elsewhere are *remote*: with catalog_options.skip_hung, the
+ * query pool looks them up, since their file system may hang. A remote name that is not
  * answered in time keeps the kind that the scan before found, or is left out; the answer is used by
  * a later scan.
  */
@@ -64,7 +64,7 @@ void scan_free(struct scan *scan);
 
 /* NULL: the name is not remote. */
 struct remote_name *remote_names_find(const struct remote_names *remotes, const char *name);
-/* Whether the answers still agree with the listing. Waits only for questions that are new. */
+/* Whether the answers still agree with the listing. Waits only for new queries. */
 bool remote_names_are_current(struct source_dir *dir, struct remote_names *remotes);
 /* Drops the answers that the listing has used. */
 void remote_names_settle(struct remote_names *remotes);

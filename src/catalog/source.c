@@ -137,7 +137,7 @@ source_dir_open(struct source_dir *dir, const char *name)
 
     if (!path)
         return -ENOMEM;
-    /* O_NONBLOCK: the path may lead to a FIFO by now. */
+    /* O_NONBLOCK: the path may now refer to a FIFO. */
     fd = open_at(dir->catalog->root_fd, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd >= 0)
         /* Disable the kernel's readahead: its pages would stay in the page cache, and the marks in

@@ -177,7 +177,7 @@ append_pickle_entry(struct pickle_machine *m, pickle_value container, pickle_val
     return 0;
 }
 
-/* Lists may have many of these, which nobody asks for. */
+/* Scalars in lists are never read, so they are not stored. */
 static bool
 is_list_scalar(const struct pickle *pickle, pickle_value value)
 {

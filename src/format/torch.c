@@ -399,7 +399,7 @@ unwrap_parameter(const struct torch_walk *walk, pickle_value *value, pickle_valu
         if (is_converted)
             *dtype = pickle_tuple_item(walk->pickle, call->b, 1);
         if (++wrappers > WRAPPERS_MAX)
-            break; /* the wrapper is no tensor, and what is in it counts as not reached */
+            break; /* not a tensor; its contents count as not reached */
         *value = pickle_tuple_item(walk->pickle, call->b, 0);
     }
     return why;
@@ -487,11 +487,11 @@ take_tensor(struct torch_walk *walk, pickle_value value)
         return;
     if (walk->unnamed) {
         refuse_tensor_of(walk,
-                         "a key in front of it is not a string or an integer of 64 bits, or its "
+                         "a key in its path is not a string or an integer of 64 bits, or its "
                          "name is longer than %d bytes",
                          NAME_BYTES_MAX);
     } else if (walk->unsure) {
-        refuse_tensor_of(walk, "a number in front of it may be equal to another key, an object");
+        refuse_tensor_of(walk, "an integer key in its path may equal another key, an object");
     } else if (!json_check_utf8(walk->name, walk->name_length, &at)) {
         refuse_tensor_of(walk, "its name is not UTF-8");
     } else if (walk->builder) {

@@ -21,44 +21,44 @@
 /* ---- processes ---- */
 
 /*
- * A life is a robust mutex in shared memory, by which one process detects the death of another. The
- * first thread of the watched process holds it; when that thread dies, the kernel passes it on
- * (EOWNERDEAD). The end of a socket does not show a death, since threads that wait on storage keep
- * the socket open after kill -9; PR_SET_PDEATHSIG does not work across a Landlock domain. NULL: out
- * of memory; deaths are then not detected.
+ * A liveness mutex is a robust mutex in shared memory, by which one process detects the death of
+ * another. The first thread of the watched process holds it; when that thread dies, the kernel
+ * passes it on (EOWNERDEAD). The end of a socket does not show a death, since threads that wait on
+ * storage keep the socket open after kill -9; PR_SET_PDEATHSIG does not work across a Landlock
+ * domain. NULL: out of memory; deaths are then not detected.
  */
 static pthread_mutex_t *
-life_new(void)
+liveness_new(void)
 {
-    pthread_mutex_t *life = mmap(NULL, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE,
-                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_mutex_t *liveness = mmap(NULL, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE,
+                                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pthread_mutexattr_t attributes;
 
-    if (life == MAP_FAILED)
+    if (liveness == MAP_FAILED)
         return NULL;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(life, &attributes);
+    pthread_mutex_init(liveness, &attributes);
     pthread_mutexattr_destroy(&attributes);
-    return life;
+    return liveness;
 }
 
 static void
-life_free(pthread_mutex_t *life)
+liveness_free(pthread_mutex_t *liveness)
 {
-    if (life)
-        munmap(life, sizeof(pthread_mutex_t));
+    if (liveness)
+        munmap(liveness, sizeof(pthread_mutex_t));
 }
 
 bool
 helper_has_died(const struct helper *helper)
 {
-    int error = helper->life ? pthread_mutex_trylock(helper->life) : EBUSY;
+    int error = helper->liveness ? pthread_mutex_trylock(helper->liveness) : EBUSY;
 
     /* 0: the helper has not locked it yet. After unlocking, EOWNERDEAD becomes ENOTRECOVERABLE. */
     if (error == 0 || error == EOWNERDEAD)
-        pthread_mutex_unlock(helper->life);
+        pthread_mutex_unlock(helper->liveness);
     return error == EOWNERDEAD || error == ENOTRECOVERABLE;
 }
 
@@ -75,8 +75,8 @@ prepare_helper(const struct helper *helper, const char *name, bool quiet, int ke
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     prctl(PR_SET_NAME, name);
-    if (helper->life)
-        pthread_mutex_lock(helper->life);
+    if (helper->liveness)
+        pthread_mutex_lock(helper->liveness);
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
         dup2(null, fd);
     /* Most important is the connection to the kernel, which stays open as long as any descriptor of
@@ -90,7 +90,7 @@ errint_t
 helper_start(const char *name, bool quiet, int kept, helper_main *run, void *arg,
              struct helper *helper)
 {
-    struct helper started = {.life = life_new()};
+    struct helper started = {.liveness = liveness_new()};
     errint_t error;
     int ends[2];
 
@@ -117,7 +117,7 @@ helper_start(const char *name, bool quiet, int kept, helper_main *run, void *arg
     return 0;
 
 fail:
-    life_free(started.life);
+    liveness_free(started.liveness);
     return error;
 }
 
@@ -127,7 +127,7 @@ helper_close(struct helper *helper)
     if (helper->socket < 0)
         return;
     close(helper->socket);
-    life_free(helper->life);
+    liveness_free(helper->liveness);
     *helper = HELPER_NONE;
 }
 
@@ -141,7 +141,7 @@ enum {
 };
 
 struct unmounter {
-    pthread_mutex_t *daemon_life;
+    pthread_mutex_t *daemon_liveness;
     errint_t (*unmount)(void *arg);
     void (*abort)(void *arg);
     void *arg;
@@ -154,7 +154,7 @@ abort_after_death(void *arg)
     const struct unmounter *unmounter = arg;
     struct timespec rest = {0, DEATH_MS * 1000000L};
 
-    if (pthread_mutex_lock(unmounter->daemon_life) != EOWNERDEAD)
+    if (pthread_mutex_lock(unmounter->daemon_liveness) != EOWNERDEAD)
         return NULL;
     nanosleep(&rest, NULL); /* if the daemon's socket closes meanwhile, this process ends */
     unmounter->abort(unmounter->arg);
@@ -169,7 +169,7 @@ run_unmounter(int socket, void *arg)
     ssize_t got;
     char message;
 
-    if (unmounter->daemon_life)
+    if (unmounter->daemon_liveness)
         pthread_create(&thread, NULL, abort_after_death, arg);
     do
         got = recv(socket, &message, 1, 0);
@@ -184,10 +184,10 @@ errint_t
 unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *arg, bool quiet,
                 struct helper *helper)
 {
-    struct unmounter unmounter = {life_new(), unmount, abort, arg};
+    struct unmounter unmounter = {liveness_new(), unmount, abort, arg};
 
-    if (unmounter.daemon_life)
-        pthread_mutex_lock(unmounter.daemon_life); /* held until this thread dies */
+    if (unmounter.daemon_liveness)
+        pthread_mutex_lock(unmounter.daemon_liveness); /* held until this thread dies */
     return helper_start("fstfs-unmount", quiet, -1, run_unmounter, &unmounter, helper);
 }
 

@@ -21,7 +21,7 @@
 struct helper {
     int socket; /* -1: not started */
     pid_t pid;
-    pthread_mutex_t *life; /* held by its first thread; NULL: unknown */
+    pthread_mutex_t *liveness; /* held by its first thread; NULL: deaths are not detected */
 };
 
 #define HELPER_NONE ((struct helper){.socket = -1})

@@ -2,8 +2,8 @@
 /*
  * Makes, unmounts and aborts the FUSE mount: libfuse's options, its messages, signal handlers.
  *
- * libfuse unmounts whatever is mounted at the path by then, with all that is mounted inside. So
- * this file unmounts, and only the mount that it made.
+ * libfuse would unmount whatever is mounted at the path at that time, with all submounts. So this
+ * file unmounts, and only the mount that it made.
  */
 #ifndef FSTFS_FUSE_MOUNTING_H
 #define FSTFS_FUSE_MOUNTING_H

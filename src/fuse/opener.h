@@ -6,7 +6,6 @@
  *   the daemon.
  * - With allow_other it asks the kernel whether a caller may access a path, with the caller's
  *   credentials. For that it keeps CAP_SETUID and CAP_SETGID.
- *
  * - It reads the names of programs from /proc, for .fstfs/loads.
  *
  * It accepts only paths relative to the source, without "..", and returns an errno or a descriptor

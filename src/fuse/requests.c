@@ -235,7 +235,7 @@ caller_request_free(struct request *request)
     free(request);
 }
 
-/* requests->lock held; dropped while a request is freed. */
+/* Called with requests->lock held; releases and reacquires it if the request is freed. */
 static void
 request_unref(struct requests *requests, struct request *request)
 {
@@ -311,8 +311,8 @@ request_claim(struct request *request)
     return mine ? stop_interrupts(request) : NULL;
 }
 
-/* Claims a queued or running request and answers it with an error. requests->lock held; dropped
- * meanwhile. */
+/* Claims a queued or running request and answers it with an error. Called with requests->lock held;
+ * releases and reacquires it. */
 static void
 answer_waiting(struct requests *requests, struct request *request, int error)
 {

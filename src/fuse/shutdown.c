@@ -14,9 +14,9 @@
 
 static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
 enum { SIGNALS = sizeof(signals) / sizeof(signals[0]) };
-/* The interval at which the lives of helpers are checked: if threads of a dead helper hang, its
+/* The interval at which the liveness of helpers is checked: if threads of a dead helper hang, its
  * socket stays open. */
-enum { LIVES_MS = 1000 };
+enum { LIVENESS_MS = 1000 };
 
 static struct sigaction previous_actions[SIGNALS]; /* libfuse's */
 /* A pipe; a byte in it wakes the thread. */
@@ -126,7 +126,7 @@ await_end(void)
         for (unsigned i = 0; i < SHUTDOWN_HELPERS; i++)
             polled[HELPERS + i] =
                 (struct pollfd){.fd = watch.died[i] ? -1 : watch.calls.helpers[i]->socket};
-        while (poll(polled, POLLED, LIVES_MS) < 0)
+        while (poll(polled, POLLED, LIVENESS_MS) < 0)
             continue;
         if (polled[WAKE].revents)
             return;

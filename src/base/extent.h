@@ -81,7 +81,7 @@ void layout_unref(struct layout *layout); /* NULL is allowed */
 /* Index of the last piece that starts at or before `offset`; UINT32_MAX: there is none. */
 uint32_t layout_find(const struct layout *layout, uint64_t offset); /* NULL is allowed */
 
-/* What src/io counts for each family, in bytes. */
+/* What src/io counts for each family (see below), in bytes. */
 enum family_counter {
     FAMILY_STORAGE, /* read from the files */
     FAMILY_PAGE_CACHE, /* of these: from the page cache */

@@ -143,8 +143,8 @@ walk_may_enter(struct path_walk *walk, const struct walk_stat *st)
     return walk->refused_mount == 0;
 }
 
-/* Opens the next name. O_DIRECTORY triggers automounts, so a walk that may not enter every mount
- * uses it only on automount points that it may enter. */
+/* Opens the next name. O_DIRECTORY triggers automounts, so a walk that is restricted to some mounts
+ * uses it only on permitted automount points. */
 static int
 walk_open_name(const struct path_walk *walk, const char *name, bool is_directory,
                struct walk_stat *st)

@@ -67,7 +67,8 @@ only_group(struct source_dir *dir, const struct listing *listing, const struct c
     return *count == 1 ? only : NULL;
 }
 
-/* Files of a container, such as optimizer.pt, count only if there are none of one before it. */
+/* The checkpoints of a container are considered only if there is none of an earlier one in
+ * container_all: optimizer.pt may be a checkpoint, too. */
 static errint_t
 find_only_group(struct source_dir *dir, const struct listing *listing, const char *path,
                 const struct group **group)

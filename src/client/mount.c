@@ -256,7 +256,7 @@ parse_shape(const char *text, struct mount_tensor *tensor)
     return strcmp(at, "]") == 0 ? 0 : -EBADMSG;
 }
 
-/* GGUF types that safetensors does not have have only the second ones. */
+/* Tensors of GGUF-only types have only the xattrs of the second row. */
 static const struct tensor_xattrs {
     const char *name, *dtype, *shape;
 } tensor_xattrs[] = {

@@ -109,8 +109,8 @@ open_add_all(struct fstfs_checkpoint *checkpoint, const struct found *found)
 
 /* ---- on a mount: safetensors files ---- */
 
-/* The checkpoint in the source that the last file of the mount was generated from. It is kept,
- * because most files of a checkpoint on the mount have the same. */
+/* Caches the source checkpoint of the last file of the mount, since most files of a checkpoint
+ * there are generated from the same one. */
 struct origin_source {
     struct mount_origin origin;
     struct found found;
@@ -118,15 +118,15 @@ struct origin_source {
 };
 
 static void
-origin_source_free(struct origin_source *made_of)
+origin_source_free(struct origin_source *cached)
 {
-    mount_origin_free(&made_of->origin);
-    found_free(&made_of->found);
+    mount_origin_free(&cached->origin);
+    found_free(&cached->found);
 }
 
 static errint_t
 origin_source_find(struct fstfs_checkpoint *checkpoint, const char *path,
-                   struct origin_source *made_of)
+                   struct origin_source *cached)
 {
     struct mount_origin origin;
     errint_t error = mount_read_origin(path, &origin);
@@ -134,30 +134,30 @@ origin_source_find(struct fstfs_checkpoint *checkpoint, const char *path,
 
     if (error)
         return fail(error, "%s: the mount does not report its source", path);
-    same = made_of->found.checkpoint && strcmp(origin.directory, made_of->origin.directory) == 0 &&
-           strcmp(origin.stem, made_of->origin.stem) == 0 &&
-           origin.version == made_of->origin.version;
+    same = cached->found.checkpoint && strcmp(origin.directory, cached->origin.directory) == 0 &&
+           strcmp(origin.stem, cached->origin.stem) == 0 &&
+           origin.version == cached->origin.version;
     if (same) {
         mount_origin_free(&origin);
         return 0;
     }
-    origin_source_free(made_of);
-    made_of->origin = origin;
-    error = find_origin(&origin, &made_of->found);
-    for (uint32_t i = 0; !error && i < made_of->found.checkpoint->shard_count; i++) {
+    origin_source_free(cached);
+    cached->origin = origin;
+    error = find_origin(&origin, &cached->found);
+    for (uint32_t i = 0; !error && i < cached->found.checkpoint->shard_count; i++) {
         uint32_t source = 0;
 
-        if (!made_of->found.checkpoint->shards[i]->table)
-            error = fail(-EBADMSG, "%s: %s", made_of->found.checkpoint->shards[i]->name,
-                         made_of->found.checkpoint->shards[i]->refusal);
+        if (!cached->found.checkpoint->shards[i]->table)
+            error = fail(-EBADMSG, "%s: %s", cached->found.checkpoint->shards[i]->name,
+                         cached->found.checkpoint->shards[i]->refusal);
         else
-            error = open_add_source(checkpoint, &made_of->found,
-                                    made_of->found.checkpoint->shards[i], &source);
+            error = open_add_source(checkpoint, &cached->found, cached->found.checkpoint->shards[i],
+                                    &source);
         if (!error && i == 0)
-            made_of->first_source = source;
+            cached->first_source = source;
     }
     if (error)
-        found_free(&made_of->found);
+        found_free(&cached->found);
     return error;
 }
 
@@ -186,9 +186,9 @@ checkpoint_find_tensor(const struct checkpoint *checkpoint, const char *name, ui
 /* Adds a tensor of a file on the mount, with the source file and offset where it is stored. */
 static errint_t
 open_add_source_tensor(struct fstfs_checkpoint *checkpoint, const struct st_table *table,
-                       const struct st_tensor *tensor, const struct origin_source *made_of)
+                       const struct st_tensor *tensor, const struct origin_source *cached)
 {
-    const struct checkpoint *original = made_of->found.checkpoint;
+    const struct checkpoint *original = cached->found.checkpoint;
     const struct tensor_ref *ref =
         checkpoint_find_tensor(original, table->text + tensor->name, tensor->name_length);
     const struct st_tensor *there = ref ? checkpoint_tensor(original, *ref) : NULL;
@@ -196,14 +196,14 @@ open_add_source_tensor(struct fstfs_checkpoint *checkpoint, const struct st_tabl
     if (!there || there->end - there->begin != tensor->end - tensor->begin)
         return fail(-EBADMSG, "%.*s: differs between the mount and its source",
                     (int)tensor->name_length, table->text + tensor->name);
-    return open_add_tensor(checkpoint, table, tensor, made_of->first_source + ref->shard,
+    return open_add_tensor(checkpoint, table, tensor, cached->first_source + ref->shard,
                            original->shards[ref->shard]->table->data_start + there->begin);
 }
 
 /* Adds a shard of the mount: an unchanged source file, or one generated from a checkpoint. */
 static errint_t
 open_add_source_shard(struct fstfs_checkpoint *checkpoint, const char *path,
-                      const struct st_table *table, struct origin_source *made_of)
+                      const struct st_table *table, struct origin_source *cached)
 {
     struct file_identity identity;
     struct mount_extent extent;
@@ -220,16 +220,16 @@ open_add_source_shard(struct fstfs_checkpoint *checkpoint, const char *path,
         free(extent.path);
         return error ? error : open_add_tensors(checkpoint, table, source);
     }
-    error = origin_source_find(checkpoint, path, made_of);
+    error = origin_source_find(checkpoint, path, cached);
     for (uint32_t i = 0; !error && i < table->count; i++)
-        error = open_add_source_tensor(checkpoint, table, &table->tensors[i], made_of);
+        error = open_add_source_tensor(checkpoint, table, &table->tensors[i], cached);
     return error;
 }
 
 static errint_t
 open_add_all_source(struct fstfs_checkpoint *checkpoint, const struct found *found)
 {
-    struct origin_source made_of = {0};
+    struct origin_source cached = {0};
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < found->checkpoint->shard_count; i++) {
@@ -237,11 +237,11 @@ open_add_all_source(struct fstfs_checkpoint *checkpoint, const struct found *fou
         char path[PATH_MAX];
 
         snprintf(path, sizeof(path), "%s/%s", catalog_source(found->catalog), shard->name);
-        error = open_add_source_shard(checkpoint, path, shard->table, &made_of);
+        error = open_add_source_shard(checkpoint, path, shard->table, &cached);
         if (!error)
             error = open_add_metadata(checkpoint, shard->table);
     }
-    origin_source_free(&made_of);
+    origin_source_free(&cached);
     return error;
 }
 

@@ -10,8 +10,8 @@
 
 /* Limit of idle delivered chunks. They are kept for requests of their first and last block. */
 #define DELIVERED_BYTES_MAX (8 * 1024 * 1024)
-/* So many bytes requested again are a second pass. The blocks that neighbouring tensors share are
- * fewer. */
+/* Requesting this many bytes again counts as a second pass. The blocks that adjacent tensors share
+ * stay below it. */
 #define SECOND_PASS_BYTES (256 * 1024)
 
 /* ---- index of a file ---- */

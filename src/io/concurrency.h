@@ -10,9 +10,9 @@
  * when few reads are in flight, so this is arranged from time to time, like in BBR (Cardwell et
  * al., 2016).
  *
- * The estimate is too low where latency varies (jitter, attributes that a server is asked for
- * again), and for reads larger than those that it came from. So from time to time, for one round,
- * the limit is raised by half. If the throughput grows with it, nothing was contended: the limit
+ * The estimate is too low if latency varies (jitter, attributes that are revalidated), or if reads
+ * are larger than the measured ones. So from time to time, for one round, the limit is raised by
+ * half. If the throughput grows with it, nothing was contended: the limit
  * stays, and the latency of that round is the new estimate. All reads of the storage count, also
  * those of other rings, since a higher limit may only take throughput from them.
  *

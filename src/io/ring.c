@@ -216,7 +216,7 @@ ring_take_read(struct ring *ring, bool urgent)
 }
 
 /* Prepares queued reads, as many as may be in flight. If there are none, the next ring_submit()
- * must wake the thread. Returns false if the thread shall end. */
+ * must wake the thread. Returns false if the thread must exit. */
 static bool
 ring_prepare_queued(struct ring *ring)
 {
@@ -370,8 +370,8 @@ ring_run(struct ring *ring)
 
     ring_prepare_wake_read(ring);
     while (ring_prepare_queued(ring) && !(error = ring_submit_prepared(ring))) {
-        /* One at a time: a callback copies what was read, which takes long, and the next reads
-         * shall be submitted before that. */
+        /* One at a time: a callback copies what was read, which takes long, and the next reads must
+         * be submitted before that. */
         if (io_uring_peek_cqe(&ring->uring, &cqe) == 0)
             ring_complete(ring, cqe);
     }

@@ -335,7 +335,7 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
 
 /* Checks the caller's permission to list. -ESTALE: the directory has changed since the listing was
  * made, which may show a name that was removed before the caller got the permission.
- * `any_version`: accept such a listing, as for a directory that changes all the time. */
+ * `any_version`: accept a stale listing, for a directory that changes continuously. */
 static errint_t
 access_listing(struct view *view, const struct caller *caller, struct node *node,
                const struct dir_listing *listing, bool any_version)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the source that a call accesses. Does not wait for storage. */
+/* Finds the file system, directory and name that a call accesses, by which calls are scheduled.
+ * Does not wait for storage. */
 #include "view/node.h"
 
 #include "base/hash.h"

@@ -90,8 +90,8 @@ void view_ref(struct view *view, node_id id);
 /* The view that a file is in. Does not wait. */
 enum view_kind view_kind_of(struct view *view, node_id id);
 
-/* The part of the source that a call accesses. `directory` and `name` are hashes, which may
- * collide. */
+/* What a call accesses, by which src/fuse/requests.c schedules it. `directory` and `name` are
+ * hashes, which may collide. */
 struct view_place {
     /* The last known st_dev of the directory (0: not known), or the lane of a link to another file
      * system (listing_lane()), which then also counts as a directory of its own. */

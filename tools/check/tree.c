@@ -450,7 +450,7 @@ add_hub_target(struct tree *tree, struct source_dir *dir, const char *name,
 
     if (!error && lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
         read_hub_sha256(path, sha256);
-    /* A file that is gone by now is none of this directory. */
+    /* A file that was removed meanwhile is ignored. */
     if (sha256[0] && source_dir_file(dir, name, &file) == 0) {
         backing = source_dir_backing(dir, name, &file);
         error = backing ? add_target(tree, path, backing, &number) : -ENOMEM;

@@ -218,10 +218,10 @@ raise_descriptor_limit(void)
     }
 }
 
-/* ---- permissions: nobody may read an output file who may not read all of its sources ---- */
+/* ---- permissions: an output file grants no access that one of its sources denies ---- */
 
-/* Removes the permissions that a source does not give. Members of a group other than the source's
- * may be in either of its classes, group and others, and so may others. */
+/* Removes the permissions that a source does not grant. If the groups differ, a user of either
+ * class (group, others) may be in either class of the source, and gets only what both have. */
 static void
 restrict_mode(struct output_mode *mode, const struct file_identity *source)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * intruder: loaded before a program's libraries (LD_PRELOAD), does in it what somebody
- * would who got to run code there, at its first posix_fadvise(2): fstfs calls that on a
- * thread that serves, when it has opened a file of the source.
+ * intruder: loaded before a program's libraries (LD_PRELOAD), simulates injected code. It runs at
+ * the first posix_fadvise(2), which fstfs calls on a serving thread when it has opened a file of
+ * the source.
  *
- *   INTRUDER=REPORT   a file that it opens at once as standard input, which fstfs does not
- *                     close, for a line for each attempt: its name, and "works" or the
- *                     name of the error
- *   INTRUDER_INSIDE=, INTRUDER_OUTSIDE=   files that the user may read and write, in
- *                     the source and elsewhere
+ *   INTRUDER=REPORT   the file for a line for each attempt: its name, and "works" or the name
+ *                     of the error. It is opened at the start, as standard input, which fstfs
+ *                     does not close
+ *   INTRUDER_INSIDE=, INTRUDER_OUTSIDE=   files that the user may read and write, in the
+ *                     source and elsewhere
  *   INTRUDER_STREAM=, INTRUDER_DATAGRAM=   sockets of that user
  *   INTRUDER_VICTIM=  the ID of another process of that user
  */
@@ -51,7 +51,7 @@ static void __attribute__((constructor)) begin(void)
 }
 
 static void
-tell(const char *what, long result)
+report_result(const char *what, long result)
 {
     if (result == -1)
         dprintf(report, "%s %s\n", what, strerrorname_np(errno));
@@ -59,11 +59,11 @@ tell(const char *what, long result)
         dprintf(report, "%s works\n", what);
 }
 
-/* A file that stays open for writing would be refused to readers. */
+/* Closes the descriptor: a file that is open for writing is refused to readers. */
 static void
-tell_opened(const char *what, int fd)
+report_descriptor(const char *what, int fd)
 {
-    tell(what, fd);
+    report_result(what, fd);
     if (fd >= 0)
         close(fd);
 }
@@ -73,21 +73,21 @@ try_files(const char *inside, const char *outside)
 {
     char made[4096];
 
-    /* Not in the source: a test goes on to compare that with what is shown of it. */
+    /* Not in the source, which the test compares with the mount afterwards. */
     snprintf(made, sizeof(made), "%s.made", outside);
-    tell_opened("read-inside", open(inside, O_RDONLY | O_CLOEXEC));
-    tell_opened("read-outside", open(outside, O_RDONLY | O_CLOEXEC));
-    tell_opened("write-inside", open(inside, O_WRONLY | O_CLOEXEC));
-    tell_opened("write-outside", open(outside, O_WRONLY | O_CLOEXEC));
-    tell_opened("make", open(made, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    tell("truncate", truncate(outside, 0));
-    tell("chmod", chmod(outside, 0777));
-    tell("remove", unlink(outside));
-    tell_opened("list-root", open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    tell_opened("open-proc", open("/proc/self/mem", O_RDWR | O_CLOEXEC));
+    report_descriptor("read-inside", open(inside, O_RDONLY | O_CLOEXEC));
+    report_descriptor("read-outside", open(outside, O_RDONLY | O_CLOEXEC));
+    report_descriptor("write-inside", open(inside, O_WRONLY | O_CLOEXEC));
+    report_descriptor("write-outside", open(outside, O_WRONLY | O_CLOEXEC));
+    report_descriptor("make", open(made, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    report_result("truncate", truncate(outside, 0));
+    report_result("chmod", chmod(outside, 0777));
+    report_result("remove", unlink(outside));
+    report_descriptor("list-root", open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    report_descriptor("open-proc", open("/proc/self/mem", O_RDWR | O_CLOEXEC));
 }
 
-/* None of them may do anything where it is allowed: it is asked for in vain. */
+/* Each call is harmless if it is permitted: its arguments make it fail, or it has no effect. */
 static void
 try_calls(void)
 {
@@ -98,24 +98,24 @@ try_calls(void)
     child = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
     if (child == 0)
         _exit(0);
-    tell("fork", child);
-    tell("internet", socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    tell("ptrace", ptrace(PTRACE_DETACH, 0, NULL, NULL));
-    tell("mount", mount("none", "/nowhere", "none", 0, NULL));
-    tell("unmount", umount2("/nowhere", MNT_DETACH));
-    tell("namespace", unshare(CLONE_THREAD));
-    tell("kill", kill(getpid(), 0));
-    tell("ring", syscall(SYS_io_uring_setup, 1, &params));
-    tell("code", (long)mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE | PROT_EXEC,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    tell("execute", execv("/nowhere", arguments));
+    report_result("fork", child);
+    report_result("internet", socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    report_result("ptrace", ptrace(PTRACE_DETACH, 0, NULL, NULL));
+    report_result("mount", mount("none", "/nowhere", "none", 0, NULL));
+    report_result("unmount", umount2("/nowhere", MNT_DETACH));
+    report_result("namespace", unshare(CLONE_THREAD));
+    report_result("kill", kill(getpid(), 0));
+    report_result("ring", syscall(SYS_io_uring_setup, 1, &params));
+    report_result("code", (long)mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE | PROT_EXEC,
+                                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    report_result("execute", execv("/nowhere", arguments));
 }
 
-/* Tells the name's last error where no attempt worked. */
+/* `succeeded`: the number of attempts that succeeded; if it is 0, reports the last error. */
 static void
-tell_any(const char *what, long works)
+report_count(const char *what, long succeeded)
 {
-    tell(what, works > 0 ? works : -1);
+    report_result(what, succeeded > 0 ? succeeded : -1);
 }
 
 static socklen_t
@@ -128,8 +128,8 @@ set_address(struct sockaddr_un *address, const char *path)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
 }
 
-/* From this descriptor to that address. sendmsg(2) may succeed and ignore the address: the
- * receiver knows. */
+/* Sends a message from the socket to the address. sendmsg(2) may succeed and ignore the address, so
+ * the test checks whether the receiver got it. */
 static void
 send_message(int fd, const char *path)
 {
@@ -152,7 +152,7 @@ send_text(int fd, const char *path)
                   length) > 0;
 }
 
-/* Without a sandbox: where any message makes the unmounter unmount. */
+/* Whether it may be the socket to the unmounter, which unmounts on any message. */
 static bool
 is_helper_socket(int fd)
 {
@@ -171,23 +171,23 @@ try_sockets(const char *stream, const char *datagram)
     long connected = 0, sent = 0;
 
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    tell("socket", fd);
+    report_result("socket", fd);
     for (int other = 3; other < 64; other++)
         connected += other != fd && connect(other, (struct sockaddr *)&address, length) == 0;
     connected += connect(fd, (struct sockaddr *)&address, length) == 0;
-    tell_any("connect", connected);
-    tell("datagram-pair", socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends));
+    report_count("connect", connected);
+    report_result("datagram-pair", socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends));
     send_message(ends[0], datagram);
     for (int other = 3; other < 64; other++)
         if (!is_helper_socket(other))
             sent += send_text(other, datagram);
-    tell_any("sendto", sent);
-    /* Not from the daemon's own sockets: whatever comes makes the unmounter unmount. */
+    report_count("sendto", sent);
+    /* Not from the daemon's own sockets: any message makes the unmounter unmount. */
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0)
         send_message(ends[0], datagram);
 }
 
-/* Of another process: its limits, and signals to it. Signal 0 is none. */
+/* Limits of, signals to, and other access to another process. Signal 0 has no effect. */
 static void
 try_process(pid_t victim)
 {
@@ -195,24 +195,26 @@ try_process(pid_t victim)
     struct f_owner_ex owner = {F_OWNER_PID, victim};
     siginfo_t info = {.si_code = SI_QUEUE};
 
-    tell("limits", prlimit(victim, RLIMIT_CORE, &none, NULL));
-    tell("read-limits", prlimit(victim, RLIMIT_CORE, NULL, &none));
-    tell("own-limits", prlimit(0, RLIMIT_CORE, &none, NULL));
-    tell("tgkill", syscall(SYS_tgkill, victim, victim, 0));
-    tell("tkill", syscall(SYS_tkill, victim, 0));
-    tell("sigqueue", syscall(SYS_rt_sigqueueinfo, victim, 0, &info));
-    tell("owner", fcntl(report, F_SETOWN, victim));
-    tell("owner-ex", fcntl(report, F_SETOWN_EX, &owner));
-    tell("pidfd", syscall(SYS_pidfd_open, victim, 0));
-    tell("memory", syscall(SYS_process_vm_readv, victim, NULL, 0, NULL, 0, 0));
-    tell("priority", setpriority(PRIO_PROCESS, (id_t)victim, getpriority(PRIO_PROCESS, 0)));
-    tell("ring-register", syscall(SYS_io_uring_register, report, IORING_REGISTER_PROBE, NULL, 0));
-    tell("ioctl", syscall(SYS_ioctl, report, FIOCLEX));
-    /* In vain where it is allowed: a length of 0, and flags that do not go together. */
-    tell("poison", madvise((void *)(uintptr_t)sysconf(_SC_PAGESIZE), 0, MADV_HWPOISON));
-    tell("namespace-thread",
-         syscall(SYS_clone, CLONE_THREAD | CLONE_NEWNET, NULL, NULL, NULL, NULL));
-    tell("handle", syscall(SYS_open_by_handle_at, AT_FDCWD, NULL, O_RDONLY));
+    report_result("limits", prlimit(victim, RLIMIT_CORE, &none, NULL));
+    report_result("read-limits", prlimit(victim, RLIMIT_CORE, NULL, &none));
+    report_result("own-limits", prlimit(0, RLIMIT_CORE, &none, NULL));
+    report_result("tgkill", syscall(SYS_tgkill, victim, victim, 0));
+    report_result("tkill", syscall(SYS_tkill, victim, 0));
+    report_result("sigqueue", syscall(SYS_rt_sigqueueinfo, victim, 0, &info));
+    report_result("owner", fcntl(report, F_SETOWN, victim));
+    report_result("owner-ex", fcntl(report, F_SETOWN_EX, &owner));
+    report_result("pidfd", syscall(SYS_pidfd_open, victim, 0));
+    report_result("memory", syscall(SYS_process_vm_readv, victim, NULL, 0, NULL, 0, 0));
+    report_result("priority",
+                  setpriority(PRIO_PROCESS, (id_t)victim, getpriority(PRIO_PROCESS, 0)));
+    report_result("ring-register",
+                  syscall(SYS_io_uring_register, report, IORING_REGISTER_PROBE, NULL, 0));
+    report_result("ioctl", syscall(SYS_ioctl, report, FIOCLEX));
+    /* Harmless if permitted: a length of 0, and flags that exclude each other. */
+    report_result("poison", madvise((void *)(uintptr_t)sysconf(_SC_PAGESIZE), 0, MADV_HWPOISON));
+    report_result("namespace-thread",
+                  syscall(SYS_clone, CLONE_THREAD | CLONE_NEWNET, NULL, NULL, NULL, NULL));
+    report_result("handle", syscall(SYS_open_by_handle_at, AT_FDCWD, NULL, O_RDONLY));
 }
 
 int
@@ -228,7 +230,7 @@ posix_fadvise(int fd, off_t offset, off_t length, int advice)
         try_calls();
         try_sockets(stream, datagram);
         try_process((pid_t)atoi(victim));
-        tell("end", 0);
+        report_result("end", 0);
     }
     return (int)syscall(SYS_fadvise64, fd, offset, length, advice);
 }

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * misfortune: loaded before a program's libraries (LD_PRELOAD), ends it or fails it at
- * a place that the test counts to, so that nothing depends on time.
+ * misfortune: loaded before a program's libraries (LD_PRELOAD), kills it or makes a call fail at
+ * the Nth operation, so that a test does not depend on time.
  *
  *   KILL_AT=N           SIGKILL instead of its Nth call that changes a file system
  *   FAIL_AT=N           its Nth call that changes a file system fails with ENOSPC
  *   STOP_AT=N           SIGSTOP before its Nth call that changes a file system
- *   READDIR_AT=N        its Nth readdir(3) fails with EIO, and those after it on that stream
- *   NO_TMPFILE=1        there are no files without a name (O_TMPFILE)
- *   NO_RENAME_FLAGS=1   renameat2(2) knows no flags, as on NFS and many FUSE file systems
- *   NO_LINKS=1          there are no hard links
+ *   READDIR_AT=N        its Nth readdir(3) and later ones on the same stream fail with EIO
+ *   NO_TMPFILE=1        O_TMPFILE is not supported
+ *   NO_RENAME_FLAGS=1   renameat2(2) supports no flags, as on NFS and many FUSE file systems
+ *   NO_LINKS=1          hard links are not supported
  *   NO_CANCEL=1         pthread_cancel(3) fails with EAGAIN, as with RLIMIT_SIGPENDING at 0
- *   REFUSED_INIT=before libfuse refuses INIT before it calls init(), because of the protocol's
- * version REFUSED_INIT=after  after init(), because of a maximum read size that init() does not
- * know
+ *   REFUSED_INIT=before libfuse refuses INIT before init(), because of the protocol version
+ *   REFUSED_INIT=after  libfuse refuses INIT after init(), which does not request the maximum
+ *                       read size of the mount options
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -31,7 +31,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The number of calls so far is that of the variable. */
+/* Counts a call. Whether it is the one whose number is in the variable. */
 static int
 is_now(const char *variable, _Atomic long *count)
 {
@@ -40,7 +40,7 @@ is_now(const char *variable, _Atomic long *count)
     return at && atomic_fetch_add(count, 1) + 1 == strtol(at, NULL, 10);
 }
 
-/* Whether the call is to fail. */
+/* Counts a call that changes a file system. Whether it must fail. */
 static int
 change(void)
 {
@@ -59,7 +59,7 @@ change(void)
 struct fuse_args;
 int fuse_opt_add_arg(struct fuse_args *args, const char *text); /* of libfuse */
 
-/* NAME: as it is in the library; what follows is its type, parameters and arguments. */
+/* Defines a wrapper of the library function `name`. */
 /* NOLINTBEGIN(bugprone-macro-parentheses): a type and a name take none */
 #define CHANGES(name, type, parameters, arguments)                                                 \
     type name parameters                                                                           \

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * refuse: runs a program for which some system calls fail, as an old kernel or a
- * sandbox has it.
+ * refuse: runs a program for which some system calls fail, as on an old kernel or in a sandbox.
  *
  *   refuse CALL=ERROR... -- COMMAND [ARGUMENT...]
  *
@@ -11,8 +10,8 @@
  *          landlock, seccomp, capset; no_new_privs: prctl with that option
  *   ERROR  EPERM, ENOSYS, EINVAL, EOPNOTSUPP
  *
- * The filter stays with whatever the command starts. Where this process may not
- * have it otherwise, set-user-ID programs lose their effect; fusermount3 is one.
+ * Child processes inherit the filter. An unprivileged user gets it only with no_new_privs, with
+ * which set-user-ID programs such as fusermount3 have no privileges.
  */
 #include "base/system_call.h"
 
@@ -96,8 +95,8 @@ add(uint16_t code, uint32_t operand)
     filter[length++] = (struct sock_filter){.code = code, .k = operand};
 }
 
-/* Ends the look at a call, going to what comes after it, where what was loaded
- * is another value. The way there is not known yet: see add_call. */
+/* Compares the loaded value. On a mismatch the filter jumps to the next rule; add_call() sets the
+ * target of the jump. */
 static void
 add_test(uint32_t value)
 {
@@ -157,7 +156,7 @@ install(void)
 
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0)
         return;
-    /* Without privilege only who gives up ever having more may do it. */
+    /* An unprivileged process must set no_new_privs first. */
     if (errno == EACCES && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
         syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0)
         return;

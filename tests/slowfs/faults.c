@@ -13,7 +13,7 @@
 #include <time.h>
 
 #define RULES_MOST 64
-#define HANG_LOOKS_AGAIN 10000 /* microseconds */
+#define HANG_POLL_US 10000
 
 enum action {
     ACTION_ERROR,
@@ -44,11 +44,11 @@ static const struct {
 struct rule {
     char operation[16];
     char pattern[256];
-    off_t from, to; /* [from, to) of the file */
+    off_t from, to; /* bytes of the file: [from, to) */
     enum action action;
     long value;
     char other[FAULTS_OTHER_SIZE];
-    long left; /* times; negative: no end */
+    long left; /* matches; negative: unlimited */
 };
 
 struct faults {
@@ -76,7 +76,7 @@ faults_new(const char *file)
     if (!faults)
         return NULL;
     pthread_mutex_init(&faults->lock, NULL);
-    faults->file = realpath(file, NULL); /* the daemon changes its directory */
+    faults->file = realpath(file, NULL); /* slowfs changes its working directory */
     if (!faults->file)
         faults->file = strdup(file);
     if (faults->file)
@@ -161,7 +161,7 @@ parse_rule(struct rule *rule, char *line)
     return has_action;
 }
 
-/* With the lock held. A file that is not there has no rules. */
+/* With the lock held. A missing file has no rules. */
 static void
 load(struct faults *faults)
 {
@@ -179,7 +179,7 @@ load(struct faults *faults)
     f = fopen(faults->file, "re");
     if (!f)
         return;
-    fstat(fileno(f), &faults->seen); /* perhaps another by now */
+    fstat(fileno(f), &faults->seen); /* it may have been replaced since stat() */
     while (faults->count < RULES_MOST && fgets(line, sizeof(line), f)) {
         if (line[0] == '#' || line[0] == '\n')
             continue;
@@ -191,7 +191,7 @@ load(struct faults *faults)
     fclose(f);
 }
 
-/* Whether a rule for `wide` is for `operation` too: "read" covers "read-direct". */
+/* Whether a rule for `wide` also applies to `operation`: "read" covers "read-direct". */
 static bool
 covers(const char *wide, const char *operation)
 {
@@ -204,7 +204,8 @@ covers(const char *wide, const char *operation)
 }
 
 static bool
-fits(const struct rule *rule, const char *operation, const char *path, off_t offset, size_t length)
+rule_matches(const struct rule *rule, const char *operation, const char *path, off_t offset,
+             size_t length)
 {
     if (rule->left == 0)
         return false;
@@ -215,7 +216,7 @@ fits(const struct rule *rule, const char *operation, const char *path, off_t off
     return fnmatch(rule->pattern, path, 0) == 0;
 }
 
-/* The rule that fits, used once; false: none. */
+/* Finds the first rule that matches, and counts its use. False: none. */
 static bool
 find(struct faults *faults, const char *operation, const char *path, off_t offset, size_t length,
      struct rule *found, unsigned *changes)
@@ -227,7 +228,7 @@ find(struct faults *faults, const char *operation, const char *path, off_t offse
     for (size_t i = 0; i < faults->count && !any; i++) {
         struct rule *rule = &faults->rules[i];
 
-        any = fits(rule, operation, path, offset, length);
+        any = rule_matches(rule, operation, path, offset, length);
         if (!any)
             continue;
         if (rule->left > 0)
@@ -248,14 +249,14 @@ wait_us(long us)
     }
 }
 
-/* Returns when the file is no longer as it was after so many changes. */
+/* Waits until the rules have changed: until their count of changes is no longer `changes`. */
 static void
 hang(struct faults *faults, unsigned changes)
 {
     bool same = true;
 
     while (same) {
-        wait_us(HANG_LOOKS_AGAIN);
+        wait_us(HANG_POLL_US);
         pthread_mutex_lock(&faults->lock);
         load(faults);
         same = faults->changes == changes;
@@ -264,8 +265,8 @@ hang(struct faults *faults, unsigned changes)
 }
 
 struct fault
-faults_meet(struct faults *faults, const char *operation, const char *path, off_t offset,
-            size_t length)
+faults_for_request(struct faults *faults, const char *operation, const char *path, off_t offset,
+                   size_t length)
 {
     struct fault fault = {0};
     struct rule rule;

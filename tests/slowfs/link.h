@@ -2,7 +2,7 @@
 /*
  * A simulated network link, in virtual time. Every request has a latency of its own, and all
  * latencies elapse in parallel. The transmissions of the replies share the link one after another,
- * so that in any period the link carries at most its bandwidth. A reply that is handed over late
+ * so that in any period the link carries at most its bandwidth. A reply that is submitted late
  * is transmitted from the time at which it was due: a busy processor costs no bandwidth.
  *
  * No I/O and no clock. Any thread.

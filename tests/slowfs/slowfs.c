@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * slowfs: shows a directory read-only through FUSE, slowly.
+ * slowfs: mounts a directory read-only through FUSE, with the latency and faults of remote storage.
  *
  *   slowfs [-f] [-o OPT,...] SOURCE MOUNTPOINT
  *
- *   -o delay=US     every request waits so many microseconds before it is served,
- *                   as many at once as there are: a distant storage of any bandwidth
- *   -o jitter=US    and a random time more, up to so many microseconds
- *   -o bandwidth=N  the data of all reads shares a link of N million bytes per second
- *                   (unlimited); see link.h
- *   -o threads=N    requests at once (256)
- *   -o valid=S      seconds that names and attributes are believed, as a network file
- *                   system's are (1); 0: what changes is seen at once
- *   -o age=S        seconds by which files look older than they are (0)
- *   -o faults=FILE  what else befalls requests: see faults.h
+ *   -o delay=US     latency of each request in microseconds; latencies of concurrent requests
+ *                   elapse in parallel
+ *   -o jitter=US    maximum of a random latency that is added to it
+ *   -o bandwidth=N  the data of all reads shares a link of N million bytes per second (unlimited);
+ *                   see link.h
+ *   -o threads=N    maximum number of requests in service (256)
+ *   -o valid=S      timeout of names and attributes in seconds, as of a network file system (1);
+ *                   0: changes are visible at once
+ *   -o age=S        seconds that are subtracted from time stamps (0)
+ *   -o faults=FILE  faults to inject, see faults.h
  *
- * With no delay it is a plain FUSE passthrough, a peer to measure against. It
- * does nothing cleverly: requests of 128 KiB by the kernel's readahead, a buffered
- * pread for each. Each request is served by a thread of its own, start to end.
+ * Without delay it is a plain FUSE passthrough file system, a baseline without optimizations: the
+ * kernel's readahead requests 128 KiB, and each request is a buffered pread(2). Each request is
+ * served by one thread.
  */
 #include "faults.h"
 #include "link.h"
@@ -64,9 +64,9 @@ static const struct fuse_opt option_table[] = {
     FUSE_OPT_END,
 };
 
-/* Every path below the source that the kernel has asked for; its address is the
- * inode. Kept until the end: what is replaced in the source keeps its inode. */
-static void *paths; /* tsearch() tree; under paths_lock */
+/* Every path below the source that was looked up; its address is the inode number. None is freed,
+ * and a file that is replaced in the source keeps its inode number. */
+static void *paths; /* tsearch() tree; guarded by paths_lock */
 static pthread_mutex_t paths_lock = PTHREAD_MUTEX_INITIALIZER;
 static int source = -1; /* descriptor of the directory */
 
@@ -82,7 +82,7 @@ path_of(fuse_ino_t ino)
     return ino == FUSE_ROOT_ID ? "." : (const char *)(uintptr_t)ino;
 }
 
-/* The path of `name` in a directory; NULL: no memory. */
+/* The path of `name` in a directory; NULL: out of memory. */
 static const char *
 path_below(fuse_ino_t directory, const char *name)
 {
@@ -98,8 +98,8 @@ path_below(fuse_ino_t directory, const char *name)
     return found ? *found : NULL;
 }
 
-static struct faults *faults; /* NULL: none are wanted */
-static pthread_key_t buffer_key; /* each thread's buffer for what it reads */
+static struct faults *faults; /* NULL: none */
+static pthread_key_t buffer_key; /* each thread's read buffer */
 static struct link network;
 
 static uint64_t
@@ -175,15 +175,15 @@ change(const char *path, const struct fault *fault)
     close(fd);
 }
 
-/* What a request is to suffer, after what befalls the file. */
+/* Returns the faults to inject into a request. Those that change the file have been applied. */
 static struct fault
-suffer(const char *operation, const char *path, off_t offset, size_t length)
+inject_faults(const char *operation, const char *path, off_t offset, size_t length)
 {
     struct fault fault = {0};
 
     if (faults)
-        fault = faults_meet(faults, operation, strncmp(path, "./", 2) == 0 ? path + 2 : path,
-                            offset, length);
+        fault = faults_for_request(faults, operation, strncmp(path, "./", 2) == 0 ? path + 2 : path,
+                                   offset, length);
     if (fault.change)
         change(path, &fault);
     return fault;
@@ -220,7 +220,7 @@ on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         return;
     }
     wait_latency();
-    fault = suffer("lookup", path, 0, 0);
+    fault = inject_faults("lookup", path, 0, 0);
     if (fault.error) {
         fuse_reply_err(req, fault.error);
         return;
@@ -240,7 +240,7 @@ on_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     struct stat st;
 
     wait_latency();
-    fault = suffer("getattr", path_of(ino), 0, 0);
+    fault = inject_faults("getattr", path_of(ino), 0, 0);
     if (fault.error)
         fuse_reply_err(req, fault.error);
     else if (stat_aged(path_of(ino), &st) < 0)
@@ -272,7 +272,7 @@ on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     int fd;
 
     wait_latency();
-    fault = suffer(fi->flags & O_DIRECT ? "open-direct" : "open", path_of(ino), 0, 0);
+    fault = inject_faults(fi->flags & O_DIRECT ? "open-direct" : "open", path_of(ino), 0, 0);
     if (fault.error) {
         fuse_reply_err(req, fault.error);
         return;
@@ -299,7 +299,7 @@ on_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     fuse_reply_err(req, 0);
 }
 
-/* READ_MOST bytes that go with the thread; NULL: no memory. */
+/* READ_MOST bytes, freed with the thread; NULL: out of memory. */
 static char *
 thread_buffer(void)
 {
@@ -317,7 +317,7 @@ on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_f
 {
     const char *operation = fi->flags & O_DIRECT ? "read-direct" : "read";
     uint64_t due = wait_latency();
-    struct fault fault = suffer(operation, path_of(ino), offset, size);
+    struct fault fault = inject_faults(operation, path_of(ino), offset, size);
     char *buffer = thread_buffer();
     size_t done = 0;
 
@@ -433,7 +433,7 @@ static const struct fuse_lowlevel_ops operations = {
     .statfs = on_statfs,
 };
 
-/* The first argument that is no option is SOURCE; the rest is libfuse's. */
+/* Takes SOURCE, the first argument that is not an option; libfuse gets the others. */
 static int
 take_source(void *data, const char *arg, int key, struct fuse_args *args)
 {
@@ -504,5 +504,5 @@ main(int argc, char **argv)
     fuse_session_destroy(session);
     free(command.mountpoint);
     fuse_opt_free_args(&args);
-    return result < 0; /* above 0: the signal that ended it */
+    return result < 0; /* above 0: a signal ended the loop */
 }

@@ -410,6 +410,14 @@ def test_forged_length(six, length, options):
     assert refusal.value.args[0] == errno.EBADMSG
 
 
+def test_growing_xattr(six):
+    """An xattr that is empty when it is first read, and then longer than the buffer allocated for it,
+    does not overflow that buffer: the tensor has the name of one of the reads."""
+    name = "n" * 5000
+    found = listing(six[0], wrapper=forged(FORGED_XATTR=f"user.safetensors.name={name}", GROWING_XATTR=1))
+    assert found["tensors"][0]["name"] in ("", name)
+
+
 @pytest.mark.parametrize("offset", [1 << 12, 1 << 40, (1 << 53) - 1])
 def test_forged_offset(six, offset):
     """A tensor outside of its source file is read through the mount."""

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * forged: loaded before a program's libraries (LD_PRELOAD), shows it a mount as
- * somebody else may have made it.
+ * forged: loaded before a program's libraries (LD_PRELOAD), simulates a malicious mount.
  *
- *   FORGED_XATTR=NAME=VALUE  every file with the xattr NAME has this value
- *   NO_LISTING=1             a directory cannot be opened to be read, only with O_PATH
+ *   FORGED_XATTR=NAME=VALUE  the xattr NAME has this value on all files that have it
+ *   GROWING_XATTR=1          that value is empty at the first and every other read after it
+ *   NO_LISTING=1             directories can only be opened with O_PATH
  */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,6 +21,7 @@ getxattr(const char *path, const char *name, void *value, size_t size)
 {
     ssize_t (*next)(const char *, const char *, void *, size_t) =
         (ssize_t(*)(const char *, const char *, void *, size_t))dlsym(RTLD_NEXT, "getxattr");
+    static atomic_uint reads;
     const char *forged = getenv("FORGED_XATTR");
     ssize_t found = next(path, name, value, size);
     size_t length = strlen(name);
@@ -28,6 +30,8 @@ getxattr(const char *path, const char *name, void *value, size_t size)
         forged[length] != '=')
         return found;
     forged += length + 1;
+    if (getenv("GROWING_XATTR") && atomic_fetch_add(&reads, 1) % 2 == 0)
+        forged = "";
     length = strlen(forged);
     if (size > 0 && size < length) {
         errno = ERANGE;
@@ -47,7 +51,7 @@ is_listing(int directory, const char *path, int flags)
            S_ISDIR(st.st_mode);
 }
 
-/* Without O_CREAT a mode is not passed, and what is read for it is not used. */
+/* Without O_CREAT and O_TMPFILE there is no mode argument, and `next` ignores the 0. */
 #define OPENS(name, parameters, directory, ...)                                                    \
     int name parameters                                                                            \
     {                                                                                              \

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Extent lists against a model that keeps every run as it was added.
+ * Extent lists, compared with a model that keeps every run as it was added.
  *
- * Input: 17 bytes a run: which of four backings and two blobs, where in it, and
- * how many bytes; bits of the first byte make the numbers small, or let a run go
- * on where the last one ended.
+ * Input: 17 bytes per run: one of four backings and two blobs, the offset in it, and the length.
+ * Bits of the first byte make the numbers small, or make a run begin where the last one ended.
  */
 #include "fuzz.h"
 
@@ -47,7 +46,7 @@ take_runs(struct input *input, struct run *runs)
     return count;
 }
 
-/* Whether the runs make a list: each ends, and all of them end, at 2^63 at most. */
+/* Whether the runs are valid: neither the end of a run nor their total length exceeds 2^63 - 1. */
 static bool
 fits(const struct run *runs, size_t count)
 {
@@ -63,7 +62,7 @@ fits(const struct run *runs, size_t count)
     return true;
 }
 
-/* The byte of the file at `at` must be where the model has it. */
+/* Expects that the byte of the file at `at` is where the model has it. */
 static void
 expect_byte(const struct extent_list *list, uint64_t at, const void *where, uint64_t offset)
 {

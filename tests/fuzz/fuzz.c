@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Most memory that may be requested: far more than a factor of any input. */
+/* Maximum of requested memory: much more than any input may need. */
 #define ADMITTED_MOST (UINT64_C(64) << 20)
 
 /* The original stderr. libFuzzer took its own copy of it before fuzz_quiet(). */
@@ -151,7 +151,7 @@ expect_size(const struct st_table *table, const struct st_tensor *tensor)
     EXPECT(dtype_from_name(dtype, length) == (enum dtype)tensor->dtype);
     if (tensor->dtype == DTYPE_UNKNOWN)
         return;
-    /* No product on the way is over 2^64: the parser has refused such shapes. */
+    /* No intermediate product exceeds 2^64: the parser refuses such shapes. */
     for (uint32_t d = 0; d < tensor->rank; d++)
         bits *= table->dims[tensor->shape + d];
     EXPECT(bits * dtype_bits((enum dtype)tensor->dtype) ==
@@ -222,7 +222,7 @@ fuzz_expect_in_file(const struct st_table *table, uint64_t file_size)
 
 /* ---- cJSON as the second reader ---- */
 
-/* cJSON's strings end at a NUL; of what has one inside only the beginning is seen. */
+/* cJSON's strings end at a NUL, so only the text before the first one is compared. */
 static bool
 same_text(const char *seen, const char *text, size_t length)
 {
@@ -236,8 +236,8 @@ same_number(const cJSON *seen, uint64_t number)
     return cJSON_IsNumber(seen) && seen->valuedouble == (double)number;
 }
 
-/* The tensor that an item of the header is: the one at its place, or, of several
- * empty ones at one place in the file, which the table has by name, another. */
+/* The tensor of an item of the header: the one at its place, or another empty one, since the table
+ * sorts empty tensors at the same offset by name. */
 static const struct st_tensor *
 tensor_of(const cJSON *item, const struct st_table *table, uint32_t place)
 {
@@ -273,7 +273,7 @@ expect_tensor(const cJSON *item, const struct st_table *table, const struct st_t
     EXPECT(same_number(cJSON_GetArrayItem(offsets, 1), tensor->end));
 }
 
-/* Written in any order; the table has them by key. */
+/* The header has the pairs in any order, the table by key. */
 static bool
 has_pair(const struct st_table *table, const cJSON *pair)
 {

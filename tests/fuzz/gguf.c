@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gguf_read(), and gguf_merge() of the file as the only part, and as both of two.
+ * gguf_read(), and gguf_merge() of the file as the only part, and as both of two parts.
  *
  * Input: the whole file.
  */
@@ -16,7 +16,7 @@ LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* Runs of a merged file: in the file that they are from, one after another. */
+/* A merged file, whose runs expect_run() gets one after another. */
 struct merged {
     uint64_t file_size, header_length, size;
 };

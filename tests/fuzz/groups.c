@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The checkpoint rules: which files of a directory belong together, whatever their
- * names are and whatever their indexes say.
+ * The rules by which files of a directory form checkpoints, for any names and any content of the
+ * indexes.
  *
- * Input: file names, each ending at a byte 0xff; where a name is that of an index,
- * the text after it is what stands in it.
+ * Input: file names, each ended by a byte 0xff; the name of an index is followed by its content.
  */
 #include "fuzz.h"
 
@@ -30,7 +29,7 @@ LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* A name as a directory may hold it, or NULL. */
+/* A valid file name, or NULL. */
 static char *
 take_name(struct input *input)
 {
@@ -70,8 +69,8 @@ compare(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The name is the stem and a suffix; if files of this container are shown with another stem, the
- * stem is the end of that. */
+/* Expects that the name is the stem and a suffix. The stem may lack the start of the container's
+ * stem, as `pytorch_` of `pytorch_model`. */
 static void
 check_single_name(const char *file, const char *stem)
 {
@@ -96,7 +95,7 @@ check_names(const char *file)
     if (group_index_name(file, stem)) {
         EXPECT(*stem && strlen(stem) < 256);
         group_name_index(stem, strlen(stem) % 2 ? ".sft" : ST_SUFFIX, index);
-        /* The name that the mount gives is read as an index of that stem. */
+        /* The name of the index in the mount is read as that of an index of the same stem. */
         EXPECT(strlen(index) > 255 || (group_index_name(index, again) && !strcmp(stem, again)));
     }
     if (group_numbered_name(file, stem, &number, &of))
@@ -116,7 +115,7 @@ count_uses(const struct grouping *grouping, const char *file)
     return uses;
 }
 
-/* Each file is an index, or a shard, or one of the others: and one thing only. */
+/* Expects that each file is exactly one of these: an index, a shard, another file. */
 static void
 check_files(const struct directory *directory, const struct grouping *grouping)
 {
@@ -128,7 +127,7 @@ check_files(const struct directory *directory, const struct grouping *grouping)
             others += grouping->files[f] == file;
         for (size_t f = 0; f < directory->index_count; f++)
             indexes += directory->indexes[f].file == file;
-        /* The index of a checkpoint that is not shown is one of the others. */
+        /* The index of a checkpoint that is converted may also be listed as a file. */
         if (indexes && others)
             indexes -= group_index_container(file)->is_converted;
         EXPECT(others + indexes + (uses > 0) == 1);
@@ -151,7 +150,7 @@ check_group(const struct directory *directory, const struct group *group)
         EXPECT(group->member_count == 1 && group->missing_count == 0);
     if (group->kind != GROUP_NUMBERED)
         return;
-    /* Shards of one number are counted once: what is missing is missing. */
+    /* Shards with the same number count once, so all missing numbers are counted. */
     for (uint32_t i = 1; i <= MOST_FILES; i++)
         for (uint32_t m = 0; m < group->member_count; m++)
             if (group_numbered_name(group->members[m], stem, &number, &of) && number == i &&

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * st_header_length() and st_table_parse(), and that what st_header_*() writes of a
- * table is read as the same table again.
+ * st_header_length() and st_table_parse(), and that a header written by st_header_*() is read as
+ * the same table.
  *
- * Input: 8 bytes that say how much data follows the header, and the header's JSON.
+ * Input: 8 bytes with the length of the data after the header, and the header's JSON.
  */
 #include "fuzz.h"
 
@@ -83,7 +83,7 @@ round_trip(const struct st_table *table)
     buffer_free(&out);
 }
 
-/* The first bytes as those of a file of some size. */
+/* Checks the first bytes as those of files of several sizes. */
 static void
 check_length(const char *first, size_t size, uint64_t file_size)
 {
@@ -102,11 +102,11 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input input = {(const char *)data, size};
-    /* Where a file can end, so that 8 + N + data is no overflow. */
+    /* Limits the size, so that 8 + N + data does not overflow. */
     uint64_t data_length = input_number(&input) & INT64_MAX >> 1;
     struct reason reason = {NULL, ""};
     struct st_table *table = NULL;
-    /* Of exactly its size, so that ASan sees its end. */
+    /* A copy of exactly this size, so that ASan detects reads beyond it. */
     char *json = malloc(input.left ? input.left : 1);
 
     check_length((const char *)data, size, data_length);

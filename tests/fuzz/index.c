@@ -75,7 +75,8 @@ find(const struct st_index *index, const char *name)
     return NULL;
 }
 
-/* What cJSON cannot hold is left alone: strings with a NUL, numbers of over 60 digits. */
+/* Inputs that cJSON cannot represent are not compared: strings with a NUL, numbers of more than 60
+ * digits. */
 static void
 expect_as_cjson(const struct st_index *index, const char *json, size_t length)
 {
@@ -97,7 +98,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct reason reason = {NULL, ""};
     struct st_index *index;
-    /* Of exactly its size, so that ASan sees its end. */
+    /* A copy of exactly this size, so that ASan detects reads beyond it. */
     char *json = malloc(size ? size : 1);
 
     EXPECT(json);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The files and indexes that the mount makes of a checkpoint: written by src/view,
- * read back by src/format and by cJSON, and every byte followed to its shard.
+ * Made files and indexes of a checkpoint: written by src/view, read back by src/format and by
+ * cJSON, and every byte compared with its shard.
  *
- * Input: a byte for the number of shards, 8 for the size to cut to, and then the
- * shards: pairs of metadata, and tensors of a name, a dtype, a shape.
+ * Input: a byte for the number of shards, 8 for the maximum size of re-cut shards, and then the
+ * shards: pairs of metadata, and tensors with a name, a dtype and a shape.
  */
 #include "fuzz.h"
 
@@ -44,10 +44,10 @@ name_of(const struct checkpoint *checkpoint, struct tensor_ref ref, size_t *leng
     return checkpoint->shards[ref.shard]->table->text + tensor->name;
 }
 
-/* ---- a checkpoint out of the input ---- */
+/* ---- a checkpoint from the input ---- */
 
-/* UTF-8 without what is broken, so that most inputs make a checkpoint; and without
- * NUL, at which cJSON's strings end. */
+/* Converts the input to valid UTF-8, so that most inputs form a checkpoint, without NUL, at which
+ * cJSON's strings end. */
 static size_t
 take_text(struct input *input, char *out, size_t room)
 {
@@ -57,7 +57,7 @@ take_text(struct input *input, char *out, size_t room)
     for (size_t i = 0; i < length && used + 2 < room; i++) {
         unsigned char c = (unsigned char)text[i];
 
-        if (c >= 0x80) { /* stands for a character of Latin-1 */
+        if (c >= 0x80) { /* a character of Latin-1 */
             out[used++] = (char)(0xc0 | c >> 6);
             c = 0x80 | (c & 0x3f);
         }
@@ -91,7 +91,7 @@ take_tensor(struct input *input, unsigned serial, struct buffer *header, uint64_
         count *= 4;
     }
     *at += dtype < 0xe0 ? count * dtype_bits((enum dtype)(dtype % DTYPE_COUNT)) / 8 : count;
-    length += (size_t)sprintf(name + length, "#%u", serial); /* no name twice */
+    length += (size_t)sprintf(name + length, "#%u", serial); /* makes names unique */
     st_header_tensor(header, name, length, text, strlen(text), dims, rank, begin, *at);
 }
 
@@ -146,7 +146,7 @@ compare_refs(const void *a, const void *b, void *data)
     return fuzz_compare(x, x_length, y, y_length);
 }
 
-/* For its budget. Made once. */
+/* For its budget. Created once. */
 static struct catalog *
 fuzz_catalog(void)
 {
@@ -210,7 +210,8 @@ find(const struct checkpoint *checkpoint, const char *name, size_t length, struc
     return false;
 }
 
-/* Whole pages first, each on a page; then by falling size of elements, each on its own. */
+/* Expects the order of a merged file: tensors of whole pages first, aligned to pages; then by
+ * decreasing element size, each aligned to it. */
 static void
 expect_place(const struct st_table *table, const struct st_tensor *tensor, bool *pages_over)
 {
@@ -225,7 +226,7 @@ expect_place(const struct st_table *table, const struct st_tensor *tensor, bool 
         EXPECT(place % (dtype_bits((enum dtype)tensor->dtype) / 8) == 0);
 }
 
-/* Each byte of the tensor in the file is the byte of the tensor in its shard. */
+/* Expects that each byte of the tensor in the file is that of the tensor in its shard. */
 static void
 expect_bytes(const struct extent_list *list, uint64_t place, const struct shard *shard,
              const struct st_tensor *tensor)
@@ -263,7 +264,7 @@ expect_tensor(const struct checkpoint *checkpoint, const struct st_table *table,
     expect_bytes(list, table->data_start + tensor->begin, shard, source);
 }
 
-/* A key is kept where all shards that have it agree. */
+/* Expects that a key is kept if it has the same value in all shards that have it. */
 static void
 expect_metadata(const struct checkpoint *checkpoint, const struct st_table *made)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Names from outside: file names of tensors, text quoted for a person, JSON
- * strings. Each escape is undone by a few lines of this file's own.
+ * Untrusted names: file names of tensors, quoted text, JSON strings. This file has its own code to
+ * undo each escape.
  *
- * Input: two names, the first ending at a byte 0xff.
+ * Input: two names; the first ends at a byte 0xff.
  */
 #include "fuzz.h"
 
@@ -81,7 +81,7 @@ check_file_name(const char *name, size_t length, const char *suffix)
     }
 }
 
-/* Two tensors have one file name only where both are cut and the hashes meet. */
+/* Expects that different names have the same file name only if their hashes collide. */
 static void
 check_two(const char *a, size_t a_length, const char *b, size_t b_length, const char *suffix)
 {
@@ -95,7 +95,7 @@ check_two(const char *a, size_t a_length, const char *b, size_t b_length, const 
         EXPECT(hash64(a, a_length, 0) == hash64(b, b_length, 0));
 }
 
-/* ---- for a person ---- */
+/* ---- quoted text ---- */
 
 static void
 check_quoted(const char *name, size_t length, size_t most)
@@ -126,7 +126,8 @@ check_quoted(const char *name, size_t length, size_t most)
 
 /* ---- JSON ---- */
 
-/* Python's way back: \udcXX is the byte XX. Without such, src/format/json.c reads it. */
+/* Bytes that are not UTF-8 are written as Python does: \udcXX is the byte XX. Other strings are
+ * read back by src/format/json.c. */
 static void
 check_json(const char *name, size_t length)
 {

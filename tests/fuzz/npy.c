@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * npy_header(), read back by a few lines of this file's own (NumPy's own reader is
- * asked by tests/fuzz/verdicts.py).
+ * npy_header(), read back by this file's own code. tests/fuzz/verdicts.py compares it with NumPy's
+ * reader.
  *
- * Input: a byte for the dtype, one for how often the last dimension is repeated (in
- * steps of 16), 8 for the size in bytes, 8 for each dimension.
+ * Input: a byte for the dtype, one for the number of repetitions of the last dimension (in steps of
+ * 16), 8 for the size in bytes, 8 for each dimension.
  */
 #include "fuzz.h"
 
@@ -28,7 +28,7 @@ skip(const char **at, const char *text)
     *at += strlen(text);
 }
 
-/* Magic, version and length; gives where the dictionary is. */
+/* Checks magic, version and length; returns the dictionary. */
 static const char *
 check_frame(const struct buffer *out)
 {

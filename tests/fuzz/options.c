@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command line. Input: the words after the program's name, each ending at a
- * NUL or a line's end; every word is also read as a size.
+ * The command line. Input: the arguments, each ended by a NUL or a newline; every argument is also
+ * parsed as a size.
  */
 #include "fuzz.h"
 
@@ -31,7 +31,7 @@ one_of(const char *text, const char *const *words)
     return false;
 }
 
-/* The rule of options.h once more, in wider numbers. */
+/* The rule of options.h, computed with wider integers. */
 static bool
 size_of(const char *text, uint64_t *size)
 {

@@ -95,7 +95,7 @@ struct work {
     struct fstfs_request *requests;
     uint64_t *sizes;
     size_t count;
-    uint64_t told;
+    uint64_t reported;
     pthread_t thread;
 };
 
@@ -183,9 +183,9 @@ progress(void *arg, uint64_t done, uint64_t total)
 {
     struct work *work = arg;
 
-    if (done < work->told || done > total)
+    if (done < work->reported || done > total)
         abort();
-    work->told = done;
+    work->reported = done;
     return 0;
 }
 

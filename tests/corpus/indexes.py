@@ -19,7 +19,7 @@ class Expect:
     """What a mount of the case must show."""
 
     # (path in the source, words) that one line of problems must contain; path None: any
-    said: list = field(default_factory=list)
+    problems: list = field(default_factory=list)
     # {directory below tensors/bad: exactly the tensors in it}
     tensors: dict = field(default_factory=dict)
     # {file below merged/bad: True (exists and is valid) or False (does not exist)}
@@ -62,7 +62,7 @@ def refused_index(name, index, words=("InvalidIndex",)):
 
     def make(source, outside):
         pair(source, index if isinstance(index, bytes) else json.dumps(index).encode())
-        return Expect(said=[(f"bad/{INDEX}", words)], tensors={"model": FIRST + SECOND},
+        return Expect(problems=[(f"bad/{INDEX}", words)], tensors={"model": FIRST + SECOND},
                       merged={"model.safetensors": True}, shards={ONE: "same", TWO: "same"})
 
     make.__name__ = name
@@ -107,7 +107,7 @@ refused_index("index_names_no_shard", {"metadata": {"total_size": 0}, "weight_ma
 @case
 def index_names_missing_shard(source, outside):
     pair(source, trees.index_bytes(weight_map(c="model-00003-of-00003.safetensors")))
-    return Expect(said=[(f"bad/{INDEX}", ("model-00003-of-00003.safetensors",))],
+    return Expect(problems=[(f"bad/{INDEX}", ("model-00003-of-00003.safetensors",))],
                   tensors={"model": FIRST + SECOND}, merged={"model.safetensors": False},
                   shards={ONE: "same", TWO: "same"})
 
@@ -115,7 +115,7 @@ def index_names_missing_shard(source, outside):
 @case
 def index_names_only_missing_shards(source, outside):
     source.place(f"bad/{INDEX}", trees.index_bytes(weight_map()))
-    return Expect(said=[(f"bad/{INDEX}", (ONE,))], tensors={"model": []},
+    return Expect(problems=[(f"bad/{INDEX}", (ONE,))], tensors={"model": []},
                   merged={"model.safetensors": False})
 
 
@@ -123,7 +123,7 @@ def index_names_only_missing_shards(source, outside):
 def index_names_a_directory(source, outside):
     pair(source, trees.index_bytes(weight_map(c="folder.safetensors")))
     source.place("bad/folder.safetensors/note.txt", b"a folder\n")
-    return Expect(said=[(f"bad/{INDEX}", ("folder.safetensors",))],
+    return Expect(problems=[(f"bad/{INDEX}", ("folder.safetensors",))],
                   tensors={"model": FIRST + SECOND}, merged={"model.safetensors": False})
 
 
@@ -131,7 +131,7 @@ def index_names_a_directory(source, outside):
 def index_names_a_fifo(source, outside):
     pair(source, trees.index_bytes(weight_map(c="fifo.safetensors")))
     os.mkfifo(source.path("bad/fifo.safetensors"))
-    return Expect(said=[("bad/fifo.safetensors", ())],
+    return Expect(problems=[("bad/fifo.safetensors", ())],
                   tensors={"model": FIRST + SECOND}, merged={"model.safetensors": False},
                   absent=["fifo.safetensors"])
 
@@ -147,21 +147,21 @@ def index_is_a_directory(source, outside):
 def index_is_a_fifo(source, outside):
     pair(source, None)
     os.mkfifo(source.path(f"bad/{INDEX}"))
-    return Expect(said=[(f"bad/{INDEX}", ())], tensors={"model": FIRST + SECOND},
+    return Expect(problems=[(f"bad/{INDEX}", ())], tensors={"model": FIRST + SECOND},
                   merged={"model.safetensors": True})
 
 
 @case
 def index_disagrees_which_shard(source, outside):
     pair(source, trees.index_bytes(weight_map(a1=TWO)))
-    return Expect(said=[("bad/", ("a1",))], tensors={"model": FIRST + SECOND},
+    return Expect(problems=[("bad/", ("a1",))], tensors={"model": FIRST + SECOND},
                   merged={"model.safetensors": True})
 
 
 @case
 def index_names_missing_tensor(source, outside):
     pair(source, trees.index_bytes(weight_map(nowhere=ONE)))
-    return Expect(said=[("bad/", ("nowhere",))], tensors={"model": FIRST + SECOND},
+    return Expect(problems=[("bad/", ("nowhere",))], tensors={"model": FIRST + SECOND},
                   merged={"model.safetensors": False})
 
 
@@ -170,7 +170,7 @@ def index_leaves_a_tensor_out(source, outside):
     leaving = weight_map()
     del leaving["b1"]
     pair(source, trees.index_bytes(leaving))
-    return Expect(said=[("bad/", ("b1",))], tensors={"model": FIRST + SECOND},
+    return Expect(problems=[("bad/", ("b1",))], tensors={"model": FIRST + SECOND},
                   merged={"model.safetensors": True})
 
 
@@ -186,7 +186,7 @@ def bad_total_size(name, value, shown):
     def make(source, outside):
         pair(source, b'{"metadata": {"total_size": %s}, "weight_map": %s}' % (
             value, json.dumps(weight_map()).encode()))
-        return Expect(said=[(f"bad/{INDEX}", (f"metadata.total_size is {shown}, expected",))],
+        return Expect(problems=[(f"bad/{INDEX}", (f"metadata.total_size is {shown}, expected",))],
                       tensors={"model": FIRST + SECOND}, merged={"model.safetensors": True})
 
     make.__name__ = f"index_total_size_{name}"
@@ -229,7 +229,7 @@ def two_indexes_of_one_stem(source, outside):
                  trees.index_bytes({t.name: "x.safetensors" for t in FIRST}))
     source.place("bad/model.fp16.safetensors.index.json",
                  trees.index_bytes({t.name: "y.safetensors" for t in SECOND}))
-    return Expect(said=[("bad/model", ("model.fp16",))])
+    return Expect(problems=[("bad/model", ("model.fp16",))])
 
 
 @case
@@ -246,7 +246,7 @@ def one_tensor_in_two_shards(source, outside):
     source.place(f"bad/{ONE}", trees.file_bytes(FIRST + [trees.tensor("both", "U8", (4,), 1)]))
     source.place(f"bad/{TWO}", trees.file_bytes(SECOND + [trees.tensor("both", "U8", (4,), 2)]))
     source.place(f"bad/{INDEX}", trees.index_bytes(weight_map(both=ONE)))
-    return Expect(said=[("bad/", ("both", ONE, TWO))], tensors={"model": FIRST + SECOND},
+    return Expect(problems=[("bad/", ("both", ONE, TWO))], tensors={"model": FIRST + SECOND},
                   merged={"model.safetensors": False}, shards={ONE: "same", TWO: "same"})
 
 
@@ -254,7 +254,7 @@ def one_tensor_in_two_shards(source, outside):
 def one_tensor_in_two_shards_without_index(source, outside):
     source.place(f"bad/{ONE}", trees.file_bytes(FIRST + [trees.tensor("both", "U8", (0,))]))
     source.place(f"bad/{TWO}", trees.file_bytes(SECOND + [trees.tensor("both", "U8", (0,))]))
-    return Expect(said=[("bad/", ("both",))], tensors={"model": FIRST + SECOND},
+    return Expect(problems=[("bad/", ("both",))], tensors={"model": FIRST + SECOND},
                   merged={"model.safetensors": False}, shards={ONE: "same", TWO: "same"})
 
 
@@ -262,7 +262,7 @@ def one_tensor_in_two_shards_without_index(source, outside):
 def the_same_shard_twice(source, outside):
     source.place(f"bad/{ONE}", trees.file_bytes(FIRST))
     source.place(f"bad/{TWO}", trees.file_bytes(FIRST))
-    return Expect(said=[("bad/", ("a0",))], tensors={"model": []},
+    return Expect(problems=[("bad/", ("a0",))], tensors={"model": []},
                   merged={"model.safetensors": False}, shards={ONE: "same", TWO: "same"})
 
 
@@ -271,7 +271,7 @@ def one_shard_broken(source, outside):
     pair(source, trees.index_bytes(weight_map()))
     with open(source.path(f"bad/{TWO}"), "r+b") as f:
         f.truncate(40)
-    return Expect(said=[(f"bad/{TWO}", ("InvalidHeaderLength",))], tensors={"model": FIRST},
+    return Expect(problems=[(f"bad/{TWO}", ("InvalidHeaderLength",))], tensors={"model": FIRST},
                   merged={"model.safetensors": False}, shards={ONE: "same", TWO: "EIO"})
 
 
@@ -279,28 +279,28 @@ def one_shard_broken(source, outside):
 def one_shard_empty(source, outside):
     pair(source, trees.index_bytes(weight_map()))
     source.place(f"bad/{ONE}", b"")
-    return Expect(said=[(f"bad/{ONE}", ("HeaderTooSmall",))], tensors={"model": SECOND},
+    return Expect(problems=[(f"bad/{ONE}", ("HeaderTooSmall",))], tensors={"model": SECOND},
                   merged={"model.safetensors": False}, shards={ONE: "EIO", TWO: "same"})
 
 
 @case
 def one_file_empty(source, outside):
     source.place("bad/model.safetensors", b"")
-    return Expect(said=[("bad/model.safetensors", ("HeaderTooSmall",))], tensors={"model": []},
+    return Expect(problems=[("bad/model.safetensors", ("HeaderTooSmall",))], tensors={"model": []},
                   merged={"model.safetensors": False}, shards={"model.safetensors": "EIO"})
 
 
 @case
 def one_file_is_text(source, outside):
     source.place("bad/model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid x\n")
-    return Expect(said=[("bad/model.safetensors", ("HeaderTooLarge",))], tensors={"model": []},
+    return Expect(problems=[("bad/model.safetensors", ("HeaderTooLarge",))], tensors={"model": []},
                   merged={"model.safetensors": False}, shards={"model.safetensors": "EIO"})
 
 
 @case
 def one_file_cut_short(source, outside):
     source.place("bad/model.safetensors", trees.file_bytes(FIRST)[:-1])
-    return Expect(said=[("bad/model.safetensors", ("MetadataIncompleteBuffer",))],
+    return Expect(problems=[("bad/model.safetensors", ("MetadataIncompleteBuffer",))],
                   tensors={"model": []}, merged={"model.safetensors": False},
                   shards={"model.safetensors": "EIO"})
 
@@ -313,7 +313,7 @@ def hole(name, present, of, missing):
         for n in present:
             tensors.append(trees.tensor(f"h{n}", "U8", (n + 5,), seed=n))
             source.place(f"bad/model-{n:05}-of-{of:05}.safetensors", trees.file_bytes(tensors[-1:]))
-        return Expect(said=[("bad/", (str(missing),))], tensors={"model": tensors},
+        return Expect(problems=[("bad/", (str(missing),))], tensors={"model": tensors},
                       merged={"model.safetensors": False})
 
     make.__name__ = name
@@ -333,7 +333,7 @@ def number_of_no_set(name, numbers, spelled="model-{}.safetensors"):
 
     def make(source, outside):
         source.place(f"bad/{file}", trees.file_bytes(FIRST))
-        return Expect(said=[(f"bad/{file}", (f"named as shard {number} of {of}, expected",))],
+        return Expect(problems=[(f"bad/{file}", (f"named as shard {number} of {of}, expected",))],
                       tensors={file.removesuffix(".safetensors"): FIRST}, merged={file: True})
 
     make.__name__ = f"number_{name}"
@@ -362,7 +362,7 @@ def numbers_that_are_no_shards(source, outside):
 def number_beyond_a_set_that_is_there(source, outside):
     pair(source, None)
     source.place("bad/model-00003-of-00002.safetensors", trees.file_bytes(FIRST))
-    return Expect(said=[("bad/model-00003-of-00002.safetensors", ("named as shard 3 of 2",))],
+    return Expect(problems=[("bad/model-00003-of-00002.safetensors", ("named as shard 3 of 2",))],
                   tensors={"model": FIRST + SECOND, "model-00003-of-00002": FIRST},
                   merged={"model.safetensors": True})
 
@@ -380,7 +380,7 @@ def number_beyond_the_total_of_an_index(source, outside):
 def number_beyond_the_set(source, outside):
     source.place("bad/model-00003-of-00002.safetensors", trees.file_bytes(FIRST))
     source.place("bad/model-00000-of-00002.safetensors", trees.file_bytes(SECOND))
-    return Expect(said=[("bad/model-00003-of-00002.safetensors", ("named as shard 3 of 2",)),
+    return Expect(problems=[("bad/model-00003-of-00002.safetensors", ("named as shard 3 of 2",)),
                         ("bad/model-00000-of-00002.safetensors", ("named as shard 0 of 2",))],
                   tensors={"model-00003-of-00002": FIRST, "model-00000-of-00002": SECOND},
                   merged={"model.safetensors": False})
@@ -391,7 +391,7 @@ def two_sets_of_one_stem(source, outside):
     source.place("bad/model-00001-of-00001.safetensors", trees.file_bytes(FIRST))
     source.place(f"bad/{ONE}", trees.file_bytes(FIRST))
     source.place(f"bad/{TWO}", trees.file_bytes(SECOND))
-    return Expect(said=[("bad/model-", ("model",))])
+    return Expect(problems=[("bad/model-", ("model",))])
 
 
 @case
@@ -399,7 +399,7 @@ def one_file_beside_an_index(source, outside):
     pair(source, trees.index_bytes(weight_map()))
     stray = [trees.tensor("stray", "U8", (9,), 3)]
     source.place("bad/model.safetensors", trees.file_bytes(stray))
-    return Expect(said=[("bad/model.safetensors", ())],
+    return Expect(problems=[("bad/model.safetensors", ())],
                   tensors={"model": FIRST + SECOND, "model.safetensors": stray},
                   merged={"model.safetensors": True}, shards={"model.safetensors": "absent"})
 
@@ -407,34 +407,34 @@ def one_file_beside_an_index(source, outside):
 @case
 def link_to_itself(source, outside):
     os.symlink("self.safetensors", source.path("bad/self.safetensors"))
-    return Expect(said=[("bad/self.safetensors", ())], absent=["self.safetensors", "self"])
+    return Expect(problems=[("bad/self.safetensors", ())], absent=["self.safetensors", "self"])
 
 
 @case
 def links_to_each_other(source, outside):
     os.symlink("pong.safetensors", source.path("bad/ping.safetensors"))
     os.symlink("ping.safetensors", source.path("bad/pong.safetensors"))
-    return Expect(said=[("bad/ping.safetensors", ()), ("bad/pong.safetensors", ())],
+    return Expect(problems=[("bad/ping.safetensors", ()), ("bad/pong.safetensors", ())],
                   absent=["ping.safetensors", "ping", "pong"])
 
 
 @case
 def link_to_parent_directory(source, outside):
     os.symlink("..", source.path("bad/up"))
-    return Expect(said=[("bad/up", ())], absent=["up"])
+    return Expect(problems=[("bad/up", ())], absent=["up"])
 
 
 @case
 def link_to_own_directory(source, outside):
     os.symlink(".", source.path("bad/here"))
-    return Expect(said=[("bad/here", ())], absent=["here"])
+    return Expect(problems=[("bad/here", ())], absent=["here"])
 
 
 @case
 def link_to_an_ancestor_by_absolute_path(source, outside):
     source.directory("bad/x/y")
     os.symlink(source.root, source.path("bad/x/y/root"))
-    return Expect(said=[("bad/x/y/root", ())], absent=["x/y/root"])
+    return Expect(problems=[("bad/x/y/root", ())], absent=["x/y/root"])
 
 
 @case
@@ -443,19 +443,19 @@ def links_between_directories(source, outside):
     source.directory("bad/y")
     os.symlink("../y", source.path("bad/x/to_y"))
     os.symlink("../x", source.path("bad/y/to_x"))
-    return Expect(said=[("bad/", ())])  # x/to_y is valid, x/to_y/to_x is a loop
+    return Expect(problems=[("bad/", ())])  # x/to_y is valid, x/to_y/to_x is a loop
 
 
 @case
 def broken_link_to_checkpoint(source, outside):
     os.symlink("nothing-here", source.path("bad/gone.safetensors"))
-    return Expect(said=[("bad/gone.safetensors", ())], absent=["gone.safetensors", "gone"])
+    return Expect(problems=[("bad/gone.safetensors", ())], absent=["gone.safetensors", "gone"])
 
 
 @case
 def broken_link_to_side_file(source, outside):
     os.symlink("/nonexistent/config.json", source.path("bad/config.json"))
-    return Expect(said=[("bad/config.json", ())], absent=["config.json"])
+    return Expect(problems=[("bad/config.json", ())], absent=["config.json"])
 
 
 @case
@@ -463,7 +463,7 @@ def broken_link_to_shard(source, outside):
     source.place(f"bad/{ONE}", trees.file_bytes(FIRST))
     source.place(f"bad/{INDEX}", trees.index_bytes(weight_map()))
     os.symlink("../../blobs/" + "0" * 64, source.path(f"bad/{TWO}"))
-    return Expect(said=[(f"bad/{TWO}", ())], tensors={"model": FIRST},
+    return Expect(problems=[(f"bad/{TWO}", ())], tensors={"model": FIRST},
                   merged={"model.safetensors": False}, absent=[TWO])
 
 
@@ -480,7 +480,7 @@ def link_out_of_the_tree(source, outside):
 def link_to_a_device(source, outside):
     os.symlink("/dev/zero", source.path("bad/zero.safetensors"))
     os.symlink("/dev/zero", source.path("bad/zero.json"))
-    return Expect(said=[("bad/zero.safetensors", ()), ("bad/zero.json", ())],
+    return Expect(problems=[("bad/zero.safetensors", ()), ("bad/zero.json", ())],
                   absent=["zero.safetensors", "zero", "zero.json"])
 
 
@@ -491,7 +491,7 @@ def link_chain_too_long(source, outside):
     for i in range(45):
         os.symlink(before, source.path(f"bad/chain{i:02}.safetensors"))
         before = f"chain{i:02}.safetensors"
-    return Expect(said=[("bad/chain44.safetensors", ())], absent=["chain44.safetensors"])
+    return Expect(problems=[("bad/chain44.safetensors", ())], absent=["chain44.safetensors"])
 
 
 @case
@@ -528,7 +528,7 @@ def checkpoint_in_the_place_of_an_index(source, outside):
 def fifo(source, outside):
     os.mkfifo(source.path("bad/pipe.safetensors"))
     os.mkfifo(source.path("bad/config.json"))
-    return Expect(said=[("bad/pipe.safetensors", ()), ("bad/config.json", ())],
+    return Expect(problems=[("bad/pipe.safetensors", ()), ("bad/config.json", ())],
                   absent=["pipe.safetensors", "pipe", "config.json"])
 
 
@@ -541,7 +541,7 @@ def unix_socket(source, outside):
             s.bind("sock.safetensors")
     finally:
         os.chdir(here)
-    return Expect(said=[("bad/sock.safetensors", ())], absent=["sock.safetensors", "sock"])
+    return Expect(problems=[("bad/sock.safetensors", ())], absent=["sock.safetensors", "sock"])
 
 
 @case
@@ -550,7 +550,7 @@ def device_node(source, outside):
         os.mknod(source.path("bad/dev.safetensors"), 0o600 | stat.S_IFCHR, os.makedev(1, 5))
     except PermissionError:
         return None
-    return Expect(said=[("bad/dev.safetensors", ())], absent=["dev.safetensors", "dev"])
+    return Expect(problems=[("bad/dev.safetensors", ())], absent=["dev.safetensors", "dev"])
 
 
 @case
@@ -565,7 +565,7 @@ def file_name_not_utf8(source, outside):
 def file_name_not_utf8_broken(source, outside):
     with open(os.fsencode(source.path("bad")) + b"/caf\xe9.safetensors", "wb") as f:
         f.write(b"1234567")
-    return Expect(said=[(r"bad/caf\xe9.safetensors", ("HeaderTooSmall",))],
+    return Expect(problems=[(r"bad/caf\xe9.safetensors", ("HeaderTooSmall",))],
                   tensors={"caf\udce9": []}, merged={"caf\udce9.safetensors": False},
                   shards={"caf\udce9.safetensors": "EIO"})
 
@@ -574,7 +574,7 @@ def file_name_not_utf8_broken(source, outside):
 def file_name_with_newline(source, outside):
     name = "new\ngood/model.safetensors: forged".replace("/", "\u2215")
     source.place(f"bad/{name}.safetensors", b"1234567")
-    return Expect(said=[(r"bad/new\x0agood", ("HeaderTooSmall",))], tensors={name: []},
+    return Expect(problems=[(r"bad/new\x0agood", ("HeaderTooSmall",))], tensors={name: []},
                   shards={f"{name}.safetensors": "EIO"})
 
 
@@ -582,7 +582,7 @@ def file_name_with_newline(source, outside):
 def file_name_with_escape_sequences(source, outside):
     name = "\x1b[2J\x1b]0;owned\x07"
     source.place(f"bad/{name}.safetensors", b"1234567")
-    return Expect(said=[(r"bad/\x1b[2J", ("HeaderTooSmall",))], tensors={name: []},
+    return Expect(problems=[(r"bad/\x1b[2J", ("HeaderTooSmall",))], tensors={name: []},
                   shards={f"{name}.safetensors": "EIO"})
 
 
@@ -635,7 +635,7 @@ def tensor_names_that_could_escape_alike(source, outside):
 def unknown_dtype(source, outside):
     head = trees.header([("new", "F2_E1M0", (16,), 4), ("old", "U8", (3,), 3)])
     source.place("bad/model.safetensors", head + b"newnold")
-    return Expect(said=[("bad/model.safetensors", ("F2_E1M0",))],
+    return Expect(problems=[("bad/model.safetensors", ("F2_E1M0",))],
                   tensors={"model": [trees.Tensor("new", "F2_E1M0", [16], b"newn"),
                                      trees.Tensor("old", "U8", [3], b"old")]},
                   merged={"model.safetensors": True}, shards={"model.safetensors": "same"})
@@ -645,7 +645,7 @@ def unknown_dtype(source, outside):
 def metadata_disagrees(source, outside):
     source.place(f"bad/{ONE}", trees.file_bytes(FIRST, {"format": "pt", "who": "one"}))
     source.place(f"bad/{TWO}", trees.file_bytes(SECOND, {"format": "pt", "who": "two"}))
-    return Expect(said=[("bad/", ("who",))], tensors={"model": FIRST + SECOND},
+    return Expect(problems=[("bad/", ("who",))], tensors={"model": FIRST + SECOND},
                   merged={"model.safetensors": True})
 
 
@@ -671,5 +671,5 @@ def merged_header_too_large(source, outside):
     for shard, name in ((0, ONE), (1, TWO)):
         source.place(f"bad/{name}", trees.file_bytes(
             [trees.Tensor(f"{shard}{i:03}" + "n" * 60_000, "U8", [0], b"") for i in range(900)]))
-    return Expect(said=[("bad/", ("100000000",))], merged={"model.safetensors": False},
+    return Expect(problems=[("bad/", ("100000000",))], merged={"model.safetensors": False},
                   shards={ONE: "same", TWO: "same"})

@@ -549,11 +549,11 @@ class Reader:
     def attributes(self, rng):
         path = rng.choice(sorted(self.model.tensors))
         here = os.path.join(self.root, path)
-        told = [os.getxattr(here, f"user.safetensors.{what}").decode()
-                for what in ("name", "dtype", "shape")]
+        values = [os.getxattr(here, f"user.safetensors.{what}").decode()
+                  for what in ("name", "dtype", "shape")]
         # separate lookups, possibly of different versions
-        for value, can in zip(told, zip(*[(t.name, t.dtype, t.shape)
-                                          for t in self.model.tensors[path]])):
+        for value, can in zip(values, zip(*[(t.name, t.dtype, t.shape)
+                                            for t in self.model.tensors[path]])):
             if not any(value == (c if isinstance(c, str) else json.dumps(c)) or
                        (not isinstance(c, str) and json.loads(value) == c) for c in can):
                 raise Wrong(f"{path}: xattr {value!r}, can be {can}")
@@ -689,8 +689,8 @@ def run_seed(seed, build, place):
             pids[in_process(place, f"reader{number}",
                             lambda n=number: read_on(plan, n, m.path))] = f"reader{number}"
         for name in wait_for(pids, end):
-            told = place / name
-            faults.append(f"{name}: {told.read_text()[-4000:] if told.exists() else ''}")
+            output = place / name
+            faults.append(f"{name}: {output.read_text()[-4000:] if output.exists() else ''}")
         if not faults:
             for number in range(READERS):
                 for what, count in json.loads((place / f"reader{number}").read_text()).items():
@@ -730,7 +730,7 @@ def run(seeds, build, parent, jobs, seconds=None):
             seed = next(seeds, None)
             if seed is None:
                 break
-            running[in_process(parent, f"told-{seed}",
+            running[in_process(parent, f"result-{seed}",
                                lambda s=seed: one(s, build, parent))] = seed
         if not running:
             return done, failed, total
@@ -738,8 +738,8 @@ def run(seeds, build, parent, jobs, seconds=None):
         if pid not in running:
             continue
         seed = running.pop(pid)
-        told = (parent / f"told-{seed}").read_text()
-        faults, counts = ([told], {}) if status else json.loads(told)
+        result = (parent / f"result-{seed}").read_text()
+        faults, counts = ([result], {}) if status else json.loads(result)
         done += 1
         for what, count in counts.items():
             total[what] = total.get(what, 0) + count
@@ -764,8 +764,8 @@ def main():
                                    args.jobs, args.minutes and args.minutes * 60)
     finally:
         shutil.rmtree(parent, ignore_errors=True)
-    said = ", ".join(f"{count} {what}" for what, count in counts.items())
-    print(f"{done} seeds from {args.first} on: {said}; {len(failed)} failed"
+    summary = ", ".join(f"{count} {what}" for what, count in counts.items())
+    print(f"{done} seeds from {args.first} on: {summary}; {len(failed)} failed"
           + "".join(f" {seed}" for seed in failed))
     if failed:
         print(f"again: tests/fuzz/mounts.py --build {args.build} {min(failed)}")

@@ -77,6 +77,6 @@ def test_wheels(version, place):
         text = header.read_text()
         assert old in text
         header.write_text(text.replace(old, new))
-        said = compile_abi(copy, includes, "FSTFS_ABI_CUDA", "FSTFS_ABI_CUFILE")
-        assert "conflicting types" in said
+        output = compile_abi(copy, includes, "FSTFS_ABI_CUDA", "FSTFS_ABI_CUFILE")
+        assert "conflicting types" in output
         header.write_text(text)

@@ -29,7 +29,7 @@ VIEWS = {"merged": ("merged", ()), "shards": ("shards", ()),
 @dataclass
 class Loaded:
     tensors: dict  # name: (dtype, shape, hash of the bytes)
-    said: list  # the lines of stdout and stderr, sorted because threads print in any order
+    output: list  # the lines of stdout and stderr, sorted because threads print in any order
 
 
 def fingerprint(tensor):
@@ -53,7 +53,8 @@ def state(model):
         dict(model.named_buffers(remove_duplicate=False))
 
 
-def what_was_said(text, path):
+def output_lines(text, path):
+    """The sorted lines of an output, without the path and numbers."""
     text = text.replace(os.fspath(path), "PATH")
     return sorted(re.sub(r"\d+(\.\d+)?", "N", line) for line in text.splitlines() if line.strip())
 
@@ -89,8 +90,8 @@ def run_captured(work, *args, seconds=60):
 
 def run_silently(work, *args):
     """Runs work(*args), which must print nothing; returns its result."""
-    answer, said = run_captured(work, *args)
-    assert not said
+    answer, output = run_captured(work, *args)
+    assert not output
     return answer
 
 
@@ -99,8 +100,8 @@ def load(loader, path, seconds=60):
     def work():
         return fingerprints(loader(os.fspath(path)))
 
-    tensors, said = run_captured(work, seconds=seconds)
-    return Loaded(tensors, what_was_said(said, path))
+    tensors, output = run_captured(work, seconds=seconds)
+    return Loaded(tensors, output_lines(output, path))
 
 
 # cached results for the source, with which many views are compared

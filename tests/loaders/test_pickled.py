@@ -136,7 +136,7 @@ def unet(path, **more):
 
 
 def unet_of_pickles(path):
-    """diffusers looks for shards of pickles only if it is told to."""
+    """diffusers looks for shards of pickles only on request."""
     return unet(path, use_safetensors=False)
 
 

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from conftest import SLOW  # noqa: E402
 
 from .loading import (VIEWS, at_best, check_read, compare, load, load_bare, state,  # noqa: E402
-                      what_was_said)
+                      output_lines)
 
 
 
@@ -83,9 +83,9 @@ def count(mount, models, folder, options):
     read = counted() - before
     check_read(m, folder)
     metrics = m.metrics()
-    told = metrics["fstfs_storage_read_bytes_total"]
+    reported = metrics["fstfs_storage_read_bytes_total"]
     # a header is looked for in the first 64 KiB; 64 KiB more are a thousand requests
-    assert told <= read <= told + 65536 * (metrics["fstfs_headers_total"] + 1)
+    assert reported <= read <= reported + 65536 * (metrics["fstfs_headers_total"] + 1)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -115,7 +115,7 @@ def load_from_cache(cache):
         timeout=60 * SLOW, env={**os.environ, "HF_HUB_CACHE": os.fspath(cache),
                                 "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), what_was_said(done.stderr, cache)
+    return json.loads(done.stdout), output_lines(done.stderr, cache)
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ class OpenFile:
 
 
 def differs(part, wanted):
-    """The offset at which the bytes leave the version that they match longest."""
+    """Describes the first byte that differs from the version that matches longest."""
     def same(other):
         return next((i for i, (a, b) in enumerate(zip(part, other)) if a != b), len(part))
 
@@ -185,8 +185,8 @@ class Reader:
         return 0
 
     def end(self, until):
-        """Waits until that time for it to end. Returns its outcome: an errno (0: it was stopped),
-        "SIGBUS", or a message; None if it did not end."""
+        """Waits for the end of the process, until `until` (monotonic). Returns its outcome: an
+        errno (0: it was stopped), "SIGBUS", or a message; None: it has not ended."""
         if self.outcome is None:
             ready, _, _ = select.select([self.out], [], [], max(0, until - time.monotonic()))
             if not ready:
@@ -221,7 +221,7 @@ class ReaderGroup:
         return sum(r.compared for r in self.readers + self.gone)
 
     def reading(self):
-        """Whether each reader has read something by now, or has ended."""
+        """Whether each reader has read something, or has ended."""
         return all(r.count > 0 or r.end(0) is not None for r in self.readers)
 
     def revive(self):

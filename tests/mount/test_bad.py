@@ -60,7 +60,7 @@ def read_everything(root):
     return failed
 
 
-def said(problems, path, words):
+def is_reported(problems, path, words):
     return any((path is None or line.startswith(path)) and all(w in line for w in words)
                for line in problems)
 
@@ -135,8 +135,8 @@ def test_tree(mount, place, case, recut):
             assert not os.path.lexists(os.path.join(bad[view], path)), (view, path)
     problems = m.problems()
     check_problems_form(problems)
-    for path, words in expect.said:
-        assert said(problems, path, words), (path, words, problems)
+    for path, words in expect.problems:
+        assert is_reported(problems, path, words), (path, words, problems)
     if expect.silent:
         assert problems == []
     assert not any(line.startswith("good/") for line in problems), problems
@@ -184,7 +184,7 @@ def test_broken_header(mount, place, case):
     problems = m.problems()
     check_problems_form(problems)
     for shard in ("broken.safetensors", "set-00002-of-00002.safetensors"):
-        assert said(problems, f"bad/{shard}: ", (rule,)), problems
+        assert is_reported(problems, f"bad/{shard}: ", (rule,)), problems
     assert all(p.startswith("bad/broken") or p.startswith("bad/set") for p in problems), problems
 
 
@@ -206,7 +206,7 @@ def test_broken_headers_all_together(mount, place, options):
     problems = m.problems()
     for name, content, rule, _ in BROKEN:
         if not callable(content):
-            assert said(problems, f"bad/{name}.safetensors: ", (rule,)), (name, problems)
+            assert is_reported(problems, f"bad/{name}.safetensors: ", (rule,)), (name, problems)
 
 
 @pytest.mark.parametrize("options", [(), ("--shard-size=64",)], ids=["as-source", "recut"])

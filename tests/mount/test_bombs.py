@@ -174,7 +174,7 @@ def refused(m):
 
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "link"])
 def test_many_names_of_one_header(mount, source, make):
-    """They share one table, parsed once."""
+    """Many names of one header share its table, which is parsed once."""
     header = zeros(much(20_000_000))
     one = source.path("bomb/0.safetensors")
     raw_shard(one, header)
@@ -192,7 +192,7 @@ def test_many_names_of_one_header(mount, source, make):
 
 
 def test_many_tensors_of_one_header(mount, source):
-    """Nor do all names have their own list of tensors."""
+    """Many names of one header also share the list of its tensors."""
     count = much(200_000)
     entries = [b'"%x":["U8",[1],[%d,%d]]' % (i, i, i + 1) for i in range(count)]
     raw_shard(source.path("bomb/0.safetensors"), b"{" + b",".join(entries) + b"}", count)
@@ -364,8 +364,8 @@ def anonymous(m):
 
 @pytest.mark.parametrize("view", ["merged", "shards"])
 def test_many_open_listings_of_one_directory(mount, source, view):
-    """They share one listing. After a change of the directory, new ones show it, and old ones do
-    not."""
+    """Many open listings of a directory share one list. After a change of the directory, new ones
+    show it, and old ones do not."""
     count = much(20_000)
     expected = {f"{i:06}".ljust(206, "n") for i in range(count)}
     for name in expected:

@@ -243,7 +243,8 @@ def keeps_deleted(m):
 
 
 def test_replaced_file_is_closed(mount, place):
-    """If no reader has it open, its descriptors are closed, so that its space is freed."""
+    """If no reader has the replaced file open, its descriptors are closed, so that its space is
+    freed."""
     root = place / "s"
     write(root, version(1))
     m = mount(root)
@@ -255,8 +256,8 @@ def test_replaced_file_is_closed(mount, place):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_deleted_file_is_closed_with_its_last_reader(mount, place, view):
-    """A reader that has it open can read on. After that the daemon closes it without further
-    requests."""
+    """A reader that has the deleted file open can continue. After that the daemon closes it without
+    further requests."""
     root = place / "s"
     write(root, version(1, 16 << 20))
     (root / "m/other").write_bytes(b"other")
@@ -276,7 +277,8 @@ def test_deleted_file_is_closed_with_its_last_reader(mount, place, view):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_deleted_file_in_the_page_cache(mount, place, view):
-    """A reader that has it open reads through the existing descriptor, not by path."""
+    """A reader that has the deleted file open reads through the existing descriptor, not by
+    path."""
     root = place / "s"
     write(root, version(1))
     source = os.open(root / "m/model.safetensors", os.O_RDONLY)
@@ -565,8 +567,7 @@ def ended(pid):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_fifo_in_place_of_a_shard_is_not_opened(mount, place, view):
-    """Nor is a device, because opening it may have side effects. The process at the FIFO keeps
-    waiting."""
+    """Opening a FIFO or a device may have side effects. The process at the FIFO keeps waiting."""
     root = place / "s"
     write(root, version(1))
     m = mount(root, "--prefetch=off")

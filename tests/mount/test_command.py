@@ -369,7 +369,7 @@ def test_allow_other_is_refused_to_unprivileged_users(user_binary, test_user, pl
 
 def test_mount_point_of_another_user_is_refused(user_binary, test_user, place, source):
     if os.geteuid() != 0:
-        pytest.skip("needs root: a directory of somebody else")
+        pytest.skip("needs root: a directory of another user")
     mnt = place / "root-mnt"
     mnt.mkdir(mode=0o755)
     refused(run(user_binary, source.root, mnt, user=test_user))
@@ -378,7 +378,7 @@ def test_mount_point_of_another_user_is_refused(user_binary, test_user, place, s
 
 def test_unreadable_source_is_refused(user_binary, test_user, place):
     if os.geteuid() != 0:
-        pytest.skip("needs root: a directory of somebody else")
+        pytest.skip("needs root: a directory of another user")
     root = place / "shut"
     root.mkdir(mode=0o700)
     mnt = place / "user-mnt"

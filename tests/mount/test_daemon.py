@@ -139,8 +139,8 @@ def test_unit_file(place):
     (place / "fstfs@.service").write_text(text)
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", place / "fstfs@.service"],
                           capture_output=True, text=True, env={**os.environ, "HOME": "/"})
-    said = [line for line in (done.stdout + done.stderr).splitlines() if "fstfs@" in line]
-    assert not said, said
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if "fstfs@" in line]
+    assert not complaints, complaints
 
 
 # --- a stopped daemon, and busy mounts ---
@@ -284,7 +284,7 @@ def test_no_descriptors_left(mount, model):
 
 
 def test_few_descriptors_for_headers(mount, model):
-    """What cannot be found for lack of descriptors is not said to be absent."""
+    """A file that cannot be opened for lack of descriptors is not reported as missing."""
     m = mount(model.root)
     m.read(".fstfs/status")
     paths = [m / "tensors/m/model/t000", m / "merged/m/model.safetensors"]

@@ -316,7 +316,7 @@ def test_readahead_as_root(mount, source):
 
 
 def test_readahead_as_unprivileged_user(mount, source, test_user, user_binary):
-    """It can be lowered. It cannot be raised, and status says why."""
+    """The readahead can be lowered. It cannot be raised, and status has the reason."""
     lowered = mount(source.root, "--readahead=32K", user=test_user, binary=user_binary)
     assert child(readahead, lowered.path, user=test_user) == {"bytes": 32 << 10}
     raised = mount(source.root, "--readahead=1M", user=test_user, binary=user_binary)

@@ -147,18 +147,18 @@ def test_persistent_fault_by_read(mount, faulty, plan, engine):
     for t in plan.checkpoints[0].tensors[2:]:
         assert m.read(f"tensors/m/model/{t.name}") == t.data
     assert m.metrics()["fstfs_read_errors_total"] > 0
-    said_once(m, faulty)
+    check_logged_once(m, faulty)
     # When the storage recovers, so does the mount.
     faulty.set()
     readers.check_files(files, "read")
 
 
-def said_once(m, faulty):
+def check_logged_once(m, faulty):
     """One line, whichever view was read: file, offset and error."""
     line, = m.log_text().splitlines()
-    said = re.search(rf"m/{re.escape(SHARD)}: read at (\d+): Input/output error", line)
-    assert said, line
-    assert int(said[1]) <= faulty.at < int(said[1]) + (1 << 20)
+    found = re.search(rf"m/{re.escape(SHARD)}: read at (\d+): Input/output error", line)
+    assert found, line
+    assert int(found[1]) <= faulty.at < int(found[1]) + (1 << 20)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -179,7 +179,7 @@ def test_persistent_fault_during_sequential_reads(mount, faulty, plan, engine):
                     assert error.errno == errno.EIO
                     failed.append(offset)
         assert failed == [bad // 65536 * 65536], path
-    said_once(m, faulty)
+    check_logged_once(m, faulty)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -200,7 +200,7 @@ def test_persistent_fault_by_page_fault(mount, faulty, plan, engine):
         with pytest.raises(Died) as died:
             child(touch, (bad, 1))
         assert died.value.args[0] == signal.SIGBUS
-    said_once(m, faulty)
+    check_logged_once(m, faulty)
     faulty.set()
     child(readers.check_files, files_with_w(m, plan), "mmap")
 
@@ -372,21 +372,21 @@ def test_fault_while_listing(mount, faulty, plan, what):
     faulty.forget()
     faulty.set(HEADS[what])
 
-    def said():
-        """Lists and reads everything."""
+    def reported():
+        """Lists and reads everything. Whether the error is in .fstfs/problems then."""
         for view in ("tensors", "merged", "shards", "npy"):
             oracle.walk(m / view)
         return any("Input/output error" in line for line in m.problems())
 
     looks = m.metrics()["fstfs_listings_total"]
-    assert eventually(said)
+    assert eventually(reported)
     if "index" in what:  # each listing reads it again
-        assert eventually(lambda: said() and m.metrics()["fstfs_listings_total"] > looks + 4)
+        assert eventually(lambda: reported() and m.metrics()["fstfs_listings_total"] > looks + 4)
     else:
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
-            assert said()
+            assert reported()
     line, = [x for x in m.log_text().splitlines() if "Input/output error" in x]
     faulty.set()
-    assert eventually(lambda: not said() and m.problems() == [])
+    assert eventually(lambda: not reported() and m.problems() == [])
     oracle.check_source(m.path, plan)

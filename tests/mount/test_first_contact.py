@@ -208,7 +208,7 @@ def test_no_new_privileges(user_binary, test_user, source, user_mnt):  # noqa: F
 @pytest.mark.parametrize("mode", [0o755, 0o1777], ids=oct)
 def test_mount_point_of_another_user(user_binary, test_user, source, mnt, mode):  # noqa: F811
     if not as_user(test_user):
-        pytest.skip("needs root: a directory of somebody else")
+        pytest.skip("needs root: a directory of another user")
     mnt.chmod(mode)
     done = run(user_binary, source.root, mnt, user=test_user)
     assert_line(done, mnt, "fusermount3", f"found owner root and mode {mode:04o}", f"chown {test_user}")
@@ -296,7 +296,7 @@ def test_paths(fstfs, source, place, mnt):  # noqa: F811
 
 def test_source_is_not_readable(user_binary, test_user, place, user_mnt):
     if not as_user(test_user):
-        pytest.skip("needs root: a directory of somebody else")
+        pytest.skip("needs root: a directory of another user")
     (place / "shut/below").mkdir(parents=True)
     (place / "shut").chmod(0o700)
     for path in (place / "shut", place / "shut/below"):
@@ -452,7 +452,7 @@ def test_checkpoint_behind_links(mounter, empty, user_mnt, place):
 
 
 def test_no_claim_about_unseen_files(user_binary, test_user, empty, user_mnt):
-    """If a directory is closed, or has too many entries to check, nothing is claimed."""
+    """If a directory cannot be listed, or has too many entries to check, no warning is printed."""
     mounter = user_binary, test_user
     if as_user(test_user):
         (empty / "a/b").chmod(0)
@@ -470,7 +470,7 @@ def test_links_in_a_circle(mounter, empty, user_mnt):
 
 
 def test_hanging_storage(mount, fstfs, place, mnt):  # noqa: F811
-    """The check is abandoned, and the mount works; nothing is claimed."""
+    """The check is abandoned, and the mount works; no warning is printed."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     (place / "s/slow").mkdir(parents=True)

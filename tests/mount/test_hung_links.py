@@ -237,7 +237,8 @@ def test_chain_of_file_systems(mount, place, far):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_link_to_a_local_disk(mount, place):
-    """A disk is not asked by other threads, so its names never depend on how fast they answer."""
+    """Names on local disks are looked up in the calling thread, so they never depend on how fast
+    the query pool answers."""
     with disk_image(place, 16 << 20, "mkfs.ext4", "-q") as disk:
         trees.Source(disk).add("", "far", trees.small_tensors("far."))
         source = make_source(place)
@@ -285,7 +286,7 @@ def test_index_behind_a_link(mount, place, far):
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("end", ["SIGTERM", "umount"])
 def test_end(mount, place, far, who, end):
-    """The mount ends, and soon the daemon, although questions to the storage are not answered."""
+    """The mount ends, and soon the daemon, although queries of the storage are not answered."""
     source, hung = make_source(place), far()
     links = add_links(source.path(""), hung)
     hung.hang()

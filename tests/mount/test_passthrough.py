@@ -88,7 +88,7 @@ def test_invalid_value_is_refused(fstfs, source, place, value):
 
 @pytest.mark.parametrize("options", [(), ("--shards=2",)], ids=["as-source", "recut"])
 def test_whole_tree_reads_the_same(mount, source, options):
-    """Also if it is unavailable; status then says why."""
+    """Also if passthrough is unavailable; status then has the reason."""
     m = mount(source.root, "--passthrough=on", *options)
     oracle.check_source(m.path, source, options)
     if not options:

@@ -322,9 +322,9 @@ def test_directory_opened_after_a_removal(mount, source, view):
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
 def test_links_that_climb_out_of_the_source(mount, place, closed):
-    """A relative link leads to what lies beside the source. Users get it only if they can search the
-    directories above, as for an absolute link and for the link in the source itself. Links that
-    stay in the source are followed, whatever is above it."""
+    """A relative link leads to a sibling of the source. Users can open it only if they can search the
+    directories above the source, as for an absolute link, and for the same link in the source. Links
+    that stay in the source do not depend on the directories above it."""
     above = place / "home"
     source = trees.Source(above / "cache/hub")
     source.add("model/blobs", "blob", [trees.tensor("t", "U8", (8,))])
@@ -444,7 +444,8 @@ def test_directories_exchanged(mount, source, below, view):
 
 @pytest.mark.parametrize("view", ["tensors", "merged", "shards", "npy"])
 def test_open_directory_exchanged(mount, source, view):
-    """Nor has a user who has it open and, as owner of the parent directory, exchanges the two."""
+    """A user who has the directory open and, as owner of the parent directory, exchanges the two,
+    has no access to the closed one either."""
     for directory, mode in (("d", 0o755), ("closed", 0o700)):
         for stem in "mn":
             source.add_side(f"{directory}/{stem}.txt", directory.encode())

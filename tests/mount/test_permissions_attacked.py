@@ -94,7 +94,7 @@ def test_reused_inode_number(mount, ext4, held):
 
 
 def test_reused_inode_number_and_tensors(mount, ext4):
-    """Nor do they see the names of its tensors."""
+    """As above, for the names of the tensors of the closed file."""
     source = trees.Source(ext4 / "s")
     source.add("d", "m", [trees.tensor("secret", "U8", (8,))])
     path = source.path("d/m.safetensors")
@@ -346,7 +346,7 @@ def test_names_behind_a_closed_path(mount, place, source):
 
 
 def test_xattrs_of_a_descriptor_opened_before(mount, source):
-    """They are as closed as the file is now."""
+    """Xattrs of an open descriptor are denied if the file cannot be read now."""
     path = add(source, "", "m")
     os.chmod(path, 0o644)
     m = mount(source.root, "-o", "allow_other")
@@ -433,8 +433,8 @@ def test_user_0_of_a_namespace(mount, source, mapped):
 
 
 def test_working_directory_below_a_closed_one(mount, source):
-    """Every directory from the source down is checked, also for a user who was brought past a
-    closed one, and right after a permitted user."""
+    """Every directory from the source down is checked, also for a user whose working directory is
+    below a closed one, and right after a permitted user."""
     os.chmod(add(source, "closed/sub", "m"), 0o644)
     os.chmod(source.path("closed"), 0o700)
     m = mount(source.root, "-o", "allow_other")

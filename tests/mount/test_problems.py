@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """.fstfs/problems lists everything that is wrong in the source, whether or not it was accessed, and
-the consequences. If it is incomplete, it says how much was not checked."""
+the consequences. If it is incomplete, it states how much was not checked."""
 
 import os
 import signal
@@ -116,7 +116,7 @@ def test_changes(mount, source, place):
 
 def test_directory_that_cannot_be_listed(mount, source, test_user, user_binary, place):
     if not as_user(test_user):
-        pytest.skip("needs root: a directory of somebody else")
+        pytest.skip("needs root: a directory of another user")
     (place / "s/x/y").chmod(0)
     m = mount(source.root, user=test_user, binary=user_binary)
     lines = child(m.problems, user=test_user)
@@ -169,7 +169,7 @@ def test_more_directories_than_the_limit(mount, place):
 
 
 def test_log_is_limited(mount, place):
-    """A thousand lines per hour, and one that says so; the page lists all problems."""
+    """A thousand lines per hour, and one that reports the limit; the page lists all problems."""
     (place / "s").mkdir()
     for i in range(1020):
         (place / f"s/{i}.safetensors").write_bytes(b"\xff" * 100)

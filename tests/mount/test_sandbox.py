@@ -195,7 +195,8 @@ def test_intruder_without_the_sandbox(mount, place, source, services, who):
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
 def test_systemd_is_notified(mount, place, source, who, abstract):
-    """Once, by the daemon itself, and no socket remains that could send elsewhere."""
+    """systemd is notified once, by the daemon itself, and no socket remains that could send
+    elsewhere."""
     path = f"{place}/notify"
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -410,19 +411,20 @@ def test_refused_parts(mount, place, source, what):
 # --- shutdown ---
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["gone", "gone-when-told"])
-def test_end_without_the_unmounter(mount, source, who, told):
-    """The daemon ends, and logs what the user has to do."""
+@pytest.mark.parametrize("ending", [False, True], ids=["before-the-end", "at-the-end"])
+def test_end_without_the_unmounter(mount, source, who, ending):
+    """The unmounter is killed before the daemon ends, or while the daemon waits for it. The daemon
+    ends, and logs what the user has to do."""
     m = mount(source.root, **who, died=True)
     unmounter = helpers_of(m)["fstfs-unmount"]
-    if told:
+    if ending:
         os.kill(unmounter, signal.SIGSTOP)
         m.signal(signal.SIGTERM)
-        with open(f"/proc/{m.pid}/wchan") as f:  # "0" if the kernel does not tell
+        with open(f"/proc/{m.pid}/wchan") as f:  # "0" if the kernel hides it
             assert eventually(lambda: f.seek(0) or f.read() in ("do_wait", "0"))
     os.kill(unmounter, signal.SIGKILL)
     assert eventually(lambda: not alive(unmounter))
-    if not told:
+    if not ending:
         m.signal(signal.SIGTERM)
     assert m.wait() is not None
     subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)

@@ -80,10 +80,10 @@ def ended(m, number):
     """Waits for the daemon's end and returns its exit status (negative: a signal)."""
     threads = processes_of(m.process.pid)
     if m.wait(LIMIT) is None or not eventually(lambda: not processes_of(m.process.pid), LIMIT):
-        told = "\n".join(readers.where(pid) for pid in set(threads) & set(
+        stacks = "\n".join(readers.where(pid) for pid in set(threads) & set(
             processes_of(m.process.pid)))
         abort(number)
-        pytest.fail(f"the daemon does not end:\n{told}")
+        pytest.fail(f"the daemon does not end:\n{stacks}")
     status = m.exit
     return 128 - status if status > 128 else status  # timeout(1) reports a signal this way
 
@@ -138,9 +138,9 @@ def test_kill(mount, versions, group, who):
         try:
             judge(all_of_them, ENDS - {errno.ENOENT})
         except AssertionError as fault:
-            told = "\n".join(readers.where(pid) for pid in processes_of(m.process.pid))
+            stacks = "\n".join(readers.where(pid) for pid in processes_of(m.process.pid))
             abort(number)
-            raise AssertionError(f"round {turn}: {fault}\nthe daemon:\n{told}") from None
+            raise AssertionError(f"round {turn}: {fault}\nthe daemon:\n{stacks}") from None
         assert ended(m, number) == -signal.SIGKILL, f"round {turn}"
         dead(m)
         subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
@@ -244,7 +244,7 @@ def test_mount_left_its_path(private, mount, versions, who, how):
 
 
 def test_log_is_full(mount, versions, who):
-    """RLIMIT_FSIZE: the log can take no more bytes. The mount serves and ends as always."""
+    """RLIMIT_FSIZE: no more can be written to the log. The mount serves and ends as usual."""
     m = mount(versions[0].root, wrapper=["prlimit", "--fsize=0"], **who)
     child(readers.check_files, expected(m, versions[:1]), "read", user=m.user)
     device = connection(m)
@@ -344,8 +344,8 @@ def kill_helper(m, name):
 
 
 def test_opener_is_killed(mount, versions, group, who, shared):
-    """Without it, callers would be denied permitted access forever. The daemon exits with an error,
-    so that it is restarted."""
+    """Without the opener, the daemon could never permit access again. It exits with an error, so
+    that it is restarted."""
     m = mount(versions[0].root, *shared, died=True, **who)
     all_of_them = group(m, expected(m, versions[:1]))
     number = connection(m)
@@ -359,7 +359,7 @@ def test_opener_is_killed(mount, versions, group, who, shared):
 
 
 def test_opener_is_killed_while_storage_hangs(mount, versions, place):
-    """Its threads wait for storage and keep its sockets open. Its death is noticed anyway, and no
+    """Its threads wait for storage and keep its sockets open. Its death is detected anyway, and no
     caller waits for its answer."""
     if os.geteuid() != 0 or not SLOWFS.exists():
         pytest.skip("needs root (allow_other) and tests/slowfs/slowfs")
@@ -412,7 +412,8 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
 
 
 def test_unmounter_is_killed(mount, versions, group, who, shared):
-    """Readers do not notice. At the end a dead mount remains, as the log and the exit status say."""
+    """Readers are not affected. At the end a dead mount remains, which the log and the exit status
+    report."""
     m = mount(versions[0].root, *shared, died=True, **who)
     files = expected(m, versions[:1])
     all_of_them = group(m, files)
@@ -429,7 +430,7 @@ def test_unmounter_is_killed(mount, versions, group, who, shared):
 
 
 def test_unmount_without_the_unmounter(mount, versions, who):
-    """Others can still unmount it, completely."""
+    """Other programs can still unmount the mount completely."""
     m = mount(versions[0].root, **who)
     kill_helper(m, "fstfs-unmount")
     assert eventually(lambda: "fstfs-unmount has died" in m.log_text())

@@ -100,11 +100,10 @@ class Waiting:
                 os._exit(0)
         os.close(out)
         os.close(into)
-        self.said = b""
 
     @staticmethod
     def read(path, method, want, at, first, out, into):
-        """In the child: the result of the read."""
+        """Called in the child; returns the result of the read."""
         with readers.OpenFile(path, method, (want,)) as file:
             if first:
                 file.check(at - AT // 2, readers.BLOCK)
@@ -133,11 +132,11 @@ class Waiting:
         return not select.select([self.out], [], [], 0)[0]
 
     def outcome(self):
-        said = self.take(LIMIT * SLOW)
-        assert said != b"", f"no answer in {LIMIT} s:\n{readers.where(self.pid)}"
+        output = self.take(LIMIT * SLOW)
+        assert output != b"", f"no answer in {LIMIT} s:\n{readers.where(self.pid)}"
         _, status = os.waitpid(self.pid, 0)
         self.pid = None
-        return pickle.loads(said) if said else f"`{signal.Signals(os.WTERMSIG(status)).name}`"
+        return pickle.loads(output) if output else f"`{signal.Signals(os.WTERMSIG(status)).name}`"
 
     def end(self):
         if self.pid:
@@ -270,7 +269,7 @@ class Stage:
             shutil.copyfile(self.prepared.path(f"{view}-{method}", SHARD), path / "new.tmp")
             os.rename(path / "new.tmp", path / SHARD)
 
-    def well_again(self):
+    def has_recovered(self):
         """Whether reopening the file reads correct bytes, without another mount."""
 
         def right():
@@ -287,7 +286,7 @@ class Stage:
         """Describes how often each file appears in the log."""
         times = {sum(f"{view}-{method}/{SHARD}" in line
                      for line in self.of(view).log_text().splitlines()) for view, method in CELLS}
-        assert max(times) <= 1, "said more than once of a file"
+        assert max(times) <= 1, "a file is logged more than once"
         return {1: "once", 0: "nothing"}[times.pop()] if len(times) == 1 else "once, if at all"
 
 
@@ -295,7 +294,7 @@ class Stage:
 def stage(mount, prepared, contents, place):
     made = Stage(mount, prepared, contents, place)
     yield made
-    made.set()  # otherwise waiting readers may keep waiting
+    made.set()  # waiting readers may wait for it
     for one in made.waiting.values():
         one.end()
 
@@ -342,7 +341,7 @@ def test_request(stage, what):
     if any(word in BY_RULE[what] for word in TO_HEAL):
         stage.heal()
         well = "right, once the file is restored"
-    assert stage.well_again()
+    assert stage.has_recovered()
     compare(stage, what, seen, well, log)
 
 
@@ -358,7 +357,7 @@ def test_file(stage, what):
     stage.others_go_on()
     log = stage.logged()
     stage.heal()
-    assert stage.well_again()
+    assert stage.has_recovered()
     compare(stage, what, seen, "right, once the file is restored", log)
 
 
@@ -383,7 +382,7 @@ def test_file_system(stage, place, what):
         subprocess.run(["fusermount3", "-uz", stage.storage.path], check=True)
     gone = stage.storage
     stage.mount_storage(place / "around/in")
-    assert stage.well_again()
+    assert stage.has_recovered()
     stage.others_go_on()
     compare(stage, what, seen, "right", stage.logged())
     for m in stage.mounts.values():
@@ -403,5 +402,5 @@ def test_short_calls(stage):
 
 
 def test_table_has_no_other_rows():
-    """Every row is made by a test."""
+    """Every row is that of a test."""
     assert tables.names("storage") == [*BY_RULE, *LOCALLY, *UNMOUNTED, SHORT_CALLS]

@@ -72,8 +72,8 @@ def test_every_writer_with_every_view(disk, mount, request):
 
 @pytest.mark.parametrize("view", FILES)
 def test_file_that_is_open_for_writing(disk, mount, view):
-    """The written bytes cannot be told from the old ones. The file is refused until the writer has
-    closed it."""
+    """The written bytes cannot be distinguished from the old ones. The file is refused until the
+    writer has closed it."""
     shard = shard_in(disk / "s")
     with open(shard.path, "r+b"):
         m = mount(disk / "s")
@@ -115,7 +115,8 @@ def leases_of(m):
 
 
 def test_lease_is_held_while_the_file_is_open(mount, place, who):
-    """And a while longer; root's daemon can also lease other users' files."""
+    """A lease is held while the file is open, and a while longer; root's daemon can also lease
+    other users' files."""
     shard = shard_in(place / "s")
     if os.geteuid() == 0:
         os.chown(shard.path, 65534, 65534)
@@ -134,7 +135,7 @@ def test_lease_is_held_while_the_file_is_open(mount, place, who):
 
 
 def test_writer_does_not_wait_for_the_daemon(mount, place):
-    """Neither for a lease nor for other storage."""
+    """A writer waits neither for a lease nor for other storage."""
     shard = shard_in(place / "s")
     m = mount(place / "s")
     with open(m / FILES["merged"], "rb") as f:
@@ -235,7 +236,7 @@ def test_without_leases_none_is_held(unleased):
 @pytest.mark.parametrize("how", ["restored_mtime", "restored_mtime_and_chmod",
                                  "restored_mtime_and_link", "write", "truncate"])
 def test_without_leases_any_change_ends_the_version(unleased, view, how):
-    """Also a change with a known cause, which may hide a write."""
+    """Any change ends the version, also one with a known cause, which may hide a write."""
     shard, m = unleased
     reader = Reader(m / FILES[view])
     reader.read(1, 3)
@@ -317,8 +318,8 @@ def slow_source(mount, root, **options):
     return shard, mount(storage.path, "--prefetch=off"), storage / "m/model.safetensors"
 
 
-def look_anew(path):
-    """As a network file system does when its cached attributes expire."""
+def revalidate(path):
+    """Updates the attributes, as a network file system does when its cached ones expire."""
     at_fdcwd, force_sync, all_fields = -100, 0x2000, 0xfff
     assert ctypes.CDLL(None).statx(at_fdcwd, os.fsencode(path), force_sync, all_fields,
                                    ctypes.create_string_buffer(256)) == 0
@@ -333,7 +334,7 @@ def test_exception_cached_attributes(mount, place):
     shard.write()
     reader.read(14, 15)
     assert [set(seen) for seen in reader.seen] == [{OLD}, {NEW}]
-    look_anew(path)
+    revalidate(path)
     reader.read(10, 11)
     assert len(reader.seen) == 2  # ESTALE
     reader.close()

@@ -36,9 +36,9 @@ def installed(shared_place):
     """(prefix in a DESTDIR, name of the library folder in it)"""
     if not shutil.which("meson"):
         pytest.skip("meson is not installed")
-    told = subprocess.run(["meson", "introspect", "--buildoptions", BUILD], check=True,
+    done = subprocess.run(["meson", "introspect", "--buildoptions", BUILD], check=True,
                           capture_output=True, text=True)
-    options = {option["name"]: option["value"] for option in json.loads(told.stdout)}
+    options = {option["name"]: option["value"] for option in json.loads(done.stdout)}
     destination = shared_place / "destination"
     subprocess.run(["meson", "install", "-C", BUILD, "--no-rebuild", "--destdir", destination],
                    check=True, capture_output=True)
@@ -75,9 +75,9 @@ def test_libdir_without_dpkg_dev(place, options):
     (place / "dpkg-architecture").chmod(0o755)
     subprocess.run(["meson", "setup", place / "build", ROOT, *options], check=True,
                    capture_output=True, env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}"})
-    told = subprocess.run(["meson", "introspect", "--buildoptions", place / "build"], check=True,
+    done = subprocess.run(["meson", "introspect", "--buildoptions", place / "build"], check=True,
                           capture_output=True, text=True)
-    libdir = {option["name"]: option["value"] for option in json.loads(told.stdout)}["libdir"]
+    libdir = {option["name"]: option["value"] for option in json.loads(done.stdout)}["libdir"]
     assert libdir == ("lib/elsewhere" if options else f"lib/{triplet}")
 
 
@@ -110,7 +110,7 @@ def test_build_a_program(installed, place):
         if how:
             flags = ["-l:libfstfs.a" if flag == "-lfstfs" else flag for flag in flags]
         subprocess.run(["cc", place / "program.c", "-o", place / "program", *flags], check=True)
-        said = subprocess.run([place / "program"], check=True, capture_output=True, text=True,
+        done = subprocess.run([place / "program"], check=True, capture_output=True, text=True,
                               env={**environment, **({} if how else
                                                      {"LD_LIBRARY_PATH": f"{prefix}/{libdir}"})})
-        assert said.stdout.strip() == VERSION
+        assert done.stdout.strip() == VERSION

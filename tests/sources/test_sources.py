@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source on one file system after another, each in an image, on a loop device or served for
 the test: every byte in every view and by every method to read, and by which path the daemon reads.
-Run by tools/sources, which installs what it needs; what a machine lacks is skipped, and said."""
+Run by tools/sources, which installs what it needs; what a machine lacks is skipped, with the reason."""
 
 import os
 import shutil

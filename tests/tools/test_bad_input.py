@@ -174,12 +174,12 @@ def test_existing_chart(fstfs, large, place, number):
     process.communicate(timeout=60 * SLOW)
     # a helper unmounts after a kill
     assert eventually(lambda: not mounted_at(place) and not list(place.glob("fstfs-bench.*")), 60)
-    said = chart.read_text()
+    text = chart.read_text()
     if number == signal.SIGKILL:
-        assert process.returncode == -number and said == "old"
+        assert process.returncode == -number and text == "old"
     else:
         assert process.returncode == 128 + number
-        assert said.rstrip().endswith("</svg>") and ", bare<" in said and "GB/s" in said
+        assert text.rstrip().endswith("</svg>") and ", bare<" in text and "GB/s" in text
 
 
 def test_chart_without_measurements(fstfs, place):

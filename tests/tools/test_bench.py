@@ -350,10 +350,10 @@ def test_device(device, fstfs, model, place, profile, failing, backend, why_not)
     out, err = device.run("--json", "--rounds=1", "--methods=gpu,names", "--device=cuda:0",
                           f"--svg={svg}", model)
     assert err == ""
-    said = json.loads(out)
-    assert said["device"]["name"] == "cuda:0"
-    assert said["device"]["model"] == f"a double of {profile}"
-    found, = said["models"]
+    output = json.loads(out)
+    assert output["device"]["name"] == "cuda:0"
+    assert output["device"]["model"] == f"a double of {profile}"
+    found, = output["models"]
     assert found["failed"] == []  # so the bytes in the device are those of `names`
     assert row_names(found["rows"]) == expected(found, methods=["gpu", "names"])
     for row in found["rows"]:
@@ -623,7 +623,7 @@ def test_progress_on_a_terminal_only(bench, fstfs, model):
         process = bench.start("--json", "--rounds=1", "--methods=read", model, stderr=theirs)
         os.close(theirs)
         out, _ = process.communicate(timeout=60 * SLOW)
-        said = b""
+        output = b""
         while True:
             try:
                 piece = os.read(ours, 65536)
@@ -631,10 +631,10 @@ def test_progress_on_a_terminal_only(bench, fstfs, model):
                 break
             if not piece:
                 break
-            said += piece
+            output += piece
     finally:
         os.close(ours)
     assert process.returncode == 0
     json.loads(out)
-    assert b"round 1 of 1: read, bare" in said and b"round 1 of 1: read, mounted" in said
-    assert said.endswith(b"\r\x1b[K")
+    assert b"round 1 of 1: read, bare" in output and b"round 1 of 1: read, mounted" in output
+    assert output.endswith(b"\r\x1b[K")

@@ -111,18 +111,18 @@ def test_chart_names_model_processor_and_storage(bench, fstfs, model, place):
 def screen(bench, columns, *args):
     """The lines drawn on a terminal of that width."""
     ours, theirs = pty.openpty()
-    said = b""
+    output = b""
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = bench.start("--json", *args, stderr=theirs, stdout=subprocess.DEVNULL)
         os.close(theirs)
         with suppress(OSError):  # the other end is closed
             while piece := os.read(ours, 65536):
-                said += piece
+                output += piece
         assert process.wait(60 * SLOW) == 0
     finally:
         os.close(ours)
-    return [line for line in re.split(r"\r|\x1b\[K|\n", said.decode()) if line]
+    return [line for line in re.split(r"\r|\x1b\[K|\n", output.decode()) if line]
 
 
 @pytest.mark.parametrize("columns", [80, 40, 132])

@@ -187,9 +187,9 @@ def test_checkpoint_whose_headers_do_not_fit(place):
         write_header(place / name, header.replace(b'"a"', b'"%s"' % name[2:7].encode()))
     for path in (place, place / "m"):
         out, _ = run(path, status=2)
-        said = [line for line in out if "NoMemoryForHeaders" in line]
-        assert 0 < len(said) < 8 and not any("--memory" in line for line in out), out
-        assert all(": cannot be checked: NoMemoryForHeaders: its header needs" in line for line in said)
+        refused = [line for line in out if "NoMemoryForHeaders" in line]
+        assert 0 < len(refused) < 8 and not any("--memory" in line for line in out), out
+        assert all(": cannot be checked: NoMemoryForHeaders: its header needs" in line for line in refused)
 
 
 # ---- everything that the mount refuses ----
@@ -203,10 +203,10 @@ def test_every_problem_of_a_tree(place, case):
     expect = case(source, place / "outside")
     done = subprocess.run([CHECK, source.root], capture_output=True, timeout=50 * SLOW)
     lines = done.stdout.decode().splitlines()
-    for path, words in expect.said:
+    for path, words in expect.problems:
         assert any((path is None or line.startswith(f"{source.root}/{path}")) and
                    all(word in line for word in words) for line in lines), (path, words, lines)
-    assert done.returncode in ((1, 2) if expect.said else (0, 1)), lines
+    assert done.returncode in ((1, 2) if expect.problems else (0, 1)), lines
     if expect.silent:
         assert [line for line in lines if "are not at a multiple" not in line] == []
     assert not [line for line in lines if line.startswith(f"{source.root}/good/")]
@@ -225,10 +225,10 @@ def test_every_rule_of_a_header(place):
     out, _ = run(folder, status=1)
     for name, _, rule, _ in headers.CASES:
         path = folder / f"{name}.safetensors"
-        said = [line for line in out if line.startswith(f"{path}: refused: ")]
-        assert bool(said) == (rule is not None), (name, rule, said)
+        refused = [line for line in out if line.startswith(f"{path}: refused: ")]
+        assert bool(refused) == (rule is not None), (name, rule, refused)
         if rule:
-            only(said, path, rule)
+            only(refused, path, rule)
 
 
 @pytest.mark.limit(240)
@@ -712,20 +712,20 @@ def test_signal_and_memory_limit(place, number):
     process = subprocess.Popen([CHECK, "--nan", sparse_model(place, 1 << 40)],
                                stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
-    said = b""
-    while not re.search(rb" [1-9]\d?% reading", said):
-        said += os.read(ours, 65536)
+    progress = b""
+    while not re.search(rb" [1-9]\d?% reading", progress):
+        progress += os.read(ours, 65536)
     with open(f"/proc/{process.pid}/status") as f:
         most = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
     process.send_signal(number)
     out, _ = process.communicate(timeout=20 * SLOW)
     with suppress(OSError):  # EIO: the other end is closed
         while piece := os.read(ours, 65536):
-            said += piece
+            progress += piece
     os.close(ours)
     assert process.returncode == 128 + number
-    assert out == b"" and b" GB/s" in said
-    assert said.endswith(b"\r\x1b[Kfstfs-check: interrupted\r\n")
+    assert out == b"" and b" GB/s" in progress
+    assert progress.endswith(b"\r\x1b[Kfstfs-check: interrupted\r\n")
     assert INSTRUMENTED or most < 128 * 1024  # KiB; sanitizers use memory of their own
 
 

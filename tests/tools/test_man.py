@@ -38,27 +38,27 @@ def options_of_page(name):
 
 
 def options_of_help(name):
-    said = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
-                          check=True).stdout
+    output = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
+                            check=True).stdout
     found = {}
     # all text is searched; examples contain no other options
-    for option, value in re.findall(r"(?<![\w-])(--?[A-Za-z][a-z-]*)(=?)", said):
+    for option, value in re.findall(r"(?<![\w-])(--?[A-Za-z][a-z-]*)(=?)", output):
         found[option] = found.get(option, False) or bool(value)
     return found
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_options(name):
-    page, said = options_of_page(name), options_of_help(name)
-    said.pop("-u", None)  # fusermount3's
-    assert page == said
+    page, usage = options_of_page(name), options_of_help(name)
+    usage.pop("-u", None)  # fusermount3's
+    assert page == usage
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_examples(name):
-    said = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
-                          check=True).stdout
-    shown = said.partition("Examples:\n")[2].splitlines()
+    output = subprocess.run([BUILD / name, "--help"], capture_output=True, text=True,
+                            check=True).stdout
+    shown = output.partition("Examples:\n")[2].splitlines()
     page = plain((MAN / f"{name}.1").read_text()).replace("\\(aq", "'")
     first = page.index(".EX\n", page.index(".SH EXAMPLES")) + len(".EX\n")
     lines = page[first:page.rindex(".EE")].splitlines()
@@ -68,9 +68,9 @@ def test_examples(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_version_and_exit_statuses(name):
-    said = subprocess.run([BUILD / name, "-V"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([BUILD / name, "-V"], capture_output=True, text=True, check=True).stdout
     page = (MAN / f"{name}.1").read_text()
-    assert f'"fstfs {said.split()[1]}"' in page.splitlines()[1]
+    assert f'"fstfs {output.split()[1]}"' in page.splitlines()[1]
     assert ".SH EXIT STATUS" in page and ".SH EXAMPLES" in page
 
 
@@ -106,10 +106,10 @@ def test_tree_and_status(mount, place):
         ".fstfs"}
     assert set(os.listdir(m / ".fstfs")) == set(re.findall(r"^\.fstfs/(\w+)$", page,
                                                            re.MULTILINE))
-    told = set(re.findall(r"^(user\.\S+)$", page, re.MULTILINE))
+    documented = set(re.findall(r"^(user\.\S+)$", page, re.MULTILINE))
     seen = {name for path in ("tensors/llama/model/w", "merged/llama/model.safetensors")
             for name in os.listxattr(m / path)}
-    assert seen == told
+    assert seen == documented
     status = page[page.index(".SH STATUS"):page.index(".SH SEE ALSO")]
     keys = set(re.findall(r"^\.TP\n(.*)$", status, re.MULTILINE))
     keys = {key for line in keys for key in line.replace(" ", "").split(",")}
@@ -126,5 +126,5 @@ def test_page_is_valid(page):
         if shutil.which(command[0]):
             done = subprocess.run([*command, MAN / page], capture_output=True, text=True,
                                   env={**os.environ, "MANWIDTH": "80", "LC_ALL": "C.UTF-8"})
-            said = done.stderr + (done.stdout if command[0] == "mandoc" else "")
-            assert said == "", said
+            output = done.stderr + (done.stdout if command[0] == "mandoc" else "")
+            assert output == "", output

@@ -771,19 +771,19 @@ def test_signal_and_memory_limit(place, number):
         process = subprocess.Popen([PACK, *output[0], place / "model.safetensors", output[1]],
                                    stdout=subprocess.DEVNULL, stderr=theirs)
         os.close(theirs)
-        said = b""
-        while not re.search(rb" [1-9]\d?% writing", said):
-            said += os.read(ours, 65536)
+        progress = b""
+        while not re.search(rb" [1-9]\d?% writing", progress):
+            progress += os.read(ours, 65536)
         with open(f"/proc/{process.pid}/status") as f:
             most = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
         process.send_signal(number)
         process.wait(20 * SLOW)
         with suppress(OSError):  # EIO: the other end is closed
             while piece := os.read(ours, 65536):
-                said += piece
+                progress += piece
         os.close(ours)
         assert process.returncode == 128 + number
-        assert b" GB/s" in said and b"interrupted" in said
+        assert b" GB/s" in progress and b"interrupted" in progress
         assert INSTRUMENTED or most < 192 * 1024  # KiB; sanitizers use memory of their own
         assert os.listdir(place) == ["model.safetensors"]
 

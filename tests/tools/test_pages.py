@@ -159,18 +159,18 @@ def run_block(block, paths, environment, place):
         names = re.findall(r"\b(ml_dtypes|np|snapshot_download)\b", text)
         script = "\n".join([*sorted({IMPORTS[name] for name in names}), text, *(
             check for name, check in CHECKS.items() if re.search(rf"^{name} =", text, re.MULTILINE))])
-        command, said = [sys.executable, "-c", script], []
+        command, output = [sys.executable, "-c", script], []
     else:
         lines = text.splitlines()
         typed = [line[2:] for line in lines if line.startswith("$ ")] or lines
-        said = [line for line in lines if typed is not lines and not line.startswith("$ ")]
+        output = [line for line in lines if typed is not lines and not line.startswith("$ ")]
         option = block.mark.partition(": ")[2]
         script = "\n".join(re.sub(r"\s+# .*", "", line) + f" {option}" for line in typed)
         command = ["sh", "-euc", script]
     done = subprocess.run(command, cwd=place, env=environment, stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=300 * SLOW)
     assert done.returncode == 0, (script, done.stdout, done.stderr)
-    for line in said:
+    for line in output:
         assert re.split("[=:]", line)[0] in done.stdout, (line, done.stdout)
 
 

@@ -111,13 +111,13 @@ def test_mount_of_one_view(mount, source):
 
 def test_lines_without_terminal(mount, source):
     m = mount(source.root)
-    said = run("--once", "--interval=0.1", m.path).stdout
-    assert said.count("\n") == 1 and "\x1b" not in said and "idle" in said
+    output = run("--once", "--interval=0.1", m.path).stdout
+    assert output.count("\n") == 1 and "\x1b" not in output and "idle" in output
     source.add("bad", "model", [trees.tensor("w", "U8", (9,))])
     os.truncate(source.path("bad/model.safetensors"), 20)
     os.listdir(m / "tensors/bad")
-    said = json.loads(run("--once", "--json", "--interval=0.1", m.path).stdout)
-    assert said["problems"] == len(m.problems()) > 0
+    output = json.loads(run("--once", "--json", "--interval=0.1", m.path).stdout)
+    assert output["problems"] == len(m.problems()) > 0
 
 
 def test_read_errors(mount, source):
@@ -151,8 +151,8 @@ def test_storage_that_does_not_respond(mount, source, place):
         try:
             line = next(line for line, _ in zip(lines, range(600)) if line["state"] == "stuck")
             assert line["reads_in_flight"] > 0 and line["read_bytes"] == 0
-            said = run("--once", "--interval=0.1", m.path).stdout
-            assert "stuck: reads wait for storage, and none completed" in said
+            output = run("--once", "--interval=0.1", m.path).stdout
+            assert "stuck: reads wait for storage, and none completed" in output
             screen = Screen(m.path, 24, 120)
             with screen.top:
                 shown, = screen.frames(1)
@@ -196,8 +196,8 @@ def test_daemon_that_does_not_respond(mount, source, is_continued):
         next(lines)
         m.signal(signal.SIGSTOP)
         try:
-            said = top.process.stderr.readline()
-            assert "no reply for" in said, said
+            output = top.process.stderr.readline()
+            assert "no reply for" in output, output
             if not is_continued:
                 top.process.send_signal(signal.SIGINT)
                 top.ends(128 + signal.SIGINT)
@@ -340,9 +340,9 @@ def test_path_that_is_not_in_a_mount(place):
 
 
 def test_help_and_version():
-    said = run("--help").stdout
-    assert all(option in said for option in ("--interval", "--once", "--json", "Exit status"))
-    assert max(map(len, said.splitlines())) <= 95
+    output = run("--help").stdout
+    assert all(option in output for option in ("--interval", "--once", "--json", "Exit status"))
+    assert max(map(len, output.splitlines())) <= 95
     assert run("-V").stdout.startswith("fstfs-top ")
 
 

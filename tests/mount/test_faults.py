@@ -3,7 +3,6 @@
 bytes."""
 
 import errno
-import mmap
 import os
 import re
 import shutil

@@ -8,7 +8,6 @@ another has cached, and the mount does not prefetch.
 """
 
 import errno
-import mmap
 import os
 import pickle
 import select

@@ -2,6 +2,7 @@
 """Helpers for tests of fstfs-pack: run it, inspect its output, inject failures."""
 
 import hashlib
+import json
 import os
 import subprocess
 from contextlib import contextmanager
@@ -46,6 +47,17 @@ def hidden(directory):
 def plain(count=6, prefix="", seed=0, scale=1):
     return [trees.tensor(f"{prefix}t{i}", "F32", (i + 1, 300 * scale), seed=seed)
             for i in range(count)]
+
+
+def is_model(directory, tensors, alone=True):
+    """Whether the index and its shards are one checkpoint of these tensors and, if `alone`, there
+    are no other shards."""
+    with open(directory / "model.safetensors.index.json") as f:
+        index = json.load(f)
+    shards = set(index["weight_map"].values())
+    there = {p.name for p in directory.glob("*.safetensors")}
+    assert shards == there if alone else shards <= there
+    return {k: v for s in shards for k, v in content(directory / s)[0].items()} == tensors
 
 
 def snapshot(directory):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
-from conftest import BUILD, INSTRUMENTED, SANITIZER, SLOW, as_user, eventually
+from conftest import BUILD, INSTRUMENTED, SANITIZER, SLOW, as_user
 from corpus import headers, indexes, trees
 
 CHECK = BUILD / "fstfs-check"

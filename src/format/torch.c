@@ -5,6 +5,7 @@
 #include "base/array.h"
 #include "format/json.h"
 #include "format/pickle.h"
+#include "format/torch_calls.h"
 #include "format/torch_dtype.h"
 #include "format/torch_imports.h"
 #include "format/torch_source.h"
@@ -284,15 +285,6 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
     return true;
 }
 
-/* Classes that add nothing to a tensor that torch.save() stores. */
-static bool
-is_plain_class(const struct torch_walk *walk, pickle_value global)
-{
-    return pickle_is_global(walk->pickle, global, "torch", "Tensor") ||
-           pickle_is_global(walk->pickle, global, "torch.nn.parameter", "Parameter") ||
-           pickle_is_global(walk->pickle, global, "torch.nn.parameter", "Buffer");
-}
-
 #define CALL_SEEN UINT32_C(2) /* a flag of a PICKLE_CALL: it is a tensor that was found */
 
 enum { PARTS_DEPTH_MAX = 8 }; /* of tuples and calls in the arguments of a tensor */
@@ -316,62 +308,7 @@ mark_parts(struct torch_walk *walk, pickle_value value, unsigned depth)
     }
 }
 
-static bool
-calls(const struct torch_walk *walk, const struct pickle_node *call, const char *function)
-{
-    return pickle_is_global(walk->pickle, call->a, "torch._utils", function);
-}
-
-/* Tensors that are not stored as contiguous elements, by the function that rebuilds them. */
-static const struct {
-    const char *function, *why;
-} refused_functions[] = {
-    {"_rebuild_qtensor", "it is quantised by torch"},
-    {"_rebuild_sparse_tensor", "it is sparse"},
-    {"_rebuild_sparse_csr_tensor", "it is sparse"},
-    {"_rebuild_nested_tensor", "it is a nested tensor"},
-    {"_rebuild_meta_tensor_no_storage", "it is a meta tensor, without data"},
-    {"_rebuild_wrapper_subclass", "it is of a subclass of torch.Tensor"},
-    {"_rebuild_device_tensor_from_numpy", "it is stored as a NumPy array"},
-    {"_rebuild_xla_tensor", "it is stored as a NumPy array"},
-};
-
 enum tensor_verdict { NO_TENSOR, TENSOR_REFUSED, TENSOR_FOUND };
-
-/* Why no call of this function is shown; NULL: it is none of refused_functions. */
-static const char *
-refusal_of(const struct torch_walk *walk, const struct pickle_node *call)
-{
-    for (size_t i = 0; i < COUNT_OF(refused_functions); i++)
-        if (calls(walk, call, refused_functions[i].function))
-            return refused_functions[i].why;
-    return NULL;
-}
-
-/* A call that creates a tensor of a plain class. */
-struct tensor_call {
-    pickle_value arguments;
-    bool has_dtype;
-};
-
-/* Whether the call creates a tensor, by a function of torch._utils. */
-static bool
-is_tensor_call(const struct torch_walk *walk, pickle_value function, pickle_value arguments,
-               struct tensor_call *tensor)
-{
-    tensor->arguments = arguments;
-    tensor->has_dtype =
-        pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor_v3");
-    return tensor->has_dtype ||
-           pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor") ||
-           pickle_is_global(walk->pickle, function, "torch._utils", "_rebuild_tensor_v2");
-}
-
-static bool
-is_call_from_type(const struct torch_walk *walk, const struct pickle_node *call)
-{
-    return pickle_is_global(walk->pickle, call->a, "torch._tensor", "_rebuild_from_type_v2");
-}
 
 /* State that torch would assign to the attributes of a tensor: "data" and others replace values. */
 #define WITH_STATE "state is set on it, which can replace its values"
@@ -387,12 +324,13 @@ unwrap_parameter(const struct torch_walk *walk, pickle_value *value, pickle_valu
 
     *dtype = PICKLE_VALUE_OPAQUE;
     for (; call; call = node_of(walk, *value, PICKLE_CALL)) {
-        bool is_converted = calls(walk, call, "_rebuild_device_tensor_from_cpu_tensor");
-        bool has_state = calls(walk, call, "_rebuild_parameter_with_state");
+        bool is_converted =
+            torch_calls(walk->pickle, call, "_rebuild_device_tensor_from_cpu_tensor");
+        bool has_state = torch_calls(walk->pickle, call, "_rebuild_parameter_with_state");
 
         if (call->c & PICKLE_CALL_BUILT)
             why = WITH_STATE;
-        if (!is_converted && !has_state && !calls(walk, call, "_rebuild_parameter"))
+        if (!is_converted && !has_state && !torch_calls(walk->pickle, call, "_rebuild_parameter"))
             break;
         if (has_state && !is_none_or_empty(walk, pickle_tuple_item(walk->pickle, call->b, 3)))
             why = WITH_STATE;
@@ -410,7 +348,7 @@ static enum tensor_verdict
 look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor *tensor)
 {
     const struct pickle *pickle = walk->pickle;
-    struct tensor_call found = {PICKLE_VALUE_OPAQUE, false};
+    struct torch_tensor_call found = {PICKLE_VALUE_OPAQUE, false};
     pickle_value converted;
     const char *wrapped = unwrap_parameter(walk, &value, &converted), *why;
     const struct pickle_node *call = node_of(walk, value, PICKLE_CALL);
@@ -418,16 +356,16 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor
 
     if (!call)
         return NO_TENSOR;
-    why = refusal_of(walk, call);
-    if (!why && is_call_from_type(walk, call)) {
-        if (!is_plain_class(walk, pickle_tuple_item(pickle, call->b, 1)))
+    why = torch_refusal_of(walk->pickle, call);
+    if (!why && torch_is_call_from_type(walk->pickle, call)) {
+        if (!torch_is_plain_class(walk->pickle, pickle_tuple_item(pickle, call->b, 1)))
             why = "it is of a subclass of torch.Tensor";
-        else if (!is_tensor_call(walk, pickle_tuple_item(pickle, call->b, 0),
-                                 pickle_tuple_item(pickle, call->b, 2), &found))
+        else if (!torch_is_tensor_call(walk->pickle, pickle_tuple_item(pickle, call->b, 0),
+                                       pickle_tuple_item(pickle, call->b, 2), &found))
             return NO_TENSOR;
         else if (!is_none_or_empty(walk, pickle_tuple_item(pickle, call->b, 3)))
             why = WITH_STATE;
-    } else if (!why && !is_tensor_call(walk, call->a, call->b, &found)) {
+    } else if (!why && !torch_is_tensor_call(walk->pickle, call->a, call->b, &found)) {
         return NO_TENSOR;
     }
     if (!why)
@@ -456,12 +394,12 @@ refuse_unseen_tensors(struct torch_walk *walk)
 
     for (uint32_t i = 0; i < walk->pickle->node_count; i++) {
         const struct pickle_node *call = node_of(walk, i, PICKLE_CALL);
-        struct tensor_call found;
+        struct torch_tensor_call found;
         uint32_t number;
 
         if (!call || (call->c & CALL_SEEN) ||
-            !(refusal_of(walk, call) || is_call_from_type(walk, call) ||
-              is_tensor_call(walk, call->a, call->b, &found)))
+            !(torch_refusal_of(walk->pickle, call) || torch_is_call_from_type(walk->pickle, call) ||
+              torch_is_tensor_call(walk->pickle, call->a, call->b, &found)))
             continue;
         number = file->refused_count++;
         if (number < TORCH_REFUSED_NAMED)

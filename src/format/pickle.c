@@ -18,8 +18,9 @@ push_pickle_number(struct pickle_machine *m, int64_t number)
 {
     if (number >= 0 && number <= INT32_MAX)
         return pickle_push(m, PICKLE_NUMBER_BIT | (uint32_t)number);
-    return pickle_push_node(m, (struct pickle_node){PICKLE_NUMBER, (uint32_t)(uint64_t)number,
-                                                    (uint32_t)((uint64_t)number >> 32), 0});
+    return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_NUMBER,
+                                                    .a = (uint32_t)(uint64_t)number,
+                                                    .b = (uint32_t)((uint64_t)number >> 32)});
 }
 
 /* Takes `count` bytes of the text. */
@@ -74,8 +75,9 @@ push_pickle_long(struct pickle_machine *m, uint64_t count)
     while (count > 8 && bytes[count - 1] == (bytes[count - 2] & 0x80 ? 0xff : 0))
         count--; /* repeats the sign */
     if (count > 8)
-        return pickle_push_node(
-            m, (struct pickle_node){PICKLE_LONG, (uint32_t)(bytes - m->text), (uint32_t)count, 0});
+        return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_LONG,
+                                                        .a = (uint32_t)(bytes - m->text),
+                                                        .b = (uint32_t)count});
     number = count && bytes[count - 1] & 0x80 ? UINT64_MAX : 0;
     for (uint64_t i = count; i-- > 0;)
         number = number << 8 | bytes[i];
@@ -94,8 +96,9 @@ push_pickle_float(struct pickle_machine *m)
         return error;
     for (unsigned i = 0; i < sizeof(bits); i++)
         bits = bits << 8 | bytes[i];
-    return pickle_push_node(
-        m, (struct pickle_node){PICKLE_FLOAT, (uint32_t)bits, (uint32_t)(bits >> 32), 0});
+    return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_FLOAT,
+                                                    .a = (uint32_t)bits,
+                                                    .b = (uint32_t)(bits >> 32)});
 }
 
 /* INT and LONG of protocol 0: decimal, a long ends with "L"; 00 and 01 are booleans. */
@@ -135,9 +138,9 @@ push_pickle_string(struct pickle_machine *m, uint64_t length)
     errint_t error = take_pickle_bytes(m, length, &bytes);
 
     return error ? error
-                 : pickle_push_node(m,
-                                    (struct pickle_node){PICKLE_STRING, (uint32_t)(bytes - m->text),
-                                                         (uint32_t)length, 0});
+                 : pickle_push_node(m, (struct pickle_node){.kind = PICKLE_STRING,
+                                                            .a = (uint32_t)(bytes - m->text),
+                                                            .b = (uint32_t)length});
 }
 
 /* STRING (quoted) and UNICODE of protocol 0. A string with escapes is opaque. */
@@ -158,8 +161,9 @@ push_line_string(struct pickle_machine *m, bool is_quoted)
     }
     if (memchr(line, '\\', length))
         return pickle_push(m, PICKLE_VALUE_OPAQUE);
-    return pickle_push_node(
-        m, (struct pickle_node){PICKLE_STRING, (uint32_t)(line - m->text), (uint32_t)length, 0});
+    return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_STRING,
+                                                    .a = (uint32_t)(line - m->text),
+                                                    .b = (uint32_t)length});
 }
 
 /* Skips bytes and pushes an opaque value for them. */
@@ -186,13 +190,15 @@ take_pickle_global(struct pickle_machine *m, pickle_value *global)
         error = take_pickle_line(m, &line, &length);
         if (!error)
             error = pickle_new_node(m,
-                                    (struct pickle_node){PICKLE_STRING, (uint32_t)(line - m->text),
-                                                         (uint32_t)length, 0},
+                                    (struct pickle_node){.kind = PICKLE_STRING,
+                                                         .a = (uint32_t)(line - m->text),
+                                                         .b = (uint32_t)length},
                                     &names[i]);
     }
     return error ? error
-                 : pickle_new_node(m, (struct pickle_node){PICKLE_GLOBAL, names[0], names[1], 0},
-                                   global);
+                 : pickle_new_node(
+                       m, (struct pickle_node){.kind = PICKLE_GLOBAL, .a = names[0], .b = names[1]},
+                       global);
 }
 
 static errint_t
@@ -208,26 +214,34 @@ push_stack_global(struct pickle_machine *m)
     if (pickle_kind_of(m->pickle, module) != PICKLE_STRING ||
         pickle_kind_of(m->pickle, name) != PICKLE_STRING)
         return pickle_refuse(m, "the name of a global is no string");
-    return pickle_push_node(m, (struct pickle_node){PICKLE_GLOBAL, module, name, 0});
+    return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_GLOBAL, .a = module, .b = name});
+}
+
+static errint_t
+push_call_node(struct pickle_machine *m, pickle_value callee, pickle_value arguments)
+{
+    return pickle_push_node(m,
+                            (struct pickle_node){.kind = PICKLE_CALL, .a = callee, .b = arguments});
 }
 
 /* Pushes a PICKLE_CALL in place of the result of the call. */
 static errint_t
 push_call(struct pickle_machine *m, pickle_value callee, pickle_value arguments)
 {
-    if (pickle_kind_of(m->pickle, callee) != PICKLE_GLOBAL ||
-        pickle_kind_of(m->pickle, arguments) != PICKLE_TUPLE)
-        return pickle_push(m, PICKLE_VALUE_OPAQUE);
     if (pickle_is_global(m->pickle, callee, "collections", "OrderedDict")) {
         uint32_t count = pickle_tuple_length(m->pickle, arguments);
         pickle_value pairs = pickle_tuple_item(m->pickle, arguments, 0);
+        pickle_value dict = PICKLE_VALUE_OPAQUE;
+        errint_t error = 0;
 
-        if (count == 0)
-            return pickle_push_node(m, (struct pickle_node){PICKLE_DICT, 0, 0, 0});
+        if (count == 0 && pickle_kind_of(m->pickle, arguments) == PICKLE_TUPLE)
+            return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_DICT});
         if (count == 1 && pickle_kind_of(m->pickle, pairs) == PICKLE_LIST)
-            return pickle_push_dict_of_pairs(m, pairs);
+            error = pickle_make_dict_of_pairs(m, pairs, &dict);
+        if (error || dict != PICKLE_VALUE_OPAQUE)
+            return error ? error : pickle_push(m, dict);
     }
-    return pickle_push_node(m, (struct pickle_node){PICKLE_CALL, callee, arguments, 0});
+    return push_call_node(m, callee, arguments);
 }
 
 /* REDUCE, NEWOBJ: the arguments are on top of the stack, the callee is below them. */
@@ -246,26 +260,29 @@ run_reduce(struct pickle_machine *m)
 static errint_t
 run_reduce_with_keywords(struct pickle_machine *m)
 {
-    pickle_value keywords;
+    pickle_value keywords, arguments, callee;
     errint_t error = pickle_pop(m, &keywords);
 
     if (!error)
-        error = run_reduce(m);
+        error = pickle_pop(m, &arguments);
     if (!error)
-        m->stack[m->depth - 1] = PICKLE_VALUE_OPAQUE;
-    return error;
+        error = pickle_pop(m, &callee);
+    if (!error)
+        error = push_call_node(m, PICKLE_VALUE_OPAQUE, arguments);
+    return error ? error : pickle_hold(m, m->stack[m->depth - 1], keywords);
 }
 
-/* INST and OBJ of protocols 0 and 1: the class and its arguments are above the topmost mark. */
+/* INST and OBJ of protocols 0 and 1, FROZENSET: the class and its arguments, or the elements, are
+ * above the topmost mark. */
 static errint_t
 push_instance(struct pickle_machine *m, bool is_named)
 {
-    pickle_value global;
-    errint_t error = is_named ? take_pickle_global(m, &global) : 0;
+    pickle_value values;
+    errint_t error = is_named ? take_pickle_global(m, &values) : 0;
 
     if (!error)
-        error = pickle_drop_to_mark(m);
-    return error ? error : pickle_push(m, PICKLE_VALUE_OPAQUE);
+        error = pickle_make_marked_tuple(m, &values);
+    return error ? error : push_call_node(m, PICKLE_VALUE_OPAQUE, values);
 }
 
 static errint_t
@@ -274,7 +291,8 @@ push_persistent(struct pickle_machine *m)
     pickle_value id;
     errint_t error = pickle_pop(m, &id);
 
-    return error ? error : pickle_push_node(m, (struct pickle_node){PICKLE_PERSISTENT, id, 0, 0});
+    return error ? error
+                 : pickle_push_node(m, (struct pickle_node){.kind = PICKLE_PERSISTENT, .a = id});
 }
 
 static errint_t
@@ -311,8 +329,13 @@ run_build(struct pickle_machine *m)
 
     if (!error)
         error = pickle_pop(m, &object);
-    if (!error && pickle_kind_of(m->pickle, object) == PICKLE_CALL)
-        m->pickle->nodes[object].c |= PICKLE_CALL_BUILT;
+    if (error)
+        return error;
+    if (pickle_kind_of(m->pickle, object) == PICKLE_CALL)
+        m->pickle->nodes[object].flags |= PICKLE_CALL_BUILT;
+    if (pickle_kind_of(m->pickle, object) == PICKLE_CALL ||
+        pickle_kind_of(m->pickle, object) == PICKLE_DICT)
+        error = pickle_hold(m, object, state);
     return error ? error : pickle_push(m, object);
 }
 
@@ -385,7 +408,7 @@ push_extension(struct pickle_machine *m, unsigned width)
 {
     errint_t error = skip_pickle_width(m, width);
 
-    return error ? error : pickle_push(m, PICKLE_VALUE_OPAQUE);
+    return error ? error : push_call_node(m, PICKLE_VALUE_OPAQUE, PICKLE_VALUE_OPAQUE);
 }
 
 static errint_t
@@ -404,15 +427,6 @@ run_global(struct pickle_machine *m)
     errint_t error = take_pickle_global(m, &global);
 
     return error ? error : pickle_push(m, global);
-}
-
-/* FROZENSET: pops all values above the topmost mark. */
-static errint_t
-push_frozen(struct pickle_machine *m)
-{
-    errint_t error = pickle_drop_to_mark(m);
-
-    return error ? error : pickle_push(m, PICKLE_VALUE_OPAQUE);
 }
 
 static errint_t
@@ -486,17 +500,17 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
     case 't':
         return run_marked_tuple(m);
     case ']':
-        return pickle_push_node(m, (struct pickle_node){PICKLE_LIST, 0, 0, 0});
+        return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_LIST});
     case 'l':
         return pickle_push_marked(m, PICKLE_LIST, 1);
     case '}':
-        return pickle_push_node(m, (struct pickle_node){PICKLE_DICT, 0, 0, 0});
+        return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_DICT});
     case 'd':
         return pickle_push_marked(m, PICKLE_DICT, 2);
     case 0x8f: /* EMPTY_SET */
-        return pickle_push(m, PICKLE_VALUE_OPAQUE);
+        return push_call_node(m, PICKLE_VALUE_OPAQUE, PICKLE_VALUE_OPAQUE);
     case 0x91: /* FROZENSET */
-        return push_frozen(m);
+        return push_instance(m, false);
     case 'a':
         return pickle_add_item(m, PICKLE_LIST, 1);
     case 'e':
@@ -506,7 +520,7 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
     case 'u':
         return pickle_add_marked_items(m, PICKLE_DICT, 2);
     case 0x90: /* ADDITEMS, to a set */
-        return pickle_add_marked_items(m, PICKLE_OPAQUE, 1);
+        return pickle_add_marked_items(m, PICKLE_CALL, 1);
     case 'g':
         return decimal_memo(m, pickle_get_memo);
     case 'p':
@@ -557,7 +571,7 @@ run_pickle(struct pickle_machine *m)
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < PICKLE_FIXED_VALUES; i++)
-        error = pickle_new_node(m, (struct pickle_node){fixed_kinds[i], 0, 0, 0}, &fixed);
+        error = pickle_new_node(m, (struct pickle_node){.kind = fixed_kinds[i]}, &fixed);
     while (!error && m->at < m->length) {
         unsigned char opcode = m->text[m->at++];
 

@@ -6,8 +6,8 @@
  * reader executes only the instructions that create data: strings, numbers, tuples, lists and
  * dictionaries. A global is a pair of strings. A call (REDUCE, NEWOBJ, ...) is recorded as a
  * PICKLE_CALL and never made, except that collections.OrderedDict() is a dictionary: empty, or, as
- * Python 2 writes it, of a list of pairs. State that is set on an object (BUILD) is dropped,
- * and the call that created the object is flagged.
+ * Python 2 writes it, of a list of pairs. State that is set on an object (BUILD) is held by the
+ * call that created it, which is flagged. Sets are calls, too, without a callee.
  * Instructions: CPython's Lib/pickletools.py.
  *
  * Lengths in the text never determine an allocation: strings stay in the text, and each instruction

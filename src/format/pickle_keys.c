@@ -127,7 +127,7 @@ check_dict_keys(const struct pickle_machine *m, struct pickle_node *dict, uint32
         enum pickle_kind kind = pickle_kind_of(p, p->entries[i].key);
 
         if (kind == PICKLE_OPAQUE || kind == PICKLE_CALL)
-            dict->c |= PICKLE_DICT_UNSURE;
+            dict->flags |= PICKLE_DICT_UNSURE;
         else if (get_dict_key(p, p->entries[i].key, &key))
             entries[count++] = i;
     }

@@ -111,7 +111,7 @@ static errint_t
 make_pickle_tuple(struct pickle_machine *m, uint32_t count, pickle_value *tuple)
 {
     struct pickle *p = m->pickle;
-    struct pickle_node node = {PICKLE_TUPLE, p->item_count, count, 0};
+    struct pickle_node node = {.kind = PICKLE_TUPLE, .a = p->item_count, .b = count};
     errint_t error;
 
     if (count > m->depth)
@@ -204,10 +204,29 @@ append_list_element(struct pickle_machine *m, pickle_value list, pickle_value va
     return append_pickle_entry(m, list, PICKLE_NUMBER_BIT | position, value);
 }
 
+errint_t
+pickle_hold(struct pickle_machine *m, pickle_value object, pickle_value value)
+{
+    struct pickle *p = m->pickle;
+    errint_t error;
+
+    if (is_list_scalar(p, value) || pickle_kind_of(p, value) == PICKLE_STRING ||
+        pickle_kind_of(p, value) == PICKLE_GLOBAL)
+        return 0;
+    error = grow_machine_array(m, &p->entries, &m->entry_capacity, sizeof(*p->entries),
+                               (uint64_t)p->entry_count + 2);
+    if (error)
+        return error;
+    p->entries[++p->entry_count] =
+        (struct pickle_entry){PICKLE_VALUE_OPAQUE, value, p->nodes[object].c};
+    p->nodes[object].c = p->entry_count;
+    return 0;
+}
+
 /*
  * Pops the values from stack index `first` on and adds them to the list (step 1) or dictionary
- * (step 2) at index `below` - 1, which becomes the top of the stack. If that is an object, which is
- * opaque, the values are dropped.
+ * (step 2) at index `below` - 1, which becomes the top of the stack. If that is an object or a set,
+ * it holds them.
  */
 static errint_t
 add_pickle_items(struct pickle_machine *m, uint32_t first, uint32_t below, enum pickle_kind kind,
@@ -230,9 +249,13 @@ add_pickle_items(struct pickle_machine *m, uint32_t first, uint32_t below, enum 
     for (uint32_t i = first; i < m->depth; i++)
         if (m->stack[i] == PICKLE_VALUE_MARK)
             return pickle_refuse(m, "a mark is on the stack, expected a value");
-    for (uint32_t i = first; !error && found == kind && i < m->depth; i += step)
-        error = step == 2 ? append_pickle_entry(m, container, m->stack[i], m->stack[i + 1])
-                          : append_list_element(m, container, m->stack[i]);
+    if (found == PICKLE_CALL)
+        for (uint32_t i = first; !error && i < m->depth; i++)
+            error = pickle_hold(m, container, m->stack[i]);
+    else if (found == kind)
+        for (uint32_t i = first; !error && i < m->depth; i += step)
+            error = step == 2 ? append_pickle_entry(m, container, m->stack[i], m->stack[i + 1])
+                              : append_list_element(m, container, m->stack[i]);
     m->depth = below;
     return error;
 }
@@ -265,7 +288,7 @@ pickle_push_marked(struct pickle_machine *m, enum pickle_kind kind, uint32_t ste
     errint_t error = find_pickle_mark(m, &first);
 
     if (!error)
-        error = pickle_new_node(m, (struct pickle_node){kind, 0, 0, 0}, &container);
+        error = pickle_new_node(m, (struct pickle_node){.kind = kind}, &container);
     if (error)
         return error;
     m->stack[first - 1] = container;
@@ -293,19 +316,21 @@ take_pickle_pair(const struct pickle *p, pickle_value pair, pickle_value items[2
 }
 
 errint_t
-pickle_push_dict_of_pairs(struct pickle_machine *m, pickle_value pairs)
+pickle_make_dict_of_pairs(struct pickle_machine *m, pickle_value pairs, pickle_value *dict)
 {
     const struct pickle *p = m->pickle;
-    pickle_value dict, items[2];
-    errint_t error = pickle_new_node(m, (struct pickle_node){PICKLE_DICT, 0, 0, 0}, &dict);
+    pickle_value items[2];
+    errint_t error = pickle_new_node(m, (struct pickle_node){.kind = PICKLE_DICT}, dict);
 
     /* Each step takes memory, which bounds the time of many calls with one list. */
     for (uint32_t i = p->nodes[pairs].a; !error && i; i = p->entries[i].next) {
-        if (!take_pickle_pair(p, p->entries[i].value, items))
-            return pickle_push(m, PICKLE_VALUE_OPAQUE);
-        error = append_pickle_entry(m, dict, items[0], items[1]);
+        if (!take_pickle_pair(p, p->entries[i].value, items)) {
+            *dict = PICKLE_VALUE_OPAQUE;
+            return 0;
+        }
+        error = append_pickle_entry(m, *dict, items[0], items[1]);
     }
-    return error ? error : pickle_push(m, dict);
+    return error;
 }
 
 /* ---- memo ---- */

@@ -55,14 +55,18 @@ errint_t pickle_make_marked_tuple(struct pickle_machine *m, pickle_value *tuple)
  * them. */
 errint_t pickle_push_marked(struct pickle_machine *m, enum pickle_kind kind, uint32_t step);
 /* Pops all values above the topmost mark, and the mark, and adds the values to the list (step 1) or
- * dictionary (step 2) below it. Values that are added to an opaque object are dropped. */
+ * dictionary (step 2) below it. Values that are added to an object or set are held by it. */
 errint_t pickle_add_marked_items(struct pickle_machine *m, enum pickle_kind kind, uint32_t step);
 /* Pops the top `step` values and adds them to the list or dictionary below them. */
 errint_t pickle_add_item(struct pickle_machine *m, enum pickle_kind kind, uint32_t step);
 
-/* Pushes the dictionary that OrderedDict(PAIRS) returns, for a list; opaque, if an element of it is
+/* Adds a held entry to a call or a dictionary, unless the value contains no others. */
+errint_t pickle_hold(struct pickle_machine *m, pickle_value object, pickle_value value);
+
+/* Makes the dictionary that OrderedDict(PAIRS) returns, for a list; OPAQUE, if an element of it is
  * neither a list nor a tuple of two. */
-errint_t pickle_push_dict_of_pairs(struct pickle_machine *m, pickle_value pairs);
+errint_t pickle_make_dict_of_pairs(struct pickle_machine *m, pickle_value pairs,
+                                   pickle_value *dict);
 
 /* Copies the top value into the memo; pushes a value of the memo. */
 errint_t pickle_put_memo(struct pickle_machine *m, uint64_t index);

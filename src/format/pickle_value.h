@@ -24,7 +24,7 @@ enum {
 
 enum pickle_kind {
     PICKLE_NONE,
-    PICKLE_OPAQUE, /* a value that is not kept: bytes, a set, an object */
+    PICKLE_OPAQUE, /* a value that is not kept, and holds no others: bytes, a long decimal number */
     PICKLE_MARK, /* internal */
     PICKLE_BOOL,
     PICKLE_NUMBER, /* does not fit in a pickle_value. a, b: low and high half, signed */
@@ -34,29 +34,39 @@ enum pickle_kind {
     PICKLE_TUPLE, /* a: first, b: count, in pickle->items */
     PICKLE_LIST, /* a: first entry, b: last entry, c: count. Numbers, booleans, None and opaque
                   * values are counted, but have no entry */
-    PICKLE_DICT, /* a, b: as PICKLE_LIST. c: PICKLE_DICT_UNSURE or 0. Keys that are strings or
-                  * numbers are different in Python */
+    PICKLE_DICT, /* a, b: as PICKLE_LIST. c: first held entry. Keys that are strings or numbers are
+                  * different in Python */
     PICKLE_GLOBAL, /* a: module, b: name; both are strings */
-    PICKLE_CALL, /* a: the callee, a PICKLE_GLOBAL; b: its arguments, a PICKLE_TUPLE; c: flags,
-                  * PICKLE_CALL_BUILT or those of the caller of pickle_read() */
+    PICKLE_CALL, /* the result of a call, or a set, or an object. a: the callee, usually a
+                  * PICKLE_GLOBAL; b: its arguments, usually a PICKLE_TUPLE; OPAQUE if there are
+                  * none, or they are not kept as such. c: first held entry */
     PICKLE_PERSISTENT, /* a: the persistent ID, any value */
 };
 
-/* A key is opaque or a call, which may return a number equal to another key: complex(1, 0). Strings
- * are different from it. */
-#define PICKLE_DICT_UNSURE UINT32_C(1)
+/*
+ * Held entries are values that a call or a dictionary contains besides its arguments or items: the
+ * state that is set on it (BUILD), and items that are added to an object. They have no order. Of
+ * values that contain no others, such as numbers and strings, there is no entry.
+ */
 
-/* State was set on the result of the call (BUILD). The other flags are free. */
-#define PICKLE_CALL_BUILT UINT32_C(1)
+/* Flags of nodes. Those from PICKLE_FLAG_FREE on are for the caller of pickle_read(). */
+enum {
+    /* Of a dictionary: a key is opaque or a call, which may return a number equal to another key:
+     * complex(1, 0). Strings are different from it. */
+    PICKLE_DICT_UNSURE = 1,
+    PICKLE_CALL_BUILT = 2, /* state was set on the result of the call (BUILD) */
+    PICKLE_FLAG_FREE = 4,
+};
 
 struct pickle_node {
-    uint32_t kind; /* enum pickle_kind */
+    uint16_t kind; /* enum pickle_kind */
+    uint16_t flags;
     uint32_t a, b, c;
 };
 
-/* An entry of a list or dictionary. */
+/* An entry of a list or dictionary, or a held one. */
 struct pickle_entry {
-    pickle_value key; /* of a list: the position, a number */
+    pickle_value key; /* of a list: the position, a number; of a held one: OPAQUE */
     pickle_value value;
     uint32_t next; /* index in pickle->entries; 0: the last entry */
 };

@@ -9,6 +9,7 @@
 #include "format/torch_dtype.h"
 #include "format/torch_imports.h"
 #include "format/torch_source.h"
+#include "format/torch_unseen.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -29,7 +30,7 @@ enum {
 
 /* A traversal of the dictionaries, lists and tuples of a file: its containers. */
 struct torch_walk {
-    const struct pickle *pickle;
+    struct pickle *pickle;
     struct torch_source *source;
     struct torch_file *file;
     struct reason *reason;
@@ -139,6 +140,8 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
     pickle_value view_id;
     const char *text;
 
+    if (persistent)
+        pickle->nodes[value].flags |= TORCH_SEEN;
     if (!pickle_string_is(pickle, pickle_tuple_item(pickle, id, 0), "storage")) {
         refuse_tensor_of(walk, "it has no storage");
         return false;
@@ -285,29 +288,6 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
     return true;
 }
 
-#define CALL_SEEN UINT32_C(2) /* a flag of a PICKLE_CALL: it is a tensor that was found */
-
-enum { PARTS_DEPTH_MAX = 8 }; /* of tuples and calls in the arguments of a tensor */
-
-/* Marks the tensors that a refused tensor consists of, such as the indices of a sparse one. */
-static void
-mark_parts(struct torch_walk *walk, pickle_value value, unsigned depth)
-{
-    const struct pickle *pickle = walk->pickle;
-    enum pickle_kind kind = pickle_kind_of(pickle, value);
-
-    if (depth > PARTS_DEPTH_MAX || walk->visits_left == 0)
-        return;
-    walk->visits_left--;
-    if (kind == PICKLE_CALL && !(pickle->nodes[value].c & CALL_SEEN)) {
-        pickle->nodes[value].c |= CALL_SEEN;
-        mark_parts(walk, pickle->nodes[value].b, depth + 1);
-    } else if (kind == PICKLE_TUPLE) {
-        for (uint32_t i = 0; i < pickle_tuple_length(pickle, value); i++)
-            mark_parts(walk, pickle_tuple_item(pickle, value, i), depth + 1);
-    }
-}
-
 enum tensor_verdict { NO_TENSOR, TENSOR_REFUSED, TENSOR_FOUND };
 
 /* State that torch would assign to the attributes of a tensor: "data" and others replace values. */
@@ -328,7 +308,7 @@ unwrap_parameter(const struct torch_walk *walk, pickle_value *value, pickle_valu
             torch_calls(walk->pickle, call, "_rebuild_device_tensor_from_cpu_tensor");
         bool has_state = torch_calls(walk->pickle, call, "_rebuild_parameter_with_state");
 
-        if (call->c & PICKLE_CALL_BUILT)
+        if (call->flags & PICKLE_CALL_BUILT)
             why = WITH_STATE;
         if (!is_converted && !has_state && !torch_calls(walk->pickle, call, "_rebuild_parameter"))
             break;
@@ -371,11 +351,11 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor
     if (!why)
         why = wrapped;
     if (why) {
-        mark_parts(walk, value, 0);
+        torch_mark_parts(walk->pickle, value, &walk->visits_left);
         refuse_tensor_of(walk, "%s", why);
         return TENSOR_REFUSED;
     }
-    pickle->nodes[value].c |= CALL_SEEN;
+    pickle->nodes[value].flags |= TORCH_SEEN;
     if (!read_strided(walk, found.arguments, found.has_dtype, tensor))
         return TENSOR_REFUSED;
     if (converted != PICKLE_VALUE_OPAQUE &&
@@ -384,28 +364,6 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor
         return TENSOR_REFUSED;
     }
     return TENSOR_FOUND;
-}
-
-/* Refuses the tensors that the traversal has not reached: those of objects and sets. */
-static void
-refuse_unseen_tensors(struct torch_walk *walk)
-{
-    struct torch_file *file = walk->file;
-
-    for (uint32_t i = 0; i < walk->pickle->node_count; i++) {
-        const struct pickle_node *call = node_of(walk, i, PICKLE_CALL);
-        struct torch_tensor_call found;
-        uint32_t number;
-
-        if (!call || (call->c & CALL_SEEN) ||
-            !(torch_refusal_of(walk->pickle, call) || torch_is_call_from_type(walk->pickle, call) ||
-              torch_is_tensor_call(walk->pickle, call->a, call->b, &found)))
-            continue;
-        number = file->refused_count++;
-        if (number < TORCH_REFUSED_NAMED)
-            snprintf(file->refused[number], sizeof(file->refused[number]),
-                     "a tensor is in an object or a set, expected a dictionary, list or tuple");
-    }
 }
 
 /* ---- containers ---- */
@@ -489,8 +447,9 @@ static errint_t walk_container(struct torch_walk *walk, pickle_value container);
 static errint_t
 walk_value(struct torch_walk *walk, pickle_value value)
 {
-    const bool is_call = pickle_kind_of(walk->pickle, value) == PICKLE_CALL;
-    const size_t visits = (is_call ? CALL_VISITS : 1) + walk->name_length / NAME_BYTES_PER_VISIT;
+    const struct pickle_node *call = node_of(walk, value, PICKLE_CALL);
+    const bool is_named = call && pickle_kind_of(walk->pickle, call->a) == PICKLE_GLOBAL;
+    const size_t visits = (is_named ? CALL_VISITS : 1) + walk->name_length / NAME_BYTES_PER_VISIT;
 
     if (walk->visits_left < visits)
         return reason_set(walk->reason, -EBADMSG, "TorchNesting",
@@ -521,7 +480,8 @@ static errint_t
 walk_entry(struct torch_walk *walk, const struct pickle_node *container, pickle_value key,
            pickle_value value)
 {
-    const bool is_unsure = container->kind == PICKLE_DICT && container->c & PICKLE_DICT_UNSURE &&
+    const bool is_unsure = container->kind == PICKLE_DICT &&
+                           container->flags & PICKLE_DICT_UNSURE &&
                            pickle_kind_of(walk->pickle, key) == PICKLE_NUMBER;
     size_t name_length = walk->name_length;
     uint32_t found = walk->found;
@@ -588,50 +548,66 @@ walk_root(struct torch_walk *walk)
     return error ? error : walk->failed;
 }
 
-/* The key of the dictionary with this name in the outermost one; OPAQUE if there is none. */
-static pickle_value
+/* The entry of the dictionary with this name in the outermost one; 0 if there is none. */
+static uint32_t
 find_dictionary(const struct pickle *pickle, const char *name)
 {
     for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
         if (pickle_kind_of(pickle, pickle->entries[i].value) == PICKLE_DICT &&
             pickle_string_is(pickle, pickle->entries[i].key, name))
-            return pickle->entries[i].key;
-    return PICKLE_VALUE_OPAQUE;
+            return i;
+    return 0;
 }
 
 /*
- * The key "state_dict" of a checkpoint of PyTorch Lightning: its other entries, "optimizer_states",
- * "callbacks" and so on, are the state of the training run (dump_checkpoint() in
- * lightning/pytorch/trainer/connectors/checkpoint_connector.py). OPAQUE: it is no such checkpoint.
+ * The entry "state_dict" of a checkpoint of PyTorch Lightning: its other entries,
+ * "optimizer_states", "callbacks" and so on, are the state of the training run (dump_checkpoint()
+ * in lightning/pytorch/trainer/connectors/checkpoint_connector.py). 0: it is no such checkpoint.
  */
-static pickle_value
+static uint32_t
 find_lightning_weights(const struct pickle *pickle)
 {
     if (pickle_kind_of(pickle, pickle->root) != PICKLE_DICT)
-        return PICKLE_VALUE_OPAQUE;
+        return 0;
     for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
         if (pickle_string_is(pickle, pickle->entries[i].key, "pytorch-lightning_version"))
             return find_dictionary(pickle, "state_dict");
-    return PICKLE_VALUE_OPAQUE;
+    return 0;
+}
+
+/* Counts a tensor or storage that the traversal has not reached, and keeps the first reasons. */
+static void
+refuse_unseen(void *arg, const char *line)
+{
+    struct torch_file *file = arg;
+    uint32_t number = file->refused_count++;
+
+    if (number < TORCH_REFUSED_NAMED)
+        snprintf(file->refused[number], sizeof(file->refused[number]), "%s", line);
 }
 
 /* Chooses the skipped key, and counts tensors and the sizes of their names and shapes. */
 static errint_t
 count_tensors(struct torch_walk *walk)
 {
+    const uint32_t weights = find_lightning_weights(walk->pickle);
+    pickle_value all = walk->pickle->root;
     errint_t error;
 
-    walk->skipped_key = find_lightning_weights(walk->pickle);
-    if (walk->skipped_key != PICKLE_VALUE_OPAQUE)
-        return walk_root(walk);
+    walk->skipped_key = PICKLE_VALUE_OPAQUE;
+    if (weights) {
+        walk->skipped_key = walk->pickle->entries[weights].key;
+        all = walk->pickle->entries[weights].value;
+    }
     error = walk_root(walk);
-    if (!error && walk->with_tensors == 1 && walk->dict_with_tensors != PICKLE_VALUE_OPAQUE) {
+    if (!error && !weights && walk->with_tensors == 1 &&
+        walk->dict_with_tensors != PICKLE_VALUE_OPAQUE) {
         walk->skipped_key = walk->dict_with_tensors;
         error = walk_root(walk);
     }
-    if (!error)
-        refuse_unseen_tensors(walk);
-    return error;
+    return error ? error
+                 : torch_refuse_unseen(walk->pickle, all, &walk->visits_left, refuse_unseen,
+                                       walk->file, walk->reason);
 }
 
 static errint_t

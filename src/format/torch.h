@@ -9,7 +9,8 @@
  * which are strings or integers, and positions, joined with dots. If one entry of the
  * outermost dictionary is a dictionary that contains all tensors ("state_dict", "model", ...),
  * names omit its key; of a checkpoint of PyTorch Lightning, only the tensors of "state_dict" are
- * found. If the file is a single tensor, its name is TORCH_SINGLE_NAME.
+ * found. Tensors and storages that are elsewhere, such as in an object, are refused. If the file is
+ * a single tensor, its name is TORCH_SINGLE_NAME.
  */
 #ifndef FSTFS_FORMAT_TORCH_H
 #define FSTFS_FORMAT_TORCH_H

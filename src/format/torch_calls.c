@@ -49,7 +49,8 @@ torch_is_tensor_call(const struct pickle *pickle, pickle_value function, pickle_
 bool
 torch_is_call_from_type(const struct pickle *pickle, const struct pickle_node *call)
 {
-    return pickle_is_global(pickle, call->a, "torch._tensor", "_rebuild_from_type_v2");
+    return pickle_is_global(pickle, call->a, "torch._tensor", "_rebuild_from_type_v2") ||
+           pickle_is_global(pickle, call->a, "torch._tensor", "_rebuild_from_type");
 }
 
 bool

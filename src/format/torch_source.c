@@ -305,10 +305,8 @@ is_storage_key(const struct pickle *pickle, pickle_value key)
     return pickle_get_string(pickle, key, &text, &length) && length <= TORCH_KEY_MAX;
 }
 
-/* Whether a persistent ID is that of a storage. torch refuses the file if it is of another kind
- * than this and "module", which has no tensors. */
-static bool
-is_storage_id(const struct pickle *pickle, pickle_value id)
+bool
+torch_is_storage_id(const struct pickle *pickle, pickle_value id)
 {
     const char *text;
     size_t length;
@@ -394,7 +392,8 @@ collect_storages(struct torch_source *source, struct reason *reason)
     size_t count = 0;
 
     for (uint32_t i = 0; i < pickle->node_count; i++)
-        if (pickle->nodes[i].kind == PICKLE_PERSISTENT && is_storage_id(pickle, pickle->nodes[i].a))
+        if (pickle->nodes[i].kind == PICKLE_PERSISTENT &&
+            torch_is_storage_id(pickle, pickle->nodes[i].a))
             count += pickle_tuple_length(pickle, pickle->nodes[i].a) < 6 ? 1 : 2;
     /* As much again is for qsort_r(). */
     if (2 * count * sizeof(*source->storages) > pickle->length * TORCH_TABLE_FACTOR + TORCH_SLACK)
@@ -408,7 +407,7 @@ collect_storages(struct torch_source *source, struct reason *reason)
         const pickle_value id = pickle->nodes[i].a;
         struct torch_storage storage, view;
 
-        if (pickle->nodes[i].kind != PICKLE_PERSISTENT || !is_storage_id(pickle, id))
+        if (pickle->nodes[i].kind != PICKLE_PERSISTENT || !torch_is_storage_id(pickle, id))
             continue;
         if (!read_storage_id(pickle, id, &storage, &view))
             return reason_set(reason, -EBADMSG, "TorchStorage",

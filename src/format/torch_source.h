@@ -64,6 +64,10 @@ void torch_source_close(struct torch_source *source);
 errint_t torch_source_check_version(const struct torch_source *source, struct reason *fault,
                                     struct reason *reason);
 
+/* Whether a persistent ID is that of a storage. torch refuses the file if it is of another kind
+ * than this and "module", which has no tensors. */
+bool torch_is_storage_id(const struct pickle *pickle, pickle_value id);
+
 /* Finds the storage `key`: its offset in the file and its length in bytes. With a reason: -EBADMSG
  * (missing or malformed), -ESTALE, errors of pread(2). */
 errint_t torch_source_find(struct torch_source *source, const char *key, size_t key_length,

@@ -154,6 +154,35 @@ def memo(count):
 
 S = storage("0", 6)
 A = tensor(S, (6,))
+X = tensor(S, (2,))
+
+
+def lightning(value, **more):
+    return root({"state_dict": {"w": A, "x": value}, "pytorch-lightning_version": "2.0"} | more)
+
+
+def nested_object(lists):
+    return Call(Global("mylib", "Thing"), Raw(b"]" * lists + b"a" * (lists - 1)))
+
+
+def holder(instructions, value=X):
+    return Raw(instructions.replace(b"%", t.instructions_of(value)))
+
+
+# Values that contain the tensor X, but not in a way in which it has a name.
+HOLDERS = {
+    "argument": Call(Global("mylib", "Thing"), X), "argument-in-dictionary": Call(Global("mylib", "Thing"), {"a": [X]}),
+    "state": holder(b"cmylib\nThing\n)\x81%b"), "state-of-dictionary": holder(b"ccollections\nOrderedDict\n)R%b"),
+    "item": holder(b"ccollections\ndefaultdict\n)RK\1%s"), "key": holder(b"ccollections\ndefaultdict\n)R(%K\1u"),
+    "element": holder(b"cmylib\nList\n)R%a"), "pairs": Call(Global("collections", "OrderedDict"), [[X]]),
+    "keywords": holder(b"cmylib\nThing\n)}U\1a%s\x92"), "arguments-and-keywords": holder(b"cmylib\nThing\n%\x85}\x92"),
+    "call-of-call": holder(b"cmylib\nmaker\n)R%\x85R"), "callee": holder(b"cmylib\nmaker\n%\x85R)R"), "no-tuple": holder(b"cmylib\nThing\n%R"),
+    "set": holder(b"\x8f(%\x90"), "frozen-set": holder(b"(K\1%\x91"), "old-instance": holder(b"(%imylib\nThing\n"),
+    "old-object": holder(b"(cmylib\nThing\n%o"), "extension": holder(b"\x82\1%a"),
+    "storage": S, "unknown-function": Call(Global("torch._utils", "_rebuild_tensor_v4"), S, 0, (2,)),
+    "deeper": Call(Global("mylib", "Thing"), [({"a": holder(b"cmylib\nThing\n)\x81%b")},)]),
+}
+
 MANY = {f"w{i}": tensor(storage("0", 1), (1,)) for i in range(20)}
 
 CASES = [
@@ -242,7 +271,7 @@ CASES = [
     ("pickle-memo-of-5-bytes", "NoTensors", pickled(b"\x80\x02N" + memo(40000) + b".")),
     ("pickle-long-integers", "NoTensors", pickled(b"\x80\x02" + (b"\x8a\xff" + b"\x7f" * 255 + b"0") * 2000 + b"N.")),
     ("pickle-reduce-of-reduce", "PickleMemory", pickled(b"\x80\x02cos\nsystem\n" + b"N\x85R" * 100000 + b".")),
-    ("pickle-call-chain", "NoTensors", pickled(b"\x80\x02cos\nsystem\n" + b")R" * 3000 + b".")),
+    ("pickle-call-chain", "NoTensors", pickled(b"\x80\x02cos\nsystem\n" + b")R" * 2000 + b".")),
     ("key-twice", "Pickle", root(items(("a", A), ("a", tensor(S, (1,)))))),
     ("key-twice-with-none", "Pickle", root(items(("a", A), ("a", None), ("b", A)))),
     ("key-twice-with-dictionaries", "Pickle", root(items(("a", {"x": A}), ("a", {"y": A})))),
@@ -311,6 +340,15 @@ CASES = [
     ("state-from-type", "refused 2", root({"v": tensor(S, (6,)), "w": Call(
         Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch._utils", "_rebuild_tensor_v2"), Global("torch", "Tensor"),
         (S, 0, (2,), (1,), False, {}), {"data": tensor(S, (2,), offset=2)})})),
+    ("built-from-storage", "refused 1", root({"v": A, "w": Raw(b"ctorch\nTensor\n)\x81" + t.instructions_of((S, 0, (2,), (1,))) + b"b")})),
+    ("unknown-function", "refused 1", root({"v": A, "w": Call(Global("torch._utils", "_rebuild_tensor_v4"), S, 0, (2,), (1,))})),
+    ("unknown-function-of-two", "refused 2", root({"v": A, "w": Call(Global("mylib", "rebuild"), [S, {"more": storage("1", 6)}])})),
+    ("storage-alone", "refused 1", root({"v": A, "w": S})),
+    ("state-from-type-v1", "refused 1", root({"v": A, "w": Call(
+        Global("torch._tensor", "_rebuild_from_type"), Global("torch._utils", "_rebuild_tensor_v2"), Global("torch.nn.parameter", "Parameter"),
+        (S, 0, (2,), (1,), False, {}), {"a": 1})})),
+    *((f"lightning-{name}", "refused 1", lightning(value)) for name, value in HOLDERS.items()),
+    ("lightning-nested-257", "TorchNesting", lightning(nested_object(255))),
     ("dtype-converted", "refused 1", root({"v": tensor(S, (6,)), "w": Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
                                                                            tensor(S, (6,)), Global("torch", "int32"), "cpu", False)})),
     ("pairs-that-are-none", "refused 1", root({"w": tensor(S, (6,)), "x": Call(Global("collections", "OrderedDict"), [[tensor(S, (1,))]])})),
@@ -374,6 +412,10 @@ READ = [(f"calls-{name}", content) for name, content in evil("false").items()] +
     ("state-that-is-empty", one({"w": Call(Global("torch._utils", "_rebuild_parameter_with_state"), ONE["w"], True, {}, {})})),
     ("dtype-not-converted", one({"w": Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), ONE["w"],
                                            Global("torch", "float32"), "cpu", False)})),
+    ("from-type-v1", one({"w": Call(Global("torch._tensor", "_rebuild_from_type"), Global("torch._utils", "_rebuild_tensor_v2"),
+                                    Global("torch", "Tensor"), (storage("0", 2), 0, (2,), (1,), False, {}), {})})),
+    *((f"lightning-beside-{name}", lightning(A, hyper_parameters=value, state_dict={"w": tensor(S, (2,))})) for name, value in HOLDERS.items()),
+    ("lightning-nested-256", lightning(nested_object(254), state_dict={"w": tensor(S, (2,)), "x": nested_object(254)})),
     ("lightning", one({"pytorch-lightning_version": "2.0", "state_dict": ONE, "optimizer_states": [{"state": {0: {"exp_avg": ONE["w"]}}}],
                        "hyper_parameters": Call(Global("mylib", "Settings"), ONE["w"])})),
     ("keys-alike", one(items((1, 0), ("1", 0), ("1.0", 0), (1.5, 0), (1.5, 0), (2**70, 0), (None, 0), ((1,), 0), ("W", 0), ("w\0", 0), *ONE.items()))),

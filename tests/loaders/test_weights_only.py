@@ -44,7 +44,8 @@ NOT_SHOWN = {
     "its bytes are not stored in order": {"stride-zero", "stride-transposed", "name-surrogate-in-two-passes"},
     "safetensors has no dtype for it": {"complex128", "dtype-unknown"},
     "torch changes its values after creating it": {"state-built", "state-of-parameter", "state-from-type", "dtype-converted"},
-    "torch does not write such tensors": {"rank-65", "untyped-without-dtype"},
+    "torch does not write such tensors": {"rank-65", "untyped-without-dtype", "built-from-storage"},
+    "a storage is no tensor": {"storage-alone", "lightning-storage"},
     "its name cannot be in a safetensors header": {"name-surrogate", "name-too-long", "key-tuple", "key-none", "key-none-alone", "key-boolean"},
     "a key may be equal to the result of a call, which is not made": {"key-complex", "key-in-pairs-of-lists"},
     "its bytes may not be its values": {"lazy-counter"},
@@ -61,14 +62,16 @@ SHOWN_IN_PART = {
         "stride-negative", "stride-overflow", "old-view-outside"},
     "the arguments of a function that rebuilds tensors are invalid": {"lazy-conjugate", "metadata-unknown", "sparse", "quantised", "meta"},
     "a class that torch does not allow": {
-        "subclass", "tensor-in-object", "tensor-in-defaultdict", "tensor-in-state", "pairs-that-are-none"},
+        "subclass", "tensor-in-object", "tensor-in-defaultdict", "tensor-in-state", "pairs-that-are-none", "state-from-type-v1",
+        "unknown-function", "unknown-function-of-two", *(f"lightning-{name}" for name in bad_torch.HOLDERS if name != "storage")},
 }
 
 # fstfs shows all tensors, torch refuses the file.
 SHOWN = {
     "calls and objects are data: nothing is executed, and no tensor depends on them": {
         "calls-reduce", "calls-in-key", "calls-eval", "calls-obj", "calls-newobj", "calls-newobj-ex", "calls-build", "unknown-class",
-        "unknown-persistent", "lightning"},
+        "unknown-persistent", "lightning", "lightning-nested-256", "from-type-v1",
+        *(f"lightning-beside-{name}" for name in bad_torch.HOLDERS if name != "storage")},
     "torch's reader lacks instructions of protocols 0, 1 and 4": {
         "calls-inst", "calls-stack-global", "integers-of-protocol-0", "frame", "memoize"},
 }

@@ -244,7 +244,7 @@ push_call(struct pickle_machine *m, pickle_value callee, pickle_value arguments)
     return push_call_node(m, callee, arguments);
 }
 
-/* REDUCE, NEWOBJ: the arguments are on top of the stack, the callee is below them. */
+/* REDUCE: the arguments are on top of the stack, the callee is below them. */
 static errint_t
 run_reduce(struct pickle_machine *m)
 {
@@ -254,6 +254,21 @@ run_reduce(struct pickle_machine *m)
     if (!error)
         error = pickle_pop(m, &callee);
     return error ? error : push_call(m, callee, arguments);
+}
+
+/* NEWOBJ: the same for CLASS.__new__(), which ignores the arguments of an OrderedDict. */
+static errint_t
+run_new_object(struct pickle_machine *m)
+{
+    pickle_value callee, arguments;
+    errint_t error = pickle_pop(m, &arguments);
+
+    if (!error)
+        error = pickle_pop(m, &callee);
+    if (error)
+        return error;
+    return pickle_tuple_length(m->pickle, arguments) ? push_call_node(m, callee, arguments)
+                                                     : push_call(m, callee, arguments);
 }
 
 /* NEWOBJ_EX: keyword arguments are on top, then as NEWOBJ. */
@@ -538,8 +553,9 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
     case 0x84:
         return push_extension(m, 4);
     case 'R':
-    case 0x81: /* NEWOBJ */
         return run_reduce(m);
+    case 0x81: /* NEWOBJ */
+        return run_new_object(m);
     case 0x92:
         return run_reduce_with_keywords(m);
     case 'i':

@@ -343,6 +343,7 @@ CASES = [
     ("built-from-storage", "refused 1", root({"v": A, "w": Raw(b"ctorch\nTensor\n)\x81" + t.instructions_of((S, 0, (2,), (1,))) + b"b")})),
     ("unknown-function", "refused 1", root({"v": A, "w": Call(Global("torch._utils", "_rebuild_tensor_v4"), S, 0, (2,), (1,))})),
     ("unknown-function-of-two", "refused 2", root({"v": A, "w": Call(Global("mylib", "rebuild"), [S, {"more": storage("1", 6)}])})),
+    ("new-dictionary-of-pairs", "refused 1", root({"v": A, "w": Raw(b"ccollections\nOrderedDict\n" + t.instructions_of(([("x", A)],)) + b"\x81")})),
     ("storage-alone", "refused 1", root({"v": A, "w": S})),
     ("state-from-type-v1", "refused 1", root({"v": A, "w": Call(
         Global("torch._tensor", "_rebuild_from_type"), Global("torch._utils", "_rebuild_tensor_v2"), Global("torch.nn.parameter", "Parameter"),

@@ -455,7 +455,7 @@ push_opaque_line(struct pickle_machine *m)
 static errint_t
 run_memoize(struct pickle_machine *m)
 {
-    return pickle_put_memo(m, m->memo_count);
+    return pickle_put_memo(m, m->memo_set);
 }
 
 static errint_t

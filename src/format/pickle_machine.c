@@ -350,6 +350,7 @@ pickle_put_memo(struct pickle_machine *m, uint64_t index)
         return error;
     while (m->memo_count <= index)
         m->memo[m->memo_count++] = PICKLE_VALUE_MARK;
+    m->memo_set += m->memo[index] == PICKLE_VALUE_MARK;
     m->memo[index] = m->stack[m->depth - 1];
     return 0;
 }

@@ -24,6 +24,7 @@ struct pickle_machine {
     uint32_t depth, stack_capacity;
     pickle_value *memo; /* PICKLE_VALUE_MARK: not set */
     uint32_t memo_count, memo_capacity;
+    uint32_t memo_set; /* entries of the memo that are set, which MEMOIZE uses as its index */
     uint32_t puts; /* number of PUT instructions so far, which limits the length of the memo */
 };
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """src/format reads files of torch.save(), reports the right rule for invalid ones, and executes nothing."""
 
+import io
 import os
 import pickle
 import struct
@@ -196,6 +197,29 @@ def test_pickle_larger_than_the_first_read(tmp_path):
     storages = {str(i): (1, struct.pack("<I", i)) for i in range(2000)}
     tensors = read(tmp_path, legacy(root, storages))[3]
     assert tensors == {f"layer.{i}": ("F32", (1,), struct.pack("<I", i)) for i in range(2000)}
+
+
+@pytest.mark.parametrize("first, get", [(0, 1), (1, 1), (1, 0)])
+def test_memoize_after_put(tmp_path, first, get):
+    """MEMOIZE sets the entry whose index is the number of entries, as in Python, even if PUT began at 1."""
+    parts = [torchfiles.instructions_of(tensor(storage("0", 6), (1,), offset=i)) for i in range(2)]
+    code = b"}(" + b"".join(torchfiles.instructions_of(f"a{i}") + part + more for i, (part, more) in enumerate(zip(parts, (b"q%c" % first, b"\x94"))))
+    code += torchfiles.instructions_of("b") + b"h%cu." % get
+    verdict, _, _, tensors = read(tmp_path, archive(None, {"0": DATA[:24]}, pickled=b"\x80\4" + code))
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, identity):
+            return identity
+
+        def find_class(self, module, name):
+            return str if name == "FloatStorage" else lambda *arguments: arguments[1] if arguments else None
+
+    try:
+        expected = Unpickler(io.BytesIO(b"\x80\4" + code)).load()
+    except pickle.UnpicklingError:
+        assert verdict.startswith("Pickle "), verdict
+        return
+    assert {name: part[2] for name, part in tensors.items()} == {name: DATA[4 * i : 4 * i + 4] for name, i in expected.items()}
 
 
 def test_protocols(tmp_path):

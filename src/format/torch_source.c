@@ -347,7 +347,8 @@ read_storage_id(const struct pickle *pickle, pickle_value id, struct torch_stora
 
 /*
  * Whether torch gives the same bytes for two IDs with the same key. It creates one object for a
- * key, from the first ID: of a storage, other IDs may have another dtype of the same size.
+ * key, from the first ID: of a storage, other IDs may have another dtype of the same size, or any
+ * dtype if there are no elements.
  */
 static bool
 are_same_storage(const struct pickle *pickle, const struct torch_storage *a,
@@ -355,8 +356,8 @@ are_same_storage(const struct pickle *pickle, const struct torch_storage *a,
 {
     const bool is_view = a->view_of != PICKLE_VALUE_OPAQUE;
 
-    return a->element == b->element && a->elements == b->elements && a->start == b->start &&
-           is_view == (b->view_of != PICKLE_VALUE_OPAQUE) &&
+    return (a->element == b->element || (!is_view && !a->elements)) && a->elements == b->elements &&
+           a->start == b->start && is_view == (b->view_of != PICKLE_VALUE_OPAQUE) &&
            (!is_view ||
             (a->dtype == b->dtype && compare_key_strings(pickle, a->view_of, b->view_of) == 0));
 }

@@ -98,10 +98,10 @@ def test_nothing_is_executed(mount, source):  # noqa: F811
     for name in files:
         for view in ("merged", "shards"):
             entries, _, _ = oracle.read_header(m / f"{view}/bomb/{name}.safetensors")
-            assert {entry.read() for entry in entries} == {bad_torch.F4 * 2}, name
+            assert {entry.read() for entry in entries} - {b""} == {bad_torch.F4 * 2}, name
         for folder, _, names in os.walk(m / f"tensors/bomb/{name}"):
             for file in names:
-                assert oracle.read_all(os.path.join(folder, file)) == bad_torch.F4 * 2
+                assert oracle.read_all(os.path.join(folder, file)) in (bad_torch.F4 * 2, b"")
     check(m, source, MEMORY + BESIDE)
     assert attempt(os.stat, ran) != 0
     assert m.problems() == []

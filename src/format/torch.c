@@ -442,6 +442,18 @@ is_container(const struct torch_walk *walk, pickle_value value)
     return kind == PICKLE_DICT || kind == PICKLE_LIST || kind == PICKLE_TUPLE;
 }
 
+/* Counts the visits of a value. They are limited by the length of the pickle. */
+static errint_t
+count_visits(struct torch_walk *walk, size_t visits)
+{
+    if (walk->visits_left < visits)
+        return reason_set(walk->reason, -EBADMSG, "TorchNesting",
+                          "its dictionaries, lists and tuples contain each other too often, or "
+                          "names are too long");
+    walk->visits_left -= visits;
+    return 0;
+}
+
 static errint_t walk_container(struct torch_walk *walk, pickle_value container);
 
 static errint_t
@@ -450,12 +462,10 @@ walk_value(struct torch_walk *walk, pickle_value value)
     const struct pickle_node *call = node_of(walk, value, PICKLE_CALL);
     const bool is_named = call && pickle_kind_of(walk->pickle, call->a) == PICKLE_GLOBAL;
     const size_t visits = (is_named ? CALL_VISITS : 1) + walk->name_length / NAME_BYTES_PER_VISIT;
+    errint_t error = count_visits(walk, visits);
 
-    if (walk->visits_left < visits)
-        return reason_set(walk->reason, -EBADMSG, "TorchNesting",
-                          "its dictionaries, lists and tuples contain each other too often, or "
-                          "names are too long");
-    walk->visits_left -= visits;
+    if (error)
+        return error;
     if (is_container(walk, value))
         return walk_container(walk, value);
     take_tensor(walk, value);
@@ -491,6 +501,8 @@ walk_entry(struct torch_walk *walk, const struct pickle_node *container, pickle_
 
     if (is_one_kept && !is_skipped)
         return 0;
+    if (!is_container(walk, value) && pickle_kind_of(walk->pickle, value) != PICKLE_CALL)
+        return count_visits(walk, 1); /* no tensor, so its name does not matter */
     is_named = is_skipped || append_key(walk, key);
     walk->unnamed += !is_named;
     walk->unsure += is_unsure;

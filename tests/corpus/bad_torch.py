@@ -283,6 +283,7 @@ CASES = [
     ("key-twice-of-lightning", "Pickle", root(items(("pytorch-lightning_version", "1"), ("state_dict", {"x": A}), ("state_dict", {})))),
     ("nested-too-deep", "TorchNesting", deep(65)),
     ("nested-bomb", "TorchNesting", bomb(40)),
+    ("nested-tuples-of-numbers", "TorchNesting", one(ONE | {"x": Raw(b"]((" + b"N" * 1000 + b"tq\0" + b"h\0" * 999 + b"e")})),
     ("nested-self", "TorchNesting", self_containing()),
     ("names-bomb", "TorchNesting", archive(None, {"0": F4}, pickled=b"\x80\x02}(" + b"".join(
         [t.instructions_of("k" * 4000), b"}("] + [t.instructions_of(str(i)) + (t.instructions_of(tensor(storage("0", 1), (1,))) + b"q\0" if i == 0 else b"h\0") for i in range(9000)] + [b"uX\1\0\0\0zh\0u."]))),
@@ -421,6 +422,7 @@ READ = [(f"calls-{name}", content) for name, content in evil("false").items()] +
     ("lightning", one({"pytorch-lightning_version": "2.0", "state_dict": ONE, "optimizer_states": [{"state": {0: {"exp_avg": ONE["w"]}}}],
                        "hyper_parameters": Call(Global("mylib", "Settings"), ONE["w"])})),
     ("keys-alike", one(items((1, 0), ("1", 0), ("1.0", 0), (1.5, 0), (1.5, 0), (2**70, 0), (None, 0), ((1,), 0), ("W", 0), ("w\0", 0), *ONE.items()))),
+    ("tuple-under-long-key", one(ONE | {"k" * 4000: tuple(range(100000)), "j" * 4000: Raw(b"(" + b"N" * 100000 + b"t")})),
     ("old-storage-empty", legacy({"w": tensor(storage("0", 2, "FloatStorage", None), (2,)), "a": tensor(storage("1", 0, "FloatStorage", None), (0,)),
                                   "b": tensor(storage("1", 0, "LongStorage", None), (0, 3))}, {"0": (2, F4 * 2), "1": (0, b"")})),
     ("old-view-shared", legacy({"w": view("v", "0", 2), "x": view("v", "0", 2), "y": view("u", "0", 2)}, {"0": (6, b"1234" * 2 + F4 * 2 + b"1234" * 2)})),

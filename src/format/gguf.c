@@ -124,10 +124,13 @@ take_tensor_name(struct gguf_reader *in, struct gguf_tensor *tensor)
                            "the name of a tensor has %" PRIu64 " bytes, at most %d are allowed",
                            length, NAME_MAX_BYTES);
     error = gguf_take(in, (size_t)length, &bytes);
-    if (!error)
-        memcpy(tensor->name, bytes, (size_t)length);
+    if (error)
+        return error;
+    if (memchr(bytes, '\0', (size_t)length)) /* llama.cpp ends the name there */
+        return gguf_refuse(in->reason, "GgufName", "the name of a tensor has a NUL byte");
+    memcpy(tensor->name, bytes, (size_t)length);
     tensor->name_length = (size_t)length;
-    return error;
+    return 0;
 }
 
 static errint_t

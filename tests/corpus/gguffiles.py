@@ -101,6 +101,7 @@ BAD = [
     ("split-type", "GgufValue", gguf([W], [pair("split.no", U32, 0)])),
     ("name-64", "GgufName", gguf([("n" * 64, (4,), 0, bytes(16))])),
     ("name-2-63", "GgufName", with_info(struct.pack("<Q", 2**63) + bytes(40))),
+    ("name-nul", "GgufName", gguf([("w\0x", (4,), 0, bytes(16))])),
     ("name-twice", "DuplicateTensorName", gguf([W, W])),
     ("rank-5", "GgufShape", gguf([("w", (1, 1, 1, 1, 1), 0, bytes(4))])),
     ("rank-2-31", "GgufShape", with_info(text("w") + struct.pack("<I", 2**31) + bytes(60))),

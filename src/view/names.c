@@ -2,16 +2,24 @@
 #include "view/names.h"
 
 #include "base/hash.h"
+#include "base/utf8.h"
 
 #include <stdio.h>
 #include <string.h>
 
 enum { MOST = FILE_NAME_SIZE - 1, HASH = 17 /* '~' and 16 digits */ };
 
+/* Whether the first character is escaped. *used: its number of bytes; 1 if it is not UTF-8. */
 static bool
-must_escape(unsigned char c)
+must_escape(const char *text, size_t length, size_t *used)
 {
-    return c < 0x20 || c == 0x7f || c == '/' || c == '%';
+    uint32_t code;
+
+    *used = utf8_decode(text, length, &code);
+    if (*used)
+        return code < 0x20 || code == 0x7f || code == '/' || code == '%';
+    *used = 1;
+    return true;
 }
 
 static bool
@@ -28,10 +36,12 @@ ends_as_cut(const char *name, size_t length)
 bool
 tensor_name_is_plain(const char *name, size_t length, size_t suffix_length)
 {
+    size_t used;
+
     if (length == 0 || length > MOST - suffix_length || name[0] == '.' || ends_as_cut(name, length))
         return false;
-    for (size_t i = 0; i < length; i++)
-        if (must_escape((unsigned char)name[i]))
+    for (size_t i = 0; i < length; i += used)
+        if (must_escape(name + i, length - i, &used))
             return false;
     return true;
 }
@@ -44,24 +54,25 @@ static size_t
 escape_tensor_name(const char *name, size_t length, size_t room, size_t cut_room, char *out,
                    size_t *cut, bool *whole)
 {
-    size_t at = 0;
+    size_t at = 0, used;
 
     *cut = 0;
     *whole = true;
-    for (size_t i = 0; i < length; i++) {
-        unsigned char c = (unsigned char)name[i];
-        bool escaped = must_escape(c) || (i == 0 && c == '.');
+    for (size_t i = 0; i < length; i += used) {
+        bool escaped = must_escape(name + i, length - i, &used) || (i == 0 && name[i] == '.');
 
-        if ((c & 0xc0) != 0x80 && at <= cut_room)
+        if (at <= cut_room)
             *cut = at; /* a character boundary */
-        if (at + (escaped ? 3 : 1) > room) {
+        if (at + (escaped ? 3 : used) > room) {
             *whole = false;
             return at;
         }
-        if (escaped)
-            at += (size_t)snprintf(out + at, 4, "%%%02X", c);
-        else
-            out[at++] = (char)c;
+        if (escaped) {
+            at += (size_t)snprintf(out + at, 4, "%%%02X", (unsigned char)name[i]);
+        } else {
+            memcpy(out + at, name + i, used);
+            at += used;
+        }
     }
     if (at <= cut_room)
         *cut = at;

@@ -2,11 +2,11 @@
 /*
  * File names of tensors.
  *
- * A tensor's file name is its name with '/', '%', bytes below 0x20, DEL and a leading '.' escaped
- * as %XX; the empty name becomes "%". A file name that would be too long with its suffix is
- * truncated at a character boundary and ends in '~' and 16 hex digits, a hash of the whole name. A
- * name that already ends like this also gets a hash. Two tensors of a checkpoint have the same file
- * name only if their hashes are equal.
+ * A tensor's file name is its name with '/', '%', bytes below 0x20, DEL, a leading '.' and bytes
+ * that are not UTF-8, which names of GGUF may have, escaped as %XX; the empty name becomes "%". A
+ * file name that would be too long with its suffix is truncated at a character boundary and ends in
+ * '~' and 16 hex digits, a hash of the whole name. A name that already ends like this also gets a
+ * hash. Two tensors of a checkpoint have the same file name only if their hashes are equal.
  */
 #ifndef FSTFS_VIEW_NAMES_H
 #define FSTFS_VIEW_NAMES_H

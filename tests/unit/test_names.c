@@ -31,6 +31,7 @@ START_TEST(escapes)
     assert_file_name(".hidden.x", 9, "", "%2Ehidden.x");
     assert_file_name("nul\0end", 7, "", "nul%00end");
     assert_file_name("line\nbreak\x7f", 11, "", "line%0Abreak%7F");
+    assert_file_name("a\xff\xc3/\xe2\x82", 6, "", "a%FF%C3%2F%E2%82");
     assert_file_name("gr\xc3\xb6\xc3\x9f"
                      "e",
                      7, "",

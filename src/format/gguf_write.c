@@ -18,8 +18,7 @@ has_split_key(const struct gguf_info *info, enum gguf_split_key key)
 }
 
 static errint_t
-check_part(const struct gguf_info *first, const struct gguf_info *info, uint32_t part,
-           uint32_t count, struct reason *reason)
+check_part(const struct gguf_info *info, uint32_t part, uint32_t count, struct reason *reason)
 {
     const uint64_t *value = info->split_value;
 
@@ -30,11 +29,7 @@ check_part(const struct gguf_info *first, const struct gguf_info *info, uint32_t
     if ((part == 0 || has_split_key(info, GGUF_SPLIT_COUNT)) && value[GGUF_SPLIT_COUNT] != count)
         return gguf_refuse(reason, "GgufSplit", "split.count is %" PRIu64 ", expected %" PRIu32,
                            value[GGUF_SPLIT_COUNT], count);
-    if (info->alignment != first->alignment)
-        return gguf_refuse(reason, "GgufAlignment",
-                           "general.alignment is %" PRIu32 ", in the first part %" PRIu32,
-                           info->alignment, first->alignment);
-    if (info->alignment > GGUF_MERGE_ALIGNMENT)
+    if (part == 0 && info->alignment > GGUF_MERGE_ALIGNMENT)
         return gguf_refuse(reason, "GgufAlignment",
                            "general.alignment is %" PRIu32
                            ", expected at most %d to merge the parts",
@@ -83,7 +78,7 @@ gguf_check_parts(const struct st_table *const *tables, uint32_t count, uint32_t 
     if (count == 1 && !gguf_is_part(first))
         return 0;
     for (*part = 0; *part < count; ++*part) {
-        error = check_part(first, tables[*part]->gguf, *part, count, reason);
+        error = check_part(tables[*part]->gguf, *part, count, reason);
         if (!error && *part)
             error = check_part_keys(tables[0], tables[*part], reason);
         if (error)
@@ -133,7 +128,7 @@ add_head(struct buffer *out, uint64_t tensors, const struct gguf_info *first)
 /* Adds the descriptions of a part's tensors. Returns the end of their data, which begins at
  * `offset`. */
 static uint64_t
-add_infos(struct buffer *out, const struct st_table *table, uint64_t offset)
+add_infos(struct buffer *out, const struct st_table *table, uint32_t alignment, uint64_t offset)
 {
     for (uint32_t i = 0; i < table->count; i++) {
         const struct st_tensor *tensor = &table->tensors[i];
@@ -145,7 +140,7 @@ add_infos(struct buffer *out, const struct st_table *table, uint64_t offset)
             buffer_add_u64le(out, table->dims[tensor->shape + d]);
         add_u32le(out, gguf_type_number(table, tensor));
         buffer_add_u64le(out, offset);
-        offset += gguf_padded(tensor->end - tensor->begin, table->gguf->alignment);
+        offset += gguf_padded(tensor->end - tensor->begin, alignment);
     }
     return offset;
 }
@@ -188,7 +183,8 @@ add_pair_runs(struct run_adder *runs, const struct gguf_info *info)
 }
 
 static void
-add_tensor_runs(struct run_adder *runs, const struct st_table *table, uint32_t part)
+add_tensor_runs(struct run_adder *runs, const struct st_table *table, uint32_t alignment,
+                uint32_t part)
 {
     for (uint32_t i = 0; i < table->count; i++) {
         const struct st_tensor *tensor = &table->tensors[i];
@@ -199,9 +195,8 @@ add_tensor_runs(struct run_adder *runs, const struct st_table *table, uint32_t p
                                          .tensor = i,
                                          .offset = table->data_start + tensor->begin,
                                          .length = length});
-        add_run(runs,
-                &(struct gguf_run){.kind = GGUF_RUN_ZERO,
-                                   .length = gguf_padded(length, table->gguf->alignment) - length});
+        add_run(runs, &(struct gguf_run){.kind = GGUF_RUN_ZERO,
+                                         .length = gguf_padded(length, alignment) - length});
     }
 }
 
@@ -218,13 +213,13 @@ gguf_merge(const struct st_table *const *tables, uint32_t count, struct buffer *
     add_run(&runs, &(struct gguf_run){.kind = GGUF_RUN_HEADER, .length = GGUF_HEAD_BYTES});
     add_pair_runs(&runs, first);
     for (uint32_t i = 0; i < count; i++)
-        offset = add_infos(header, tables[i], offset);
+        offset = add_infos(header, tables[i], first->alignment, offset);
     length = header->length - start - GGUF_HEAD_BYTES + runs.position;
     buffer_add_repeat(header, '\0', gguf_padded(length, first->alignment) - length);
     add_run(&runs, &(struct gguf_run){.kind = GGUF_RUN_HEADER,
                                       .offset = GGUF_HEAD_BYTES,
                                       .length = header->length - start - GGUF_HEAD_BYTES});
     for (uint32_t i = 0; i < count; i++)
-        add_tensor_runs(&runs, tables[i], i);
+        add_tensor_runs(&runs, tables[i], first->alignment, i);
     return runs.position;
 }

@@ -2,8 +2,9 @@
 /*
  * Merges the parts of a split GGUF model into one file, like `gguf-split --merge` of llama.cpp: the
  * key-values of the first part, then the tensors of all parts in order, each padded with zero bytes
- * to the alignment. gguf-split sets split.count to 0; this omits the split keys, so that the file
- * equals that of a model that was never split.
+ * to the alignment of the first part; the others may have another one, since writers store its key
+ * in the first part only. gguf-split sets split.count to 0; this omits the split keys, so that the
+ * file equals that of a model that was never split.
  *
  * Nothing is read: the file is described as ranges of the parts. No threads, no state.
  */
@@ -13,13 +14,13 @@
 #include "base/buffer.h"
 #include "format/gguf.h"
 
-/* The largest alignment of parts that are merged: no run of zero bytes is longer. */
+/* The largest alignment of a merged file: no run of zero bytes is longer. */
 enum { GGUF_MERGE_ALIGNMENT = 65536 };
 
 /*
  * Checks by the rules of llama.cpp that `tables` are all parts of one model, in order, or one model
- * that is not split. Also checks that the parts have the same alignment, and the same values for
- * keys of the first part. Does not check that tensor names are unique. -EBADMSG: the reason is set,
+ * that is not split. Also checks that the parts have the same values for keys of the first part.
+ * Does not check that tensor names are unique. -EBADMSG: the reason is set,
  * and *part to the index of the part at fault.
  */
 errint_t gguf_check_parts(const struct st_table *const *tables, uint32_t count, uint32_t *part,

@@ -146,8 +146,9 @@ def test_merge_without_final_padding_and_with_split_keys_first(tmp_path):
     ("0 GgufSplit split.count is 3, expected 2", split(TENSORS, MODEL, (3, 2, 2))[:2]),
     ("1 GgufSplit split.count is 4, expected 3", [*split(TENSORS, MODEL, (3, 2, 2))[:1], *split(TENSORS, MODEL, (3, 2, 1, 1))[1:3]]),
     ("0 GgufSplit split.tensors.count is 6, all parts have 7 tensors", [split(TENSORS[:6], MODEL, (3, 3))[0], split(TENSORS, MODEL, (3, 4))[1]]),
-    ("1 GgufAlignment general.alignment is 64, in the first part 32", [split(TENSORS, MODEL, (3, 4))[0],
-     split(TENSORS, [], (3, 4), align=64, more=[[], [pair("general.alignment", U32, 64)]])[1]]),
+    ('1 GgufSplit the value of key "general.alignment" differs from that in the first part',
+     [split(TENSORS, MODEL + [pair("general.alignment", U32, 32)], (3, 4))[0],
+      split(TENSORS, [], (3, 4), align=64, more=[[], [pair("general.alignment", U32, 64)]])[1]]),
     ("0 GgufAlignment general.alignment is 131072, expected at most 65536 to merge the parts",
      split(TENSORS, MODEL, (3, 4), align=131072, more=[[pair("general.alignment", U32, 131072)]] * 2)),
     ('1 GgufSplit the value of key "ratio" differs from that in the first part', split(TENSORS, MODEL, (3, 4), more=[[], [pair("ratio", F64, 0.25)]])),
@@ -156,6 +157,14 @@ def test_merge_without_final_padding_and_with_split_keys_first(tmp_path):
 ], ids=lambda value: value[:60] if isinstance(value, str) else "")
 def test_parts_that_do_not_belong_together(tmp_path, rule, parts):
     assert merge(tmp_path, parts) == (rule, b"")
+
+
+@pytest.mark.parametrize("first, other", [(64, 32), (1, 32), (4096, 32), (32, 64), (32, 131072)])
+def test_parts_of_other_alignments(tmp_path, first, other):
+    """llama.cpp opens each part by itself, without general.alignment with that of 32, and merges by that of the first part."""
+    key, others = ([pair("general.alignment", U32, align)] if align != 32 else [] for align in (first, other))
+    parts = [split(TENSORS, MODEL + key, (3, 4), first)[0], split(TENSORS, [], (3, 4), other, more=[[], others if first == 32 else []])[1]]
+    assert merge(tmp_path, parts) == ("ok", gguf(TENSORS, MODEL + key, align=first))
 
 
 def test_file_that_is_not_split(tmp_path):

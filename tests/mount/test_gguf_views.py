@@ -104,11 +104,13 @@ def test_parts(mount, place, options):
     assert m.problems() == []
 
 
-@pytest.mark.parametrize("align", [8, 64, 4096])
-def test_random_reads_of_a_merged_file(mount, place, align):
-    more = [[pair("general.alignment", U32, align)]] * 4
+@pytest.mark.parametrize("align, other", [(8, 8), (64, 64), (4096, 4096), (8, 32), (4096, 32)])
+def test_random_reads_of_a_merged_file(mount, place, align, other):
+    """Parts after the first may have another alignment."""
+    more = [[pair("general.alignment", U32, align)]] + [[pair("general.alignment", U32, align)] if align == other else []] * 3
     whole = gguf(TENSORS, PAIRS + more[0], align=align)
-    files = {f"a b-{i + 1:05}-of-00004.gguf": part for i, part in enumerate(split(TENSORS, PAIRS, (2, 3, 3, 1), align, more=more))}
+    parts = split(TENSORS, PAIRS, (2, 3, 3, 1), align, more=more)[:1] + split(TENSORS, PAIRS, (2, 3, 3, 1), other, more=more)[1:]
+    files = {f"a b-{i + 1:05}-of-00004.gguf": part for i, part in enumerate(parts)}
     m = mount(place_files(place, files))
     with open(m / "merged/a b.gguf", "rb") as f:
         for _ in range(300):
@@ -138,8 +140,12 @@ CASES = [
     ("a part is missing", {name: PARTS[name] for name in (FIRST, REST[0])}, "shard 3 of 3 of m does not exist: its tensors are missing, and there is no merged file"),
     ("another part", PARTS | {REST[1]: PARTS[REST[0]]}, "GgufSplit: split.no is 1, expected 2; the files themselves are shown"),
     ("another count", PARTS | {FIRST: split(TENSORS, PAIRS, (0, 4, 4, 1))[0]}, "GgufSplit: split.count is 4, expected 3; the files themselves are shown"),
-    ("another alignment", PARTS | {REST[0]: split(TENSORS, [], (0, 4, 5), align=64, more=[[], [pair("general.alignment", U32, 64)], []])[1]},
-     "GgufAlignment: general.alignment is 64, in the first part 32; the files themselves are shown"),
+    ("another alignment than in the first part's key", PARTS | {FIRST: split(TENSORS, PAIRS + [pair("general.alignment", U32, 32)], (0, 4, 5))[0],
+     REST[0]: split(TENSORS, [], (0, 4, 5), align=64, more=[[], [pair("general.alignment", U32, 64)], []])[1]},
+     'GgufSplit: the value of key "general.alignment" differs from that in the first part; the files themselves are shown'),
+    ("too large an alignment", {f"m-{i + 1:05}-of-00003.gguf": part for i, part in enumerate(split(
+        TENSORS, PAIRS, (0, 4, 5), align=131072, more=[[pair("general.alignment", U32, 131072)]] * 3))},
+     "GgufAlignment: general.alignment is 131072, expected at most 65536 to merge the parts; the files themselves are shown"),
     ("another value", PARTS | {REST[0]: split(TENSORS, [], (0, 4, 5), more=[[], [pair("llama.block_count", U32, 2)], []])[1]},
      'GgufSplit: the value of key "llama.block_count" differs from that in the first part; the files themselves are shown'),
     ("a tensor is in two parts", PARTS | {REST[1]: split(TENSORS[:4] + TENSORS[:1] + TENSORS[5:], [], (0, 4, 5))[2]},

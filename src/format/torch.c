@@ -685,6 +685,7 @@ errint_t
 torch_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct buffer *imports,
            struct torch_file *file, struct reason *reason)
 {
+    struct torch_imports list = {0};
     struct torch_source source;
     errint_t error = torch_source_open(fd, file_size, admit, arg, &source, reason);
 
@@ -692,12 +693,16 @@ torch_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct buffer
     if (error)
         return error;
     if (imports)
-        error = torch_list_imports(&source.pickle, imports, reason);
+        error = torch_imports_add(&list, &source.pickle, reason);
     if (!error && imports && source.is_zip)
         error = torch_source_check_version(&source, &file->version, reason);
     if (!error)
         error = read_tensors(&source, file, reason);
     torch_source_close(&source);
+    if (imports)
+        torch_imports_write(&list, imports);
+    file->imports_incomplete = list.is_incomplete;
+    torch_imports_free(&list);
     return error;
 }
 

@@ -28,6 +28,8 @@ enum { TORCH_REFUSED_NAMED = 3 };
 struct torch_file {
     struct st_table *table; /* data_start is 0: `begin` and `end` are offsets in the file. Tensors
                              * may overlap (tied weights). The metadata is {"format": "pt"} */
+    bool
+        imports_incomplete; /* there are more imports than those in `imports`; also set on errors */
     bool is_zip; /* a zip archive; otherwise the older format */
     struct reason version; /* why torch.load() refuses the version of the archive; rule NULL: it
                             * does not */
@@ -37,9 +39,10 @@ struct torch_file {
 
 /*
  * Reads the open file `fd` of `file_size` bytes. See st_table.h for `admit`.
- * `imports`, unless NULL, receives sorted lines "MODULE.NAME": the globals that pickle.load() would
- * import, except those that torch.load(weights_only=True) allows. It is filled even if the file has
- * no tensors. Without it, the version of the archive is not checked.
+ * `imports`, unless NULL, receives lines "MODULE.NAME": the globals that pickle.load() would
+ * import, except those that torch.load(weights_only=True) allows, sorted as torch_imports.h
+ * describes. It is filled even if the file has no tensors; check buffer_failed() afterwards.
+ * Without it, the version of the archive is not checked.
  *
  * Errors, with a reason:
  * -ENOMSG: not a checkpoint, though it may be a valid file of another kind: not written by

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* See torch_imports.h. */
 #include "format/torch_imports.h"
 
 #include "base/array.h"
@@ -106,10 +107,93 @@ is_allowed_global(const struct pickle *pickle, pickle_value global)
     return false;
 }
 
-static int
-compare_lines(const void *a, const void *b)
+/* Modules whose functions run programs, evaluate code, or access files and networks, with their
+ * submodules; or single functions. */
+static const char *const dangerous[] = {
+    "os",
+    "posix",
+    "nt",
+    "subprocess",
+    "_posixsubprocess",
+    "commands",
+    "pty",
+    "multiprocessing",
+    "sys",
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.compile",
+    "builtins.open",
+    "builtins.getattr",
+    "builtins.setattr",
+    "builtins.__import__",
+    "__builtin__.eval",
+    "__builtin__.execfile",
+    "__builtin__.compile",
+    "__builtin__.open",
+    "__builtin__.file",
+    "__builtin__.getattr",
+    "__builtin__.setattr",
+    "__builtin__.__import__",
+    "importlib",
+    "imp",
+    "runpy",
+    "code",
+    "codeop",
+    "bdb",
+    "pdb",
+    "timeit",
+    "cProfile",
+    "profile",
+    "ctypes",
+    "marshal",
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "operator",
+    "_operator",
+    "io",
+    "_io",
+    "pathlib",
+    "shutil",
+    "tempfile",
+    "socket",
+    "_socket",
+    "http",
+    "urllib",
+    "requests",
+    "asyncio",
+    "webbrowser",
+    "pip",
+    "torch.hub",
+};
+
+struct torch_import {
+    char *line; /* MODULE.NAME, escaped; malloc'ed */
+    bool is_dangerous;
+};
+
+static bool
+is_dangerous_line(const char *line)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    for (size_t i = 0; i < COUNT_OF(dangerous); i++) {
+        size_t length = strlen(dangerous[i]);
+
+        if (strncmp(line, dangerous[i], length) == 0 &&
+            (line[length] == '.' || line[length] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+static int
+compare_imports(const struct torch_import *a, const struct torch_import *b)
+{
+    if (a->is_dangerous != b->is_dangerous)
+        return a->is_dangerous ? -1 : 1;
+    return strcmp(a->line, b->line);
 }
 
 static char *
@@ -131,35 +215,78 @@ global_text(const struct pickle *pickle, const struct pickle_node *global)
     return line.data;
 }
 
-enum { IMPORTS_MAX = 1000 }; /* most imports that are listed, duplicates included */
+/* Adds the import, whose line the list then owns. If the list is full, the last import of it and
+ * this one is dropped. */
+static void
+add_import(struct torch_imports *imports, struct torch_import import)
+{
+    size_t low = 0, high = imports->count;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = compare_imports(&imports->list[middle], &import);
+
+        if (order == 0) {
+            free(import.line);
+            return;
+        }
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (imports->count == TORCH_IMPORTS_MAX) {
+        imports->is_incomplete = true;
+        if (low == imports->count) {
+            free(import.line);
+            return;
+        }
+        free(imports->list[--imports->count].line);
+    }
+    memmove(imports->list + low + 1, imports->list + low,
+            (imports->count - low) * sizeof(*imports->list));
+    imports->list[low] = import;
+    imports->count++;
+}
 
 errint_t
-torch_list_imports(const struct pickle *pickle, struct buffer *imports, struct reason *reason)
+torch_imports_add(struct torch_imports *imports, const struct pickle *pickle, struct reason *reason)
 {
-    char **lines = calloc(IMPORTS_MAX, sizeof(*lines));
-    size_t count = 0;
-    errint_t error = lines ? 0 : -ENOMEM;
+    bool failed = false;
 
-    for (uint32_t i = 0; !error && i < pickle->node_count && count < IMPORTS_MAX; i++) {
+    if (!imports->list)
+        imports->list = calloc(TORCH_IMPORTS_MAX, sizeof(*imports->list));
+    failed = !imports->list;
+    for (uint32_t i = 0; !failed && i < pickle->node_count; i++) {
+        struct torch_import import;
+
         if (pickle->nodes[i].kind != PICKLE_GLOBAL || is_allowed_global(pickle, i))
             continue;
-        lines[count] = global_text(pickle, &pickle->nodes[i]);
-        if (lines[count])
-            count++;
-        else
-            error = -ENOMEM;
+        import.line = global_text(pickle, &pickle->nodes[i]);
+        failed = !import.line;
+        if (failed)
+            break;
+        import.is_dangerous = is_dangerous_line(import.line);
+        add_import(imports, import);
     }
-    if (count)
-        qsort(lines, count, sizeof(char *), compare_lines);
-    for (size_t i = 0; i < count; i++)
-        if (i == 0 || strcmp(lines[i - 1], lines[i]) != 0) {
-            buffer_add_text(imports, lines[i]);
-            buffer_add_char(imports, '\n');
-        }
-    for (size_t i = 0; i < count; i++)
-        free(lines[i]);
-    free(lines);
-    if (error || buffer_failed(imports))
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the list of imports");
-    return 0;
+    return failed ? reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the list of imports")
+                  : 0;
+}
+
+void
+torch_imports_write(const struct torch_imports *imports, struct buffer *out)
+{
+    for (size_t i = 0; i < imports->count; i++) {
+        buffer_add_text(out, imports->list[i].line);
+        buffer_add_char(out, '\n');
+    }
+}
+
+void
+torch_imports_free(struct torch_imports *imports)
+{
+    for (size_t i = 0; i < imports->count; i++)
+        free(imports->list[i].line);
+    free(imports->list);
+    *imports = (struct torch_imports){0};
 }

@@ -188,7 +188,17 @@ def test_imports_are_listed_once_and_escaped(tmp_path):
     verdict, _, imports, _ = read(tmp_path, archive(None, {"0": b"1234"}, pickled=b"\x80\x02" + code + torchfiles.instructions_of(
         {"w": tensor(storage("0", 1), (1,))}) + b"."))
     assert verdict.startswith("ok 1 0 3")
-    assert imports == [r"a\x1b[2J.b", "builtins.eval", "os.system"]
+    assert imports == ["builtins.eval", "os.system", r"a\x1b[2J.b"]
+
+
+@pytest.mark.parametrize("last", ["os.system", "zzz.f"])
+def test_many_imports(tmp_path, last):
+    """Each is counted once; of over 1000, the dangerous ones are kept."""
+    for names in (["a.f0"] * 1500, [f"a.f{i:04}" for i in range(999)], [f"a.f{i:04}" for i in range(1500)], [f"a.f{i:04}" for i in range(1500)][::-1]):
+        code = b"".join(b"c%s\n%s\n0" % tuple(part.encode() for part in name.split(".")) for name in [*names, last])
+        imports = read(tmp_path, bad_torch.one(pickled=b"\x80\2" + code + torchfiles.instructions_of(bad_torch.ONE) + b"."))[2]
+        expected = [last, *sorted(set(names))] if last == "os.system" else [*sorted(set(names)), last]
+        assert imports == expected[:1000]
 
 
 def test_pickle_larger_than_the_first_read(tmp_path):

@@ -107,6 +107,16 @@ def test_imports(tmp_path):
         assert not made.exists()
 
 
+@pytest.mark.parametrize("count, more", [(7, ""), (8, " and 1 more"), (999, " and 992 more"), (1000, " and at least 992 more")])
+def test_dangerous_imports_come_first(tmp_path, count, more):
+    names = [*(f"osmodule.f{i:04}" for i in range(count - 1)), "aaa.f", "os.path.join"]
+    root = ONE | {"x": [Global(*name.rsplit(".", 1)) for name in names]}
+    (tmp_path / "model.bin").write_bytes(archive(root, {"0": b"12345678"}))
+    [line] = run(tmp_path, status=1)[0]
+    shown = ["os.path.join", "aaa.f", *(f"osmodule.f{i:04}" for i in range(6))]
+    assert f": its pickle imports {', '.join(shown)}{more}, which " in line, line
+
+
 def with_version(name, value):
     """A sound archive, but for its version."""
     out = io.BytesIO()

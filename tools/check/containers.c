@@ -87,7 +87,7 @@ report_header(const struct container *container, errint_t error, const struct re
 
 /* Reports the imports, one per line, of which the first IMPORTS_SHOWN are named. */
 static void
-report_imports(const struct container *container, const struct buffer *imports)
+report_imports(const struct container *container, const struct buffer *imports, bool is_incomplete)
 {
     struct buffer names = BUFFER_INIT;
     size_t count = 0;
@@ -102,7 +102,8 @@ report_imports(const struct container *container, const struct buffer *imports)
         count++;
     }
     if (count > IMPORTS_SHOWN)
-        buffer_addf(&names, " and %zu more", count - IMPORTS_SHOWN);
+        buffer_addf(&names, " and %s%zu more", is_incomplete ? "at least " : "",
+                    count - IMPORTS_SHOWN);
     if (count && !buffer_failed(&names))
         findings_add(container->findings, strdup(container->path), false,
                      "its pickle imports %s, which torch.load(weights_only=True) rejects; load it "
@@ -137,7 +138,8 @@ check_torch(const struct container *container)
     errint_t error = torch_read(container->fd, container->size, admit_header, &admitted, &imports,
                                 &file, &reason);
 
-    report_imports(container, &imports);
+    container->findings->failed |= buffer_failed(&imports);
+    report_imports(container, &imports, file.imports_incomplete);
     buffer_free(&imports);
     if (error)
         return report_header(container, error, &reason);

@@ -611,7 +611,7 @@ pickle_read(const char *text, size_t length, size_t memory, struct pickle *pickl
     };
     errint_t error;
 
-    *pickle = (struct pickle){.text = text};
+    *pickle = (struct pickle){.text = text, .root = PICKLE_VALUE_MARK};
     if (length > INT32_MAX)
         return reason_set(reason, -EBADMSG, "PickleMemory",
                           "the pickle has %zu bytes, at most %d are read", length, INT32_MAX);
@@ -623,8 +623,6 @@ pickle_read(const char *text, size_t length, size_t memory, struct pickle *pickl
     if (!error)
         error = pickle_check_keys(&machine);
     pickle->length = machine.at;
-    if (error)
-        pickle_free(pickle);
     return error;
 }
 

@@ -27,6 +27,8 @@
  * Reads the first pickle of a text of `length` bytes, which must outlive it, and allocates at most
  * `memory` bytes.
  *
+ * On errors too, *pickle has the values that were read until then, and must be freed; its root is
+ * PICKLE_VALUE_MARK if the pickle was not read to its end.
  * With a reason: -ENODATA, the text ends before the pickle does; -EBADMSG, it is malformed or a
  * dictionary has a key twice (rule "Pickle", see pickle_keys.h), or it needs more memory or has
  * more than 2^31 - 1 bytes ("PickleMemory"); -ENOMEM.

@@ -7,7 +7,6 @@
 #include "format/pickle.h"
 #include "format/torch_calls.h"
 #include "format/torch_dtype.h"
-#include "format/torch_imports.h"
 #include "format/torch_source.h"
 #include "format/torch_unseen.h"
 
@@ -687,13 +686,10 @@ torch_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct buffer
 {
     struct torch_imports list = {0};
     struct torch_source source;
-    errint_t error = torch_source_open(fd, file_size, admit, arg, &source, reason);
+    errint_t error =
+        torch_source_open(fd, file_size, admit, arg, imports ? &list : NULL, &source, reason);
 
     *file = (struct torch_file){.is_zip = source.is_zip};
-    if (error)
-        return error;
-    if (imports)
-        error = torch_imports_add(&list, &source.pickle, reason);
     if (!error && imports && source.is_zip)
         error = torch_source_check_version(&source, &file->version, reason);
     if (!error)

@@ -39,10 +39,10 @@ struct torch_file {
 
 /*
  * Reads the open file `fd` of `file_size` bytes. See st_table.h for `admit`.
- * `imports`, unless NULL, receives lines "MODULE.NAME": the globals that pickle.load() would
- * import, except those that torch.load(weights_only=True) allows, sorted as torch_imports.h
- * describes. It is filled even if the file has no tensors; check buffer_failed() afterwards.
- * Without it, the version of the archive is not checked.
+ * `imports`, unless NULL, receives lines "MODULE.NAME", sorted as torch_imports.h describes: the
+ * globals that pickle.load() would import, except those that torch.load(weights_only=True) allows.
+ * It is filled on errors, too; check buffer_failed() afterwards. Without it, the version of the
+ * archive is not checked.
  *
  * Errors, with a reason:
  * -ENOMSG: not a checkpoint, though it may be a valid file of another kind: not written by

@@ -26,11 +26,26 @@ out_of_memory_for_pickle(struct reason *reason)
     return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the pickle");
 }
 
+/* Reads a pickle and lists its imports. The caller frees the pickle, on errors too. */
+static errint_t
+read_listed(const struct torch_source *source, const char *text, size_t length, size_t memory,
+            struct pickle *pickle, struct reason *reason)
+{
+    errint_t error = pickle_read(text, length, memory, pickle, reason), listing = 0;
+
+    if (source->imports) {
+        listing = torch_imports_add(source->imports, pickle, reason);
+        source->imports->is_incomplete |= error == -EBADMSG && pickle->root == PICKLE_VALUE_MARK;
+    }
+    return listing ? listing : error;
+}
+
 /* Reads the pickle with the tensors. */
 static errint_t
-parse_root(const char *text, size_t length, struct pickle *pickle, struct reason *reason)
+parse_root(struct torch_source *source, const char *text, size_t length, struct reason *reason)
 {
-    return pickle_read(text, length, length * TORCH_PICKLE_FACTOR + TORCH_SLACK, pickle, reason);
+    return read_listed(source, text, length, length * TORCH_PICKLE_FACTOR + TORCH_SLACK,
+                       &source->pickle, reason);
 }
 
 /* ---- zip archives ---- */
@@ -151,7 +166,7 @@ read_data_pkl(struct torch_source *source, struct reason *reason)
         return out_of_memory_for_pickle(reason);
     error = bytes_read_at(source->fd, source->text, member->size, member->data, reason);
     if (!error)
-        error = parse_root(source->text, source->text_length, &source->pickle, reason);
+        error = parse_root(source, source->text, source->text_length, reason);
     return error == -ENODATA ? -EBADMSG : error;
 }
 
@@ -172,8 +187,8 @@ open_archive(struct torch_source *source, struct reason *reason)
         error = reason_set(reason, -ENOMSG, "TorchScript", "a TorchScript archive");
     if (error)
         return error;
-    error = check_byte_order(source, reason);
-    return error ? error : read_data_pkl(source, reason);
+    error = read_data_pkl(source, reason);
+    return error ? error : check_byte_order(source, reason);
 }
 
 /* ---- the older format ---- */
@@ -210,44 +225,49 @@ is_false(const struct pickle *pickle, const char *key)
     return false;
 }
 
-/* Whether the text begins with the pickle of the magic number; sets the length of the pickle. */
-static bool
-read_legacy_magic(const char *text, size_t have, size_t *length)
+static errint_t
+refuse_other_file(struct reason *reason)
+{
+    return reason_set(reason, -ENOMSG, "NotTorch",
+                      "neither a zip archive nor the older format of torch.save()");
+}
+
+/* Checks that the text begins with the pickle of the magic number; sets the length of the
+ * pickle. */
+static errint_t
+read_legacy_magic(const struct torch_source *source, size_t have, size_t *length,
+                  struct reason *reason)
 {
     struct pickle pickle;
-    bool is_magic;
+    errint_t error =
+        read_listed(source, source->text, have < MAGIC_BYTES_MAX ? have : MAGIC_BYTES_MAX,
+                    TORCH_SLACK, &pickle, reason);
 
-    if (pickle_read(text, have < MAGIC_BYTES_MAX ? have : MAGIC_BYTES_MAX, TORCH_SLACK, &pickle,
-                    NULL))
-        return false;
-    is_magic = is_legacy_magic(&pickle);
+    if (error != -ENOMEM && (error || !is_legacy_magic(&pickle)))
+        error = refuse_other_file(reason);
     *length = pickle.length;
     pickle_free(&pickle);
-    return is_magic;
+    return error;
 }
 
 /* Reads the pickles before that of the tensors, and sets *at to the offset of that one. */
 static errint_t
-read_legacy_head(const struct torch_source *source, size_t have, size_t *at, struct reason *reason)
+read_legacy_head(const struct torch_source *source, size_t have, size_t *at, bool *is_big_endian,
+                 struct reason *reason)
 {
-    errint_t error = 0;
+    errint_t error = read_legacy_magic(source, have, at, reason);
 
-    if (!read_legacy_magic(source->text, have, at))
-        return reason_set(reason, -ENOMSG, "NotTorch",
-                          "neither a zip archive nor the older format of torch.save()");
     for (unsigned i = 0; !error && i < 2; i++) {
         struct pickle pickle;
         uint64_t version;
 
-        error = pickle_read(source->text + *at, have - *at, TORCH_SLACK, &pickle, reason);
-        if (error)
-            break;
-        if (i == 0 &&
+        error = read_listed(source, source->text + *at, have - *at, TORCH_SLACK, &pickle, reason);
+        if (!error && i == 0 &&
             (!pickle_get_number(&pickle, pickle.root, &version) || version != LEGACY_VERSION))
             error = reason_set(reason, -EBADMSG, "TorchVersion",
                                "the version of its format is not %d", LEGACY_VERSION);
-        if (i == 1 && is_false(&pickle, "little_endian"))
-            error = refuse_byte_order(reason);
+        if (!error && i == 1)
+            *is_big_endian = is_false(&pickle, "little_endian");
         *at += pickle.length;
         pickle_free(&pickle);
     }
@@ -473,16 +493,19 @@ static errint_t
 read_legacy(struct torch_source *source, size_t have, struct reason *reason)
 {
     struct pickle keys = {0};
+    bool is_big_endian = false;
     size_t at = 0;
-    errint_t error = read_legacy_head(source, have, &at, reason);
+    errint_t error = read_legacy_head(source, have, &at, &is_big_endian, reason);
 
     if (!error)
-        error = parse_root(source->text + at, have - at, &source->pickle, reason);
+        error = parse_root(source, source->text + at, have - at, reason);
     if (error)
         return error;
     at += source->pickle.length;
-    error = pickle_read(source->text + at, have - at, have * TORCH_TABLE_FACTOR + TORCH_SLACK,
-                        &keys, reason);
+    error = read_listed(source, source->text + at, have - at,
+                        have * TORCH_TABLE_FACTOR + TORCH_SLACK, &keys, reason);
+    if (!error && is_big_endian)
+        error = refuse_byte_order(reason);
     if (!error)
         error = collect_storages(source, reason);
     if (!error)
@@ -532,8 +555,11 @@ open_legacy(struct torch_source *source, struct reason *reason)
         if (error != -ENODATA)
             return error;
         drop_legacy(source);
-        if (have == source->file_size || have >= TORCH_MAX_PICKLE)
+        if (have == source->file_size || have >= TORCH_MAX_PICKLE) {
+            if (source->imports)
+                source->imports->is_incomplete |= have < source->file_size;
             return -EBADMSG;
+        }
         have *= 2;
     }
 }
@@ -586,13 +612,13 @@ torch_source_check_version(const struct torch_source *source, struct reason *fau
 
 errint_t
 torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
-                  struct torch_source *source, struct reason *reason)
+                  struct torch_imports *imports, struct torch_source *source, struct reason *reason)
 {
     char magic[4] = "";
     errint_t error;
 
-    *source =
-        (struct torch_source){.fd = fd, .file_size = file_size, .admit = admit, .admit_arg = arg};
+    *source = (struct torch_source){
+        .fd = fd, .file_size = file_size, .admit = admit, .admit_arg = arg, .imports = imports};
     if (file_size < sizeof(magic))
         return reason_set(reason, -ENOMSG, "NotTorch", "the file has %" PRIu64 " bytes", file_size);
     error = bytes_read_at(fd, magic, sizeof(magic), 0, reason);
@@ -600,8 +626,7 @@ torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
         return error;
     source->is_zip = memcmp(magic, LOCAL_HEADER_MAGIC, sizeof(magic)) == 0;
     if (!source->is_zip && magic[0] != '\200')
-        return reason_set(reason, -ENOMSG, "NotTorch",
-                          "neither a zip archive nor the older format of torch.save()");
+        return refuse_other_file(reason);
     error = source->is_zip ? open_archive(source, reason) : open_legacy(source, reason);
     if (error)
         torch_source_close(source);

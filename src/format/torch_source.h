@@ -8,6 +8,7 @@
 
 #include "format/pickle.h"
 #include "format/st_table.h"
+#include "format/torch_imports.h"
 #include "format/zip.h"
 
 #include <stdbool.h>
@@ -43,6 +44,7 @@ struct torch_source {
     uint64_t file_size;
     st_admit *admit;
     void *admit_arg;
+    struct torch_imports *imports; /* of the pickles that were read; borrowed; or NULL */
     bool is_zip;
     char *text; /* the pickles; malloc'ed */
     size_t text_length;
@@ -54,9 +56,11 @@ struct torch_source {
     uint32_t storage_count;
 };
 
-/* Errors are those of torch_read(). */
+/* Errors are those of torch_read(). `imports`, unless NULL, receives those of all pickles that
+ * torch.load() would execute, on errors too. */
 errint_t torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
-                           struct torch_source *source, struct reason *reason);
+                           struct torch_imports *imports, struct torch_source *source,
+                           struct reason *reason);
 void torch_source_close(struct torch_source *source);
 
 /* Sets `fault`, which is all zero, if torch.load() refuses the version of the archive. Errors, with

@@ -4,6 +4,7 @@
 import io
 import os
 import pickle
+import pickletools
 import struct
 import subprocess
 import sys
@@ -37,6 +38,15 @@ def ask(path):
         tensors[name] = (dtype, tuple(int(d) for d in dims.split(",") if d), data[int(begin) : int(end)])
     assert len(tensors) == count
     return head, lines[0], lines[1 : 1 + imports], tensors
+
+
+def imports_of(tmp_path, content):
+    """(verdict, imports), also of a file that is refused."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    done = subprocess.run([BUILD / "tests/format/verdict", "imports", path], capture_output=True, text=True, check=True)
+    verdict, *imports = done.stdout.splitlines()
+    return verdict, imports
 
 
 def read(tmp_path, content):
@@ -189,6 +199,39 @@ def test_imports_are_listed_once_and_escaped(tmp_path):
         {"w": tensor(storage("0", 1), (1,))}) + b"."))
     assert verdict.startswith("ok 1 0 3")
     assert imports == ["builtins.eval", "os.system", r"a\x1b[2J.b"]
+
+
+def with_imports(data, count):
+    """Each of the first `count` pickles imports a function of its own, and drops it."""
+    out, at = b"", 0
+    for i in range(count):
+        file = io.BytesIO(data[at:])
+        end = next(at + position + 1 for code, _, position in pickletools.genops(file) if code.name == "STOP")
+        out += data[at : at + 2] + b"cos\nsystem%d\n0" % i + data[at + 2 : end]
+        at = end
+    return out + data[at:]
+
+
+@pytest.mark.parametrize("little", [True, False])
+def test_imports_of_all_pickles_of_a_file(tmp_path, little):
+    """torch.load() executes five pickles of the older format, whatever the byte order is."""
+    content = with_imports(legacy(bad_torch.ONE, {"0": (2, DATA[:8])}, little=little), 5)
+    verdict, imports = imports_of(tmp_path, content)
+    assert verdict.startswith("ok " if little else "TorchByteOrder "), verdict
+    assert imports == [f"os.system{i}" for i in range(5)]
+
+
+def test_imports_of_refused_files(tmp_path):
+    """torch.load() executes a pickle up to an invalid instruction. After one that only fstfs refuses, there may be more."""
+    code = b"\x80\2cos\nsystem\n0"
+    old = legacy(bad_torch.ONE, {"0": (2, DATA[:8])})
+    for rule, content, more in (("Pickle", bad_torch.pickled(code), []), ("Pickle", bad_torch.pickled(code + b"\xff."), ["..."]),
+                                ("TorchByteOrder", archive(None, {}, order=b"big", pickled=code + b"N."), []),
+                                ("PickleMemory", bad_torch.pickled(code + b")" * 200000 + b"cos\nexecv\n."), ["..."]),
+                                ("Pickle", bad_torch.pickled(code + bad_torch.items(("a", 1), ("a", 2)).instructions + b"."), []),
+                                ("TorchStorage", with_imports(old[:-2], 1).replace(b"system0", b"system"), [])):
+        verdict, imports = imports_of(tmp_path, content)
+        assert verdict.startswith(f"{rule} ") and imports == ["os.system", *more], (verdict, imports)
 
 
 @pytest.mark.parametrize("last", ["os.system", "zzz.f"])

@@ -11,6 +11,8 @@
  * a GGUF file; answers a line "ok COUNT REFUSED IMPORTS", then a line of the first refused tensor,
  * lines of imports, and for each tensor name<TAB>dtype<TAB>begin<TAB>end<TAB>dimensions; or "RULE
  * text"
+ *   verdict imports FILE      "ok" or "RULE text", then the imports of a file of torch.save(), and
+ * "..." if there are more
  *   verdict metadata FILE     key and value of a GGUF file as hexadecimal digits, "json" or "text"
  *   verdict merge OUT FILE...  merges parts of a GGUF model; "ok" or "PART RULE text"
  *   verdict time FILE N       parses FILE's header N times; milliseconds and bytes of the table
@@ -196,6 +198,29 @@ answer_torch(int fd, uint64_t size)
     buffer_free(&imports);
 }
 
+static int
+print_imports(const char *path)
+{
+    struct buffer imports = BUFFER_INIT;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct torch_file file;
+    struct reason reason;
+    struct stat st;
+
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        perror(path);
+        return 2;
+    }
+    if (torch_read(fd, (uint64_t)st.st_size, NULL, NULL, &imports, &file, &reason) == 0)
+        reason = (struct reason){"ok", ""};
+    printf("%s %s\n%s%s", reason.rule, reason.text, imports.length ? imports.data : "",
+           file.imports_incomplete ? "...\n" : "");
+    torch_file_free(&file);
+    buffer_free(&imports);
+    close(fd);
+    return 0;
+}
+
 static void
 answer_gguf(int fd, uint64_t size)
 {
@@ -372,6 +397,8 @@ main(int argc, char **argv)
         return npy(argv[2], argv[3], argv + 4, argc - 4);
     if (argc == 3 && strcmp(argv[1], "index") == 0)
         return index_of(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "imports") == 0)
+        return print_imports(argv[2]);
     if (argc == 3 && strcmp(argv[1], "metadata") == 0)
         return print_metadata(argv[2]);
     if (argc >= 4 && strcmp(argv[1], "merge") == 0)

@@ -117,6 +117,14 @@ def test_dangerous_imports_come_first(tmp_path, count, more):
     assert f": its pickle imports {', '.join(shown)}{more}, which " in line, line
 
 
+def test_imports_of_a_pickle_that_is_refused(tmp_path):
+    """Python executes the instructions in front of an invalid one."""
+    (tmp_path / "model.bin").write_bytes(bad_torch.pickled(b"\x80\2cos\nsystem\n0\xff."))
+    lines = run(tmp_path, status=1)[0]
+    assert any(": its pickle imports os.system and perhaps others, which " in line for line in lines), lines
+    assert any(": refused: Pickle: " in line for line in lines), lines
+
+
 def with_version(name, value):
     """A sound archive, but for its version."""
     out = io.BytesIO()

@@ -104,6 +104,8 @@ report_imports(const struct container *container, const struct buffer *imports, 
     if (count > IMPORTS_SHOWN)
         buffer_addf(&names, " and %s%zu more", is_incomplete ? "at least " : "",
                     count - IMPORTS_SHOWN);
+    else if (is_incomplete)
+        buffer_add_text(&names, " and perhaps others");
     if (count && !buffer_failed(&names))
         findings_add(container->findings, strdup(container->path), false,
                      "its pickle imports %s, which torch.load(weights_only=True) rejects; load it "

@@ -15,6 +15,7 @@
 enum {
     FIRST_READ = 16384, /* bytes of the first read of the older format */
     MAGIC_BYTES_MAX = 64, /* most bytes of its first pickle */
+    PICKLE_PROTOCOL_MAX = 5, /* highest protocol of Python */
 };
 
 #define LOCAL_HEADER_MAGIC "PK\003\004"
@@ -239,12 +240,13 @@ read_legacy_magic(const struct torch_source *source, size_t have, size_t *length
                   struct reason *reason)
 {
     struct pickle pickle;
-    errint_t error =
-        read_listed(source, source->text, have < MAGIC_BYTES_MAX ? have : MAGIC_BYTES_MAX,
-                    TORCH_SLACK, &pickle, reason);
+    errint_t error = pickle_read(source->text, have < MAGIC_BYTES_MAX ? have : MAGIC_BYTES_MAX,
+                                 TORCH_SLACK, &pickle, reason);
 
     if (error != -ENOMEM && (error || !is_legacy_magic(&pickle)))
         error = refuse_other_file(reason);
+    else if (!error && source->imports)
+        error = torch_imports_add(source->imports, &pickle, reason);
     *length = pickle.length;
     pickle_free(&pickle);
     return error;
@@ -527,10 +529,12 @@ drop_legacy(struct torch_source *source)
     source->text = NULL;
 }
 
-/* The length of the pickles is unknown until they are read, so this reads twice as many bytes until
- * they are complete. */
+/* Reads pickles from the start of the file with `read`. Their length is unknown until they are
+ * read, so this reads twice as many bytes until they are complete. */
 static errint_t
-open_legacy(struct torch_source *source, struct reason *reason)
+open_pickles(struct torch_source *source,
+             errint_t (*read)(struct torch_source *source, size_t have, struct reason *reason),
+             struct reason *reason)
 {
     uint64_t have = FIRST_READ, admitted = 0;
     errint_t error;
@@ -551,7 +555,7 @@ open_legacy(struct torch_source *source, struct reason *reason)
             return out_of_memory_for_pickle(reason);
         error = bytes_read_at(source->fd, source->text, have, 0, reason);
         if (!error)
-            error = read_legacy(source, have, reason);
+            error = read(source, have, reason);
         if (error != -ENODATA)
             return error;
         drop_legacy(source);
@@ -562,6 +566,60 @@ open_legacy(struct torch_source *source, struct reason *reason)
         }
         have *= 2;
     }
+}
+
+/* ---- other pickles ---- */
+
+static bool
+has_call(const struct pickle *pickle)
+{
+    for (uint32_t i = 0; i < pickle->node_count; i++)
+        if (pickle->nodes[i].kind == PICKLE_CALL)
+            return true;
+    return false;
+}
+
+/* Lists the imports of one pickle. Files of other kinds, such as text, may begin like a pickle of
+ * protocol 0 or 1: these must be complete or call a function. */
+static errint_t
+read_other_pickle(struct torch_source *source, size_t have, struct reason *reason)
+{
+    struct pickle pickle;
+    errint_t error =
+        pickle_read(source->text, have, have * TORCH_PICKLE_FACTOR + TORCH_SLACK, &pickle, reason);
+    errint_t listing = 0;
+
+    if (source->text[0] == '\200' || pickle.root != PICKLE_VALUE_MARK || has_call(&pickle)) {
+        listing = torch_imports_add(source->imports, &pickle, reason);
+        source->imports->is_incomplete |= error == -EBADMSG && pickle.root == PICKLE_VALUE_MARK;
+    }
+    pickle_free(&pickle);
+    return listing ? listing : error;
+}
+
+/*
+ * Lists the imports of a file that is a pickle, but not of torch.save(): torch.load() executes it
+ * before it refuses the file.
+ */
+static errint_t
+list_other_pickle(struct torch_source *source, const char magic[2], struct reason *reason)
+{
+    const bool has_protocol = magic[0] == '\200';
+    struct reason why;
+    errint_t error;
+
+    if (has_protocol && (unsigned char)magic[1] > PICKLE_PROTOCOL_MAX)
+        return 0; /* Python refuses it */
+    error = open_pickles(source, read_other_pickle, &why);
+    drop_legacy(source);
+    if (error && error != -EBADMSG && error != -ENOBUFS) {
+        *reason = why;
+        return error;
+    }
+    source->imports->is_incomplete |= error == -ENOBUFS;
+    if (!has_protocol && !source->imports->count)
+        source->imports->is_incomplete = false; /* a file of another kind */
+    return 0;
 }
 
 /* As PyTorchStreamReader does, which parses the number with strtoull(3). -EBADMSG: `reason` is why
@@ -625,11 +683,16 @@ torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
     if (error)
         return error;
     source->is_zip = memcmp(magic, LOCAL_HEADER_MAGIC, sizeof(magic)) == 0;
-    if (!source->is_zip && magic[0] != '\200')
-        return refuse_other_file(reason);
-    error = source->is_zip ? open_archive(source, reason) : open_legacy(source, reason);
+    error = source->is_zip       ? open_archive(source, reason)
+            : magic[0] == '\200' ? open_pickles(source, read_legacy, reason)
+                                 : refuse_other_file(reason);
     if (error)
         torch_source_close(source);
+    if (error == -ENOMSG && !source->is_zip && imports) {
+        errint_t listing = list_other_pickle(source, magic, reason);
+
+        error = listing ? listing : error;
+    }
     return error;
 }
 

@@ -234,6 +234,22 @@ def test_imports_of_refused_files(tmp_path):
         assert verdict.startswith(f"{rule} ") and imports == ["os.system", *more], (verdict, imports)
 
 
+SYSTEM = b"cos\nsystem\nX\5\0\0\0false\x85R"
+
+
+@pytest.mark.parametrize("content, imports", [
+    (b"\x80\2" + SYSTEM + b".", ["os.system"]), (b"\x80\4" + SYSTEM + b"0" + torchfiles.instructions_of("x" * 100000) + SYSTEM.replace(b"os", b"nt") + b".", ["nt.system", "os.system"]),
+    (SYSTEM + b".", ["os.system"]), (SYSTEM, ["os.system"]), (b"(S'false'\nios\nsystem\n.", ["os.system"]), (b"(lp0\n0(S'x'\nios\nsystem\n", ["os.system"]),
+    (b"cos\nsystem\n.", ["os.system"]), (b"cos\nsystem\n", []), (b"\x80\2cos\nsystem\n", ["os.system"]), (b"\x80\6" + SYSTEM + b".", []),
+    (b"\x80\2N.", []), (b"\x80\2\xff.", ["..."]), (b"\x80\2Nr\xff\xff\xff\x7f" + SYSTEM + b".", ["..."]), (b"\x80\2" + SYSTEM + b"\xff", ["os.system", "..."]),
+    (b"carrot\ncabbage\ncauliflower\n" * 100, []), (b"X" * 20000, []), (b"\x80\2X\xff\xff\xff\x7f" + b"x" * 20000, []), (b"N" * 3, []),
+], ids=lambda value: str(value)[:40])
+def test_imports_of_other_pickles(tmp_path, content, imports):
+    """torch.load() executes a pickle before it finds that torch.save() has not written the file."""
+    verdict, found = imports_of(tmp_path, content)
+    assert verdict.startswith("NotTorch ") and found == imports, verdict
+
+
 @pytest.mark.parametrize("last", ["os.system", "zzz.f"])
 def test_many_imports(tmp_path, last):
     """Each is counted once; of over 1000, the dangerous ones are kept."""

@@ -125,6 +125,20 @@ def test_imports_of_a_pickle_that_is_refused(tmp_path):
     assert any(": refused: Pickle: " in line for line in lines), lines
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model-00001-of-00001.bin", "training_args.bin"])
+def test_imports_of_a_pickle_that_is_no_checkpoint(tmp_path, name):
+    """torch.load() executes it, and then refuses the file."""
+    (tmp_path / name).write_bytes(b"\x80\4cos\nsystem\nU\5false\x85R.")
+    (tmp_path / "vocab.bin").write_bytes(b"carrot\ncabbage\n" * 1000)
+    for path in (tmp_path, tmp_path / name):
+        lines = run(path, status=1)[0]
+        assert [line for line in lines if "no checkpoint" not in line] == [
+            f"{tmp_path}/{name}: its pickle imports os.system, which torch.load(weights_only=True) rejects; load it only if you trust its origin"]
+    (tmp_path / name).write_bytes(b"\x80\4Nr\xff\xff\xff\x7fcos\nsystem\n.")
+    [line] = run(tmp_path, status=1)[0]
+    assert line.startswith(f"{tmp_path}/{name}: it begins like a pickle, but cannot be read as one to its end, "), line
+
+
 def with_version(name, value):
     """A sound archive, but for its version."""
     out = io.BytesIO()

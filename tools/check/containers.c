@@ -85,9 +85,11 @@ report_header(const struct container *container, errint_t error, const struct re
     return 0;
 }
 
-/* Reports the imports, one per line, of which the first IMPORTS_SHOWN are named. */
+/* Reports the imports, one per line, of which the first IMPORTS_SHOWN are named. `is_refused`: that
+ * the file is invalid is reported, too. */
 static void
-report_imports(const struct container *container, const struct buffer *imports, bool is_incomplete)
+report_imports(const struct container *container, const struct buffer *imports, bool is_incomplete,
+               bool is_refused)
 {
     struct buffer names = BUFFER_INIT;
     size_t count = 0;
@@ -111,6 +113,10 @@ report_imports(const struct container *container, const struct buffer *imports, 
                      "its pickle imports %s, which torch.load(weights_only=True) rejects; load it "
                      "only if you trust its origin",
                      names.data);
+    if (!count && is_incomplete && !is_refused)
+        findings_add(container->findings, strdup(container->path), false,
+                     "it begins like a pickle, but cannot be read as one to its end, so what it "
+                     "imports is unknown; load it only if you trust its origin");
     container->findings->failed |= buffer_failed(&names);
     buffer_free(&names);
 }
@@ -141,7 +147,7 @@ check_torch(const struct container *container)
                                 &file, &reason);
 
     container->findings->failed |= buffer_failed(&imports);
-    report_imports(container, &imports, file.imports_incomplete);
+    report_imports(container, &imports, file.imports_incomplete, error == -EBADMSG);
     buffer_free(&imports);
     if (error)
         return report_header(container, error, &reason);

@@ -413,6 +413,7 @@ static bool
 append_key(struct torch_walk *walk, pickle_value key)
 {
     const uint32_t outermost = walk->skipped_key == PICKLE_VALUE_OPAQUE ? 1 : 2;
+    const bool has_dot = walk->depth > outermost;
     char digits[24];
     const char *text;
     size_t length;
@@ -424,9 +425,9 @@ append_key(struct torch_walk *walk, pickle_value key)
     } else if (!pickle_get_string(walk->pickle, key, &text, &length)) {
         return false;
     }
-    if (length + 1 > sizeof(walk->name) - walk->name_length)
+    if (length + has_dot > sizeof(walk->name) - walk->name_length)
         return false;
-    if (walk->depth > outermost)
+    if (has_dot)
         walk->name[walk->name_length++] = '.';
     memcpy(walk->name + walk->name_length, text, length);
     walk->name_length += length;

@@ -157,6 +157,13 @@ A = tensor(S, (6,))
 X = tensor(S, (2,))
 
 
+def wrapped(times):
+    value = ONE["w"]
+    for _ in range(times):
+        value = Call(Global("torch._utils", "_rebuild_parameter"), value, False, {})
+    return value
+
+
 def lightning(value, **more):
     return root({"state_dict": {"w": A, "x": value}, "pytorch-lightning_version": "2.0"} | more)
 
@@ -310,6 +317,12 @@ CASES = [
     ("shape-overflow", "refused 1", root({"w": tensor(S, (2**32, 2**32, 1), strides=(2**32, 1, 1))})),
     ("shape-negative", "refused 1", root({"w": tensor(S, (-6,))})),
     ("shape-no-tuple", "refused 1", root({"w": Call(Global("torch._utils", "_rebuild_tensor_v2"), S, 0, 6, (1,), False, None)})),
+    ("name-4097", "refused 1", one(ONE | {"k" * 4097: ONE["w"]})),
+    ("names-of-4097", "refused 1", one(ONE | {"a": {"k" * 4095: ONE["w"]}})),
+    ("storage-key-257", "refused 1", archive({"w": tensor(storage("k" * 257, 2), (2,))}, {"k" * 257: F4 * 2})),
+    ("old-key-257", "TorchStorage", old({"a": tensor(storage("k" * 257, 6, "FloatStorage", None), (6,))}, "k" * 257)),
+    ("wrappers-5", "refused 1", one({"v": ONE["w"], "w": wrapped(5)})),
+    ("pickle-memo-from-2", "Pickle", pickled(b"\x80\x02Nq\2.")),
     ("rank-65", "refused 1", root({"w": tensor(S, (1,) * 65)})),
     ("stride-zero", "refused 1", root({"w": tensor(S, (6,), strides=(0,))})),
     ("stride-transposed", "refused 1", root({"w": tensor(S, (2, 3), strides=(1, 2))})),
@@ -422,6 +435,13 @@ READ = [(f"calls-{name}", content) for name, content in evil("false").items()] +
     ("lightning", one({"pytorch-lightning_version": "2.0", "state_dict": ONE, "optimizer_states": [{"state": {0: {"exp_avg": ONE["w"]}}}],
                        "hyper_parameters": Call(Global("mylib", "Settings"), ONE["w"])})),
     ("keys-alike", one(items((1, 0), ("1", 0), ("1.0", 0), (1.5, 0), (1.5, 0), (2**70, 0), (None, 0), ((1,), 0), ("W", 0), ("w\0", 0), *ONE.items()))),
+    ("rank-64", one(ONE | {"x": tensor(storage("0", 2), (1,) * 63 + (2,))})),
+    ("name-4096", one(ONE | {"k" * 4096: ONE["w"]})),
+    ("names-of-4096", one(ONE | {"a": {"k" * 4094: ONE["w"]}})),
+    ("storage-key-256", archive({"w": tensor(storage("k" * 256, 2), (2,))}, {"k" * 256: F4 * 2})),
+    ("old-key-256", legacy({"w": tensor(storage("k" * 256, 2, "FloatStorage", None), (2,))}, {"k" * 256: (2, F4 * 2)})),
+    ("wrappers-4", one({"w": wrapped(4)})),
+    ("memo-from-1", one(pickled=b"\x80\x02}q\1" + t.instructions_of("w") + t.instructions_of(ONE["w"]) + b"s.")),
     ("tuple-under-long-key", one(ONE | {"k" * 4000: tuple(range(100000)), "j" * 4000: Raw(b"(" + b"N" * 100000 + b"t")})),
     ("old-storage-empty", legacy({"w": tensor(storage("0", 2, "FloatStorage", None), (2,)), "a": tensor(storage("1", 0, "FloatStorage", None), (0,)),
                                   "b": tensor(storage("1", 0, "LongStorage", None), (0, 3))}, {"0": (2, F4 * 2), "1": (0, b"")})),

@@ -176,6 +176,7 @@ def test_zip64(tmp_path):
 def test_unusual_file(tmp_path, name, content):
     verdict, _, _, tensors = read(tmp_path, content)
     assert any(tensor == ("F32", (2,), bad_torch.F4 * 2) for tensor in tensors.values()), verdict
+    assert verdict.split()[2] == "0"
     assert name != "lightning" or (list(tensors) == ["w"] and verdict.split()[2] == "0")
 
 

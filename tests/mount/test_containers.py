@@ -3,10 +3,12 @@
 
 import concurrent.futures
 import errno
+import io
 import json
 import os
 import random
 import sys
+import tarfile
 from pathlib import Path
 
 import oracle
@@ -19,12 +21,22 @@ import torchfiles as t  # noqa: E402
 import trees  # noqa: E402
 from torchfiles import TINY, save, torch_file, weights  # noqa: E402
 
+def tar_file():
+    """A file in the format before PyTorch 0.1.11: pickles in a tar archive."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for name in ("sys_info", "pickle", "tensors", "storages"):
+            file.addfile(tarfile.TarInfo(name), None)
+    return out.getvalue()
+
+
 NO_CHECKPOINTS = {
     "training_args.bin": t.archive({"lr": 0.1, "args": t.Call(t.Global("transformers", "TrainingArguments"))}, {}),
     "scheduler.pt": t.archive({"step": 5, "lr": 0.1}, {}),
     "scripted.pt": t.archive(bad_torch.ONE, {"0": b"12345678"}, extra=[("code/__torch__.py", b"")]),
     "sentencepiece.bpe.bin": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02",
     "vocab.pth": b"",
+    "old.pth": tar_file(),
     "rows-00001-of-00003.bin": b"rows",
 }
 
@@ -126,6 +138,22 @@ def test_shards_and_their_index(mount, place, shard, index, stem, shown_index):
     assert json.loads(m.read(f"shards/{shown_index}"))["weight_map"] == \
         {name: part for part, tensors in zip(parts, shards) for name in tensors}
     check_tensors(m, stem, everything)
+    assert m.problems() == []
+
+
+def test_tensor_parallel_parts(mount, place):
+    """Parts that have the same names are checkpoints of their own."""
+    parts = [weights(i) for i in range(2)]
+    for i, tensors in enumerate(parts):
+        save(place / f"s/consolidated.{i:02}.pth", tensors)
+    (place / "s/params.json").write_text("{}")
+    m = mount(place / "s")
+    files = ["consolidated.00.safetensors", "consolidated.01.safetensors", "params.json"]
+    assert lists(m)[:2] == [files, files]
+    for i, tensors in enumerate(parts):
+        for view in ("merged", "shards"):
+            assert contents(m / f"{view}/consolidated.{i:02}.safetensors") == tensors
+        check_tensors(m, f"consolidated.{i:02}", tensors)
     assert m.problems() == []
 
 

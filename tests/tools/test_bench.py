@@ -7,6 +7,7 @@ No test depends on how fast anything was.
 import json
 import os
 import pty
+import random
 import signal
 import subprocess
 import tempfile
@@ -19,7 +20,7 @@ from benching import (BENCH, FAKE, LOADERS, MIB, READERS, alone, bench, can_be_c
                       model, on_tmpfs, program, row_names, write_model, write_shard,
                       write_sparse)
 from conftest import BINARY, BUILD, SLOW, eventually, mounted_at
-from corpus import torchfiles
+from corpus import gguffiles, torchfiles
 
 __all__ = ["alone", "bench", "model"]  # fixtures
 
@@ -108,6 +109,18 @@ def test_pytorch_files(bench, fstfs, place, name):
         torchfiles.save(place / f"m/pytorch_model-{i + 1:05}-of-00002.bin", tensors)
     found = bench.json("--rounds=1", "--methods=read,names", place / "m" / name)
     assert found["failed"] == [] and found["tensors"] == (4 if name == "." else 2)
+    assert row_names(found["rows"]) == expected(found, methods=["read", "names"])
+
+
+@pytest.mark.parametrize("name, count", [(".", 4), ("llama-00002-of-00002.gguf", 2)])
+def test_gguf_files(bench, fstfs, place, name, count):
+    """The mount shows the parts of a model as one file."""
+    (place / "m").mkdir()
+    tensors = [(f"blk.{i}.weight", (32, 9 << 15), 8, random.Random(i).randbytes(34 * (9 << 15))) for i in range(4)]
+    for i, part in enumerate(gguffiles.split(tensors, [gguffiles.pair("general.architecture", gguffiles.STRING, "llama")], (2, 2))):
+        (place / f"m/llama-{i + 1:05}-of-00002.gguf").write_bytes(part)
+    found = bench.json("--rounds=1", "--methods=read,names", place / "m" / name)
+    assert found["failed"] == [] and found["tensors"] == count
     assert row_names(found["rows"]) == expected(found, methods=["read", "names"])
 
 

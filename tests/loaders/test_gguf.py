@@ -115,7 +115,8 @@ def complete(path):
     return text, {key: value for key, value in model.metadata.items() if not key.startswith("split.")}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed; pip builds it in ten minutes")
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed: "
+                    "~/.cache/fstfs/venv-torch/bin/pip install llama-cpp-python builds it in ten minutes")
 def test_llama_cpp(mount, place):
     """llama.cpp maps the merged file, and loads parts from shards/: it continues a text as with the file that was never split."""
     for directory in ("whole", "parts"):

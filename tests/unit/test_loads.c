@@ -23,7 +23,7 @@ enum { SIZE = 1000, READER = 7, OTHER_READER = 8 };
 
 static struct loads *loads;
 static struct extent_list *list;
-static uint64_t now; /* nanoseconds */
+static uint64_t fake_ns; /* nanoseconds that the monotonic clock shows */
 static struct io_family_counters counters;
 static uint64_t thread_delay; /* nanoseconds that the thread has waited for a processor */
 
@@ -41,7 +41,7 @@ __wrap_clock_gettime(clockid_t clock, struct timespec *time)
 {
     if (clock != CLOCK_MONOTONIC)
         return __real_clock_gettime(clock, time);
-    *time = (struct timespec){(time_t)(now / 1000000000), (long)(now % 1000000000)};
+    *time = (struct timespec){(time_t)(fake_ns / 1000000000), (long)(fake_ns % 1000000000)};
     return 0;
 }
 
@@ -98,7 +98,7 @@ setup(void)
     list = extent_builder_finish(&builder);
     ck_assert_ptr_nonnull(list);
     memset(&counters, 0, sizeof(counters));
-    now = 1000000 * MS;
+    fake_ns = 1000000 * MS;
     loads = loads_new(NULL, true, name_command);
     ck_assert_ptr_nonnull(loads);
 }
@@ -137,7 +137,7 @@ read_file(struct load **load, uint64_t duration)
 {
     struct load_read read = begin_read(load);
 
-    now += duration;
+    fake_ns += duration;
     end_read(&read, 0, duration);
 }
 
@@ -202,7 +202,7 @@ START_TEST(opens)
     for (int i = 0; i < 4; i++)
         read_file(&files[i], MS);
     ck_assert_double_eq(line_number(0, "opens"), 4);
-    now += 2 * PAUSE;
+    fake_ns += 2 * PAUSE;
     read_file(&files[0], MS);
     read_file(&files[3], MS);
     read_file(&files[0], MS);
@@ -230,21 +230,21 @@ START_TEST(reads_hang)
     struct load *load = open_file(READER);
     struct load_read first = begin_read(&load), second, cached;
 
-    now += 5000 * MS;
+    fake_ns += 5000 * MS;
     ck_assert_double_eq(line_number(0, "seconds"), 5);
     ck_assert_double_eq(line_number(0, "storage_seconds"), 5);
     ck_assert(verdict_begins_with("storage: 100 %"));
     ck_assert_double_eq(slice_busy(0), 1);
     second = begin_read(&load);
     cached = begin_read(&load);
-    now += MS;
+    fake_ns += MS;
     end_read(&cached, 0, 0);
-    now += 4999 * MS;
+    fake_ns += 4999 * MS;
     ck_assert_double_eq(line_number(0, "seconds"), 10);
     ck_assert_double_ge(line_number(0, "storage_seconds"), 9.9);
     end_read(&first, 0, 10000 * MS);
     end_read(&second, 0, 5000 * MS);
-    now += 1000 * MS;
+    fake_ns += 1000 * MS;
     ck_assert_double_eq(line_number(0, "seconds"), 10);
     ck_assert_double_ge(line_number(0, "storage_seconds"), 9.9);
     loads_close(loads, load);
@@ -257,7 +257,7 @@ START_TEST(read_fails)
     struct load *load = open_file(READER);
     struct load_read read = begin_read(&load);
 
-    now += 100 * MS;
+    fake_ns += 100 * MS;
     end_read(&read, -EIO, 100 * MS);
     ck_assert_double_eq(line_number(0, "errors"), 1);
     ck_assert_double_eq(line_number(0, "stalls"), 1);
@@ -278,11 +278,11 @@ START_TEST(run_delay)
     ck_assert_int_ge(run_delay_open(), 0);
     read_file(&load, 100 * MS);
     read = begin_read(&load);
-    now += 60 * MS;
+    fake_ns += 60 * MS;
     thread_delay += 50 * MS;
     run_delay_restart();
     end_read(&read, 0, 0);
-    now += 1000 * MS;
+    fake_ns += 1000 * MS;
     thread_delay += 10 * MS;
     read_file(&load, 100 * MS);
     ck_assert_double_eq(line_number(0, "seconds"), 1.26);

@@ -143,7 +143,7 @@ group_name_index(const char *stem, const char *suffix, char file[300])
 {
     static const char *const known[] = {"model.", "diffusion_pytorch_model.", "pytorch_model."};
 
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(known); i++) {
         size_t length = strlen(known[i]);
 
         if (strncmp(stem, known[i], length) == 0 && stem[length] && !strchr(stem + length, '.')) {

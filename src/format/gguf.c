@@ -2,6 +2,7 @@
 /* See gguf.h. */
 #include "format/gguf.h"
 
+#include "base/array.h"
 #include "base/text.h"
 #include "format/bytes.h"
 #include "format/gguf_pairs.h"
@@ -58,7 +59,7 @@ static const struct ggml_type {
     [41] = {"Q1_0", 128, 18, DTYPE_UNKNOWN},
 };
 
-enum { GGML_TYPES = sizeof(ggml_types) / sizeof(ggml_types[0]) };
+enum { GGML_TYPES = COUNT_OF(ggml_types) };
 
 /* ---- tensors ---- */
 

@@ -2,6 +2,7 @@
 /* The instructions of a pickle, and access to its values. See pickle.h. */
 #include "format/pickle.h"
 
+#include "base/array.h"
 #include "base/text.h"
 #include "format/bytes.h"
 #include "format/pickle_keys.h"
@@ -461,7 +462,7 @@ run_memoize(struct pickle_machine *m)
 static errint_t
 run_instruction(struct pickle_machine *m, unsigned char opcode)
 {
-    for (size_t i = 0; i < sizeof(numbered) / sizeof(numbered[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(numbered); i++) {
         uint64_t number;
         errint_t error;
 

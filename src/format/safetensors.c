@@ -7,6 +7,7 @@
  */
 #include "format/safetensors.h"
 
+#include "base/array.h"
 #include "base/text.h"
 #include "format/json.h"
 
@@ -181,7 +182,7 @@ static const struct {
     {"shape", read_shape},
     {"data_offsets", read_offsets},
 };
-#define FIELD_COUNT (sizeof(fields) / sizeof(fields[0]))
+#define FIELD_COUNT COUNT_OF(fields)
 
 static unsigned
 field_of_key(struct json_span key)
@@ -556,7 +557,7 @@ st_suffix_length(const char *name, size_t length)
 {
     static const char *const suffixes[] = {".safetensors", ".sft"};
 
-    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(suffixes); i++) {
         size_t end = strlen(suffixes[i]);
 
         if (length >= end && strncasecmp(name + length - end, suffixes[i], end) == 0)

@@ -2,9 +2,7 @@
 /* See torch_calls.h. */
 #include "format/torch_calls.h"
 
-#include <stddef.h>
-
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#include "base/array.h"
 
 /* Tensors that are not stored as contiguous elements, by the function that rebuilds them. */
 static const struct {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/options.h"
 
+#include "base/array.h"
 #include "base/error.h"
 #include "base/size.h"
 #include "view/view.h"
@@ -80,7 +81,7 @@ static const struct valued_option valued_options[] = {
     {"sandbox", VALUE_SWITCH, MEMBER(no_sandbox), 0, 0, "auto", "off", "auto or off"},
 };
 
-enum { VALUED_OPTIONS = sizeof(valued_options) / sizeof(valued_options[0]) };
+enum { VALUED_OPTIONS = COUNT_OF(valued_options) };
 
 /* The state of options_parse(). */
 struct parser {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/pages.h"
 
+#include "base/array.h"
 #include "base/lease.h"
 #include "fuse/opener.h"
 #include "fuse/sandbox.h"
@@ -56,7 +57,7 @@ static const struct io_number io_numbers[] = {
     GAUGE("reads_in_flight", in_flight, "Kernel reads in flight."),
 };
 
-#define IO_NUMBERS (sizeof(io_numbers) / sizeof(io_numbers[0]))
+#define IO_NUMBERS COUNT_OF(io_numbers)
 
 static uint64_t
 io_number_value(const struct io_counters *counters, const struct io_number *number)

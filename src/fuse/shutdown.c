@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/shutdown.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/thread.h"
 
@@ -13,7 +14,7 @@
 #include <unistd.h>
 
 static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
-enum { SIGNALS = sizeof(signals) / sizeof(signals[0]) };
+enum { SIGNALS = COUNT_OF(signals) };
 /* The interval at which the liveness of helpers is checked: if threads of a dead helper hang, its
  * socket stays open. */
 enum { LIVENESS_MS = 1000 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/ring.h"
 
+#include "base/array.h"
 #include "base/histogram.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -89,7 +90,7 @@ ring_restrict(struct ring *ring)
         {.opcode = IORING_RESTRICTION_REGISTER_OP, .register_op = IORING_REGISTER_RING_FDS},
         {.opcode = IORING_RESTRICTION_REGISTER_OP, .register_op = IORING_UNREGISTER_RING_FDS},
     };
-    unsigned count = sizeof(restrictions) / sizeof(restrictions[0]);
+    unsigned count = COUNT_OF(restrictions);
     int fd = ring->uring.ring_fd;
 
     /* Old versions of liburing have no functions for this. */
@@ -142,7 +143,7 @@ ring_create_uring(struct ring *ring)
     };
     int result = -EINVAL;
 
-    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]) && result == -EINVAL; i++)
+    for (size_t i = 0; i < COUNT_OF(flags) && result == -EINVAL; i++)
         result = ring_init_uring(ring, flags[i]);
     if (result < 0)
         return result;

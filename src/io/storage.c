@@ -17,13 +17,13 @@
 #include "io/storage.h"
 
 #include "base/list.h"
+#include "base/system_call.h"
 #include "io/block.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,9 +38,6 @@
 
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
-#endif
-#ifndef SYS_cachestat
-#define SYS_cachestat 451 /* Linux 6.5, the same on all machines */
 #endif
 
 struct storage {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view/derived.h"
 
+#include "base/array.h"
 #include "view/gguf_layout.h"
 #include "view/index.h"
 
@@ -49,7 +50,7 @@ view_derived_free(void *pointer)
 {
     struct derived *derived = pointer;
 
-    for (size_t i = 0; i < sizeof(derived->cuts) / sizeof(derived->cuts[0]); i++)
+    for (size_t i = 0; i < COUNT_OF(derived->cuts); i++)
         drop_cut(derived, &derived->cuts[i]);
     pthread_mutex_destroy(&derived->lock);
     free(derived);

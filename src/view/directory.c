@@ -8,6 +8,7 @@
  * budget for headers. The names are the same for all callers: permission to list the directory is
  * checked before.
  */
+#include "base/array.h"
 #include "base/parallel.h"
 #include "catalog/header_budget.h"
 #include "view/access.h"
@@ -385,7 +386,7 @@ list_top(void *arg, struct names_writer *writer)
     static const char *const sorted[] = {view_pages_name, "merged", "npy", "shards", "tensors"};
 
     (void)arg;
-    for (size_t i = 0; i < sizeof(sorted) / sizeof(sorted[0]); i++)
+    for (size_t i = 0; i < COUNT_OF(sorted); i++)
         shown_names_add(writer, sorted[i], S_IFDIR, false);
 }
 

@@ -208,7 +208,7 @@ is_read_by_name(const struct group *group)
 {
     static const char *const kinds[] = {"adapter_model", "pytorch_lora_weights", "consolidated"};
 
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+    for (size_t i = 0; i < COUNT_OF(kinds); i++)
         if (strncmp(group->stem, kinds[i], strlen(kinds[i])) == 0)
             return true;
     return false;

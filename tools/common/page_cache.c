@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/page_cache.h"
 
+#include "base/system_call.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifndef SYS_cachestat
-#define SYS_cachestat 451 /* Linux 6.5, the same on all machines */
-#endif
 
 #define WINDOW ((size_t)256 << 20) /* bytes per mincore() */
 

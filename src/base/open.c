@@ -52,6 +52,7 @@ struct path_walk {
     char rest[PATH_MAX]; /* the path relative to `at` */
     unsigned links; /* followed so far */
     const struct open_rules *rules;
+    dev_t permitted; /* the last device that rules->permits_device() permitted */
     const struct open_mounts *mounts; /* see open_local(); NULL: any */
     uint64_t root_mount; /* of "/", once an absolute link was followed */
     uint64_t refused_mount; /* set on -EREMOTE */
@@ -141,6 +142,20 @@ walk_may_enter(struct path_walk *walk, const struct walk_stat *st)
     else if (st->automount && !has_mount(walk->mounts, st->automount))
         walk->refused_mount = st->automount;
     return walk->refused_mount == 0;
+}
+
+static errint_t
+walk_permit_device(struct path_walk *walk, int fd, dev_t device)
+{
+    const struct open_rules *rules = walk->rules;
+    errint_t error;
+
+    if (!rules->permits_device || device == walk->permitted)
+        return 0;
+    error = rules->permits_device(rules->arg, fd, device);
+    if (!error)
+        walk->permitted = device;
+    return error;
 }
 
 /* Opens the next name. O_DIRECTORY triggers automounts, so a walk that is restricted to some mounts
@@ -243,7 +258,7 @@ is_same_directory(const struct walk_stat *a, const struct walk_stat *b)
 
 /* Opens the directory above `fd`, for which the user must be able to search `fd`. */
 static int
-walk_open_parent(const struct path_walk *walk, int fd, struct walk_stat *st)
+walk_open_parent(struct path_walk *walk, int fd, struct walk_stat *st)
 {
     errint_t error = walk->rules->permits ? walk->rules->permits(walk->rules->arg, fd, X_OK) : 0;
     int parent = error ? error : openat_retry(fd, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -254,6 +269,8 @@ walk_open_parent(const struct path_walk *walk, int fd, struct walk_stat *st)
     if (!error && st->device == atomic_load(&excluded))
         error = -EXDEV;
     if (!error)
+        error = walk_permit_device(walk, parent, st->device);
+    if (!error)
         return parent;
     close(parent);
     return error;
@@ -261,7 +278,7 @@ walk_open_parent(const struct path_walk *walk, int fd, struct walk_stat *st)
 
 /* Whether the user can reach the directory to which `..` has led, see open_rules.top. */
 static errint_t
-walk_search_ancestors(const struct path_walk *walk)
+walk_search_ancestors(struct path_walk *walk)
 {
     struct walk_stat top, st, above;
     errint_t error = stat_cached(walk->rules->top, &top);
@@ -295,6 +312,18 @@ walk_has_climbed(const struct path_walk *walk, const char *name)
     return walk->rules->top >= 0 && strcmp(name, "..") == 0 && !climbs_on;
 }
 
+/* Whether the user may access the file system that the walk begins on. */
+static errint_t
+walk_permit_start(struct path_walk *walk)
+{
+    struct walk_stat st;
+    errint_t error = walk->rules->permits_device ? stat_cached(walk->at, &st) : 0;
+
+    if (error || !walk->rules->permits_device)
+        return error;
+    return walk_permit_device(walk, walk->at, st.device);
+}
+
 /* Resolves the next name. */
 static errint_t
 walk_step(struct path_walk *walk, bool to_directory)
@@ -311,18 +340,20 @@ walk_step(struct path_walk *walk, bool to_directory)
     fd = walk_open_name(walk, name, to_directory || walk->rest[0], &st);
     if (fd < 0)
         return fd;
-    if (st.device == atomic_load(&excluded)) {
+    if (st.device == atomic_load(&excluded))
         error = -EXDEV;
-    } else if (!walk_may_enter(walk, &st)) {
+    else if (!walk_may_enter(walk, &st))
         error = -EREMOTE;
-    } else if (!S_ISLNK(st.mode)) {
+    else
+        error = walk_permit_device(walk, fd, st.device);
+    if (!error && !S_ISLNK(st.mode)) {
         walk_to(walk, fd);
         return walk_has_climbed(walk, name) ? walk_search_ancestors(walk) : 0;
-    } else if (++walk->links > MOST_LINKS) {
-        error = -ELOOP;
-    } else {
-        error = may_follow(walk->at, &st, walk->rules->user) ? walk_link(walk, fd) : -EACCES;
     }
+    if (!error && ++walk->links > MOST_LINKS)
+        error = -ELOOP;
+    if (!error)
+        error = may_follow(walk->at, &st, walk->rules->user) ? walk_link(walk, fd) : -EACCES;
     close(fd);
     return error;
 }
@@ -344,6 +375,7 @@ open_by_walk(int directory, const char *path, int flags, const struct open_rules
     if (length >= sizeof(walk.rest))
         return -ENAMETOOLONG;
     memcpy(walk.rest, path, length + 1);
+    error = walk_permit_start(&walk);
     while (!error && walk.rest[0])
         error = walk_step(&walk, flags & O_DIRECTORY);
     if (error) {

@@ -23,6 +23,9 @@ struct open_rules {
     /* Whether this user may search (X_OK) the directory that is open as `fd`: 0 or -EACCES. NULL:
      * the kernel checks the credentials of the thread. */
     errint_t (*permits)(void *arg, int fd, int mask);
+    /* Whether this user may access the file system of `device`, which `fd` is on: 0 or -EACCES.
+     * Called for each file system that the path enters. NULL: any. */
+    errint_t (*permits_device)(void *arg, int fd, dev_t device);
     void *arg;
     /* If `..` leads out of this open directory, the user must be able to search all directories
      * above the one reached, as if the path began at "/". -1: this is not checked. */

@@ -3,6 +3,7 @@
 
 #include "base/open.h"
 #include "base/system_call.h"
+#include "fuse/private_mounts.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -255,20 +256,30 @@ read_record(const struct server *server, size_t size, size_t *at, struct record 
     return path;
 }
 
+/* See struct open_rules. */
+static errint_t
+permit_device(void *arg, int fd, dev_t device)
+{
+    const struct credentials *credentials = arg;
+
+    return private_mounts_permit(fd, device, credentials->uid, credentials->gid);
+}
+
 static errint_t
 check_records(const struct server *server, size_t size, const struct credentials *credentials)
 {
-    struct open_rules rules = {.user = credentials->uid, .top = server->opener->source};
+    struct open_rules rules = {.user = credentials->uid,
+                               .permits_device = credentials->overrides ? NULL : permit_device,
+                               .arg = (void *)(uintptr_t)credentials,
+                               .top = server->opener->source};
     struct walk walk = {.rules = &rules, .directory = -1};
     size_t at = sizeof(server->message.question);
     struct record record;
     errint_t error = 0;
     const char *path;
 
-    if (!server->assumes || !credentials->groups_known) {
+    if (!server->assumes || !credentials->groups_known)
         rules.permits = credentials_permit;
-        rules.arg = (void *)(uintptr_t)credentials;
-    }
     for (uint32_t i = 0; !error && i < server->message.question.count; i++) {
         path = read_record(server, size, &at, &record);
         error = path ? check_record(server, &record, path, &walk) : -EACCES;
@@ -388,6 +399,7 @@ run_opener(int socket, void *arg)
     int channel;
     char byte = 0;
 
+    private_mounts_init();
     opener->drop(opener->arg);
     /* Each message is a channel. */
     while (receive_with_fd(socket, &byte, sizeof(byte), &channel) > 0)

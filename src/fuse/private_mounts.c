@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fuse/private_mounts.h"
+
+#include "base/array.h"
+#include "base/mountinfo.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+/* The file system of a mount. */
+struct mounted_device {
+    dev_t device;
+    bool is_private;
+    uid_t uid; /* if it is private: of the user who may access it */
+    gid_t gid;
+};
+
+static int table = -1; /* /proc/self/mountinfo; constant once opened */
+
+static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mounted_device *devices; /* sorted by device; guarded by devices_lock, as the next */
+static size_t device_count;
+static bool is_current; /* the devices were read, and the mounts have not changed since */
+
+void
+private_mounts_init(void)
+{
+    table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+}
+
+static int
+compare_devices(const void *a, const void *b)
+{
+    const struct mounted_device *x = a, *y = b;
+
+    return (x->device > y->device) - (x->device < y->device);
+}
+
+/* The options of a FUSE file system have "user_id=UID" and "group_id=GID", and "allow_other" unless
+ * it is private. Those of virtiofs, which is open to all users, have no IDs. */
+static struct mounted_device
+device_of_mount(const struct mountinfo *mount)
+{
+    struct mounted_device device = {.device = makedev(mount->major, mount->minor)};
+    const char *user = strstr(mount->options, "user_id=");
+    const char *group = strstr(mount->options, "group_id=");
+
+    if (strncmp(mount->type, "fuse", 4) != 0 || !user || !group)
+        return device;
+    device.is_private = strstr(mount->options, "allow_other") == NULL;
+    device.uid = (uid_t)strtoul(user + strlen("user_id="), NULL, 10);
+    device.gid = (gid_t)strtoul(group + strlen("group_id="), NULL, 10);
+    return device;
+}
+
+/* Returns false if the table cannot be read, or memory is exhausted. */
+static bool
+devices_read(void)
+{
+    int copy = table < 0 ? -1 : fcntl(table, F_DUPFD_CLOEXEC, 0);
+    FILE *lines = copy < 0 ? NULL : fdopen(copy, "r");
+    struct mountinfo mount;
+    bool added = true;
+
+    device_count = 0;
+    if (!lines) {
+        if (copy >= 0)
+            close(copy);
+        return false;
+    }
+    rewind(lines);
+    while (added && mountinfo_next(lines, &mount)) {
+        added = array_add(devices, device_count, device_of_mount(&mount));
+        mountinfo_free(&mount);
+    }
+    fclose(lines);
+    if (!added)
+        device_count = 0;
+    else if (device_count)
+        qsort(devices, device_count, sizeof(*devices), compare_devices);
+    return added;
+}
+
+/* Reads the devices again if mounts have changed. */
+static void
+devices_update(void)
+{
+    struct pollfd changes = {.fd = table, .events = POLLPRI};
+
+    if (table >= 0 && poll(&changes, 1, 0) != 0)
+        is_current = false;
+    if (!is_current)
+        is_current = devices_read();
+}
+
+errint_t
+private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid)
+{
+    const struct mounted_device key = {.device = device}, *found;
+    struct mounted_device mounted = {0};
+    struct statfs fs;
+
+    pthread_mutex_lock(&devices_lock);
+    devices_update();
+    found = device_count ? bsearch(&key, devices, device_count, sizeof(*devices), compare_devices)
+                         : NULL;
+    if (found)
+        mounted = *found;
+    pthread_mutex_unlock(&devices_lock);
+    if (!found)
+        return fstatfs(fd, &fs) == 0 && fs.f_type != FUSE_SUPER_MAGIC ? 0 : -EACCES;
+    return !mounted.is_private || (uid == mounted.uid && gid == mounted.gid) ? 0 : -EACCES;
+}

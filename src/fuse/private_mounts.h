@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * FUSE file systems that were mounted without allow_other. The kernel permits only the user who
+ * mounted one to access it (fuse_allow_current_process() in fs/fuse/dir.c). It compares the real,
+ * effective and saved IDs of a process, not the file system IDs that a thread of the opener
+ * assumes: with the other IDs, the thread could be killed by the caller. So the opener applies the
+ * rule itself.
+ */
+#ifndef FSTFS_FUSE_PRIVATE_MOUNTS_H
+#define FSTFS_FUSE_PRIVATE_MOUNTS_H
+
+#include "base/error.h"
+
+#include <sys/types.h>
+
+/* Opens the table of mounts. Must be called before the sandbox is entered, while there is one
+ * thread. */
+void private_mounts_init(void);
+
+/*
+ * Whether a user with these IDs may access the file system that `fd` is on, whose device number is
+ * `device`: 0 or -EACCES. A FUSE file system that is not in the table, because it was detached,
+ * permits nobody. Asks the file system only if its device is not in the table. Any thread.
+ */
+errint_t private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid);
+
+#endif

@@ -338,6 +338,37 @@ def test_an_input_is_not_replaced_through_a_mount(mount, place, source, given):
     assert snapshot_files(source.path("m")) == before and content(only)[0] == expected(plain())
 
 
+@pytest.fixture
+def overlay(place):
+    """A directory, and a mount of overlayfs that shows its files."""
+    for name in "upper", "lower", "work", "overlay":
+        (place / name).mkdir()
+    point = place / "overlay"
+    options = f"lowerdir={place / 'lower'},upperdir={place / 'upper'},workdir={place / 'work'}"
+    done = subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", point],
+                          capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"overlayfs cannot be mounted in {place}: {done.stderr.strip()}")
+    yield place / "upper", point
+    subprocess.run(["umount", point], check=True)
+
+
+@pytest.mark.parametrize("through", ["input", "output"])
+def test_an_input_is_not_replaced_through_an_overlay(overlay, through):
+    """The overlay shows its files with another st_dev."""
+    upper, shown = overlay
+    trees.Source(upper).add("d", "model", plain())
+    before = content(upper / "d/model.safetensors")
+    source, out = (shown, upper) if through == "input" else (upper, shown)
+    for args, given, output in [(["--pick=t1"], "d", "d/model.safetensors"), (["--shards=1"], "d", "d"),
+                                (["--drop=t1"], "d/model.safetensors", "d/model.safetensors")]:
+        err = run("--force", *args, source / given, out / output, status=1)
+        assert "is an input, by the path " in err
+    assert content(upper / "d/model.safetensors") == before
+    for _ in range(2):
+        run("--force", source / "d/model.safetensors", out / "d/other.safetensors")
+
+
 def test_other_files_are_replaced_next_to_inputs(place, source):
     other = Path(source.path("m/other.safetensors"))
     other.write_bytes(b"old")

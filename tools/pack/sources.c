@@ -29,7 +29,7 @@ add_source_file(struct sources *sources, const char *real, const char *path)
 {
     struct stat st;
     size_t number;
-    char *copy;
+    struct source_entry entry;
 
     if (stat(real, &st) < 0)
         return 0; /* ignored: reading it will fail, too */
@@ -37,10 +37,10 @@ add_source_file(struct sources *sources, const char *real, const char *path)
     number = inode_map_add(&sources->inodes, st.st_dev, st.st_ino, sources->count + 1);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
-    copy = strdup(path);
-    if (copy && array_add(sources->paths, sources->count, copy))
-        return 0; /* cppcheck-suppress memleak ; the array owns it */
-    free(copy);
+    entry = (struct source_entry){strdup(path), st.st_dev, st.st_size, st.st_mtim, st.st_ctim};
+    if (entry.path && array_add(sources->all, sources->count, entry))
+        return 0;
+    free(entry.path);
     return -ENOMEM;
 }
 
@@ -79,22 +79,46 @@ sources_add(struct sources *sources, const char *path)
     return error;
 }
 
+static bool
+is_same_time(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
+/* Returns the number of the source that a file of another device shows, by size and times; 0: none.
+ * The change time cannot be set, so that a copy has another one. */
+static size_t
+find_shown_source(const struct sources *sources, const struct stat *st)
+{
+    for (size_t i = 0; i < sources->count; i++) {
+        const struct source_entry *entry = &sources->all[i];
+
+        if (entry->device != st->st_dev && entry->size == st->st_size &&
+            is_same_time(&entry->mtime, &st->st_mtim) && is_same_time(&entry->ctime, &st->st_ctim))
+            return i + 1;
+    }
+    return 0;
+}
+
 const char *
 sources_find_in(const struct sources *sources, int directory, const char *name)
 {
     struct stat st;
-    size_t number = fstatat(directory, name, &st, 0) == 0
-                        ? inode_map_find(&sources->inodes, st.st_dev, st.st_ino)
-                        : 0;
+    size_t number;
 
-    return number ? sources->paths[number - 1] : NULL;
+    if (fstatat(directory, name, &st, 0) < 0)
+        return NULL;
+    number = inode_map_find(&sources->inodes, st.st_dev, st.st_ino);
+    if (number == 0)
+        number = find_shown_source(sources, &st);
+    return number ? sources->all[number - 1].path : NULL;
 }
 
 void
 sources_free(struct sources *sources)
 {
     for (size_t i = 0; i < sources->count; i++)
-        free(sources->paths[i]);
-    free(sources->paths);
+        free(sources->all[i].path);
+    free(sources->all);
     inode_map_free(&sources->inodes);
 }

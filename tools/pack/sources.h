@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The set of input files, by inode: none of them may be replaced. */
+/*
+ * The set of input files: none of them may be replaced.
+ *
+ * A file is found by device and inode number, and through mounts that change these (overlayfs,
+ * FUSE) by its size and times, which they pass on.
+ */
 #ifndef FSTFS_PACK_SOURCES_H
 #define FSTFS_PACK_SOURCES_H
 
@@ -7,11 +12,20 @@
 #include "common/inode_map.h"
 
 #include <stdbool.h>
+#include <sys/types.h>
+#include <time.h>
+
+struct source_entry {
+    char *path; /* of the input */
+    uint64_t device;
+    off_t size;
+    struct timespec mtime, ctime;
+};
 
 /* All zero is an empty set. */
 struct sources {
-    struct inode_map inodes; /* numbers are indexes into `paths`, plus 1 */
-    char **paths;
+    struct inode_map inodes; /* numbers are indexes into `all`, plus 1 */
+    struct source_entry *all;
     size_t count;
     bool has_acl; /* one of the files has or may have an ACL (acl(5)) */
 };

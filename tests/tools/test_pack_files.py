@@ -169,6 +169,38 @@ def test_links_are_followed(place):
     assert side_files(place / "out") == {"config.json": b"{}"}
 
 
+@pytest.mark.parametrize("target", ["../../blobs/gone", "tokenizer.json"])
+def test_links_that_lead_nowhere(place, source, target):
+    """A tokenizer whose blob is missing is not left out silently."""
+    link = Path(source.path("m/tokenizer.json"))
+    link.unlink()
+    link.symlink_to(target)
+    for path in "m", "m/model":
+        err = run("--shards=1", source.path(path), place / "out", status=1)
+        assert f"tokenizer.json: a link to {target} that cannot be followed: " in err
+        assert not (place / "out").exists() and hidden(place) == []
+    run("--shards=1", "--tensors-only", source.path("m"), place / "out")
+    source.add("first", "model", plain(prefix="first"))
+    source.add_side("first/tokenizer.json", b"first")  # this one would be copied
+    run("--shards=1", source.path("first"), source.path("m"), place / "both")
+    assert (place / "both/tokenizer.json").read_bytes() == b"first"
+
+
+def test_names_that_are_not_copied_may_lead_nowhere(place, source):
+    for name in "old.bin", ".hidden_link":
+        os.symlink("gone", source.path(f"m/{name}"))
+    run("--shards=1", source.path("m"), place / "out")
+    assert side_files(place / "out") == SIDE
+
+
+def test_special_files_are_named(place, source):
+    os.mkfifo(source.path("m/pipe"))
+    os.symlink("/dev/null", source.path("m/null.json"))
+    err = run("--shards=1", source.path("m"), place / "out")
+    assert "m: special files (FIFO, socket, device) not copied: null.json, pipe\n" in err
+    assert side_files(place / "out") == SIDE
+
+
 def test_first_of_several_inputs_is_copied(place, source):
     source.add("other", "model", plain(prefix="other"))
     source.add_side("other/config.json", b"other")

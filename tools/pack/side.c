@@ -6,10 +6,13 @@
 #include "base/open.h"
 #include "common/command.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { NAMES_SHOWN = 3 };
@@ -91,15 +94,68 @@ print_omitted(const char *path, const struct buffer *shown, const char *what)
                  shown->data);
 }
 
+/* Fails with the name and the target of a link that cannot be followed. */
+static errint_t
+refuse_link(int directory, const char *name, errint_t error, struct reason *reason)
+{
+    char target[PATH_MAX], shown[QUOTED_SIZE], shown_target[QUOTED_SIZE];
+    ssize_t length = readlinkat(directory, name, target, sizeof(target));
+
+    return reason_set(reason, error, "Link",
+                      "%.200s: a link to %.200s that cannot be followed: %s; repair or remove it, "
+                      "or use --tensors-only",
+                      quoted(shown, name, strlen(name)),
+                      quoted(shown_target, target, length > 0 ? (size_t)length : 0),
+                      strerror(-error));
+}
+
+/* The listing contains neither links that lead nowhere nor special files. Fails at the first of
+ * these links whose name would be copied; lists the special files in `special`. `before`: the
+ * number of files of earlier inputs. */
+static errint_t
+check_unlisted(const struct side_files *files, size_t before, const char *directory,
+               struct buffer *special, struct reason *reason)
+{
+    struct dirent **entries;
+    int count = scandir(directory, &entries, NULL, alphasort);
+    int fd = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    errint_t error = count < 0 || fd < 0 ? reason_errno(reason, -errno, "cannot be listed") : 0;
+    size_t special_count = 0;
+
+    for (int i = 0; i < count; i++) {
+        const char *name = entries[i]->d_name;
+        struct stat st;
+
+        if (!error && name[0] != '.' && !is_weights_file(name) &&
+            !side_files_have(files, before, name)) {
+            if (fstatat(fd, name, &st, 0) == 0) {
+                if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+                    add_shown_name(special, special_count++, name);
+            } else {
+                error = -errno;
+                error = fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(st.st_mode)
+                            ? refuse_link(fd, name, error, reason)
+                            : 0; /* removed meanwhile */
+            }
+        }
+        free(entries[i]);
+    }
+    if (count >= 0)
+        free(entries);
+    if (fd >= 0)
+        close(fd);
+    return error;
+}
+
 errint_t
 side_add(struct side_files *files, const struct found *found, const char *path,
          struct reason *reason)
 {
     const struct listing *listing = found->listing;
-    struct buffer duplicates = BUFFER_INIT, directories = BUFFER_INIT;
+    struct buffer duplicates = BUFFER_INIT, directories = BUFFER_INIT, special = BUFFER_INIT;
     const size_t before = files->count;
     size_t duplicate_count = 0, directory_count = 0;
-    errint_t error = 0;
+    errint_t error = check_unlisted(files, before, found->directory, &special, reason);
 
     for (uint32_t i = 0; !error && i < listing->file_count; i++) {
         const char *name = listing->files[i];
@@ -117,8 +173,10 @@ side_add(struct side_files *files, const struct found *found, const char *path,
     print_omitted(path, &duplicates,
                   "files not copied because an earlier INPUT has files of the same names");
     print_omitted(path, &directories, "directories not copied");
+    print_omitted(path, &special, "special files (FIFO, socket, device) not copied");
     buffer_free(&duplicates);
     buffer_free(&directories);
+    buffer_free(&special);
     return error;
 }
 

@@ -22,8 +22,9 @@ struct side_files {
 
 /*
  * Adds the files of the checkpoint's directory, following links, except hidden files and weights.
- * Of files with the same name only the first is kept. Prints the names of directories, and of files
- * that are omitted because their name exists.
+ * Of files with the same name only the first is kept. Prints the names of directories and special
+ * files, and of files that are omitted because their name exists. Fails if one of the files is a
+ * link that cannot be followed.
  */
 errint_t side_add(struct side_files *files, const struct found *found, const char *path,
                   struct reason *reason);

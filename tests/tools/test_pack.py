@@ -294,6 +294,24 @@ def test_tensors_of_a_mount(mount, place):
         assert content(place / "one.safetensors")[0] == expected([one])
 
 
+def test_xattrs_of_a_tensor_outside_a_mount(place):
+    """rsync -X and tar --xattrs restore them; they do not describe the file."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    path, text = source.path("model.safetensors"), place / "models/text"
+    text.write_bytes(b"text")
+    try:
+        for file in path, text:
+            size = os.path.getsize(file)
+            for name, value in ("name", "x"), ("dtype", "U8"), ("shape", f"[{size}]"):
+                os.setxattr(file, f"user.safetensors.{name}", value.encode())
+    except OSError as error:
+        pytest.skip(f"no user xattrs in {place}: {error}")
+    run(path, place / "out.safetensors")
+    assert content(place / "out.safetensors")[0] == expected(plain())
+    run(text, place / "other.safetensors", status=1)
+
+
 def test_invalid_inputs(place):
     source = trees.Source(place / "models")
     source.add("two", "a", plain())

@@ -53,6 +53,9 @@ read_mounted_tensor(int fd, uint64_t size, struct st_table **table, struct reaso
     errint_t error;
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    /* Elsewhere the xattrs may be those of a copy, restored by tar or rsync. */
+    if (!mount_is_fstfs(path))
+        return -ENODATA;
     error = mount_read_tensor(path, &tensor);
     if (error && error != -EBADMSG)
         return -ENODATA;

@@ -76,6 +76,23 @@ def test_directory_of_all(tmp_path):
     assert line.startswith(f"{tmp_path}/vocab.bin: no checkpoint: NotTorch: ")
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+
+
+@pytest.mark.parametrize("content", [LFS, b"", bytes(4096), b"<!DOCTYPE html>\n"], ids=["lfs", "empty", "zeros", "html"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin", "adapter_model.bin", "consolidated.00.pth",
+                                  "diffusion_pytorch_model.fp16.bin"])
+def test_weights_that_are_no_weights(tmp_path, name, content):
+    """In a directory they are a finding if loaders look for their name."""
+    for passed in "vocab.bin", "training_args.bin", "pytorch_models.bin":
+        (tmp_path / passed).write_bytes(content)
+    (tmp_path / name).write_bytes(content)
+    for path in tmp_path, tmp_path / name:
+        [line] = run(path, status=1)[0]
+        assert line.startswith(f"{tmp_path}/{name}: no checkpoint: NotTorch: ")
+        assert line.endswith(": a Git LFS pointer; run git lfs pull") == (content == LFS)
+
+
 def test_refused(tmp_path):
     cases = [("model.bin", rule, content) for name, rule, content in bad_torch.CASES if name in ("cut-off", "two-ends", "old-cut-storage", "nested-bomb")]
     cases += [("model.gguf", rule, content) for name, rule, content in gguffiles.BAD if name in ("alignment-3", "data-one-byte-short")]
@@ -135,7 +152,7 @@ def test_imports_of_a_pickle_that_is_no_checkpoint(tmp_path, name):
         assert [line for line in lines if "no checkpoint" not in line] == [
             f"{tmp_path}/{name}: its pickle imports os.system, which torch.load(weights_only=True) rejects; load it only if you trust its origin"]
     (tmp_path / name).write_bytes(b"\x80\4Nr\xff\xff\xff\x7fcos\nsystem\n.")
-    [line] = run(tmp_path, status=1)[0]
+    [line] = [line for line in run(tmp_path, status=1)[0] if "no checkpoint" not in line]
     assert line.startswith(f"{tmp_path}/{name}: it begins like a pickle, but cannot be read as one to its end, "), line
 
 

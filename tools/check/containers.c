@@ -65,6 +65,41 @@ take_container(const struct container *container, const struct st_table *table)
     container->result->bytes = container->size;
 }
 
+/* Whether loaders look for weights under this name: pytorch_model.bin, consolidated.00.pth. */
+static bool
+is_name_of_weights(const char *path)
+{
+    static const char *const stems[] = {"pytorch_model", "diffusion_pytorch_model", "adapter_model",
+                                        "consolidated"};
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+
+    for (size_t i = 0; i < sizeof(stems) / sizeof(stems[0]); i++) {
+        size_t length = strlen(stems[i]);
+
+        if (strncmp(name, stems[i], length) == 0 && (name[length] == '.' || name[length] == '-'))
+            return true;
+    }
+    return false;
+}
+
+static bool
+is_lfs_pointer(const struct container *container)
+{
+    static const char begin[] = "version https://git-lfs.github.com/spec/";
+    char first[sizeof(begin) - 1];
+
+    return pread(container->fd, first, sizeof(first), 0) == (ssize_t)sizeof(first) &&
+           memcmp(first, begin, sizeof(first)) == 0;
+}
+
+/* Whether a file that is not a checkpoint is not reported. */
+static bool
+is_passed_over(const struct container *container, const struct reason *reason)
+{
+    return container->use != CONTAINER_NAMED &&
+           (strcmp(reason->rule, "NotTorch") != 0 || !is_name_of_weights(container->path));
+}
+
 /* Reports that reading the header failed with `error`. */
 static errint_t
 report_header(const struct container *container, errint_t error, const struct reason *reason)
@@ -74,14 +109,18 @@ report_header(const struct container *container, errint_t error, const struct re
     if (error == -ENOMEM)
         return error;
     if (container->use == CONTAINER_SHARD ||
-        (error == -ENOMSG && container->use != CONTAINER_NAMED))
+        (container->use == CONTAINER_ABSENT && error != -ENOMSG) ||
+        (error == -ENOMSG && is_passed_over(container, reason)))
         return 0;
     findings_add(container->findings, strdup(container->path), !is_fault && error != -ENOMSG,
                  is_fault            ? "refused: %s: %s"
                  : error == -ENOMSG  ? "no checkpoint: %s: %s"
                  : error == -ENOBUFS ? "cannot be checked: %s: %s"
                                      : "%s: %s",
-                 reason->rule, reason->text);
+                 reason->rule,
+                 error == -ENOMSG && is_lfs_pointer(container)
+                     ? "a Git LFS pointer; run git lfs pull"
+                     : reason->text);
     return 0;
 }
 
@@ -155,7 +194,7 @@ check_torch(const struct container *container)
     if (file.version.rule)
         findings_add(container->findings, strdup(container->path), false,
                      "torch.load() refuses it: %s: %s", file.version.rule, file.version.text);
-    if (file.refused_count && container->use != CONTAINER_SHARD)
+    if (file.refused_count && container->use > CONTAINER_ABSENT)
         findings_add(container->findings, strdup(container->path), false,
                      "%" PRIu32 " of its %" PRIu32
                      " tensors cannot be stored as safetensors; the first is %s",
@@ -205,7 +244,7 @@ container_check(struct findings *findings, const char *path, enum container_use 
     container.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     error = container.fd < 0 ? -errno : file_identity_from_fd(&result->identity, container.fd);
     if (error) {
-        if (use != CONTAINER_SHARD)
+        if (use > CONTAINER_ABSENT)
             findings_add(findings, strdup(path), true, "IoError: %s", strerror(-error));
         error = 0;
     } else if (S_ISREG(result->identity.mode)) {

@@ -24,6 +24,7 @@ struct container_result {
 /* How a file was found. */
 enum container_use {
     CONTAINER_SHARD, /* of a checkpoint, whose problems the catalog reports */
+    CONTAINER_ABSENT, /* the same, but none of its files is a checkpoint */
     CONTAINER_SIDE_FILE,
     CONTAINER_NAMED, /* on the command line */
 };
@@ -33,8 +34,9 @@ bool container_has_suffix(const char *name);
 
 /*
  * Checks the header of a file and adds problems to `findings`. -ENOMEM. A file without tensors,
- * such as training_args.bin, is a finding only if the command line names it; imports of its pickle
- * always are. With `wants_archive`, the caller frees the archive of the result (archive_free()).
+ * such as training_args.bin, is a finding only if the command line names it, or if torch.save() has
+ * not written it and loaders look for its name; imports of its pickle always are. With
+ * `wants_archive`, the caller frees the archive of the result (archive_free()).
  */
 errint_t container_check(struct findings *findings, const char *path, enum container_use use,
                          bool wants_archive, struct container_result *result);

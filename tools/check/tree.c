@@ -239,12 +239,13 @@ check_container(struct tree *tree, const char *path, enum container_use use)
 static errint_t
 check_converted(struct tree *tree, const struct checkpoint *checkpoint, const struct scope *scope)
 {
+    const enum container_use use = checkpoint->is_absent ? CONTAINER_ABSENT : CONTAINER_SHARD;
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < checkpoint->shard_count && !progress_signal(); i++) {
         char *path = join_parts(scope->base, checkpoint->directory, checkpoint->shards[i]->name);
 
-        error = path ? check_container(tree, path, CONTAINER_SHARD) : -ENOMEM;
+        error = path ? check_container(tree, path, use) : -ENOMEM;
         free(path);
     }
     return error;

@@ -8,6 +8,7 @@
 #include "format/torch_calls.h"
 #include "format/torch_dtype.h"
 #include "format/torch_source.h"
+#include "format/torch_state.h"
 #include "format/torch_unseen.h"
 
 #include <errno.h>
@@ -83,6 +84,18 @@ static const struct pickle_node *
 node_of(const struct torch_walk *walk, pickle_value value, enum pickle_kind kind)
 {
     return pickle_kind_of(walk->pickle, value) == kind ? &walk->pickle->nodes[value] : NULL;
+}
+
+/* Counts the visits of a value. They are limited by the length of the pickle. */
+static errint_t
+count_visits(struct torch_walk *walk, size_t visits)
+{
+    if (walk->visits_left < visits)
+        return reason_set(walk->reason, -EBADMSG, "TorchNesting",
+                          "its dictionaries, lists and tuples contain each other too often, or "
+                          "names are too long");
+    walk->visits_left -= visits;
+    return 0;
 }
 
 /* Whether the value is None or an empty dictionary. A call is neither, whatever it returns. */
@@ -289,13 +302,24 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
 
 enum tensor_verdict { NO_TENSOR, TENSOR_REFUSED, TENSOR_FOUND };
 
-/* State that torch would assign to the attributes of a tensor: "data" and others replace values. */
+/* Why a tensor is refused whose state is not plain (torch_state.h). */
 #define WITH_STATE "state is set on it, which can replace its values"
+
+/* See torch_state.h. Fails the traversal if the state takes too many visits. */
+static bool
+is_plain_state(struct torch_walk *walk, pickle_value state)
+{
+    bool is_plain = torch_is_plain_state(walk->pickle, state, &walk->visits_left);
+
+    if (walk->visits_left == 0)
+        walk->failed = count_visits(walk, 1);
+    return is_plain;
+}
 
 /* Unwraps parameters: *value is then the call that creates the tensor. Returns why the tensor is
  * refused, or NULL. *dtype is the value of a dtype that it would be converted to, or OPAQUE. */
 static const char *
-unwrap_parameter(const struct torch_walk *walk, pickle_value *value, pickle_value *dtype)
+unwrap_parameter(struct torch_walk *walk, pickle_value *value, pickle_value *dtype)
 {
     const struct pickle_node *call = node_of(walk, *value, PICKLE_CALL);
     const char *why = NULL;
@@ -311,7 +335,7 @@ unwrap_parameter(const struct torch_walk *walk, pickle_value *value, pickle_valu
             why = WITH_STATE;
         if (!is_converted && !has_state && !torch_calls(walk->pickle, call, "_rebuild_parameter"))
             break;
-        if (has_state && !is_none_or_empty(walk, pickle_tuple_item(walk->pickle, call->b, 3)))
+        if (has_state && !is_plain_state(walk, pickle_tuple_item(walk->pickle, call->b, 3)))
             why = WITH_STATE;
         if (is_converted)
             *dtype = pickle_tuple_item(walk->pickle, call->b, 1);
@@ -342,7 +366,7 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor
         else if (!torch_is_tensor_call(walk->pickle, pickle_tuple_item(pickle, call->b, 0),
                                        pickle_tuple_item(pickle, call->b, 2), &found))
             return NO_TENSOR;
-        else if (!is_none_or_empty(walk, pickle_tuple_item(pickle, call->b, 3)))
+        else if (!is_plain_state(walk, pickle_tuple_item(pickle, call->b, 3)))
             why = WITH_STATE;
     } else if (!why && !torch_is_tensor_call(walk->pickle, call->a, call->b, &found)) {
         return NO_TENSOR;
@@ -440,18 +464,6 @@ is_container(const struct torch_walk *walk, pickle_value value)
     enum pickle_kind kind = pickle_kind_of(walk->pickle, value);
 
     return kind == PICKLE_DICT || kind == PICKLE_LIST || kind == PICKLE_TUPLE;
-}
-
-/* Counts the visits of a value. They are limited by the length of the pickle. */
-static errint_t
-count_visits(struct torch_walk *walk, size_t visits)
-{
-    if (walk->visits_left < visits)
-        return reason_set(walk->reason, -EBADMSG, "TorchNesting",
-                          "its dictionaries, lists and tuples contain each other too often, or "
-                          "names are too long");
-    walk->visits_left -= visits;
-    return 0;
 }
 
 static errint_t walk_container(struct torch_walk *walk, pickle_value container);

@@ -164,6 +164,22 @@ def wrapped(times):
     return value
 
 
+def with_state(state, value=X):
+    return Call(Global("torch._utils", "_rebuild_parameter_with_state"), value, False, {}, state)
+
+
+def from_type(state, kind=Global("torch", "Tensor"), function="_rebuild_from_type_v2"):
+    return Call(Global("torch._tensor", function), Global("torch._utils", "_rebuild_tensor_v2"), kind,
+                (storage("0", 2), 0, (2,), (1,), False, {}), state)
+
+
+def one_state(length, count):
+    """`count` parameters with the same state, a dictionary of `length` entries."""
+    state = t.instructions_of({f"a{i}": i for i in range(length)})
+    calls = b"".join(t.instructions_of(str(i)) + b"ctorch._utils\n_rebuild_parameter_with_state\n(h\0\x88}h\1tR" for i in range(count))
+    return one(pickled=b"\x80\2}(U\1w" + t.instructions_of(ONE["w"]) + b"q\0U\1s" + state + b"q\1" + calls + b"u.")
+
+
 def lightning(value, **more):
     return root({"state_dict": {"w": A, "x": value}, "pytorch-lightning_version": "2.0"} | more)
 
@@ -349,19 +365,22 @@ CASES = [
                                                    t.instructions_of(tensor(S, (1,))) + b"su.")),
     ("state-built", "refused 1", archive(None, {"0": F4 * 6}, pickled=b"\x80\x02}(" + t.instructions_of("v") + t.instructions_of(tensor(S, (6,))) +
                                          t.instructions_of("w") + t.instructions_of(tensor(S, (6,))) + t.instructions_of((S, 1, (1,), (1,))) + b"bu.")),
-    ("state-of-parameter", "refused 2", root({"v": tensor(S, (6,)), "w": Call(Global("torch._utils", "_rebuild_parameter_with_state"), tensor(S, (2,)),
-                                                                              True, {}, {"data": tensor(S, (2,), offset=2)})})),
-    ("state-from-type", "refused 2", root({"v": tensor(S, (6,)), "w": Call(
-        Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch._utils", "_rebuild_tensor_v2"), Global("torch", "Tensor"),
-        (S, 0, (2,), (1,), False, {}), {"data": tensor(S, (2,), offset=2)})})),
+    *((f"state-of-parameter-{name}", f"refused {1 + (name != 'fill')}", root({"v": A, "w": with_state(state)})) for name, state in {
+        "data": {"data": tensor(S, (2,), offset=2)}, "fill": {"real": 5}, "tensor": {"other": X}, "dictionary": {"other": {"a": [X]}},
+        "tuple": {"a": 1, "other": (1, [2, X])}}.items()),
+    *((f"state-{name}", "refused 1", root({"v": A, "w": with_state(state)})) for name, state in {
+        "imaginary": {"imag": 5}, "hooks": {"_backward_hooks": None}, "call": {"a": Call(Global("torch", "Size"), (1,))},
+        "class": {"to": Global("torch", "Size")}, "plain-dictionary": {"a": {"b": 1}}, "key-number": {1: 1}, "key-none": {None: 1}, "string": "a",
+        "list": [("real", 5)], "empty-tuple": (), "of-slots": (None, {"real": 5}), "three": ({"a": 1}, None, None), "tuple-real": ({"real": 5}, None),
+        "too-nested": {"a": [[[[[[1]]]]]]}, "items-replaced": Raw(b"ccollections\nOrderedDict\n)RU\1aK\1s}U\5itemsK\1sb")}.items()),
+    ("state-shared-by-many", "TorchNesting", one_state(1000, 1000)),
+    *((f"state-from-type-{name}", "refused 2", root({"v": A, "w": from_type(state)})) for name, state in {
+        "data": {"data": tensor(S, (2,), offset=2)}, "tuple-data": ({"a": 1, "data": tensor(S, (2,), offset=2)}, None)}.items()),
     ("built-from-storage", "refused 1", root({"v": A, "w": Raw(b"ctorch\nTensor\n)\x81" + t.instructions_of((S, 0, (2,), (1,))) + b"b")})),
     ("unknown-function", "refused 1", root({"v": A, "w": Call(Global("torch._utils", "_rebuild_tensor_v4"), S, 0, (2,), (1,))})),
     ("unknown-function-of-two", "refused 2", root({"v": A, "w": Call(Global("mylib", "rebuild"), [S, {"more": storage("1", 6)}])})),
     ("new-dictionary-of-pairs", "refused 1", root({"v": A, "w": Raw(b"ccollections\nOrderedDict\n" + t.instructions_of(([("x", A)],)) + b"\x81")})),
     ("storage-alone", "refused 1", root({"v": A, "w": S})),
-    ("state-from-type-v1", "refused 1", root({"v": A, "w": Call(
-        Global("torch._tensor", "_rebuild_from_type"), Global("torch._utils", "_rebuild_tensor_v2"), Global("torch.nn.parameter", "Parameter"),
-        (S, 0, (2,), (1,), False, {}), {"a": 1})})),
     *((f"lightning-{name}", "refused 1", lightning(value)) for name, value in HOLDERS.items()),
     ("lightning-nested-257", "TorchNesting", lightning(nested_object(255))),
     ("dtype-converted", "refused 1", root({"v": tensor(S, (6,)), "w": Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
@@ -426,6 +445,16 @@ READ = [(f"calls-{name}", content) for name, content in evil("false").items()] +
     ("member-up", one(ONE, extra=[("../../../etc/passwd", b"x")])),
     ("archive-in-archive", SOUND[:4] + archive(ONE, {"0": F4 * 2, "inner": SOUND[4:]})[4:]),
     ("state-that-is-empty", one({"w": Call(Global("torch._utils", "_rebuild_parameter_with_state"), ONE["w"], True, {}, {})})),
+    *((f"state-{name}", one({"w": with_state(state, ONE["w"])})) for name, state in {
+        "plain": {"tensor_model_parallel": True, "partition_dim": 0, "none": None, "long": 2**80, "float": 0.5, "text": "real", "note": 1, "data2": -1},
+        "of-sequences": {"shape_of_all": (1, (2, 3), "a", None), "names_of_all": [1, "b", [(2.5,)]]}, "none": None, "in-tuple": ({"a": 1}, None),
+        "of-no-slots": (None, None), "ordered": Call(Global("collections", "OrderedDict"), [["a", "b"]]),
+        "empty-built": Raw(b"ccollections\nOrderedDict\n)R}U\5itemsK\1sb")}.items()),
+    *((f"from-type-{name}", one({"w": from_type(state, kind)})) for name, state, kind in (
+        ("plain", {"_is_buffer": True}, Global("torch", "Tensor")), ("in-tuple", ({"a": 1}, None), Global("torch", "Tensor")),
+        ("parameter", {"a": [1]}, Global("torch.nn.parameter", "Parameter")))),
+    ("state-shared", one_state(100, 100)),
+    ("from-type-v1-plain", one({"w": from_type({"a": 1}, Global("torch.nn.parameter", "Parameter"), "_rebuild_from_type")})),
     ("dtype-not-converted", one({"w": Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), ONE["w"],
                                            Global("torch", "float32"), "cpu", False)})),
     ("from-type-v1", one({"w": Call(Global("torch._tensor", "_rebuild_from_type"), Global("torch._utils", "_rebuild_tensor_v2"),

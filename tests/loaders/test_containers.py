@@ -109,6 +109,29 @@ def test_every_dtype(tmp_path, way):
     assert saved >= set(shown)
 
 
+class Wrapped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2, 3))
+        self.weight.tensor_model_parallel, self.weight.partition_dim, self.weight.shape_of_all = True, 0, (4, 3)
+        self.register_buffer("mean", torch.nn.Buffer(torch.randn(3)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_attributes_of_tensors(tmp_path, way):
+    """Attributes that cannot replace values are no reason to refuse a tensor."""
+    path = tmp_path / "model.bin"
+    plain, other = torch.randn(4), torch.randn(4)
+    plain.note, plain.scale, plain.names_of_all = "text", 0.5, ["a", 1, None]
+    torch.save({"plain": plain, **Wrapped().state_dict(keep_vars=True)}, path, **WAYS[way])
+    assert b"_rebuild_from_type_v2" in path.read_bytes() and b"_rebuild_parameter_with_state" in path.read_bytes()
+    assert compare(path, trusted="protocol" in way) == 0
+    plain.other = other
+    torch.save({"plain": plain, "other": other}, path, **WAYS[way])
+    verdict, refusal, _, tensors = ask(path)
+    assert set(tensors) == {"other"} and "state is set on it" in refusal, verdict
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_tensors_that_are_not_shown(tmp_path, way):
     path = tmp_path / "model.bin"

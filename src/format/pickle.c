@@ -301,14 +301,18 @@ push_instance(struct pickle_machine *m, bool is_named)
     return error ? error : push_call_node(m, PICKLE_VALUE_OPAQUE, values);
 }
 
+/* BINPERSID: torch.load() accepts only tuples. */
 static errint_t
 push_persistent(struct pickle_machine *m)
 {
     pickle_value id;
     errint_t error = pickle_pop(m, &id);
 
-    return error ? error
-                 : pickle_push_node(m, (struct pickle_node){.kind = PICKLE_PERSISTENT, .a = id});
+    if (error)
+        return error;
+    if (pickle_kind_of(m->pickle, id) != PICKLE_TUPLE)
+        return pickle_refuse(m, "a persistent ID is not a tuple");
+    return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_PERSISTENT, .a = id});
 }
 
 static errint_t
@@ -416,15 +420,6 @@ skip_pickle_width(struct pickle_machine *m, unsigned width)
     uint64_t number;
 
     return take_pickle_width(m, width, &number);
-}
-
-/* EXT1, EXT2, EXT4: a global, by its number in Python's extension registry. */
-static errint_t
-push_extension(struct pickle_machine *m, unsigned width)
-{
-    errint_t error = skip_pickle_width(m, width);
-
-    return error ? error : push_call_node(m, PICKLE_VALUE_OPAQUE, PICKLE_VALUE_OPAQUE);
 }
 
 static errint_t
@@ -547,12 +542,6 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
         return run_global(m);
     case 0x93:
         return push_stack_global(m);
-    case 0x82: /* EXT1, EXT2, EXT4 */
-        return push_extension(m, 1);
-    case 0x83:
-        return push_extension(m, 2);
-    case 0x84:
-        return push_extension(m, 4);
     case 'R':
         return run_reduce(m);
     case 0x81: /* NEWOBJ */
@@ -567,9 +556,7 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
         return run_build(m);
     case 'Q': /* BINPERSID */
         return push_persistent(m);
-    case 'P':
-        return push_opaque_line(m);
-    default:
+    default: /* EXT1, EXT2, EXT4, PERSID and NEXT_BUFFER, too: torch.load() fails at them */
         m->at--;
         return pickle_refuse(m, "there is no such instruction, or it needs data from elsewhere");
     }

@@ -8,7 +8,8 @@
  * PICKLE_CALL and never made, except that collections.OrderedDict() is a dictionary: empty, or, as
  * Python 2 writes it, of a list of pairs. State that is set on an object (BUILD) is held by the
  * call that created it, which is flagged. Sets are calls, too, without a callee.
- * Instructions: CPython's Lib/pickletools.py.
+ * Instructions: CPython's Lib/pickletools.py. Those that need data from elsewhere are refused: the
+ * extension registry (EXT1), text persistent IDs (PERSID), and buffers (NEXT_BUFFER).
  *
  * Lengths in the text never determine an allocation: strings stay in the text, and each instruction
  * adds a bounded number of nodes.

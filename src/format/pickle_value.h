@@ -40,7 +40,7 @@ enum pickle_kind {
     PICKLE_CALL, /* the result of a call, or a set, or an object. a: the callee, usually a
                   * PICKLE_GLOBAL; b: its arguments, usually a PICKLE_TUPLE; OPAQUE if there are
                   * none, or they are not kept as such. c: first held entry */
-    PICKLE_PERSISTENT, /* a: the persistent ID, any value */
+    PICKLE_PERSISTENT, /* a: the persistent ID, a tuple */
 };
 
 /*

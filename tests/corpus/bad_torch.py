@@ -201,7 +201,7 @@ HOLDERS = {
     "keywords": holder(b"cmylib\nThing\n)}U\1a%s\x92"), "arguments-and-keywords": holder(b"cmylib\nThing\n%\x85}\x92"),
     "call-of-call": holder(b"cmylib\nmaker\n)R%\x85R"), "callee": holder(b"cmylib\nmaker\n%\x85R)R"), "no-tuple": holder(b"cmylib\nThing\n%R"),
     "set": holder(b"\x8f(%\x90"), "frozen-set": holder(b"(K\1%\x91"), "old-instance": holder(b"(%imylib\nThing\n"),
-    "old-object": holder(b"(cmylib\nThing\n%o"), "extension": holder(b"\x82\1%a"),
+    "old-object": holder(b"(cmylib\nThing\n%o"),
     "storage": S, "unknown-function": Call(Global("torch._utils", "_rebuild_tensor_v4"), S, 0, (2,)),
     "deeper": Call(Global("mylib", "Thing"), [({"a": holder(b"cmylib\nThing\n)\x81%b")},)]),
 }
@@ -338,6 +338,9 @@ CASES = [
     ("storage-key-257", "refused 1", archive({"w": tensor(storage("k" * 257, 2), (2,))}, {"k" * 257: F4 * 2})),
     ("old-key-257", "TorchStorage", old({"a": tensor(storage("k" * 257, 6, "FloatStorage", None), (6,))}, "k" * 257)),
     ("wrappers-5", "refused 1", one({"v": ONE["w"], "w": wrapped(5)})),
+    *((f"pickle-{name}", "Pickle", root(ONE | {"x": Raw(code)})) for name, code in {
+        "extension-1": b"\x82\1", "extension-2": b"\x83\1\0", "extension-4": b"\x84\1\0\0\0", "extension-called": b"\x82\1)R", "persistent-text": b"Pabc\n",
+        "persistent-string": b"U\3abcQ", "persistent-number": b"K\1Q", "persistent-list": b"]Q", "persistent-none": b"NQ"}.items()),
     ("pickle-memo-from-2", "Pickle", pickled(b"\x80\x02Nq\2.")),
     ("rank-65", "refused 1", root({"w": tensor(S, (1,) * 65)})),
     ("stride-zero", "refused 1", root({"w": tensor(S, (6,), strides=(0,))})),

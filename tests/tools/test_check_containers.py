@@ -104,6 +104,16 @@ def test_refused(tmp_path):
         (tmp_path / name).unlink()
 
 
+def test_gguf_that_is_not_utf8(tmp_path):
+    """llama.cpp reads such a file, the gguf package does not."""
+    pairs = [gguffiles.pair(key, gguffiles.U32, 1) for key in ("größe", b"gr\xf6sse", b"\xff")]
+    (tmp_path / "model.gguf").write_bytes(gguffiles.gguf([("gewicht-ß", *gguffiles.W[1:]), (b"w\xdf", *gguffiles.W[1:])], pairs))
+    for path in (tmp_path / "model.gguf", tmp_path):
+        lines = run(path, status=1)[0]
+        assert lines == [f'{tmp_path}/model.gguf: {what} is not UTF-8: GGUFReader of the gguf package fails'
+                         for what in (r'key "gr\xf6sse"', r'tensor "w\xdf"')], lines
+
+
 def test_tensors_that_cannot_be_safetensors(tmp_path):
     root = ONE | {"t": tensor(storage("1", 6), (2, 3), strides=(1, 2))}
     (tmp_path / "model.bin").write_bytes(archive(root, {"0": b"12345678", "1": bytes(24)}))

@@ -4,6 +4,7 @@
 #include "catalog/header_budget.h"
 #include "format/gguf.h"
 #include "format/torch.h"
+#include "rules.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -47,7 +48,7 @@ admit_header(void *arg, uint64_t bytes, struct reason *reason)
 }
 
 /* The file that is checked. */
-struct container {
+struct checked_file {
     struct findings *findings;
     struct container_result *result;
     const char *path;
@@ -58,7 +59,7 @@ struct container {
 };
 
 static void
-take_container(const struct container *container, const struct st_table *table)
+take_container(const struct checked_file *container, const struct st_table *table)
 {
     container->result->has_tensors = true;
     container->result->tensors = table->count;
@@ -83,7 +84,7 @@ is_name_of_weights(const char *path)
 }
 
 static bool
-is_lfs_pointer(const struct container *container)
+is_lfs_pointer(const struct checked_file *container)
 {
     static const char begin[] = "version https://git-lfs.github.com/spec/";
     char first[sizeof(begin) - 1];
@@ -94,7 +95,7 @@ is_lfs_pointer(const struct container *container)
 
 /* Whether a file that is not a checkpoint is not reported. */
 static bool
-is_passed_over(const struct container *container, const struct reason *reason)
+is_passed_over(const struct checked_file *container, const struct reason *reason)
 {
     return container->use != CONTAINER_NAMED &&
            (strcmp(reason->rule, "NotTorch") != 0 || !is_name_of_weights(container->path));
@@ -102,7 +103,7 @@ is_passed_over(const struct container *container, const struct reason *reason)
 
 /* Reports that reading the header failed with `error`. */
 static errint_t
-report_header(const struct container *container, errint_t error, const struct reason *reason)
+report_header(const struct checked_file *container, errint_t error, const struct reason *reason)
 {
     bool is_fault = error == -EBADMSG;
 
@@ -127,8 +128,8 @@ report_header(const struct container *container, errint_t error, const struct re
 /* Reports the imports, one per line, of which the first IMPORTS_SHOWN are named. `is_refused`: that
  * the file is invalid is reported, too. */
 static void
-report_imports(const struct container *container, const struct buffer *imports, bool is_incomplete,
-               bool is_refused)
+report_imports(const struct checked_file *container, const struct buffer *imports,
+               bool is_incomplete, bool is_refused)
 {
     struct buffer names = BUFFER_INIT;
     size_t count = 0;
@@ -162,7 +163,7 @@ report_imports(const struct container *container, const struct buffer *imports, 
 
 /* Finds the records of the archive. Moves the table of the file to the archive of the result. */
 static errint_t
-open_records(const struct container *container, struct torch_file *file)
+open_records(const struct checked_file *container, struct torch_file *file)
 {
     struct reason reason;
     errint_t error = archive_open(container->fd, container->size, file->table,
@@ -176,7 +177,7 @@ open_records(const struct container *container, struct torch_file *file)
 }
 
 static errint_t
-check_torch(const struct container *container)
+check_torch(const struct checked_file *container)
 {
     struct buffer imports = BUFFER_INIT;
     struct torch_file file;
@@ -206,7 +207,7 @@ check_torch(const struct container *container)
 }
 
 static errint_t
-check_gguf(const struct container *container)
+check_gguf(const struct checked_file *container)
 {
     struct st_table *table;
     struct reason reason;
@@ -217,12 +218,13 @@ check_gguf(const struct container *container)
     if (error)
         return report_header(container, error, &reason);
     take_container(container, table);
+    rules_check_table(container->findings, container->path, table);
     st_table_free(table);
     return 0;
 }
 
 static bool
-is_gguf(const struct container *container)
+is_gguf(const struct checked_file *container)
 {
     char first[4] = "";
 
@@ -233,11 +235,11 @@ errint_t
 container_check(struct findings *findings, const char *path, enum container_use use,
                 bool wants_archive, struct container_result *result)
 {
-    struct container container = {.findings = findings,
-                                  .result = result,
-                                  .path = path,
-                                  .use = use,
-                                  .wants_archive = wants_archive};
+    struct checked_file container = {.findings = findings,
+                                     .result = result,
+                                     .path = path,
+                                     .use = use,
+                                     .wants_archive = wants_archive};
     errint_t error = 0;
 
     *result = (struct container_result){0};

@@ -2,6 +2,7 @@
 #include "rules.h"
 
 #include "base/text.h"
+#include "format/json.h"
 #include "view/layout.h"
 
 #include <errno.h>
@@ -68,11 +69,46 @@ check_format(struct findings *findings, const char *path, const struct st_table 
     }
 }
 
+/* False, and a finding: the text is not UTF-8. */
+static bool
+check_gguf_text(struct findings *findings, const char *path, const char *what, struct st_text text)
+{
+    char shown[QUOTED_SIZE];
+    size_t at;
+
+    if (json_check_utf8(text.text, text.length, &at))
+        return true;
+    findings_add(findings, strdup(path), false,
+                 "%s \"%s\" is not UTF-8: GGUFReader of the gguf package fails", what,
+                 quoted(shown, text.text, text.length));
+    return false;
+}
+
+/* Reports the first key and the first name that are not UTF-8. llama.cpp does not check them, so
+ * gguf_read() accepts them. */
+static void
+check_gguf_names(struct findings *findings, const char *path, const struct st_table *table)
+{
+    bool is_fine = true;
+
+    for (uint32_t i = 0; is_fine && i < table->metadata_count; i++)
+        is_fine = check_gguf_text(
+            findings, path, "key",
+            (struct st_text){table->text + table->metadata[i].key, table->metadata[i].key_length});
+    is_fine = true;
+    for (uint32_t i = 0; is_fine && i < table->count; i++)
+        is_fine = check_gguf_text(
+            findings, path, "tensor",
+            (struct st_text){table->text + table->tensors[i].name, table->tensors[i].name_length});
+}
+
 void
 rules_check_table(struct findings *findings, const char *path, const struct st_table *table)
 {
-    if (table->gguf)
+    if (table->gguf) {
+        check_gguf_names(findings, path, table);
         return; /* the rules below are those of safetensors; gguf_read() checks its own */
+    }
     check_alignment(findings, path, table);
     check_format(findings, path, table);
 }

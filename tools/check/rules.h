@@ -7,7 +7,8 @@
 #include "findings.h"
 #include "format/safetensors.h"
 
-/* Checks the alignment of tensors and the format in the metadata of the file `path`. */
+/* Checks the alignment of tensors and the format in the metadata of the file `path`; of a GGUF
+ * file, whether keys and names are UTF-8. */
 void rules_check_table(struct findings *findings, const char *path, const struct st_table *table);
 
 /* Checks metadata.total_size of the index file `index`, which must have it. */

@@ -203,6 +203,7 @@ open_archive(struct torch_source *source, struct reason *reason)
 static const unsigned char legacy_magic[] = {0x6c, 0xfc, 0x9c, 0x46, 0xf9,
                                              0x20, 0x6a, 0xa8, 0x50, 0x19};
 #define LEGACY_VERSION 1001
+#define LEGACY_PICKLES 5
 
 /* Whether the first pickle is the magic number, which has 10 bytes. */
 static bool
@@ -579,22 +580,49 @@ has_call(const struct pickle *pickle)
     return false;
 }
 
-/* Lists the imports of one pickle. Files of other kinds, such as text, may begin like a pickle of
- * protocol 0 or 1: these must be complete or call a function. */
-static errint_t
-read_other_pickle(struct torch_source *source, size_t have, struct reason *reason)
+/* Whether torch.load() may take the pickle for the magic number, after which it executes the next
+ * ones. A long decimal number and the result of a call are not known. */
+static bool
+may_be_legacy_magic(const struct pickle *pickle)
 {
+    enum pickle_kind kind = pickle_kind_of(pickle, pickle->root);
+
+    return kind == PICKLE_LONG || kind == PICKLE_OPAQUE || kind == PICKLE_CALL;
+}
+
+/* Lists the imports of the pickle at *at, and sets *at to its end, or to `have` if torch.load()
+ * executes no other. Without a PROTO instruction, it must be complete or call a function: files of
+ * other kinds, such as text, may begin like a pickle. */
+static errint_t
+read_other_pickle(struct torch_source *source, size_t *at, size_t have, struct reason *reason)
+{
+    const char *text = source->text + *at;
     struct pickle pickle;
     errint_t error =
-        pickle_read(source->text, have, have * TORCH_PICKLE_FACTOR + TORCH_SLACK, &pickle, reason);
+        pickle_read(text, have - *at, have * TORCH_PICKLE_FACTOR + TORCH_SLACK, &pickle, reason);
     errint_t listing = 0;
 
-    if (source->text[0] == '\200' || pickle.root != PICKLE_VALUE_MARK || has_call(&pickle)) {
+    if (text[0] == '\200' || pickle.root != PICKLE_VALUE_MARK || has_call(&pickle)) {
         listing = torch_imports_add(source->imports, &pickle, reason);
         source->imports->is_incomplete |= error == -EBADMSG && pickle.root == PICKLE_VALUE_MARK;
     }
+    if (*at == 0 && !error && !may_be_legacy_magic(&pickle))
+        *at = have;
+    else
+        *at += pickle.length;
     pickle_free(&pickle);
     return listing ? listing : error;
+}
+
+static errint_t
+read_other_pickles(struct torch_source *source, size_t have, struct reason *reason)
+{
+    size_t at = 0;
+    errint_t error = 0;
+
+    for (unsigned i = 0; !error && i < LEGACY_PICKLES && at < have; i++)
+        error = read_other_pickle(source, &at, have, reason);
+    return error;
 }
 
 /*
@@ -610,7 +638,7 @@ list_other_pickle(struct torch_source *source, const char magic[2], struct reaso
 
     if (has_protocol && (unsigned char)magic[1] > PICKLE_PROTOCOL_MAX)
         return 0; /* Python refuses it */
-    error = open_pickles(source, read_other_pickle, &why);
+    error = open_pickles(source, read_other_pickles, &why);
     drop_legacy(source);
     if (error && error != -EBADMSG && error != -ENOBUFS) {
         *reason = why;

@@ -4,6 +4,7 @@
 import hashlib
 import io
 import json
+import pickle
 import struct
 import sys
 import zipfile
@@ -164,6 +165,21 @@ def test_imports_of_a_pickle_that_is_no_checkpoint(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x80\4Nr\xff\xff\xff\x7fcos\nsystem\n.")
     [line] = [line for line in run(tmp_path, status=1)[0] if "no checkpoint" not in line]
     assert line.startswith(f"{tmp_path}/{name}: it begins like a pickle, but cannot be read as one to its end, "), line
+
+
+@pytest.mark.parametrize("magic", [b"L119547037146038801333356L\n.", b"\x80\2" + 40 * b"N0" + b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."],
+                         ids=["decimal", "long"])
+def test_imports_after_a_magic_number(tmp_path, magic):
+    """Python's torch.load() takes these for the magic number, too, and executes the next pickle."""
+    made = tmp_path / "made"
+    evil = f"cos\nsystem\n(S'touch {made}'\ntR.".encode()
+    (tmp_path / "training_args.bin").write_bytes(magic + evil)
+    assert pickle.loads(magic) == 0x1950a86a20f9469cfc6c
+    [line] = run(tmp_path, status=1)[0]
+    assert line.startswith(f"{tmp_path}/training_args.bin: its pickle imports os.system, "), line
+    assert not made.exists()
+    (tmp_path / "training_args.bin").write_bytes(b"K\1." + evil)  # any other number: nothing is executed
+    run(tmp_path)
 
 
 def with_version(name, value):

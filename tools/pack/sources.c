@@ -7,9 +7,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 static bool
@@ -17,6 +19,20 @@ may_have_acl(const char *path)
 {
     int fd = open(path, O_PATH | O_CLOEXEC);
     bool found = fd >= 0 && file_may_have_acl(fd);
+
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
+/* Whether the file system shows files of another one, with other inode numbers or devices. */
+static bool
+is_stacked(int directory, const char *name)
+{
+    int fd = openat(directory, name, O_PATH | O_CLOEXEC);
+    struct statfs fs;
+    bool found = fd >= 0 && fstatfs(fd, &fs) == 0 &&
+                 (fs.f_type == OVERLAYFS_SUPER_MAGIC || fs.f_type == FUSE_SUPER_MAGIC);
 
     if (fd >= 0)
         close(fd);
@@ -37,7 +53,14 @@ add_source_file(struct sources *sources, const char *real, const char *path)
     number = inode_map_add(&sources->inodes, st.st_dev, st.st_ino, sources->count + 1);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
-    entry = (struct source_entry){strdup(path), st.st_dev, st.st_size, st.st_mtim, st.st_ctim};
+    entry = (struct source_entry){
+        .path = strdup(path),
+        .device = st.st_dev,
+        .is_stacked = is_stacked(AT_FDCWD, real),
+        .size = st.st_size,
+        .mtime = st.st_mtim,
+        .ctime = st.st_ctim,
+    };
     if (entry.path && array_add(sources->all, sources->count, entry))
         return 0;
     free(entry.path);
@@ -85,16 +108,17 @@ is_same_time(const struct timespec *a, const struct timespec *b)
     return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
 }
 
-/* Returns the number of the source that a file of another device shows, by size and times; 0: none.
- * The change time cannot be set, so that a copy has another one. */
+/* Returns the number of the source that is the same file on another device, by size and times; 0:
+ * none. The change time cannot be set, so that a copy has another one. */
 static size_t
-find_shown_source(const struct sources *sources, const struct stat *st)
+find_shown_source(const struct sources *sources, const struct stat *st, bool stacked)
 {
     for (size_t i = 0; i < sources->count; i++) {
         const struct source_entry *entry = &sources->all[i];
 
-        if (entry->device != st->st_dev && entry->size == st->st_size &&
-            is_same_time(&entry->mtime, &st->st_mtim) && is_same_time(&entry->ctime, &st->st_ctim))
+        if ((stacked || entry->is_stacked) && entry->device != st->st_dev &&
+            entry->size == st->st_size && is_same_time(&entry->mtime, &st->st_mtim) &&
+            is_same_time(&entry->ctime, &st->st_ctim))
             return i + 1;
     }
     return 0;
@@ -110,7 +134,7 @@ sources_find_in(const struct sources *sources, int directory, const char *name)
         return NULL;
     number = inode_map_find(&sources->inodes, st.st_dev, st.st_ino);
     if (number == 0)
-        number = find_shown_source(sources, &st);
+        number = find_shown_source(sources, &st, is_stacked(directory, name));
     return number ? sources->all[number - 1].path : NULL;
 }
 

@@ -3,7 +3,8 @@
  * The set of input files: none of them may be replaced.
  *
  * A file is found by device and inode number, and through mounts that change these (overlayfs,
- * FUSE) by its size and times, which they pass on.
+ * FUSE) by its size and times, which they pass on. Other file systems are not compared by times: a
+ * snapshot has those of the original.
  */
 #ifndef FSTFS_PACK_SOURCES_H
 #define FSTFS_PACK_SOURCES_H
@@ -18,6 +19,7 @@
 struct source_entry {
     char *path; /* of the input */
     uint64_t device;
+    bool is_stacked; /* its file system may show files of another one */
     off_t size;
     struct timespec mtime, ctime;
 };

@@ -95,8 +95,8 @@ index_of_group(const struct group *group)
     return index;
 }
 
-/* Replaces an index whose file system does not answer by that of the previous listing, if none of
- * its files was missing. */
+/* If the index's file system does not answer, uses the index of the previous listing, provided that
+ * none of its files was missing. */
 static errint_t
 recall_index(const struct listing *before, const char *name, struct st_index **index)
 {

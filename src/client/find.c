@@ -67,8 +67,8 @@ only_group(struct source_dir *dir, const struct listing *listing, const struct c
     return *count == 1 ? only : NULL;
 }
 
-/* The checkpoints of a container are considered only if there is none of an earlier one in
- * container_all: optimizer.pt may be a checkpoint, too. */
+/* Tries the containers in the order of container_all, and stops at the first that has a checkpoint:
+ * optimizer.pt may be one, too. */
 static errint_t
 find_only_group(struct source_dir *dir, const struct listing *listing, const char *path,
                 const struct group **group)

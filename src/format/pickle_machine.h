@@ -61,7 +61,7 @@ errint_t pickle_add_marked_items(struct pickle_machine *m, enum pickle_kind kind
 /* Pops the top `step` values and adds them to the list or dictionary below them. */
 errint_t pickle_add_item(struct pickle_machine *m, enum pickle_kind kind, uint32_t step);
 
-/* Adds a held entry to a call or a dictionary, unless the value contains no others. */
+/* Adds a held entry to a call or a dictionary. Does nothing if the value contains no others. */
 errint_t pickle_hold(struct pickle_machine *m, pickle_value object, pickle_value value);
 
 /* Makes the dictionary that OrderedDict(PAIRS) returns, for a list; OPAQUE, if an element of it is

@@ -45,8 +45,8 @@ enum pickle_kind {
 
 /*
  * Held entries are values that a call or a dictionary contains besides its arguments or items: the
- * state that is set on it (BUILD), and items that are added to an object. They have no order. Of
- * values that contain no others, such as numbers and strings, there is no entry.
+ * state that is set on it (BUILD), and items that are added to an object. They have no order.
+ * Values that contain no others, such as numbers and strings, have no entry.
  */
 
 /* Flags of nodes. Those from PICKLE_FLAG_FREE on are for the caller of pickle_read(). */

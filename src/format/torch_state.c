@@ -8,8 +8,8 @@ enum { STATE_DEPTH_MAX = 4 }; /* of lists and tuples in a value */
 
 /*
  * Attributes of torch.Tensor that are data descriptors. torch assigns state with setattr()
- * (torch/_utils.py, `_set_obj_state`), so that of these calls a setter: `real` and `imag` of a
- * number fill the tensor, others change how it is used, most raise an exception. An attribute with
+ * (torch/_utils.py, `_set_obj_state`), which calls the setter of these: `real` and `imag` overwrite
+ * the elements, others change how the tensor is used, most raise an exception. An attribute with
  * another name is stored in the tensor's __dict__. Source: torch 2.15; `names`, of earlier ones.
  */
 static const char *const tensor_descriptors[] = {

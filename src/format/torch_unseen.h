@@ -22,7 +22,8 @@ void torch_mark_parts(struct pickle *pickle, pickle_value value, size_t *visits_
 
 /*
  * Calls `refuse`, with a line for a person, for each tensor and storage that is not marked as seen.
- * `all`: the root of the pickle, or a value in it; then, what it does not lead to is ignored.
+ * `all`: the root of the pickle, or a value in it. In the second case, values that are not
+ * reachable from it are ignored.
  * -EBADMSG with a reason: objects are nested too deeply.
  */
 errint_t torch_refuse_unseen(struct pickle *pickle, pickle_value all, size_t *visits_left,

@@ -14,8 +14,8 @@
  *
  * A read is in flight from the time when a thread of the daemon became runnable to receive it, even
  * if the thread then waited for a processor (run_delay.h), until it is answered. For that, threads
- * call run_delay_restart() after they have submitted a read. If a thread has received lookups or
- * opens since its last read, its waits before those are included.
+ * call run_delay_restart() after they have submitted a read. The delay also includes waits before
+ * lookups and opens that the thread received since its last read.
  *
  * The kernel's readahead counts as reads, so a reader appears to wait while readahead for it is in
  * flight. Reads through passthrough are not counted.

@@ -23,7 +23,7 @@ static const char usage[] =
     "  --evict          write dirty pages to storage and drop all from the page cache\n"
     "  --tensors=GLOB   only the pages of tensors whose full name matches; may be repeated.\n"
     "                   Takes safetensors, PyTorch and GGUF files, and tensor files of a mount\n"
-    "  --memory=SIZE    warm or keep the first SIZE bytes only: 512M, 40G, 40GB. Without it, and\n"
+    "  --memory=SIZE    warm or keep the first SIZE bytes only: 512M, 40G, 40GB. Without it, or\n"
     "                   with --keep, nothing is read if there is not enough memory\n"
     "  --json           print one JSON object\n"
     "  -h, --help; -V, --version\n"

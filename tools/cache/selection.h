@@ -35,7 +35,8 @@ struct selection_row {
     uint64_t pages, wanted;
     /* Set by selection_measure(): */
     uint64_t cached; /* pages */
-    uint64_t missing; /* wanted pages that are not cached, without files of which it is unknown */
+    uint64_t missing; /* wanted pages that are not cached; files whose cached pages are unknown do
+                       * not count */
     /* It is unknown which pages of some file are cached: the kernel does not reveal it, or the file
      * cannot be opened. */
     bool is_hidden;

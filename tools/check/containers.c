@@ -93,7 +93,7 @@ is_lfs_pointer(const struct checked_file *container)
            memcmp(first, begin, sizeof(first)) == 0;
 }
 
-/* Whether a file that is not a checkpoint is not reported. */
+/* Whether to ignore a file that is not a checkpoint. */
 static bool
 is_passed_over(const struct checked_file *container, const struct reason *reason)
 {
@@ -125,8 +125,8 @@ report_header(const struct checked_file *container, errint_t error, const struct
     return 0;
 }
 
-/* Reports the imports, one per line, of which the first IMPORTS_SHOWN are named. `is_refused`: that
- * the file is invalid is reported, too. */
+/* Reports the imports, one per line, of which the first IMPORTS_SHOWN are named. `is_refused`: the
+ * caller also reports that the file is invalid. */
 static void
 report_imports(const struct checked_file *container, const struct buffer *imports,
                bool is_incomplete, bool is_refused)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "containers.h"
 
+#include "base/array.h"
 #include "catalog/header_budget.h"
 #include "format/gguf.h"
 #include "format/torch.h"
@@ -23,7 +24,7 @@ container_has_suffix(const char *name)
     static const char *const suffixes[] = {".bin", ".pt", ".pth", ".ckpt", ".gguf"};
     size_t length = strlen(name);
 
-    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(suffixes); i++) {
         size_t end = strlen(suffixes[i]);
 
         if (length > end && strcasecmp(name + length - end, suffixes[i]) == 0)
@@ -74,7 +75,7 @@ is_name_of_weights(const char *path)
                                         "consolidated"};
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
 
-    for (size_t i = 0; i < sizeof(stems) / sizeof(stems[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(stems); i++) {
         size_t length = strlen(stems[i]);
 
         if (strncmp(name, stems[i], length) == 0 && (name[length] == '.' || name[length] == '-'))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rules.h"
 
+#include "base/array.h"
 #include "base/text.h"
 #include "format/json.h"
 #include "view/layout.h"
@@ -58,7 +59,7 @@ check_format(struct findings *findings, const char *path, const struct st_table 
 
         if (!text_is(table->text + pair->key, pair->key_length, "format"))
             continue;
-        for (size_t k = 0; k < sizeof(known) / sizeof(known[0]); k++)
+        for (size_t k = 0; k < COUNT_OF(known); k++)
             is_known = is_known || text_is(value, pair->value_length, known[k]);
         if (!is_known)
             findings_add(

@@ -29,7 +29,7 @@ is_weights_file(const char *name)
     };
     size_t length = strlen(name);
 
-    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(suffixes); i++) {
         size_t end = strlen(suffixes[i]);
 
         if (length >= end && strcmp(name + length - end, suffixes[i]) == 0)

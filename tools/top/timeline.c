@@ -3,6 +3,7 @@
  * A load as an SVG image. Above: its rate over time, one bar for each slice; the dark part of a bar
  * is the share of the slice with reads in flight. Below: what the time was spent on.
  */
+#include "base/array.h"
 #include "common/svg.h"
 #include "common/units.h"
 #include "loads.h"
@@ -126,7 +127,7 @@ add_parts(struct buffer *out, const struct load *load)
     };
     double x = LEFT, scale = load->seconds > 0 ? CHART / load->seconds : 0;
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(parts); i++) {
         int y = PARTS + PART + LINE * (int)(i + 1);
 
         buffer_addf(out,

@@ -86,10 +86,15 @@ def measure(storage, device, view, order, count, skew):
             process.start()
         started = time.monotonic()
         start.set()
-        for process in processes:
-            process.join()
-            if process.exitcode:
-                raise SystemExit(f"a rank exited with {process.exitcode}")
+        try:
+            for process in processes:
+                process.join()
+                if process.exitcode:
+                    raise SystemExit(f"a rank exited with {process.exitcode}")
+        finally:  # without which the mount and the cgroup cannot be removed
+            for process in processes:
+                process.kill()
+                process.join()
         seconds = time.monotonic() - started
         after = mount.metrics()
         read = sum(sign * (m["fstfs_storage_read_bytes_total"] -

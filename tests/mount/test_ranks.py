@@ -18,6 +18,7 @@ from corpus import trees
 DISKS = ("ext2/ext3", "xfs", "btrfs", "f2fs")
 SHARDS, TENSORS, SIZE = 4, 24, 2 << 20
 MODEL = TENSORS * SIZE
+COUNTS = (2, 4, 8)
 COUNT = 4
 # Of the bytes of the model: headers, and blocks that tensors share.
 ONCE = 1.05
@@ -126,9 +127,10 @@ def is_read_once(mount, directory, *args, keeps=None, **more):
 
 
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("view", ["merged", "shards", "tensors"])
-def test_one_view(mount, directory, view, together):
-    assert is_read_once(mount, directory, [view] * COUNT, together=together, keeps=False)
+def test_one_view(mount, directory, view, count, together):
+    assert is_read_once(mount, directory, [view] * count, together=together, keeps=False)
 
 
 @pytest.mark.parametrize("order", ["name", "random"])
@@ -142,10 +144,11 @@ def test_halves(mount, directory):
 
 @needs_library
 @pytest.mark.parametrize("order", ["file", "random"])
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("together", [True, False])
-def test_library(mount, directory, together, order):
-    assert is_read_once(mount, directory, ["libfstfs"] * COUNT, order, together, keeps=True,
-                        environment={"LOCAL_WORLD_SIZE": str(COUNT)})
+def test_library(mount, directory, together, count, order):
+    assert is_read_once(mount, directory, ["libfstfs"] * count, order, together, keeps=True,
+                        environment={"LOCAL_WORLD_SIZE": str(count)})
 
 
 @needs_library

@@ -257,12 +257,13 @@ class Slow(Storage):
 
 
 class Network(Slow):
-    """slowfs over tmpfs: a round-trip time, and a link whose bandwidth all reads share. On a busy
-    machine both may be stretched: all waiting then takes `stretch` times as long, and the readers'
-    share of the processors is as much larger."""
+    """slowfs over tmpfs: a round-trip time, to which each request adds a random part of the jitter,
+    and a link whose bandwidth all reads share. On a busy machine all of them may be stretched: all
+    waiting then takes `stretch` times as long, and the readers' share of the processors is as much
+    larger."""
 
     rows = ("link",)
-    round_trip_ms = None  # set by network()
+    round_trip_ms = jitter_ms = None  # set by network()
     link_bandwidth = 300_000_000  # bytes per second
     stretch = 1
 
@@ -272,14 +273,16 @@ class Network(Slow):
 
     @property
     def options(self):
-        delay = round(self.round_trip_ms * 1000 * self.stretch)
-        return f"delay={delay},bandwidth={round(self.bandwidth / 1e6)}"
+        delay, jitter = (round(ms * 1000 * self.stretch)
+                         for ms in (self.round_trip_ms, self.jitter_ms))
+        return f"delay={delay},jitter={jitter},bandwidth={round(self.bandwidth / 1e6)}"
 
 
-def network(round_trip_ms):
-    """The class of a network with this round-trip time."""
+def network(round_trip_ms, jitter_ms=0):
+    """The class of a network with this round-trip time, to which up to `jitter_ms` are added."""
+    name = f"net{round_trip_ms:g}" + (f"+{jitter_ms:g}" if jitter_ms else "")
     return type("Network", (Network,), {
-        "name": f"net{round_trip_ms:g}", "round_trip_ms": round_trip_ms})
+        "name": name, "round_trip_ms": round_trip_ms, "jitter_ms": jitter_ms})
 
 
 @contextmanager
@@ -345,5 +348,5 @@ def run(*command):
 
 
 DEFAULT = (Disk, Loop, Throttled, Slow)
-NETWORKS = [network(round_trip_ms) for round_trip_ms in (0.2, 1, 5, 20, 50)]
+NETWORKS = [*map(network, (0.2, 1, 5, 20, 50)), network(5, 15)]
 STORAGES = {s.name: s for s in (*DEFAULT, *NETWORKS)}

@@ -250,6 +250,10 @@ def test_daemon_is_killed(make_node, models):
     assert daemon.probe("readinessProbe") and daemon.probe("livenessProbe")
     assert warm.wait() == 0, warm.log_text()
     assert os.path.dirname(MODEL) in warm.log_text()
+    warmed = node.path("/var/lib/fstfs/tensors/shards/llama/model.safetensors")
+    cached = node.run(BUILD / "tests/bench/reader", "cached", warmed)
+    size = os.path.getsize(models.path("llama/model.safetensors"))
+    assert int(cached.stdout) >= size, cached  # in whole pages
     reader = node.start(pod, pod["containers"][0])
     assert eventually(lambda: expected in reader.log_text(), 30), reader.log_text()
 

@@ -357,10 +357,13 @@ has_lease_room(void)
     return false;
 }
 
+/* Without F_SETOWN the signal is sent to this thread's process only as long as the thread exists.
+ */
 static errint_t
 set_lease(int fd)
 {
-    if (fcntl(fd, F_SETSIG, lease_signal()) < 0 || fcntl(fd, F_SETLEASE, F_RDLCK) < 0)
+    if (fcntl(fd, F_SETSIG, lease_signal()) < 0 || fcntl(fd, F_SETOWN, getpid()) < 0 ||
+        fcntl(fd, F_SETLEASE, F_RDLCK) < 0)
         return -errno;
     return 0;
 }

@@ -120,15 +120,18 @@ static const struct call_rule call_rules[] = {
     {SYS_fcntl, {{1, INT_BITS, F_GETFL}}},
     {SYS_fcntl, {{1, INT_BITS, F_SETFL}, {2, O_ASYNC, 0}}},
     {SYS_fcntl, {{1, INT_BITS, F_DUPFD_CLOEXEC}}},
-    /* Leases: fcntl(2). The process that takes a lease gets its signal. F_SETOWN and F_SETOWN_EX
-     * would let the kernel send that signal to any other process. */
+    /* Leases: fcntl(2). */
     {SYS_fcntl, {{1, INT_BITS, F_GETLEASE}}},
     {SYS_fcntl, {{1, INT_BITS, F_SETLEASE}}},
     {SYS_fcntl, {{1, INT_BITS, F_SETSIG}}},
 };
 
 /* The value of the first condition is this process's ID. */
-static const struct call_rule own_process_rule = {SYS_tgkill, {{0, INT_BITS, 0}}};
+static const struct call_rule own_process_rules[] = {
+    {SYS_tgkill, {{0, INT_BITS, 0}}},
+    /* Gets the signals of leases. With another owner, the kernel would send them to any process. */
+    {SYS_fcntl, {{2, INT_BITS, 0}, {1, INT_BITS, F_SETOWN}}},
+};
 
 /* For passthrough. */
 static const struct call_rule device_rules[] = {
@@ -223,10 +226,10 @@ filter_add_rule(struct filter *filter, const struct call_rule *rule, uint64_t ow
 }
 
 static void
-filter_add_rules(struct filter *filter, const struct call_rule *rules, size_t count)
+filter_add_rules(struct filter *filter, const struct call_rule *rules, size_t count, uint64_t own)
 {
     for (size_t i = 0; i < count; i++)
-        filter_add_rule(filter, &rules[i], 0);
+        filter_add_rule(filter, &rules[i], own);
 }
 
 /* Unrestricted calls come first: the kernel caches the answer for a call as long as the filter has
@@ -243,10 +246,10 @@ filter_make(struct filter *filter, bool devices, bool credentials)
     filter_add_calls(filter, unrestricted_calls, COUNT_OF(unrestricted_calls));
     if (credentials)
         filter_add_calls(filter, credential_calls, COUNT_OF(credential_calls));
-    filter_add_rules(filter, call_rules, COUNT_OF(call_rules));
-    filter_add_rule(filter, &own_process_rule, (uint64_t)getpid());
+    filter_add_rules(filter, call_rules, COUNT_OF(call_rules), 0);
+    filter_add_rules(filter, own_process_rules, COUNT_OF(own_process_rules), (uint64_t)getpid());
     if (devices)
-        filter_add_rules(filter, device_rules, COUNT_OF(device_rules));
+        filter_add_rules(filter, device_rules, COUNT_OF(device_rules), 0);
     /* With ENOSYS, libraries fall back as on a kernel without the call: from clone3(2), whose flags
      * a filter cannot read, to clone(2). A sanitizer needs further calls. */
     filter_add(filter, BPF_RET | BPF_K, SANITIZED ? SECCOMP_RET_ALLOW : SECCOMP_RET_ERRNO | ENOSYS);

@@ -266,6 +266,12 @@ lease_stop(void)
     pthread_cond_destroy(&leases.wake);
 }
 
+void
+lease_after_fork(void)
+{
+    pthread_mutex_init(&leases.lock, NULL);
+}
+
 /* ---- leases ---- */
 
 /* Called by the last backing_unref(). */

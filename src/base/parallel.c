@@ -81,3 +81,10 @@ parallel_for(size_t count, unsigned threads, void (*work)(void *arg, size_t i), 
         pthread_join(others[--made], NULL);
     atomic_fetch_sub(&helpers, reserved);
 }
+
+void
+parallel_after_fork(void)
+{
+    atomic_store(&helpers, 0);
+    depth = 0;
+}

@@ -157,6 +157,13 @@ version_stop(void)
     lease_stop();
 }
 
+void
+version_after_fork(void)
+{
+    pthread_mutex_init(&accepted_lock, NULL);
+    lease_after_fork();
+}
+
 /* 0: a lease is held, or no process had the file open for writing, or that cannot be determined. */
 static errint_t
 take_lease(struct backing *backing, int fd)

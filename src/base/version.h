@@ -27,6 +27,8 @@ enum { VERSION_YOUNG_SECONDS = 30 };
 /* Enables leases, see lease_start(). */
 errint_t version_start(unsigned most_leases);
 void version_stop(void);
+/* For the child of fork(), if version_start() was not called: see lease_after_fork(). */
+void version_after_fork(void);
 
 /*
  * Begins to use a version. `fd`: a descriptor of the file, or -1. -ESTALE: the file is another

@@ -3,9 +3,12 @@
 
 #include "base/buffer.h"
 #include "base/log.h"
+#include "base/parallel.h"
+#include "base/version.h"
 #include "client/error.h"
 #include "client/gpu/devices.h"
 #include "io/batch.h"
+#include "io/descriptors.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -44,16 +47,21 @@ ranks_of_environment(void)
 static atomic_uint generation; /* of this process: fork() increments it in the child */
 static int atfork_error;
 
+/* In the child: other threads of the parent may have held the locks of the process. Those of the
+ * parent's objects are not used here. */
 static void
-generation_increment(void)
+after_fork(void)
 {
     atomic_fetch_add(&generation, 1);
+    descriptors_after_fork();
+    version_after_fork();
+    parallel_after_fork();
 }
 
 static void
-generation_register(void)
+register_after_fork(void)
 {
-    atfork_error = pthread_atfork(NULL, NULL, generation_increment);
+    atfork_error = pthread_atfork(NULL, NULL, after_fork);
 }
 
 bool
@@ -76,7 +84,7 @@ fstfs_new(const struct fstfs_options *options, struct fstfs **out)
     error = CHECK_RESERVED(options, fstfs_options);
     if (error)
         return error;
-    pthread_once(&once, generation_register);
+    pthread_once(&once, register_after_fork);
     fstfs = atfork_error ? NULL : calloc(1, sizeof(*fstfs));
     if (!fstfs)
         return fail_no_memory();

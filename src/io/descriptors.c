@@ -142,6 +142,12 @@ descriptors_use_workers(struct descriptors *descriptors, struct workers *workers
     pthread_mutex_unlock(&attach_lock);
 }
 
+void
+descriptors_after_fork(void)
+{
+    pthread_mutex_init(&attach_lock, NULL);
+}
+
 static void
 count_held(struct descriptors *owner, struct descriptor_lane *lane, int change)
 {

@@ -35,6 +35,10 @@ errint_t descriptors_new(unsigned most, bool direct, struct descriptors **descri
  * not known to be on a local file system. NULL, before workers_free(): none from now on. */
 void descriptors_use_workers(struct descriptors *descriptors, struct workers *workers);
 
+/* For the child of fork(), which does not use the parent's objects: another thread may have held
+ * the lock of the process. */
+void descriptors_after_fork(void);
+
 /* Closes all descriptors, and drops the state of all backings. No descriptor may be held. */
 void descriptors_free(struct descriptors *descriptors); /* NULL is allowed */
 

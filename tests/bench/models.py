@@ -54,7 +54,7 @@ def size_of(model):
     return sum(2 * tensor.numel() for tensor in model.state_dict().values())
 
 
-def save(make, path, size):
+def save(make, path, size, shards=SHARDS):
     """Saves a model of at least `size` bytes in bfloat16."""
     with torch.device("meta"):
         one, two = size_of(make(1)), size_of(make(2))
@@ -63,4 +63,4 @@ def save(make, path, size):
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.uniform_(-1, 1)
-    model.save_pretrained(path, max_shard_size=size_of(model) // SHARDS + 1)
+    model.save_pretrained(path, max_shard_size=size_of(model) // shards + 1)

@@ -198,6 +198,36 @@ def test_a_reference_cycle(place, monkeypatch):
     assert child(work) == ([], {}, set())
 
 
+def test_use_in_del(place):
+    """The garbage collector closes a checkpoint before a __del__() in the same cycle uses it."""
+    path = place / "file"
+    files.write(path, files.tensors_of(["U8"], [(40, 1024)]))
+
+    def work():
+        errors = []
+
+        class Model:
+            def __init__(self):
+                self.file, self.itself = fstfs.safe_open(path, framework="np"), self
+                self.name = self.file.keys()[0]
+                self.slice = self.file.get_slice(self.name)
+
+            def __del__(self):
+                for use in (lambda: self.file.get_tensor(self.name), lambda: self.slice[:],
+                            self.file.keys, self.file.metadata):
+                    try:
+                        use()
+                    except ValueError as error:
+                        errors.append(str(error))
+
+        Model()
+        gc.collect()
+        return errors
+
+    errors = child(work)
+    assert errors and all("closed" in error for error in errors), errors
+
+
 def test_handle():
     """The first use of the library in a process: an interruption does not lock it."""
     library = importlib.import_module("fstfs._library")

@@ -272,18 +272,26 @@ class Opened:
 
     def __init__(self, path):
         self.generation = process.generation
-        self.pointer = own(self, lib.fstfs_close)
+        self._pointer = own(self, lib.fstfs_close)
         try:
             # Taken before opening: if it is still the same later, it is that of the opened version.
             self.identity = identity(path)
         except (FileNotFoundError, ValueError):  # ValueError: the path contains NUL
             raise FileNotFoundError(f"No such file or directory: {path}") from None
-        error = lib.fstfs_open(process.handle(), os.fsencode(path), ctypes.byref(self.pointer))
+        error = lib.fstfs_open(process.handle(), os.fsencode(path), ctypes.byref(self._pointer))
         if error:
             try:
                 fail(error, "Error while deserializing header: ")
             except SafetensorError as ours:
                 raise _as_safetensors(path, ours)
+
+    @property
+    def pointer(self):
+        """The struct fstfs_checkpoint. A __del__() in the same reference cycle can still ask for it
+        after the garbage collector has closed the checkpoint."""
+        if is_freed(self):
+            raise ValueError("the checkpoint is closed: the garbage collector is freeing it")
+        return self._pointer
 
     def infos(self):
         """Returns a list of all tensors, sorted by the UTF-8 bytes of their names."""

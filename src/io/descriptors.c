@@ -772,35 +772,14 @@ descriptors_failed(struct descriptors *descriptors, struct backing *backing, uin
     return error;
 }
 
-const char *
-descriptors_direct_refused(struct descriptors *descriptors)
+struct descriptors_state
+descriptors_state(struct descriptors *descriptors)
 {
-    const char *why;
+    struct descriptors_state state;
 
     pthread_mutex_lock(&attach_lock);
-    why = descriptors->direct_refused;
+    state = (struct descriptors_state){descriptors->open, descriptors->most,
+                                       descriptors->direct_refused};
     pthread_mutex_unlock(&attach_lock);
-    return why;
-}
-
-unsigned
-descriptors_open(struct descriptors *descriptors)
-{
-    unsigned open;
-
-    pthread_mutex_lock(&attach_lock);
-    open = descriptors->open;
-    pthread_mutex_unlock(&attach_lock);
-    return open;
-}
-
-unsigned
-descriptors_most(struct descriptors *descriptors)
-{
-    unsigned most;
-
-    pthread_mutex_lock(&attach_lock);
-    most = descriptors->most;
-    pthread_mutex_unlock(&attach_lock);
-    return most;
+    return state;
 }

@@ -120,9 +120,12 @@ errint_t descriptors_stale(struct backing *backing);
 errint_t descriptors_failed(struct descriptors *descriptors, struct backing *backing,
                             uint64_t offset, errint_t error);
 
-unsigned descriptors_open(struct descriptors *descriptors); /* open now */
-unsigned descriptors_most(struct descriptors *descriptors); /* the limit */
-/* Why the first file that refused O_DIRECT did so; NULL: none has. */
-const char *descriptors_direct_refused(struct descriptors *descriptors);
+struct descriptors_state {
+    unsigned open; /* now */
+    unsigned most; /* the limit of `open` */
+    const char *direct_refused; /* why the first file that refused O_DIRECT did so; NULL: none */
+};
+
+struct descriptors_state descriptors_state(struct descriptors *descriptors);
 
 #endif

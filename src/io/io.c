@@ -223,7 +223,7 @@ io_counters(struct io *io, struct io_counters *counters)
     counters->storage_bytes = counter_get(&storage->bytes);
     counters->page_cache_bytes = counter_get(&storage->cached_bytes);
     counters->retries = counter_get(&storage->retries);
-    counters->descriptors = descriptors_open(storage_descriptors(io->storage));
+    counters->descriptors = descriptors_state(storage_descriptors(io->storage)).open;
     storage_queue(io->storage, &counters->storage_in_flight, &counters->storage_waiting);
     storage_fallbacks(io->storage, counters->fallbacks);
     histogram_read(&storage->duration, &counters->storage_duration);

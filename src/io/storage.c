@@ -609,8 +609,7 @@ fallback_state(bool wanted, bool refused)
 void
 storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_MECHANISMS])
 {
-    bool direct_refused = descriptors_direct_refused(storage->descriptors) != NULL;
-
+    bool direct_refused = descriptors_state(storage->descriptors).direct_refused != NULL;
     bool ring_refused = storage->ring_count == 0 || atomic_load(&storage->all_rings.error) != 0;
 
     fallbacks[IO_MECHANISM_URING] = fallback_state(storage->ring, ring_refused);
@@ -644,14 +643,14 @@ status_add_ring(struct storage *storage, struct buffer *out)
 void
 storage_status(struct storage *storage, struct buffer *out)
 {
-    const char *refused = descriptors_direct_refused(storage->descriptors);
+    const struct descriptors_state descriptors = descriptors_state(storage->descriptors);
     unsigned ahead = 0;
 
     status_add_ring(storage, out);
     status_add_switch(out, "direct", storage->direct ? NULL : "not wanted");
-    if (refused) {
+    if (descriptors.direct_refused) {
         buffer_add_text(out, "\"direct_refused\":");
-        buffer_add_json_string(out, refused, strlen(refused));
+        buffer_add_json_string(out, descriptors.direct_refused, strlen(descriptors.direct_refused));
         buffer_add_char(out, ',');
     }
     status_add_switch(out, "cachestat",
@@ -665,6 +664,6 @@ storage_status(struct storage *storage, struct buffer *out)
         ahead += ring_background_limit(storage->rings[i]);
     buffer_addf(out, "\"rings\":%u,\"queue_depth\":%u,\"queue_depth_ahead\":%u,\"threads\":%u,",
                 storage->ring_count, storage->depth, ahead, storage->threads);
-    buffer_addf(out, "\"descriptors\":%u,\"descriptors_most\":%u",
-                descriptors_open(storage->descriptors), descriptors_most(storage->descriptors));
+    buffer_addf(out, "\"descriptors\":%u,\"descriptors_most\":%u", descriptors.open,
+                descriptors.most);
 }

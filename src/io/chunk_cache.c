@@ -538,6 +538,7 @@ chunk_cache_init(struct chunk_cache *cache, uint64_t budget)
 {
     pthread_mutex_init(&cache->lock, NULL);
     memory_init(&cache->memory, budget);
+    list_init(&cache->lanes);
     list_init(&cache->delivered.chunks);
     list_init(&cache->undelivered.chunks);
 }

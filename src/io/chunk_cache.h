@@ -113,7 +113,7 @@ struct chunk_cache {
     void (*read_done)(struct storage_read *read, errint_t result);
     void *owner; /* of read_done */
     struct memory memory;
-    struct lane *lanes; /* struct memory_lane; the lane of the queued request started last */
+    struct list lanes; /* of struct memory_lane */
     uint64_t held; /* bytes of chunks charged to lanes */
     unsigned reading; /* charged chunks whose read has not ended */
     struct idle_list delivered; /* idle chunks that were delivered, except a block at each end */

@@ -81,7 +81,7 @@ struct descriptors {
     unsigned most;
     unsigned open; /* descriptors open or about to be */
     unsigned held; /* of all lanes */
-    struct lane *lanes;
+    struct list lanes;
     unsigned round; /* calls of descriptors_tidy() */
     bool direct; /* use O_DIRECT */
     const char *direct_refused; /* static text */
@@ -128,6 +128,7 @@ descriptors_new(unsigned most, bool direct, struct descriptors **descriptors)
     pthread_cond_init(&made->released, NULL);
     made->most = most ? most : default_descriptor_limit();
     made->direct = direct;
+    list_init(&made->lanes);
     list_init(&made->idle);
     list_init(&made->states);
     *descriptors = made;

@@ -4,47 +4,31 @@
 #include <stdlib.h>
 
 struct lane *
-lanes_find(struct lane **last, uint64_t key, size_t size)
+lanes_find(struct list *lanes, uint64_t key, size_t size)
 {
-    struct lane *lane = *last, *unused = NULL;
+    struct lane *unused = NULL;
 
-    if (lane) {
-        do {
-            if (lane->key == key)
-                return lane;
-            if (atomic_load(&lane->users) == 0)
-                unused = lane;
-            lane = lane->next;
-        } while (lane != *last);
+    list_for_each(node, lanes)
+    {
+        struct lane *lane = container_of(node, struct lane, node);
+
+        if (lane->key == key)
+            return lane;
+        if (atomic_load(&lane->users) == 0)
+            unused = lane;
     }
     if (!unused) {
         unused = calloc(1, size);
         if (!unused)
             return NULL;
-        unused->next = unused;
-        if (*last) {
-            unused->next = (*last)->next;
-            (*last)->next = unused;
-        } else {
-            *last = unused;
-        }
+        list_add(lanes->next, &unused->node);
     }
     unused->key = key;
     return unused;
 }
 
 void
-lanes_free(struct lane **last)
+lanes_free(struct list *lanes)
 {
-    struct lane *lane = *last;
-
-    if (!lane)
-        return;
-    do {
-        struct lane *next = lane->next;
-
-        free(lane);
-        lane = next;
-    } while (lane != *last);
-    *last = NULL;
+    list_for_each(node, lanes) free(container_of(node, struct lane, node));
 }

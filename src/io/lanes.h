@@ -6,10 +6,13 @@
  * rings and workers queue reads by file system, in lanes, and limit each lane to a share that
  * leaves some of the resource to the others. A lane that holds nothing may always take one.
  *
- * Lanes are a circular list, guarded by the lock of the resource.
+ * The lanes of a resource are a list (base/list.h), the one to serve next first, guarded by the
+ * lock of the resource.
  */
 #ifndef FSTFS_IO_LANES_H
 #define FSTFS_IO_LANES_H
+
+#include "base/list.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -17,16 +20,15 @@
 
 /* The first member of the resource's own struct. */
 struct lane {
-    struct lane *next; /* in a circle */
+    struct list node; /* first */
     uint64_t key; /* st_dev */
     atomic_uint users; /* queued in the lane or held by it; 0: it may be reused for another key */
 };
 
 /* Returns the lane of a key. A new lane has `size` bytes, which are zero after the struct lane; a
- * reused one keeps its bytes. *last is the lane that was served last, NULL at first. NULL: out of
- * memory. */
-struct lane *lanes_find(struct lane **last, uint64_t key, size_t size);
-void lanes_free(struct lane **last);
+ * reused one keeps its bytes. NULL: out of memory. */
+struct lane *lanes_find(struct list *lanes, uint64_t key, size_t size);
+void lanes_free(struct list *lanes);
 
 /* The number that a lane may hold while other lanes hold `others`: `limit` if they hold none, else
  * half of what they leave of 2 * limit, and at least 1. */

@@ -471,26 +471,21 @@ request_proceed(struct io *io, struct request *request, errint_t result, bool is
 static struct request *
 requests_take(struct io *io, errint_t *result, struct chunk **batch)
 {
-    struct lane *const last = io->cache.lanes;
-    struct lane *next = last;
+    if (io->queued == 0)
+        return NULL;
+    list_for_each(node, &io->cache.lanes)
+    {
+        struct memory_lane *lane = container_of(node, struct memory_lane, lane.node);
+        struct request *request = (struct request *)lane->queued.first;
 
-    while (io->queued > 0) {
-        struct memory_lane *lane;
-        struct request *request;
-
-        next = next->next;
-        lane = (struct memory_lane *)next;
-        request = (struct request *)lane->queued.first;
         if (request)
             *result = request_plan(io, request, true, batch);
         if (request && *result != -EAGAIN) {
             fifo_take(&lane->queued);
             io->queued--;
-            io->cache.lanes = next;
+            list_rotate(&io->cache.lanes, node);
             return request;
         }
-        if (next == last)
-            break;
     }
     return NULL;
 }

@@ -40,7 +40,7 @@ struct ring_lane {
 struct ring {
     /* Any thread, guarded by `lock`: */
     pthread_mutex_t lock;
-    struct lane *lanes; /* the one whose read was submitted last */
+    struct list lanes;
     bool is_awake; /* the thread will check the queues before it sleeps */
     bool is_stopping;
     /* The ring's thread only: */
@@ -190,17 +190,11 @@ ring_prepare(struct ring *ring, struct ring_read *read, uint64_t now)
 static struct ring_read *
 ring_take_read(struct ring *ring, bool urgent)
 {
-    struct lane *const last = ring->lanes;
-    struct lane *next = last;
-
-    if (!last)
-        return NULL;
-    do {
-        struct ring_lane *lane;
+    list_for_each(node, &ring->lanes)
+    {
+        struct ring_lane *lane = container_of(node, struct ring_lane, lane.node);
         struct ring_read *read = NULL;
 
-        next = next->next;
-        lane = (struct ring_lane *)next;
         if (lane->in_flight >= lane_share(ring->depth, ring->in_flight - lane->in_flight))
             continue;
         if (urgent)
@@ -210,9 +204,9 @@ ring_take_read(struct ring *ring, bool urgent)
             read = fifo_take(&lane->background);
         if (!read)
             continue;
-        ring->lanes = next;
+        list_rotate(&ring->lanes, node);
         return read;
-    } while (next != last);
+    }
     return urgent ? ring_take_read(ring, false) : NULL;
 }
 
@@ -329,16 +323,12 @@ ring_cancel_unsubmitted(struct ring *ring)
         }
     }
     pthread_mutex_lock(&ring->lock);
-    if (ring->lanes) {
-        struct lane *next = ring->lanes;
+    list_for_each(node, &ring->lanes)
+    {
+        struct ring_lane *lane = container_of(node, struct ring_lane, lane.node);
 
-        do {
-            struct ring_lane *lane = (struct ring_lane *)next;
-
-            while ((read = fifo_take(&lane->urgent)) || (read = fifo_take(&lane->background)))
-                fifo_add(&cancelled, &read->node);
-            next = next->next;
-        } while (next != ring->lanes);
+        while ((read = fifo_take(&lane->urgent)) || (read = fifo_take(&lane->background)))
+            fifo_add(&cancelled, &read->node);
     }
     pthread_mutex_unlock(&ring->lock);
     while ((read = fifo_take(&cancelled)))
@@ -442,6 +432,7 @@ ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason 
         return reason_set(reason, -ENOMEM, "Memory", "no memory for a ring");
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->started, NULL);
+    list_init(&made->lanes);
     made->depth = depth;
     made->rings = rings;
     concurrency_init(&made->background_limit, BACKGROUND_LEAST(depth), BACKGROUND_MOST(depth));

@@ -18,7 +18,7 @@ struct worker_lane {
 struct workers {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work;
-    struct lane *lanes; /* the one whose job was taken last */
+    struct list lanes;
     bool is_stopping;
     unsigned running; /* jobs, of all lanes */
     unsigned idle; /* threads that sleep, or are waking up */
@@ -57,13 +57,13 @@ worker_lane_runnable(const struct workers *workers, struct worker_lane *lane)
 static void
 workers_provide_threads(struct workers *workers)
 {
-    struct lane *lane = workers->lanes;
     unsigned runnable = 0;
 
-    do {
-        runnable += worker_lane_runnable(workers, (struct worker_lane *)lane);
-        lane = lane->next;
-    } while (lane != workers->lanes);
+    list_for_each(node, &workers->lanes)
+    {
+        runnable +=
+            worker_lane_runnable(workers, container_of(node, struct worker_lane, lane.node));
+    }
     if (runnable > workers->idle && workers->count < workers->threads_most && !workers->is_stopping)
         worker_start(workers);
     if (runnable > 0)
@@ -75,27 +75,20 @@ workers_provide_threads(struct workers *workers)
 static struct job *
 workers_take_job(struct workers *workers, bool urgent)
 {
-    struct lane *const last = workers->lanes;
-    struct lane *next = last;
+    list_for_each(node, &workers->lanes)
+    {
+        struct worker_lane *lane = container_of(node, struct worker_lane, lane.node);
+        struct job *job = NULL;
 
-    if (!last)
-        return NULL;
-    do {
-        struct worker_lane *lane;
-        struct job *job;
-
-        next = next->next;
-        lane = (struct worker_lane *)next;
-        if (worker_lane_runnable(workers, lane) == 0)
-            continue;
-        job = fifo_take(urgent ? &lane->urgent : &lane->background);
+        if (worker_lane_runnable(workers, lane) > 0)
+            job = fifo_take(urgent ? &lane->urgent : &lane->background);
         if (!job)
             continue;
-        workers->lanes = next;
+        list_rotate(&workers->lanes, node);
         lane->running++;
         workers->running++;
         return job;
-    } while (next != last);
+    }
     return urgent ? workers_take_job(workers, false) : NULL;
 }
 
@@ -148,6 +141,7 @@ workers_new(unsigned most, struct workers **workers)
         return -ENOMEM;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->work, NULL);
+    list_init(&made->lanes);
     made->most = most;
     made->threads_most = threads_most;
     /* At least one thread, so that jobs run even if no other can be started later. */
@@ -187,7 +181,7 @@ workers_add(struct workers *workers, struct job *job, bool urgent)
     pthread_mutex_lock(&workers->lock);
     lane = (struct worker_lane *)lanes_find(&workers->lanes, job->device, sizeof(*lane));
     if (!lane) /* out of memory: any lane will do, and workers_new() has made one */
-        lane = (struct worker_lane *)workers->lanes;
+        lane = container_of(workers->lanes.next, struct worker_lane, lane.node);
     job->lane = lane;
     atomic_fetch_add(&lane->lane.users, 1);
     fifo_add(urgent ? &lane->urgent : &lane->background, &job->node);

@@ -7,6 +7,7 @@
 #define FSTFS_CLIENT_READ_H
 
 #include "base/error.h"
+#include "base/list.h"
 #include "client/library.h"
 #include "client/plan.h"
 #include "io/batch.h"
@@ -28,9 +29,8 @@ struct fstfs_read {
     bool is_host; /* into host memory; false: by the pipeline of options.device */
     struct batch *batch; /* of a read into host memory */
     struct { /* guarded by the pipeline */
-        struct fstfs_read *next; /* in the pipeline's list of reads */
-        struct span span; /* the next one, while is_listed */
-        bool is_listed; /* in the pipeline's list of reads with spans left */
+        struct list node; /* in the pipeline's list of reads with spans left */
+        struct span span; /* the next one, while it is in the list */
         unsigned in_flight; /* spans */
     } pipeline;
     pthread_mutex_t lock; /* guards all below */

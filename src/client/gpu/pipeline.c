@@ -47,35 +47,11 @@ struct pipeline {
     struct cufile cufile;
     struct workers *readers; /* a thread for each slot of `direct` */
     pthread_mutex_t lock; /* guards all below */
-    struct fstfs_read *reads; /* those with spans left */
+    struct list reads; /* those with spans left */
     struct fifo retries;
 };
 
 /* ---- reads and their spans; with the lock held ---- */
-
-static void
-pipeline_unlist_read(struct pipeline *pipeline, struct fstfs_read *read)
-{
-    struct fstfs_read **link = &pipeline->reads;
-
-    while (*link != read)
-        link = &(*link)->pipeline.next;
-    *link = read->pipeline.next;
-    read->pipeline.is_listed = false;
-}
-
-/* Appends the read to the list. */
-static void
-pipeline_list_read(struct pipeline *pipeline, struct fstfs_read *read)
-{
-    struct fstfs_read **link = &pipeline->reads;
-
-    while (*link)
-        link = &(*link)->pipeline.next;
-    *link = read;
-    read->pipeline.next = NULL;
-    read->pipeline.is_listed = true;
-}
 
 static uint64_t
 span_storage(const struct span *span)
@@ -104,9 +80,9 @@ pipeline_take_span(struct pipeline *pipeline, struct fstfs_read *read, struct gp
     slot->read = read;
     slot->span = read->pipeline.span;
     read->pipeline.in_flight++;
-    pipeline_unlist_read(pipeline, read);
+    list_remove(&read->pipeline.node);
     if (plan_next_span(&read->plan, &read->pipeline.span))
-        pipeline_list_read(pipeline, read);
+        list_add(&pipeline->reads, &read->pipeline.node);
 }
 
 /* Assigns the next span for the lane to the slot. False: there is none. */
@@ -115,7 +91,6 @@ pipeline_next_span(struct lane *lane, struct gpu_slot *slot)
 {
     struct pipeline *pipeline = lane->pipeline;
     struct retry *retry = lane->ring.in_device ? NULL : fifo_take(&pipeline->retries);
-    struct fstfs_read *next;
 
     if (retry) {
         slot->read = retry->read;
@@ -123,10 +98,12 @@ pipeline_next_span(struct lane *lane, struct gpu_slot *slot)
         free(retry);
         return true;
     }
-    for (struct fstfs_read *read = pipeline->reads; read; read = next) {
-        next = read->pipeline.next;
+    list_for_each(node, &pipeline->reads)
+    {
+        struct fstfs_read *read = container_of(node, struct fstfs_read, pipeline.node);
+
         if (read->pipeline.in_flight > 0 && read_is_over(read)) {
-            pipeline_unlist_read(pipeline, read); /* ended when its last slot is done */
+            list_remove(node); /* ended when its last slot is done */
         } else if (is_direct_span(pipeline, read) == lane->ring.in_device) {
             pipeline_take_span(pipeline, read, slot);
             return true;
@@ -190,10 +167,10 @@ pipeline_slot_done(void *arg, struct gpu_slot *slot)
         read_add_done(read, slot->copied, true);
     batch_release(&slot->batch);
     pthread_mutex_lock(&pipeline->lock);
-    if (read->pipeline.is_listed && read_is_over(read))
-        pipeline_unlist_read(pipeline, read);
-    is_last = --read->pipeline.in_flight == 0 && !read->pipeline.is_listed;
-    has_more = pipeline->reads || pipeline->retries.first;
+    if (list_is_linked(&read->pipeline.node) && read_is_over(read))
+        list_remove(&read->pipeline.node);
+    is_last = --read->pipeline.in_flight == 0 && !list_is_linked(&read->pipeline.node);
+    has_more = list_first(&pipeline->reads) || pipeline->retries.first;
     pthread_mutex_unlock(&pipeline->lock);
     if (is_last)
         read_end(read);
@@ -352,6 +329,7 @@ pipeline_new(struct fstfs_device *device, struct pipeline **out)
     pipeline->host.pipeline = pipeline->direct.pipeline = pipeline;
     pipeline->host.ring.device = pipeline->direct.ring.device = device;
     pthread_mutex_init(&pipeline->lock, NULL);
+    list_init(&pipeline->reads);
     pipeline->span_bytes = counters.memory_budget < SMALL_MEMORY ? SMALL_SPAN_BYTES : SPAN_BYTES;
     if (pipeline_span_bytes > 0)
         pipeline->span_bytes = pipeline_span_bytes;
@@ -407,7 +385,7 @@ pipeline_read(struct pipeline *pipeline, struct fstfs_read *read)
     pthread_mutex_lock(&pipeline->lock);
     is_empty = !plan_next_span(&read->plan, &read->pipeline.span);
     if (!is_empty)
-        pipeline_list_read(pipeline, read);
+        list_add(&pipeline->reads, &read->pipeline.node);
     pthread_mutex_unlock(&pipeline->lock);
     if (is_empty)
         read_end(read);

@@ -123,22 +123,13 @@ io_init(struct io *io, const struct io_options *options)
 errint_t
 io_new(const struct io_options *options, struct io **io)
 {
-    struct storage_options storage = {
-        .ring = !options->no_ring,
-        .direct = !options->no_direct,
-        .keeps_pages = options->keeps_pages,
-        .rings = options->rings,
-        .depth = options->queue_depth,
-        .threads = options->threads,
-        .descriptors = options->descriptors,
-    };
     struct io *made = calloc(1, sizeof(*made));
     errint_t result;
 
     if (!made)
         return -ENOMEM;
     io_init(made, options);
-    result = storage_new(&storage, &made->storage);
+    result = storage_new(options, &made->storage);
     made->cache.storage = made->storage;
     if (result == 0)
         result = reclaim_start(made);

@@ -14,27 +14,13 @@
 #include "base/extent.h"
 #include "base/histogram.h"
 #include "io/answer.h"
-#include "io/fallbacks.h"
+#include "io/options.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
 struct io;
 struct storage;
-
-/* All zero selects the defaults. */
-struct io_options {
-    unsigned threads; /* limit of worker threads; 0: 8, or 16 without io_uring */
-    unsigned descriptors; /* limit of open backing files; 0: from RLIMIT_NOFILE */
-    bool no_ring; /* no io_uring: workers only */
-    bool no_direct; /* no O_DIRECT: buffered reads only */
-    bool no_prefetch; /* foreground reads only */
-    bool keeps_pages; /* buffered reads that leave the files in the page cache */
-    unsigned rings; /* io_uring instances, each with a thread; 0: by the number of processors */
-    unsigned queue_depth; /* limit of reads in flight per ring; 0: 64 */
-    uint64_t
-        memory; /* budget of all buffers in bytes; 0: 256 MiB, or an eighth of a small machine */
-};
 
 errint_t io_new(const struct io_options *options, struct io **io);
 

@@ -525,7 +525,7 @@ storage_start_rings(struct storage *storage, unsigned wanted)
 }
 
 errint_t
-storage_new(const struct storage_options *options, struct storage **storage)
+storage_new(const struct io_options *options, struct storage **storage)
 {
     struct storage *made = calloc(1, sizeof(*made));
     unsigned rings = options->rings ? options->rings : default_rings();
@@ -533,18 +533,18 @@ storage_new(const struct storage_options *options, struct storage **storage)
 
     if (!made)
         return -ENOMEM;
-    made->direct = options->direct;
+    made->direct = !options->no_direct;
     made->keeps_pages = options->keeps_pages;
-    made->ring = options->ring;
-    made->depth = options->depth ? options->depth : DEFAULT_DEPTH;
-    if (options->ring)
+    made->ring = !options->no_ring;
+    made->depth = options->queue_depth ? options->queue_depth : DEFAULT_DEPTH;
+    if (made->ring)
         storage_start_rings(made, rings > RINGS_MAX ? RINGS_MAX : rings);
     else
         reason_fill(&made->no_ring, "Options", "not wanted");
     made->threads = options->threads
                         ? options->threads
                         : (made->ring_count ? THREADS_WITH_RINGS : THREADS_WITHOUT_RINGS);
-    result = descriptors_new(options->descriptors, options->direct, &made->descriptors);
+    result = descriptors_new(options->descriptors, made->direct, &made->descriptors);
     if (result == 0)
         result = workers_new(made->threads, &made->workers);
     if (result < 0) {

@@ -16,23 +16,13 @@
 #include "base/extent.h"
 #include "base/histogram.h"
 #include "io/descriptors.h"
-#include "io/fallbacks.h"
+#include "io/options.h"
 #include "io/ring.h"
 #include "io/workers.h"
 
 #include <stdatomic.h>
 
 struct storage;
-
-struct storage_options {
-    bool ring; /* use io_uring; false: threads only */
-    bool direct; /* use O_DIRECT; false: buffered only */
-    bool keeps_pages; /* buffered reads that leave the bytes in the page cache, for other readers */
-    unsigned rings; /* 0: by the number of processors */
-    unsigned depth; /* reads in flight per ring; 0: 64 */
-    unsigned threads; /* limit; 0: 8, or 16 without a ring */
-    unsigned descriptors; /* limit; 0: from RLIMIT_NOFILE */
-};
 
 /*
  * One read. `offset` and `length` are multiples of 4096, and `buffer` is aligned to a page. The
@@ -62,7 +52,8 @@ struct storage_read {
     bool copied; /* all of it was copied from there */
 };
 
-errint_t storage_new(const struct storage_options *options, struct storage **storage);
+/* Ignores the options for prefetching and memory. */
+errint_t storage_new(const struct io_options *options, struct storage **storage);
 
 /* Stops the threads. No read may be in flight. References to backings are dropped by
  * storage_free(), so that the state attached to them can be freed in between. */

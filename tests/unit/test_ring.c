@@ -57,7 +57,7 @@ __wrap_io_uring_submit_and_wait(struct io_uring *ring, unsigned wait_nr)
 static void
 setup(void)
 {
-    struct storage_options options = {.ring = true, .direct = true, .rings = 2, .depth = 8};
+    struct io_options options = {.rings = 2, .queue_depth = 8};
     struct file_identity identity;
     uint64_t seed = 1;
     int fd;

@@ -374,7 +374,7 @@ run_deep_threads(struct deep *deep)
 static errint_t
 prepare_targets(struct deep *deep, uint64_t *bytes)
 {
-    const struct storage_options options = {.ring = true, .direct = true};
+    const struct io_options options = {0};
     struct tree *tree = deep->tree;
     errint_t error = 0;
 

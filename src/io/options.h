@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The options of the engine and its storage; its optional mechanisms, and the state of each.
+ */
+#ifndef FSTFS_IO_OPTIONS_H
+#define FSTFS_IO_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* All zero selects the defaults. */
+struct io_options {
+    unsigned threads; /* limit of worker threads; 0: 8, or 16 without io_uring */
+    unsigned descriptors; /* limit of open backing files; 0: from RLIMIT_NOFILE */
+    bool no_ring; /* no io_uring: workers only */
+    bool no_direct; /* no O_DIRECT: buffered reads only */
+    bool no_prefetch; /* foreground reads only */
+    bool keeps_pages; /* buffered reads that leave the bytes in the page cache, for other readers */
+    unsigned rings; /* io_uring instances, each with a thread; 0: by the number of processors */
+    unsigned queue_depth; /* limit of reads in flight per ring; 0: 64 */
+    uint64_t
+        memory; /* budget of all buffers in bytes; 0: 256 MiB, or an eighth of a small machine */
+};
+
+enum io_mechanism {
+    IO_MECHANISM_URING,
+    IO_MECHANISM_DIRECT,
+    IO_MECHANISM_DONTCACHE,
+    IO_MECHANISM_CACHESTAT,
+    IO_MECHANISMS
+};
+
+enum io_fallback {
+    IO_FALLBACK_NONE,
+    IO_FALLBACK_NOT_WANTED, /* by an option */
+    IO_FALLBACK_REFUSED /* by the kernel, a sandbox, or a file system: then for some files */
+};
+
+#endif

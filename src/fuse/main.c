@@ -274,12 +274,6 @@ static errint_t
 make_parts(struct mount *mount, const char *mountpoint)
 {
     const struct options *options = mount->options;
-    struct io_options io_options = {.threads = options->threads,
-                                    .no_ring = options->no_ring,
-                                    .no_direct = options->no_direct,
-                                    .no_prefetch = options->no_prefetch,
-                                    .queue_depth = options->queue_depth,
-                                    .memory = options->memory};
     struct view_options view_options = {.root = options->view,
                                         .shards = options->shards,
                                         .shard_size = options->shard_size,
@@ -291,7 +285,7 @@ make_parts(struct mount *mount, const char *mountpoint)
     errint_t error = version_start(0);
 
     if (!error)
-        error = io_new(&io_options, &mount->io);
+        error = io_new(&options->io, &mount->io);
     if (!error) {
         mount->loads = loads_new(mount->io, !options->shared, opener_command);
         error = mount->loads ? 0 : -ENOMEM;
@@ -325,7 +319,7 @@ make_session(struct mount *mount, const char *mountpoint, struct readiness *read
     struct catalog_options catalog_options = {.source = options->source,
                                               .derived_free = view_derived_free,
                                               .skip_hung = true,
-                                              .header_memory = options->memory,
+                                              .header_memory = options->io.memory,
                                               .header_memory_advice = "; raise --memory"};
     struct session_options session_options = {
         .options = options, .mountpoint = mountpoint, .ready = mount_ready, .ready_arg = readiness};

@@ -3,6 +3,8 @@
 #ifndef FSTFS_FUSE_OPTIONS_H
 #define FSTFS_FUSE_OPTIONS_H
 
+#include "io/options.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,12 +21,7 @@ struct options {
     int view; /* an enum view_kind; -1: all */
     uint32_t shards; /* 0: as in the source */
     uint64_t shard_size; /* bytes; 0: as in the source */
-    bool no_ring; /* --io=threads */
-    bool no_direct; /* --direct=off */
-    bool no_prefetch; /* --prefetch=off */
-    uint32_t queue_depth; /* per ring; 0: the engine's default */
-    uint32_t threads; /* 0: likewise */
-    uint64_t memory; /* bytes; 0: likewise */
+    struct io_options io; /* --io, --direct, --prefetch, --queue-depth, --threads, --memory */
     bool passthrough; /* --passthrough=on */
     bool no_sandbox; /* --sandbox=off */
     uint32_t pid; /* the process whose end unmounts; 0: none */

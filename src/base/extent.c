@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/extent.h"
 
+#include "base/array.h"
 #include "base/hash.h"
 #include "base/open.h"
 
@@ -247,25 +248,28 @@ layout_unref(struct layout *layout)
     charge_give(&charge);
 }
 
+/* Drops the references that extents hold. */
 static void
-extent_list_free(struct extent_list *list)
+extents_unref(const struct extent *extents, uint32_t count)
 {
-    struct charge charge = list->charge;
-
-    for (uint32_t i = 0; i < list->count; i++) {
-        backing_unref(list->extents[i].backing);
-        blob_unref(list->extents[i].blob);
+    for (uint32_t i = 0; i < count; i++) {
+        backing_unref(extents[i].backing);
+        blob_unref(extents[i].blob);
     }
-    layout_unref(list->layout);
-    free(list);
-    charge_give(&charge);
 }
 
 void
 extent_list_unref(struct extent_list *list)
 {
-    if (list && last_reference(&list->references))
-        extent_list_free(list);
+    struct charge charge;
+
+    if (!list || !last_reference(&list->references))
+        return;
+    charge = list->charge;
+    extents_unref(list->extents, list->count);
+    layout_unref(list->layout);
+    free(list);
+    charge_give(&charge);
 }
 
 /* Counts consecutive extents of the same backing once. */
@@ -329,73 +333,32 @@ layout_find(const struct layout *layout, uint64_t offset)
     return low;
 }
 
-static bool
-builder_reserve(struct extent_builder *builder)
-{
-    uint32_t count = builder->list ? builder->list->count : 0;
-    uint32_t capacity;
-    struct extent_list *list;
-
-    if (builder->list && count < builder->capacity)
-        return true;
-    if (builder->capacity > UINT32_MAX / 2)
-        return false;
-    capacity = builder->capacity ? builder->capacity * 2 : 2;
-    list = realloc(builder->list, sizeof(*list) + capacity * sizeof(list->extents[0]));
-    if (!list)
-        return false;
-    if (!builder->list) {
-        atomic_init(&list->references, 1);
-        list->count = 0;
-        list->size = 0;
-        list->charge = (struct charge){NULL, NULL, 0};
-        atomic_init(&list->readahead, 0);
-        list->layout = NULL;
-    }
-    builder->list = list;
-    builder->capacity = capacity;
-    return true;
-}
-
-static bool
-continues_extent(const struct extent *last, const struct backing *backing, const struct blob *blob,
-                 uint64_t offset)
-{
-    return last->backing == backing && last->blob == blob && last->offset + last->length == offset;
-}
-
 static void
 builder_add(struct extent_builder *builder, struct backing *backing, struct blob *blob,
             uint64_t offset, uint64_t length)
 {
-    struct extent_list *list = builder->list;
-    uint64_t size = list ? list->size : 0;
+    struct extent *last = builder->count ? &builder->extents[builder->count - 1] : NULL;
 
     if (builder->failed || length == 0)
         return;
-    if (length > INT64_MAX - size || length > INT64_MAX || offset > INT64_MAX - length) {
+    if (length > INT64_MAX - builder->size || length > INT64_MAX || offset > INT64_MAX - length) {
         builder->failed = true;
         return;
     }
-    if (list && list->count &&
-        continues_extent(&list->extents[list->count - 1], backing, blob, offset)) {
-        list->extents[list->count - 1].length += length;
-        list->size += length;
-        return;
-    }
-    if (!builder_reserve(builder)) {
+    if (last && last->backing == backing && last->blob == blob &&
+        last->offset + last->length == offset)
+        last->length += length;
+    else if (builder->count == UINT32_MAX ||
+             !array_add(builder->extents, builder->count,
+                        (struct extent){
+                            .start = builder->size,
+                            .length = length,
+                            .offset = offset,
+                            .backing = backing ? backing_ref(backing) : NULL,
+                            .blob = blob ? blob_ref(blob) : NULL,
+                        }))
         builder->failed = true;
-        return;
-    }
-    list = builder->list;
-    list->extents[list->count++] = (struct extent){
-        .start = size,
-        .length = length,
-        .offset = offset,
-        .backing = backing ? backing_ref(backing) : NULL,
-        .blob = blob ? blob_ref(blob) : NULL,
-    };
-    list->size += length;
+    builder->size += length;
 }
 
 void
@@ -415,21 +378,20 @@ extent_builder_add_blob(struct extent_builder *builder, struct blob *blob, uint6
 struct extent_list *
 extent_builder_finish(struct extent_builder *builder)
 {
-    struct extent_list *list, *exact;
+    struct extent *extents = builder->extents;
+    size_t bytes = builder->count * sizeof(*extents);
+    struct extent_list *list = builder->failed ? NULL : calloc(1, sizeof(*list) + bytes);
 
-    /* An empty file has a list, of no extents. */
-    if (!builder->failed && !builder->list && !builder_reserve(builder))
-        builder->failed = true;
-    list = builder->list;
-    if (builder->failed) {
-        if (list)
-            extent_list_free(list);
-        list = NULL;
+    if (!list) {
+        extents_unref(extents, builder->count);
     } else {
-        exact = realloc(list, sizeof(*list) + list->count * sizeof(list->extents[0]));
-        if (exact)
-            list = exact;
+        atomic_init(&list->references, 1);
+        list->count = builder->count;
+        list->size = builder->size;
+        if (bytes) /* an empty file has a list of no extents */
+            memcpy(list->extents, extents, bytes);
     }
+    free(extents);
     *builder = (struct extent_builder)EXTENT_BUILDER_INIT;
     return list;
 }

@@ -200,14 +200,15 @@ uint32_t extent_list_find(const struct extent_list *list, uint64_t offset);
 /* Builds a list by appending. A run that continues the previous one in the same backing or blob is
  * joined with it; empty runs are dropped. */
 struct extent_builder {
-    struct extent_list *list;
-    uint32_t capacity;
+    struct extent *extents;
+    uint32_t count;
+    uint64_t size; /* bytes */
     bool failed; /* out of memory or over 2^63 bytes */
 };
 
 #define EXTENT_BUILDER_INIT                                                                        \
     {                                                                                              \
-        NULL, 0, false                                                                             \
+        NULL, 0, 0, false                                                                          \
     }
 
 void extent_builder_add_backing(struct extent_builder *builder, struct backing *backing,

@@ -131,7 +131,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                     runs[i].length);
     }
     list = extent_builder_finish(&builder);
-    EXPECT(!builder.list && !list == !fits(runs, count));
+    EXPECT(!builder.extents && !list == !fits(runs, count));
     if (list) {
         check_list(list, runs, count, sources);
         extent_list_opened(extent_list_ref(list));

@@ -132,7 +132,7 @@ START_TEST(random_lists)
             model_add(&model, &builder);
         list = extent_builder_finish(&builder);
         ck_assert_ptr_nonnull(list);
-        ck_assert_ptr_null(builder.list);
+        ck_assert_ptr_null(builder.extents);
         compare(&model, list);
         extent_list_unref(extent_list_ref(list));
         compare(&model, list);

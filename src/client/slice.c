@@ -173,7 +173,6 @@ struct slice_copy {
     uint64_t from, end; /* of `bytes`, in the tensor */
     const char *bytes;
     char *to;
-    uint64_t skipped; /* the packed offset of `to` */
     uint64_t copied;
 };
 
@@ -186,8 +185,7 @@ slice_copy_run(struct slice_copy *copy, uint64_t at, uint64_t to)
 
     if (start >= end)
         return;
-    memcpy(copy->to + (to + (start - at) - copy->skipped), copy->bytes + (start - copy->from),
-           end - start);
+    memcpy(copy->to + to + (start - at), copy->bytes + (start - copy->from), end - start);
     copy->copied += end - start;
 }
 
@@ -244,20 +242,3 @@ strided_slice_before(const struct strided_slice *slice, uint64_t offset)
     }
     return before + (offset < slice->run ? offset : slice->run);
 }
-
-/* NOLINTBEGIN(readability-non-const-parameter): as above */
-uint64_t
-strided_slice_pack(const struct strided_slice *slice, uint64_t from, const char *bytes,
-                   uint64_t length, char *to)
-{
-    struct slice_copy copy = {.slice = slice,
-                              .from = from,
-                              .end = from + length,
-                              .bytes = bytes,
-                              .to = to,
-                              .skipped = strided_slice_before(slice, from)};
-
-    slice_copy_level(&copy, 0, slice->start, 0);
-    return copy.copied;
-}
-/* NOLINTEND(readability-non-const-parameter) */

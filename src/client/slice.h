@@ -54,8 +54,4 @@ uint64_t strided_slice_copy(const struct strided_slice *slice, uint64_t from, co
  * of the next one. */
 uint64_t strided_slice_before(const struct strided_slice *slice, uint64_t offset);
 
-/* As strided_slice_copy(), but the first byte is copied to `to` itself. */
-uint64_t strided_slice_pack(const struct strided_slice *slice, uint64_t from, const char *bytes,
-                            uint64_t length, char *to);
-
 #endif

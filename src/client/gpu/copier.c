@@ -84,7 +84,7 @@ copy_run_add(struct copy_run *run, CUdeviceptr to, uint64_t room, uintptr_t from
  * each run. */
 static void
 copy_run_add_packed(struct copy_run *run, const struct plan_item *item, CUdeviceptr to,
-                    uint64_t from, const char *bytes, uint64_t length)
+                    uint64_t before, uint64_t from, const char *bytes, uint64_t length)
 {
     struct copier *copier = run->copier;
     const struct cuda *cuda = &copier->device->cuda;
@@ -99,7 +99,8 @@ copy_run_add_packed(struct copy_run *run, const struct plan_item *item, CUdevice
         run->error = CUDA_CALL(cuda, &run->reason, cuEventSynchronize, event);
     if (run->error < 0)
         return;
-    packed = strided_slice_pack(&item->slice, from, bytes, length, (char *)memory);
+    /* The first byte, at the packed offset `before`, is copied to `memory`. */
+    packed = strided_slice_copy(&item->slice, from, bytes, length, (char *)(memory - before));
     copy_run_add(run, to, packed, memory, packed);
     copy_run_flush(run);
     if (!run->at_once && run->error == 0)
@@ -120,8 +121,8 @@ copy_run_add_item(struct copy_run *run, const struct plan_item *item)
     if (before == after)
         return;
     if (item->slice.level_count > 0) {
-        copy_run_add_packed(run, item, to, start - item->offset, (const char *)(memory + start),
-                            end - start);
+        copy_run_add_packed(run, item, to, before, start - item->offset,
+                            (const char *)(memory + start), end - start);
         return;
     }
     if (start < item->offset + item->slice.start)

@@ -20,8 +20,19 @@
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17) && defined(FUSE_DEV_IOC_BACKING_OPEN)
 #define IS_BUILT 1
 #else
-#define IS_BUILT 0
+#define IS_BUILT 0 /* passthrough->off is always set */
 #define FUSE_CAP_PASSTHROUGH 0
+#endif
+
+/* From <linux/fuse.h> of Linux 6.9. */
+#ifndef FUSE_DEV_IOC_BACKING_OPEN
+struct fuse_backing_map {
+    int32_t fd;
+    uint32_t flags;
+    uint64_t padding;
+};
+#define FUSE_DEV_IOC_BACKING_OPEN _IOW(229, 1, struct fuse_backing_map)
+#define FUSE_DEV_IOC_BACKING_CLOSE _IOW(229, 2, uint32_t)
 #endif
 
 static const char not_wanted[] = "not asked for (--passthrough=on)";
@@ -135,8 +146,6 @@ whole_backing(const struct extent_list *list)
     return extent->backing;
 }
 
-#if IS_BUILT
-
 /* Returns a backing ID or a negative errno. libfuse's own functions print each error and do not
  * return it. */
 static int32_t
@@ -179,36 +188,10 @@ backing_is_permitted(const struct passthrough *passthrough)
 static void
 set_backing_id(struct fuse_file_info *fi, int32_t id)
 {
+#if IS_BUILT
     fi->backing_id = id;
-}
-
-#else
-
-/* Never called: passthrough->off is set. */
-
-static int32_t
-backing_open(const struct passthrough *passthrough, struct backing *backing)
-{
-    return -ENOSYS;
-}
-
-static void
-backing_close(const struct passthrough *passthrough, int32_t id)
-{
-}
-
-static bool
-backing_is_permitted(const struct passthrough *passthrough)
-{
-    return false;
-}
-
-static void
-set_backing_id(struct fuse_file_info *fi, int32_t id)
-{
-}
-
 #endif
+}
 
 /* Increments the opens of a file; NULL: it is not open. */
 static struct passthrough_file *

@@ -7,6 +7,8 @@
 
 #define FIRST_BOUND_US UINT64_C(250000)
 
+const char *const load_part_names[LOAD_PARTS] = {"storage", "daemon", "reader"};
+
 void
 load_metrics_init(struct load_metrics *metrics, bool are_names_public)
 {
@@ -87,12 +89,10 @@ write_durations(struct histogram *durations, const char *checkpoint, struct buff
 void
 load_metrics_write(struct load_metrics *metrics, struct buffer *out)
 {
-    static const char *const names[LOAD_PARTS] = {"storage", "daemon", "reader"};
-
     buffer_add_text(out, "# HELP fstfs_load_seconds_total Time of loads, by what it was spent on.\n"
                          "# TYPE fstfs_load_seconds_total counter\n");
     for (unsigned i = 0; i < LOAD_PARTS; i++)
-        buffer_addf(out, "fstfs_load_seconds_total{part=\"%s\"} %.6f\n", names[i],
+        buffer_addf(out, "fstfs_load_seconds_total{part=\"%s\"} %.6f\n", load_part_names[i],
                     (double)metrics->parts[i] / 1e9);
     buffer_add_text(out, "# HELP fstfs_load_duration_seconds Duration of loads.\n"
                          "# TYPE fstfs_load_duration_seconds histogram\n");

@@ -13,6 +13,7 @@
 enum { LOAD_HISTOGRAMS = 16 };
 
 enum load_part { LOAD_STORAGE, LOAD_DAEMON, LOAD_READER, LOAD_PARTS };
+extern const char *const load_part_names[LOAD_PARTS];
 
 struct load_histogram {
     char *checkpoint; /* owned */

@@ -112,21 +112,15 @@ load_at(const struct load *load, uint64_t now)
     return state;
 }
 
-/* The three parts of a load's time, in nanoseconds; see loads.h. */
-struct load_parts {
-    uint64_t storage, daemon, reader;
-};
-
-static struct load_parts
-load_split_time(const struct load *load)
+/* Fills in the three parts of a load's time, in nanoseconds; see loads.h. */
+static void
+load_split_time(const struct load *load, uint64_t parts[LOAD_PARTS])
 {
-    uint64_t all = load->changed - load->begun;
     double share = load->duration ? (double)load->waited / (double)load->duration : 0;
-    struct load_parts parts = {.storage = (uint64_t)((double)load->busy * share)};
 
-    parts.daemon = load->busy - parts.storage;
-    parts.reader = all - load->busy;
-    return parts;
+    parts[LOAD_STORAGE] = (uint64_t)((double)load->busy * share);
+    parts[LOAD_DAEMON] = load->busy - parts[LOAD_STORAGE];
+    parts[LOAD_READER] = load->changed - load->begun - load->busy;
 }
 
 static bool
@@ -139,14 +133,14 @@ static void
 load_end(struct loads *loads, struct load *load, uint64_t now)
 {
     const struct load state = load_at(load, now);
-    struct load_parts parts = load_split_time(&state);
-    const uint64_t times[] = {parts.storage, parts.daemon, parts.reader};
+    uint64_t parts[LOAD_PARTS];
 
+    load_split_time(&state, parts);
     if (!load->has_snapshot)
         io_family_counters(loads->io, load->family, &load->after);
     load->has_ended = true;
     loads->running--;
-    load_metrics_add(&loads->metrics, load->family->name, times);
+    load_metrics_add(&loads->metrics, load->family->name, parts);
 }
 
 /* Ends the loads that are over, before later reads change the counters of their checkpoints. */
@@ -437,33 +431,28 @@ order_of_reads(const struct io_family_counters *before, const struct io_family_c
     return by_name * 4 >= all * 3 ? "name" : "random";
 }
 
-static unsigned
-percent_of(uint64_t part, uint64_t all)
-{
-    return all ? (unsigned)((double)part * 100 / (double)all + 0.5) : 0;
-}
-
 static void
-add_bottleneck(struct buffer *out, const struct load_parts *parts)
+add_bottleneck(struct buffer *out, const uint64_t parts[LOAD_PARTS])
 {
-    uint64_t all = parts->storage + parts->daemon + parts->reader;
+    static const struct {
+        const char *who, *what;
+    } verdicts[LOAD_PARTS] = {
+        [LOAD_STORAGE] = {"storage", "reads were waiting for it"},
+        [LOAD_DAEMON] = {"fstfs", "reads were waiting for its processor time or memory"},
+        [LOAD_READER] = {"the reader", "no read was waiting"},
+    };
+    enum load_part longest = LOAD_READER;
+    uint64_t all = 0;
 
-    if (parts->reader >= parts->storage && parts->reader >= parts->daemon)
-        buffer_addf(out,
-                    ", \"bottleneck\": \"reader\", \"verdict\": \"the reader: %u %% of the time no "
-                    "read was waiting\"",
-                    percent_of(parts->reader, all));
-    else if (parts->storage >= parts->daemon)
-        buffer_addf(
-            out,
-            ", \"bottleneck\": \"storage\", \"verdict\": \"storage: %u %% of the time reads "
-            "were waiting for it\"",
-            percent_of(parts->storage, all));
-    else
-        buffer_addf(out,
-                    ", \"bottleneck\": \"daemon\", \"verdict\": \"fstfs: %u %% of the time reads "
-                    "were waiting for its processor time or memory\"",
-                    percent_of(parts->daemon, all));
+    for (enum load_part part = 0; part < LOAD_PARTS; part++) {
+        all += parts[part];
+        if (parts[part] > parts[longest])
+            longest = part;
+    }
+    buffer_addf(out, ", \"bottleneck\": \"%s\", \"verdict\": \"%s: %u %% of the time %s\"",
+                load_part_names[longest], verdicts[longest].who,
+                all ? (unsigned)((double)parts[longest] * 100 / (double)all + 0.5) : 0,
+                verdicts[longest].what);
 }
 
 /* Appends what was read of the checkpoint's files during the load, by this load or others. */
@@ -495,10 +484,11 @@ add_storage_fields(struct buffer *out, const struct load *load,
 static void
 load_write(const struct load *load, struct loads *loads, uint64_t now, struct buffer *out)
 {
-    struct load_parts parts = load_split_time(load);
+    uint64_t parts[LOAD_PARTS];
     struct io_family_counters after = load->after;
     const struct family *family = load->family;
 
+    load_split_time(load, parts);
     if (!load->has_ended && !load->has_snapshot)
         io_family_counters(loads->io, load->family, &after);
     buffer_add_text(out, "{\"checkpoint\": ");
@@ -509,9 +499,9 @@ load_write(const struct load *load, struct loads *loads, uint64_t now, struct bu
     add_number_field(out, "start", (uint64_t)load->date);
     buffer_addf(out, ", \"running\": %s", load_is_over(load, now) ? "false" : "true");
     add_seconds_field(out, "seconds", load->changed - load->begun);
-    add_seconds_field(out, "storage_seconds", parts.storage);
-    add_seconds_field(out, "daemon_seconds", parts.daemon);
-    add_seconds_field(out, "reader_seconds", parts.reader);
+    add_seconds_field(out, "storage_seconds", parts[LOAD_STORAGE]);
+    add_seconds_field(out, "daemon_seconds", parts[LOAD_DAEMON]);
+    add_seconds_field(out, "reader_seconds", parts[LOAD_READER]);
     add_number_field(out, "bytes", load->bytes);
     add_number_field(out, "opens", load->opens);
     add_number_field(out, "reads", load->reads);
@@ -520,7 +510,7 @@ load_write(const struct load *load, struct loads *loads, uint64_t now, struct bu
     add_number_field(out, "cached_bytes", load->cached_bytes);
     add_storage_fields(out, load, &after);
     load_timeline_write(&load->timeline, load->changed - load->begun, out);
-    add_bottleneck(out, &parts);
+    add_bottleneck(out, parts);
     buffer_add_text(out, "}\n");
 }
 

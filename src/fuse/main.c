@@ -127,18 +127,6 @@ struct mount {
 
 enum helper_watched { WATCHED_UNMOUNTER, WATCHED_OPENER };
 
-static errint_t
-unmount_session(void *arg)
-{
-    return session_unmount(arg);
-}
-
-static void
-abort_connection(void *arg)
-{
-    session_abort(arg);
-}
-
 static void
 begin_shutdown(void *arg)
 {
@@ -255,8 +243,8 @@ enter_sandbox(struct mount *mount)
     sandbox_init(sandbox, !mount->options->no_sandbox, mount->options->passthrough);
     credentials_init();
     sandbox->tasks = run_delay_open();
-    error = unmounter_start(unmount_session, abort_connection, mount->session, quiet,
-                            &mount->unmounter);
+    error =
+        unmounter_start(session_unmount, session_abort, mount->session, quiet, &mount->unmounter);
     if (error && sandbox->wanted)
         sandbox_refuse(sandbox, "no process to unmount", error);
     if (mount->options->shared || sandbox_confines_files(sandbox)) {

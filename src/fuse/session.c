@@ -266,15 +266,15 @@ session_status(struct session *session, struct buffer *out)
 }
 
 errint_t
-session_unmount(struct session *session)
+session_unmount(void *session)
 {
-    return mount_detach(&session->mount);
+    return mount_detach(&((struct session *)session)->mount);
 }
 
 void
-session_abort(struct session *session)
+session_abort(void *session)
 {
-    mount_abort(&session->mount);
+    mount_abort(&((struct session *)session)->mount);
 }
 
 void

@@ -35,11 +35,10 @@ void session_close(struct session *session);
 /* Appends one JSON object, `kernel` of .fstfs/status. Any thread. */
 void session_status(struct session *session, struct buffer *out);
 
-/* Unmounts: see mount_detach(). Also for a process that was forked after session_new(). */
-errint_t session_unmount(struct session *session);
-/* Aborts the connection: see mount_abort(). Also for a process that was forked after
- * session_new(). */
-void session_abort(struct session *session);
+/* For unmounter_start(), with a struct session; also for a process that was forked after
+ * session_new(). They unmount and abort the connection: see mount_detach() and mount_abort(). */
+errint_t session_unmount(void *session);
+void session_abort(void *session);
 
 /* Closes the connection, which answers all callers; session_unmount() is next. Returns false if the
  * mount has been unmounted already. */

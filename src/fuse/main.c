@@ -108,19 +108,11 @@ mount_ready(void *arg)
 
 /* ---- serving ---- */
 
-/* The parts of one mount, in the order they are made. */
 struct mount {
-    const struct options *options;
-    struct catalog *catalog;
-    struct session *session;
+    struct mount_parts parts;
     struct helper unmounter, opener;
     struct sandbox sandbox;
     int process; /* pidfd of the process of --pid; -1: none */
-    struct io *io;
-    struct loads *loads;
-    struct view *view;
-    struct survey *survey;
-    struct pages pages;
     struct view_page page_list[PAGES];
     bool failed; /* exit with status 1, so that a supervisor restarts fstfs */
 };
@@ -130,7 +122,7 @@ enum helper_watched { WATCHED_UNMOUNTER, WATCHED_OPENER };
 static void
 begin_shutdown(void *arg)
 {
-    session_close(((struct mount *)arg)->session);
+    session_close(((struct mount *)arg)->parts.session);
 }
 
 /* A dead mount remains. */
@@ -154,7 +146,7 @@ force_shutdown(void *arg)
     errint_t error = 0;
 
     log_warning("storage does not answer: unmounting without waiting for it");
-    if (session_cut(mount->session))
+    if (session_cut(mount->parts.session))
         error = unmounter_force(&mount->unmounter);
     if (error)
         report_unmount_error(mount, error);
@@ -202,7 +194,7 @@ drop_rights_of_opener(void *arg)
     struct sandbox sandbox = mount->sandbox;
 
     sandbox.passthrough = false;
-    sandbox.credentials = mount->options->shared;
+    sandbox.credentials = mount->parts.options->shared;
     sandbox_enter(&sandbox, -1);
     sandbox_seal(&sandbox);
 }
@@ -210,8 +202,9 @@ drop_rights_of_opener(void *arg)
 static errint_t
 start_opener(struct mount *mount, int source)
 {
-    errint_t error = opener_start(source, catalog_source(mount->catalog), drop_rights_of_opener,
-                                  mount, !mount->options->foreground, &mount->opener);
+    errint_t error =
+        opener_start(source, catalog_source(mount->parts.catalog), drop_rights_of_opener, mount,
+                     !mount->parts.options->foreground, &mount->opener);
 
     if (error)
         print_error("cannot start a process to check permissions: %s", strerror(-error));
@@ -236,18 +229,18 @@ static errint_t
 enter_sandbox(struct mount *mount)
 {
     struct sandbox *sandbox = &mount->sandbox;
-    bool quiet = !mount->options->foreground;
-    int source = catalog_source_fd(mount->catalog);
+    bool quiet = !mount->parts.options->foreground;
+    int source = catalog_source_fd(mount->parts.catalog);
     errint_t error;
 
-    sandbox_init(sandbox, !mount->options->no_sandbox, mount->options->passthrough);
+    sandbox_init(sandbox, !mount->parts.options->no_sandbox, mount->parts.options->passthrough);
     credentials_init();
     sandbox->tasks = run_delay_open();
-    error =
-        unmounter_start(session_unmount, session_abort, mount->session, quiet, &mount->unmounter);
+    error = unmounter_start(session_unmount, session_abort, mount->parts.session, quiet,
+                            &mount->unmounter);
     if (error && sandbox->wanted)
         sandbox_refuse(sandbox, "no process to unmount", error);
-    if (mount->options->shared || sandbox_confines_files(sandbox)) {
+    if (mount->parts.options->shared || sandbox_confines_files(sandbox)) {
         error = start_opener(mount, source);
         if (error)
             return error;
@@ -259,9 +252,10 @@ enter_sandbox(struct mount *mount)
 }
 
 static errint_t
-make_parts(struct mount *mount, const char *mountpoint)
+make_parts(struct mount *mount)
 {
-    const struct options *options = mount->options;
+    struct mount_parts *parts = &mount->parts;
+    const struct options *options = parts->options;
     struct view_options view_options = {.root = options->view,
                                         .shards = options->shards,
                                         .shard_size = options->shard_size,
@@ -273,27 +267,19 @@ make_parts(struct mount *mount, const char *mountpoint)
     errint_t error = version_start(0);
 
     if (!error)
-        error = io_new(&options->io, &mount->io);
+        error = io_new(&options->io, &parts->io);
     if (!error) {
-        mount->loads = loads_new(mount->io, !options->shared, opener_command);
-        error = mount->loads ? 0 : -ENOMEM;
+        parts->loads = loads_new(parts->io, !options->shared, opener_command);
+        error = parts->loads ? 0 : -ENOMEM;
     }
     if (!error) {
-        mount->pages = (struct pages){.options = options,
-                                      .mountpoint = mountpoint,
-                                      .catalog = mount->catalog,
-                                      .io = mount->io,
-                                      .loads = mount->loads,
-                                      .session = mount->session,
-                                      .sandbox = &mount->sandbox,
-                                      .started = time(NULL)};
-        pages_list(&mount->pages, mount->page_list);
-        error = view_new(mount->catalog, &view_options, &mount->view);
-        mount->pages.view = mount->view;
+        parts->started = time(NULL);
+        pages_list(parts, mount->page_list);
+        error = view_new(parts->catalog, &view_options, &parts->view);
     }
     if (!error) {
-        mount->pages.survey = mount->survey = survey_new(mount->catalog, &view_options);
-        error = mount->survey ? 0 : -ENOMEM;
+        parts->survey = survey_new(parts->catalog, &view_options);
+        error = parts->survey ? 0 : -ENOMEM;
     }
     if (error)
         print_error("cannot start: %s", strerror(-error));
@@ -301,37 +287,39 @@ make_parts(struct mount *mount, const char *mountpoint)
 }
 
 static errint_t
-make_session(struct mount *mount, const char *mountpoint, struct readiness *readiness)
+make_session(struct mount_parts *parts, struct readiness *readiness)
 {
-    const struct options *options = mount->options;
+    const struct options *options = parts->options;
     struct catalog_options catalog_options = {.source = options->source,
                                               .derived_free = view_derived_free,
                                               .skip_hung = true,
                                               .header_memory = options->io.memory,
                                               .header_memory_advice = "; raise --memory"};
-    struct session_options session_options = {
-        .options = options, .mountpoint = mountpoint, .ready = mount_ready, .ready_arg = readiness};
-    errint_t error = catalog_new(&catalog_options, &mount->catalog);
+    struct session_options session_options = {.options = options,
+                                              .mountpoint = parts->mountpoint,
+                                              .ready = mount_ready,
+                                              .ready_arg = readiness};
+    errint_t error = catalog_new(&catalog_options, &parts->catalog);
 
     if (error) {
         print_error("source %s: %s", options->source, strerror(-error));
         return error;
     }
-    session_options.catalog = mount->catalog;
-    return session_new(&session_options, &mount->session);
+    session_options.catalog = parts->catalog;
+    return session_new(&session_options, &parts->session);
 }
 
 /* Closes the connection and unmounts, unless others have unmounted. */
 static void
 unmount(struct mount *mount)
 {
-    bool is_mounted = session_cut(mount->session);
+    bool is_mounted = session_cut(mount->parts.session);
     errint_t error = 0;
 
     if (mount->unmounter.socket >= 0)
         error = unmounter_end(&mount->unmounter, is_mounted);
     else if (is_mounted)
-        error = session_unmount(mount->session);
+        error = session_unmount(mount->parts.session);
     if (error)
         report_unmount_error(mount, error);
 }
@@ -340,24 +328,25 @@ unmount(struct mount *mount)
 static void
 free_parts(struct mount *mount, errint_t error)
 {
+    struct mount_parts *parts = &mount->parts;
     bool hangs;
 
-    survey_free(mount->survey);
-    io_free(mount->io);
+    survey_free(parts->survey);
+    io_free(parts->io);
     version_stop();
-    hangs = !catalog_stop_queries(mount->catalog);
+    hangs = !catalog_stop_queries(parts->catalog);
     shutdown_stop();
-    if (mount->session) {
+    if (parts->session) {
         unmount(mount);
-        session_free(mount->session);
+        session_free(parts->session);
     }
     if (hangs)
         _exit(error || mount->failed ? 1 : 0);
-    loads_free(mount->loads);
-    view_free(mount->view);
+    loads_free(parts->loads);
+    view_free(parts->view);
     open_set_other(NULL);
     opener_end(&mount->opener);
-    catalog_free(mount->catalog);
+    catalog_free(parts->catalog);
 }
 
 static int
@@ -365,19 +354,24 @@ serve_mount(const struct options *options, const char *mountpoint, int process,
             struct readiness *readiness)
 {
     struct mount mount = {
-        .options = options, .unmounter = HELPER_NONE, .opener = HELPER_NONE, .process = process};
-    errint_t error = make_session(&mount, mountpoint, readiness);
+        .parts = {.options = options, .mountpoint = mountpoint, .sandbox = &mount.sandbox},
+        .unmounter = HELPER_NONE,
+        .opener = HELPER_NONE,
+        .process = process,
+    };
+    errint_t error = make_session(&mount.parts, readiness);
 
     if (!error)
         error = enter_sandbox(&mount);
     if (!error)
-        error = make_parts(&mount, mountpoint);
+        error = make_parts(&mount);
     if (!error) {
         sandbox_seal(&mount.sandbox);
         error = start_shutdown(&mount);
     }
     if (!error) {
-        error = session_run(mount.session, mount.view, mount.io, mount.loads);
+        error =
+            session_run(mount.parts.session, mount.parts.view, mount.parts.io, mount.parts.loads);
         if (error)
             log_error("serving ended: %s", strerror(-error));
     }

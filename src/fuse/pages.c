@@ -126,16 +126,16 @@ add_leases(struct buffer *out)
 static void
 write_status(void *arg, struct buffer *out)
 {
-    const struct pages *pages = arg;
-    const struct options *options = pages->options;
+    const struct mount_parts *parts = arg;
+    const struct options *options = parts->options;
     struct catalog_counters catalog;
 
-    catalog_counters(pages->catalog, &catalog);
+    catalog_counters(parts->catalog, &catalog);
     buffer_add_text(out, "{\n  \"version\": \"" FSTFS_VERSION "\"");
     add_status_number(out, "pid", (uint64_t)getpid());
-    add_status_number(out, "uptime_seconds", (uint64_t)(time(NULL) - pages->started));
-    add_status_text(out, "source", catalog_source(pages->catalog));
-    add_status_text(out, "mountpoint", pages->mountpoint);
+    add_status_number(out, "uptime_seconds", (uint64_t)(time(NULL) - parts->started));
+    add_status_text(out, "source", catalog_source(parts->catalog));
+    add_status_text(out, "mountpoint", parts->mountpoint);
     add_status_text(out, "view", options->view < 0 ? "all" : view_names[options->view]);
     if (options->shards)
         add_status_number(out, "shards", options->shards);
@@ -143,20 +143,20 @@ write_status(void *arg, struct buffer *out)
         add_status_number(out, "shard_size", options->shard_size);
     add_status_number(out, "checkpoints_read", catalog.checkpoints);
     add_status_number(out, "tensors_known", catalog.tensors);
-    add_status_number(out, "problems", problems_count(catalog_problems(pages->catalog)));
+    add_status_number(out, "problems", problems_count(catalog_problems(parts->catalog)));
     buffer_addf(out,
                 ",\n  \"headers\": {\"budget\": %" PRIu64 ", \"in_use\": %" PRIu64
                 ", \"peak\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
                 catalog.budget.limit, catalog.budget.used, catalog.budget.peak,
                 catalog.budget.refusals);
     add_status_key(out, "io");
-    io_status(pages->io, out);
-    add_io_counters(out, pages->io);
+    io_status(parts->io, out);
+    add_io_counters(out, parts->io);
     add_leases(out);
     add_status_key(out, "kernel");
-    session_status(pages->session, out);
+    session_status(parts->session, out);
     add_status_key(out, "sandbox");
-    sandbox_status(pages->sandbox, opener_opened(), out);
+    sandbox_status(parts->sandbox, opener_opened(), out);
     buffer_add_text(out, "\n}\n");
 }
 
@@ -231,19 +231,19 @@ add_io_metrics(struct io *io, struct buffer *out)
 static void
 write_metrics(void *arg, struct buffer *out)
 {
-    const struct pages *pages = arg;
+    const struct mount_parts *parts = arg;
     struct catalog_counters catalog;
     uint64_t nodes, sets;
 
-    catalog_counters(pages->catalog, &catalog);
-    view_counters(pages->view, &nodes, &sets);
+    catalog_counters(parts->catalog, &catalog);
+    view_counters(parts->view, &nodes, &sets);
     buffer_add_text(out, "# HELP fstfs_build_info The running version.\n"
                          "# TYPE fstfs_build_info gauge\n"
                          "fstfs_build_info{version=\"" FSTFS_VERSION "\"} 1\n");
     add_gauge(out, "start_time_seconds", "When it was mounted, in seconds since 1970.",
-              (uint64_t)pages->started);
-    add_io_metrics(pages->io, out);
-    loads_write_metrics(pages->loads, out);
+              (uint64_t)parts->started);
+    add_io_metrics(parts->io, out);
+    loads_write_metrics(parts->loads, out);
     add_counter(out, "listings_total", "Directories of the source listed.", catalog.listings);
     add_counter(out, "headers_total", "Safetensors headers read.", catalog.headers);
     add_counter(out, "header_bytes_total", "Bytes of headers read.", catalog.header_bytes);
@@ -260,42 +260,42 @@ write_metrics(void *arg, struct buffer *out)
                 catalog.budget.refusals);
     add_gauge(out, "nodes", "Nodes that the kernel holds a lookup count on.", nodes);
     add_gauge(out, "problems", "Lines in .fstfs/problems.",
-              problems_count(catalog_problems(pages->catalog)));
+              problems_count(catalog_problems(parts->catalog)));
 }
 
 static void
 write_loads(void *arg, struct buffer *out)
 {
-    const struct pages *pages = arg;
+    const struct mount_parts *parts = arg;
 
-    loads_write(pages->loads, out);
+    loads_write(parts->loads, out);
 }
 
 static void
 write_problems(void *arg, struct buffer *out)
 {
-    const struct pages *pages = arg;
+    const struct mount_parts *parts = arg;
 
-    problems_write(catalog_problems(pages->catalog), out);
+    problems_write(catalog_problems(parts->catalog), out);
 }
 
 /* Surveys the whole source first, so that the page is complete. */
 static void
 open_problems(void *arg, struct buffer *out)
 {
-    const struct pages *pages = arg;
-    bool complete = survey_refresh(pages->survey);
+    const struct mount_parts *parts = arg;
+    bool complete = survey_refresh(parts->survey);
 
     write_problems(arg, out);
-    survey_write(pages->survey, complete, out);
+    survey_write(parts->survey, complete, out);
 }
 
 void
-pages_list(struct pages *pages, struct view_page list[PAGES])
+pages_list(struct mount_parts *parts, struct view_page list[PAGES])
 {
     /* Private: loads and problems name files that other users may not see. */
-    list[0] = (struct view_page){"loads", 0400, write_loads, write_loads, pages};
-    list[1] = (struct view_page){"metrics", 0444, write_metrics, write_metrics, pages};
-    list[2] = (struct view_page){"problems", 0400, write_problems, open_problems, pages};
-    list[3] = (struct view_page){"status", 0444, write_status, write_status, pages};
+    list[0] = (struct view_page){"loads", 0400, write_loads, write_loads, parts};
+    list[1] = (struct view_page){"metrics", 0444, write_metrics, write_metrics, parts};
+    list[2] = (struct view_page){"problems", 0400, write_problems, open_problems, parts};
+    list[3] = (struct view_page){"status", 0444, write_status, write_status, parts};
 }

@@ -17,21 +17,21 @@ struct session;
 
 enum { PAGES = 4 };
 
-/* What the pages describe. Constant, except that main() sets `view` and `survey` before serving. */
-struct pages {
+/* The parts of a mount, in the order in which main.c makes them. The pages describe them. */
+struct mount_parts {
     const struct options *options;
-    const char *mountpoint;
+    const char *mountpoint; /* absolute */
+    const struct sandbox *sandbox;
     struct catalog *catalog;
+    struct session *session;
     struct io *io;
     struct loads *loads;
+    time_t started;
     struct view *view;
     struct survey *survey;
-    struct session *session;
-    const struct sandbox *sandbox;
-    time_t started;
 };
 
-/* Fills what view_options.pages needs; `pages` must outlive the view. */
-void pages_list(struct pages *pages, struct view_page list[PAGES]);
+/* Fills what view_options.pages needs; `parts` must outlive the view. */
+void pages_list(struct mount_parts *parts, struct view_page list[PAGES]);
 
 #endif

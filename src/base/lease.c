@@ -385,15 +385,14 @@ probe_lease(int fd)
     return error;
 }
 
-/* Takes the lease on a duplicate descriptor; *kept is false if there is no room for one. The lock
- * is held. */
+/* Takes the lease on a duplicate descriptor, and does not keep it if there is no room for one. The
+ * lock is held. */
 static errint_t
-keep_lease(struct backing *backing, int fd, bool *kept)
+keep_lease(struct backing *backing, int fd)
 {
     struct lease *lease = has_lease_room() ? calloc(1, sizeof(*lease)) : NULL;
     errint_t error;
 
-    *kept = false;
     if (!lease)
         return probe_lease(fd);
     lease->backing = backing;
@@ -414,22 +413,19 @@ keep_lease(struct backing *backing, int fd, bool *kept)
     list_add(&leases.held, &lease->node);
     leases.count++;
     wake_reaper();
-    *kept = true;
     return 0;
 }
 
 errint_t
-lease_take(struct backing *backing, int fd, bool *kept)
+lease_take(struct backing *backing, int fd)
 {
     errint_t error = -EOPNOTSUPP;
 
-    *kept = false;
     pthread_mutex_lock(&leases.lock);
     if (unbroken_lease(backing)) {
-        *kept = true;
         error = 0;
     } else if (leases.started) {
-        error = keep_lease(backing, fd, kept);
+        error = keep_lease(backing, fd);
         if (error && error != -EAGAIN) {
             leases.refused++;
             leases.refusal = error;

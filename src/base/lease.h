@@ -46,11 +46,10 @@ void lease_release(struct backing *backing);
 
 /*
  * Takes a lease for the backing on a duplicate of `fd`, a descriptor open for reading. 0: no
- * process had the file open for writing at that time; *kept is false if there was no room to keep
- * the lease. -EAGAIN: a process has it open for writing. Other errors: leases do not work on this
- * file.
+ * process had the file open for writing at that time; the lease is not kept if there is no room.
+ * -EAGAIN: a process has it open for writing. Other errors: leases do not work on this file.
  */
-errint_t lease_take(struct backing *backing, int fd, bool *kept);
+errint_t lease_take(struct backing *backing, int fd);
 
 /* Records that the file was verified to be the backing's version while its lease was held. A lease
  * that is not confirmed proves nothing. */

@@ -168,11 +168,11 @@ version_after_fork(void)
 static errint_t
 take_lease(struct backing *backing, int fd)
 {
-    bool wait = !atomic_load(&backing->settled) || !has_trait(backing, TRAIT_EXACT), kept;
+    bool wait = !atomic_load(&backing->settled) || !has_trait(backing, TRAIT_EXACT);
     errint_t error = 0;
 
     for (int tries = 0; tries < WRITER_TRIES && !has_trait(backing, TRAIT_NO_LEASE); tries++) {
-        error = lease_take(backing, fd, &kept);
+        error = lease_take(backing, fd);
         if (error != -EAGAIN && error)
             atomic_fetch_or(&backing->traits, TRAIT_NO_LEASE);
         if (error != -EAGAIN || !wait)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,35 +15,28 @@
 
 enum { LINE_BYTES = 2048 };
 
-static atomic_int most = LOG_LEVEL_INFO;
+static const struct {
+    const char *name;
+    int priority; /* of syslog(3) */
+} levels[LOG_LEVELS] = {
+    [LOG_LEVEL_ERROR] = {"error", LOG_ERR},
+    [LOG_LEVEL_WARNING] = {"warning", LOG_WARNING},
+    [LOG_LEVEL_INFO] = {"info", LOG_INFO},
+};
+
+static atomic_bool is_disabled;
 static atomic_int log_socket = -1; /* -1: standard error */
 
 void
-log_set_level(enum log_level level)
+log_disable(void)
 {
-    atomic_store(&most, (int)level);
+    atomic_store(&is_disabled, true);
 }
 
 void
 log_to_socket(int socket)
 {
     atomic_store(&log_socket, socket);
-}
-
-static const char *
-level_name(enum log_level level)
-{
-    static const char *const names[] = {"error", "warning", "info", "debug"};
-
-    return names[level];
-}
-
-static int
-level_priority(enum log_level level)
-{
-    static const int priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG};
-
-    return priorities[level];
 }
 
 /* One message to log_serve(): a byte for the level, and the text. */
@@ -72,8 +66,8 @@ log_serve(int socket, const char *name, pid_t pid)
         if (got <= 0)
             return;
         message[got] = '\0';
-        if ((unsigned char)message[0] <= LOG_LEVEL_DEBUG)
-            syslog(level_priority((enum log_level)message[0]), "%s", message + 1);
+        if ((unsigned char)message[0] < LOG_LEVELS)
+            syslog(levels[(unsigned char)message[0]].priority, "%s", message + 1);
     }
 }
 
@@ -84,9 +78,9 @@ log_line(enum log_level level, const char *format, ...)
     int length, added, socket;
     va_list arguments;
 
-    if ((int)level > atomic_load(&most))
+    if (atomic_load(&is_disabled))
         return;
-    length = snprintf(line, sizeof(line), "fstfs: %s: ", level_name(level));
+    length = snprintf(line, sizeof(line), "fstfs: %s: ", levels[level].name);
     va_start(arguments, format);
     added = vsnprintf(line + length, sizeof(line) - (size_t)length, format, arguments);
     va_end(arguments);

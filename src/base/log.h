@@ -9,16 +9,10 @@
 
 #include <sys/types.h>
 
-enum log_level {
-    LOG_LEVEL_NONE = -1,
-    LOG_LEVEL_ERROR,
-    LOG_LEVEL_WARNING,
-    LOG_LEVEL_INFO,
-    LOG_LEVEL_DEBUG
-};
+enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVELS };
 
-/* Drops lines above `level`. The default is LOG_LEVEL_INFO. */
-void log_set_level(enum log_level level);
+/* Drops all lines from now on. */
+void log_disable(void);
 /* Sends lines to the process at the other end of this SOCK_SEQPACKET socket from now on. Does not
  * block: a line is lost if the socket is full. */
 void log_to_socket(int socket);
@@ -31,6 +25,5 @@ void log_line(enum log_level level, const char *format, ...) __attribute__((form
 #define log_error(...) log_line(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warning(...) log_line(LOG_LEVEL_WARNING, __VA_ARGS__)
 #define log_info(...) log_line(LOG_LEVEL_INFO, __VA_ARGS__)
-#define log_debug(...) log_line(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
 #endif

@@ -90,7 +90,7 @@ fstfs_new(const struct fstfs_options *options, struct fstfs **out)
         return fail_no_memory();
     fstfs->generation = atomic_load(&generation);
     /* A library does not write to standard error; errors are returned. */
-    log_set_level(LOG_LEVEL_NONE);
+    log_disable();
     io = (struct io_options){
         .no_ring = options->no_uring != 0,
         .no_direct = options->no_direct != 0,

@@ -509,8 +509,6 @@ main(int argc, char **argv)
 #endif
     switch (options_parse(argc, argv, &options)) {
     case OPTIONS_RUN:
-        if (options.debug)
-            log_set_level(LOG_LEVEL_DEBUG);
         status = mount_and_serve(&options);
         break;
     case OPTIONS_DONE:

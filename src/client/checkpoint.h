@@ -34,6 +34,19 @@ struct tensor_source {
     void *mapping; /* of the whole file; NULL: none. Guarded by the checkpoint's lock */
 };
 
+static inline struct backing *
+source_backing(const struct tensor_source *source)
+{
+    return source->list->extents[0].backing;
+}
+
+/* The number of the file system that the source is on, st_dev. */
+static inline uint64_t
+source_storage(const struct tensor_source *source)
+{
+    return source_backing(source)->identity.device;
+}
+
 struct client_tensor {
     struct fstfs_tensor public; /* first: the caller has its address */
     uint32_t source; /* index into `sources` */

@@ -32,7 +32,7 @@ host_next_read(void *arg, struct batch_read *batch)
     batch->length = (size_t)(span->end - span->start);
     batch->buffer = span_memory(&read->plan, span);
     if (batch->buffer)
-        batch->backing = span->source->list->extents[0].backing;
+        batch->backing = source_backing(span->source);
     return true;
 }
 

@@ -18,7 +18,7 @@
 static errint_t
 map_source(struct tensor_source *source)
 {
-    struct backing *backing = source->list->extents[0].backing;
+    struct backing *backing = source_backing(source);
     int fd = descriptors_fresh(backing);
     void *mapping;
 

@@ -37,12 +37,6 @@ struct copy_run {
     struct reason reason;
 };
 
-static uint64_t
-slot_storage(const struct gpu_slot *slot)
-{
-    return slot->span.source->list->extents[0].backing->identity.device;
-}
-
 /* ---- copies of a slot ---- */
 
 static void
@@ -159,7 +153,7 @@ copier_copy_slot(struct copier *copier, struct gpu_slot *slot, bool at_once, str
 static void
 copier_done(struct copier *copier, struct gpu_slot *slot, enum gpu_backend backend)
 {
-    fallback_used(&copier->device->fallback, slot_storage(slot), backend);
+    fallback_used(&copier->device->fallback, source_storage(slot->span.source), backend);
     copier->ops.done(copier->ops.arg, slot);
 }
 

@@ -253,19 +253,36 @@ device_make_pipeline(struct fstfs_device *device)
                      : 0;
 }
 
-/* Records the file systems that the read reads from. Items are sorted by source. */
-static errint_t
-device_record_storages(struct fstfs_device *device, const struct fstfs_read *read, bool is_host)
+/* Registers the file with cuFile, if that is enabled for its storage. */
+static void
+device_register_file(struct fstfs_device *device, struct tensor_source *source)
 {
-    const struct tensor_source *source = NULL;
+    struct reason reason;
+    errint_t error = 0;
+
+    /* Checked with the lock held, because another read may be disabling cuFile. */
+    pthread_mutex_lock(&device->fstfs->loading_lock);
+    if (fallback_is_enabled(&device->fallback, source_storage(source), GPU_CUFILE))
+        error = pipeline_open_file(device->pipeline, source, &reason);
+    pthread_mutex_unlock(&device->fstfs->loading_lock);
+    /* The read itself will report -ESTALE. */
+    if (error < 0 && error != -ESTALE)
+        fallback_disable(&device->fallback, source_storage(source), GPU_CUFILE, reason.text);
+}
+
+/* Records the file systems that the read reads from, and registers its files. */
+static errint_t
+device_prepare_sources(struct fstfs_device *device, const struct fstfs_read *read, bool is_host)
+{
+    struct tensor_source *source = NULL;
 
     for (size_t i = 0; i < read->plan.count; i++) {
         uint64_t number;
 
         if (read->plan.items[i].source == source)
-            continue;
+            continue; /* items are sorted by source */
         source = read->plan.items[i].source;
-        number = source->list->extents[0].backing->identity.device;
+        number = source_storage(source);
         if (!fallback_add_storage(&device->fallback, number, source->path))
             return fail_no_memory();
         if (is_host)
@@ -273,34 +290,10 @@ device_record_storages(struct fstfs_device *device, const struct fstfs_read *rea
         else if (device->reads_host_pages)
             fallback_disable(&device->fallback, number, GPU_UNIFIED,
                              "the memory to read into is the device's alone");
+        if (!is_host)
+            device_register_file(device, source);
     }
     return 0;
-}
-
-/* Registers the files of the read with cuFile, if that is enabled for their storage. */
-static void
-device_register_files(struct fstfs_device *device, const struct fstfs_read *read)
-{
-    const struct tensor_source *source = NULL;
-
-    for (size_t i = 0; i < read->plan.count; i++) {
-        uint64_t number;
-        struct reason reason;
-        errint_t error = 0;
-
-        if (read->plan.items[i].source == source)
-            continue;
-        source = read->plan.items[i].source;
-        number = source->list->extents[0].backing->identity.device;
-        /* Checked with the lock held, because another read may be disabling cuFile. */
-        pthread_mutex_lock(&device->fstfs->loading_lock);
-        if (fallback_is_enabled(&device->fallback, number, GPU_CUFILE))
-            error = pipeline_open_file(device->pipeline, read->plan.items[i].source, &reason);
-        pthread_mutex_unlock(&device->fstfs->loading_lock);
-        /* The read itself will report -ESTALE. */
-        if (error < 0 && error != -ESTALE)
-            fallback_disable(&device->fallback, number, GPU_CUFILE, reason.text);
-    }
 }
 
 errint_t
@@ -313,12 +306,10 @@ device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *is_ho
     if (error)
         return fail(error, "cuda:%d: %s", device->ordinal, reason.text);
     error = device_check_memory(device, read, is_host);
-    if (!error)
-        error = device_record_storages(device, read, *is_host);
     if (!error && !*is_host)
         error = device_make_pipeline(device);
-    if (!error && !*is_host)
-        device_register_files(device, read);
+    if (!error)
+        error = device_prepare_sources(device, read, *is_host);
     device->cuda.cuCtxPopCurrent_v2(&context);
     return error;
 }

@@ -53,12 +53,6 @@ struct pipeline {
 
 /* ---- reads and their spans; with the lock held ---- */
 
-static uint64_t
-span_storage(const struct span *span)
-{
-    return span->source->list->extents[0].backing->identity.device;
-}
-
 /* Whether cuFile reads the next span. The host packs slices of several runs. */
 static bool
 is_direct_span(struct pipeline *pipeline, const struct fstfs_read *read)
@@ -70,7 +64,8 @@ is_direct_span(struct pipeline *pipeline, const struct fstfs_read *read)
     for (size_t i = span->first; i < span->last; i++)
         if (read->plan.items[i].slice.level_count > 0)
             return false;
-    return fallback_is_enabled(&pipeline->device->fallback, span_storage(span), GPU_CUFILE);
+    return fallback_is_enabled(&pipeline->device->fallback, source_storage(span->source),
+                               GPU_CUFILE);
 }
 
 /* Takes the next span of a read into the slot. */
@@ -127,7 +122,7 @@ lane_next_read(void *arg, struct batch_read *batch)
     if (!has_span)
         return false;
     slot->ring = &lane->ring;
-    batch->backing = slot->span.source->list->extents[0].backing;
+    batch->backing = source_backing(slot->span.source);
     batch->offset = span_base(&slot->span);
     batch->length = (size_t)(slot->span.end - batch->offset);
     batch->buffer = (char *)slot_memory(slot);
@@ -229,7 +224,7 @@ cufile_fill_slot(struct job *job)
         device->cuda.cuCtxPopCurrent_v2(&context);
     }
     if (error < 0 && error != -ESTALE) {
-        pipeline_leave_cufile(pipeline, slot, span_storage(&slot->span), reason.text);
+        pipeline_leave_cufile(pipeline, slot, source_storage(slot->span.source), reason.text);
         return;
     }
     if (!error) {
@@ -307,7 +302,7 @@ pipeline_open_file(struct pipeline *pipeline, struct tensor_source *source, stru
     }
     if (atomic_load(&source->cufile))
         return 0;
-    error = cufile_open(&pipeline->cufile, source->list->extents[0].backing, &file, reason);
+    error = cufile_open(&pipeline->cufile, source_backing(source), &file, reason);
     if (!error)
         atomic_store(&source->cufile, file);
     return error;

@@ -198,6 +198,19 @@ buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length)
 }
 
 void
+buffer_add_json_switch(struct buffer *buffer, const char *name, const char *why_not)
+{
+    bool on = !why_not || !*why_not;
+
+    buffer_addf(buffer, "\"%s\":{\"on\":%s", name, on ? "true" : "false");
+    if (!on) {
+        buffer_add_text(buffer, ",\"why\":");
+        buffer_add_json_string(buffer, why_not, strlen(why_not));
+    }
+    buffer_add_text(buffer, "},");
+}
+
+void
 buffer_add_quoted(struct buffer *buffer, const char *text, size_t length, size_t most)
 {
     char piece[QUOTE_PIECE];

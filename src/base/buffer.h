@@ -52,6 +52,9 @@ void buffer_add_json_string(struct buffer *buffer, const char *text, size_t leng
 /* The same for pages that people and any JSON parser read: escapes what buffer_add_quoted()
  * escapes, too, and a byte that is not UTF-8 becomes U+FFFD, since many parsers refuse \udcXX. */
 void buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length);
+/* Adds a member of a JSON object for a mechanism, and a comma: {"on":true}, or {"on":false} with
+ * the reason unless `why_not` is NULL or "". */
+void buffer_add_json_switch(struct buffer *buffer, const char *name, const char *why_not);
 
 /*
  * Adds untrusted text for display on one line, so that it cannot forge a line or control a

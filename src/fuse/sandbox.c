@@ -20,14 +20,13 @@
 static void
 set_part(struct sandbox_part *part, errint_t error)
 {
-    part->on = !error;
     snprintf(part->why, sizeof(part->why), "%s", error ? strerror(-error) : "");
 }
 
 static void
 set_all_parts_off(struct sandbox *sandbox, const char *why)
 {
-    struct sandbox_part off = {.on = false};
+    struct sandbox_part off;
 
     snprintf(off.why, sizeof(off.why), "%s", why);
     sandbox->no_new_privileges = sandbox->capabilities = sandbox->landlock = sandbox->system_calls =
@@ -280,25 +279,14 @@ sandbox_seal(struct sandbox *sandbox)
 
 /* ---- status ---- */
 
-static void
-add_part_status(struct buffer *out, const char *name, const struct sandbox_part *part)
-{
-    buffer_addf(out, "\"%s\":{\"on\":%s", name, part->on ? "true" : "false");
-    if (!part->on) {
-        buffer_add_text(out, ",\"why\":");
-        buffer_add_json_string(out, part->why, strlen(part->why));
-    }
-    buffer_add_text(out, "},");
-}
-
 void
 sandbox_status(const struct sandbox *sandbox, uint64_t opened_outside, struct buffer *out)
 {
     buffer_add_char(out, '{');
-    add_part_status(out, "no_new_privileges", &sandbox->no_new_privileges);
-    add_part_status(out, "capabilities", &sandbox->capabilities);
-    add_part_status(out, "landlock", &sandbox->landlock);
-    add_part_status(out, "system_calls", &sandbox->system_calls);
+    buffer_add_json_switch(out, "no_new_privileges", sandbox->no_new_privileges.why);
+    buffer_add_json_switch(out, "capabilities", sandbox->capabilities.why);
+    buffer_add_json_switch(out, "landlock", sandbox->landlock.why);
+    buffer_add_json_switch(out, "system_calls", sandbox->system_calls.why);
     buffer_addf(out, "\"reads\":\"%s\"", sandbox->confined ? "the source" : "any file");
     if (sandbox->confined)
         buffer_addf(out, ",\"opened_outside\":%" PRIu64, opened_outside);

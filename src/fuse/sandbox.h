@@ -23,8 +23,7 @@
 #include <stdint.h>
 
 struct sandbox_part {
-    bool on;
-    char why[120]; /* if it is off */
+    char why[120]; /* it is off; "": it is on */
 };
 
 struct sandbox {

@@ -619,17 +619,6 @@ storage_fallbacks(struct storage *storage, enum io_fallback fallbacks[IO_MECHANI
 }
 
 static void
-status_add_switch(struct buffer *out, const char *name, const char *why_not)
-{
-    buffer_addf(out, "\"%s\":{\"on\":%s", name, why_not ? "false" : "true");
-    if (why_not) {
-        buffer_add_text(out, ",\"why\":");
-        buffer_add_json_string(out, why_not, strlen(why_not));
-    }
-    buffer_add_text(out, "},");
-}
-
-static void
 status_add_ring(struct storage *storage, struct buffer *out)
 {
     int error = atomic_load(&storage->all_rings.error);
@@ -637,7 +626,7 @@ status_add_ring(struct storage *storage, struct buffer *out)
 
     if (storage->ring_count > 0 && error)
         reason_fill(&why, "IoUring", "io_uring failed: %s", strerror(-error));
-    status_add_switch(out, "io_uring", storage->ring_count > 0 && !error ? NULL : why.text);
+    buffer_add_json_switch(out, "io_uring", storage->ring_count > 0 && !error ? NULL : why.text);
 }
 
 void
@@ -647,19 +636,19 @@ storage_status(struct storage *storage, struct buffer *out)
     unsigned ahead = 0;
 
     status_add_ring(storage, out);
-    status_add_switch(out, "direct", storage->direct ? NULL : "not wanted");
+    buffer_add_json_switch(out, "direct", storage->direct ? NULL : "not wanted");
     if (descriptors.direct_refused) {
         buffer_add_text(out, "\"direct_refused\":");
         buffer_add_json_string(out, descriptors.direct_refused, strlen(descriptors.direct_refused));
         buffer_add_char(out, ',');
     }
-    status_add_switch(out, "cachestat",
-                      atomic_load(&storage->no_cachestat) ? "the kernel does not support it"
-                                                          : NULL);
-    status_add_switch(out, "dontcache",
-                      atomic_load(&storage->no_dontcache)
-                          ? "the kernel or a file system does not support it"
-                          : NULL);
+    buffer_add_json_switch(out, "cachestat",
+                           atomic_load(&storage->no_cachestat) ? "the kernel does not support it"
+                                                               : NULL);
+    buffer_add_json_switch(out, "dontcache",
+                           atomic_load(&storage->no_dontcache)
+                               ? "the kernel or a file system does not support it"
+                               : NULL);
     for (unsigned i = 0; i < storage->ring_count; i++)
         ahead += ring_background_limit(storage->rings[i]);
     buffer_addf(out, "\"rings\":%u,\"queue_depth\":%u,\"queue_depth_ahead\":%u,\"threads\":%u,",

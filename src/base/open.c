@@ -43,6 +43,15 @@ openat_retry(int directory, const char *path, int flags)
     return fd < 0 ? -errno : fd;
 }
 
+int
+open_again(int fd, int flags)
+{
+    char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    return openat_retry(AT_FDCWD, link, flags);
+}
+
 /* ---- resolving a path without the kernel ---- */
 
 /* A path resolution in progress. */
@@ -392,15 +401,13 @@ open_by_walk(int directory, const char *path, int flags, const struct open_rules
 static int
 reopen(int fd, int flags)
 {
-    char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
     struct walk_stat st;
     int opened = stat_cached(fd, &st);
 
     if (!opened && !S_ISREG(st.mode) && !S_ISDIR(st.mode))
         opened = -ENXIO;
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     if (!opened)
-        opened = openat_retry(AT_FDCWD, link, flags);
+        opened = open_again(fd, flags);
     close(fd);
     return opened;
 }

@@ -66,6 +66,10 @@ int open_local(int directory, const char *path, const struct open_mounts *mounts
  * does not report it (before Linux 5.8). */
 uint64_t open_mount_id(const struct statx *stx);
 
+/* Opens the file of `fd` again, whatever its path refers to now: a descriptor or a negative errno,
+ * as without /proc. Any thread. */
+int open_again(int fd, int flags);
+
 /* Excludes the device of the mount itself from all paths: in a lookup there, this process would
  * wait for itself. Call it before other threads are started. */
 void open_exclude(dev_t device);

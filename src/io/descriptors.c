@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -418,43 +417,28 @@ set_buffered(int fd)
     return fcntl(fd, F_SETFL, 0) < 0 ? -errno : 0;
 }
 
-/* Opens the file of `fd` again, whatever its path refers to now. An error without /proc. */
-static int
-descriptor_reopen(struct backing *backing, int fd)
-{
-    char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
-    errint_t error;
+/* O_NONBLOCK, since the path may refer to a FIFO now. O_DIRECT is set after the check. */
+#define OPEN_FLAGS (O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
 
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    do
-        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    while (fd < 0 && errno == EINTR);
-    if (fd < 0)
-        return -errno;
-    error = descriptors_verify(backing, fd);
-    if (error < 0) {
+/* Returns `fd`, or closes it if it is not of this version. */
+static int
+descriptor_verified(struct backing *backing, int fd)
+{
+    errint_t error = fd < 0 ? fd : descriptors_verify(backing, fd);
+
+    if (fd >= 0 && error < 0)
         close(fd);
-        return error;
-    }
-    return fd;
+    return error < 0 ? error : fd;
 }
 
 int
 descriptors_fresh(struct backing *backing)
 {
-    errint_t error;
-    int fd;
+    int fd = open_at(backing->directory, backing->path, OPEN_FLAGS);
 
-    /* O_NONBLOCK, since the path may refer to a FIFO now. O_DIRECT is set after the check. */
-    fd = open_at(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0)
-        return is_other_version(fd) ? descriptors_stale(backing) : fd;
-    error = descriptors_verify(backing, fd);
-    if (error < 0) {
-        close(fd);
-        return error;
-    }
-    return fd;
+    if (fd < 0 && is_other_version(fd))
+        return descriptors_stale(backing);
+    return descriptor_verified(backing, fd);
 }
 
 static bool
@@ -493,7 +477,7 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
              int other)
 {
     struct state *state = state_of(descriptors, backing);
-    int fd = other >= 0 ? descriptor_reopen(backing, other) : -EBADF;
+    int fd = other >= 0 ? descriptor_verified(backing, open_again(other, OPEN_FLAGS)) : -EBADF;
     errint_t error;
 
     if (fd < 0)

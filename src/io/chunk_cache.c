@@ -64,7 +64,7 @@ static void
 cached_file_note_delivered(struct cached_file *file, uint64_t start, uint64_t end)
 {
     for (unsigned i = 0; i < file->delivered_count; i++) {
-        struct span *span = &file->delivered[i];
+        struct byte_range *span = &file->delivered[i];
 
         if (start > span->end || end < span->start)
             continue;
@@ -73,9 +73,9 @@ cached_file_note_delivered(struct cached_file *file, uint64_t start, uint64_t en
         return;
     }
     if (file->delivered_count < DELIVERED_SPANS) {
-        file->delivered[file->delivered_count++] = (struct span){start, end};
+        file->delivered[file->delivered_count++] = (struct byte_range){start, end};
     } else {
-        file->delivered[file->oldest_delivered] = (struct span){start, end};
+        file->delivered[file->oldest_delivered] = (struct byte_range){start, end};
         file->oldest_delivered = (file->oldest_delivered + 1) % DELIVERED_SPANS;
     }
 }
@@ -84,7 +84,7 @@ void
 cached_file_note_request(struct cached_file *file, uint64_t start, uint64_t end)
 {
     for (unsigned i = 0; i < file->delivered_count; i++) {
-        const struct span *span = &file->delivered[i];
+        const struct byte_range *span = &file->delivered[i];
 
         if (start >= span->start && end <= span->end)
             file->delivered_again += end - start;
@@ -102,7 +102,7 @@ cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint
     uint64_t skipped = offset;
 
     for (unsigned i = 0; i < file->delivered_count; i++) {
-        const struct span *span = &file->delivered[i];
+        const struct byte_range *span = &file->delivered[i];
 
         /* The block at each end may have been delivered in part only. */
         uint64_t start = span->start + BLOCK_SIZE, stop = span->end - BLOCK_SIZE;
@@ -120,7 +120,7 @@ cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint
 static void
 cached_file_note_resident(struct cached_file *file, uint64_t start, uint64_t end)
 {
-    struct span *resident = &file->resident;
+    struct byte_range *resident = &file->resident;
 
     if (file->resident_tick == file->cache->ticks && start <= resident->end &&
         end >= resident->start) {
@@ -129,7 +129,7 @@ cached_file_note_resident(struct cached_file *file, uint64_t start, uint64_t end
         if (end < resident->end)
             end = resident->end;
     }
-    *resident = (struct span){start, end};
+    *resident = (struct byte_range){start, end};
     file->resident_tick = file->cache->ticks;
 }
 

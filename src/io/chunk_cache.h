@@ -81,7 +81,7 @@ chunk_end(const struct chunk *chunk)
 
 #define DELIVERED_SPANS 32 /* remembered for each file */
 
-struct span {
+struct byte_range {
     uint64_t start, end;
 };
 
@@ -92,11 +92,11 @@ struct cached_file {
     uint32_t count;
     struct prefetch prefetch;
     /* Bytes that the page cache held when a prefetch of them was cancelled. */
-    struct span resident;
+    struct byte_range resident;
     uint64_t resident_tick; /* of that moment */
     /* Bytes that were delivered and evicted. They are not prefetched again: where several threads
      * share a file, each reads up to the bytes that the next one has read. */
-    struct span delivered[DELIVERED_SPANS];
+    struct byte_range delivered[DELIVERED_SPANS];
     unsigned delivered_count, oldest_delivered;
     uint64_t delivered_again; /* bytes of these spans that were requested again */
 };

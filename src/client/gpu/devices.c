@@ -180,10 +180,10 @@ devices_free(struct fstfs *fstfs)
 
 /* ---- before a read ---- */
 
-enum memory { MEMORY_ELSEWHERE, MEMORY_HOST, MEMORY_BOTH, MEMORY_DEVICE };
+enum memory_kind { MEMORY_ELSEWHERE, MEMORY_HOST, MEMORY_BOTH, MEMORY_DEVICE };
 
 /* With the context current. Memory that the driver does not know is host memory. */
-static enum memory
+static enum memory_kind
 device_memory_kind(const struct fstfs_device *device, CUdeviceptr address)
 {
     const struct cuda *cuda = &device->cuda;
@@ -221,7 +221,7 @@ device_check_memory(struct fstfs_device *device, struct fstfs_read *read, bool *
 
     for (size_t i = 0; i < read->plan.count; i++) {
         struct plan_item *item = &read->plan.items[i];
-        enum memory memory = device_memory_kind(device, (CUdeviceptr)(uintptr_t)item->to);
+        enum memory_kind memory = device_memory_kind(device, (CUdeviceptr)(uintptr_t)item->to);
 
         hosts += memory == MEMORY_HOST;
         devices += memory == MEMORY_DEVICE;

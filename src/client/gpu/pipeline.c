@@ -31,7 +31,7 @@ struct retry {
 };
 
 /* One ring and the batch that fills it. */
-struct lane {
+struct filler {
     struct pipeline *pipeline;
     struct gpu_ring ring;
     struct batch *batch;
@@ -40,7 +40,7 @@ struct lane {
 struct pipeline {
     struct fstfs_device *device;
     uint64_t span_bytes;
-    struct lane host, direct; /* `direct`: cuFile */
+    struct filler host, direct; /* `direct`: cuFile */
     struct copier *copier;
     bool tried_cufile; /* guarded by fstfs->loading_lock */
     atomic_bool has_direct; /* `direct`, `cufile` and `readers` are complete */
@@ -80,12 +80,12 @@ pipeline_take_span(struct pipeline *pipeline, struct fstfs_read *read, struct gp
         list_add(&pipeline->reads, &read->pipeline.node);
 }
 
-/* Assigns the next span for the lane to the slot. False: there is none. */
+/* Assigns the next span for the ring to the slot. False: there is none. */
 static bool
-pipeline_next_span(struct lane *lane, struct gpu_slot *slot)
+pipeline_next_span(struct filler *filler, struct gpu_slot *slot)
 {
-    struct pipeline *pipeline = lane->pipeline;
-    struct retry *retry = lane->ring.in_device ? NULL : fifo_take(&pipeline->retries);
+    struct pipeline *pipeline = filler->pipeline;
+    struct retry *retry = filler->ring.in_device ? NULL : fifo_take(&pipeline->retries);
 
     if (retry) {
         slot->read = retry->read;
@@ -99,7 +99,7 @@ pipeline_next_span(struct lane *lane, struct gpu_slot *slot)
 
         if (read->pipeline.in_flight > 0 && read_is_over(read)) {
             list_remove(node); /* ended when its last slot is done */
-        } else if (is_direct_span(pipeline, read) == lane->ring.in_device) {
+        } else if (is_direct_span(pipeline, read) == filler->ring.in_device) {
             pipeline_take_span(pipeline, read, slot);
             return true;
         }
@@ -110,18 +110,18 @@ pipeline_next_span(struct lane *lane, struct gpu_slot *slot)
 /* ---- filling slots ---- */
 
 static bool
-lane_next_read(void *arg, struct batch_read *batch)
+filler_next_read(void *arg, struct batch_read *batch)
 {
-    struct lane *lane = arg;
+    struct filler *filler = arg;
     struct gpu_slot *slot = (struct gpu_slot *)batch;
     bool has_span;
 
-    pthread_mutex_lock(&lane->pipeline->lock);
-    has_span = pipeline_next_span(lane, slot);
-    pthread_mutex_unlock(&lane->pipeline->lock);
+    pthread_mutex_lock(&filler->pipeline->lock);
+    has_span = pipeline_next_span(filler, slot);
+    pthread_mutex_unlock(&filler->pipeline->lock);
     if (!has_span)
         return false;
-    slot->ring = &lane->ring;
+    slot->ring = &filler->ring;
     batch->backing = source_backing(slot->span.source);
     batch->offset = span_base(&slot->span);
     batch->length = (size_t)(slot->span.end - batch->offset);
@@ -130,7 +130,7 @@ lane_next_read(void *arg, struct batch_read *batch)
 }
 
 static void
-lane_completed(struct batch_read *batch, const struct iovec *vectors, int count)
+filler_completed(struct batch_read *batch, const struct iovec *vectors, int count)
 {
     struct gpu_slot *slot = (struct gpu_slot *)batch;
 
@@ -169,7 +169,7 @@ pipeline_slot_done(void *arg, struct gpu_slot *slot)
     pthread_mutex_unlock(&pipeline->lock);
     if (is_last)
         read_end(read);
-    /* A lane can take the next span of a read only after the other lane took the one before. */
+    /* A ring can take the next span of a read only after the other ring took the one before. */
     if (has_more)
         pipeline_submit(pipeline, 1);
 }
@@ -244,29 +244,29 @@ cufile_start_read(struct batch_read *batch)
 }
 
 static errint_t
-lane_start(struct lane *lane)
+filler_start(struct filler *filler)
 {
-    struct fstfs *fstfs = lane->pipeline->device->fstfs;
+    struct fstfs *fstfs = filler->pipeline->device->fstfs;
     const struct batch_options options = {
         .io = fstfs->io,
-        .depth = lane->ring.count,
+        .depth = filler->ring.count,
         .read_bytes = sizeof(struct gpu_slot),
-        .arg = lane,
-        .next = lane_next_read,
-        .complete = lane_completed,
-        .read = lane->ring.in_device ? cufile_start_read : NULL,
+        .arg = filler,
+        .next = filler_next_read,
+        .complete = filler_completed,
+        .read = filler->ring.in_device ? cufile_start_read : NULL,
         .workers = fstfs->workers,
         .worker_count = fstfs->worker_count,
         .submits_by_workers = true,
     };
 
-    return batch_new(&options, &lane->batch);
+    return batch_new(&options, &filler->batch);
 }
 
 static errint_t
 pipeline_start_cufile(struct pipeline *pipeline, struct reason *reason)
 {
-    struct lane *direct = &pipeline->direct;
+    struct filler *direct = &pipeline->direct;
     errint_t error = cufile_load(&pipeline->cufile, reason);
 
     if (error)
@@ -277,7 +277,7 @@ pipeline_start_cufile(struct pipeline *pipeline, struct reason *reason)
         return reason_set(reason, -EAGAIN, "Device", "there are no threads for it");
     error = gpu_ring_make_device(&direct->ring, pipeline->device, pipeline->span_bytes,
                                  &pipeline->cufile, reason);
-    if (!error && lane_start(direct) < 0)
+    if (!error && filler_start(direct) < 0)
         error = reason_set(reason, -ENOMEM, "Device", "out of memory");
     if (error)
         gpu_ring_free(&direct->ring);
@@ -331,7 +331,7 @@ pipeline_new(struct fstfs_device *device, struct pipeline **out)
     error = gpu_ring_make_host(&pipeline->host.ring, device, pipeline->span_bytes,
                                counters.memory_budget / 4);
     if (!error)
-        error = lane_start(&pipeline->host);
+        error = filler_start(&pipeline->host);
     if (!error)
         error = copier_new(device, &pipeline->host.ring,
                            &(struct copier_ops){pipeline_slot_done, pipeline_retry, pipeline},

@@ -5,7 +5,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
 
 /* Helper threads of all loops of the process. */
 static atomic_uint helpers;

@@ -7,8 +7,6 @@
 #include "catalog/catalog.h"
 #include "client/mount.h"
 
-#include <stdint.h>
-
 /* A checkpoint and the objects that it depends on. All NULL: nothing found. found_free() frees it.
  */
 struct found {

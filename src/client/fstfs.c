@@ -10,7 +10,6 @@
 #include "io/batch.h"
 #include "io/descriptors.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,7 +15,6 @@
 #include "fstfs.h"
 #include "io/block.h"
 
-#include <stddef.h>
 #include <stdint.h>
 
 /* A repetition of the next level, or of the run. */

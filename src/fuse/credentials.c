@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <grp.h>
-#include <inttypes.h>
 #include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>

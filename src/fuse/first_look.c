@@ -3,11 +3,9 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "base/quote.h"
 #include "catalog/group.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

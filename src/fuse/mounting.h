@@ -12,7 +12,6 @@
 #include "fuse/mount_table.h"
 
 #include <stdbool.h>
-#include <sys/types.h>
 
 struct fuse_lowlevel_ops;
 struct fuse_session;

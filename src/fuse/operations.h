@@ -12,7 +12,6 @@
 
 #include "catalog/catalog.h"
 #include "fuse/handle.h"
-#include "fuse/passthrough.h"
 #include "fuse/readahead.h"
 #include "fuse/requests.h"
 #include "io/io.h"

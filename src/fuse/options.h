@@ -6,7 +6,6 @@
 #include "io/options.h"
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #define READAHEAD_BY_FILE UINT64_MAX

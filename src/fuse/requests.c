@@ -3,8 +3,6 @@
 #include "base/clock.h"
 #include "base/thread.h"
 
-#include "catalog/catalog.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>

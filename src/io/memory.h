@@ -9,7 +9,6 @@
 #ifndef FSTFS_IO_MEMORY_H
 #define FSTFS_IO_MEMORY_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -18,8 +18,6 @@
 #include "io/engine.h"
 #include "io/request_cursor.h"
 
-#include <sys/uio.h>
-
 /* Up to this many iovecs are kept on the stack. */
 #define STACK_IOVECS 16
 

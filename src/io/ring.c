@@ -2,7 +2,7 @@
 #include "io/ring.h"
 
 #include "base/array.h"
-#include "base/histogram.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "io/concurrency.h"

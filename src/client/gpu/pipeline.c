@@ -13,7 +13,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Smaller copies do not reach the bandwidth of the bus. */
 #define SPAN_BYTES (4ul << 20)

@@ -328,15 +328,14 @@ chunk_discard(struct chunk *chunk)
 }
 
 void
-chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct chunk **batch)
+chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct list *batch)
 {
     struct chunk_cache *cache = chunk->file->cache;
 
     chunk_charge_lane(chunk, lane);
     chunk->is_charged = true;
     chunk->read.buffer = memory_get(&cache->memory, chunk->read.length);
-    chunk->next_in_batch = *batch;
-    *batch = chunk;
+    list_add(batch, &chunk->node);
     cache->reading++;
     backing_ref(chunk->read.backing);
 }
@@ -374,14 +373,19 @@ keep_spare_buffers(struct chunk_cache *cache, char *buffers, unsigned count)
 
 /* Maps buffers for the chunks that have no spare one. Out of memory: some still have none. */
 static void
-batch_map_buffers(struct chunk_cache *cache, struct chunk *batch)
+batch_map_buffers(struct chunk_cache *cache, struct list *batch)
 {
     unsigned wanted = 0, count = 0;
     char *buffers = NULL;
 
-    for (const struct chunk *chunk = batch; chunk; chunk = chunk->next_in_batch)
-        wanted += chunk_lacks_large_buffer(chunk);
-    for (struct chunk *chunk = batch; chunk; chunk = chunk->next_in_batch) {
+    list_for_each(node, batch)
+    {
+        wanted += chunk_lacks_large_buffer(container_of(node, struct chunk, node));
+    }
+    list_for_each(node, batch)
+    {
+        struct chunk *chunk = container_of(node, struct chunk, node);
+
         if (chunk->read.buffer)
             continue;
         if (!chunk_lacks_large_buffer(chunk)) {
@@ -402,26 +406,18 @@ batch_map_buffers(struct chunk_cache *cache, struct chunk *batch)
 }
 
 void
-chunk_cache_submit_batch(struct chunk_cache *cache, struct chunk *batch)
+chunk_cache_submit_batch(struct chunk_cache *cache, struct list *batch)
 {
-    struct chunk *ordered = NULL;
-
     batch_map_buffers(cache, batch);
-    while (batch) {
-        struct chunk *next = batch->next_in_batch;
+    list_for_each(node, batch)
+    {
+        struct chunk *chunk = container_of(node, struct chunk, node);
 
-        batch->next_in_batch = ordered;
-        ordered = batch;
-        batch = next;
-    }
-    while (ordered) {
-        struct chunk *next = ordered->next_in_batch; /* the chunk may be freed from here on */
-
-        if (ordered->read.buffer)
-            storage_read(cache->storage, &ordered->read);
+        list_remove(node); /* the chunk may be freed from here on */
+        if (chunk->read.buffer)
+            storage_read(cache->storage, &chunk->read);
         else
-            cache->read_done(&ordered->read, -ENOMEM);
-        ordered = next;
+            cache->read_done(&chunk->read, -ENOMEM);
     }
 }
 

@@ -68,8 +68,7 @@ struct chunk {
     bool is_prefetched;
     struct prefetch_plan plan; /* is_prefetched: the plan that it was read for */
     uint64_t idle_since; /* tick */
-    struct list node; /* in an idle list */
-    struct chunk *next_in_batch; /* the chunk to be submitted after this one */
+    struct list node; /* in an idle list, or in a batch to be submitted */
 };
 
 static inline uint64_t
@@ -159,10 +158,11 @@ bool memory_lane_allows(const struct chunk_cache *cache, const struct memory_lan
 
 /* Charges a chunk to the budget and to a lane, whose limits the caller has checked, and adds it to
  * a batch. */
-void chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct chunk **batch);
-/* Maps missing buffers of a batch and submits its reads, in the order in which chunks were added. A
- * chunk whose buffer cannot be mapped fails with -ENOMEM. Without the lock. */
-void chunk_cache_submit_batch(struct chunk_cache *cache, struct chunk *batch);
+void chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct list *batch);
+/* Maps missing buffers of a batch and submits its reads, in the order in which chunks were added;
+ * the batch is empty then. A chunk whose buffer cannot be mapped fails with -ENOMEM. Without the
+ * lock. */
+void chunk_cache_submit_batch(struct chunk_cache *cache, struct list *batch);
 
 /* Charges the chunk to the lane if it was idle. */
 void chunk_pin(struct chunk *chunk, struct memory_lane *lane);

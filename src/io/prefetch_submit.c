@@ -219,7 +219,7 @@ ranges_find(struct io *io, const struct extent_list *list, uint64_t offset,
 /* Adds a chunk of bytes [start, end) to the batch. False: memory is short. */
 static bool
 prefetch_chunk(struct io *io, struct cached_file *file, uint64_t start, uint64_t end,
-               const struct prefetch_plan *plan, struct chunk **batch)
+               const struct prefetch_plan *plan, struct list *batch)
 {
     struct chunk_cache *cache = &io->cache;
     struct memory_lane *lane = chunk_cache_lane(cache, file->backing->identity.device);
@@ -241,7 +241,7 @@ prefetch_chunk(struct io *io, struct cached_file *file, uint64_t start, uint64_t
 /* Adds chunks for the uncached bytes of a range to the batch. False: memory is short. */
 static bool
 prefetch_range(struct io *io, const struct prefetch_range *range, const struct prefetch_plan *plan,
-               struct chunk **batch)
+               struct list *batch)
 {
     /* A shorter gap at the end of a cut window is left to the next prefetch. */
     uint64_t least = plan->window / 2 < CHUNK_BYTES ? plan->window / 2 : CHUNK_BYTES;
@@ -282,7 +282,7 @@ prefetch_submit(struct io *io, const struct extent_list *list, uint64_t offset,
                 const struct prefetch_plan *plan)
 {
     struct prefetch_ranges ranges;
-    struct chunk *batch = NULL;
+    struct list batch = LIST_INIT(batch);
 
     ranges_find(io, list, offset, plan, &ranges);
     if (ranges.count == 0)
@@ -295,5 +295,5 @@ prefetch_submit(struct io *io, const struct extent_list *list, uint64_t offset,
         }
     }
     chunk_cache_unlock(&io->cache);
-    chunk_cache_submit_batch(&io->cache, batch);
+    chunk_cache_submit_batch(&io->cache, &batch);
 }

@@ -104,7 +104,7 @@ request_unpin_all(struct request *request)
 
 /* Charges the new chunks of a request. */
 static void
-request_charge(struct request *request, struct chunk **batch)
+request_charge(struct request *request, struct list *batch)
 {
     for (unsigned i = 0; i < request->count; i++) {
         struct chunk *chunk = request->pins[i].chunk;
@@ -135,7 +135,7 @@ request_wait_for_chunks(struct request *request)
 /* Pins all chunks of the request. Those in *batch must then be submitted. -EAGAIN: memory is short;
  * nothing has changed. */
 static errint_t
-request_plan(struct io *io, struct request *request, bool may_allocate, struct chunk **batch)
+request_plan(struct io *io, struct request *request, bool may_allocate, struct list *batch)
 {
     struct chunk_cache *cache = &io->cache;
     struct memory_lane *lane = request->lane;
@@ -453,7 +453,7 @@ request_complete(struct io *io, struct request *request)
  * needs none (`is_ready`). */
 static void
 request_proceed(struct io *io, struct request *request, errint_t result, bool is_ready,
-                struct chunk *batch)
+                struct list *batch)
 {
     if (result < 0) {
         request_fail(io, request, result);
@@ -469,7 +469,7 @@ request_proceed(struct io *io, struct request *request, errint_t result, bool is
 /* With the lock held: removes the next queued request for which there is memory, with the result of
  * request_plan(). The lanes take turns. NULL: there is none. */
 static struct request *
-requests_take(struct io *io, errint_t *result, struct chunk **batch)
+requests_take(struct io *io, errint_t *result, struct list *batch)
 {
     if (io->queued == 0)
         return NULL;
@@ -497,7 +497,7 @@ requests_take(struct io *io, errint_t *result, struct chunk **batch)
 static void
 requests_admit(struct io *io)
 {
-    struct chunk *batch = NULL;
+    struct list batch = LIST_INIT(batch);
     struct request *request;
     errint_t result = 0;
 
@@ -511,8 +511,7 @@ requests_admit(struct io *io)
         bool is_ready = request->pending == 0;
 
         chunk_cache_unlock(&io->cache);
-        request_proceed(io, request, result, is_ready, batch);
-        batch = NULL;
+        request_proceed(io, request, result, is_ready, &batch);
         pthread_mutex_lock(&io->cache.lock);
     }
     io->is_admitting = false;
@@ -583,7 +582,7 @@ request_start(struct io *io, struct request *request)
 {
     struct extent_list *list = request->list;
     uint64_t end = request->offset + request->length;
-    struct chunk *batch = NULL;
+    struct list batch = LIST_INIT(batch);
     struct prefetch_plan plan = {0};
     bool prefetches = false;
     errint_t result;
@@ -608,11 +607,11 @@ request_start(struct io *io, struct request *request)
         return;
     /* Submit foreground reads before background reads, and both before a ready answer. */
     if (result == 0 && !is_ready)
-        chunk_cache_submit_batch(&io->cache, batch);
+        chunk_cache_submit_batch(&io->cache, &batch);
     if (prefetches)
         prefetch_submit(io, list, end, &plan);
     if (result < 0 || is_ready)
-        request_proceed(io, request, result, is_ready, batch);
+        request_proceed(io, request, result, is_ready, &batch);
     if (prefetches)
         extent_list_unref(list);
 }

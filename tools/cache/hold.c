@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,23 +27,18 @@ enum { CHECK_SECONDS = 5, CHECK_PAUSE_RATIO = 20 };
 static errint_t
 hold_lock_refused(const struct selection *selection, struct reason *reason)
 {
-    struct buffer text = BUFFER_INIT;
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     uint64_t needed = selection_wanted_bytes(selection);
+    char size[UNITS_SIZE], most[48] = "unlimited, but the kernel refuses";
 
     getrlimit(RLIMIT_MEMLOCK, &limit);
-    buffer_add_text(&text, "cannot lock ");
-    units_add_bytes(&text, (double)needed);
-    buffer_addf(&text, " (%" PRIu64 " bytes) in memory: the limit RLIMIT_MEMLOCK is ", needed);
-    if (limit.rlim_cur == RLIM_INFINITY)
-        buffer_add_text(&text, "unlimited, but the kernel refuses");
-    else
-        buffer_addf(&text, "%" PRIu64 " bytes", (uint64_t)limit.rlim_cur);
-    buffer_add_text(&text, "; raise it (ulimit -l, LimitMEMLOCK= of systemd), or give the program "
-                           "CAP_IPC_LOCK");
-    reason_fill(reason, "Locked", "%s", buffer_failed(&text) ? "out of memory" : text.data);
-    buffer_free(&text);
-    return -EPERM;
+    if (limit.rlim_cur != RLIM_INFINITY)
+        snprintf(most, sizeof(most), "%" PRIu64 " bytes", (uint64_t)limit.rlim_cur);
+    return reason_set(reason, -EPERM, "Locked",
+                      "cannot lock %s (%" PRIu64
+                      " bytes) in memory: the limit RLIMIT_MEMLOCK is %s; raise it (ulimit -l, "
+                      "LimitMEMLOCK= of systemd), or give the program CAP_IPC_LOCK",
+                      units_bytes(size, (double)needed), needed, most);
 }
 
 static errint_t

@@ -27,16 +27,12 @@ enum { PASSES = 3 };
 static errint_t
 cache_refuse_memory(uint64_t needed, uint64_t available, struct reason *reason)
 {
-    struct buffer text = BUFFER_INIT;
+    char size[UNITS_SIZE], most[UNITS_SIZE];
 
-    buffer_add_text(&text, "not enough memory: ");
-    units_add_bytes(&text, (double)needed);
-    buffer_add_text(&text, " are selected, ");
-    units_add_bytes(&text, (double)available);
-    buffer_add_text(&text, " are available; select less with --tensors or --memory");
-    reason_fill(reason, "Memory", "%s", buffer_failed(&text) ? "out of memory" : text.data);
-    buffer_free(&text);
-    return -ENOMEM;
+    return reason_set(reason, -ENOMEM, "Memory",
+                      "not enough memory: %s are selected, %s are available; select less with "
+                      "--tensors or --memory",
+                      units_bytes(size, (double)needed), units_bytes(most, (double)available));
 }
 
 /* Measures whether all wanted pages are cached. */
@@ -92,16 +88,12 @@ cache_check_warm(struct selection *selection)
 {
     for (size_t i = 0; i < selection->row_count; i++) {
         const struct selection_row *row = &selection->rows[i];
-        struct buffer text = BUFFER_INIT;
+        char name[QUOTED_SIZE], size[UNITS_SIZE];
 
         if (row->missing <= row->wanted / 100)
             continue;
-        buffer_add_quoted(&text, row->path, strlen(row->path), SIZE_MAX);
-        buffer_add_text(&text, ": the kernel has evicted ");
-        units_add_bytes(&text, (double)(row->missing * page_bytes()));
-        buffer_add_text(&text, " again");
-        complain("%s", buffer_failed(&text) ? "out of memory" : text.data);
-        buffer_free(&text);
+        complain("%s: the kernel has evicted %s again", quoted(name, row->path, strlen(row->path)),
+                 units_bytes(size, (double)(row->missing * page_bytes())));
         selection->failed = true;
     }
 }

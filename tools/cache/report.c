@@ -28,27 +28,14 @@ report_total(const struct selection *selection)
 /* ---- table ---- */
 
 static void
-table_add_cell(struct buffer *out, double bytes)
-{
-    struct buffer cell = BUFFER_INIT;
-
-    units_add_bytes(&cell, bytes);
-    buffer_addf(out, "%9s", buffer_failed(&cell) ? "" : cell.data);
-    buffer_free(&cell);
-}
-
-static void
 table_add_row(struct buffer *out, const struct selection_row *row, const char *path)
 {
     /* The pages at the ends of a tensor or file contain other bytes, or none. */
-    double bytes = (double)row->cached * (double)page_bytes();
+    double all = (double)row->bytes, cached = (double)row->cached * (double)page_bytes();
+    char size[UNITS_SIZE], cached_size[UNITS_SIZE];
 
-    if (row->is_hidden) {
-        buffer_addf(out, "%9s", "unknown");
-    } else {
-        table_add_cell(out, bytes < (double)row->bytes ? bytes : (double)row->bytes);
-    }
-    table_add_cell(out, (double)row->bytes);
+    units_bytes(cached_size, cached < all ? cached : all);
+    buffer_addf(out, "%9s%9s", row->is_hidden ? "unknown" : cached_size, units_bytes(size, all));
     if (row->is_hidden || row->pages == 0)
         buffer_addf(out, "%6s", "-");
     else /* rounded down: 100 % means all pages */

@@ -3,9 +3,9 @@
 #ifndef FSTFS_COMMON_UNITS_H
 #define FSTFS_COMMON_UNITS_H
 
-#include "base/buffer.h"
+enum { UNITS_SIZE = 24 };
 
-/* Appends a number of bytes with three digits and a unit: "1.23 GB". */
-void units_add_bytes(struct buffer *out, double bytes);
+/* Formats a number of bytes with three digits and a unit ("1.23 GB") in `out`. Returns `out`. */
+char *units_bytes(char out[UNITS_SIZE], double bytes);
 
 #endif

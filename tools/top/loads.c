@@ -104,16 +104,14 @@ add_percent(struct buffer *out, double part, double whole)
 static void
 add_load_row(struct buffer *out, const struct load *load)
 {
-    struct buffer bytes = BUFFER_INIT, rate = BUFFER_INIT;
-    char started[16] = "?", command[QUOTED_SIZE];
+    char started[16] = "?", command[QUOTED_SIZE], bytes[UNITS_SIZE], rate[UNITS_SIZE];
     struct tm local;
 
     if (localtime_r(&load->start, &local))
         strftime(started, sizeof(started), "%H:%M:%S", &local);
-    units_add_bytes(&bytes, load->bytes);
-    units_add_bytes(&rate, load->seconds > 0 ? load->bytes / load->seconds : 0);
     buffer_addf(out, "%-8s %8.2fs%s %9s %9s/s", started, load->seconds, load->running ? "+" : " ",
-                bytes.data ? bytes.data : "", rate.data ? rate.data : "");
+                units_bytes(bytes, load->bytes),
+                units_bytes(rate, load->seconds > 0 ? load->bytes / load->seconds : 0));
     add_percent(out, load->storage, load->seconds);
     add_percent(out, load->daemon, load->seconds);
     add_percent(out, load->reader, load->seconds);
@@ -127,9 +125,6 @@ add_load_row(struct buffer *out, const struct load *load)
     if (load->errors > 0)
         buffer_addf(out, "; %.0f reads failed", load->errors);
     buffer_add_char(out, '\n');
-    out->failed = out->failed || buffer_failed(&bytes) || buffer_failed(&rate);
-    buffer_free(&bytes);
-    buffer_free(&rate);
 }
 
 errint_t

@@ -55,11 +55,11 @@ percent(uint64_t part, uint64_t whole)
     return whole ? 100 * (double)part / (double)whole : 0;
 }
 
-static void
-add_rate(struct buffer *out, const struct report *report, uint64_t bytes)
+/* Formats a number of bytes per second, as units_bytes(). */
+static char *
+format_rate(char out[UNITS_SIZE], const struct report *report, uint64_t bytes)
 {
-    units_add_bytes(out, report->seconds > 0 ? (double)bytes / report->seconds : 0);
-    buffer_add_text(out, "/s");
+    return units_bytes(out, report->seconds > 0 ? (double)bytes / report->seconds : 0);
 }
 
 static void
@@ -86,9 +86,10 @@ static void
 add_prefetched(struct buffer *out, const struct sample *now)
 {
     const uint64_t *counters = now->counters;
+    char bytes[UNITS_SIZE];
 
-    units_add_bytes(out, (double)counters[PREFETCHED_BYTES]);
-    buffer_addf(out, " prefetched, %.1f %% used, %.1f %% wasted",
+    buffer_addf(out, "%s prefetched, %.1f %% used, %.1f %% wasted",
+                units_bytes(bytes, (double)counters[PREFETCHED_BYTES]),
                 percent(counters[PREFETCHED_USED], counters[PREFETCHED_BYTES]),
                 percent(counters[PREFETCHED_WASTED], counters[PREFETCHED_BYTES]));
 }
@@ -98,13 +99,13 @@ static void
 add_interval(struct buffer *out, const struct report *report)
 {
     const uint64_t *counters = report->now->counters, reads = report->increase[READS];
+    char read[UNITS_SIZE], storage[UNITS_SIZE];
 
-    buffer_add_text(out, "Rate      ");
-    add_rate(out, report, report->increase[READ_BYTES]);
-    buffer_add_text(out, " to readers, ");
-    add_rate(out, report, report->increase[STORAGE_BYTES]);
+    buffer_addf(out, "Rate      %s/s to readers, %s/s from storage\n",
+                format_rate(read, report, report->increase[READ_BYTES]),
+                format_rate(storage, report, report->increase[STORAGE_BYTES]));
     buffer_addf(out,
-                " from storage\nIn flight %" PRIu64 " reads, %" PRIu64 " storage reads, %" PRIu64
+                "In flight %" PRIu64 " reads, %" PRIu64 " storage reads, %" PRIu64
                 " queued for storage\n",
                 counters[READS_IN_FLIGHT], counters[STORAGE_IN_FLIGHT], counters[STORAGE_WAITING]);
     buffer_addf(out, "Latency   %.2f ms on average; %.0f %% of reads waited for storage\n",
@@ -117,20 +118,19 @@ static void
 add_totals(struct buffer *out, const struct sample *now)
 {
     const uint64_t *counters = now->counters;
+    char bytes[UNITS_SIZE], other[UNITS_SIZE];
 
-    buffer_add_text(out, "Total     ");
-    units_add_bytes(out, (double)counters[READ_BYTES]);
-    buffer_add_text(out, " to readers, ");
-    units_add_bytes(out, (double)counters[STORAGE_BYTES]);
-    buffer_addf(out, " from storage; %" PRIu64 " checkpoints opened\nPrefetch  ", now->checkpoints);
+    buffer_addf(
+        out, "Total     %s to readers, %s from storage; %" PRIu64 " checkpoints opened\nPrefetch  ",
+        units_bytes(bytes, (double)counters[READ_BYTES]),
+        units_bytes(other, (double)counters[STORAGE_BYTES]), now->checkpoints);
     add_prefetched(out, now);
-    buffer_add_text(out, "\nMemory    ");
-    units_add_bytes(out, (double)counters[BUFFER_BYTES]);
-    buffer_add_text(out, " of ");
-    units_add_bytes(out, (double)counters[BUFFER_BUDGET]);
+    buffer_addf(out, "\nMemory    %s of %s of buffers\n",
+                units_bytes(bytes, (double)counters[BUFFER_BYTES]),
+                units_bytes(other, (double)counters[BUFFER_BUDGET]));
     buffer_addf(out,
-                " of buffers\nErrors    %" PRIu64 " reads, %" PRIu64
-                " of them of changed files; %" PRIu64 " lines in .fstfs/problems\n",
+                "Errors    %" PRIu64 " reads, %" PRIu64 " of them of changed files; %" PRIu64
+                " lines in .fstfs/problems\n",
                 counters[READ_ERRORS], counters[STALE_READS], now->problems);
     if (now->unavailable.length)
         buffer_addf(out, "Off       %s\n", now->unavailable.data);
@@ -163,20 +163,17 @@ report_line(const struct report *report, struct buffer *out)
     const struct sample *now = report->now;
     time_t clock = time(NULL);
     struct tm local;
-    char text[16] = "";
+    char text[16] = "", read[UNITS_SIZE], storage[UNITS_SIZE], buffers[UNITS_SIZE];
 
     if (localtime_r(&clock, &local))
         strftime(text, sizeof(text), "%H:%M:%S", &local);
-    buffer_addf(out, "%s  ", text);
-    add_rate(out, report, report->increase[READ_BYTES]);
-    buffer_add_text(out, " to readers, ");
-    add_rate(out, report, report->increase[STORAGE_BYTES]);
-    buffer_addf(out, " from storage, %.0f %% of reads waited; ",
+    buffer_addf(out, "%s  %s/s to readers, %s/s from storage, %.0f %% of reads waited; ", text,
+                format_rate(read, report, report->increase[READ_BYTES]),
+                format_rate(storage, report, report->increase[STORAGE_BYTES]),
                 percent(report->increase[STALLS], report->increase[READS]));
     add_prefetched(out, now);
-    buffer_add_text(out, "; ");
-    units_add_bytes(out, (double)now->counters[BUFFER_BYTES]);
-    buffer_addf(out, " of buffers; %s", report->meaning);
+    buffer_addf(out, "; %s of buffers; %s",
+                units_bytes(buffers, (double)now->counters[BUFFER_BYTES]), report->meaning);
     for (size_t i = 0; i < report->users->count; i++) {
         buffer_add_text(out, "; ");
         add_user(out, &report->users->list[i]);

@@ -50,18 +50,17 @@ add_title(struct buffer *out, const struct load *load)
 {
     struct buffer about = BUFFER_INIT;
     struct tm local;
-    char date[32] = "";
+    char date[32] = "", bytes[UNITS_SIZE], rate[UNITS_SIZE];
 
     buffer_addf(&about, "%s (%s)", load->checkpoint, load->view);
     svg_add_label(out, 16, 24, "head", about.data ? about.data : "");
     buffer_free(&about);
     if (localtime_r(&load->start, &local))
         strftime(date, sizeof(date), "%Y-%m-%d %H:%M:%S", &local);
-    units_add_bytes(&about, load->bytes);
-    buffer_addf(&about, " in %.2f s (", load->seconds);
-    units_add_bytes(&about, load->seconds > 0 ? load->bytes / load->seconds : 0);
-    buffer_addf(&about, "/s) by %s, started %s; order of tensors: %s", load->command, date,
-                load->order);
+    buffer_addf(&about, "%s in %.2f s (%s/s) by %s, started %s; order of tensors: %s",
+                units_bytes(bytes, load->bytes), load->seconds,
+                units_bytes(rate, load->seconds > 0 ? load->bytes / load->seconds : 0),
+                load->command, date, load->order);
     svg_add_label(out, 16, 24 + LINE, "about", about.data ? about.data : "");
     out->failed = out->failed || buffer_failed(&about);
     buffer_free(&about);
@@ -72,15 +71,13 @@ add_title(struct buffer *out, const struct load *load)
 static void
 add_rate_line(struct buffer *out, double rate, double share)
 {
-    struct buffer text = BUFFER_INIT;
+    char text[UNITS_SIZE];
     double y = TOP + HEIGHT * (1 - share);
 
-    units_add_bytes(&text, rate);
     buffer_addf(out,
                 "<line class=\"line\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>\n"
                 "<text class=\"axis\" x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s/s</text>\n",
-                LEFT, LEFT + CHART, y, y, LEFT - 6, y + 4, text.data ? text.data : "");
-    buffer_free(&text);
+                LEFT, LEFT + CHART, y, y, LEFT - 6, y + 4, units_bytes(text, rate));
 }
 
 static void

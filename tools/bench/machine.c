@@ -53,10 +53,11 @@ machine_peak_memory(pid_t pid)
 void
 machine_storage_of(const char *path, char text[160])
 {
-    struct mount_entry entry;
+    struct mountinfo mount;
 
-    if (mounts_find(path, &entry))
-        snprintf(text, 160, "%.30s on %.100s", entry.type, entry.device);
+    if (mounts_find(path, &mount))
+        snprintf(text, 160, "%.30s on %.100s", mount.type, mount.source);
     else
         snprintf(text, 160, "unknown storage");
+    mountinfo_free(&mount);
 }

@@ -2,7 +2,6 @@
 #include "mount.h"
 
 #include "base/file.h"
-#include "base/mountinfo.h"
 #include "common/mounts.h"
 #include "machine.h"
 
@@ -301,16 +300,19 @@ mount_end(struct mount *mount)
 errint_t
 mount_of(const char *path, struct mount *mount, char source[PATH_MAX], struct reason *reason)
 {
-    struct mount_entry entry;
-    bool one_view = false;
+    struct mountinfo found;
+    bool one_view = false, is_fstfs;
     const char *rest;
     size_t length;
     errint_t error;
 
     *mount = (struct mount){0};
-    if (!mounts_find(path, &entry) || strcmp(entry.type, "fuse.fstfs") != 0)
+    is_fstfs = mounts_find(path, &found) && strcmp(found.type, "fuse.fstfs") == 0;
+    if (is_fstfs)
+        snprintf(mount->point, sizeof(mount->point), "%s", found.mountpoint);
+    mountinfo_free(&found);
+    if (!is_fstfs)
         return -ENOENT;
-    strcpy(mount->point, entry.point);
     error = mount_read_status(mount, source, &one_view, reason);
     if (error)
         return error;

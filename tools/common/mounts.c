@@ -1,38 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/mounts.h"
 
-#include "base/mountinfo.h"
-
-#include <stdio.h>
 #include <string.h>
 
 bool
-mounts_find(const char *path, struct mount_entry *entry)
+mounts_find(const char *path, struct mountinfo *mount)
 {
     FILE *table = mountinfo_open();
     struct mountinfo one;
-    bool found = false;
 
+    *mount = (struct mountinfo){0};
     /* The last mount at a mount point hides the others. */
     while (table && mountinfo_next(table, &one)) {
         if (path_is_inside(path, one.mountpoint) &&
-            (!found || strlen(one.mountpoint) >= strlen(entry->point))) {
-            snprintf(entry->point, sizeof(entry->point), "%s", one.mountpoint);
-            snprintf(entry->type, sizeof(entry->type), "%s", one.type);
-            snprintf(entry->device, sizeof(entry->device), "%s", one.source);
-            found = true;
+            (!mount->mountpoint || strlen(one.mountpoint) >= strlen(mount->mountpoint))) {
+            mountinfo_free(mount);
+            *mount = one;
+        } else {
+            mountinfo_free(&one);
         }
-        mountinfo_free(&one);
     }
     if (table)
         fclose(table);
-    return found;
+    return mount->mountpoint != NULL;
 }
 
 bool
 mounts_is_point(const char *point)
 {
-    struct mount_entry entry;
+    struct mountinfo mount;
+    bool is_point = mounts_find(point, &mount) && strcmp(mount.mountpoint, point) == 0;
 
-    return mounts_find(point, &entry) && strcmp(entry.point, point) == 0;
+    mountinfo_free(&mount);
+    return is_point;
 }

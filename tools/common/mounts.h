@@ -3,18 +3,11 @@
 #ifndef FSTFS_COMMON_MOUNTS_H
 #define FSTFS_COMMON_MOUNTS_H
 
-#include <limits.h>
-#include <stdbool.h>
-
-struct mount_entry {
-    char point[PATH_MAX];
-    char type[64]; /* "ext4", "fuse.fstfs" */
-    char device[PATH_MAX];
-};
+#include "base/mountinfo.h"
 
 /* Finds the mount that `path`, absolute and real, is on. Returns false if it is not in the table.
- */
-bool mounts_find(const char *path, struct mount_entry *entry);
+ * Call mountinfo_free() in any case. */
+bool mounts_find(const char *path, struct mountinfo *mount);
 
 /* Returns whether `point` is a mount point. */
 bool mounts_is_point(const char *point);

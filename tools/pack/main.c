@@ -145,7 +145,7 @@ static errint_t
 check_free_space(const struct pack *pack, uint64_t remaining, struct reason *reason)
 {
     char link[64], path[PATH_MAX], where[QUOTED_SIZE], needed[32], free_text[32];
-    struct mount_entry *mount;
+    struct mountinfo mount;
     struct statvfs fs;
     ssize_t length;
     uint64_t space;
@@ -158,10 +158,9 @@ check_free_space(const struct pack *pack, uint64_t remaining, struct reason *rea
     snprintf(link, sizeof(link), "/proc/self/fd/%d", pack->destination.directory);
     length = readlink(link, path, sizeof(path) - 1);
     path[length > 0 ? length : 0] = '\0';
-    mount = malloc(sizeof(*mount));
-    if (mount && mounts_find(path, mount))
-        strcpy(path, mount->point);
-    free(mount);
+    if (mounts_find(path, &mount))
+        snprintf(path, sizeof(path), "%s", mount.mountpoint);
+    mountinfo_free(&mount);
     format_size(needed, remaining);
     format_size(free_text, space);
     return reason_set(reason, -ENOSPC, "Space",

@@ -40,7 +40,7 @@ static bool
 find_mount(const char *path, char point[PATH_MAX])
 {
     char real[PATH_MAX], name[QUOTED_SIZE];
-    struct mount_entry *entry;
+    struct mountinfo mount;
     bool found;
 
     quoted(name, path, strlen(path));
@@ -51,13 +51,12 @@ find_mount(const char *path, char point[PATH_MAX])
             complain("%s: %s", name, strerror(errno));
         return false;
     }
-    entry = malloc(sizeof(*entry));
-    found = entry && mounts_find(real, entry) && strcmp(entry->type, "fuse.fstfs") == 0;
+    found = mounts_find(real, &mount) && strcmp(mount.type, "fuse.fstfs") == 0;
     if (found)
-        strcpy(point, entry->point);
+        snprintf(point, PATH_MAX, "%s", mount.mountpoint);
     else
         complain("%s: not in a mount of fstfs", name);
-    free(entry);
+    mountinfo_free(&mount);
     return found;
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -91,6 +92,22 @@ file_read_text(const char *path, struct buffer *text)
     }
     close(fd);
     return buffer_failed(text) ? -ENOMEM : error;
+}
+
+uint64_t
+file_read_number(const char *path, const char *key, uint64_t none)
+{
+    struct buffer text = BUFFER_INIT;
+    const char *at;
+
+    file_read_text(path, &text);
+    at = text.data ? strstr(text.data, key) : NULL;
+    if (at)
+        at += strlen(key) + strspn(at + strlen(key), " \t");
+    if (at && *at >= '0' && *at <= '9')
+        none = strtoull(at, NULL, 10);
+    buffer_free(&text);
+    return none;
 }
 
 char *

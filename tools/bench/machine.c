@@ -2,11 +2,8 @@
 #include "machine.h"
 
 #include "base/file.h"
-#include "common/machine_memory.h"
 #include "common/mounts.h"
 
-#include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -38,7 +35,7 @@ machine_describe(struct machine *machine)
                  names.release);
     name_processor(machine->processor);
     machine->processors = (unsigned)sysconf(_SC_NPROCESSORS_ONLN);
-    machine->memory = machine_memory_read_kib("/proc/meminfo", "MemTotal:");
+    machine->memory = file_read_number("/proc/meminfo", "MemTotal:", 0) << 10;
 }
 
 uint64_t
@@ -47,7 +44,7 @@ machine_peak_memory(pid_t pid)
     char path[64];
 
     snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-    return machine_memory_read_kib(path, "VmHWM:");
+    return file_read_number(path, "VmHWM:", 0) << 10;
 }
 
 void

@@ -329,17 +329,8 @@ mount_of(const char *path, struct mount *mount, char source[PATH_MAX], struct re
 uint64_t
 mount_storage_bytes(const struct mount *mount)
 {
-    static const char key[] = "\nfstfs_storage_read_bytes_total ";
-    struct buffer text = BUFFER_INIT;
     char path[PATH_MAX + 32];
-    const char *at;
-    uint64_t bytes = 0;
 
     snprintf(path, sizeof(path), "%s/.fstfs/metrics", mount->point);
-    file_read_text(path, &text);
-    at = text.data ? strstr(text.data, key) : NULL;
-    if (at)
-        bytes = strtoull(at + strlen(key), NULL, 10);
-    buffer_free(&text);
-    return bytes;
+    return file_read_number(path, "\nfstfs_storage_read_bytes_total ", 0);
 }

@@ -5,24 +5,8 @@
 
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-
-uint64_t
-machine_memory_read_kib(const char *path, const char *key)
-{
-    struct buffer text = BUFFER_INIT;
-    const char *at;
-    uint64_t found = 0;
-
-    file_read_text(path, &text);
-    at = text.data ? strstr(text.data, key) : NULL;
-    if (at)
-        found = strtoull(at + strlen(key), NULL, 10) << 10;
-    buffer_free(&text);
-    return found;
-}
 
 /* The names of a hierarchy of cgroups. */
 struct cgroup_version {
@@ -42,22 +26,15 @@ static const struct cgroup_version cgroup_2 = {
     "\nfile ",
 };
 
-/* The number after `key` in a file of a cgroup; `none` if there is none, or it is "max". */
+/* As file_read_number(), of a file of a cgroup. `none` also if the value is "max". */
 static uint64_t
 cgroup_number(const struct cgroup_version *version, const char *group, const char *file,
               const char *key, uint64_t none)
 {
-    struct buffer text = BUFFER_INIT;
     char path[PATH_MAX];
-    const char *at;
 
     snprintf(path, sizeof(path), "%s%s/%s", version->hierarchy, group, file);
-    file_read_text(path, &text);
-    at = text.data ? strstr(text.data, key) : NULL;
-    if (at && at[strlen(key)] >= '0' && at[strlen(key)] <= '9')
-        none = strtoull(at + strlen(key), NULL, 10);
-    buffer_free(&text);
-    return none;
+    return file_read_number(path, key, none);
 }
 
 /* The bytes that a cgroup can still allocate: its limit less its usage, without its page cache. */
@@ -126,7 +103,7 @@ cgroup_memory_room(void)
 uint64_t
 machine_memory_available(void)
 {
-    uint64_t available = machine_memory_read_kib("/proc/meminfo", "MemAvailable:");
+    uint64_t available = file_read_number("/proc/meminfo", "MemAvailable:", 0) << 10;
     uint64_t room = cgroup_memory_room();
     struct rlimit limit;
 

@@ -70,36 +70,29 @@ make_part_list(const struct pack *pack, const struct layout_part *part, struct e
 }
 
 static errint_t
-make_index_list(struct pack *pack, struct extent_list **list, struct reason *reason)
+make_index_list(struct pack *pack, struct extent_list **list)
 {
-    struct extent_builder builder = EXTENT_BUILDER_INIT;
     struct buffer text = BUFFER_INIT;
-    struct blob *blob = NULL;
     errint_t error = index_of_parts(&pack->inputs.checkpoint, pack->parts, pack->part_count, &text);
 
-    if (error || buffer_failed(&text))
-        buffer_free(&text);
-    else
-        blob = blob_new(text.data, text.length);
-    if (blob)
-        extent_builder_add_blob(&builder, blob, 0, blob->length);
-    blob_unref(blob);
-    *list = blob ? extent_builder_finish(&builder) : NULL;
-    return *list ? 0 : reason_no_memory(reason);
+    if (!error)
+        error = list_of_text(&text, list);
+    buffer_free(&text);
+    return error;
 }
 
 /* Creates the content of output `number`: a side file, a shard or the index. */
 static errint_t
 make_output_list(struct pack *pack, size_t number, struct extent_list **list, struct reason *reason)
 {
-    size_t part = number - pack->destination.side_count;
+    const size_t sides = pack->destination.side_count;
+    errint_t error;
 
-    if (number < pack->destination.side_count) {
-        *list = side_list(pack->side[number]);
-        return *list ? 0 : reason_no_memory(reason);
-    }
-    return part < pack->part_count ? make_part_list(pack, &pack->parts[part], list, reason)
-                                   : make_index_list(pack, list, reason);
+    if (number >= sides && number - sides < pack->part_count)
+        return make_part_list(pack, &pack->parts[number - sides], list, reason);
+    error = number < sides ? list_of_backing(pack->side[number]->backing, list)
+                           : make_index_list(pack, list);
+    return error ? reason_no_memory(reason) : 0;
 }
 
 /* Shares the blocks that can be shared, and adds the number of bytes that are left to be written to

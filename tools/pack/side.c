@@ -180,15 +180,6 @@ side_add(struct side_files *files, const struct found *found, const char *path,
     return error;
 }
 
-struct extent_list *
-side_list(const struct side_file *file)
-{
-    struct extent_builder builder = EXTENT_BUILDER_INIT;
-
-    extent_builder_add_backing(&builder, file->backing, 0, file->backing->identity.size);
-    return extent_builder_finish(&builder);
-}
-
 void
 side_free(struct side_files *files)
 {

@@ -29,9 +29,6 @@ struct side_files {
 errint_t side_add(struct side_files *files, const struct found *found, const char *path,
                   struct reason *reason);
 
-/* Returns the whole file as an extent list; NULL: out of memory. */
-struct extent_list *side_list(const struct side_file *file);
-
 void side_free(struct side_files *files);
 
 #endif

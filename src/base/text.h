@@ -23,6 +23,15 @@ text_is(const char *text, size_t length, const char *string)
     return length == strlen(string) && memcmp(text, string, length) == 0;
 }
 
+/* Whether a string ends in `suffix`, and is longer. */
+static inline bool
+text_has_suffix(const char *string, const char *suffix)
+{
+    size_t length = strlen(string), end = strlen(suffix);
+
+    return length > end && strcmp(string + length - end, suffix) == 0;
+}
+
 /* A key for bsearch(3) over entries that have the offset and length of a text in `base`. */
 struct text_key {
     const char *base;

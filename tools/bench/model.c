@@ -2,6 +2,7 @@
 #include "model.h"
 
 #include "base/file.h"
+#include "base/text.h"
 #include "common/find.h"
 #include "view/index.h"
 
@@ -147,15 +148,15 @@ model_entry(const struct model *model, char entry[PATH_MAX])
     static const char suffix[] = ".safetensors.index.json";
     const char *slash = strrchr(model->path, '/');
     const char *last = slash ? slash + 1 : model->path;
-    size_t length = strlen(last), end = sizeof(suffix) - 1;
+    size_t length = strlen(last);
     char path[2 * PATH_MAX];
 
     if (model->whole || model->file_count == 1) {
         snprintf(entry, PATH_MAX, "%s", model->whole ? "." : model->names[0]);
         return true;
     }
-    if (length >= end && strcmp(last + length - end, suffix) == 0)
-        length -= end;
+    if (text_has_suffix(last, suffix))
+        length -= sizeof(suffix) - 1;
     snprintf(entry, PATH_MAX, "%.*s%s", (int)length, last, suffix);
     snprintf(path, sizeof(path), "%s/%s", model->directory, entry);
     return access(path, R_OK) == 0;

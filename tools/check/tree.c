@@ -3,6 +3,7 @@
 
 #include "base/array.h"
 #include "base/parallel.h"
+#include "base/text.h"
 #include "catalog/group.h"
 #include "common/find.h"
 #include "common/progress.h"
@@ -407,13 +408,10 @@ static void
 check_downloads(struct tree *tree, const struct source_dir *dir, const struct listing *listing,
                 const struct scope *scope)
 {
-    static const char suffix[] = ".incomplete";
-
     for (uint32_t i = 0; i < listing->file_count; i++) {
         const char *name = listing->files[i];
-        size_t length = strlen(name);
 
-        if (length >= sizeof(suffix) && strcmp(name + length - sizeof(suffix) + 1, suffix) == 0)
+        if (text_has_suffix(name, ".incomplete"))
             findings_add(&tree->findings, join_parts(scope->base, source_dir_path(dir), name),
                          false, "an unfinished download");
     }
@@ -695,14 +693,6 @@ check_file(struct tree *tree, const char *path)
     return error;
 }
 
-static bool
-is_index(const char *path)
-{
-    size_t length = strlen(path);
-
-    return length > 5 && strcmp(path + length - 5, ".json") == 0;
-}
-
 errint_t
 tree_check(struct tree *tree, const char *path)
 {
@@ -716,7 +706,7 @@ tree_check(struct tree *tree, const char *path)
         return check_tree(tree, path);
     if (!S_ISREG(st.st_mode))
         return add_unchecked(tree, path, 0, "not a regular file");
-    if (is_index(path))
+    if (text_has_suffix(path, ".json")) /* an index */
         return check_named(tree, path);
     return container_has_suffix(path) ? check_container(tree, path, CONTAINER_NAMED)
                                       : check_file(tree, path);

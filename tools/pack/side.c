@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/file.h"
 #include "base/open.h"
+#include "base/text.h"
 #include "common/command.h"
 
 #include <dirent.h>
@@ -27,14 +28,10 @@ is_weights_file(const char *name)
         ".gguf",        ".ggml",       ".npy",       ".npz",    ".h5",   ".keras",
         ".msgpack",     ".onnx",       ".onnx_data", ".tflite", ".nemo", ".incomplete",
     };
-    size_t length = strlen(name);
 
-    for (size_t i = 0; i < COUNT_OF(suffixes); i++) {
-        size_t end = strlen(suffixes[i]);
-
-        if (length >= end && strcmp(name + length - end, suffixes[i]) == 0)
+    for (size_t i = 0; i < COUNT_OF(suffixes); i++)
+        if (text_has_suffix(name, suffixes[i]))
             return true;
-    }
     return false;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tensor_file.h"
 
+#include "base/text.h"
 #include "client/mount.h"
 #include "format/npy.h"
 
@@ -144,9 +145,7 @@ errint_t
 tensor_file_read(int fd, const char *name, uint64_t size, struct st_table **table,
                  struct reason *reason)
 {
-    size_t length = strlen(name);
-
-    if (length > 4 && strcmp(name + length - 4, ".npy") == 0)
+    if (text_has_suffix(name, ".npy"))
         return read_npy_file(fd, name, size, table, reason);
     return read_mounted_tensor(fd, size, table, reason);
 }

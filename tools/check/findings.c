@@ -18,10 +18,7 @@ findings_init(struct findings *findings)
 void
 findings_free(struct findings *findings)
 {
-    for (size_t i = 0; i < findings->count; i++) {
-        free(findings->all[i].path);
-        free(findings->all[i].text);
-    }
+    findings_truncate(findings, 0);
     free(findings->all);
     pthread_mutex_destroy(&findings->lock);
 }
@@ -49,19 +46,15 @@ findings_add(struct findings *findings, char *path, bool unchecked, const char *
 }
 
 void
-findings_move(struct findings *findings, struct findings *from)
+findings_truncate(struct findings *findings, size_t count)
 {
     pthread_mutex_lock(&findings->lock);
-    findings->failed = findings->failed || from->failed;
-    while (from->count > 0) {
-        struct finding *finding = &from->all[from->count - 1];
+    while (findings->count > count) {
+        struct finding *last = &findings->all[--findings->count];
 
-        if (!array_add(findings->all, findings->count, *finding)) {
-            findings->failed = true;
-            break;
-        }
-        findings->unchecked += finding->unchecked;
-        from->count--;
+        findings->unchecked -= last->unchecked;
+        free(last->path);
+        free(last->text);
     }
     pthread_mutex_unlock(&findings->lock);
 }

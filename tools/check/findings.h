@@ -31,8 +31,8 @@ void findings_free(struct findings *findings);
 void findings_add(struct findings *findings, char *path, bool unchecked, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Moves all findings of `from` to `findings`. No other thread may use `from`. */
-void findings_move(struct findings *findings, struct findings *from);
+/* Removes the findings after the first `count`, which must not be printed yet. */
+void findings_truncate(struct findings *findings, size_t count);
 
 /* Prints the findings that are not printed yet to standard output, one line each, sorted by path.
  */

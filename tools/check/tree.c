@@ -332,23 +332,18 @@ static bool
 read_headers_together(struct group_headers *headers)
 {
     struct scope *scope = headers->scope;
-    struct findings *findings = scope->findings, found;
-    bool fits;
+    const size_t before = scope->findings->count;
 
-    findings_init(&found);
-    scope->findings = &found;
     atomic_store(&scope->no_memory, false);
     parallel_for(headers->count, READERS, read_group_headers, headers);
-    scope->findings = findings;
-    fits = !atomic_load(&scope->no_memory);
-    if (fits)
-        findings_move(findings, &found);
-    for (uint32_t i = 0; !fits && i < headers->count; i++) {
+    if (!atomic_load(&scope->no_memory))
+        return true;
+    for (uint32_t i = 0; i < headers->count; i++) {
         checkpoint_unref(headers->checkpoints[i]);
         headers->checkpoints[i] = NULL;
     }
-    findings_free(&found);
-    return fits;
+    findings_truncate(scope->findings, before);
+    return false;
 }
 
 /* Checks groups of a directory. If there is no memory for their headers together, reads one header

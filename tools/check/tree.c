@@ -398,38 +398,6 @@ check_view_names(struct source_dir *dir)
     return 0;
 }
 
-/* Finds files of unfinished downloads by the Hugging Face tools. */
-static void
-check_downloads(struct tree *tree, const struct source_dir *dir, const struct listing *listing,
-                const struct scope *scope)
-{
-    for (uint32_t i = 0; i < listing->file_count; i++) {
-        const char *name = listing->files[i];
-
-        if (text_has_suffix(name, ".incomplete"))
-            findings_add(&tree->findings, join_parts(scope->base, source_dir_path(dir), name),
-                         false, "an unfinished download");
-    }
-}
-
-static errint_t
-check_containers(struct tree *tree, const struct source_dir *dir, const struct listing *listing,
-                 const struct scope *scope)
-{
-    errint_t error = 0;
-
-    for (uint32_t i = 0; !error && i < listing->file_count && !progress_signal(); i++) {
-        char *path;
-
-        if (!container_has_suffix(listing->files[i]))
-            continue;
-        path = join_parts(scope->base, source_dir_path(dir), listing->files[i]);
-        error = path ? check_container(tree, path, CONTAINER_SIDE_FILE) : -ENOMEM;
-        free(path);
-    }
-    return error;
-}
-
 /* Adds a target if the file is a link to a blob of the hub that is named by its SHA-256. */
 static errint_t
 add_hub_target(struct tree *tree, struct source_dir *dir, const char *name,
@@ -454,11 +422,11 @@ add_hub_target(struct tree *tree, struct source_dir *dir, const char *name,
     return error;
 }
 
-/* Adds targets for the files of a Hugging Face cache that can be compared with the hub's SHA-256:
- * weights, also those that are refused, indexes and side files. */
+/* Adds targets for the weights of a Hugging Face cache, also those that are refused, and their
+ * indexes. */
 static errint_t
-add_hub_targets(struct tree *tree, struct source_dir *dir, const struct listing *listing,
-                const struct scope *scope)
+add_hub_groups(struct tree *tree, struct source_dir *dir, const struct listing *listing,
+               const struct scope *scope)
 {
     errint_t error = 0;
 
@@ -470,8 +438,31 @@ add_hub_targets(struct tree *tree, struct source_dir *dir, const struct listing 
         for (uint32_t m = 0; !error && m < group->member_count; m++)
             error = add_hub_target(tree, dir, group->members[m], scope);
     }
-    for (uint32_t i = 0; !error && i < listing->file_count; i++)
-        error = add_hub_target(tree, dir, listing->files[i], scope);
+    return error;
+}
+
+/* Checks the files that belong to no checkpoint: unfinished downloads by the Hugging Face tools,
+ * and files of other formats. */
+static errint_t
+check_side_files(struct tree *tree, struct source_dir *dir, const struct listing *listing,
+                 const struct scope *scope)
+{
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < listing->file_count && !progress_signal(); i++) {
+        const char *name = listing->files[i];
+        char *path = join_parts(scope->base, source_dir_path(dir), name);
+
+        if (!path)
+            return -ENOMEM;
+        if (text_has_suffix(name, ".incomplete"))
+            findings_add(&tree->findings, strdup(path), false, "an unfinished download");
+        else if (container_has_suffix(name))
+            error = check_container(tree, path, CONTAINER_SIDE_FILE);
+        free(path);
+        if (!error && tree->options->deep)
+            error = add_hub_target(tree, dir, name, scope);
+    }
     return error;
 }
 
@@ -520,12 +511,11 @@ check_directory(struct tree *tree, struct source_dir *dir, struct scope *scope)
                      "cannot be listed: %s", strerror(-error));
         return 0;
     }
-    check_downloads(tree, dir, listing, scope);
     error = check_groups(tree, dir, listing->groups, listing->group_count, scope);
-    if (!error)
-        error = check_containers(tree, dir, listing, scope);
     if (!error && tree->options->deep)
-        error = add_hub_targets(tree, dir, listing, scope);
+        error = add_hub_groups(tree, dir, listing, scope);
+    if (!error)
+        error = check_side_files(tree, dir, listing, scope);
     if (!error)
         error = check_view_names(dir);
     if (!error)

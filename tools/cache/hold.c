@@ -128,7 +128,7 @@ void
 hold_wait(struct hold *hold)
 {
     const uint64_t lost =
-        selection_missing_pages(hold->selection); /* before the wait, and reported */
+        selection_total(hold->selection).missing; /* before the wait, and reported */
     bool had_failed = hold->selection->failed;
 
     hold->selection->failed = false;
@@ -137,11 +137,11 @@ hold_wait(struct hold *hold)
         if (hold->selection->failed || progress_signal())
             continue;
         selection_measure(hold->selection);
-        if (selection_missing_pages(hold->selection) <= lost)
+        if (selection_total(hold->selection).missing <= lost)
             continue;
         hold_fill(hold);
         selection_measure(hold->selection);
-        if (selection_missing_pages(hold->selection) > lost) {
+        if (selection_total(hold->selection).missing > lost) {
             complain("some pages are no longer locked in memory");
             hold->selection->failed = true;
         }

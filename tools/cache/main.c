@@ -39,12 +39,11 @@ cache_refuse_memory(uint64_t needed, uint64_t available, struct reason *reason)
 static bool
 cache_has_wanted(struct selection *selection)
 {
-    bool is_cached = true;
+    struct selection_row total;
 
     selection_measure(selection);
-    for (size_t i = 0; i < selection->row_count; i++)
-        is_cached &= selection->rows[i].missing == 0 && !selection->rows[i].is_hidden;
-    return is_cached;
+    total = selection_total(selection);
+    return total.missing == 0 && !total.is_hidden;
 }
 
 /* Limits the wanted pages to --memory. Returns -ENOMEM if they exceed the available memory, unless
@@ -76,7 +75,7 @@ cache_warm(struct selection *selection)
     for (int i = 0; !error && i < PASSES; i++) {
         error = warm_run(selection);
         selection_measure(selection);
-        if (selection->failed || selection_missing_pages(selection) == 0)
+        if (selection->failed || selection_total(selection).missing == 0)
             break;
     }
     return error;

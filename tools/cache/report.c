@@ -6,25 +6,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The sum of all rows. */
-static struct selection_row
-report_total(const struct selection *selection)
-{
-    struct selection_row total = {.path = NULL};
-
-    for (size_t i = 0; i < selection->row_count; i++) {
-        const struct selection_row *row = &selection->rows[i];
-
-        total.files += row->files;
-        total.tensors += row->tensors;
-        total.bytes += row->bytes;
-        total.pages += row->pages;
-        total.cached += row->cached;
-        total.is_hidden |= row->is_hidden;
-    }
-    return total;
-}
-
 /* ---- table ---- */
 
 static void
@@ -54,7 +35,7 @@ report_add_table(struct buffer *out, const struct selection *selection)
     for (size_t i = 0; i < selection->row_count; i++)
         table_add_row(out, &selection->rows[i], selection->rows[i].path);
     if (selection->row_count > 1) {
-        struct selection_row total = report_total(selection);
+        struct selection_row total = selection_total(selection);
 
         table_add_row(out, &total, "total");
     }
@@ -77,7 +58,7 @@ json_add_members(struct buffer *out, const struct selection_row *row)
 void
 report_add_json(struct buffer *out, const struct selection *selection)
 {
-    struct selection_row total = report_total(selection);
+    struct selection_row total = selection_total(selection);
 
     buffer_addf(out, "{\n  \"version\": \"" FSTFS_VERSION "\",\n  \"page_bytes\": %" PRIu64 ",\n  ",
                 page_bytes());

@@ -419,11 +419,27 @@ selection_limit(struct selection *selection, uint64_t bytes)
 uint64_t
 selection_wanted_bytes(const struct selection *selection)
 {
-    uint64_t pages = 0;
+    return selection_total(selection).wanted * page_bytes();
+}
 
-    for (size_t i = 0; i < selection->row_count; i++)
-        pages += selection->rows[i].wanted;
-    return pages * page_bytes();
+struct selection_row
+selection_total(const struct selection *selection)
+{
+    struct selection_row total = {.path = NULL};
+
+    for (size_t i = 0; i < selection->row_count; i++) {
+        const struct selection_row *row = &selection->rows[i];
+
+        total.files += row->files;
+        total.tensors += row->tensors;
+        total.bytes += row->bytes;
+        total.pages += row->pages;
+        total.wanted += row->wanted;
+        total.cached += row->cached;
+        total.missing += row->missing;
+        total.is_hidden |= row->is_hidden;
+    }
+    return total;
 }
 
 bool
@@ -509,14 +525,4 @@ selection_measure(struct selection *selection)
             selection_fail_file(selection, i, error);
     }
     selection->measured_ns = monotonic_ns() - started;
-}
-
-uint64_t
-selection_missing_pages(const struct selection *selection)
-{
-    uint64_t missing = 0;
-
-    for (size_t i = 0; i < selection->row_count; i++)
-        missing += selection->rows[i].missing;
-    return missing;
 }

@@ -67,6 +67,9 @@ void selection_limit(struct selection *selection, uint64_t bytes);
 /* The bytes of the wanted pages. */
 uint64_t selection_wanted_bytes(const struct selection *selection);
 
+/* Returns the sum of all rows, without a path. */
+struct selection_row selection_total(const struct selection *selection);
+
 /* Iterates over the wanted ranges of a file: call it with i = 0, 1, ... and with `*left` set to
  * file->wanted before the first call. Stores the wanted part of ranges[i], or returns false: there
  * is none, nor in the ranges after it. */
@@ -85,8 +88,5 @@ void selection_fail_file(struct selection *selection, size_t number, errint_t er
 
 /* Counts the cached pages of all rows. */
 void selection_measure(struct selection *selection);
-
-/* Returns the sum of row->missing. */
-uint64_t selection_missing_pages(const struct selection *selection);
 
 #endif

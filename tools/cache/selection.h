@@ -25,6 +25,7 @@ struct selected_file {
     uint64_t wanted; /* number of pages, from the first on, to be warmed or kept */
     size_t row;
     bool failed; /* an error of it was printed */
+    _Atomic errint_t error; /* the first one of the last warm_run() or evict_run() */
 };
 
 /* A line of the report: a PATH that is a file, or a directory. */

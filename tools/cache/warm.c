@@ -33,20 +33,20 @@ struct part {
 };
 
 struct warm {
-    const struct selection *selection;
+    struct selection *selection;
     struct part *parts;
     size_t part_count;
     struct progress progress;
-    _Atomic errint_t *errors; /* the first one of each file */
 };
 
 static errint_t
 warm_cut_file(struct warm *warm, size_t number)
 {
-    const struct selected_file *file = &warm->selection->files[number];
+    struct selected_file *file = &warm->selection->files[number];
     uint64_t left = file->wanted;
     struct page_range range;
 
+    file->error = 0;
     for (size_t i = 0; selected_range(file, i, &left, &range); i++) {
         for (uint64_t at = range.begin; at < range.end; at += PART_BYTES) {
             struct part part = {number, {at, range.end}};
@@ -98,11 +98,11 @@ warm_part(void *arg, size_t number)
 {
     struct warm *warm = arg;
     const struct part *part = &warm->parts[number];
-    const struct selected_file *file = &warm->selection->files[part->file];
+    struct selected_file *file = &warm->selection->files[part->file];
     errint_t none = 0, error = 0;
     int fd;
 
-    if (progress_signal() || atomic_load(&warm->errors[part->file]))
+    if (progress_signal() || file->error)
         return;
     fd = selected_open(file);
     if (fd < 0)
@@ -115,18 +115,7 @@ warm_part(void *arg, size_t number)
     if (fd >= 0)
         close(fd);
     if (error)
-        atomic_compare_exchange_strong(&warm->errors[part->file], &none, error);
-}
-
-static void
-warm_report_errors(struct warm *warm, struct selection *selection)
-{
-    for (size_t i = 0; i < selection->file_count; i++) {
-        errint_t error = atomic_load(&warm->errors[i]);
-
-        if (error && error != -EINTR)
-            selection_fail_file(selection, i, error);
-    }
+        atomic_compare_exchange_strong(&file->error, &none, error);
 }
 
 errint_t
@@ -136,9 +125,6 @@ warm_run(struct selection *selection)
     uint64_t bytes = 0;
     errint_t error = 0;
 
-    warm.errors = calloc(selection->file_count + 1, sizeof(*warm.errors));
-    if (!warm.errors)
-        return -ENOMEM;
     for (size_t i = 0; !error && i < selection->file_count; i++)
         error = warm_cut_file(&warm, i);
     for (size_t i = 0; i < warm.part_count; i++)
@@ -152,19 +138,15 @@ warm_run(struct selection *selection)
         else
             error = -ENOMEM;
         progress_end(&warm.progress);
-        warm_report_errors(&warm, selection);
     }
+    for (size_t i = 0; !error && i < selection->file_count; i++)
+        if (selection->files[i].error && selection->files[i].error != -EINTR)
+            selection_fail_file(selection, i, selection->files[i].error);
     free(warm.parts);
-    free(warm.errors);
     return !error && progress_signal() ? -EINTR : error;
 }
 
 /* ---- eviction ---- */
-
-struct evict {
-    const struct selection *selection;
-    _Atomic errint_t *errors; /* of each file */
-};
 
 /* tmpfs has no other copy of the pages, and ignores requests to evict them. */
 static bool
@@ -179,8 +161,7 @@ is_in_memory_only(int fd)
 static void
 evict_file(void *arg, size_t number)
 {
-    struct evict *evict = arg;
-    const struct selected_file *file = &evict->selection->files[number];
+    struct selected_file *file = &((struct selection *)arg)->files[number];
     errint_t error = 0;
     uint64_t left = 0;
     int fd;
@@ -198,13 +179,14 @@ evict_file(void *arg, size_t number)
         error = page_cache_is_passed_through(fd) ? -EXDEV : -EBUSY;
     if (fd >= 0)
         close(fd);
-    atomic_store(&evict->errors[number], error);
+    file->error = error;
 }
 
 static void
-evict_report_error(struct selection *selection, size_t number, errint_t error)
+evict_report_error(struct selection *selection, size_t number)
 {
     const char *path = selection->files[number].path;
+    errint_t error = selection->files[number].error;
     char name[QUOTED_SIZE];
 
     if (error == -EPERM)
@@ -227,14 +209,8 @@ evict_report_error(struct selection *selection, size_t number, errint_t error)
 errint_t
 evict_run(struct selection *selection)
 {
-    struct evict evict = {.selection = selection};
-
-    evict.errors = calloc(selection->file_count + 1, sizeof(*evict.errors));
-    if (!evict.errors)
-        return -ENOMEM;
-    parallel_for(selection->file_count, THREADS, evict_file, &evict);
+    parallel_for(selection->file_count, THREADS, evict_file, selection);
     for (size_t i = 0; i < selection->file_count; i++)
-        evict_report_error(selection, i, atomic_load(&evict.errors[i]));
-    free(evict.errors);
+        evict_report_error(selection, i);
     return progress_signal() ? -EINTR : 0;
 }

@@ -106,9 +106,7 @@ model_open(const char *path, struct model *model, struct reason *reason)
         return model_out_of_memory(reason);
     error = find_checkpoint(path, &options, &found, reason);
     if (!error)
-        error = find_headers(&found, reason);
-    if (!error)
-        error = find_check_sound(&found, reason);
+        error = find_sound(&found, reason);
     if (!error) {
         model->is_directory = found.is_directory;
         model->directory = found.directory;

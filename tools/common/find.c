@@ -146,19 +146,15 @@ find_ignore_problem(void *arg, const char *directory, const char *name, const ch
 }
 
 errint_t
-find_headers(struct found *found, struct reason *reason)
+find_sound(struct found *found, struct reason *reason)
 {
+    const struct checkpoint *checkpoint;
+    char name[QUOTED_SIZE];
     errint_t error = group_checkpoint(found->root, found->group, &found->checkpoint);
 
-    return error ? reason_errno(reason, error, NULL) : 0;
-}
-
-errint_t
-find_check_sound(const struct found *found, struct reason *reason)
-{
-    const struct checkpoint *checkpoint = found->checkpoint;
-    char name[QUOTED_SIZE];
-
+    if (error)
+        return reason_errno(reason, error, NULL);
+    checkpoint = found->checkpoint;
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 

@@ -189,10 +189,8 @@ take_input_checkpoint(const struct options *options, struct inputs *inputs, stru
                       const char *path, struct reason *reason)
 {
     const struct checkpoint *checkpoint;
-    errint_t error = find_headers(found, reason);
+    errint_t error = find_sound(found, reason);
 
-    if (!error)
-        error = find_check_sound(found, reason);
     if (!error)
         error = set_container(options, inputs, found, reason);
     if (error)

@@ -131,60 +131,38 @@ tensor_bytes(const struct st_table *table, bool shared_once)
     return sum;
 }
 
-/* As rules_check_total_size(), for PyTorch's files: only what is certainly wrong. */
-static void
-check_converted_total_size(struct findings *findings, const struct checkpoint *checkpoint,
-                           const char *index)
+void
+rules_check_total_size(struct findings *findings, const struct checkpoint *checkpoint,
+                       const char *index, uint32_t missing_shards)
 {
+    const bool is_converted = checkpoint->container->is_converted;
     uint64_t least = 0, most = 0, found = checkpoint->total_size;
 
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        if (!shard->table || shard->refused_count)
+        if (is_converted && (!shard->table || shard->refused_count))
             return; /* the size of some tensors is unknown */
-        least += tensor_bytes(shard->table, true);
-        most += tensor_bytes(shard->table, false);
+        least += shard->table ? tensor_bytes(shard->table, true) : 0;
+        most += shard->table ? tensor_bytes(shard->table, false) : 0;
     }
-    if (checkpoint->unsound || (found >= least && found <= most))
+    if (found >= least && found <= most)
         return;
-    if (least == most)
+    if (!is_converted && missing_shards && found > most)
+        findings_add(findings, strdup(index), false,
+                     "%" PRIu64 " of %" PRIu64 " bytes of tensors are missing with %" PRIu32
+                     " shards",
+                     found - most, found, missing_shards);
+    else if (!checkpoint->unsound && least == most)
         findings_add(findings, strdup(index), false,
                      "wrong metadata.total_size (found %" PRIu64 ", expected %" PRIu64
                      ", the size of the tensors)",
                      found, most);
-    else
+    else if (!checkpoint->unsound)
         findings_add(findings, strdup(index), false,
                      "wrong metadata.total_size (found %" PRIu64 ", expected %" PRIu64
                      " to %" PRIu64 ", the size of the tensors, which share storage)",
                      found, least, most);
-}
-
-void
-rules_check_total_size(struct findings *findings, const struct checkpoint *checkpoint,
-                       const char *index, uint32_t missing_shards)
-{
-    uint64_t sum = 0, expected = checkpoint->total_size;
-
-    if (checkpoint->container->is_converted) {
-        check_converted_total_size(findings, checkpoint, index);
-        return;
-    }
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (checkpoint->shards[i]->table)
-            sum += checkpoint->shards[i]->table->data_length;
-    if (sum == expected)
-        return;
-    if (missing_shards && expected > sum)
-        findings_add(findings, strdup(index), false,
-                     "%" PRIu64 " of %" PRIu64 " bytes of tensors are missing with %" PRIu32
-                     " shards",
-                     expected - sum, expected, missing_shards);
-    else if (!checkpoint->unsound)
-        findings_add(findings, strdup(index), false,
-                     "wrong metadata.total_size (found %" PRIu64 ", expected %" PRIu64
-                     ", the size of the tensors)",
-                     expected, sum);
 }
 
 errint_t

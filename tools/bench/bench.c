@@ -172,7 +172,7 @@ make_rows(struct bench *bench, struct reason *reason)
     bench->row_count = bench->method_count * 2 * TEMPERATURES;
     bench->rows = calloc(bench->row_count + 1, sizeof(*bench->rows));
     if (!bench->rows)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     for (unsigned i = 0; i < bench->row_count; i++) {
         bench->rows[i].method = &bench->methods[i / (2 * TEMPERATURES)];
         bench->rows[i].mounted = i / TEMPERATURES % 2;

@@ -14,12 +14,6 @@
 #include <unistd.h>
 
 static errint_t
-model_out_of_memory(struct reason *reason)
-{
-    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
-}
-
-static errint_t
 model_add_file(struct model *model, const struct shard *shard, struct reason *reason)
 {
     size_t i = model->file_count;
@@ -29,7 +23,7 @@ model_add_file(struct model *model, const struct shard *shard, struct reason *re
     model->files[i] = path_join(model->directory, shard->name);
     model->names[i] = strdup(shard->name);
     if (!model->files[i] || !model->names[i])
-        return model_out_of_memory(reason);
+        return reason_no_memory(reason);
     model->sizes[i] = shard->file.identity.size;
     model->bytes += model->sizes[i];
     model->file_count++;
@@ -61,7 +55,7 @@ model_add_parts(struct model *model, const struct found *found, struct reason *r
     model->sizes = calloc(checkpoint->shard_count + 1, sizeof(*model->sizes));
     model->tensors = calloc((size_t)checkpoint->tensor_count + 1, sizeof(*model->tensors));
     if (!model->files || !model->names || !model->sizes || !model->tensors)
-        return model_out_of_memory(reason);
+        return reason_no_memory(reason);
     for (uint32_t i = 0; !error && i < checkpoint->shard_count; i++) {
         if (found->one_file && strcmp(checkpoint->shards[i]->name, found->name) != 0)
             continue;
@@ -103,7 +97,7 @@ model_open(const char *path, struct model *model, struct reason *reason)
 
     *model = (struct model){.path = strdup(path)};
     if (!model->path)
-        return model_out_of_memory(reason);
+        return reason_no_memory(reason);
     error = find_checkpoint(path, &options, &found, reason);
     if (!error)
         error = find_sound(&found, reason);
@@ -115,7 +109,7 @@ model_open(const char *path, struct model *model, struct reason *reason)
         if (found.checkpoint->container->is_converted)
             model->shown = shown_name(&found);
         if (!error && found.checkpoint->container->is_converted && !model->shown)
-            error = model_out_of_memory(reason);
+            error = reason_no_memory(reason);
         model->whole =
             found.listing->group_count == 1 && model->file_count == found.checkpoint->shard_count;
     }

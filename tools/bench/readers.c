@@ -439,7 +439,7 @@ reader_run(const struct reader *reader, const struct plan *plan, struct progress
     job.shared =
         mmap(NULL, sizeof(*job.shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (job.shared == MAP_FAILED)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     pthread_barrierattr_init(&attributes);
     pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&job.shared->start, &attributes, reader->threads * reader->processes);

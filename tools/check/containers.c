@@ -3,6 +3,7 @@
 
 #include "base/array.h"
 #include "catalog/header_budget.h"
+#include "format/container.h"
 #include "format/gguf.h"
 #include "format/torch.h"
 #include "rules.h"
@@ -12,7 +13,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,16 +21,9 @@ enum { IMPORTS_SHOWN = 8 };
 bool
 container_has_suffix(const char *name)
 {
-    static const char *const suffixes[] = {".bin", ".pt", ".pth", ".ckpt", ".gguf"};
-    size_t length = strlen(name);
+    const struct container *container = container_of_name(name, strlen(name), NULL);
 
-    for (size_t i = 0; i < COUNT_OF(suffixes); i++) {
-        size_t end = strlen(suffixes[i]);
-
-        if (length > end && strcasecmp(name + length - end, suffixes[i]) == 0)
-            return true;
-    }
-    return false;
+    return container && container != &container_safetensors;
 }
 
 /* Admits the memory for one header, as the catalog does. `arg`: the bytes admitted so far. */

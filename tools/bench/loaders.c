@@ -2,10 +2,10 @@
 #include "loaders.h"
 
 #include "base/file.h"
+#include "common/json.h"
 
 #include "loaders_script.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -89,14 +89,6 @@ python_run(char **arguments, struct progress *progress, cJSON **answer, uint64_t
     return error;
 }
 
-static const char *
-json_text(const cJSON *object, const char *key)
-{
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(object, key));
-
-    return text ? text : "";
-}
-
 errint_t
 loaders_list(struct method methods[METHODS_MOST], unsigned *count, struct reason *reason)
 {
@@ -149,23 +141,21 @@ loader_run(const char *name, const struct model *model, const char *directory,
            struct reason *reason)
 {
     char **arguments = python_make_arguments(name, model, directory);
-    const cJSON *sum;
     cJSON *answer;
     errint_t error;
 
     if (!arguments)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     error = python_run(arguments, progress, &answer, &result->memory, reason);
     for (char **one = arguments; *one; one++)
         free(*one);
     free(arguments);
     if (error)
         return error;
-    result->seconds = cJSON_GetNumberValue(cJSON_GetObjectItem(answer, "seconds"));
-    result->bytes = (uint64_t)cJSON_GetNumberValue(cJSON_GetObjectItem(answer, "bytes"));
-    sum = cJSON_GetObjectItem(answer, "sum");
-    *has_sum = cJSON_IsNumber(sum);
-    result->sum = *has_sum ? (uint64_t)cJSON_GetNumberValue(sum) : 0;
+    result->seconds = json_number(answer, "seconds");
+    result->bytes = (uint64_t)json_number(answer, "bytes");
+    result->sum = (uint64_t)json_number(answer, "sum");
+    *has_sum = cJSON_IsNumber(cJSON_GetObjectItem(answer, "sum"));
     cJSON_Delete(answer);
     return 0;
 }

@@ -2,10 +2,10 @@
 #include "mount.h"
 
 #include "base/file.h"
+#include "common/json.h"
 #include "common/mounts.h"
 #include "machine.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -225,14 +225,14 @@ mount_read_status(struct mount *mount, char source[PATH_MAX], bool *one_view, st
     file_read_text(path, &text);
     status = cJSON_Parse(text.data);
     buffer_free(&text);
-    where = cJSON_GetStringValue(cJSON_GetObjectItem(status, "source"));
-    view = cJSON_GetStringValue(cJSON_GetObjectItem(status, "view"));
-    if (!where || !view) {
+    where = json_text(status, "source");
+    view = json_text(status, "view");
+    if (!*where || !*view) {
         error = reason_set(reason, -EIO, "Status", "%s: the source and view are missing", path);
     } else {
         snprintf(source, PATH_MAX, "%s", where);
         *one_view = strcmp(view, "all") != 0;
-        mount->daemon = (pid_t)cJSON_GetNumberValue(cJSON_GetObjectItem(status, "pid"));
+        mount->daemon = (pid_t)json_number(status, "pid");
     }
     cJSON_Delete(status);
     return error;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/json.h"
 #include "report.h"
 
 #include <inttypes.h>
@@ -199,14 +200,6 @@ table_add_gaps(struct buffer *out, const struct bench *bench)
 
 /* ---- the device ---- */
 
-static const char *
-storage_text(const cJSON *object, const char *key)
-{
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(object, key));
-
-    return text ? text : "";
-}
-
 /* by "ring" from 259:2; not "unified": ...; not "cufile": ... */
 static void
 table_add_backends(struct buffer *out, const cJSON *storage)
@@ -214,10 +207,10 @@ table_add_backends(struct buffer *out, const cJSON *storage)
     static const char *const backends[] = {"unified", "cufile", "ring"};
     char why[QUOTED_SIZE];
 
-    buffer_addf(out, "by \"%s\" from %s", storage_text(storage, "backend"),
-                storage_text(storage, "number"));
+    buffer_addf(out, "by \"%s\" from %s", json_text(storage, "backend"),
+                json_text(storage, "number"));
     for (size_t i = 0; i < sizeof(backends) / sizeof(*backends); i++) {
-        const char *text = storage_text(storage, backends[i]);
+        const char *text = json_text(storage, backends[i]);
 
         if (*text)
             buffer_addf(out, "; not \"%s\": %s", backends[i], quoted(why, text, strlen(text)));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "loads.h"
 
+#include "common/json.h"
 #include "common/units.h"
 #include "report.h"
 
@@ -8,23 +9,6 @@
 #include <string.h>
 
 /* ---- parsing ---- */
-
-/* 0 if it is missing or negative. */
-static double
-load_number(const cJSON *object, const char *name)
-{
-    double value = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, name));
-
-    return value > 0 ? value : 0;
-}
-
-static const char *
-load_text(const cJSON *object, const char *name)
-{
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
-
-    return text ? text : "";
-}
 
 /* Reads up to LOAD_SLICES_MOST numbers; returns how many. */
 static unsigned
@@ -48,27 +32,27 @@ load_parse(const char *line, size_t length, struct load *load, cJSON **object)
     if (!cJSON_IsObject(json))
         return false;
     *load = (struct load){
-        .checkpoint = load_text(json, "checkpoint"),
-        .view = load_text(json, "view"),
-        .command = load_text(json, "command"),
-        .order = load_text(json, "order"),
-        .verdict = load_text(json, "verdict"),
-        .process_group = load_number(json, "process_group"),
-        .seconds = load_number(json, "seconds"),
-        .storage = load_number(json, "storage_seconds"),
-        .daemon = load_number(json, "daemon_seconds"),
-        .reader = load_number(json, "reader_seconds"),
-        .bytes = load_number(json, "bytes"),
-        .storage_bytes = load_number(json, "storage_bytes"),
-        .opens = load_number(json, "opens"),
-        .reads = load_number(json, "reads"),
-        .stalls = load_number(json, "stalls"),
-        .errors = load_number(json, "errors"),
-        .prefetch_hits = load_number(json, "prefetch_hit_ratio"),
-        .read_ratio = load_number(json, "read_ratio"),
-        .start = (time_t)load_number(json, "start"),
+        .checkpoint = json_text(json, "checkpoint"),
+        .view = json_text(json, "view"),
+        .command = json_text(json, "command"),
+        .order = json_text(json, "order"),
+        .verdict = json_text(json, "verdict"),
+        .process_group = json_number(json, "process_group"),
+        .seconds = json_number(json, "seconds"),
+        .storage = json_number(json, "storage_seconds"),
+        .daemon = json_number(json, "daemon_seconds"),
+        .reader = json_number(json, "reader_seconds"),
+        .bytes = json_number(json, "bytes"),
+        .storage_bytes = json_number(json, "storage_bytes"),
+        .opens = json_number(json, "opens"),
+        .reads = json_number(json, "reads"),
+        .stalls = json_number(json, "stalls"),
+        .errors = json_number(json, "errors"),
+        .prefetch_hits = json_number(json, "prefetch_hit_ratio"),
+        .read_ratio = json_number(json, "read_ratio"),
+        .start = (time_t)json_number(json, "start"),
         .running = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "running")),
-        .slice_seconds = load_number(json, "slice_seconds"),
+        .slice_seconds = json_number(json, "slice_seconds"),
     };
     load->slice_count = load_numbers(json, "slices", load->slices);
     load_numbers(json, "slices_busy", load->busy);

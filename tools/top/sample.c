@@ -2,9 +2,9 @@
 #include "sample.h"
 
 #include "base/clock.h"
+#include "common/json.h"
 #include "page.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -28,26 +28,17 @@ const char *const sample_counter_names[COUNTERS] = {
     [BUFFER_BUDGET] = "buffer_budget_bytes",
 };
 
-static uint64_t
-status_number(const cJSON *object, const char *name)
-{
-    double value = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, name));
-
-    return value > 0 ? (uint64_t)value : 0; /* NaN if missing */
-}
-
 static void
 take_counters(const cJSON *counters, struct sample *sample)
 {
     const cJSON *duration = cJSON_GetObjectItemCaseSensitive(counters, "read_duration_seconds");
-    double seconds = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(duration, "seconds"));
     char name[64];
 
     for (size_t i = 0; i < COUNTERS; i++) {
         snprintf(name, sizeof(name), "%s%s", sample_counter_names[i], i < GAUGES ? "_total" : "");
-        sample->counters[i] = status_number(counters, name);
+        sample->counters[i] = (uint64_t)json_number(counters, name);
     }
-    sample->read_seconds = seconds > 0 ? seconds : 0;
+    sample->read_seconds = json_number(duration, "seconds");
 }
 
 /* Lists the I/O methods that are off, and the reasons. */
@@ -58,12 +49,12 @@ list_unavailable(const cJSON *io, struct buffer *unavailable)
 
     cJSON_ArrayForEach(method, io)
     {
-        const char *why = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(method, "why"));
+        const char *why = json_text(method, "why");
 
         if (!cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(method, "on")))
             continue;
         buffer_addf(unavailable, "%s%s", unavailable->length ? "; " : "", method->string);
-        if (why)
+        if (*why)
             buffer_addf(unavailable, ": %s", why);
     }
 }
@@ -85,15 +76,14 @@ sample_take(const char *point, struct sample *sample, struct reason *reason)
         return error;
     if (!status)
         return reason_set(reason, -EBADMSG, "Status", ".fstfs/status is invalid (expected JSON)");
-    sample->pid = status_number(status, "pid");
-    sample->uptime = status_number(status, "uptime_seconds");
-    sample->problems = status_number(status, "problems");
-    sample->checkpoints = status_number(status, "checkpoints_read");
+    sample->pid = (uint64_t)json_number(status, "pid");
+    sample->uptime = (uint64_t)json_number(status, "uptime_seconds");
+    sample->problems = (uint64_t)json_number(status, "problems");
+    sample->checkpoints = (uint64_t)json_number(status, "checkpoints_read");
     take_counters(cJSON_GetObjectItemCaseSensitive(status, "counters"), sample);
     list_unavailable(cJSON_GetObjectItemCaseSensitive(status, "io"), &sample->unavailable);
-    source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(status, "source"));
-    if (source)
-        buffer_add_quoted(&sample->source, source, strlen(source), PATH_MAX);
+    source = json_text(status, "source");
+    buffer_add_quoted(&sample->source, source, strlen(source), PATH_MAX);
     cJSON_Delete(status);
     return 0;
 }

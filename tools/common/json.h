@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Members of JSON objects of other programs. NULL, and values that are not objects, have none. */
+#ifndef FSTFS_COMMON_JSON_H
+#define FSTFS_COMMON_JSON_H
+
+#include <cjson/cJSON.h>
+
+/* "" if there is no such member, or it is not a string. */
+static inline const char *
+json_text(const cJSON *object, const char *name)
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+
+    return text ? text : "";
+}
+
+/* 0 if there is no such member, or it is negative or not a number. */
+static inline double
+json_number(const cJSON *object, const char *name)
+{
+    double value = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, name));
+
+    return value > 0 ? value : 0; /* NaN if it is not a number */
+}
+
+#endif

@@ -144,49 +144,6 @@ reader_sum(const unsigned char *data, uint64_t at, uint64_t length, uint64_t who
     return sum;
 }
 
-static uint64_t
-reader_pread_segment(const struct reader_job *job, const struct plan_segment *s,
-                     unsigned char *buffer)
-{
-    const size_t block = job->reader->block;
-    uint64_t sum = 0, at = 0;
-
-    while (at < s->length) {
-        size_t want = s->length - at < block ? (size_t)(s->length - at) : block;
-        ssize_t got = pread(job->files[s->file].fd, buffer, want, (off_t)(s->offset + at));
-
-        if (got <= 0)
-            child_fail(job->out, 1, "read %s at %" PRIu64 ": %s", segment_path(job, s),
-                       s->offset + at, got < 0 ? strerror(errno) : "end of file");
-        sum += reader_sum(buffer, at, (uint64_t)got, s->length);
-        at += (uint64_t)got;
-        reader_count_bytes(job, (uint64_t)got);
-    }
-    return sum;
-}
-
-static uint64_t
-reader_read_whole_file(const struct reader_job *job, const struct plan_segment *s,
-                       unsigned char *buffer)
-{
-    int fd = open(segment_path(job, s), O_RDONLY | O_CLOEXEC);
-    uint64_t sum = 0, at = 0;
-    ssize_t got;
-
-    if (fd < 0)
-        child_fail(job->out, 1, "%s: %s", segment_path(job, s), strerror(errno));
-    while ((got = read(fd, buffer, job->reader->block)) > 0) {
-        sum += reader_sum(buffer, at, (uint64_t)got, s->length);
-        at += (uint64_t)got;
-        reader_count_bytes(job, (uint64_t)got);
-    }
-    if (got < 0 || at != s->length)
-        child_fail(job->out, 1, "read %s: %s", segment_path(job, s),
-                   got < 0 ? strerror(errno) : "not the size it should have");
-    close(fd);
-    return sum;
-}
-
 /* The address of a segment in its file's mapping. */
 static const unsigned char *
 segment_mapping(const struct reader_job *job, const struct plan_segment *s)
@@ -205,22 +162,44 @@ reader_touch_segment(const struct reader_job *job, const struct plan_segment *s)
     return sum;
 }
 
+/* Reads a segment from `fd` or, with READER_COPY, copies it from the mapping. */
 static uint64_t
-reader_copy_segment(const struct reader_job *job, const struct plan_segment *s,
+reader_read_segment(const struct reader_job *job, const struct plan_segment *s, int fd,
                     unsigned char *buffer)
 {
-    const unsigned char *data = segment_mapping(job, s);
+    const unsigned char *map = job->reader->kind == READER_COPY ? segment_mapping(job, s) : NULL;
     const size_t block = job->reader->block;
     uint64_t sum = 0, at = 0;
 
     while (at < s->length) {
-        size_t piece = s->length - at < block ? (size_t)(s->length - at) : block;
+        size_t want = s->length - at < block ? (size_t)(s->length - at) : block;
+        ssize_t got = (ssize_t)want;
 
-        memcpy(buffer, data + at, piece);
-        sum += reader_sum(buffer, at, piece, s->length);
-        at += piece;
-        reader_count_bytes(job, piece);
+        if (map)
+            memcpy(buffer, map + at, want);
+        else
+            got = pread(fd, buffer, want, (off_t)(s->offset + at));
+        if (got <= 0)
+            child_fail(job->out, 1, "read %s at %" PRIu64 ": %s", segment_path(job, s),
+                       s->offset + at, got < 0 ? strerror(errno) : "end of file");
+        sum += reader_sum(buffer, at, (uint64_t)got, s->length);
+        at += (uint64_t)got;
+        reader_count_bytes(job, (uint64_t)got);
     }
+    return sum;
+}
+
+static uint64_t
+reader_read_whole_file(const struct reader_job *job, const struct plan_segment *s,
+                       unsigned char *buffer)
+{
+    int fd = open(segment_path(job, s), O_RDONLY | O_CLOEXEC);
+    uint64_t sum;
+
+    if (fd < 0)
+        child_fail(job->out, 1, "%s: %s", segment_path(job, s), strerror(errno));
+    sum = reader_read_segment(job, s, fd, buffer);
+    close(fd);
     return sum;
 }
 
@@ -361,12 +340,10 @@ reader_read_segments(const struct reader_job *job, unsigned char *buffer)
     while ((s = reader_claim_segment(job))) {
         if (job->reader->kind == READER_MMAP)
             sum += reader_touch_segment(job, s);
-        else if (job->reader->kind == READER_COPY)
-            sum += reader_copy_segment(job, s, buffer);
         else if (job->reader->kind == READER_FILE)
             sum += reader_read_whole_file(job, s, buffer);
         else
-            sum += reader_pread_segment(job, s, buffer);
+            sum += reader_read_segment(job, s, job->files[s->file].fd, buffer);
     }
     return sum;
 }

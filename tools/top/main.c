@@ -8,7 +8,6 @@
 #include "common/progress.h"
 #include "loads.h"
 #include "options.h"
-#include "page.h"
 #include "report.h"
 #include "screen.h"
 #include "watch.h"

@@ -2,8 +2,8 @@
 #include "sample.h"
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "common/json.h"
-#include "page.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -27,6 +27,24 @@ const char *const sample_counter_names[COUNTERS] = {
     [BUFFER_BYTES] = "buffer_bytes",
     [BUFFER_BUDGET] = "buffer_budget_bytes",
 };
+
+errint_t
+page_read(const char *point, const char *name, struct buffer *page, struct reason *reason)
+{
+    char path[PATH_MAX], what[64];
+    errint_t error;
+
+    if (snprintf(path, sizeof(path), "%s/.fstfs/%s", point, name) >= (int)sizeof(path))
+        return reason_errno(reason, -ENAMETOOLONG, ".fstfs");
+    error = file_read_text(path, page);
+    if (error == -ENOENT || error == -ENOTDIR)
+        return reason_set(reason, error, "Gone", "not mounted any more");
+    if (error == -ENOTCONN || error == -ECONNABORTED)
+        return reason_set(reason, error, "Gone",
+                          "its daemon has died; remove the mount with fusermount3 -u");
+    snprintf(what, sizeof(what), ".fstfs/%s", name);
+    return error ? reason_errno(reason, error, what) : 0;
+}
 
 static void
 take_counters(const cJSON *counters, struct sample *sample)

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One sample of a mount's .fstfs/status. */
+/* Reads pages of .fstfs: any page as text, and .fstfs/status as a sample. */
 #ifndef FSTFS_TOP_SAMPLE_H
 #define FSTFS_TOP_SAMPLE_H
 
 #include "base/buffer.h"
 #include "base/error.h"
+
+/* Appends the page `name` of the mount at `point`; blocks while the daemon does not reply. */
+errint_t page_read(const char *point, const char *name, struct buffer *page, struct reason *reason);
 
 /* The engine's counters; docs/metrics.md describes them. Those before GAUGES only increase. */
 enum sample_counter {
@@ -39,8 +42,7 @@ struct sample {
     struct buffer unavailable; /* I/O methods that are off, and why; or empty */
 };
 
-/* Samples the mount at `point`; blocks while the daemon does not reply. On an error the sample is
- * empty. */
+/* Samples the mount at `point`; blocks as page_read(). On an error the sample is empty. */
 errint_t sample_take(const char *point, struct sample *sample, struct reason *reason);
 void sample_free(struct sample *sample);
 

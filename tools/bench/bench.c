@@ -77,9 +77,7 @@ find_model(const char *path, struct bench *bench, struct reason *reason)
                           "on a mount, give a checkpoint in shards/ or merged/");
     if (error)
         return error;
-    name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    if (bench->model.is_directory)
-        name = "";
+    name = bench->model.is_directory ? "" : basename(path);
     snprintf(real, sizeof(real), "%s%s%s", bench->model.directory, *name ? "/" : "", name);
     error = mount_of(real, &bench->mount, source, reason);
     if (error == -ENOENT) {

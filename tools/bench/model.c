@@ -138,8 +138,7 @@ bool
 model_entry(const struct model *model, char entry[PATH_MAX])
 {
     static const char suffix[] = ".safetensors.index.json";
-    const char *slash = strrchr(model->path, '/');
-    const char *last = slash ? slash + 1 : model->path;
+    const char *last = basename(model->path);
     size_t length = strlen(last);
     char path[2 * PATH_MAX];
 

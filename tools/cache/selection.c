@@ -326,7 +326,6 @@ selection_add_directory(struct selection *selection, const char *path)
 static errint_t
 selection_add_path(struct selection *selection, const char *path)
 {
-    const char *slash = strrchr(path, '/');
     size_t row = NO_ROW;
     char stem[256];
     struct stat st;
@@ -342,7 +341,7 @@ selection_add_path(struct selection *selection, const char *path)
         selection_fail(selection, path, -EINVAL);
         return 0;
     }
-    if (selection->globs->count || group_index_name(slash ? slash + 1 : path, stem))
+    if (selection->globs->count || group_index_name(basename(path), stem))
         return selection_report_open(selection,
                                      selection_add_checkpoint(selection, path, path, &row));
     error = selection_start_row(selection, path, &row);

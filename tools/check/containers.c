@@ -66,7 +66,7 @@ is_name_of_weights(const char *path)
 {
     static const char *const stems[] = {"pytorch_model", "diffusion_pytorch_model", "adapter_model",
                                         "consolidated"};
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *name = basename(path);
 
     for (size_t i = 0; i < COUNT_OF(stems); i++) {
         size_t length = strlen(stems[i]);

@@ -136,8 +136,7 @@ static void
 read_hub_sha256(const char *path, char sha256[SHA256_TEXT])
 {
     char *real = realpath(path, NULL);
-    const char *slash = real ? strrchr(real, '/') : NULL;
-    const char *name = slash ? slash + 1 : "";
+    const char *name = real ? basename(real) : "";
 
     sha256[0] = '\0';
     if (strlen(name) == SHA256_TEXT - 1 && strspn(name, "0123456789abcdef") == SHA256_TEXT - 1)
@@ -587,8 +586,7 @@ add_group_findings(struct tree *tree, const struct findings *from, const struct 
 {
     for (size_t i = 0; i < from->count; i++) {
         const struct finding *finding = &from->all[i];
-        const char *slash = strrchr(finding->path, '/');
-        const char *name = slash ? slash + 1 : finding->path;
+        const char *name = basename(finding->path);
         bool is_kept = group->index && strcmp(name, group->index) == 0;
 
         for (uint32_t m = 0; !is_kept && m < group->member_count; m++)
@@ -648,7 +646,7 @@ check_file(struct tree *tree, const char *path)
 {
     struct scope scope = {.findings = &tree->findings, .base = directory_part(path)};
     struct catalog_options options = catalog_options(tree, &scope);
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *name = basename(path);
     size_t length = strlen(name);
     char *stem = strndup(name, length - st_suffix_length(name, length));
     struct group group = {.container = &container_safetensors,

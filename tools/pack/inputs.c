@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -238,8 +237,7 @@ take_tensor_file(const struct options *options, struct inputs *inputs, const cha
                  struct reason *reason)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
+    const char *name = basename(path);
     struct file_identity identity;
     struct backing *backing;
     struct st_table *table;

@@ -25,11 +25,7 @@
 #define NOT_REGISTERED 713
 #define QUERIES_UNTIL_DONE 3
 
-CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags);
-CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
 CUresult cuCtxGetCurrent(CUcontext *context);
-CUresult cuMemGetInfo_v2(size_t *left, size_t *all);
-CUresult cuDeviceGetName(char *name, int length, CUdevice device);
 
 struct profile {
     const char *name;

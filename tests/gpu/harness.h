@@ -63,9 +63,6 @@ static struct fstfs_device *device;
     X(cuMemAllocManaged)                                                                           \
     X(cuMemcpyDtoH_v2)
 
-CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags);
-CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
-
 /* NOLINTNEXTLINE(bugprone-macro-parentheses): it is the name of a member */
 #define MEMBER(function) __typeof__(function) *function;
 static struct {

@@ -6,7 +6,6 @@
 #include "client/gpu/cuda.h"
 #include "fstfs.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -33,11 +32,6 @@ struct device_job {
     struct fstfs_device *device;
     CUdevice number;
     struct cuda cuda;
-    /* Driver functions that libfstfs does not use. */
-    CUresult (*cuDeviceGetName)(char *, int, CUdevice);
-    CUresult (*cuMemGetInfo)(size_t *, size_t *);
-    CUresult (*cuMemAllocManaged)(CUdeviceptr *, size_t, unsigned);
-    CUresult (*cuMemcpyDtoH)(void *, CUdeviceptr, size_t);
 };
 
 /* All non-empty tensors, each with its offset in the memory of the device. */
@@ -59,16 +53,6 @@ device_require(const struct device_job *job, CUresult result, const char *functi
         child_fail(job->out, 1, "%s: %s", job->name, reason.text);
 }
 
-static void *
-device_find_function(const struct device_job *job, void *library, const char *function)
-{
-    void *found = library ? dlsym(library, function) : NULL;
-
-    if (!found)
-        child_fail(job->out, 1, "%s: the CUDA driver has no %s", job->name, function);
-    return found;
-}
-
 /* Uses libfstfs first, because its errors describe best what is missing. */
 static void
 open_device(struct device_job *job)
@@ -76,7 +60,6 @@ open_device(struct device_job *job)
     struct fstfs_options options = {.no_source = job->load && job->load->through_mount};
     struct reason reason;
     CUcontext context;
-    void *library;
 
     setenv("CUFILE_LOGFILE_PATH", "/dev/null", 0); /* default: the working directory */
     if (fstfs_new(&options, &job->fstfs) < 0 ||
@@ -84,11 +67,6 @@ open_device(struct device_job *job)
         child_fail(job->out, 1, "%s", fstfs_error());
     if (cuda_load(&job->cuda, &reason))
         child_fail(job->out, 1, "%s: %s", job->name, reason.text);
-    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    *(void **)&job->cuDeviceGetName = device_find_function(job, library, "cuDeviceGetName");
-    *(void **)&job->cuMemGetInfo = device_find_function(job, library, "cuMemGetInfo_v2");
-    *(void **)&job->cuMemAllocManaged = device_find_function(job, library, "cuMemAllocManaged");
-    *(void **)&job->cuMemcpyDtoH = device_find_function(job, library, "cuMemcpyDtoH_v2");
     device_require(job, job->cuda.cuDeviceGet(&job->number, atoi(strchr(job->name, ':') + 1)),
                    "cuDeviceGet");
     device_require(job, job->cuda.cuDevicePrimaryCtxRetain(&context, job->number),
@@ -102,8 +80,9 @@ static void __attribute__((noreturn)) device_describe(struct device_job *job)
     char name[128] = "";
 
     open_device(job);
-    device_require(job, job->cuDeviceGetName(name, sizeof(name), job->number), "cuDeviceGetName");
-    device_require(job, job->cuMemGetInfo(&memory_free, &memory), "cuMemGetInfo");
+    device_require(job, job->cuda.cuDeviceGetName(name, sizeof(name), job->number),
+                   "cuDeviceGetName");
+    device_require(job, job->cuda.cuMemGetInfo_v2(&memory_free, &memory), "cuMemGetInfo");
     dprintf(job->out, "%zu %zu %s\n", memory, memory_free, name);
     _exit(0);
 }
@@ -128,12 +107,12 @@ device_allocate(const struct device_job *job, size_t size)
     size_t memory_free = 0, memory = 0;
     CUdeviceptr address;
     struct reason reason;
-    CUresult result = shared ? job->cuMemAllocManaged(&address, size, MANAGED_FOR_ALL)
+    CUresult result = shared ? job->cuda.cuMemAllocManaged(&address, size, MANAGED_FOR_ALL)
                              : job->cuda.cuMemAlloc_v2(&address, size);
 
     if (cuda_check(&job->cuda, result, "memory", &reason) == 0)
         return address;
-    job->cuMemGetInfo(&memory_free, &memory);
+    job->cuda.cuMemGetInfo_v2(&memory_free, &memory);
     child_fail(job->out, CHILD_UNAVAILABLE,
                "not enough memory on %s: needs %.1f GB, %.1f GB are free", job->name,
                (double)size / 1e9, (double)memory_free / 1e9);
@@ -226,7 +205,7 @@ device_sum(const struct device_job *job, const struct device_tensors *tensors)
         for (uint64_t at = 0; at < size; at += COPY_BYTES) {
             size_t piece = size - at < COPY_BYTES ? (size_t)(size - at) : COPY_BYTES;
 
-            device_require(job, job->cuMemcpyDtoH(bytes, from + at, piece), "cuMemcpyDtoH");
+            device_require(job, job->cuda.cuMemcpyDtoH_v2(bytes, from + at, piece), "cuMemcpyDtoH");
             for (size_t page = 0; page < piece; page += PAGE)
                 sum += bytes[page];
             if (at + piece == size)

@@ -42,24 +42,28 @@ enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 #define CU_MEMHOSTREGISTER_PORTABLE 1
 #endif
 
-/* The functions and their parameters. */
+/* The functions and their parameters. fstfs-bench, too, uses them. */
 #define CUDA_FUNCTIONS(X)                                                                          \
     X(cuInit, (unsigned int flags))                                                                \
     X(cuGetErrorName, (CUresult error, const char **name))                                         \
     X(cuDeviceGetCount, (int *count))                                                              \
     X(cuDeviceGet, (CUdevice * device, int ordinal))                                               \
     X(cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice device))           \
+    X(cuDeviceGetName, (char *name, int length, CUdevice device))                                  \
     X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                            \
     X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                             \
     X(cuCtxPushCurrent_v2, (CUcontext context))                                                    \
     X(cuCtxPopCurrent_v2, (CUcontext * context))                                                   \
+    X(cuMemGetInfo_v2, (size_t * left, size_t * all))                                              \
     X(cuMemAlloc_v2, (CUdeviceptr * address, size_t size))                                         \
+    X(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned int flags))                 \
     X(cuMemFree_v2, (CUdeviceptr address))                                                         \
     X(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t * size, CUdeviceptr address))           \
     X(cuMemHostAlloc, (void **memory, size_t size, unsigned int flags))                            \
     X(cuMemFreeHost, (void *memory))                                                               \
     X(cuMemHostRegister_v2, (void *memory, size_t size, unsigned int flags))                       \
     X(cuMemHostUnregister, (void *memory))                                                         \
+    X(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t size))                                  \
     X(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t size))                            \
     X(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t size, CUstream stream))      \
     X(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream))      \

@@ -15,9 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Exit statuses. */
-enum { STATUS_DONE = 0, STATUS_FAILED = 1 };
-
 /* 1/SPARE_SHARE of the available memory is left to other processes. */
 enum { SPARE_SHARE = 16 };
 

@@ -3,42 +3,21 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Values of getopt_long() for command->options[0] and the following. */
 enum { FIRST_OPTION = 256 };
-
-static void print_complaint(const char *format, va_list arguments)
-    __attribute__((format(printf, 1, 0)));
-
-static void
-print_complaint(const char *format, va_list arguments)
-{
-    fprintf(stderr, "%s: ", program_invocation_short_name);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-}
 
 void
 complain(const char *format, ...)
 {
     va_list arguments;
 
+    fprintf(stderr, "%s: ", program_invocation_short_name);
     va_start(arguments, format);
-    print_complaint(format, arguments);
+    vfprintf(stderr, format, arguments);
     va_end(arguments);
-}
-
-void
-command_refuse(const char *format, ...)
-{
-    va_list arguments;
-
-    va_start(arguments, format);
-    print_complaint(format, arguments);
-    va_end(arguments);
-    exit(STATUS_USAGE);
+    fputc('\n', stderr);
 }
 
 bool

@@ -8,9 +8,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 
-/* Exit status if the command line is invalid. */
-enum { STATUS_USAGE = 2 };
+/* Exit statuses. */
+enum { STATUS_DONE = 0, STATUS_FAILED = 1, STATUS_USAGE = 2 /* invalid command line */ };
 
 /*
  * One long option of a program, stored at the offset `field` of its options struct.
@@ -37,11 +38,11 @@ enum { COMMAND_OPTIONS_MOST = 16 };
  * Exits after --help, --version or an invalid option. */
 void command_options(const struct command *command, int argc, char **argv, void *options);
 
-/* Prints what is wrong with the command line, and exits with STATUS_USAGE. */
-_Noreturn void command_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
 /* Prints a line to standard error, prefixed with the program's name. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Prints what is wrong with the command line, and exits with STATUS_USAGE. */
+#define command_refuse(...) (complain(__VA_ARGS__), exit(STATUS_USAGE))
 
 /* Writes and flushes the text. Returns false if that fails, or if the buffer has failed. */
 bool write_out(FILE *file, const struct buffer *text);

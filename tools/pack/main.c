@@ -27,9 +27,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* Exit statuses. */
-enum { STATUS_DONE = 0, STATUS_FAILED = 1 };
-
 struct pack {
     const struct options *options;
     struct inputs inputs;

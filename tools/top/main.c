@@ -17,9 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Exit statuses. */
-enum { STATUS_DONE = 0, STATUS_FAILED = 1 };
-
 /* A daemon that does not reply for this long beyond the interval is reported. */
 static const double SILENCE_SECONDS = 2;
 

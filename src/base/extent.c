@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 static void
 identity_from_stat(struct file_identity *identity, const struct stat *st)
@@ -78,6 +79,24 @@ file_identity_same_content(const struct file_identity *then, const struct file_i
         !same_time(&then->modified, &now->modified))
         return false;
     return same_time(&then->changed, &now->changed);
+}
+
+int
+file_identity_open(const struct file_identity *identity, int directory, const char *path)
+{
+    int fd = open_at(directory, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct file_identity now = {0};
+    errint_t error;
+
+    if (fd < 0)
+        return fd;
+    error = file_identity_from_fd(&now, fd);
+    if (!error && !file_identity_same_content(identity, &now))
+        error = -ESTALE;
+    if (!error)
+        return fd;
+    close(fd);
+    return error;
 }
 
 uint64_t

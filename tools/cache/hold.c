@@ -7,6 +7,7 @@
 #include "common/units.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,7 +75,7 @@ hold_map_file(struct hold *hold, size_t number, struct reason *reason)
 
     if (left == 0)
         return 0;
-    fd = selected_open(file);
+    fd = file_identity_open(&file->identity, AT_FDCWD, file->path);
     if (fd < 0) {
         selection_fail_file(hold->selection, number, fd);
         return 0;

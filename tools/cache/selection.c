@@ -458,29 +458,11 @@ selected_range(const struct selected_file *file, size_t i, uint64_t *left, struc
     return true;
 }
 
-int
-selected_open(const struct selected_file *file)
-{
-    int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct file_identity now;
-    errint_t error;
-
-    if (fd < 0)
-        return -errno;
-    error = file_identity_from_fd(&now, fd);
-    if (!error && !file_identity_same_content(&file->identity, &now))
-        error = -ESTALE;
-    if (!error)
-        return fd;
-    close(fd);
-    return error;
-}
-
 /* Counts the wanted pages of a file that are cached, and the others. */
 static errint_t
 selection_measure_file(const struct selected_file *file, uint64_t *wanted, uint64_t *others)
 {
-    int fd = file->range_count ? selected_open(file) : -1;
+    int fd = file->range_count ? file_identity_open(&file->identity, AT_FDCWD, file->path) : -1;
     uint64_t left = file->wanted;
     errint_t error = 0;
 

@@ -77,10 +77,6 @@ struct selection_row selection_total(const struct selection *selection);
 bool selected_range(const struct selected_file *file, size_t i, uint64_t *left,
                     struct page_range *range);
 
-/* Opens a file for reading. Returns a descriptor or a negative errno; -ESTALE: the file has changed
- * since it was selected. Any thread may call. */
-int selected_open(const struct selected_file *file);
-
 /* Prints the error of a file, and sets `failed`. */
 void selection_fail(struct selection *selection, const char *path, errint_t error);
 

@@ -104,7 +104,7 @@ warm_part(void *arg, size_t number)
 
     if (progress_signal() || file->error)
         return;
-    fd = selected_open(file);
+    fd = file_identity_open(&file->identity, AT_FDCWD, file->path);
     if (fd < 0)
         error = fd;
     else if (part_is_cached(fd, &part->range))
@@ -168,7 +168,7 @@ evict_file(void *arg, size_t number)
 
     if (progress_signal() || file->range_count == 0)
         return;
-    fd = selected_open(file);
+    fd = file_identity_open(&file->identity, AT_FDCWD, file->path);
     if (fd < 0)
         error = fd;
     else if (is_in_memory_only(fd))

@@ -236,20 +236,6 @@ copy_ranges(struct copy_pass *pass, const struct range *ranges, size_t count,
 
 /* ---- sharing ---- */
 
-static int
-open_unchanged_backing(const struct backing *backing)
-{
-    struct file_identity now;
-    int fd = openat(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-
-    if (fd >= 0 && (file_identity_from_fd(&now, fd) != 0 ||
-                    !file_identity_same_content(&backing->identity, &now))) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
 /* Shares the whole blocks of an extent with the file `to`. `shared` is set to their range, or an
  * empty one. Returns false if the file system does not support it. */
 static bool
@@ -296,8 +282,8 @@ share_extents(const struct extent_list *list, int fd, struct range *left, uint64
         if (extent->backing != before) {
             if (from >= 0)
                 close(from);
-            from = open_unchanged_backing(extent->backing);
             before = extent->backing;
+            from = file_identity_open(&before->identity, before->directory, before->path);
         }
         if (from < 0)
             continue;

@@ -8,15 +8,15 @@
 struct number_format {
     uint64_t exponent, mantissa;
     unsigned size; /* bytes; 0: not a floating-point type */
-    bool has_inf; /* otherwise only the value with all bits set is NaN */
+    bool has_inf; /* otherwise it is NaN if its mantissa is 0, else a number */
 };
 
 static const struct number_format number_formats[DTYPE_COUNT] = {
     [DTYPE_F8_E5M2] = {0x7c, 0x03, 1, true},
     [DTYPE_F8_E4M3] = {0x7f, 0, 1, false},
     [DTYPE_F8_E8M0] = {0xff, 0, 1, false},
-    [DTYPE_F8_E4M3FNUZ] = {0, 0, 1, false}, /* only -0 is NaN, as in the next */
-    [DTYPE_F8_E5M2FNUZ] = {0, 0, 1, false},
+    [DTYPE_F8_E4M3FNUZ] = {0x80, 0x7f, 1, false}, /* only -0 is NaN, as in the next */
+    [DTYPE_F8_E5M2FNUZ] = {0x80, 0x7f, 1, false},
     [DTYPE_F16] = {0x7c00, 0x03ff, 2, true},
     [DTYPE_BF16] = {0x7f80, 0x007f, 2, true},
     [DTYPE_F32] = {0x7f800000, 0x007fffff, 4, true},
@@ -45,7 +45,7 @@ values_has(enum dtype dtype)
             all += (value & exponent) == exponent;                                                 \
             inf += (value & (type)(exponent | mantissa)) == exponent;                              \
         }                                                                                          \
-        values->nan += all - (format->has_inf ? inf : 0);                                          \
+        values->nan += format->has_inf ? all - inf : inf;                                          \
         values->inf += format->has_inf ? inf : 0;                                                  \
     }
 
@@ -55,23 +55,11 @@ DEFINE_COUNT(uint32_t)
 DEFINE_COUNT(uint64_t)
 
 static void
-count_negative_zero(struct values *values, const unsigned char *bytes, size_t count)
-{
-    size_t nan = 0;
-
-    for (size_t i = 0; i < count; i++)
-        nan += bytes[i] == 0x80;
-    values->nan += nan;
-}
-
-static void
 count_elements(struct values *values, const unsigned char *bytes, size_t count)
 {
     const struct number_format *format = &number_formats[values->dtype];
 
-    if (format->exponent == 0)
-        count_negative_zero(values, bytes, count);
-    else if (format->size == 1)
+    if (format->size == 1)
         count_uint8_t(values, bytes, count, format);
     else if (format->size == 2)
         count_uint16_t(values, bytes, count, format);

@@ -23,7 +23,8 @@
 /* No row yet. */
 #define NO_ROW SIZE_MAX
 
-void
+/* Prints the error of a file, and sets `failed`. */
+static void
 selection_fail(struct selection *selection, const char *path, errint_t error)
 {
     char name[QUOTED_SIZE];

@@ -77,9 +77,6 @@ struct selection_row selection_total(const struct selection *selection);
 bool selected_range(const struct selected_file *file, size_t i, uint64_t *left,
                     struct page_range *range);
 
-/* Prints the error of a file, and sets `failed`. */
-void selection_fail(struct selection *selection, const char *path, errint_t error);
-
 /* Prints the first error of a selected file, and sets `failed`. Does nothing for later ones. */
 void selection_fail_file(struct selection *selection, size_t number, errint_t error);
 

@@ -5,7 +5,6 @@
 #include "common/units.h"
 #include "report.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* ---- parsing ---- */
@@ -23,11 +22,16 @@ load_numbers(const cJSON *object, const char *name, double numbers[LOAD_SLICES_M
     return count;
 }
 
-bool
-load_parse(const char *line, size_t length, struct load *load, cJSON **object)
+/* Parses the line at *at and moves *at to the next one. Returns false if it is invalid. In any case
+ * free `*object` with cJSON_Delete() when the load is no longer needed. */
+static bool
+load_parse_next(const struct buffer *page, size_t *at, struct load *load, cJSON **object)
 {
+    const char *line = page->data + *at, *end = memchr(line, '\n', page->length - *at);
+    size_t length = end ? (size_t)(end - line) : page->length - *at;
     cJSON *json = cJSON_ParseWithLength(line, length);
 
+    *at += length + 1;
     *object = json;
     if (!cJSON_IsObject(json))
         return false;
@@ -57,17 +61,6 @@ load_parse(const char *line, size_t length, struct load *load, cJSON **object)
     load->slice_count = load_numbers(json, "slices", load->slices);
     load_numbers(json, "slices_busy", load->busy);
     return true;
-}
-
-/* Parses the line at *at and moves *at to the next one. */
-static bool
-load_parse_next(const struct buffer *page, size_t *at, struct load *load, cJSON **object)
-{
-    const char *line = page->data + *at, *end = memchr(line, '\n', page->length - *at);
-    size_t length = end ? (size_t)(end - line) : page->length - *at;
-
-    *at += length + 1;
-    return load_parse(line, length, load, object);
 }
 
 static errint_t

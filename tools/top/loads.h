@@ -6,7 +6,6 @@
 #include "base/buffer.h"
 #include "base/error.h"
 
-#include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <time.h>
 
@@ -24,10 +23,6 @@ struct load {
     double slices[LOAD_SLICES_MOST]; /* bytes */
     double busy[LOAD_SLICES_MOST]; /* share of the time, 0 to 1 */
 };
-
-/* Parses a line of the page. Returns false if it is invalid. In any case free `*object` with
- * cJSON_Delete() when the load is no longer needed. */
-bool load_parse(const char *line, size_t length, struct load *load, cJSON **object);
 
 /* Appends the loads of a page as a table, the oldest first, or the last one as an SVG image.
  * -EBADMSG: a line is invalid. -ENODATA: there is no load to draw. */

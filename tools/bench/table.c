@@ -2,7 +2,6 @@
 #include "common/json.h"
 #include "report.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 

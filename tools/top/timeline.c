@@ -9,7 +9,6 @@
 #include "loads.h"
 #include "report.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum {

@@ -32,22 +32,25 @@ json_add_spread(cJSON *object, const char *key, struct spread spread)
     cJSON_AddNumberToObject(one, "most", spread.most);
 }
 
-static void
-json_name_row(cJSON *object, const struct row *row)
+/* Creates the object of a row, with its names. */
+static cJSON *
+json_new_row(const struct row *row)
 {
+    cJSON *object = cJSON_CreateObject();
+
     cJSON_AddStringToObject(object, "method", row->method->name);
     cJSON_AddStringToObject(object, "text", row->method->text);
     cJSON_AddStringToObject(object, "place", row_place(row));
     cJSON_AddStringToObject(object, "state", row_state(row));
+    return object;
 }
 
 static cJSON *
 json_row(const struct bench *bench, const struct row *row)
 {
     const struct row *bare = bench_bare(bench, row), *best = bench_best(bench);
-    cJSON *object = cJSON_CreateObject(), *seconds;
+    cJSON *object = json_new_row(row), *seconds;
 
-    json_name_row(object, row);
     json_add_bytes(object, "bytes", row->bytes);
     seconds = cJSON_AddArrayToObject(object, "seconds");
     for (unsigned i = 0; i < row->rounds; i++)
@@ -77,19 +80,9 @@ json_row(const struct bench *bench, const struct row *row)
 }
 
 static cJSON *
-json_skipped_row(const struct row *row)
-{
-    cJSON *object = cJSON_CreateObject();
-
-    json_name_row(object, row);
-    cJSON_AddStringToObject(object, "why", row->skipped);
-    return object;
-}
-
-static cJSON *
 json_bench(const struct bench *bench)
 {
-    cJSON *object = cJSON_CreateObject(), *rows, *skipped, *failed;
+    cJSON *object = cJSON_CreateObject(), *rows, *skipped, *failed, *one;
     char storage[160];
 
     machine_storage_of(bench->model.directory, storage);
@@ -110,10 +103,13 @@ json_bench(const struct bench *bench)
     for (unsigned i = 0; i < bench->row_count; i++) {
         const struct row *row = &bench->rows[i];
 
-        if (row->rounds > 0)
+        if (row->rounds > 0) {
             cJSON_AddItemToArray(rows, json_row(bench, row));
-        else if (row->skipped[0] && row_exists(row))
-            cJSON_AddItemToArray(row->failed ? failed : skipped, json_skipped_row(row));
+        } else if (row->skipped[0] && row_exists(row)) {
+            one = json_new_row(row);
+            cJSON_AddStringToObject(one, "why", row->skipped);
+            cJSON_AddItemToArray(row->failed ? failed : skipped, one);
+        }
     }
     return object;
 }

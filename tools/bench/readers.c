@@ -95,12 +95,6 @@ reader_count_bytes(const struct reader_job *job, uint64_t bytes)
         atomic_fetch_add_explicit(job->done, bytes, memory_order_relaxed);
 }
 
-static bool
-reader_is_mapped(const struct reader *reader)
-{
-    return reader->kind == READER_MMAP || reader->kind == READER_COPY;
-}
-
 static void
 reader_open_file(const struct reader_job *job, const char *path, struct reader_file *file)
 {
@@ -113,7 +107,7 @@ reader_open_file(const struct reader_job *job, const char *path, struct reader_f
     if (file->fd < 0 || fstat(file->fd, &st) < 0)
         child_fail(job->out, 1, "%s: %s", path, strerror(errno));
     file->size = (size_t)st.st_size;
-    if (!reader_is_mapped(job->reader))
+    if (job->reader->kind != READER_MMAP && job->reader->kind != READER_COPY)
         return;
     file->map = mmap(NULL, file->size, PROT_READ, MAP_SHARED, file->fd, 0);
     if (file->map == MAP_FAILED)

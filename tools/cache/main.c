@@ -21,17 +21,6 @@ enum { SPARE_SHARE = 16 };
 /* Attempts to get all pages cached at the same time. */
 enum { PASSES = 3 };
 
-static errint_t
-cache_refuse_memory(uint64_t needed, uint64_t available, struct reason *reason)
-{
-    char size[UNITS_SIZE], most[UNITS_SIZE];
-
-    return reason_set(reason, -ENOMEM, "Memory",
-                      "not enough memory: %s are selected, %s are available; select less with "
-                      "--tensors or --memory",
-                      units_bytes(size, (double)needed), units_bytes(most, (double)available));
-}
-
 /* Measures whether all wanted pages are cached. */
 static bool
 cache_has_wanted(struct selection *selection)
@@ -51,6 +40,7 @@ cache_limit_memory(struct selection *selection, const struct options *options,
                    struct reason *reason)
 {
     uint64_t needed, available = machine_memory_available();
+    char size[UNITS_SIZE], most[UNITS_SIZE];
 
     if (options->memory)
         selection_limit(selection, options->memory);
@@ -60,7 +50,10 @@ cache_limit_memory(struct selection *selection, const struct options *options,
     available -= available / SPARE_SHARE;
     if (needed <= available || cache_has_wanted(selection))
         return 0;
-    return cache_refuse_memory(needed, available, reason);
+    return reason_set(reason, -ENOMEM, "Memory",
+                      "not enough memory: %s are selected, %s are available; select less with "
+                      "--tensors or --memory",
+                      units_bytes(size, (double)needed), units_bytes(most, (double)available));
 }
 
 /* Reads all wanted pages, again if the kernel has evicted some while it read others. */

@@ -18,7 +18,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -349,22 +348,16 @@ check_spans(void *arg, size_t thread)
     free(stream.buffers);
 }
 
-static unsigned
-deep_thread_count(const struct deep *deep)
-{
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned count = processors < 1              ? 1
-                     : processors > THREADS_MOST ? THREADS_MOST
-                                                 : (unsigned)processors;
-
-    return deep->span_count < count ? (unsigned)deep->span_count : count;
-}
-
 static errint_t
 run_deep_threads(struct deep *deep)
 {
-    const unsigned threads = deep_thread_count(deep);
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned threads = processors > THREADS_MOST ? THREADS_MOST : (unsigned)processors;
 
+    if (processors < 1)
+        threads = 1;
+    if (deep->span_count < threads)
+        threads = (unsigned)deep->span_count;
     deep->depth = DEPTH_ALL / (threads ? threads : 1);
     deep->depth = deep->depth > DEPTH_MOST ? DEPTH_MOST : deep->depth;
     parallel_for(threads, threads, check_spans, deep);

@@ -14,7 +14,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,15 +116,6 @@ catalog_options(const struct tree *tree, struct scope *scope)
 {
     return (struct catalog_options){
         .problems = {add_problem, scope, tree->options->all ? SIZE_MAX : 0}};
-}
-
-static void
-check_table(struct tree *tree, const char *path, const struct st_table *table, uint64_t size)
-{
-    tree->file_count++;
-    tree->tensor_count += table->count;
-    tree->bytes += size;
-    rules_check_table(&tree->findings, path, table);
 }
 
 /* ---- files to be read ---- */
@@ -294,12 +284,14 @@ check_checkpoint(struct tree *tree, const struct group *group, struct checkpoint
 
         if (!path)
             return -ENOMEM;
-        if (!shard->table)
-            tree->file_count++;
-        else
-            check_table(tree, path, shard->table, shard->file.identity.size);
-        if (shard->table && tree->options->deep)
-            error = add_shard_target(tree, model, path, shard->backing, shard->table);
+        tree->file_count++;
+        if (shard->table) {
+            tree->tensor_count += shard->table->count;
+            tree->bytes += shard->file.identity.size;
+            rules_check_table(&tree->findings, path, shard->table);
+            if (tree->options->deep)
+                error = add_shard_target(tree, model, path, shard->backing, shard->table);
+        }
         free(path);
     }
     return error;

@@ -163,6 +163,17 @@ checkpoint_tensor(const struct checkpoint *checkpoint, struct tensor_ref ref)
     return &checkpoint->shards[ref.shard]->table->tensors[ref.tensor];
 }
 
+/* A tensor with its name, which is not NUL-terminated. */
+struct named_tensor {
+    const char *name;
+    uint32_t length;
+    struct tensor_ref ref;
+};
+
+/* Returns the `count` tensors of all sound shards, sorted by name and shard; malloc'ed. NULL: out
+ * of memory. */
+struct named_tensor *checkpoint_sort_tensors(const struct checkpoint *checkpoint, size_t count);
+
 struct catalog_options {
     const char *source; /* path of an existing directory */
     /* Opens the source with O_PATH. If false, it is opened for reading, which makes an underlying

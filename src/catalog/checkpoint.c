@@ -65,12 +65,6 @@ quoted_shard(char out[QUOTED_SIZE], const struct checkpoint *checkpoint, struct 
     return quoted(out, name, strlen(name));
 }
 
-struct named_tensor {
-    const char *name;
-    uint32_t length;
-    struct tensor_ref ref;
-};
-
 static int
 compare_named_tensors(const void *a, const void *b)
 {
@@ -224,17 +218,14 @@ gathering_bytes(size_t count)
            sizeof(struct named_tensor);
 }
 
-/* Sorts the tensors of all sound shards by name. */
-static errint_t
-sort_tensors(struct checkpoint *checkpoint, size_t count, const char *file,
-             const struct st_index *index)
+struct named_tensor *
+checkpoint_sort_tensors(const struct checkpoint *checkpoint, size_t count)
 {
     struct named_tensor *all = malloc((count + 1) * sizeof(*all));
-    struct tensor_ref *refs;
     size_t at = 0;
 
     if (!all)
-        return -ENOMEM;
+        return NULL;
     for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
         const struct st_table *table = checkpoint->shards[s]->table;
 
@@ -243,6 +234,19 @@ sort_tensors(struct checkpoint *checkpoint, size_t count, const char *file,
                 table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
     }
     qsort(all, count, sizeof(*all), compare_named_tensors);
+    return all;
+}
+
+/* Sorts the tensors of all sound shards by name. */
+static errint_t
+sort_tensors(struct checkpoint *checkpoint, size_t count, const char *file,
+             const struct st_index *index)
+{
+    struct named_tensor *all = checkpoint_sort_tensors(checkpoint, count);
+    struct tensor_ref *refs;
+
+    if (!all)
+        return -ENOMEM;
     if (index)
         compare_with_index(checkpoint, file, index, all, count);
     count = drop_duplicates(checkpoint, all, count);

@@ -323,20 +323,6 @@ take_input(const struct options *options, struct inputs *inputs, const char *pat
 
 /* ---- combining ---- */
 
-struct named_tensor {
-    const char *name;
-    uint32_t length;
-    struct tensor_ref ref;
-};
-
-static int
-compare_input_tensors(const void *a, const void *b)
-{
-    const struct named_tensor *x = a, *y = b;
-
-    return text_compare(x->name, x->length, y->name, y->length);
-}
-
 static errint_t
 refuse_duplicate(const struct inputs *inputs, const struct named_tensor *a,
                  const struct named_tensor *b, struct reason *reason)
@@ -358,14 +344,14 @@ sort_input_tensors(struct inputs *inputs, struct reason *reason)
     struct checkpoint *checkpoint = &inputs->checkpoint;
     struct tensor_ref *refs;
     struct named_tensor *all;
-    size_t count = 0, at = 0;
+    size_t count = 0;
     errint_t error = 0;
 
     for (uint32_t s = 0; s < checkpoint->shard_count; s++)
         count += checkpoint->shards[s]->table->count;
     if (count > UINT32_MAX / 2)
         return reason_set(reason, -EOVERFLOW, "TooMany", "too many tensors");
-    all = malloc((count + 1) * sizeof(*all));
+    all = checkpoint_sort_tensors(checkpoint, count);
     refs = malloc((count + 1) * sizeof(*refs));
     checkpoint->tensors = refs;
     checkpoint->tensor_count = (uint32_t)count;
@@ -373,16 +359,9 @@ sort_input_tensors(struct inputs *inputs, struct reason *reason)
         free(all);
         return reason_no_memory(reason);
     }
-    for (uint32_t s = 0; s < checkpoint->shard_count; s++) {
-        const struct st_table *table = checkpoint->shards[s]->table;
-
-        for (uint32_t i = 0; i < table->count; i++)
-            all[at++] = (struct named_tensor){
-                table->text + table->tensors[i].name, table->tensors[i].name_length, {s, i}};
-    }
-    qsort(all, count, sizeof(*all), compare_input_tensors);
     for (size_t i = 0; i < count; i++) {
-        if (i > 0 && !error && compare_input_tensors(&all[i - 1], &all[i]) == 0)
+        if (i > 0 && !error &&
+            text_compare(all[i - 1].name, all[i - 1].length, all[i].name, all[i].length) == 0)
             error = refuse_duplicate(inputs, &all[i - 1], &all[i], reason);
         refs[i] = all[i].ref;
     }

@@ -10,32 +10,25 @@
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
+/* Finds out whether the file system shows files of another one, with other inode numbers or
+ * devices, and unless NULL, whether the file may have an ACL. */
 static bool
-may_have_acl(const char *path)
-{
-    int fd = open(path, O_PATH | O_CLOEXEC);
-    bool found = fd >= 0 && file_may_have_acl(fd);
-
-    if (fd >= 0)
-        close(fd);
-    return found;
-}
-
-/* Whether the file system shows files of another one, with other inode numbers or devices. */
-static bool
-is_stacked(int directory, const char *name)
+is_stacked(int directory, const char *name, bool *has_acl)
 {
     int fd = openat(directory, name, O_PATH | O_CLOEXEC);
     struct statfs fs;
-    bool found = fd >= 0 && fstatfs(fd, &fs) == 0 &&
-                 (fs.f_type == OVERLAYFS_SUPER_MAGIC || fs.f_type == FUSE_SUPER_MAGIC);
+    bool found;
 
-    if (fd >= 0)
-        close(fd);
+    if (fd < 0)
+        return false;
+    found = fstatfs(fd, &fs) == 0 &&
+            (fs.f_type == OVERLAYFS_SUPER_MAGIC || fs.f_type == FUSE_SUPER_MAGIC);
+    if (has_acl)
+        *has_acl = *has_acl || file_may_have_acl(fd);
+    close(fd);
     return found;
 }
 
@@ -43,24 +36,17 @@ is_stacked(int directory, const char *name)
 static errint_t
 add_source_file(struct sources *sources, const char *real, const char *path)
 {
-    struct stat st;
-    size_t number;
     struct source_entry entry;
+    size_t number;
 
-    if (stat(real, &st) < 0)
+    if (file_identity_at(&entry.identity, AT_FDCWD, real))
         return 0; /* ignored: reading it will fail, too */
-    sources->has_acl |= may_have_acl(real);
-    number = inode_map_add(&sources->inodes, st.st_dev, st.st_ino, sources->count + 1);
+    entry.is_stacked = is_stacked(AT_FDCWD, real, &sources->has_acl);
+    number = inode_map_add(&sources->inodes, entry.identity.device, entry.identity.inode,
+                           sources->count + 1);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
-    entry = (struct source_entry){
-        .path = strdup(path),
-        .device = st.st_dev,
-        .is_stacked = is_stacked(AT_FDCWD, real),
-        .size = st.st_size,
-        .mtime = st.st_mtim,
-        .ctime = st.st_ctim,
-    };
+    entry.path = strdup(path);
     if (entry.path && array_add(sources->all, sources->count, entry))
         return 0;
     free(entry.path);
@@ -111,14 +97,14 @@ is_same_time(const struct timespec *a, const struct timespec *b)
 /* Returns the number of the source that is the same file on another device, by size and times; 0:
  * none. The change time cannot be set, so that a copy has another one. */
 static size_t
-find_shown_source(const struct sources *sources, const struct stat *st, bool stacked)
+find_shown_source(const struct sources *sources, const struct file_identity *identity, bool stacked)
 {
     for (size_t i = 0; i < sources->count; i++) {
-        const struct source_entry *entry = &sources->all[i];
+        const struct file_identity *other = &sources->all[i].identity;
 
-        if ((stacked || entry->is_stacked) && entry->device != st->st_dev &&
-            entry->size == st->st_size && is_same_time(&entry->mtime, &st->st_mtim) &&
-            is_same_time(&entry->ctime, &st->st_ctim))
+        if ((stacked || sources->all[i].is_stacked) && other->device != identity->device &&
+            other->size == identity->size && is_same_time(&other->modified, &identity->modified) &&
+            is_same_time(&other->changed, &identity->changed))
             return i + 1;
     }
     return 0;
@@ -127,14 +113,14 @@ find_shown_source(const struct sources *sources, const struct stat *st, bool sta
 const char *
 sources_find_in(const struct sources *sources, int directory, const char *name)
 {
-    struct stat st;
+    struct file_identity identity;
     size_t number;
 
-    if (fstatat(directory, name, &st, 0) < 0)
+    if (file_identity_at(&identity, directory, name))
         return NULL;
-    number = inode_map_find(&sources->inodes, st.st_dev, st.st_ino);
+    number = inode_map_find(&sources->inodes, identity.device, identity.inode);
     if (number == 0)
-        number = find_shown_source(sources, &st, is_stacked(directory, name));
+        number = find_shown_source(sources, &identity, is_stacked(directory, name, NULL));
     return number ? sources->all[number - 1].path : NULL;
 }
 

@@ -9,19 +9,13 @@
 #ifndef FSTFS_PACK_SOURCES_H
 #define FSTFS_PACK_SOURCES_H
 
-#include "base/error.h"
+#include "base/extent.h"
 #include "common/inode_map.h"
-
-#include <stdbool.h>
-#include <sys/types.h>
-#include <time.h>
 
 struct source_entry {
     char *path; /* of the input */
-    uint64_t device;
+    struct file_identity identity;
     bool is_stacked; /* its file system may show files of another one */
-    off_t size;
-    struct timespec mtime, ctime;
 };
 
 /* All zero is an empty set. */

@@ -318,20 +318,12 @@ static errint_t
 cut_parts(struct pack *pack, struct reason *reason)
 {
     const struct options *options = pack->options;
-    struct checkpoint *checkpoint = &pack->inputs.checkpoint;
-    errint_t error = 0;
+    const struct checkpoint *checkpoint = &pack->inputs.checkpoint;
+    uint32_t shards = options_make_shards(options) ? options->shards : 1;
 
     pack->refs = layout_shard_order(checkpoint);
-    if (options_make_shards(options) && pack->refs) {
-        error = layout_cut(checkpoint, pack->refs, options->shards, options->shard_size,
-                           &pack->parts, &pack->part_count);
-    } else {
-        pack->parts = calloc(1, sizeof(*pack->parts));
-        pack->part_count = 1;
-        if (pack->parts)
-            pack->parts[0].count = checkpoint->tensor_count;
-    }
-    if (error || !pack->refs || !pack->parts)
+    if (!pack->refs || layout_cut(checkpoint, pack->refs, shards, options->shard_size, &pack->parts,
+                                  &pack->part_count))
         return reason_no_memory(reason);
     return 0;
 }

@@ -111,7 +111,7 @@ check_model_size(const struct bench *bench, struct reason *reason)
 
     if (bench->model.bytes >= SURELY_TIMED)
         return 0;
-    error = model_plan(&bench->model, NULL, ORDER_FILES, &plan);
+    error = model_plan(&bench->model, bench->model.directory, ORDER_FILES, &plan);
     if (error)
         reason_fill(reason, "Plan", "%s", strerror(-error));
     for (int i = 0; !error && i < 3; i++) {

@@ -122,8 +122,7 @@ static char **
 python_make_arguments(const char *name, const struct model *model, const char *directory)
 {
     char **arguments = calloc(model->file_count + 6, sizeof(*arguments));
-    const char *where = directory ? directory : model->directory;
-    const char *const first[] = {"python3", "-", "run", name, where};
+    const char *const first[] = {"python3", "-", "run", name, directory};
     size_t count = 0;
 
     if (!arguments)
@@ -131,7 +130,7 @@ python_make_arguments(const char *name, const struct model *model, const char *d
     for (; count < sizeof(first) / sizeof(*first); count++)
         arguments[count] = strdup(first[count]);
     for (size_t i = 0; i < model->file_count; i++, count++)
-        arguments[count] = path_join(where, model->names[i]);
+        arguments[count] = path_join(directory, model->names[i]);
     return arguments;
 }
 

@@ -10,7 +10,7 @@
 errint_t loaders_list(struct method methods[METHODS_MOST], unsigned *count, struct reason *reason);
 
 /*
- * Loads a model once, from `directory` (NULL: the model's own). Errors as in children_run().
+ * Loads a model once, with its files in `directory`. Errors as in children_run().
  * `*has_sum`: whether result->sum is the readers' checksum of the model's tensors.
  */
 errint_t loader_run(const char *name, const struct model *model, const char *directory,

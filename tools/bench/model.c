@@ -155,26 +155,16 @@ model_entry(const struct model *model, char entry[PATH_MAX])
 
 /* ---- plans ---- */
 
-static errint_t
-plan_add_model_file(struct plan *plan, const struct model *model, const char *directory,
-                    size_t file)
-{
-    char path[PATH_MAX];
-
-    if (!directory)
-        return plan_add_file(plan, model->files[file]);
-    if (snprintf(path, sizeof(path), "%s/%s", directory, model->names[file]) >= (int)sizeof(path))
-        return -ENAMETOOLONG;
-    return plan_add_file(plan, path);
-}
-
 errint_t
 model_plan(const struct model *model, const char *directory, enum order order, struct plan *plan)
 {
     errint_t error = 0;
 
     for (size_t i = 0; !error && i < model->file_count; i++) {
-        error = plan_add_model_file(plan, model, directory, i);
+        char *path = path_join(directory, model->names[i]);
+
+        error = path ? plan_add_file(plan, path) : -ENOMEM;
+        free(path);
         if (!error && order == ORDER_FILES)
             error = plan_add_segment(plan, i, 0, model->sizes[i]);
     }

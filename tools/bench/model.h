@@ -41,8 +41,8 @@ bool model_entry(const struct model *model, char entry[PATH_MAX]);
 
 enum order { ORDER_FILES, ORDER_NAMES };
 
-/* Adds everything of the model to an empty plan, with its files in `directory` (NULL: the model's
- * own): whole files, or tensors sorted by name. -ENOMEM, -ENAMETOOLONG. */
+/* Adds everything of the model to an empty plan, with its files in `directory`: whole files, or
+ * tensors sorted by name. -ENOMEM. */
 errint_t model_plan(const struct model *model, const char *directory, enum order order,
                     struct plan *plan);
 

@@ -17,7 +17,7 @@
 struct target {
     const struct model *model;
     struct model shown; /* of the own mount, if it shows other files than those of the model */
-    char directory[PATH_MAX]; /* of the files; "": the model's own */
+    char directory[PATH_MAX]; /* of the files */
     struct mount mount; /* if mounted */
     struct plan plan;
 };
@@ -52,12 +52,11 @@ static errint_t
 run_device(const struct bench *bench, const struct row *row, const struct target *target,
            struct progress *progress, struct run_result *result, struct reason *reason)
 {
-    const char *directory = target->directory[0] ? target->directory : target->model->directory;
     char entry[PATH_MAX], path[2 * PATH_MAX];
     struct device_load load = {bench->device->name, path, &target->plan, row->mounted};
 
     model_entry(target->model, entry);
-    snprintf(path, sizeof(path), "%s/%s", directory, entry);
+    snprintf(path, sizeof(path), "%s/%s", target->directory, entry);
     return device_run(&load, progress, &result->reader, &result->device, reason);
 }
 
@@ -70,8 +69,7 @@ run_method(const struct bench *bench, const struct row *row, const struct target
     case METHOD_DEVICE:
         return run_device(bench, row, target, progress, result, reason);
     case METHOD_LOADER:
-        return loader_run(row->method->name, target->model,
-                          target->directory[0] ? target->directory : NULL, progress,
+        return loader_run(row->method->name, target->model, target->directory, progress,
                           &result->reader, &result->has_sum, reason);
     default:
         return reader_run(&row->method->reader, &target->plan, progress, &result->reader, reason);
@@ -169,8 +167,8 @@ measure_row(struct bench *bench, struct row *row, const struct target *target,
 static errint_t
 target_make_plan(const struct row *row, struct target *target, struct reason *reason)
 {
-    errint_t error = model_plan(target->model, target->directory[0] ? target->directory : NULL,
-                                row->method->order, &target->plan);
+    errint_t error =
+        model_plan(target->model, target->directory, row->method->order, &target->plan);
 
     return error ? reason_set(reason, error, "Plan", "%s", strerror(-error)) : 0;
 }
@@ -188,7 +186,7 @@ target_open_shown(const struct bench *bench, const struct row *row, struct targe
     if (error)
         return error;
     target->model = &target->shown;
-    target->directory[0] = '\0';
+    snprintf(target->directory, sizeof(target->directory), "%s", target->shown.directory);
     return target_make_plan(row, target, reason);
 }
 
@@ -211,6 +209,8 @@ target_open(const struct bench *bench, const struct row *row, struct target *tar
         target->model = &bench->mounted;
         target->mount = bench->mount;
     }
+    if (!target->directory[0])
+        snprintf(target->directory, sizeof(target->directory), "%s", target->model->directory);
     return target_make_plan(row, target, reason);
 }
 

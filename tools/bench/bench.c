@@ -185,57 +185,45 @@ static void
 check_memory(const struct bench *bench, struct row *row, uint64_t available)
 {
     uint64_t bytes = bench->model.bytes, wanted = 0;
-    char why[200];
 
     if (row->temperature == WARM)
         wanted += bytes; /* in the page cache */
     if (row->method->kind == METHOD_LOADER)
         wanted += bytes + PYTHON_MEMORY;
-    if (wanted <= available)
-        return;
-    snprintf(why, sizeof(why), "not enough memory: needs %.1f GB, %.1f GB are available",
-             (double)wanted / 1e9, (double)available / 1e9);
-    row_skip(row, false, why);
+    if (wanted > available)
+        row_skip(row, false, "not enough memory: needs %.1f GB, %.1f GB are available",
+                 (double)wanted / 1e9, (double)available / 1e9);
 }
 
 static void
 check_loader(const struct bench *bench, struct row *row)
 {
     const char *name = row->method->name;
-    char path[PATH_MAX + 16], why[200];
+    bool needs_config = strcmp(name, "transformers") == 0 || strcmp(name, "diffusers") == 0;
+    char path[PATH_MAX + 16];
 
-    if (row->method->missing[0]) {
-        row_skip(row, false, row->method->missing);
-        return;
-    }
-    if (strcmp(name, "transformers") != 0 && strcmp(name, "diffusers") != 0)
-        return;
     snprintf(path, sizeof(path), "%s/config.json", bench->model.directory);
-    if (!bench->model.whole)
-        snprintf(why, sizeof(why), "%s needs a directory that contains one checkpoint", name);
-    else if (access(path, R_OK) < 0)
-        snprintf(why, sizeof(why), "%s needs a config.json next to the checkpoint", name);
-    else
-        return;
-    row_skip(row, false, why);
+    if (row->method->missing[0])
+        row_skip(row, false, "%s", row->method->missing);
+    else if (needs_config && !bench->model.whole)
+        row_skip(row, false, "%s needs a directory that contains one checkpoint", name);
+    else if (needs_config && access(path, R_OK) < 0)
+        row_skip(row, false, "%s needs a config.json next to the checkpoint", name);
 }
 
 static void
 check_device(const struct bench *bench, struct row *row)
 {
-    char entry[PATH_MAX], why[200];
+    char entry[PATH_MAX];
 
-    if (bench->model.bytes > bench->device->free_memory) {
-        snprintf(why, sizeof(why),
-                 "not enough memory on %s: needs %.1f GB, %.1f of %.1f GB are free",
+    if (bench->model.bytes > bench->device->free_memory)
+        row_skip(row, false, "not enough memory on %s: needs %.1f GB, %.1f of %.1f GB are free",
                  bench->device->name, (double)bench->model.bytes / 1e9,
                  (double)bench->device->free_memory / 1e9, (double)bench->device->memory / 1e9);
-        row_skip(row, false, why);
-    } else if (!model_entry(row->mounted && !bench->own_mount ? &bench->mounted : &bench->model,
-                            entry)) {
+    else if (!model_entry(row->mounted && !bench->own_mount ? &bench->mounted : &bench->model,
+                          entry))
         row_skip(row, false,
                  "libfstfs opens shards without an index only in a directory of their own");
-    }
 }
 
 static void
@@ -251,7 +239,7 @@ check_rows(struct bench *bench)
         if (!row_exists(row))
             row_skip(row, false, "bypasses the page cache");
         if (!row->skipped[0] && row->mounted && !can_mount)
-            row_skip(row, false, no_mount.text);
+            row_skip(row, false, "%s", no_mount.text);
         if (!row->skipped[0] && row->method->kind == METHOD_LOADER)
             check_loader(bench, row);
         if (!row->skipped[0] && row->method->kind == METHOD_DEVICE)

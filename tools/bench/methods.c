@@ -67,9 +67,13 @@ row_exists(const struct row *row)
 }
 
 void
-row_skip(struct row *row, bool failed, const char *why)
+row_skip(struct row *row, bool failed, const char *format, ...)
 {
-    snprintf(row->skipped, sizeof(row->skipped), "%s", why);
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(row->skipped, sizeof(row->skipped), format, arguments);
+    va_end(arguments);
     row->failed = failed;
     row->rounds = 0;
 }

@@ -66,7 +66,8 @@ struct row {
 bool row_exists(const struct row *row);
 
 /* Marks a row as not measured, with the reason. */
-void row_skip(struct row *row, bool failed, const char *why);
+void row_skip(struct row *row, bool failed, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Over the rounds of one or two rows. */
 struct spread {

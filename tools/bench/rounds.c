@@ -139,9 +139,9 @@ end_row(struct bench *bench, struct row *row, errint_t error, const struct reaso
     if (error == -EINTR)
         bench->interrupted = true;
     else
-        row_skip(row, error != -ENOTSUP && !is_bare_loader, reason->text);
+        row_skip(row, error != -ENOTSUP && !is_bare_loader, "%s", reason->text);
     if (is_bare_loader && row->skipped[0] && !row[TEMPERATURES].skipped[0])
-        row_skip(&row[TEMPERATURES], false, reason->text);
+        row_skip(&row[TEMPERATURES], false, "%s", reason->text);
 }
 
 static void
@@ -237,7 +237,7 @@ make_cold(struct bench *bench, const struct target *target)
         struct row *row = &bench->rows[i];
 
         if (row->temperature == COLD && !row->skipped[0])
-            row_skip(row, false, reason.text);
+            row_skip(row, false, "%s", reason.text);
     }
 }
 

@@ -137,7 +137,6 @@ selection_add_file(struct selection *selection, const char *path, size_t row,
                    const struct tensor_bytes *tensors, size_t count)
 {
     struct selected_file file = {.row = row};
-    size_t number = selection->file_count + 1;
     errint_t error = file_identity_at(&file.identity, AT_FDCWD, path);
     size_t known;
 
@@ -145,8 +144,8 @@ selection_add_file(struct selection *selection, const char *path, size_t row,
         selection_fail(selection, path, error);
         return 0;
     }
-    known = inode_map_add(&selection->inodes, file.identity.device, file.identity.inode, number);
-    if (known != number)
+    known = inode_map_add(&selection->inodes, &file.identity);
+    if (known <= selection->file_count)
         return known ? 0 : -ENOMEM;
     file.path = strdup(path);
     if (!file.path)

@@ -151,15 +151,13 @@ add_model(struct tree *tree, char *key, size_t most_targets)
 static errint_t
 add_target(struct tree *tree, const char *path, struct backing *backing, size_t *number)
 {
-    const struct file_identity *identity = &backing->identity;
     struct target *targets = array_room(tree->targets, tree->target_count, sizeof(*targets));
     struct target *target;
 
     if (!targets)
         return -ENOMEM;
     tree->targets = targets;
-    *number =
-        inode_map_add(&tree->files, identity->device, identity->inode, tree->target_count + 1);
+    *number = inode_map_add(&tree->files, &backing->identity);
     if (*number == 0)
         return -ENOMEM;
     if (*number <= tree->target_count)
@@ -478,11 +476,11 @@ check_children(struct tree *tree, struct source_dir *dir, const struct listing *
 static bool
 is_new_directory(struct tree *tree, struct source_dir *dir)
 {
-    size_t number = tree->directories.count + 1;
+    const size_t before = tree->directories.count;
     struct file_identity identity;
 
     return source_dir_stat(dir, &identity) != 0 ||
-           inode_map_add(&tree->directories, identity.device, identity.inode, number) == number;
+           inode_map_add(&tree->directories, &identity) > before;
 }
 
 /* NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, without loops */

@@ -4,6 +4,11 @@
 #include <search.h>
 #include <stdlib.h>
 
+struct inode_map_entry {
+    uint64_t device, inode;
+    size_t number;
+};
+
 static int
 compare_inodes(const void *a, const void *b)
 {
@@ -15,13 +20,13 @@ compare_inodes(const void *a, const void *b)
 }
 
 size_t
-inode_map_add(struct inode_map *map, uint64_t device, uint64_t inode, size_t number)
+inode_map_add(struct inode_map *map, const struct file_identity *identity)
 {
     struct inode_map_entry *added = malloc(sizeof(*added)), **found;
 
     if (!added)
         return 0;
-    *added = (struct inode_map_entry){device, inode, number};
+    *added = (struct inode_map_entry){identity->device, identity->inode, map->count + 1};
     found = tsearch(added, &map->root, compare_inodes);
     if (!found || *found != added)
         free(added);
@@ -31,9 +36,9 @@ inode_map_add(struct inode_map *map, uint64_t device, uint64_t inode, size_t num
 }
 
 size_t
-inode_map_find(const struct inode_map *map, uint64_t device, uint64_t inode)
+inode_map_find(const struct inode_map *map, const struct file_identity *identity)
 {
-    const struct inode_map_entry key = {device, inode, 0};
+    const struct inode_map_entry key = {identity->device, identity->inode, 0};
     struct inode_map_entry *const *found = tfind(&key, &map->root, compare_inodes);
 
     return found ? (*found)->number : 0;

@@ -42,8 +42,7 @@ add_source_file(struct sources *sources, const char *real, const char *path)
     if (file_identity_at(&entry.identity, AT_FDCWD, real))
         return 0; /* ignored: reading it will fail, too */
     entry.is_stacked = is_stacked(AT_FDCWD, real, &sources->has_acl);
-    number = inode_map_add(&sources->inodes, entry.identity.device, entry.identity.inode,
-                           sources->count + 1);
+    number = inode_map_add(&sources->inodes, &entry.identity);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
     entry.path = strdup(path);
@@ -118,7 +117,7 @@ sources_find_in(const struct sources *sources, int directory, const char *name)
 
     if (file_identity_at(&identity, directory, name))
         return NULL;
-    number = inode_map_find(&sources->inodes, identity.device, identity.inode);
+    number = inode_map_find(&sources->inodes, &identity);
     if (number == 0)
         number = find_shown_source(sources, &identity, is_stacked(directory, name, NULL));
     return number ? sources->all[number - 1].path : NULL;

@@ -99,7 +99,7 @@ report_unknown_dtypes(struct checkpoint *checkpoint, const struct shard *shard)
         unknown++;
     }
     if (unknown && !table->gguf) /* whose reader knows its types */
-        problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+        problem_set_add(checkpoint->problems, shard->name,
                         "%u tensors of a dtype this fstfs does not know (the first is %s, %s): "
                         "served as bytes, and not in npy/",
                         unknown, quoted(name, table->text + first->name, first->name_length),
@@ -124,15 +124,14 @@ drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t 
         }
         mark_unsound(checkpoint, "a tensor is in two shards");
         if (dropped++ < named)
-            problem_set_add(checkpoint->problems, checkpoint->directory,
-                            checkpoint->shards[all[i + 1].ref.shard]->name,
+            problem_set_add(checkpoint->problems, checkpoint->shards[all[i + 1].ref.shard]->name,
                             "DuplicateTensorName: tensor %s is also in %s: shown from neither, and "
                             "there is no merged file",
                             quoted(name, all[i].name, all[i].length),
                             quoted_shard(shard, checkpoint, all[i].ref));
     }
     if (dropped > named)
-        problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
+        problem_set_add(checkpoint->problems, checkpoint->shards[0]->name,
                         "%zu tensors of this checkpoint are in more than one shard: they are "
                         "missing, and there is no merged file",
                         dropped);
@@ -147,7 +146,6 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
     size_t absent = 0, unlisted = 0, elsewhere = 0, t = 0;
     struct problem_set *set = checkpoint->problems;
     const size_t named = problem_set_named(set);
-    const char *dir = checkpoint->directory;
     char name[QUOTED_SIZE], shard[QUOTED_SIZE], actual[QUOTED_SIZE];
 
     for (uint32_t i = 0; i <= index->count; i++) {
@@ -158,7 +156,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
         while (t < count && (!entry || (order = text_compare(text, entry->name_length, all[t].name,
                                                              all[t].length)) > 0)) {
             if (unlisted++ < named)
-                problem_set_add(set, dir, file,
+                problem_set_add(set, file,
                                 "tensor %s of %s is not in the index: it is shown nevertheless",
                                 quoted(name, all[t].name, all[t].length),
                                 quoted_shard(shard, checkpoint, all[t].ref));
@@ -172,13 +170,12 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
             if (strcmp(listed, checkpoint->shards[all[t].ref.shard]->name) != 0 &&
                 elsewhere++ < named)
                 problem_set_add(
-                    set, dir, file,
-                    "the index lists tensor %s in %s; it is in %s, and shown from there",
+                    set, file, "the index lists tensor %s in %s; it is in %s, and shown from there",
                     quoted(name, text, entry->name_length), quoted(shard, listed, strlen(listed)),
                     quoted_shard(actual, checkpoint, all[t].ref));
             t++;
         } else if (absent++ < named) {
-            problem_set_add(set, dir, file,
+            problem_set_add(set, file,
                             "the index names tensor %s, which no sound shard holds: it is missing, "
                             "and there is no merged file",
                             quoted(name, text, entry->name_length));
@@ -188,7 +185,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
         mark_unsound(checkpoint, "the index names tensors that no sound shard holds");
     if (absent > named || unlisted > named || elsewhere > named)
         problem_set_add(
-            set, dir, file,
+            set, file,
             "index and shards differ: %zu tensors are missing in the shards, %zu are not "
             "in the index, %zu are in another shard%s",
             absent, unlisted, elsewhere, absent ? "; there is no merged file" : "");
@@ -204,8 +201,8 @@ read_checkpoint_index(struct checkpoint *checkpoint, struct source_dir *dir, con
 
     if (!error || error == -ENOMEM)
         return error;
-    problem_set_add(checkpoint->problems, checkpoint->directory, file,
-                    "refused: %s: %s; the index is not used", reason.rule, reason.text);
+    problem_set_add(checkpoint->problems, file, "refused: %s: %s; the index is not used",
+                    reason.rule, reason.text);
     *index = NULL;
     return 0;
 }
@@ -336,7 +333,7 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
         checkpoint->total_size = index->total_size;
         if (index->bad_total_size[0])
             problem_set_add(
-                checkpoint->problems, checkpoint->directory, file,
+                checkpoint->problems, file,
                 "metadata.total_size is %s, expected a whole number of bytes: it is ignored",
                 index->bad_total_size);
     }
@@ -352,7 +349,7 @@ checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const
     if (atomic_exchange(&checkpoint->no_room_reported, true))
         return;
     header_budget_count(&checkpoint->catalog->budget, &now);
-    problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
+    problem_set_add(checkpoint->problems, checkpoint->shards[0]->name,
                     "NoMemoryForHeaders: no room for %s (%" PRIu64 " tensors), %" PRIu64
                     " of %" PRIu64 " bytes are in use; it is not shown%s",
                     what, tensors, now.used, now.limit, now.advice);
@@ -399,7 +396,7 @@ summarize_refused_shard(struct checkpoint *checkpoint, const struct shard *shard
         checkpoint->passing_error = shard->error;
     /* Files that are not checkpoints may have the same suffix; they are not reported. */
     if (shard->error != -ENOMSG || !checkpoint->is_absent)
-        problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+        problem_set_add(checkpoint->problems, shard->name,
                         "refused: %s; its tensors are missing, and %s", shard->refusal,
                         consequence(checkpoint));
 }
@@ -416,11 +413,11 @@ report_refused_tensors(struct checkpoint *checkpoint, const struct shard *shard)
     mark_unsound(checkpoint, "some tensors cannot be shown");
     for (const char *line = file->refused; *line; line += length + 1, named++) {
         length = strcspn(line, "\n");
-        problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
-                        "%.*s; it is missing, and %s", (int)length, line, consequence(checkpoint));
+        problem_set_add(checkpoint->problems, shard->name, "%.*s; it is missing, and %s",
+                        (int)length, line, consequence(checkpoint));
     }
     if (file->refused_count > named)
-        problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+        problem_set_add(checkpoint->problems, shard->name,
                         "%" PRIu32 " of its %" PRIu32 " tensors cannot be shown",
                         file->refused_count, file->refused_count + file->table->count);
 }
@@ -436,15 +433,15 @@ report_group(struct checkpoint *checkpoint, const struct group *group)
     if (!group->container->is_converted || (checkpoint->is_absent && !group->index))
         return;
     if (group->missing_count)
-        problem_set_add(checkpoint->problems, checkpoint->directory, file,
+        problem_set_add(checkpoint->problems, file,
                         "%" PRIu32 " of the %" PRIu32
                         " shards of %s do not exist: their tensors are missing, and %s",
                         group->missing_count, group->missing_count + group->member_count,
                         quoted(stem, group->stem, strlen(group->stem)), consequence(checkpoint));
     if (group->kind == GROUP_SINGLE && group_misnumbered_name(file, &number, &of))
-        group_report_misnumbered(checkpoint->problems, checkpoint->directory, file, number, of);
+        group_report_misnumbered(checkpoint->problems, file, number, of);
     if (group->shadowed && !checkpoint->is_absent)
-        problem_set_add(checkpoint->problems, checkpoint->directory, file,
+        problem_set_add(checkpoint->problems, file,
                         "its tensors are in a directory of its own, and the files themselves are "
                         "shown: another checkpoint has the name %s",
                         quoted(stem, group->stem, strlen(group->stem)));
@@ -468,9 +465,8 @@ check_shards(struct checkpoint *checkpoint)
         tables[i] = checkpoint->shards[i]->table;
     if (container->check_files(tables, checkpoint->shard_count, &wrong, &reason) != 0) {
         mark_unsound(checkpoint, "its files do not belong together");
-        problem_set_add(checkpoint->problems, checkpoint->directory,
-                        checkpoint->shards[wrong]->name, "%s: %s; %s", reason.rule, reason.text,
-                        consequence(checkpoint));
+        problem_set_add(checkpoint->problems, checkpoint->shards[wrong]->name, "%s: %s; %s",
+                        reason.rule, reason.text, consequence(checkpoint));
     }
     free(tables);
     return 0;
@@ -602,7 +598,7 @@ checkpoint_new(struct source_dir *dir, const struct group *group, const struct c
     checkpoint->index_name = group->index ? copy_into(&room, group->index) : NULL;
     checkpoint->shard_count = group->member_count;
     checkpoint->shards = calloc(group->member_count + 1, sizeof(*checkpoint->shards));
-    checkpoint->problems = problem_set_new(dir->catalog->problems);
+    checkpoint->problems = problem_set_new(dir->catalog->problems, dir->path);
     checkpoint->family = before ? family_ref(before->family) : family_new(dir->path, group->stem);
     if (checkpoint->shards && checkpoint->problems && checkpoint->family)
         return checkpoint;

@@ -254,7 +254,6 @@ struct numbered {
 struct grouper {
     const char *const *files;
     size_t count;
-    const char *directory;
     struct problem_set *problems;
     unsigned char *use; /* of each file: USE_... */
     struct group *groups;
@@ -342,7 +341,7 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
     if (suffix.container->is_converted)
         problems = NULL; /* as in group_numbered_set() */
     if (named->index->shard_count == 0) {
-        problem_set_add(problems, grouper->directory, named->file,
+        problem_set_add(problems, named->file,
                         "the index names no shards, so it defines no checkpoint");
         return;
     }
@@ -355,7 +354,7 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
 
             if (missing++ < most)
                 problem_set_add(
-                    problems, grouper->directory, named->file,
+                    problems, named->file,
                     "the index names %s, which does not exist: its tensors are missing, and "
                     "there is no merged file",
                     quoted(name, shard, strlen(shard)));
@@ -365,7 +364,7 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
         add_member(grouper, grouper->files[at]);
     }
     if (missing > most)
-        problem_set_add(problems, grouper->directory, named->file,
+        problem_set_add(problems, named->file,
                         "%u of the %u shards that the index names do not exist: their tensors are "
                         "missing, and there is no merged file",
                         missing, named->index->shard_count);
@@ -393,13 +392,12 @@ compare_numbered(const void *a, const void *b, void *stems)
 /* Reports missing shards with numbers from `first` to `end` - 1, until *reported reaches `limit`.
  */
 static void
-report_missing_shards(const struct grouper *grouper, struct problem_set *problems,
-                      const struct numbered *set, const char *stem, uint32_t first, uint32_t end,
-                      size_t limit, uint32_t *reported)
+report_missing_shards(struct problem_set *problems, const struct numbered *set, const char *stem,
+                      uint32_t first, uint32_t end, size_t limit, uint32_t *reported)
 {
     for (uint32_t number = first; number < end && *reported < limit; number++, ++*reported)
         problem_set_add(
-            problems, grouper->directory, set->file,
+            problems, set->file,
             "shard %u of %u of %s does not exist: its tensors are missing, and there is "
             "no merged file",
             number, set->of, stem);
@@ -426,18 +424,17 @@ group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t c
     for (size_t i = 0; i < count; i++) {
         bool is_second = i > 0 && set[i].number == set[i - 1].number;
 
-        report_missing_shards(grouper, problems, &set[0], stem, expected, set[i].number, most,
-                              &reported);
+        report_missing_shards(problems, &set[0], stem, expected, set[i].number, most, &reported);
         expected = set[i].number + 1;
         present += !is_second;
         if (grouper->use[set[i].position] == USE_SHARD)
             continue;
         if (indexed)
-            problem_set_add(problems, grouper->directory, set[i].file,
+            problem_set_add(problems, set[i].file,
                             "an index names other shards of %s, but not this one", stem);
         if (is_second)
             problem_set_add(
-                problems, grouper->directory, set[i].file,
+                problems, set[i].file,
                 "a second file for shard %u of %u: tensors that are in both are not shown",
                 set[i].number, set[i].of);
         else
@@ -445,10 +442,9 @@ group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t c
         grouper->use[set[i].position] = USE_SHARD;
         add_member(grouper, set[i].file);
     }
-    report_missing_shards(grouper, problems, &set[0], stem, expected, set[0].of + 1, most,
-                          &reported);
+    report_missing_shards(problems, &set[0], stem, expected, set[0].of + 1, most, &reported);
     if (set[0].of - present > reported)
-        problem_set_add(problems, grouper->directory, set[0].file,
+        problem_set_add(problems, set[0].file,
                         "%u of the %u shards of %s do not exist: their tensors are missing, and "
                         "there is no merged file",
                         set[0].of - present, set[0].of, stem);
@@ -494,10 +490,10 @@ group_numbered(struct grouper *grouper)
 }
 
 void
-group_report_misnumbered(struct problem_set *problems, const char *directory, const char *file,
-                         uint32_t number, uint32_t of)
+group_report_misnumbered(struct problem_set *problems, const char *file, uint32_t number,
+                         uint32_t of)
 {
-    problem_set_add(problems, directory, file,
+    problem_set_add(problems, file,
                     "named as shard %" PRIu32 " of %" PRIu32
                     ", expected a number from 1 to the total; treated as a separate checkpoint",
                     number, of);
@@ -517,8 +513,7 @@ group_singles(struct grouper *grouper)
             continue;
         if (!suffix.container->is_converted &&
             group_misnumbered_name(grouper->files[i], &number, &of))
-            group_report_misnumbered(grouper->problems, grouper->directory, grouper->files[i],
-                                     number, of);
+            group_report_misnumbered(grouper->problems, grouper->files[i], number, of);
         grouper->use[i] = USE_SHARD;
         add_member(grouper, grouper->files[i]);
         add_group(grouper, GROUP_SINGLE, suffix.container, add_stem(grouper, stem, suffix), NULL,
@@ -637,7 +632,7 @@ mark_second_groups(struct grouper *grouper)
         group->second = strcmp(group->stem, previous->stem) == 0;
         group->shadowed = group->second && strcmp(group->suffix, previous->suffix) == 0;
         if (group->shadowed && !group->container->is_converted && !group->container->is_kept)
-            problem_set_add(grouper->problems, grouper->directory,
+            problem_set_add(grouper->problems,
                             group->index ? group->index
                                          : (group->member_count ? group->members[0] : NULL),
                             "shown in tensors/ and npy/ only, in a directory of its own: another "
@@ -656,12 +651,10 @@ gather_files(const struct grouper *grouper, struct grouping *grouping)
 
 errint_t
 group_files(const char *const *files, size_t count, const struct group_index *indexes,
-            size_t index_count, const char *directory, struct problem_set *problems,
-            struct grouping *grouping)
+            size_t index_count, struct problem_set *problems, struct grouping *grouping)
 {
     struct grouper grouper = {.files = files,
                               .count = count,
-                              .directory = directory,
                               .problems = problems,
                               .use = calloc(count + 1, 1),
                               .stems = BUFFER_INIT};

@@ -74,17 +74,15 @@ struct grouping {
 
 /*
  * Groups `count` different file names, sorted by strcmp(3). Strings are borrowed from `files`.
- * Missing and ambiguous files are added to `problems`, for `directory`. On -ENOMEM *grouping is
- * empty.
+ * Missing and ambiguous files are added to `problems`. On -ENOMEM *grouping is empty.
  */
 errint_t group_files(const char *const *files, size_t count, const struct group_index *indexes,
-                     size_t index_count, const char *directory, struct problem_set *problems,
-                     struct grouping *grouping);
+                     size_t index_count, struct problem_set *problems, struct grouping *grouping);
 
 /* Adds the problem of a file for which group_misnumbered_name() is true. group_files() does so,
  * except for converted containers: only the content shows whether the file is a checkpoint. */
-void group_report_misnumbered(struct problem_set *problems, const char *directory, const char *file,
-                              uint32_t number, uint32_t of);
+void group_report_misnumbered(struct problem_set *problems, const char *file, uint32_t number,
+                              uint32_t of);
 
 void grouping_free(struct grouping *grouping);
 

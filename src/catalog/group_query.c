@@ -148,10 +148,9 @@ ask_group(struct source_dir *dir, const struct group *group)
 }
 
 static void
-report_unanswered_group(const struct source_dir *dir, const struct listing *listing,
-                        const struct group *group)
+report_unanswered_group(const struct listing *listing, const struct group *group)
 {
-    problem_set_add(listing->problems, dir->path,
+    problem_set_add(listing->problems,
                     group->index ? group->index : (group->member_count ? group->members[0] : NULL),
                     "the storage that the link leads to does not answer: what is made of it is "
                     "listed as before, or left out");
@@ -175,7 +174,7 @@ groups_load(struct source_dir *dir, const struct listing *listing, const uint32_
         query_pool_wait(pool, queries, asked);
     for (size_t i = 0; i < asked; i++) {
         if (!query_is_answered(queries[i]))
-            report_unanswered_group(dir, listing, &group_query_of(queries[i])->group);
+            report_unanswered_group(listing, &group_query_of(queries[i])->group);
         query_unref(pool, queries[i]);
     }
     free(queries);

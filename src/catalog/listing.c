@@ -138,8 +138,8 @@ read_listed_index(struct scan *scan, const struct listing *before, struct listed
     if (error == -ENOMEM)
         return error;
     if (error)
-        problem_set_add(scan->problems, scan->dir->path, listed->file,
-                        "refused: %s: %s; the index is not used", reason.rule, reason.text);
+        problem_set_add(scan->problems, listed->file, "refused: %s: %s; the index is not used",
+                        reason.rule, reason.text);
     *index = read;
     return 0;
 }
@@ -179,8 +179,8 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
         n++;
     }
     if (!error)
-        error = group_files(files, count, indexes, private->index_count, scan->dir->path,
-                            scan->problems, &private->grouping);
+        error = group_files(files, count, indexes, private->index_count, scan->problems,
+                            &private->grouping);
     for (size_t i = 0; i < private->index_count; i++)
         release_index(scan->dir->catalog, indexes[i].index, &private->indexes[i]);
     free(indexes);
@@ -311,7 +311,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
         return -ENOMEM;
     listing = &private->listing;
     atomic_init(&listing->references, 1);
-    listing->problems = scan.problems = problem_set_new(dir->catalog->problems);
+    listing->problems = scan.problems = problem_set_new(dir->catalog->problems, dir->path);
     if (listing->problems)
         error = scan_directory(&scan, before ? &private_of(before)->remotes : NULL,
                                &private->directory);

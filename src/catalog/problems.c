@@ -46,6 +46,7 @@ struct problem_set {
     size_t count;
     uint64_t *hashes; /* of the lines: a hash table with open addressing; 0: empty */
     size_t capacity; /* of the hash table: a power of two, more than twice `count`; or 0 */
+    char directory[];
 };
 
 struct problems *
@@ -70,13 +71,14 @@ problems_free(struct problems *problems)
 }
 
 struct problem_set *
-problem_set_new(struct problems *problems)
+problem_set_new(struct problems *problems, const char *directory)
 {
-    struct problem_set *set = calloc(1, sizeof(*set));
+    struct problem_set *set = calloc(1, sizeof(*set) + strlen(directory) + 1);
 
     if (!set)
         return NULL;
     set->problems = problems;
+    strcpy(set->directory, directory);
     pthread_mutex_lock(&problems->lock);
     set->next = problems->first;
     if (set->next)
@@ -236,8 +238,7 @@ problem_set_append(struct problem_set *set, char *line)
 }
 
 void
-problem_set_add(struct problem_set *set, const char *directory, const char *name,
-                const char *format, ...)
+problem_set_add(struct problem_set *set, const char *name, const char *format, ...)
 {
     const struct problem_watch *watch;
     va_list arguments;
@@ -252,8 +253,8 @@ problem_set_add(struct problem_set *set, const char *directory, const char *name
     va_end(arguments);
     watch = &set->problems->watch;
     if (watch->report)
-        watch->report(watch->arg, directory, name, text);
-    line = make_line(directory, name, text);
+        watch->report(watch->arg, set->directory, name, text);
+    line = make_line(set->directory, name, text);
     if (!line)
         return;
     pthread_mutex_lock(&set->problems->lock);

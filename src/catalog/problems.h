@@ -21,8 +21,9 @@ struct problem_set;
 
 /* How problems are reported when they are found. */
 struct problem_watch {
-    /* Called in the thread that found the problem, with the arguments of problem_set_add(): `text`
-     * is quoted, `directory` and `name` are not. NULL: problems are logged. */
+    /* Called in the thread that found the problem, with the directory of the set and the arguments
+     * of problem_set_add(): `text` is quoted, `directory` and `name` are not. NULL: problems are
+     * logged. */
     void (*report)(void *arg, const char *directory, const char *name, const char *text);
     void *arg;
     /* Limits the problems of one kind in one checkpoint that are reported one by one; if there are
@@ -33,17 +34,17 @@ struct problem_watch {
 struct problems *problems_new(const struct problem_watch *watch); /* NULL: out of memory */
 void problems_free(struct problems *problems);
 
-struct problem_set *problem_set_new(struct problems *problems); /* NULL: out of memory */
+/* A set for problems of `directory`, relative to the source. NULL: out of memory. */
+struct problem_set *problem_set_new(struct problems *problems, const char *directory);
 void problem_set_free(struct problem_set *set); /* NULL is allowed */
 
 /*
- * Adds the line "PATH: TEXT", unless the set contains it, and logs it. `directory` and `name` are
- * the path in the source ("" and NULL for the source itself), which this function quotes. Does
- * nothing if `set` is NULL or memory is exhausted, because recording a problem must not make the
- * caller fail.
+ * Adds the line "PATH: TEXT", unless the set contains it, and logs it. `name` is that of a file in
+ * the directory, which this function quotes; NULL: the directory itself. Does nothing if `set` is
+ * NULL or memory is exhausted, because recording a problem must not make the caller fail.
  */
-void problem_set_add(struct problem_set *set, const char *directory, const char *name,
-                     const char *format, ...) __attribute__((format(printf, 4, 5)));
+void problem_set_add(struct problem_set *set, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* The number of lines. */
 size_t problem_set_count(const struct problem_set *set);

@@ -60,7 +60,7 @@ scan_add_entry(struct scan *scan, const char *name, enum scanned_kind kind)
 static void
 report_left_out(const struct scan *scan, const char *name, const char *text)
 {
-    problem_set_add(scan->problems, scan->dir->path, name, "left out: %s", text);
+    problem_set_add(scan->problems, name, "left out: %s", text);
 }
 
 /* The kind of what the name leads to. `error`: of stat(2), following links. Reports names that are
@@ -72,7 +72,7 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
     if (error == -ENOENT && !is_link)
         return SCANNED_NONE; /* removed since the directory was read */
     if (error) {
-        problem_set_add(scan->problems, scan->dir->path, name,
+        problem_set_add(scan->problems, name,
                         error == -EXDEV ? "left out: a link that leads into the mount itself"
                                         : "left out: a link that leads nowhere: %s",
                         strerror(-error));
@@ -210,7 +210,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
         remote->kind = old ? old->kind : SCANNED_NONE;
-        problem_set_add(scan->problems, scan->dir->path, remote->name,
+        problem_set_add(scan->problems, remote->name,
                         remote->kind == SCANNED_NONE
                             ? "left out: the storage that the link leads to does not answer"
                             : "the storage that the link leads to does not answer");

@@ -22,7 +22,7 @@ current_listing(struct view *view, struct node *node, struct dir_listing **out)
         return 0;
     }
     pthread_mutex_unlock(&view->lock);
-    fresh = dir_listing_new(listing, source_dir_path(node->dir), node->view, &view->options);
+    fresh = dir_listing_new(listing, node->view, &view->options);
     if (!fresh)
         return -ENOMEM;
     pthread_mutex_lock(&view->lock);

@@ -239,7 +239,7 @@ made_size(struct checkpoint *checkpoint, struct derived *derived,
         if (error == -ENOMEM)
             return error;
         if (error == -EFBIG) {
-            problem_set_add(checkpoint->problems, checkpoint->directory,
+            problem_set_add(checkpoint->problems,
                             checkpoint->shard_count ? checkpoint->shards[0]->name : NULL,
                             "HeaderTooLarge: no %s: its header would be over %u bytes, and "
                             "safetensors could not read it",

@@ -330,7 +330,7 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
     free(conditions.files);
     if (error != -ENOBUFS)
         return error;
-    dir_listing_report_no_room(listing, view->catalog, source_dir_path(node->dir), bytes);
+    dir_listing_report_no_room(listing, view->catalog, bytes);
     return -ENOMEM;
 }
 

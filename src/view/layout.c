@@ -128,8 +128,7 @@ layout_check_metadata(const struct checkpoint *checkpoint)
             const struct st_metadata *pair = &table->metadata[i];
 
             if (is_first_of_key(checkpoint, s, pair, &agreed) && !agreed)
-                problem_set_add(checkpoint->problems, checkpoint->directory,
-                                checkpoint->shards[s]->name,
+                problem_set_add(checkpoint->problems, checkpoint->shards[s]->name,
                                 "the value of __metadata__ key %s differs between shards: left out "
                                 "of the merged file and of re-cut shards",
                                 quoted(key, table->text + pair->key, pair->key_length));

@@ -20,7 +20,6 @@ struct draft {
 
 struct gather {
     const struct listing *listing;
-    const char *directory;
     enum view_kind view;
     const struct view_options *options;
     struct draft *drafts;
@@ -64,7 +63,7 @@ add_new_name(struct gather *gather, enum dir_entry_kind kind, uint32_t group, co
     struct draft *draft;
 
     if (strlen(base) + strlen(suffix) > 255) {
-        problem_set_add(gather->listing->problems, gather->directory, base,
+        problem_set_add(gather->listing->problems, base,
                         "left out: with %s its name would be over 255 bytes", suffix);
         return NULL;
     }
@@ -226,7 +225,7 @@ is_recut(struct gather *gather, const struct group *group)
         (!options->shard_size || is_read_by_name(group) || (!group->index && gather->has_sharded)))
         return false;
     if (strlen(group->stem) + strlen("-000001-of-000001.safetensors") > 255) {
-        problem_set_add(gather->listing->problems, gather->directory, name_by_file(group),
+        problem_set_add(gather->listing->problems, name_by_file(group),
                         "not re-cut: the names of the shards would be over 255 bytes");
         return false;
     }
@@ -367,7 +366,7 @@ resolve_conflicts(struct gather *gather)
             !have_same_name(draft, draft - 1))
             continue;
         other = name_by_file(&gather->listing->groups[draft->entry.group]);
-        problem_set_add(gather->listing->problems, gather->directory, other,
+        problem_set_add(gather->listing->problems, other,
                         "its tensors are in a directory of this name: another entry has the name "
                         "of the checkpoint");
         draft->entry.name = other;
@@ -408,7 +407,7 @@ gather_drop_duplicates(struct gather *gather)
         if (kept && have_same_name(draft, &gather->drafts[kept - 1])) {
             if (is_source_shard(draft) && is_source_shard(&gather->drafts[kept - 1]))
                 continue; /* a file that two indexes name */
-            problem_set_add(gather->listing->problems, gather->directory,
+            problem_set_add(gather->listing->problems,
                             name_by_file(&gather->listing->groups[draft->entry.group]),
                             "left out of a view: another entry has the name %s",
                             quoted(name, draft->entry.name, strlen(draft->entry.name)));
@@ -480,14 +479,10 @@ finish_listing(struct gather *gather, struct listing *listing)
 }
 
 struct dir_listing *
-dir_listing_new(struct listing *listing, const char *directory, enum view_kind view,
-                const struct view_options *options)
+dir_listing_new(struct listing *listing, enum view_kind view, const struct view_options *options)
 {
-    struct gather gather = {.listing = listing,
-                            .directory = directory,
-                            .view = view,
-                            .options = options,
-                            .names = BUFFER_INIT};
+    struct gather gather = {
+        .listing = listing, .view = view, .options = options, .names = BUFFER_INIT};
     struct dir_listing *out = NULL;
 
     gather_names(&gather);
@@ -529,15 +524,14 @@ dir_listing_unref(struct dir_listing *listing)
 }
 
 void
-dir_listing_report_no_room(struct dir_listing *listing, struct catalog *catalog,
-                           const char *directory, uint64_t bytes)
+dir_listing_report_no_room(struct dir_listing *listing, struct catalog *catalog, uint64_t bytes)
 {
     struct header_budget_counters now;
 
     if (atomic_exchange(&listing->no_room_reported, true))
         return;
     header_budget_count(catalog_budget(catalog), &now);
-    problem_set_add(listing->listing->problems, directory, NULL,
+    problem_set_add(listing->listing->problems, NULL,
                     "NoMemoryForHeaders: no room for the names in the directory (%" PRIu64
                     " bytes), %" PRIu64 " of %" PRIu64 " bytes are in use%s",
                     bytes, now.used, now.limit, now.advice);

@@ -44,8 +44,8 @@ struct dir_listing {
 };
 
 /* Takes ownership of the reference to `listing`. NULL: out of memory. */
-struct dir_listing *dir_listing_new(struct listing *listing, const char *directory,
-                                    enum view_kind view, const struct view_options *options);
+struct dir_listing *dir_listing_new(struct listing *listing, enum view_kind view,
+                                    const struct view_options *options);
 struct dir_listing *dir_listing_ref(struct dir_listing *listing);
 void dir_listing_unref(struct dir_listing *listing); /* NULL is allowed */
 
@@ -55,7 +55,7 @@ void dir_listing_index_name(const struct group *group, char name[300]);
 /* Adds a problem, once: the budget has no room for the `bytes` bytes of an open directory's names.
  */
 void dir_listing_report_no_room(struct dir_listing *listing, struct catalog *catalog,
-                                const char *directory, uint64_t bytes);
+                                uint64_t bytes);
 
 /* Finds a name; NULL: there is none. */
 const struct dir_entry *dir_listing_find(const struct dir_listing *listing, const char *name);

@@ -107,12 +107,12 @@ survey_remote_groups(struct source_dir *dir, const struct listing *listing)
 }
 
 static void
-survey_names(const struct survey *survey, const struct source_dir *dir, struct listing *listing)
+survey_names(const struct survey *survey, struct listing *listing)
 {
     for (int view = 0; view < VIEW_KINDS; view++)
         if (has_view(survey, (enum view_kind)view))
-            dir_listing_unref(dir_listing_new(listing_ref(listing), source_dir_path(dir),
-                                              (enum view_kind)view, &survey->options));
+            dir_listing_unref(
+                dir_listing_new(listing_ref(listing), (enum view_kind)view, &survey->options));
 }
 
 static bool
@@ -134,19 +134,20 @@ survey_directory(struct survey *survey, struct source_dir *dir, struct problem_s
 {
     struct listing *listing;
     errint_t error = source_dir_listing(dir, &listing);
+    const char *path = source_dir_path(dir);
     uint64_t left_out = 0;
     bool hold;
 
     if (error) {
         if (error != -ENOENT && error != -ENOTDIR)
-            problem_set_add(unlisted, source_dir_path(dir), NULL,
+            problem_set_add(unlisted, *path ? path : NULL,
                             "cannot be listed: %s: its files are not shown", strerror(-error));
         return false;
     }
     survey_remote_groups(dir, listing);
     for (uint32_t i = 0; i < listing->group_count && !must_stop(survey); i++)
         survey_checkpoint(survey, dir, &listing->groups[i]);
-    survey_names(survey, dir, listing);
+    survey_names(survey, listing);
     for (uint32_t i = 0; i < listing->directory_count; i++) {
         struct source_dir *child = queue->count < SURVEY_DIRECTORIES
                                        ? source_dir_child(dir, listing->directories[i])
@@ -182,7 +183,7 @@ set_progress(struct survey *survey, struct source_dir *dir, uint64_t directories
 static void
 survey_source(struct survey *survey)
 {
-    struct problem_set *unlisted = problem_set_new(catalog_problems(survey->catalog));
+    struct problem_set *unlisted = problem_set_new(catalog_problems(survey->catalog), "");
     struct directories queue = {0}, held = {0};
     struct source_dir *dir = catalog_root(survey->catalog);
     size_t at = 0;

@@ -69,7 +69,7 @@ keep_first_of_name(const struct checkpoint *checkpoint, const struct named_posit
             const struct shard *shard = checkpoint->shards[ref.shard];
             const struct st_tensor *tensor = &shard->table->tensors[ref.tensor];
 
-            problem_set_add(checkpoint->problems, checkpoint->directory, shard->name,
+            problem_set_add(checkpoint->problems, shard->name,
                             "tensor %s has no file: another tensor has the same file name",
                             quoted(name, shard->table->text + tensor->name, tensor->name_length));
             continue;

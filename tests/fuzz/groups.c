@@ -166,12 +166,12 @@ static void
 check_directory(const struct directory *directory)
 {
     struct problems *problems = problems_new(&(struct problem_watch){0});
-    struct problem_set *set = problem_set_new(problems);
+    struct problem_set *set = problem_set_new(problems, "dir");
     struct grouping grouping;
 
     EXPECT(set);
     EXPECT(group_files((const char *const *)directory->files, directory->count, directory->indexes,
-                       directory->index_count, "dir", set, &grouping) == 0);
+                       directory->index_count, set, &grouping) == 0);
     check_files(directory, &grouping);
     for (size_t g = 0; g < grouping.group_count; g++) {
         const struct group *group = &grouping.groups[g];

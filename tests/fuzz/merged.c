@@ -408,7 +408,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t cut_shards = 1 + input_byte(&input) % 9;
     uint64_t cut_size = input_number(&input) >> input_byte(&input) % 64;
     struct problems *problems = problems_new(&(struct problem_watch){0});
-    struct problem_set *set = problem_set_new(problems);
+    struct problem_set *set = problem_set_new(problems, "dir");
     struct checkpoint *checkpoint = take_checkpoint(&input, &made, set);
     struct tensor_ref *refs = layout_shard_order(checkpoint);
 

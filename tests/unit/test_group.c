@@ -145,10 +145,10 @@ group_all(const char *const *files, size_t count, struct group_index *indexes, s
           size_t *problem_count)
 {
     struct problems *problems = problems_new(&(struct problem_watch){0});
-    struct problem_set *set = problem_set_new(problems);
+    struct problem_set *set = problem_set_new(problems, "dir");
     struct grouping grouping;
 
-    ck_assert_int_eq(group_files(files, count, indexes, index_count, "dir", set, &grouping), 0);
+    ck_assert_int_eq(group_files(files, count, indexes, index_count, set, &grouping), 0);
     *problem_count = problems_count(problems);
     problem_set_free(set);
     problems_free(problems);
@@ -374,10 +374,10 @@ START_TEST(reports_as_many_as_requested)
         size_t reported = 0;
         struct problem_watch watch = {count_reported, &reported, named[i]};
         struct problems *problems = problems_new(&watch);
-        struct problem_set *set = problem_set_new(problems);
+        struct problem_set *set = problem_set_new(problems, "dir");
         struct grouping grouping;
 
-        ck_assert_int_eq(group_files(files, 1, NULL, 0, "dir", set, &grouping), 0);
+        ck_assert_int_eq(group_files(files, 1, NULL, 0, set, &grouping), 0);
         ck_assert_uint_eq(reported, problems_count(problems));
         ck_assert_uint_eq(reported, expected[i]);
         problem_set_free(set);

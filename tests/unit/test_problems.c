@@ -43,7 +43,7 @@ static void
 setup(void)
 {
     problems = problems_new(&(struct problem_watch){0});
-    set = problem_set_new(problems);
+    set = problem_set_new(problems, "dir");
     ck_assert_ptr_nonnull(set);
     test_time = 5;
     logged = 0;
@@ -64,7 +64,7 @@ add_problems(unsigned first, unsigned count)
     unsigned before = logged;
 
     for (unsigned i = first; i < first + count; i++)
-        problem_set_add(set, "dir", "file", "number %u", i);
+        problem_set_add(set, "file", "number %u", i);
     return logged - before;
 }
 
@@ -73,7 +73,7 @@ static void
 renew_set(void)
 {
     problem_set_free(set);
-    set = problem_set_new(problems);
+    set = problem_set_new(problems, "dir");
     ck_assert_ptr_nonnull(set);
 }
 

@@ -182,7 +182,7 @@ rules_check_merged_header(const struct checkpoint *checkpoint)
     error = refs ? layout_file(checkpoint, refs, checkpoint->tensor_count, &size, NULL) : -ENOMEM;
     free(refs);
     if (error == -EFBIG)
-        problem_set_add(checkpoint->problems, checkpoint->directory, checkpoint->shards[0]->name,
+        problem_set_add(checkpoint->problems, checkpoint->shards[0]->name,
                         "HeaderTooLarge: the header of the merged file would be longer than "
                         "safetensors can read (%u bytes)",
                         ST_MAX_HEADER);

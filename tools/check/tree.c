@@ -379,7 +379,7 @@ check_view_names(struct source_dir *dir)
 
         if (error)
             return error == -ENOMEM ? error : 0;
-        names = dir_listing_new(listing, source_dir_path(dir), (enum view_kind)kind, &options);
+        names = dir_listing_new(listing, (enum view_kind)kind, &options);
         if (!names)
             return -ENOMEM;
         dir_listing_unref(names);

@@ -393,7 +393,7 @@ inputs_read(const struct options *options, struct inputs *inputs, struct reason 
     inputs->problems = problems_new(&watch);
     if (!inputs->found || !inputs->problems)
         return reason_no_memory(reason);
-    inputs->checkpoint.problems = problem_set_new(inputs->problems);
+    inputs->checkpoint.problems = problem_set_new(inputs->problems, "");
     for (int i = 0; !error && i < options->input_count; i++) {
         error = take_input(options, inputs, options->inputs[i], reason);
         if (error)

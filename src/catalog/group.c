@@ -294,14 +294,8 @@ add_stem(struct grouper *grouper, const char *stem, struct suffix suffix)
 static void
 add_member(struct grouper *grouper, const char *name)
 {
-    const char **members = array_room(grouper->members, grouper->member_count, sizeof(*members));
-
-    if (!members) {
+    if (!array_add(grouper->members, grouper->member_count, name))
         grouper->failed = true;
-        return;
-    }
-    grouper->members = members;
-    grouper->members[grouper->member_count++] = name;
 }
 
 /* Adds a group whose members start at index `first`. `stem`: an offset. */
@@ -309,14 +303,7 @@ static void
 add_group(struct grouper *grouper, enum group_kind kind, const struct container *container,
           size_t stem, const char *index, size_t first, uint32_t missing)
 {
-    struct group *groups = array_room(grouper->groups, grouper->group_count, sizeof(*groups));
-
-    if (!groups) {
-        grouper->failed = true;
-        return;
-    }
-    grouper->groups = groups;
-    groups[grouper->group_count++] = (struct group){
+    const struct group group = {
         .container = container,
         .stem = (const char *)stem,
         .index = index,
@@ -325,6 +312,9 @@ add_group(struct grouper *grouper, enum group_kind kind, const struct container 
         .missing_count = missing,
         .kind = kind,
     };
+
+    if (!array_add(grouper->groups, grouper->group_count, group))
+        grouper->failed = true;
 }
 
 static void

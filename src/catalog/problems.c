@@ -220,18 +220,12 @@ static bool
 problem_set_append(struct problem_set *set, char *line)
 {
     uint64_t hash = hash_line(line), *slot;
-    char **lines;
 
     if (!hashes_grow(set))
         return false;
     slot = hash_slot(set->hashes, set->capacity, hash);
-    if (*slot)
+    if (*slot || !array_add(set->lines, set->count, line))
         return false;
-    lines = array_room(set->lines, set->count, sizeof(*lines));
-    if (!lines)
-        return false;
-    set->lines = lines;
-    set->lines[set->count++] = line;
     *slot = hash;
     set->problems->count++;
     return true;

@@ -43,15 +43,12 @@ is_ancestor(struct catalog *catalog, const char *path, const struct file_identit
 static errint_t
 scan_add_entry(struct scan *scan, const char *name, enum scanned_kind kind)
 {
-    struct scanned_entry *entries;
+    const struct scanned_entry entry = {scan->names.length, kind == SCANNED_DIRECTORY};
 
     if (kind == SCANNED_NONE)
         return 0;
-    entries = array_room(scan->entries, scan->count, sizeof(*entries));
-    if (!entries)
+    if (!array_add(scan->entries, scan->count, entry))
         return -ENOMEM;
-    scan->entries = entries;
-    entries[scan->count++] = (struct scanned_entry){scan->names.length, kind == SCANNED_DIRECTORY};
     scan->directories += kind == SCANNED_DIRECTORY;
     buffer_add(&scan->names, name, strlen(name) + 1);
     return buffer_failed(&scan->names) ? -ENOMEM : 0;

@@ -34,15 +34,13 @@ struct gather {
 static struct draft *
 add_draft(struct gather *gather, enum dir_entry_kind kind, uint32_t group)
 {
-    struct draft *drafts = array_room(gather->drafts, gather->count, sizeof(*drafts));
+    const struct draft draft = {.entry = {.kind = kind, .group = group}};
 
-    if (!drafts) {
+    if (!array_add(gather->drafts, gather->count, draft)) {
         gather->failed = true;
         return NULL;
     }
-    gather->drafts = drafts;
-    gather->drafts[gather->count] = (struct draft){.entry = {.kind = kind, .group = group}};
-    return &gather->drafts[gather->count++];
+    return &gather->drafts[gather->count - 1];
 }
 
 static void

@@ -40,16 +40,10 @@ struct survey {
 static bool
 directories_add(struct directories *directories, struct source_dir *dir)
 {
-    struct source_dir **all =
-        array_room(directories->all, directories->count, sizeof(struct source_dir *));
-
-    if (!all) {
-        source_dir_unref(dir);
-        return false;
-    }
-    directories->all = all;
-    directories->all[directories->count++] = dir;
-    return true;
+    if (array_add(directories->all, directories->count, dir))
+        return true;
+    source_dir_unref(dir);
+    return false;
 }
 
 static void

@@ -190,17 +190,17 @@ backing_unref(struct backing *backing)
 }
 
 struct blob *
-blob_new(char *data, size_t length)
+blob_new(struct buffer *buffer)
 {
-    struct blob *blob = malloc(sizeof(*blob));
+    struct blob *blob = buffer_failed(buffer) ? NULL : malloc(sizeof(*blob));
 
-    if (!blob) {
-        free(data);
-        return NULL;
+    if (blob) {
+        atomic_init(&blob->references, 1);
+        blob->length = buffer->length;
+        blob->data = buffer->data;
+        buffer->data = NULL;
     }
-    atomic_init(&blob->references, 1);
-    blob->length = length;
-    blob->data = data;
+    buffer_free(buffer);
     return blob;
 }
 
@@ -392,6 +392,18 @@ extent_builder_add_blob(struct extent_builder *builder, struct blob *blob, uint6
                         uint64_t length)
 {
     builder_add(builder, NULL, blob, offset, length);
+}
+
+void
+extent_builder_add_buffer(struct extent_builder *builder, struct buffer *buffer)
+{
+    struct blob *blob = blob_new(buffer);
+
+    if (blob)
+        extent_builder_add_blob(builder, blob, 0, blob->length);
+    else
+        builder->failed = true;
+    blob_unref(blob);
 }
 
 struct extent_list *

@@ -9,6 +9,7 @@
 #ifndef FSTFS_BASE_EXTENT_H
 #define FSTFS_BASE_EXTENT_H
 
+#include "base/buffer.h"
 #include "base/error.h"
 
 #include <stdatomic.h>
@@ -165,8 +166,9 @@ struct blob {
     char *data; /* malloc'ed, owned */
 };
 
-/* Takes ownership of `data` (malloc'ed). NULL: out of memory; `data` is freed. */
-struct blob *blob_new(char *data, size_t length);
+/* Takes the bytes of a buffer, which is empty afterwards. NULL: out of memory, or the buffer has
+ * failed. */
+struct blob *blob_new(struct buffer *buffer);
 void blob_unref(struct blob *blob); /* NULL is allowed */
 
 struct extent {
@@ -219,6 +221,8 @@ void extent_builder_add_backing(struct extent_builder *builder, struct backing *
                                 uint64_t offset, uint64_t length);
 void extent_builder_add_blob(struct extent_builder *builder, struct blob *blob, uint64_t offset,
                              uint64_t length);
+/* Adds the bytes of a buffer, which is empty afterwards. */
+void extent_builder_add_buffer(struct extent_builder *builder, struct buffer *buffer);
 /* The list, with one reference; NULL: the builder has failed. Empties the builder. */
 struct extent_list *extent_builder_finish(struct extent_builder *builder);
 

@@ -304,16 +304,8 @@ errint_t
 list_of_text(struct buffer *text, struct extent_list **list)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
-    bool failed = buffer_failed(text);
-    struct blob *blob = failed ? NULL : blob_new(text->data, text->length);
 
-    if (failed)
-        buffer_free(text);
-    *text = (struct buffer)BUFFER_INIT;
-    if (!blob)
-        return -ENOMEM;
-    extent_builder_add_blob(&builder, blob, 0, blob->length);
-    blob_unref(blob);
+    extent_builder_add_buffer(&builder, text);
     *list = extent_builder_finish(&builder);
     return *list ? 0 : -ENOMEM;
 }

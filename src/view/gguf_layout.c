@@ -62,17 +62,13 @@ build_list(const struct checkpoint *checkpoint, const struct st_table *const *ta
 {
     const uint32_t alignment = tables[0]->gguf->alignment;
     struct run_builder builder = {.checkpoint = checkpoint, .extents = EXTENT_BUILDER_INIT};
-    struct buffer again = BUFFER_COUNTING;
+    struct buffer again = BUFFER_COUNTING, zeros = BUFFER_INIT;
     struct tensor_ref *order;
-    char *zeros = calloc(1, alignment);
 
     gguf_merge(tables, checkpoint->shard_count, header, NULL, NULL);
-    if (!buffer_failed(header))
-        builder.header = blob_new(header->data, header->length);
-    if (!buffer_failed(header))
-        *header = (struct buffer)BUFFER_INIT;
-    if (zeros)
-        builder.zeros = blob_new(zeros, alignment);
+    builder.header = blob_new(header);
+    buffer_add_repeat(&zeros, '\0', alignment);
+    builder.zeros = blob_new(&zeros);
     if (builder.header && builder.zeros)
         gguf_merge(tables, checkpoint->shard_count, &again, build_run, &builder);
     else

@@ -254,13 +254,8 @@ make_extents(const struct checkpoint *checkpoint, const struct tensor_ref *order
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
     uint64_t data_start = header->length;
-    struct blob *blob = blob_new(header->data, header->length);
 
-    *header = (struct buffer)BUFFER_INIT;
-    if (!blob)
-        return -ENOMEM;
-    extent_builder_add_blob(&builder, blob, 0, blob->length);
-    blob_unref(blob);
+    extent_builder_add_buffer(&builder, header);
     for (size_t i = 0; i < count; i++) {
         const struct shard *shard = checkpoint->shards[order[i].shard];
         const struct st_tensor *tensor = &shard->table->tensors[order[i].tensor];

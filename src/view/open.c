@@ -16,20 +16,14 @@ list_of_tensor(const struct node *set, uint32_t position, struct extent_list **l
     struct extent_builder builder = EXTENT_BUILDER_INIT;
     struct set_tensor at = tensor_set_at(set, position);
     struct buffer header = BUFFER_INIT;
-    struct blob *blob;
     errint_t error = tensor_set_header(set, position, &header);
 
     if (error) {
         buffer_free(&header);
         return error;
     }
-    if (header.length) {
-        blob = blob_new(header.data, header.length);
-        if (!blob)
-            return -ENOMEM;
-        extent_builder_add_blob(&builder, blob, 0, blob->length);
-        blob_unref(blob);
-    }
+    if (header.length)
+        extent_builder_add_buffer(&builder, &header);
     extent_builder_add_backing(&builder, at.shard->backing, at.offset, at.length);
     *list = extent_builder_finish(&builder);
     return *list ? 0 : -ENOMEM;

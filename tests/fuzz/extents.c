@@ -120,7 +120,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < BACKINGS; i++)
         sources[i] = backings[i] = backing_new(-1, "shard", &identity);
     for (int i = 0; i < BLOBS; i++)
-        sources[BACKINGS + i] = blobs[i] = blob_new(malloc(1), 1);
+        sources[BACKINGS + i] = blobs[i] =
+            blob_new(&(struct buffer){.data = malloc(1), .length = 1});
     for (size_t i = 0; i < count; i++) {
         unsigned which = runs[i].which;
 

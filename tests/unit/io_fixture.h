@@ -161,7 +161,8 @@ setup_for(enum mode mode)
         backings[i] = new_backing(file_name(i));
     }
     for (int i = 0; i < BLOBS; i++)
-        blobs[i] = blob_new(random_bytes(100 + (uint64_t)i, BLOB_SIZE), BLOB_SIZE);
+        blobs[i] = blob_new(&(struct buffer){.data = random_bytes(100 + (uint64_t)i, BLOB_SIZE),
+                                             .length = BLOB_SIZE});
     ck_assert_int_eq(io_new(&modes[mode], &io), 0);
 }
 

@@ -36,7 +36,8 @@ model_init(struct model *model, uint64_t seed)
     random_state = seed;
     for (int i = 0; i < SOURCES; i++) {
         model->backings[i] = backing_new(AT_FDCWD, "x", &identity);
-        model->blobs[i] = blob_new(calloc(1, SOURCE_SIZE), SOURCE_SIZE);
+        model->blobs[i] =
+            blob_new(&(struct buffer){.data = calloc(1, SOURCE_SIZE), .length = SOURCE_SIZE});
     }
 }
 

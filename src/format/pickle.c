@@ -2,7 +2,6 @@
 /* The instructions of a pickle, and access to its values. See pickle.h. */
 #include "format/pickle.h"
 
-#include "base/array.h"
 #include "base/text.h"
 #include "format/bytes.h"
 #include "format/pickle_keys.h"
@@ -179,6 +178,15 @@ push_opaque_bytes(struct pickle_machine *m, uint64_t length)
 
 /* ---- globals and calls ---- */
 
+/* Pops the top value into *second and the one below it into *first. */
+static errint_t
+pop_two(struct pickle_machine *m, pickle_value *first, pickle_value *second)
+{
+    errint_t error = pickle_pop(m, second);
+
+    return error ? error : pickle_pop(m, first);
+}
+
 static errint_t
 take_pickle_global(struct pickle_machine *m, pickle_value *global)
 {
@@ -206,10 +214,8 @@ static errint_t
 push_stack_global(struct pickle_machine *m)
 {
     pickle_value module, name;
-    errint_t error = pickle_pop(m, &name);
+    errint_t error = pop_two(m, &module, &name);
 
-    if (!error)
-        error = pickle_pop(m, &module);
     if (error)
         return error;
     if (pickle_kind_of(m->pickle, module) != PICKLE_STRING ||
@@ -250,10 +256,8 @@ static errint_t
 run_reduce(struct pickle_machine *m)
 {
     pickle_value callee, arguments;
-    errint_t error = pickle_pop(m, &arguments);
+    errint_t error = pop_two(m, &callee, &arguments);
 
-    if (!error)
-        error = pickle_pop(m, &callee);
     return error ? error : push_call(m, callee, arguments);
 }
 
@@ -262,10 +266,8 @@ static errint_t
 run_new_object(struct pickle_machine *m)
 {
     pickle_value callee, arguments;
-    errint_t error = pickle_pop(m, &arguments);
+    errint_t error = pop_two(m, &callee, &arguments);
 
-    if (!error)
-        error = pickle_pop(m, &callee);
     if (error)
         return error;
     return pickle_tuple_length(m->pickle, arguments) ? push_call_node(m, callee, arguments)
@@ -277,10 +279,8 @@ static errint_t
 run_reduce_with_keywords(struct pickle_machine *m)
 {
     pickle_value keywords, arguments, callee;
-    errint_t error = pickle_pop(m, &keywords);
+    errint_t error = pop_two(m, &arguments, &keywords);
 
-    if (!error)
-        error = pickle_pop(m, &arguments);
     if (!error)
         error = pickle_pop(m, &callee);
     if (!error)
@@ -316,15 +316,6 @@ push_persistent(struct pickle_machine *m)
 }
 
 static errint_t
-skip_pickle_line(struct pickle_machine *m)
-{
-    const unsigned char *line;
-    size_t length;
-
-    return take_pickle_line(m, &line, &length);
-}
-
-static errint_t
 run_pop(struct pickle_machine *m)
 {
     if (m->depth == 0)
@@ -345,10 +336,8 @@ static errint_t
 run_build(struct pickle_machine *m)
 {
     pickle_value state, object;
-    errint_t error = pickle_pop(m, &state);
+    errint_t error = pop_two(m, &object, &state);
 
-    if (!error)
-        error = pickle_pop(m, &object);
     if (error)
         return error;
     if (pickle_kind_of(m->pickle, object) == PICKLE_CALL)
@@ -382,45 +371,52 @@ decimal_memo(struct pickle_machine *m, errint_t (*use)(struct pickle_machine *m,
 
 /* ---- instructions ---- */
 
-/* Instructions whose argument is, or begins with, a number. */
+static errint_t
+push_unsigned_number(struct pickle_machine *m, uint64_t number)
+{
+    return push_pickle_number(m, (int64_t)number);
+}
+
+static errint_t
+push_signed_number(struct pickle_machine *m, uint64_t number)
+{
+    return push_pickle_number(m, (int32_t)number);
+}
+
+static errint_t
+ignore_number(struct pickle_machine *m, uint64_t number)
+{
+    (void)m;
+    (void)number;
+    return 0;
+}
+
+/* Instructions whose argument is, or begins with, a number; by opcode. */
 static const struct {
-    unsigned char opcode;
     unsigned char width; /* bytes of the number */
     errint_t (*run)(struct pickle_machine *m, uint64_t number);
-} numbered[] = {
-    {'h', 1, pickle_get_memo}, /* BINGET */
-    {'j', 4, pickle_get_memo}, /* LONG_BINGET */
-    {'q', 1, pickle_put_memo}, /* BINPUT */
-    {'r', 4, pickle_put_memo}, /* LONG_BINPUT */
-    {'X', 4, push_pickle_string}, /* BINUNICODE */
-    {0x8c, 1, push_pickle_string}, /* SHORT_BINUNICODE */
-    {0x8d, 8, push_pickle_string}, /* BINUNICODE8 */
-    {'T', 4, push_pickle_string}, /* BINSTRING: Python 2's str */
-    {'U', 1, push_pickle_string}, /* SHORT_BINSTRING */
-    {'B', 4, push_opaque_bytes}, /* BINBYTES */
-    {'C', 1, push_opaque_bytes}, /* SHORT_BINBYTES */
-    {0x8e, 8, push_opaque_bytes}, /* BINBYTES8 */
-    {0x96, 8, push_opaque_bytes}, /* BYTEARRAY8 */
-    {0x8a, 1, push_pickle_long}, /* LONG1 */
-    {0x8b, 4, push_pickle_long}, /* LONG4 */
+} numbered[256] = {
+    [0x80] = {1, ignore_number}, /* PROTO */
+    [0x95] = {8, ignore_number}, /* FRAME */
+    ['J'] = {4, push_signed_number}, /* BININT */
+    ['K'] = {1, push_unsigned_number}, /* BININT1 */
+    ['M'] = {2, push_unsigned_number}, /* BININT2 */
+    ['h'] = {1, pickle_get_memo}, /* BINGET */
+    ['j'] = {4, pickle_get_memo}, /* LONG_BINGET */
+    ['q'] = {1, pickle_put_memo}, /* BINPUT */
+    ['r'] = {4, pickle_put_memo}, /* LONG_BINPUT */
+    ['X'] = {4, push_pickle_string}, /* BINUNICODE */
+    [0x8c] = {1, push_pickle_string}, /* SHORT_BINUNICODE */
+    [0x8d] = {8, push_pickle_string}, /* BINUNICODE8 */
+    ['T'] = {4, push_pickle_string}, /* BINSTRING: Python 2's str */
+    ['U'] = {1, push_pickle_string}, /* SHORT_BINSTRING */
+    ['B'] = {4, push_opaque_bytes}, /* BINBYTES */
+    ['C'] = {1, push_opaque_bytes}, /* SHORT_BINBYTES */
+    [0x8e] = {8, push_opaque_bytes}, /* BINBYTES8 */
+    [0x96] = {8, push_opaque_bytes}, /* BYTEARRAY8 */
+    [0x8a] = {1, push_pickle_long}, /* LONG1 */
+    [0x8b] = {4, push_pickle_long}, /* LONG4 */
 };
-
-static errint_t
-run_pickle_number(struct pickle_machine *m, unsigned width, bool is_signed)
-{
-    uint64_t number;
-    errint_t error = take_pickle_width(m, width, &number);
-
-    return error ? error : push_pickle_number(m, is_signed ? (int32_t)number : (int64_t)number);
-}
-
-static errint_t
-skip_pickle_width(struct pickle_machine *m, unsigned width)
-{
-    uint64_t number;
-
-    return take_pickle_width(m, width, &number);
-}
 
 static errint_t
 run_marked_tuple(struct pickle_machine *m)
@@ -440,37 +436,28 @@ run_global(struct pickle_machine *m)
     return error ? error : pickle_push(m, global);
 }
 
+/* FLOAT of protocol 0 */
 static errint_t
 push_opaque_line(struct pickle_machine *m)
 {
-    errint_t error = skip_pickle_line(m);
+    const unsigned char *line;
+    size_t length;
+    errint_t error = take_pickle_line(m, &line, &length);
 
     return error ? error : pickle_push(m, PICKLE_VALUE_OPAQUE);
 }
 
 static errint_t
-run_memoize(struct pickle_machine *m)
-{
-    return pickle_put_memo(m, m->memo_set);
-}
-
-static errint_t
 run_instruction(struct pickle_machine *m, unsigned char opcode)
 {
-    for (size_t i = 0; i < COUNT_OF(numbered); i++) {
-        uint64_t number;
-        errint_t error;
+    uint64_t number;
 
-        if (numbered[i].opcode != opcode)
-            continue;
-        error = take_pickle_width(m, numbered[i].width, &number);
-        return error ? error : numbered[i].run(m, number);
+    if (numbered[opcode].run) {
+        errint_t error = take_pickle_width(m, numbered[opcode].width, &number);
+
+        return error ? error : numbered[opcode].run(m, number);
     }
     switch (opcode) {
-    case 0x80: /* PROTO */
-        return skip_pickle_width(m, 1);
-    case 0x95: /* FRAME */
-        return skip_pickle_width(m, 8);
     case '(':
         return pickle_push(m, PICKLE_VALUE_MARK);
     case '0':
@@ -488,12 +475,6 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
     case 'I':
     case 'L':
         return push_decimal_number(m);
-    case 'J': /* BININT */
-        return run_pickle_number(m, 4, true);
-    case 'K': /* BININT1 */
-        return run_pickle_number(m, 1, false);
-    case 'M': /* BININT2 */
-        return run_pickle_number(m, 2, false);
     case 'F':
         return push_opaque_line(m);
     case 'G':
@@ -536,8 +517,8 @@ run_instruction(struct pickle_machine *m, unsigned char opcode)
         return decimal_memo(m, pickle_get_memo);
     case 'p':
         return decimal_memo(m, pickle_put_memo);
-    case 0x94:
-        return run_memoize(m);
+    case 0x94: /* MEMOIZE */
+        return pickle_put_memo(m, m->memo_set);
     case 'c':
         return run_global(m);
     case 0x93:

@@ -3,8 +3,6 @@
 #include "format/pickle.h"
 
 #include "base/text.h"
-#include "format/bytes.h"
-#include "format/pickle_keys.h"
 #include "format/pickle_machine.h"
 
 #include <errno.h>

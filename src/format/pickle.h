@@ -31,7 +31,7 @@
  * On errors too, *pickle has the values that were read until then, and must be freed; its root is
  * PICKLE_VALUE_MARK if the pickle was not read to its end.
  * With a reason: -ENODATA, the text ends before the pickle does; -EBADMSG, it is malformed or a
- * dictionary has a key twice (rule "Pickle", see pickle_keys.h), or it needs more memory or has
+ * dictionary has a key twice (rule "Pickle", see pickle_keys.c), or it needs more memory or has
  * more than 2^31 - 1 bytes ("PickleMemory"); -ENOMEM.
  */
 errint_t pickle_read(const char *text, size_t length, size_t memory, struct pickle *pickle,

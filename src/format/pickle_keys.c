@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See pickle_keys.h. */
-#include "format/pickle_keys.h"
+/*
+ * Equal keys in the dictionaries of a pickle. Python keeps one entry of them: the first key with
+ * the last value. No writer stores such entries, so pickle_read(), the only caller, refuses them.
+ */
+#include "format/pickle.h"
+#include "format/pickle_machine.h"
 
 #include "base/text.h"
 
@@ -51,13 +55,6 @@ struct dict_key {
     int64_t number; /* of a string: that of number_key_strings() */
 };
 
-/* Of a PICKLE_NUMBER or PICKLE_FLOAT. */
-static uint64_t
-bits_of(const struct pickle_node *node)
-{
-    return node->a | (uint64_t)node->b << 32;
-}
-
 /* False: the key is neither a string nor a whole number. */
 static bool
 get_dict_key(const struct pickle *p, pickle_value value, struct dict_key *key)
@@ -71,14 +68,12 @@ get_dict_key(const struct pickle *p, pickle_value value, struct dict_key *key)
         *key = (struct dict_key){true, p->nodes[value].c};
         return true;
     case PICKLE_NUMBER:
-        key->number = (value & PICKLE_NUMBER_BIT) ? (int64_t)(value & ~PICKLE_NUMBER_BIT)
-                                                  : (int64_t)bits_of(&p->nodes[value]);
-        return true;
+        return pickle_get_integer(p, value, &key->number);
     case PICKLE_BOOL:
         key->number = value == PICKLE_VALUE_TRUE;
         return true;
     case PICKLE_FLOAT:
-        bits = bits_of(&p->nodes[value]);
+        bits = p->nodes[value].a | (uint64_t)p->nodes[value].b << 32;
         memcpy(&real, &bits, sizeof(real));
         if (!(real >= -9223372036854775808.0 && real < 9223372036854775808.0)) /* int64_t */
             return false;

@@ -73,4 +73,13 @@ errint_t pickle_make_dict_of_pairs(struct pickle_machine *m, pickle_value pairs,
 errint_t pickle_put_memo(struct pickle_machine *m, uint64_t index);
 errint_t pickle_get_memo(struct pickle_machine *m, uint64_t index);
 
+/* ---- pickle_keys.c ---- */
+
+/*
+ * Refuses a complete pickle if a dictionary has two keys that are strings or numbers and equal in
+ * Python: 1, 1.0 and True are one key. Sets PICKLE_DICT_UNSURE. Takes time of O(n log n) for a
+ * pickle of n bytes, and memory of m->memory_left. Errors as above.
+ */
+errint_t pickle_check_keys(struct pickle_machine *m);
+
 #endif

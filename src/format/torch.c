@@ -5,8 +5,7 @@
 #include "base/array.h"
 #include "format/json.h"
 #include "format/pickle.h"
-#include "format/torch_calls.h"
-#include "format/torch_dtype.h"
+#include "format/torch_globals.h"
 #include "format/torch_source.h"
 #include "format/torch_state.h"
 #include "format/torch_unseen.h"
@@ -351,24 +350,25 @@ static enum tensor_verdict
 look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor *tensor)
 {
     const struct pickle *pickle = walk->pickle;
-    struct torch_tensor_call found = {PICKLE_VALUE_OPAQUE, false};
-    pickle_value converted;
+    pickle_value converted, arguments;
     const char *wrapped = unwrap_parameter(walk, &value, &converted), *why;
     const struct pickle_node *call = node_of(walk, value, PICKLE_CALL);
     enum dtype dtype;
+    bool has_dtype = false;
 
     if (!call)
         return NO_TENSOR;
+    arguments = call->b;
     why = torch_refusal_of(walk->pickle, call);
     if (!why && torch_is_call_from_type(walk->pickle, call)) {
         if (!torch_is_plain_class(walk->pickle, pickle_tuple_item(pickle, call->b, 1)))
             why = "it is of a subclass of torch.Tensor";
-        else if (!torch_is_tensor_call(walk->pickle, pickle_tuple_item(pickle, call->b, 0),
-                                       pickle_tuple_item(pickle, call->b, 2), &found))
+        else if (!torch_makes_tensor(pickle, pickle_tuple_item(pickle, call->b, 0), &has_dtype))
             return NO_TENSOR;
         else if (!is_plain_state(walk, pickle_tuple_item(pickle, call->b, 3)))
             why = WITH_STATE;
-    } else if (!why && !torch_is_tensor_call(walk->pickle, call->a, call->b, &found)) {
+        arguments = pickle_tuple_item(pickle, call->b, 2);
+    } else if (!why && !torch_makes_tensor(pickle, call->a, &has_dtype)) {
         return NO_TENSOR;
     }
     if (!why)
@@ -379,7 +379,7 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor
         return TENSOR_REFUSED;
     }
     pickle->nodes[value].flags |= TORCH_SEEN;
-    if (!read_strided(walk, found.arguments, found.has_dtype, tensor))
+    if (!read_strided(walk, arguments, has_dtype, tensor))
         return TENSOR_REFUSED;
     if (converted != PICKLE_VALUE_OPAQUE &&
         (!torch_dtype(pickle, converted, &dtype) || dtype != tensor->dtype)) {

@@ -3,7 +3,7 @@
 #include "format/torch_imports.h"
 
 #include "base/array.h"
-#include "format/torch_dtype.h"
+#include "format/torch_globals.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "format/bytes.h"
-#include "format/torch_dtype.h"
+#include "format/torch_globals.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -2,7 +2,7 @@
 /* See torch_unseen.h. */
 #include "format/torch_unseen.h"
 
-#include "format/torch_calls.h"
+#include "format/torch_globals.h"
 #include "format/torch_source.h"
 
 #include <errno.h>
@@ -102,10 +102,10 @@ static bool
 is_any_tensor_call(const struct pickle *pickle, pickle_value value)
 {
     const struct pickle_node *call = &pickle->nodes[value];
-    struct torch_tensor_call found;
+    bool has_dtype;
 
     return torch_refusal_of(pickle, call) || torch_is_call_from_type(pickle, call) ||
-           torch_is_tensor_call(pickle, call->a, call->b, &found);
+           torch_makes_tensor(pickle, call->a, &has_dtype);
 }
 
 /* Writes the line for a storage. */

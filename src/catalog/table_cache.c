@@ -260,7 +260,7 @@ table_cache_read(struct table_cache *cache, int fd, const struct file_identity *
     errint_t error;
 
     if (!fresh)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+        return reason_no_memory(reason);
     pthread_mutex_lock(&cache->lock);
     kept = find_or_add_locked(cache, identity, container, fresh);
     while (kept != fresh && kept->loading)

@@ -245,7 +245,7 @@ read_gguf_tensors(struct gguf_reader *in, st_admit *admit, void *arg, uint64_t c
         return error;
     gguf_pairs_count(pairs, &counts);
     if (!st_builder_init(&builder, &counts))
-        return reason_set(in->reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+        return reason_no_memory(in->reason);
     memcpy(builder.info, info, sizeof(*info));
     builder.table->gguf = builder.info;
     gguf_pairs_add(pairs, &builder);
@@ -318,7 +318,7 @@ gguf_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct st_tabl
         return error;
     in = gguf_reader_new(fd, file_size, reason);
     if (!in)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+        return reason_no_memory(reason);
     error = read_gguf(in, admit, arg, table);
     gguf_reader_free(in);
     return error;

@@ -23,12 +23,6 @@ refuse_index(struct reason *reason, const char *what)
     return reason_set(reason, -EBADMSG, "InvalidIndex", "%s", what);
 }
 
-static errint_t
-index_out_of_memory(struct reason *reason)
-{
-    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the index");
-}
-
 /* Whether the name of a shard is a plain file name. */
 static bool
 is_plain_name(const struct container *container, const char *name, size_t length)
@@ -320,7 +314,7 @@ parse_parts(const struct index_parts *parts, struct st_index **index, struct rea
     order = calloc((size_t)counts.runs + 1, sizeof(order[0]));
     scratch = malloc(counts.run_names + 1);
     if (!runs || !order || !scratch) {
-        error = index_out_of_memory(reason);
+        error = reason_no_memory(reason);
         goto out;
     }
     error = list_runs(parts, runs, scratch, reason);
@@ -328,7 +322,7 @@ parse_parts(const struct index_parts *parts, struct st_index **index, struct rea
         goto out;
     number_shards(runs, order, &counts);
     if (!make_index(&builder, &counts)) {
-        error = index_out_of_memory(reason);
+        error = reason_no_memory(reason);
         goto out;
     }
     fill_shards(&builder, order, counts.runs);

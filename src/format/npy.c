@@ -254,7 +254,7 @@ npy_read(int fd, uint64_t size, struct npy *npy, struct reason *reason)
         return refuse_npy(reason, "it ends inside its header");
     text = calloc(length + 1, 1);
     if (!text)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory");
+        return reason_no_memory(reason);
     error = bytes_read_at(fd, text, length, 8 + width, reason);
     if (!error)
         error = parse_dictionary((struct npy_text){text}, npy, reason);

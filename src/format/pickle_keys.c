@@ -149,7 +149,7 @@ pickle_check_keys(struct pickle_machine *m)
                           m->length);
     sorted = malloc(bytes);
     if (!sorted)
-        return reason_set(m->reason, -ENOMEM, "OutOfMemory", "no memory for the pickle");
+        return reason_no_memory(m->reason);
     number_key_strings(p, sorted);
     for (uint32_t i = 0; !error && i < p->node_count; i++)
         if (p->nodes[i].kind == PICKLE_DICT)

@@ -29,7 +29,7 @@ grow_machine_array(struct pickle_machine *m, void *array, uint32_t *capacity, si
     memcpy(&old, array, sizeof(old));
     bigger = realloc(old, room * element);
     if (!bigger)
-        return reason_set(m->reason, -ENOMEM, "OutOfMemory", "no memory for the pickle");
+        return reason_no_memory(m->reason);
     m->memory_left -= (room - *capacity) * element;
     memcpy(array, &bigger, sizeof(bigger));
     *capacity = (uint32_t)room;

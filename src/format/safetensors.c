@@ -38,12 +38,6 @@ refuse_tensor(struct reason *reason, const char *rule, struct json_span name, co
 #define refuse_entry(reason, name, ...)                                                            \
     refuse_tensor(reason, "InvalidHeaderDeserialization", name, __VA_ARGS__)
 
-static errint_t
-out_of_memory(struct reason *reason)
-{
-    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
-}
-
 /* --- Rules 1 to 3: the first 8 bytes --- */
 
 errint_t
@@ -530,7 +524,7 @@ st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table
         return error;
 
     if (!st_builder_init(&builder, &counts))
-        return out_of_memory(reason);
+        return reason_no_memory(reason);
     builder.table->data_start = 8 + n;
     builder.table->data_length = file_size - 8 - n;
     fill_table(&builder, root);

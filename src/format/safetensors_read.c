@@ -26,7 +26,7 @@ read_whole_header(int fd, uint64_t n, uint64_t file_size, struct st_table **tabl
     errint_t error;
 
     if (!text)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+        return reason_no_memory(reason);
     error = bytes_read_at(fd, text, n, 8, reason);
     if (!error)
         error = st_table_parse(text, n, file_size, table, reason);
@@ -45,7 +45,7 @@ st_table_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct st_
     errint_t error;
 
     if (!bytes)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+        return reason_no_memory(reason);
     error = bytes_read_at(fd, bytes, have, 0, reason);
     if (!error)
         error = st_header_length(bytes, file_size, &n, reason);

@@ -178,7 +178,7 @@ st_builder_check_names(const struct st_builder *builder, struct reason *reason)
 
     uint32_t *order = malloc(count * sizeof(order[0]));
     if (!order)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the header");
+        return reason_no_memory(reason);
     for (i = 0; i < count; i++)
         order[i] = i;
     qsort_r(order, count, sizeof(order[0]), compare_indexed_names, (void *)builder);

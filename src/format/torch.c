@@ -647,7 +647,7 @@ fill_torch_table(struct torch_walk *walk)
                           " bytes, for a pickle of %zu",
                           most, walk->pickle->length);
     if (!st_builder_init(&builder, &walk->counts))
-        return reason_set(walk->reason, -ENOMEM, "OutOfMemory", "no memory for the tensors");
+        return reason_no_memory(walk->reason);
     st_builder_add_metadata(&builder, "format", "pt");
     walk->builder = &builder;
     error = walk_root(walk);
@@ -675,7 +675,7 @@ read_tensors(struct torch_source *source, struct torch_file *file, struct reason
     errint_t error;
 
     if (!walk)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the tensors");
+        return reason_no_memory(reason);
     walk->pickle = &source->pickle;
     walk->source = source;
     walk->file = file;

@@ -269,8 +269,7 @@ torch_imports_add(struct torch_imports *imports, const struct pickle *pickle, st
         import.is_dangerous = is_dangerous_line(import.line);
         add_import(imports, import);
     }
-    return failed ? reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the list of imports")
-                  : 0;
+    return failed ? reason_no_memory(reason) : 0;
 }
 
 void

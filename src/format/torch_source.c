@@ -21,12 +21,6 @@ enum {
 #define LOCAL_HEADER_MAGIC "PK\003\004"
 #define DATA_PKL "data.pkl"
 
-static errint_t
-out_of_memory_for_pickle(struct reason *reason)
-{
-    return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the pickle");
-}
-
 /* Reads a pickle and lists its imports. The caller frees the pickle, on errors too. */
 static errint_t
 read_listed(const struct torch_source *source, const char *text, size_t length, size_t memory,
@@ -164,7 +158,7 @@ read_data_pkl(struct torch_source *source, struct reason *reason)
     source->text_length = member->size;
     source->text = malloc(member->size + 1); /* never of size 0 */
     if (!source->text)
-        return out_of_memory_for_pickle(reason);
+        return reason_no_memory(reason);
     error = bytes_read_at(source->fd, source->text, member->size, member->data, reason);
     if (!error)
         error = parse_root(source, source->text, source->text_length, reason);
@@ -426,7 +420,7 @@ collect_storages(struct torch_source *source, struct reason *reason)
                           count, pickle->length);
     source->storages = calloc(count + 1, sizeof(*source->storages));
     if (!source->storages)
-        return out_of_memory_for_pickle(reason);
+        return reason_no_memory(reason);
     for (uint32_t i = 0; i < pickle->node_count; i++) {
         const pickle_value id = pickle->nodes[i].a;
         struct torch_storage storage, view;
@@ -553,7 +547,7 @@ open_pickles(struct torch_source *source,
         source->text_length = have;
         source->text = malloc(have + 1); /* never of size 0 */
         if (!source->text)
-            return out_of_memory_for_pickle(reason);
+            return reason_no_memory(reason);
         error = bytes_read_at(source->fd, source->text, have, 0, reason);
         if (!error)
             error = read(source, have, reason);

@@ -117,7 +117,7 @@ read_end(int fd, uint64_t file_size, struct zip_end *end, struct reason *reason)
     errint_t error;
 
     if (!tail)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the archive's directory");
+        return reason_no_memory(reason);
     error = bytes_read_at(fd, tail, length, file_size - length, reason);
     if (!error)
         error = find_end(tail, length, &at, reason);
@@ -303,7 +303,7 @@ zip_read(int fd, uint64_t start, uint64_t length, uint64_t count, struct zip *zi
     zip->directory = malloc(length + 1); /* never of size 0 */
     zip->members = calloc(count + 1, sizeof(*zip->members));
     if (!zip->directory || !zip->members)
-        error = reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the archive's directory");
+        error = reason_no_memory(reason);
     if (!error)
         error = bytes_read_at(fd, zip->directory, length, start, reason);
     if (!error)
@@ -432,7 +432,7 @@ zip_check_overlap(const struct zip *zip, struct reason *reason)
     errint_t error = 0;
 
     if (!sorted)
-        return reason_set(reason, -ENOMEM, "OutOfMemory", "no memory for the archive's directory");
+        return reason_no_memory(reason);
     for (uint32_t i = 0; i < zip->count; i++)
         sorted[i] = &zip->members[i];
     qsort(sorted, zip->count, sizeof(struct zip_member *), compare_headers);

@@ -17,11 +17,7 @@
 /* Whole numbers up to this one are exact as a double. */
 #define EXACT_MOST 9007199254740992.0
 
-static errint_t
-refuse_index(struct reason *reason, const char *what)
-{
-    return reason_set(reason, -EBADMSG, "InvalidIndex", "%s", what);
-}
+#define refuse_index(reason, ...) reason_set(reason, -EBADMSG, "InvalidIndex", __VA_ARGS__)
 
 /* Whether the name of a shard is a plain file name. */
 static bool
@@ -120,9 +116,8 @@ count_map(struct json_reader in, struct index_counts *counts, struct reason *rea
     while (json_next_key(&in, &key)) {
         char shown[QUOTED_SIZE];
         if (json_type(&in) != JSON_STRING)
-            return reason_set(reason, -EBADMSG, "InvalidIndex",
-                              "weight_map: the value of \"%s\" is not a string",
-                              quoted(shown, key.text, key.length));
+            return refuse_index(reason, "weight_map: the value of \"%s\" is not a string",
+                                quoted(shown, key.text, key.length));
         struct json_span raw = json_take_string(&in);
         counts->entries++;
         counts->names += json_unescaped_length(key);
@@ -152,10 +147,10 @@ list_runs(const struct index_parts *parts, struct shard_run *runs, char *scratch
         before = raw;
         size_t length = json_unescape(raw, scratch);
         if (!is_plain_name(parts->container, scratch, length))
-            return reason_set(reason, -EBADMSG, "InvalidIndex",
-                              "weight_map names the file \"%s\", expected a plain name that ends "
-                              "in %s",
-                              quoted(shown, scratch, length), parts->container->suffixes[0]);
+            return refuse_index(reason,
+                                "weight_map names the file \"%s\", expected a plain name that ends "
+                                "in %s",
+                                quoted(shown, scratch, length), parts->container->suffixes[0]);
         scratch[length] = '\0';
         (runs++)->shard = scratch;
         scratch += length + 1;
@@ -277,8 +272,8 @@ sort_entries(struct index_builder *builder, struct reason *reason)
     for (i = 1; i < count; i++) {
         char shown[QUOTED_SIZE];
         if (compare_entries(&entries[i - 1], &entries[i], builder->text) == 0)
-            return reason_set(
-                reason, -EBADMSG, "InvalidIndex", "weight_map has the tensor \"%s\" more than once",
+            return refuse_index(
+                reason, "weight_map has the tensor \"%s\" more than once",
                 quoted(shown, builder->text + entries[i].name, entries[i].name_length));
     }
     return 0;
@@ -349,19 +344,18 @@ st_index_parse(const char *json, size_t length, const struct container *containe
     struct json_fault fault;
 
     if (length > ST_MAX_INDEX)
-        return reason_set(reason, -EBADMSG, "InvalidIndex",
-                          "the index has %zu bytes, expected at most %u", length, ST_MAX_INDEX);
+        return refuse_index(reason, "the index has %zu bytes, expected at most %u", length,
+                            ST_MAX_INDEX);
     if (length >= 3 && memcmp(json, "\xEF\xBB\xBF", 3) == 0) {
         json += 3; /* a byte order mark */
         length -= 3;
     }
     if (!json_check_utf8(json, length, &fault.at))
-        return reason_set(reason, -EBADMSG, "InvalidIndex",
-                          "the index is not UTF-8: byte 0x%02x at byte %zu of it",
-                          (unsigned char)json[fault.at], fault.at);
+        return refuse_index(reason, "the index is not UTF-8: byte 0x%02x at byte %zu of it",
+                            (unsigned char)json[fault.at], fault.at);
     if (json_check(json, length, &fault))
-        return reason_set(reason, -EBADMSG, "InvalidIndex",
-                          "the index is not JSON: %s, at byte %zu of it", fault.what, fault.at);
+        return refuse_index(reason, "the index is not JSON: %s, at byte %zu of it", fault.what,
+                            fault.at);
 
     errint_t error = find_parts(json_read(json, length), &parts, reason);
     if (!error)

@@ -12,31 +12,24 @@
 #define NPY_ALIGN 64u
 #define NPY_GROWTH_DIGITS 21u /* NumPy reserves room for the first dimension to grow */
 
-static unsigned
-digits_of(uint64_t value)
-{
-    unsigned digits = 1;
-
-    while (value >= 10) {
-        value /= 10;
-        digits++;
-    }
-    return digits;
-}
-
 /* Writes the dictionary as Python's repr() does, and the spaces that NumPy reserves for growth. */
 static void
 add_dictionary(struct buffer *out, const char *descr, const uint64_t *dims, uint32_t rank)
 {
+    size_t start, first = 0; /* of the shape; bytes of its first number */
+
     buffer_addf(out, "{'descr': '%s', 'fortran_order': False, 'shape': (", descr);
+    start = out->length;
     for (uint32_t i = 0; i < rank; i++) {
         if (i)
             buffer_add_text(out, ", ");
         buffer_add_u64(out, dims[i]);
+        if (!i)
+            first = out->length - start;
     }
     buffer_add_text(out, rank == 1 ? ",), }" : "), }");
     if (rank)
-        buffer_add_repeat(out, ' ', NPY_GROWTH_DIGITS - digits_of(dims[0]));
+        buffer_add_repeat(out, ' ', NPY_GROWTH_DIGITS - first);
 }
 
 /* Adds the header of this dictionary, which is freed. */
@@ -107,11 +100,7 @@ struct npy_text {
     const char *at;
 };
 
-static errint_t
-refuse_npy(struct reason *reason, const char *why)
-{
-    return reason_set(reason, -EBADMSG, "InvalidNpy", "%s", why);
-}
+#define refuse_npy(reason, ...) reason_set(reason, -EBADMSG, "InvalidNpy", __VA_ARGS__)
 
 static void
 skip_spaces(struct npy_text *in)
@@ -224,7 +213,7 @@ parse_dictionary(struct npy_text in, struct npy *npy, struct reason *reason)
         return refuse_npy(reason, "it is in Fortran order, which safetensors cannot express");
     npy->dtype = dtype_from_descr(descr);
     if (npy->dtype == DTYPE_UNKNOWN)
-        return reason_set(reason, -EBADMSG, "InvalidNpy", "safetensors has no values of type %s",
+        return refuse_npy(reason, "safetensors has no values of type %s",
                           quoted(shown, descr, strlen(descr)));
     return 0;
 }

@@ -21,6 +21,8 @@ enum {
 #define LOCAL_HEADER_MAGIC "PK\003\004"
 #define DATA_PKL "data.pkl"
 
+#define refuse_storage(reason, ...) reason_set(reason, -EBADMSG, "TorchStorage", __VA_ARGS__)
+
 /* Reads a pickle and lists its imports. The caller frees the pickle, on errors too. */
 static errint_t
 read_listed(const struct torch_source *source, const char *text, size_t length, size_t memory,
@@ -392,8 +394,8 @@ unite_storages(struct torch_source *source, struct reason *reason)
 
         if (last && compare_storages(last, &source->storages[i], &source->pickle) == 0) {
             if (!are_same_storage(&source->pickle, last, &source->storages[i]))
-                return reason_set(reason, -EBADMSG, "TorchStorage",
-                                  "a storage, or a view of one, is described twice, differently");
+                return refuse_storage(
+                    reason, "a storage, or a view of one, is described twice, differently");
             continue;
         }
         source->storages[kept++] = source->storages[i];
@@ -428,10 +430,11 @@ collect_storages(struct torch_source *source, struct reason *reason)
         if (pickle->nodes[i].kind != PICKLE_PERSISTENT || !torch_is_storage_id(pickle, id))
             continue;
         if (!read_storage_id(pickle, id, &storage, &view))
-            return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "the description of a storage is malformed, of an unknown type, or "
-                              "has a key of over %d bytes",
-                              TORCH_KEY_MAX);
+            return refuse_storage(
+                reason,
+                "the description of a storage is malformed, of an unknown type, or "
+                "has a key of over %d bytes",
+                TORCH_KEY_MAX);
         source->storages[source->storage_count++] = storage;
         if (view.key != PICKLE_VALUE_OPAQUE)
             source->storages[source->storage_count++] = view;
@@ -445,7 +448,7 @@ locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t
                 struct reason *reason)
 {
     if (pickle_kind_of(keys, keys->root) != PICKLE_LIST)
-        return reason_set(reason, -EBADMSG, "TorchStorage", "the storage keys are not a list");
+        return refuse_storage(reason, "the storage keys are not a list");
     for (uint32_t i = keys->nodes[keys->root].a; i; i = keys->entries[i].next) {
         struct torch_storage *storage = NULL;
         unsigned char elements[8];
@@ -458,26 +461,24 @@ locate_storages(struct torch_source *source, const struct pickle *keys, uint64_t
         if (pickle_get_string(keys, keys->entries[i].value, &key, &length))
             storage = find_storage(source, key, length);
         if (!storage || storage->offset || storage->view_of != PICKLE_VALUE_OPAQUE)
-            return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "storage \"%s\" is listed twice, or no tensor refers to it",
-                              quoted(shown, key, length));
+            return refuse_storage(reason,
+                                  "storage \"%s\" is listed twice, or no tensor refers to it",
+                                  quoted(shown, key, length));
         if (at > source->file_size || source->file_size - at < sizeof(elements))
-            return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "the file ends before storage \"%s\"", quoted(shown, key, length));
+            return refuse_storage(reason, "the file ends before storage \"%s\"",
+                                  quoted(shown, key, length));
         error = bytes_read_at(source->fd, elements, sizeof(elements), at, reason);
         if (error)
             return error;
         at += sizeof(elements);
         if (bytes_u64(elements) != storage->elements)
-            return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "storage \"%s\" has %" PRIu64
-                              " elements in the file, expected %" PRIu64,
-                              quoted(shown, key, length), bytes_u64(elements), storage->elements);
+            return refuse_storage(
+                reason, "storage \"%s\" has %" PRIu64 " elements in the file, expected %" PRIu64,
+                quoted(shown, key, length), bytes_u64(elements), storage->elements);
         if (__builtin_mul_overflow(storage->elements, (uint64_t)storage->element, &bytes) ||
             bytes > source->file_size - at)
-            return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "storage \"%s\" of %" PRIu64 " elements exceeds the file",
-                              quoted(shown, key, length), storage->elements);
+            return refuse_storage(reason, "storage \"%s\" of %" PRIu64 " elements exceeds the file",
+                                  quoted(shown, key, length), storage->elements);
         storage->offset = at;
         at += bytes;
     }
@@ -734,17 +735,15 @@ torch_source_find(struct torch_source *source, const char *key, size_t key_lengt
     char shown[QUOTED_SIZE];
 
     if (key_length > TORCH_KEY_MAX)
-        return reason_set(reason, -EBADMSG, "TorchStorage",
-                          "the key of its storage has %zu bytes, at most %d are read", key_length,
-                          TORCH_KEY_MAX);
+        return refuse_storage(reason, "the key of its storage has %zu bytes, at most %d are read",
+                              key_length, TORCH_KEY_MAX);
     if (source->is_zip) {
         errint_t error;
 
         member = find_record(source, "data/", key, key_length);
         if (!member)
-            return reason_set(reason, -EBADMSG, "TorchStorage",
-                              "the archive has no storage \"%.80s\"",
-                              quoted(shown, key, key_length));
+            return refuse_storage(reason, "the archive has no storage \"%.80s\"",
+                                  quoted(shown, key, key_length));
         error = zip_locate(&source->zip, member, reason);
         *offset = member->data;
         *bytes = member->size;
@@ -752,8 +751,8 @@ torch_source_find(struct torch_source *source, const char *key, size_t key_lengt
     }
     storage = find_storage(source, key, key_length);
     if (!storage || !storage->offset)
-        return reason_set(reason, -EBADMSG, "TorchStorage", "the file has no storage \"%.80s\"",
-                          quoted(shown, key, key_length));
+        return refuse_storage(reason, "the file has no storage \"%.80s\"",
+                              quoted(shown, key, key_length));
     *offset = storage->offset;
     *bytes = storage->elements * storage->element;
     return 0;

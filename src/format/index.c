@@ -120,10 +120,10 @@ count_map(struct json_reader in, struct index_counts *counts, struct reason *rea
                                 quoted(shown, key.text, key.length));
         struct json_span raw = json_take_string(&in);
         counts->entries++;
-        counts->names += json_unescaped_length(key);
+        counts->names += json_unescape(key, NULL);
         if (begins_run(before, raw)) {
             counts->runs++;
-            counts->run_names += json_unescaped_length(raw) + 1;
+            counts->run_names += json_unescape(raw, NULL) + 1;
         }
         before = raw;
     }

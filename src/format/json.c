@@ -530,23 +530,6 @@ unescape_one(const char **at, const char *end, char out[4])
 }
 
 size_t
-json_unescaped_length(struct json_span raw)
-{
-    const char *at = raw.text, *end = at + raw.length;
-    size_t length = 0;
-    char one[4];
-
-    for (;;) {
-        const char *escape = memchr(at, '\\', (size_t)(end - at));
-        if (!escape)
-            return length + (size_t)(end - at);
-        length += (size_t)(escape - at);
-        at = escape;
-        length += unescape_one(&at, end, one);
-    }
-}
-
-size_t
 json_unescape(struct json_span raw, char *out)
 {
     const char *at = raw.text, *end = at + raw.length;
@@ -556,13 +539,15 @@ json_unescape(struct json_span raw, char *out)
     for (;;) {
         const char *escape = memchr(at, '\\', (size_t)(end - at));
         size_t plain = (size_t)((escape ? escape : end) - at);
-        memcpy(out + length, at, plain);
+        if (out)
+            memcpy(out + length, at, plain);
         length += plain;
         if (!escape)
             return length;
         at = escape;
         unsigned used = unescape_one(&at, end, one);
-        memcpy(out + length, one, used);
+        if (out)
+            memcpy(out + length, one, used);
         length += used;
     }
 }

@@ -104,7 +104,7 @@ read_dtype(struct json_reader *in, struct json_span name, struct entry *entry,
     default:
         return refuse_entry(reason, name, "dtype is not a string");
     }
-    if (json_unescaped_length(entry->dtype) > UINT16_MAX)
+    if (json_unescape(entry->dtype, NULL) > UINT16_MAX)
         return refuse_entry(reason, name, "dtype is a string of over %d bytes", UINT16_MAX);
     return 0;
 }
@@ -273,9 +273,9 @@ count_tensor(struct json_reader *in, struct json_span name, struct st_counts *co
         return error;
     counts->tensors++;
     counts->dims += entry.rank;
-    counts->text += json_unescaped_length(name);
+    counts->text += json_unescape(name, NULL);
     if (dtype_of_raw(entry.dtype) == DTYPE_UNKNOWN)
-        counts->text += json_unescaped_length(entry.dtype);
+        counts->text += json_unescape(entry.dtype, NULL);
     return 0;
 }
 
@@ -300,7 +300,7 @@ count_metadata(struct json_reader *in, struct st_counts *counts, struct reason *
                               "__metadata__: the value of \"%s\" is not a string",
                               quoted(shown, key.text, key.length));
         counts->metadata++;
-        counts->text += json_unescaped_length(key) + json_unescaped_length(json_take_string(in));
+        counts->text += json_unescape(key, NULL) + json_unescape(json_take_string(in), NULL);
     }
     return 0;
 }

@@ -170,14 +170,13 @@ read_data_pkl(struct torch_source *source, struct reason *reason)
 static errint_t
 open_archive(struct torch_source *source, struct reason *reason)
 {
-    uint64_t start, length, count;
-    errint_t error =
-        zip_find_directory(source->fd, source->file_size, &start, &length, &count, reason);
+    struct zip_end end = {0};
+    errint_t error = zip_find_directory(source->fd, source->file_size, &end, reason);
 
     if (!error)
-        error = st_admit_bytes(source->admit, source->admit_arg, length * ZIP_FACTOR, reason);
+        error = st_admit_bytes(source->admit, source->admit_arg, end.length * ZIP_FACTOR, reason);
     if (!error)
-        error = zip_read(source->fd, start, length, count, &source->zip, reason);
+        error = zip_read(source->fd, &end, &source->zip, reason);
     if (!error)
         error = find_prefix(source, reason);
     if (!error && is_torchscript(source))

@@ -44,11 +44,6 @@ refuse_member(struct reason *reason, const char *rule, const struct zip *zip,
 
 /* ---- the end of the archive ---- */
 
-/* The values of the end record; `at` is its offset in the file. */
-struct zip_end {
-    uint64_t at, start, length, count;
-};
-
 /* Replaces *end by the zip64 end record if a locator of one is directly before the end record. */
 static errint_t
 read_end64(int fd, struct zip_end *end, struct reason *reason)
@@ -133,34 +128,29 @@ read_end(int fd, uint64_t file_size, struct zip_end *end, struct reason *reason)
 }
 
 errint_t
-zip_find_directory(int fd, uint64_t file_size, uint64_t *start, uint64_t *length, uint64_t *count,
-                   struct reason *reason)
+zip_find_directory(int fd, uint64_t file_size, struct zip_end *end, struct reason *reason)
 {
-    struct zip_end end = {0};
-    errint_t error = read_end(fd, file_size, &end, reason);
+    errint_t error = read_end(fd, file_size, end, reason);
 
     if (!error)
-        error = read_end64(fd, &end, reason);
+        error = read_end64(fd, end, reason);
     if (error)
         return error;
-    if (end.start > end.at || end.length != end.at - end.start)
+    if (end->start > end->at || end->length != end->at - end->start)
         return refuse_zip(reason, "ZipDirectory",
                           "the central directory is said to be %" PRIu64 " bytes at offset %" PRIu64
                           ", expected to end at %" PRIu64 ", where the end record begins",
-                          end.length, end.start, end.at);
-    if (end.length > ZIP_MAX_DIRECTORY)
+                          end->length, end->start, end->at);
+    if (end->length > ZIP_MAX_DIRECTORY)
         return refuse_zip(reason, "ZipDirectory",
                           "the central directory has %" PRIu64 " bytes, at most %" PRIu64
                           " are read",
-                          end.length, ZIP_MAX_DIRECTORY);
-    if (end.count > end.length / ENTRY_BYTES)
+                          end->length, ZIP_MAX_DIRECTORY);
+    if (end->count > end->length / ENTRY_BYTES)
         return refuse_zip(reason, "ZipDirectory",
                           "%" PRIu64 " entries are announced, the central directory has %" PRIu64
                           " bytes",
-                          end.count, end.length);
-    *start = end.start;
-    *length = end.length;
-    *count = end.count;
+                          end->count, end->length);
     return 0;
 }
 
@@ -294,20 +284,19 @@ read_entries(struct zip *zip, size_t length, uint64_t count, struct reason *reas
 }
 
 errint_t
-zip_read(int fd, uint64_t start, uint64_t length, uint64_t count, struct zip *zip,
-         struct reason *reason)
+zip_read(int fd, const struct zip_end *end, struct zip *zip, struct reason *reason)
 {
     errint_t error = 0;
 
-    *zip = (struct zip){.fd = fd, .directory_start = start};
-    zip->directory = malloc(length + 1); /* never of size 0 */
-    zip->members = calloc(count + 1, sizeof(*zip->members));
+    *zip = (struct zip){.fd = fd, .directory_start = end->start};
+    zip->directory = malloc(end->length + 1); /* never of size 0 */
+    zip->members = calloc(end->count + 1, sizeof(*zip->members));
     if (!zip->directory || !zip->members)
         error = reason_no_memory(reason);
     if (!error)
-        error = bytes_read_at(fd, zip->directory, length, start, reason);
+        error = bytes_read_at(fd, zip->directory, end->length, end->start, reason);
     if (!error)
-        error = read_entries(zip, length, count, reason);
+        error = read_entries(zip, end->length, end->count, reason);
     if (error)
         zip_free(zip);
     return error;

@@ -46,17 +46,20 @@ struct zip {
     char *directory; /* the bytes of the central directory; malloc'ed */
 };
 
+/* A central directory: its offset, its length, the number of its entries, and the offset of the
+ * record that follows it. */
+struct zip_end {
+    uint64_t at, start, length, count;
+};
+
 /*
- * Finds the central directory of the open file `fd` of `file_size` bytes: its offset, its length
- * and the number of its entries. With a reason: -EBADMSG (not an archive, or refused), -ENOMEM,
- * -ESTALE (the file became shorter), errors of pread(2).
+ * Finds the central directory of the open file `fd` of `file_size` bytes. With a reason: -EBADMSG
+ * (not an archive, or refused), -ENOMEM, -ESTALE (the file became shorter), errors of pread(2).
  */
-errint_t zip_find_directory(int fd, uint64_t file_size, uint64_t *start, uint64_t *length,
-                            uint64_t *count, struct reason *reason);
+errint_t zip_find_directory(int fd, uint64_t file_size, struct zip_end *end, struct reason *reason);
 
 /* Reads that central directory, but no local headers. zip_free() frees `zip`. Errors as above. */
-errint_t zip_read(int fd, uint64_t start, uint64_t length, uint64_t count, struct zip *zip,
-                  struct reason *reason);
+errint_t zip_read(int fd, const struct zip_end *end, struct zip *zip, struct reason *reason);
 void zip_free(struct zip *zip); /* all zero is allowed */
 
 /* The member with this name, or NULL. The case of ASCII letters is ignored, as by miniz, which

@@ -19,12 +19,12 @@ errint_t
 archive_open(int fd, uint64_t file_size, struct st_table *table, struct archive *archive,
              struct reason *reason)
 {
-    uint64_t start, length, count;
-    errint_t error = zip_find_directory(fd, file_size, &start, &length, &count, reason);
+    struct zip_end end = {0};
+    errint_t error = zip_find_directory(fd, file_size, &end, reason);
 
     *archive = (struct archive){.table = table};
     if (!error)
-        error = zip_read(fd, start, length, count, &archive->zip, reason);
+        error = zip_read(fd, &end, &archive->zip, reason);
     if (!error) {
         archive->records = calloc((size_t)archive->zip.count + 1, sizeof(*archive->records));
         if (!archive->records)

@@ -668,3 +668,13 @@ pickle_is_global(const struct pickle *pickle, pickle_value value, const char *mo
            pickle_string_is(pickle, pickle->nodes[value].a, module) &&
            pickle_string_is(pickle, pickle->nodes[value].b, name);
 }
+
+uint32_t
+pickle_find_key(const struct pickle *pickle, pickle_value dict, const char *key)
+{
+    uint32_t i = pickle_kind_of(pickle, dict) == PICKLE_DICT ? pickle->nodes[dict].a : 0;
+
+    while (i && !pickle_string_is(pickle, pickle->entries[i].key, key))
+        i = pickle->entries[i].next;
+    return i;
+}

@@ -58,4 +58,8 @@ uint32_t pickle_tuple_length(const struct pickle *pickle, pickle_value tuple);
 bool pickle_is_global(const struct pickle *pickle, pickle_value value, const char *module,
                       const char *name);
 
+/* The entry of a dictionary whose key is this string: an index in pickle->entries. 0: there is
+ * none, or the value is not a dictionary. */
+uint32_t pickle_find_key(const struct pickle *pickle, pickle_value dict, const char *key);
+
 #endif

@@ -115,13 +115,6 @@ st_builder_add_pair(struct st_builder *builder, struct st_text key, struct st_te
     return true;
 }
 
-void
-st_builder_add_metadata(struct st_builder *builder, const char *key, const char *value)
-{
-    st_builder_add_pair(builder, (struct st_text){key, strlen(key)},
-                        (struct st_text){value, strlen(value)}, false);
-}
-
 static int
 compare_names(const struct st_tensor *a, const struct st_tensor *b, const char *text)
 {

@@ -106,15 +106,12 @@ struct st_entry {
 
 /* False: more than was counted, for example because the file has changed since. */
 bool st_builder_add(struct st_builder *builder, const struct st_entry *entry);
-/* Adds a string. Must not exceed the counts. */
-void st_builder_add_metadata(struct st_builder *builder, const char *key, const char *value);
-
 /* Text with its length; may contain NUL. */
 struct st_text {
     const char *text;
     size_t length;
 };
-/* The same for any text. False: more than was counted. */
+/* Adds a pair of metadata. False: more than was counted. */
 bool st_builder_add_pair(struct st_builder *builder, struct st_text key, struct st_text value,
                          bool is_json);
 

@@ -572,17 +572,6 @@ walk_root(struct torch_walk *walk)
     return error ? error : walk->failed;
 }
 
-/* The entry of the dictionary with this name in the outermost one; 0 if there is none. */
-static uint32_t
-find_dictionary(const struct pickle *pickle, const char *name)
-{
-    for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
-        if (pickle_kind_of(pickle, pickle->entries[i].value) == PICKLE_DICT &&
-            pickle_string_is(pickle, pickle->entries[i].key, name))
-            return i;
-    return 0;
-}
-
 /*
  * The entry "state_dict" of a checkpoint of PyTorch Lightning: its other entries,
  * "optimizer_states", "callbacks" and so on, are the state of the training run (dump_checkpoint()
@@ -591,11 +580,13 @@ find_dictionary(const struct pickle *pickle, const char *name)
 static uint32_t
 find_lightning_weights(const struct pickle *pickle)
 {
-    if (pickle_kind_of(pickle, pickle->root) != PICKLE_DICT)
+    uint32_t weights;
+
+    if (!pickle_find_key(pickle, pickle->root, "pytorch-lightning_version"))
         return 0;
-    for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
-        if (pickle_string_is(pickle, pickle->entries[i].key, "pytorch-lightning_version"))
-            return find_dictionary(pickle, "state_dict");
+    weights = pickle_find_key(pickle, pickle->root, "state_dict");
+    if (weights && pickle_kind_of(pickle, pickle->entries[weights].value) == PICKLE_DICT)
+        return weights;
     return 0;
 }
 
@@ -648,7 +639,7 @@ fill_torch_table(struct torch_walk *walk)
                           most, walk->pickle->length);
     if (!st_builder_init(&builder, &walk->counts))
         return reason_no_memory(walk->reason);
-    st_builder_add_metadata(&builder, "format", "pt");
+    st_builder_add_pair(&builder, (struct st_text){"format", 6}, (struct st_text){"pt", 2}, false);
     walk->builder = &builder;
     error = walk_root(walk);
     walk->builder = NULL;

@@ -23,18 +23,25 @@ enum {
 
 #define refuse_storage(reason, ...) reason_set(reason, -EBADMSG, "TorchStorage", __VA_ARGS__)
 
+/* Lists the imports of a pickle, whose reading ended with `error`, and returns `error`. */
+static errint_t
+list_imports(const struct torch_source *source, const struct pickle *pickle, errint_t error,
+             struct reason *reason)
+{
+    errint_t listing = torch_imports_add(source->imports, pickle, reason);
+
+    source->imports->is_incomplete |= error == -EBADMSG && pickle->root == PICKLE_VALUE_MARK;
+    return listing ? listing : error;
+}
+
 /* Reads a pickle and lists its imports. The caller frees the pickle, on errors too. */
 static errint_t
 read_listed(const struct torch_source *source, const char *text, size_t length, size_t memory,
             struct pickle *pickle, struct reason *reason)
 {
-    errint_t error = pickle_read(text, length, memory, pickle, reason), listing = 0;
+    errint_t error = pickle_read(text, length, memory, pickle, reason);
 
-    if (source->imports) {
-        listing = torch_imports_add(source->imports, pickle, reason);
-        source->imports->is_incomplete |= error == -EBADMSG && pickle->root == PICKLE_VALUE_MARK;
-    }
-    return listing ? listing : error;
+    return source->imports ? list_imports(source, pickle, error, reason) : error;
 }
 
 /* Reads the pickle with the tensors. */
@@ -210,18 +217,6 @@ is_legacy_magic(const struct pickle *pickle)
            memcmp(pickle->text + node->a, legacy_magic, sizeof(legacy_magic)) == 0;
 }
 
-/* Whether the dictionary has the value False for `key`. */
-static bool
-is_false(const struct pickle *pickle, const char *key)
-{
-    if (pickle_kind_of(pickle, pickle->root) != PICKLE_DICT)
-        return false;
-    for (uint32_t i = pickle->nodes[pickle->root].a; i; i = pickle->entries[i].next)
-        if (pickle_string_is(pickle, pickle->entries[i].key, key))
-            return pickle->entries[i].value == PICKLE_VALUE_FALSE;
-    return false;
-}
-
 static errint_t
 refuse_other_file(struct reason *reason)
 {
@@ -258,14 +253,17 @@ read_legacy_head(const struct torch_source *source, size_t have, size_t *at, boo
     for (unsigned i = 0; !error && i < 2; i++) {
         struct pickle pickle;
         uint64_t version;
+        uint32_t entry;
 
         error = read_listed(source, source->text + *at, have - *at, TORCH_SLACK, &pickle, reason);
         if (!error && i == 0 &&
             (!pickle_get_number(&pickle, pickle.root, &version) || version != LEGACY_VERSION))
             error = reason_set(reason, -EBADMSG, "TorchVersion",
                                "the version of its format is not %d", LEGACY_VERSION);
-        if (!error && i == 1)
-            *is_big_endian = is_false(&pickle, "little_endian");
+        if (!error && i == 1) {
+            entry = pickle_find_key(&pickle, pickle.root, "little_endian");
+            *is_big_endian = entry && pickle.entries[entry].value == PICKLE_VALUE_FALSE;
+        }
         *at += pickle.length;
         pickle_free(&pickle);
     }
@@ -594,18 +592,16 @@ read_other_pickle(struct torch_source *source, size_t *at, size_t have, struct r
     struct pickle pickle;
     errint_t error =
         pickle_read(text, have - *at, have * TORCH_PICKLE_FACTOR + TORCH_SLACK, &pickle, reason);
-    errint_t listing = 0;
+    errint_t result = error;
 
-    if (text[0] == '\200' || pickle.root != PICKLE_VALUE_MARK || has_call(&pickle)) {
-        listing = torch_imports_add(source->imports, &pickle, reason);
-        source->imports->is_incomplete |= error == -EBADMSG && pickle.root == PICKLE_VALUE_MARK;
-    }
+    if (text[0] == '\200' || pickle.root != PICKLE_VALUE_MARK || has_call(&pickle))
+        result = list_imports(source, &pickle, error, reason);
     if (*at == 0 && !error && !may_be_legacy_magic(&pickle))
         *at = have;
     else
         *at += pickle.length;
     pickle_free(&pickle);
-    return listing ? listing : error;
+    return result;
 }
 
 static errint_t

@@ -9,6 +9,7 @@
 
 #include "base/array.h"
 #include "base/text.h"
+#include "format/bytes.h"
 #include "format/json.h"
 
 #include <errno.h>
@@ -43,14 +44,12 @@ refuse_tensor(struct reason *reason, const char *rule, struct json_span name, co
 errint_t
 st_header_length(const void *first, uint64_t file_size, uint64_t *n, struct reason *reason)
 {
-    const unsigned char *bytes = first;
-    uint64_t length = 0;
+    uint64_t length;
 
     if (file_size < 8)
         return reason_set(reason, -EBADMSG, "HeaderTooSmall",
                           "the file has %" PRIu64 " bytes, expected at least 8", file_size);
-    for (unsigned i = 0; i < 8; i++)
-        length |= (uint64_t)bytes[i] << 8 * i;
+    length = bytes_u64(first);
     if (length > ST_MAX_HEADER)
         return reason_set(reason, -EBADMSG, "HeaderTooLarge",
                           "the first 8 bytes give a header of %" PRIu64
@@ -542,20 +541,4 @@ st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table
 refused:
     st_table_free(builder.table);
     return error;
-}
-
-/* ---- names ---- */
-
-size_t
-st_suffix_length(const char *name, size_t length)
-{
-    static const char *const suffixes[] = {".safetensors", ".sft"};
-
-    for (size_t i = 0; i < COUNT_OF(suffixes); i++) {
-        size_t end = strlen(suffixes[i]);
-
-        if (length >= end && strncasecmp(name + length - end, suffixes[i], end) == 0)
-            return end;
-    }
-    return 0;
 }

@@ -70,12 +70,6 @@ void st_header_tensor(struct buffer *out, const char *name, size_t name_length, 
  * ST_MAX_HEADER; -ENOMEM: the buffer failed. */
 errint_t st_header_finish(struct buffer *out, uint32_t align);
 
-#define ST_SUFFIX ".safetensors" /* the usual one */
-
-/*
- * The length of the suffix that makes this the name of a safetensors file: ".safetensors" or
- * ".sft", in any letter case. 0: it has none.
- */
-size_t st_suffix_length(const char *name, size_t length);
+#define ST_SUFFIX ".safetensors" /* the usual one, see format/container.h */
 
 #endif

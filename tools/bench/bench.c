@@ -2,7 +2,7 @@
 #include "bench.h"
 
 #include "common/machine_memory.h"
-#include "format/safetensors.h"
+#include "format/container.h"
 #include "loaders.h"
 #include "machine.h"
 
@@ -54,10 +54,10 @@ bench_path(const struct bench *bench)
 static errint_t
 open_source_model(char *path, struct model *model, struct reason *reason)
 {
-    size_t length = strlen(path), end = st_suffix_length(path, length);
+    size_t length = strlen(path), end;
     errint_t error = model_open(path, model, reason);
 
-    if (error != -ENOENT || end == 0)
+    if (error != -ENOENT || container_of_name(path, length, &end) != &container_safetensors)
         return error;
     model_close(model);
     path[length - end] = '\0';

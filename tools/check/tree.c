@@ -637,8 +637,9 @@ check_file(struct tree *tree, const char *path)
     struct scope scope = {.findings = &tree->findings, .base = directory_part(path)};
     struct catalog_options options = catalog_options(tree, &scope);
     const char *name = basename(path);
-    size_t length = strlen(name);
-    char *stem = strndup(name, length - st_suffix_length(name, length));
+    size_t length = strlen(name), end = 0;
+    bool has_suffix = container_of_name(name, length, &end) == &container_safetensors;
+    char *stem = strndup(name, has_suffix ? length - end : length);
     struct group group = {.container = &container_safetensors,
                           .stem = stem,
                           .members = &name,

@@ -27,13 +27,13 @@ access_directory(struct view *view, const struct caller *caller, const char *pat
 }
 
 static struct permission_query
-query_of_backing(const struct backing *backing, int mask)
+query_of_file(const char *path, const struct file_identity *identity, int mask)
 {
-    return (struct permission_query){.path = backing->path,
+    return (struct permission_query){.path = path,
                                      .mask = mask,
-                                     .device = backing->identity.device,
-                                     .inode = backing->identity.inode,
-                                     .changed = backing->identity.changed};
+                                     .device = identity->device,
+                                     .inode = identity->inode,
+                                     .changed = identity->changed};
 }
 
 errint_t
@@ -44,7 +44,7 @@ access_backing(struct view *view, const struct caller *caller, const struct back
 
     if (!view->options.check)
         return 0;
-    query = query_of_backing(backing, mask);
+    query = query_of_file(backing->path, &backing->identity, mask);
     return view->options.check(caller, &query, 1);
 }
 
@@ -52,7 +52,6 @@ errint_t
 access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
               int mask)
 {
-    const struct file_identity *identity = &checkpoint->index_identity;
     struct permission_query *queries;
     char *index = NULL;
     size_t count = 0;
@@ -68,16 +67,13 @@ access_shards(struct view *view, const struct caller *caller, const struct check
         return -ENOMEM;
     }
     if (index)
-        queries[count++] = (struct permission_query){
-            .path = index,
-            .mask = mask,
-            .device = identity->device,
-            .inode = identity->inode,
-            .changed = identity->changed,
-        };
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (checkpoint->shards[i]->backing)
-            queries[count++] = query_of_backing(checkpoint->shards[i]->backing, mask);
+        queries[count++] = query_of_file(index, &checkpoint->index_identity, mask);
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct backing *backing = checkpoint->shards[i]->backing;
+
+        if (backing)
+            queries[count++] = query_of_file(backing->path, &backing->identity, mask);
+    }
     if (count)
         error = view->options.check(caller, queries, count);
     else
@@ -160,8 +156,7 @@ view_access(struct view *view, const struct caller *caller, node_id id, int mask
 bool
 view_checks_names(struct view *view, node_id directory)
 {
-    uint32_t position;
-    const struct node *node = node_of(view, directory, &position);
+    const struct node *node = node_of(view, directory, NULL);
 
     return view->options.check && (node->kind == NODE_DIRECTORY || node->kind == NODE_TENSORS);
 }

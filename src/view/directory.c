@@ -430,8 +430,7 @@ errint_t
 view_opendir(struct view *view, const struct caller *caller, node_id id,
              struct view_directory **out)
 {
-    uint32_t position;
-    struct node *node = node_of(view, id, &position);
+    struct node *node = node_of(view, id, NULL);
     struct view_directory *directory;
     errint_t error;
     int tries = 0;

@@ -397,8 +397,7 @@ errint_t
 view_lookup(struct view *view, const struct caller *caller, node_id parent_id, const char *name,
             node_id *id, struct stat *st)
 {
-    uint32_t position;
-    struct node *parent = node_of(view, parent_id, &position);
+    struct node *parent = node_of(view, parent_id, NULL);
     errint_t error;
     int tries = 0;
 
@@ -413,31 +412,23 @@ view_lookup(struct view *view, const struct caller *caller, node_id parent_id, c
 uint32_t
 view_generation(struct view *view, node_id id)
 {
-    uint32_t position;
-
-    return node_of(view, id, &position)->generation;
+    return node_of(view, id, NULL)->generation;
 }
 
 void
 view_forget(struct view *view, node_id id, uint64_t count)
 {
-    uint32_t position;
-
-    node_unref(view, node_of(view, id, &position), count);
+    node_unref(view, node_of(view, id, NULL), count);
 }
 
 enum view_kind
 view_kind_of(struct view *view, node_id id)
 {
-    uint32_t position;
-
-    return node_of(view, id, &position)->view;
+    return node_of(view, id, NULL)->view;
 }
 
 void
 view_ref(struct view *view, node_id id)
 {
-    uint32_t position;
-
-    node_ref(view, node_of(view, id, &position));
+    node_ref(view, node_of(view, id, NULL));
 }

@@ -82,13 +82,11 @@ free_node_slot(struct node_slots *slots, uint32_t number)
 struct node *
 node_of(struct view *view, node_id id, uint32_t *position)
 {
-    uint32_t number = (uint32_t)id;
+    const bool is_tensor = id & TENSOR_ID;
+    uint32_t number = is_tensor ? (uint32_t)(id >> 32) & INT32_MAX : (uint32_t)id;
 
-    *position = NODE_ITSELF;
-    if (id & TENSOR_ID) {
-        *position = number;
-        number = (uint32_t)(id >> 32) & INT32_MAX;
-    }
+    if (position)
+        *position = is_tensor ? (uint32_t)id : NODE_ITSELF;
     return node_slot_at(&view->slots, number)->node;
 }
 

@@ -83,8 +83,7 @@ place_of_checkpoint(struct view_place *place, const struct checkpoint *checkpoin
 bool
 view_place(struct view *view, node_id id, const char *name, struct view_place *place)
 {
-    uint32_t position;
-    struct node *node = node_of(view, id, &position);
+    struct node *node = node_of(view, id, NULL);
 
     switch (node->kind) {
     case NODE_TOP:

@@ -61,6 +61,9 @@ bool group_single_name(const char *file, char stem[256]);
 struct group_index {
     const char *file;
     struct st_index *index; /* NULL: refused */
+    /* Used by listing.c only. */
+    struct file_identity identity;
+    bool is_remote; /* checked as a remote name */
 };
 
 struct grouping {

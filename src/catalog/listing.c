@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listings: the names of a directory, and the checkpoints that its files form. */
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/text.h"
@@ -10,12 +11,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct listed_index {
-    const char *file;
-    struct file_identity identity;
-    bool is_remote; /* checked as a remote name */
-};
 
 /* A listing, and the state for checking it. */
 struct listing_private {
@@ -30,7 +25,7 @@ struct listing_private {
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
     const char **directories;
-    struct listed_index *indexes;
+    struct group_index *indexes; /* their `index` is NULL once the files are grouped */
     size_t index_count;
 };
 
@@ -111,11 +106,10 @@ recall_index(const struct listing *before, const char *name, struct st_index **i
     return 0;
 }
 
-/* Reads one index file. A refused index is reported, and *index is NULL. Fails only if out of
- * memory. */
+/* Reads one index file. A refused index is reported, and listed->index is NULL. Fails only if out
+ * of memory. */
 static errint_t
-read_listed_index(struct scan *scan, const struct listing *before, struct listed_index *listed,
-                  struct st_index **index)
+read_listed_index(struct scan *scan, const struct listing *before, struct group_index *listed)
 {
     struct remote_name *remote = remote_names_find(&scan->remotes, listed->file);
     struct name_query *query = remote ? remote->query : NULL;
@@ -125,7 +119,7 @@ read_listed_index(struct scan *scan, const struct listing *before, struct listed
 
     listed->is_remote = remote != NULL;
     if (remote && (!remote->is_answered || !query))
-        return recall_index(before, listed->file, index);
+        return recall_index(before, listed->file, &listed->index);
     if (remote) {
         error = query->index_error;
         reason = query->reason;
@@ -140,18 +134,19 @@ read_listed_index(struct scan *scan, const struct listing *before, struct listed
     if (error)
         problem_set_add(scan->problems, listed->file, "refused: %s: %s; the index is not used",
                         reason.rule, reason.text);
-    *index = read;
+    listed->index = read;
     return 0;
 }
 
 /* Keeps or frees the index of a listed file. */
 static void
-release_index(struct catalog *catalog, struct st_index *index, const struct listed_index *listed)
+release_index(struct catalog *catalog, struct group_index *listed)
 {
-    if (index && index->bytes)
-        catalog_keep_index(catalog, index, &listed->identity);
+    if (listed->index && listed->index->bytes)
+        catalog_keep_index(catalog, listed->index, &listed->identity);
     else
-        free(index);
+        free(listed->index);
+    listed->index = NULL;
 }
 
 static errint_t
@@ -159,31 +154,23 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
               const char **files, size_t count)
 {
     struct listing_private *private = private_of(listing);
-    struct group_index *indexes;
     errint_t error = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        private->index_count += group_index_name(files[i], NULL);
-    }
-    private->indexes = calloc(private->index_count + 1, sizeof(*private->indexes));
-    indexes = calloc(private->index_count + 1, sizeof(*indexes));
-    if (!private->indexes || !indexes) {
-        free(indexes);
-        return -ENOMEM;
-    }
-    for (size_t i = 0, n = 0; !error && i < count; i++) {
+    for (size_t i = 0; !error && i < count; i++) {
+        const struct group_index listed = {.file = files[i]};
+
         if (!group_index_name(files[i], NULL))
             continue;
-        private->indexes[n].file = indexes[n].file = files[i];
-        error = read_listed_index(scan, before, &private->indexes[n], &indexes[n].index);
-        n++;
+        if (array_add(private->indexes, private->index_count, listed))
+            error = read_listed_index(scan, before, &private->indexes[private->index_count - 1]);
+        else
+            error = -ENOMEM;
     }
     if (!error)
-        error = group_files(files, count, indexes, private->index_count, scan->problems,
+        error = group_files(files, count, private->indexes, private->index_count, scan->problems,
                             &private->grouping);
     for (size_t i = 0; i < private->index_count; i++)
-        release_index(scan->dir->catalog, indexes[i].index, &private->indexes[i]);
-    free(indexes);
+        release_index(scan->dir->catalog, &private->indexes[i]);
     return error;
 }
 

@@ -192,7 +192,8 @@ START_TEST(a_stem_in_two_containers)
         "pytorch_model.bin",
         "pytorch_model.bin.index.json",
     };
-    struct group_index indexes[] = {{"pytorch_model.bin.index.json", torch_index_of("x.bin")}};
+    struct group_index indexes[] = {
+        {.file = "pytorch_model.bin.index.json", .index = torch_index_of("x.bin")}};
     size_t problems;
     struct grouping grouping = group_all(files, 8, indexes, 1, &problems);
 
@@ -246,7 +247,7 @@ START_TEST(an_index_has_precedence)
     };
     struct st_index *index = index_of("{\"weight_map\": {\"x\": \"part-a.safetensors\","
                                       "\"y\": \"part-b.safetensors\"}}");
-    struct group_index indexes[] = {{"w.safetensors.index.json", index}};
+    struct group_index indexes[] = {{.file = "w.safetensors.index.json", .index = index}};
     size_t problems;
     struct grouping grouping = group_all(files, 5, indexes, 1, &problems);
 
@@ -270,7 +271,7 @@ START_TEST(files_missing_from_an_index)
     static const char *const files[] = {"a.safetensors", "m.safetensors.index.json"};
     struct st_index *index = index_of("{\"weight_map\": {\"x\": \"a.safetensors\","
                                       "\"y\": \"b.safetensors\"}}");
-    struct group_index indexes[] = {{"m.safetensors.index.json", index}};
+    struct group_index indexes[] = {{.file = "m.safetensors.index.json", .index = index}};
     size_t problems;
     struct grouping grouping = group_all(files, 2, indexes, 1, &problems);
 

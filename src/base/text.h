@@ -32,6 +32,19 @@ text_has_suffix(const char *string, const char *suffix)
     return length > end && strcmp(string + length - end, suffix) == 0;
 }
 
+/* Copies a string to *room and advances *room past the copy, which it returns. NULL: copies
+ * nothing, and returns NULL. */
+static inline const char *
+text_copy(char **room, const char *string)
+{
+    char *copy = *room;
+
+    if (!string)
+        return NULL;
+    *room = stpcpy(copy, string) + 1;
+    return copy;
+}
+
 /* A key for bsearch(3) over entries that have the offset and length of a text in `base`. */
 struct text_key {
     const char *base;

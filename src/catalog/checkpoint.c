@@ -426,7 +426,7 @@ report_refused_tensors(struct checkpoint *checkpoint, const struct shard *shard)
 static void
 report_group(struct checkpoint *checkpoint, const struct group *group)
 {
-    const char *file = group->index ? group->index : group->members[0];
+    const char *file = group_file(group);
     char stem[QUOTED_SIZE];
     uint32_t number, of;
 
@@ -567,16 +567,6 @@ checkpoint_unref(struct checkpoint *checkpoint)
     checkpoint_free(checkpoint);
 }
 
-/* Copies `text` to *room and advances *room past the copy. */
-static const char *
-copy_into(char **room, const char *text)
-{
-    char *copy = *room;
-
-    *room = stpcpy(copy, text) + 1;
-    return copy;
-}
-
 static struct checkpoint *
 checkpoint_new(struct source_dir *dir, const struct group *group, const struct checkpoint *before)
 {
@@ -591,11 +581,11 @@ checkpoint_new(struct source_dir *dir, const struct group *group, const struct c
     atomic_init(&checkpoint->references, 1);
     checkpoint->catalog = dir->catalog;
     checkpoint->serial = atomic_fetch_add(&dir->catalog->serial, 1) + 1;
-    checkpoint->directory = copy_into(&room, dir->path);
+    checkpoint->directory = text_copy(&room, dir->path);
     checkpoint->container = group->container;
-    checkpoint->stem = copy_into(&room, group->stem);
-    checkpoint->suffix = copy_into(&room, group->suffix);
-    checkpoint->index_name = group->index ? copy_into(&room, group->index) : NULL;
+    checkpoint->stem = text_copy(&room, group->stem);
+    checkpoint->suffix = text_copy(&room, group->suffix);
+    checkpoint->index_name = text_copy(&room, group->index);
     checkpoint->shard_count = group->member_count;
     checkpoint->shards = calloc(group->member_count + 1, sizeof(*checkpoint->shards));
     checkpoint->problems = problem_set_new(dir->catalog->problems, dir->path);

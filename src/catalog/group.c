@@ -529,7 +529,7 @@ group_compare_names(const struct group *x, const struct group *y)
 static bool
 has_hidden_stem(const struct group *group)
 {
-    const char *file = group->index ? group->index : group->members[0];
+    const char *file = group_file(group);
 
     return hidden_stem_length(group->container, file, strcspn(file, ".-")) > 0;
 }
@@ -622,9 +622,7 @@ mark_second_groups(struct grouper *grouper)
         group->second = strcmp(group->stem, previous->stem) == 0;
         group->shadowed = group->second && strcmp(group->suffix, previous->suffix) == 0;
         if (group->shadowed && !group->container->is_converted && !group->container->is_kept)
-            problem_set_add(grouper->problems,
-                            group->index ? group->index
-                                         : (group->member_count ? group->members[0] : NULL),
+            problem_set_add(grouper->problems, group_file(group),
                             "shown in tensors/ and npy/ only, in a directory of its own: another "
                             "checkpoint has the name %s",
                             quoted(stem, group->stem, strlen(group->stem)));

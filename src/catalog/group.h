@@ -38,6 +38,13 @@ const struct container *group_file_container(const char *file);
  * first. */
 int group_compare_names(const struct group *x, const struct group *y);
 
+/* A file that stands for the group in messages: its index, or else its first member. */
+static inline const char *
+group_file(const struct group *group)
+{
+    return group->index ? group->index : group->member_count ? group->members[0] : NULL;
+}
+
 /*
  * The name of an index for `stem`: in the first form, or in the second if the stem is a standard
  * one of the Hugging Face libraries with a variant (model.fp16 ->

@@ -3,6 +3,8 @@
  * Loads checkpoints on the query pool if their files are links to other file systems, which may
  * hang.
  */
+#include "base/text.h"
+#include "catalog/group.h"
 #include "catalog/private.h"
 
 #include <errno.h>
@@ -67,17 +69,6 @@ string_bytes(const char *text)
     return text ? strlen(text) + 1 : 0;
 }
 
-static const char *
-copy_string_to(char **at, const char *text)
-{
-    const char *copy = *at;
-
-    if (!text)
-        return NULL;
-    *at = stpcpy(*at, text) + 1;
-    return copy;
-}
-
 /* The strings of the group are copied into the same block. */
 static struct group_query *
 group_query_new(struct source_dir *dir, const struct group *group)
@@ -100,11 +91,11 @@ group_query_new(struct source_dir *dir, const struct group *group)
     query->dir = source_dir_ref(dir);
     query->group = *group;
     query->group.state = group_state_ref(group->state);
-    query->group.stem = copy_string_to(&text, group->stem);
-    query->group.suffix = copy_string_to(&text, group->suffix);
-    query->group.index = copy_string_to(&text, group->index);
+    query->group.stem = text_copy(&text, group->stem);
+    query->group.suffix = text_copy(&text, group->suffix);
+    query->group.index = text_copy(&text, group->index);
     for (uint32_t i = 0; i < group->member_count; i++)
-        members[i] = copy_string_to(&text, group->members[i]);
+        members[i] = text_copy(&text, group->members[i]);
     query->group.members = members;
     return query;
 }
@@ -150,8 +141,7 @@ ask_group(struct source_dir *dir, const struct group *group)
 static void
 report_unanswered_group(const struct listing *listing, const struct group *group)
 {
-    problem_set_add(listing->problems,
-                    group->index ? group->index : (group->member_count ? group->members[0] : NULL),
+    problem_set_add(listing->problems, group_file(group),
                     "the storage that the link leads to does not answer: what is made of it is "
                     "listed as before, or left out");
 }

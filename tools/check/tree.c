@@ -244,11 +244,7 @@ check_converted(struct tree *tree, const struct checkpoint *checkpoint, const st
 static char *
 model_key(const struct group *group, const struct checkpoint *checkpoint)
 {
-    const char *name = group->stem;
-
-    if (group->second)
-        name = group->index ? group->index : group->members[0];
-    return join_parts("", checkpoint->directory, name);
+    return join_parts("", checkpoint->directory, group->second ? group_file(group) : group->stem);
 }
 
 static errint_t

@@ -264,10 +264,9 @@ errint_t source_dir_check_index(struct source_dir *dir, const char *name, struct
 errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
                           struct checkpoint **checkpoint);
 /* Loads or checks the checkpoints of groups that have a lane, and waits while the storage answers
- * (see query_pool_wait()). Reports those that are not answered. `groups`: indices of the listing.
- */
-void groups_load(struct source_dir *dir, const struct listing *listing, const uint32_t *groups,
-                 size_t count);
+ * (see query_pool_wait()). Reports those that are not answered. `wanted`: for each group of the
+ * listing; NULL: all. */
+void groups_load(struct source_dir *dir, const struct listing *listing, const bool *wanted);
 /* The last version that was loaded; a new reference. -EAGAIN: none. Does not wait. */
 errint_t group_known_checkpoint(const struct group *group, struct checkpoint **checkpoint);
 /* The same, but reads the headers each time, at most `threads` of them in parallel, and keeps no

@@ -508,20 +508,6 @@ summarize_shards(struct checkpoint *checkpoint)
     }
 }
 
-static void
-count_checkpoint(struct checkpoint *checkpoint, bool add)
-{
-    struct catalog *catalog = checkpoint->catalog;
-
-    if (add) {
-        atomic_fetch_add(&catalog->checkpoints, 1);
-        atomic_fetch_add(&catalog->tensors, checkpoint->tensor_count);
-    } else {
-        atomic_fetch_sub(&catalog->checkpoints, 1);
-        atomic_fetch_sub(&catalog->tensors, checkpoint->tensor_count);
-    }
-}
-
 uint64_t
 checkpoint_version(const struct checkpoint *checkpoint)
 {
@@ -563,7 +549,8 @@ checkpoint_unref(struct checkpoint *checkpoint)
 {
     if (!checkpoint || atomic_fetch_sub(&checkpoint->references, 1) > 1)
         return;
-    count_checkpoint(checkpoint, false);
+    atomic_fetch_sub(&checkpoint->catalog->checkpoints, 1);
+    atomic_fetch_sub(&checkpoint->catalog->tensors, checkpoint->tensor_count);
     checkpoint_free(checkpoint);
 }
 
@@ -624,7 +611,8 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
         checkpoint_free(checkpoint);
         return error;
     }
-    count_checkpoint(checkpoint, true);
+    atomic_fetch_add(&dir->catalog->checkpoints, 1);
+    atomic_fetch_add(&dir->catalog->tensors, checkpoint->tensor_count);
 #ifdef __GLIBC__
     /* Parsing leaves free memory of the size of the tables in every thread's heap: return it. */
     if (checkpoint->tensor_count > 4096)

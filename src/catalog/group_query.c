@@ -147,17 +147,19 @@ report_unanswered_group(const struct listing *listing, const struct group *group
 }
 
 void
-groups_load(struct source_dir *dir, const struct listing *listing, const uint32_t *groups,
-            size_t count)
+groups_load(struct source_dir *dir, const struct listing *listing, const bool *wanted)
 {
     struct query_pool *pool = dir->catalog->queries;
-    struct query **queries = malloc((count + 1) * sizeof(struct query *));
+    struct query **queries;
     size_t asked = 0;
 
-    if (!queries)
+    if (!listing_has_lanes(listing))
         return;
-    for (size_t i = 0; i < count; i++) {
-        queries[asked] = ask_group(dir, &listing->groups[groups[i]]);
+    queries = malloc((listing->group_count + 1) * sizeof(struct query *));
+    for (uint32_t i = 0; queries && i < listing->group_count; i++) {
+        if (!listing->groups[i].lane || (wanted && !wanted[i]))
+            continue;
+        queries[asked] = ask_group(dir, &listing->groups[i]);
         asked += queries[asked] != NULL;
     }
     if (asked)

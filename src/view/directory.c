@@ -255,18 +255,13 @@ static void
 load_remote_groups(const struct conditions *conditions)
 {
     const struct dir_listing *listing = conditions->listing;
-    uint32_t *groups = malloc((conditions->count + 1) * sizeof(*groups));
-    size_t count = 0;
+    bool *wanted = calloc(listing->listing->group_count + 1, sizeof(*wanted));
 
-    for (size_t i = 0; groups && i < conditions->count; i++) {
-        const struct dir_entry *entry = &listing->entries[conditions->conditional[i]];
-
-        if (dir_entry_lane(listing, entry))
-            groups[count++] = entry->group;
-    }
-    if (count)
-        groups_load(conditions->node->dir, listing->listing, groups, count);
-    free(groups);
+    for (size_t i = 0; wanted && i < conditions->count; i++)
+        wanted[listing->entries[conditions->conditional[i]].group] = true;
+    if (wanted)
+        groups_load(conditions->node->dir, listing->listing, wanted);
+    free(wanted);
 }
 
 static void

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,13 +22,14 @@ struct directories {
 struct survey {
     struct catalog *catalog;
     struct view_options options;
+    atomic_bool stop; /* set under the lock */
     struct directories held; /* used only by the thread, like `unlisted` */
     struct problem_set *unlisted; /* directories that could not be listed; or NULL */
     pthread_mutex_t lock; /* guards the rest; never held across storage access */
     pthread_cond_t changed;
     uint64_t wanted, done; /* surveys, by number */
     unsigned waiters;
-    bool has_thread, is_running, stop;
+    bool has_thread, is_running;
     pthread_t thread;
     struct source_dir *at; /* the directory being surveyed, or NULL */
     uint64_t since; /* monotonic_ms() when that began */
@@ -82,24 +84,6 @@ survey_checkpoint(const struct survey *survey, struct source_dir *dir, const str
     checkpoint_unref(checkpoint);
 }
 
-/* Loads the checkpoints whose storage may hang. */
-static void
-survey_remote_groups(struct source_dir *dir, const struct listing *listing)
-{
-    uint32_t *groups;
-    size_t count = 0;
-
-    if (!listing_has_lanes(listing))
-        return;
-    groups = malloc((listing->group_count + 1) * sizeof(*groups));
-    for (uint32_t i = 0; groups && i < listing->group_count; i++)
-        if (listing->groups[i].lane)
-            groups[count++] = i;
-    if (count)
-        groups_load(dir, listing, groups, count);
-    free(groups);
-}
-
 static void
 survey_names(const struct survey *survey, struct listing *listing)
 {
@@ -107,17 +91,6 @@ survey_names(const struct survey *survey, struct listing *listing)
         if (has_view(survey, (enum view_kind)view))
             dir_listing_unref(
                 dir_listing_new(listing_ref(listing), (enum view_kind)view, &survey->options));
-}
-
-static bool
-must_stop(struct survey *survey)
-{
-    bool stop;
-
-    pthread_mutex_lock(&survey->lock);
-    stop = survey->stop;
-    pthread_mutex_unlock(&survey->lock);
-    return stop;
 }
 
 /* Surveys a directory and adds its subdirectories to `queue`. Returns whether to keep a reference
@@ -138,8 +111,8 @@ survey_directory(struct survey *survey, struct source_dir *dir, struct problem_s
                             "cannot be listed: %s: its files are not shown", strerror(-error));
         return false;
     }
-    survey_remote_groups(dir, listing);
-    for (uint32_t i = 0; i < listing->group_count && !must_stop(survey); i++)
+    groups_load(dir, listing, NULL);
+    for (uint32_t i = 0; i < listing->group_count && !atomic_load(&survey->stop); i++)
         survey_checkpoint(survey, dir, &listing->groups[i]);
     survey_names(survey, listing);
     for (uint32_t i = 0; i < listing->directory_count; i++) {
@@ -184,7 +157,7 @@ survey_source(struct survey *survey)
 
     if (dir)
         directories_add(&queue, dir);
-    for (; at < queue.count && !must_stop(survey); at++) {
+    for (; at < queue.count && !atomic_load(&survey->stop); at++) {
         dir = queue.all[at];
         set_progress(survey, dir, at, queue.count - at);
         if (survey_directory(survey, dir, unlisted, &queue))
@@ -206,7 +179,7 @@ run_surveys(void *arg)
 
     pthread_setname_np(pthread_self(), "fstfs-survey");
     pthread_mutex_lock(&survey->lock);
-    while (survey->done < survey->wanted && !survey->stop) {
+    while (survey->done < survey->wanted && !atomic_load(&survey->stop)) {
         wanted = survey->wanted;
         pthread_mutex_unlock(&survey->lock);
         survey_source(survey);
@@ -223,7 +196,7 @@ run_surveys(void *arg)
 static void
 survey_start_thread(struct survey *survey)
 {
-    if (survey->is_running || survey->stop)
+    if (survey->is_running || atomic_load(&survey->stop))
         return;
     if (survey->has_thread)
         pthread_join(survey->thread, NULL); /* it is ending */
@@ -307,7 +280,7 @@ survey_free(struct survey *survey)
     if (!survey)
         return;
     pthread_mutex_lock(&survey->lock);
-    survey->stop = true;
+    atomic_store(&survey->stop, true);
     pthread_mutex_unlock(&survey->lock);
     if (survey->has_thread)
         pthread_join(survey->thread, NULL);

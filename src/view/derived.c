@@ -175,12 +175,8 @@ write_made_index(const struct checkpoint *checkpoint, struct derived *derived, e
     case MADE_MERGED_INDEX:
         return index_of_parts(checkpoint, &whole, 1, text);
     case MADE_PART_INDEX:
+    case MADE_SHARD_INDEX: /* without parts if the shards are the source's */
         return index_of_parts(checkpoint, cut->parts, cut->count, text);
-    case MADE_SHARD_INDEX:
-        if (checkpoint->container->is_converted)
-            return index_of_parts(checkpoint, cut->parts, cut->count, text);
-        index_of_shards(checkpoint, text);
-        return 0;
     default:
         index_of_tensors(checkpoint,
                          kind == MADE_TENSOR_INDEX_BY_FILE && checkpoint->shard_count

@@ -18,6 +18,18 @@ index_part_name(const char *stem, const char *suffix, size_t part, size_t count,
         snprintf(out, 512, "%s-%05zu-of-%05zu%s", stem, part + 1, count, suffix);
 }
 
+void
+index_add_shape(const struct st_table *table, const struct st_tensor *tensor, struct buffer *out)
+{
+    buffer_add_char(out, '[');
+    for (uint32_t d = 0; d < tensor->rank; d++) {
+        if (d)
+            buffer_add_text(out, ", ");
+        buffer_add_u64(out, table->dims[tensor->shape + d]);
+    }
+    buffer_add_char(out, ']');
+}
+
 static uint64_t
 total_size(const struct checkpoint *checkpoint)
 {
@@ -84,25 +96,50 @@ add_weight(const struct checkpoint *checkpoint, uint32_t i, const char *shard, s
 }
 
 static void
-end_weights(const struct checkpoint *checkpoint, struct buffer *out)
+end_map(uint32_t count, struct buffer *out)
 {
-    buffer_add_text(out, checkpoint->tensor_count ? "\n  }" : "}");
+    buffer_add_text(out, count ? "\n  }" : "}");
 }
 
-static void
-add_shard_weights(const struct checkpoint *checkpoint, struct buffer *out)
+static size_t
+part_of(const struct layout_part *parts, size_t count, size_t position)
 {
-    for (uint32_t i = 0; i < checkpoint->tensor_count; i++)
-        add_weight(checkpoint, i, checkpoint->shards[checkpoint->tensors[i].shard]->name, out);
-    end_weights(checkpoint, out);
+    size_t low = 0, high = count;
+
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+
+        if (parts[middle].first <= position)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
 }
 
-void
-index_of_shards(const struct checkpoint *checkpoint, struct buffer *out)
+/* Begins an index and adds the file of each tensor: a part or, if `parts` is NULL, the source's
+ * shard, which cannot fail. */
+static errint_t
+add_weights(const struct checkpoint *checkpoint, const struct layout_part *parts, size_t count,
+            struct buffer *out)
 {
+    size_t *starts = parts ? layout_shard_starts(checkpoint) : NULL;
+    char name[512];
+
+    if (parts && !starts)
+        return -ENOMEM;
     begin_index(checkpoint, out);
-    add_shard_weights(checkpoint, out);
-    buffer_add_text(out, "\n}\n");
+    for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
+        struct tensor_ref ref = checkpoint->tensors[i];
+
+        if (parts)
+            index_part_name(checkpoint->stem, checkpoint->suffix,
+                            part_of(parts, count, starts[ref.shard] + ref.tensor), count, name);
+        add_weight(checkpoint, i, parts ? name : checkpoint->shards[ref.shard]->name, out);
+    }
+    end_map(checkpoint->tensor_count, out);
+    free(starts);
+    return 0;
 }
 
 static void
@@ -122,13 +159,9 @@ add_tensor(const struct checkpoint *checkpoint, struct tensor_ref ref, const cha
     buffer_add_json_string(out, name, tensor->name_length);
     buffer_add_text(out, ": {\"dtype\": ");
     buffer_add_json_string(out, dtype, length);
-    buffer_add_text(out, ", \"shape\": [");
-    for (uint32_t d = 0; d < tensor->rank; d++) {
-        if (d)
-            buffer_add_text(out, ", ");
-        buffer_add_u64(out, table->dims[tensor->shape + d]);
-    }
-    buffer_add_text(out, "], \"bytes\": ");
+    buffer_add_text(out, ", \"shape\": ");
+    index_add_shape(table, tensor, out);
+    buffer_add_text(out, ", \"bytes\": ");
     buffer_add_u64(out, tensor->end - tensor->begin);
     buffer_add_text(out, ", \"file\": ");
     add_json_text(out, path);
@@ -159,59 +192,29 @@ add_gguf_pairs(const struct checkpoint *checkpoint, struct buffer *out)
         else
             buffer_add_json_string(out, table->text + pair->value, pair->value_length);
     }
-    buffer_add_text(out, table->metadata_count ? "\n  }" : "}");
+    end_map(table->metadata_count, out);
 }
 
 void
 index_of_tensors(const struct checkpoint *checkpoint, const char *directory, struct buffer *out)
 {
-    begin_index(checkpoint, out);
-    add_shard_weights(checkpoint, out);
+    (void)add_weights(checkpoint, NULL, 0, out);
     buffer_add_text(out, ",\n  \"tensors\": {");
     for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
         buffer_add_text(out, i ? ",\n    " : "\n    ");
         add_tensor(checkpoint, checkpoint->tensors[i], directory, out);
     }
-    end_weights(checkpoint, out);
+    end_map(checkpoint->tensor_count, out);
     add_gguf_pairs(checkpoint, out);
     buffer_add_text(out, "\n}\n");
-}
-
-static size_t
-part_of(const struct layout_part *parts, size_t count, size_t position)
-{
-    size_t low = 0, high = count;
-
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-
-        if (parts[middle].first <= position)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
 }
 
 errint_t
 index_of_parts(const struct checkpoint *checkpoint, const struct layout_part *parts, size_t count,
                struct buffer *out)
 {
-    size_t *starts = layout_shard_starts(checkpoint);
-    char name[512];
+    errint_t error = add_weights(checkpoint, parts, count, out);
 
-    if (!starts)
-        return -ENOMEM;
-    begin_index(checkpoint, out);
-    for (uint32_t i = 0; i < checkpoint->tensor_count; i++) {
-        struct tensor_ref ref = checkpoint->tensors[i];
-
-        index_part_name(checkpoint->stem, checkpoint->suffix,
-                        part_of(parts, count, starts[ref.shard] + ref.tensor), count, name);
-        add_weight(checkpoint, i, name, out);
-    }
-    end_weights(checkpoint, out);
     buffer_add_text(out, "\n}\n");
-    free(starts);
-    return 0;
+    return error;
 }

@@ -19,15 +19,17 @@
 void index_of_tensors(const struct checkpoint *checkpoint, const char *directory,
                       struct buffer *out);
 
-/* The index of the source's shards. */
-void index_of_shards(const struct checkpoint *checkpoint, struct buffer *out);
-
-/* The index of a checkpoint re-cut into `count` parts, which index_part_name() names. -ENOMEM. */
+/* The index of a checkpoint re-cut into `count` parts, which index_part_name() names. -ENOMEM.
+ * `parts` may be NULL: the index of the source's shards. */
 errint_t index_of_parts(const struct checkpoint *checkpoint, const struct layout_part *parts,
                         size_t count, struct buffer *out);
 
 /* STEM-00001-of-00007.safetensors; STEM.safetensors if `count` is 1. `part` counts from 0. */
 void index_part_name(const char *stem, const char *suffix, size_t part, size_t count,
                      char out[512]);
+
+/* Adds the shape of a tensor as a JSON array. */
+void index_add_shape(const struct st_table *table, const struct st_tensor *tensor,
+                     struct buffer *out);
 
 #endif

@@ -3,6 +3,7 @@
 #include "format/json.h"
 #include "view/access.h"
 #include "view/current.h"
+#include "view/index.h"
 #include "view/tensor_set.h"
 
 #include <errno.h>
@@ -66,18 +67,6 @@ has_xattr(const struct node *node, uint32_t position, enum xattr xattr)
     default:
         return false;
     }
-}
-
-static void
-add_shape_xattr(const struct st_table *table, const struct st_tensor *tensor, struct buffer *value)
-{
-    buffer_add_char(value, '[');
-    for (uint32_t i = 0; i < tensor->rank; i++) {
-        if (i)
-            buffer_add_text(value, ", ");
-        buffer_add_u64(value, table->dims[tensor->shape + i]);
-    }
-    buffer_add_char(value, ']');
 }
 
 /* Adds a file name: as a JSON string if it is UTF-8, else in hexadecimal under the key `KEY_hex`.
@@ -178,7 +167,7 @@ add_tensor_xattr(const struct view *view, const struct node *set, uint32_t posit
         dtype = st_dtype_text(table, at.tensor, &length);
         buffer_add(value, dtype, length);
     } else if (xattr == XATTR_SHAPE || xattr == XATTR_GGUF_SHAPE) {
-        add_shape_xattr(table, at.tensor, value);
+        index_add_shape(table, at.tensor, value);
     } else {
         add_extents_xattr(view, at.shard->backing, at.offset, at.length, value);
     }

@@ -360,7 +360,7 @@ check_indexes(const struct checkpoint *checkpoint)
 {
     struct buffer text = BUFFER_INIT;
 
-    index_of_shards(checkpoint, &text);
+    EXPECT(index_of_parts(checkpoint, NULL, 0, &text) == 0);
     check_index(checkpoint, &text);
     buffer_free(&text);
     index_of_tensors(checkpoint, "model", &text);

@@ -106,7 +106,6 @@ struct shard {
     struct backing *backing; /* may be NULL if the shard is refused */
     struct st_table *table; /* NULL when the shard is refused; shared by links to the file */
     struct kept_table *kept; /* private: owns `table` */
-    uint32_t refused_count; /* tensors of the file that cannot be shown and are not in `table` */
     char *refusal; /* one line; NULL: it is not refused */
     errint_t error; /* of the refusal, or 0 */
     bool temporary; /* the refusal may not last: it is tried again at the next check */

@@ -404,22 +404,22 @@ summarize_refused_shard(struct checkpoint *checkpoint, const struct shard *shard
 static void
 report_refused_tensors(struct checkpoint *checkpoint, const struct shard *shard)
 {
-    const struct container_file *file = &shard->kept->file;
+    const struct st_table *table = shard->table;
     uint32_t named = 0;
     size_t length;
 
-    if (!file->refused_count)
+    if (!table->refused_count)
         return;
     mark_unsound(checkpoint, "some tensors cannot be shown");
-    for (const char *line = file->refused; *line; line += length + 1, named++) {
+    for (const char *line = table->refused; *line; line += length + 1, named++) {
         length = strcspn(line, "\n");
         problem_set_add(checkpoint->problems, shard->name, "%.*s; it is missing, and %s",
                         (int)length, line, consequence(checkpoint));
     }
-    if (file->refused_count > named)
+    if (table->refused_count > named)
         problem_set_add(checkpoint->problems, shard->name,
                         "%" PRIu32 " of its %" PRIu32 " tensors cannot be shown",
-                        file->refused_count, file->refused_count + file->table->count);
+                        table->refused_count, table->refused_count + table->count);
 }
 
 /* Reports what group_files() does not for a group that may not be a checkpoint. */

@@ -89,8 +89,7 @@ shard_load(struct source_dir *dir, const struct container *container, const char
     shard->temporary = error && error != -EBADMSG && error != -ENOMSG;
     if (!error) {
         /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): set if the error is 0 */
-        shard->table = shard->kept->file.table;
-        shard->refused_count = shard->kept->file.refused_count;
+        shard->table = shard->kept->table;
         shard->backing->layout = layout_ref(shard->kept->layout);
         shard->backing->family = family_ref(family);
         atomic_fetch_add(&dir->catalog->headers, 1);

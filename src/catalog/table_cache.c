@@ -96,15 +96,15 @@ table_cache_unref(struct table_cache *cache, struct kept_table *kept)
         return;
     }
     unlist_locked(cache, kept);
-    if (kept->file.table)
-        bytes = kept->file.table->bytes;
+    if (kept->table)
+        bytes = kept->table->bytes;
     cache->bytes -= bytes;
     pthread_mutex_unlock(&cache->lock);
     if (kept->by_name)
-        bytes += by_name_bytes(kept->file.table);
+        bytes += by_name_bytes(kept->table);
     free(kept->by_name);
     layout_unref(kept->layout);
-    container_file_free(&kept->file);
+    st_table_free(kept->table);
     free(kept);
     header_budget_give(cache->budget, bytes);
 }
@@ -225,12 +225,12 @@ read_table_charged(struct table_cache *cache, int fd, struct kept_table *kept)
 {
     struct admission admission = {cache->budget, 0, 0};
     errint_t error = kept->container->read(fd, kept->identity.size, admit_memory, &admission,
-                                           &kept->file, &kept->reason);
+                                           &kept->table, &kept->reason);
     uint64_t bytes = 0;
 
     if (!error) {
-        kept->layout = layout_of_table(kept->file.table, cache->budget);
-        bytes = kept->file.table->bytes + (kept->layout ? kept->layout->charge.bytes : 0);
+        kept->layout = layout_of_table(kept->table, cache->budget);
+        bytes = kept->table->bytes + (kept->layout ? kept->layout->charge.bytes : 0);
     }
     settle_admission(&admission, bytes);
     return error;
@@ -247,7 +247,7 @@ load_table(struct table_cache *cache, int fd, struct kept_table *kept)
     if (error)
         unlist_locked(cache, kept);
     else
-        cache->bytes += kept->file.table->bytes;
+        cache->bytes += kept->table->bytes;
     pthread_cond_broadcast(&cache->loaded);
     pthread_mutex_unlock(&cache->lock);
 }
@@ -307,7 +307,7 @@ table_cache_by_name(struct table_cache *cache, struct kept_table *kept)
 
     pthread_mutex_lock(&cache->sorting);
     if (!kept->by_name)
-        kept->by_name = sort_table(cache->budget, kept->file.table);
+        kept->by_name = sort_table(cache->budget, kept->table);
     by_name = kept->by_name;
     pthread_mutex_unlock(&cache->sorting);
     return by_name;

@@ -20,7 +20,7 @@
 
 enum { TABLE_BUCKETS = 4096 };
 
-/* `identity`, `container`, `file` and `layout` are immutable once table_cache_read() has returned
+/* `identity`, `container`, `table` and `layout` are immutable once table_cache_read() has returned
  * it; the locks of the cache guard the rest. */
 struct kept_table {
     struct kept_table *next; /* in its bucket */
@@ -31,7 +31,7 @@ struct kept_table {
     bool listed; /* it is in its bucket */
     errint_t error; /* of loading */
     struct reason reason;
-    struct container_file file;
+    struct st_table *table;
     struct layout *layout; /* of its tensors; NULL: none has data */
     struct tensor_ref *by_name; /* see table_cache_by_name(); NULL until then */
 };

@@ -9,28 +9,12 @@
 #include <string.h>
 #include <strings.h>
 
-void
-container_file_free(struct container_file *file)
-{
-    st_table_free(file->table);
-    free(file->refused);
-    *file = (struct container_file){0};
-}
-
 static bool
 starts_like_safetensors(const unsigned char first[CONTAINER_FIRST_BYTES], uint64_t size)
 {
     uint64_t n;
 
     return first[8] == '{' && st_header_length(first, size, &n, NULL) == 0;
-}
-
-static errint_t
-read_safetensors(int fd, uint64_t size, st_admit *admit, void *arg, struct container_file *file,
-                 struct reason *reason)
-{
-    *file = (struct container_file){0};
-    return st_table_read(fd, size, admit, arg, &file->table, reason);
 }
 
 /* A zip archive, or the older format, which starts with a pickle. */
@@ -41,26 +25,14 @@ starts_like_torch(const unsigned char first[CONTAINER_FIRST_BYTES], uint64_t siz
 }
 
 static errint_t
-read_torch(int fd, uint64_t size, st_admit *admit, void *arg, struct container_file *file,
+read_torch(int fd, uint64_t size, st_admit *admit, void *arg, struct st_table **table,
            struct reason *reason)
 {
-    struct buffer refused = BUFFER_INIT;
-    struct torch_file torch;
-    errint_t error = torch_read(fd, size, admit, arg, NULL, &torch, reason);
+    struct torch_file file;
+    errint_t error = torch_read(fd, size, admit, arg, NULL, &file, reason);
 
-    *file = (struct container_file){0};
-    if (error)
-        return error;
-    *file = (struct container_file){.table = torch.table, .refused_count = torch.refused_count};
-    for (uint32_t i = 0; i < torch.refused_count && i < TORCH_REFUSED_NAMED; i++)
-        buffer_addf(&refused, "%s\n", torch.refused[i]);
-    if (buffer_failed(&refused)) {
-        buffer_free(&refused);
-        container_file_free(file);
-        return reason_no_memory(reason);
-    }
-    file->refused = refused.data;
-    return 0;
+    *table = file.table;
+    return error;
 }
 
 static bool
@@ -69,18 +41,10 @@ starts_like_gguf(const unsigned char first[CONTAINER_FIRST_BYTES], uint64_t size
     return size >= GGUF_HEAD_BYTES && gguf_has_magic(first);
 }
 
-static errint_t
-read_gguf_file(int fd, uint64_t size, st_admit *admit, void *arg, struct container_file *file,
-               struct reason *reason)
-{
-    *file = (struct container_file){0};
-    return gguf_read(fd, size, admit, arg, &file->table, reason);
-}
-
 const struct container container_safetensors = {
     .suffixes = {ST_SUFFIX, ".sft"},
     .starts_like = starts_like_safetensors,
-    .read = read_safetensors,
+    .read = st_table_read,
 };
 
 const struct container container_torch = {
@@ -98,7 +62,7 @@ const struct container container_gguf = {
     .is_kept = true,
     .check_files = gguf_check_parts,
     .starts_like = starts_like_gguf,
-    .read = read_gguf_file,
+    .read = gguf_read,
 };
 
 const struct container *const container_all[] = {&container_safetensors, &container_torch,

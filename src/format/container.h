@@ -13,15 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The parsed header of a file. */
-struct container_file {
-    struct st_table *table;
-    uint32_t refused_count; /* tensors that cannot be shown and are not in the table */
-    char *refused; /* a line for each of the first of them, with the reason; malloc'ed; or NULL */
-};
-
-void container_file_free(struct container_file *file); /* all zero is allowed */
-
 enum { CONTAINER_FIRST_BYTES = 9 };
 
 struct container {
@@ -47,7 +38,7 @@ struct container {
     /* Reads the header of the open file `fd` of `size` bytes. Errors, with a reason: -EBADMSG
      * (refused), -ENOMSG (is_converted: not a checkpoint), -ENOMEM, -ESTALE (the file changed),
      * errors of pread(2). */
-    errint_t (*read)(int fd, uint64_t size, st_admit *admit, void *arg, struct container_file *file,
+    errint_t (*read)(int fd, uint64_t size, st_admit *admit, void *arg, struct st_table **table,
                      struct reason *reason);
 };
 

@@ -115,6 +115,13 @@ st_builder_add_pair(struct st_builder *builder, struct st_text key, struct st_te
     return true;
 }
 
+void
+st_builder_set_refused(struct st_builder *builder, uint32_t count, const char *lines)
+{
+    builder->table->refused_count = count;
+    builder->table->refused = builder->text + add_text(builder, lines, strlen(lines) + 1);
+}
+
 static int
 compare_names(const struct st_tensor *a, const struct st_tensor *b, const char *text)
 {

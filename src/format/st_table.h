@@ -47,6 +47,8 @@ struct st_table {
     const uint64_t *dims;
     const char *text; /* strings without terminators */
     const struct gguf_info *gguf; /* NULL: not a GGUF file */
+    uint32_t refused_count; /* tensors of the file that cannot be shown and are not in the table */
+    const char *refused; /* a line for each of the first of them, with the reason; or NULL */
     size_t bytes; /* size of the allocation */
 };
 
@@ -114,6 +116,10 @@ struct st_text {
 /* Adds a pair of metadata. False: more than was counted. */
 bool st_builder_add_pair(struct st_builder *builder, struct st_text key, struct st_text value,
                          bool is_json);
+
+/* Sets the refused tensors of the table. The lines, with their NUL, must have been counted as text.
+ */
+void st_builder_set_refused(struct st_builder *builder, uint32_t count, const char *lines);
 
 /* With a reason: -EBADMSG (two tensors have the same name), -ENOMEM. */
 errint_t st_builder_check_names(const struct st_builder *builder, struct reason *reason);

@@ -31,8 +31,9 @@ enum {
 struct torch_walk {
     struct pickle *pickle;
     struct torch_source *source;
-    struct torch_file *file;
     struct reason *reason;
+    uint32_t refused_count; /* see struct st_table */
+    struct buffer refused;
     size_t visits_left; /* limits the traversal: containers may contain each other */
     pickle_value skipped_key; /* of the outermost dictionary, omitted in names; or OPAQUE */
     struct st_builder *builder; /* NULL: this pass only counts */
@@ -65,18 +66,14 @@ refuse_tensor_of(struct torch_walk *walk, const char *format, ...)
 {
     char shown[QUOTED_SIZE], why[160];
     va_list arguments;
-    uint32_t number;
 
-    if (walk->builder)
-        return;
-    number = walk->file->refused_count++;
-    if (number >= TORCH_REFUSED_NAMED)
+    if (walk->builder || walk->refused_count++ >= TORCH_REFUSED_NAMED)
         return;
     va_start(arguments, format);
     vsnprintf(why, sizeof(why), format, arguments);
     va_end(arguments);
-    snprintf(walk->file->refused[number], sizeof(walk->file->refused[number]), "tensor \"%s\": %s",
-             quoted(shown, walk->name, walk->name_length), why);
+    buffer_addf(&walk->refused, "tensor \"%s\": %s\n", quoted(shown, walk->name, walk->name_length),
+                why);
 }
 
 static const struct pickle_node *
@@ -565,8 +562,8 @@ walk_root(struct torch_walk *walk)
         memcpy(walk->name, TORCH_SINGLE_NAME, walk->name_length);
     }
     if (!walk->builder) {
-        walk->file->refused_count = 0;
-        memset(walk->file->refused, 0, sizeof(walk->file->refused));
+        walk->refused_count = 0;
+        buffer_free(&walk->refused);
     }
     error = walk_value(walk, walk->pickle->root);
     return error ? error : walk->failed;
@@ -594,11 +591,10 @@ find_lightning_weights(const struct pickle *pickle)
 static void
 refuse_unseen(void *arg, const char *line)
 {
-    struct torch_file *file = arg;
-    uint32_t number = file->refused_count++;
+    struct torch_walk *walk = arg;
 
-    if (number < TORCH_REFUSED_NAMED)
-        snprintf(file->refused[number], sizeof(file->refused[number]), "%s", line);
+    if (walk->refused_count++ < TORCH_REFUSED_NAMED)
+        buffer_addf(&walk->refused, "%s\n", line);
 }
 
 /* Chooses the skipped key, and counts tensors and the sizes of their names and shapes. */
@@ -621,12 +617,12 @@ count_tensors(struct torch_walk *walk)
         error = walk_root(walk);
     }
     return error ? error
-                 : torch_refuse_unseen(walk->pickle, all, &walk->visits_left, refuse_unseen,
-                                       walk->file, walk->reason);
+                 : torch_refuse_unseen(walk->pickle, all, &walk->visits_left, refuse_unseen, walk,
+                                       walk->reason);
 }
 
 static errint_t
-fill_torch_table(struct torch_walk *walk)
+fill_torch_table(struct torch_walk *walk, struct st_table **table)
 {
     uint64_t most = walk->pickle->length * TORCH_TABLE_FACTOR + TORCH_SLACK;
     struct st_builder builder;
@@ -637,8 +633,12 @@ fill_torch_table(struct torch_walk *walk)
                           "the names of its tensors take more than %" PRIu64
                           " bytes, for a pickle of %zu",
                           most, walk->pickle->length);
-    if (!st_builder_init(&builder, &walk->counts))
+    if (walk->refused_count)
+        walk->counts.text += walk->refused.length + 1;
+    if (buffer_failed(&walk->refused) || !st_builder_init(&builder, &walk->counts))
         return reason_no_memory(walk->reason);
+    if (walk->refused_count)
+        st_builder_set_refused(&builder, walk->refused_count, walk->refused.data);
     st_builder_add_pair(&builder, (struct st_text){"format", 6}, (struct st_text){"pt", 2}, false);
     walk->builder = &builder;
     error = walk_root(walk);
@@ -653,14 +653,14 @@ fill_torch_table(struct torch_walk *walk)
         return error;
     }
     st_builder_sort(&builder);
-    walk->file->table = builder.table;
+    *table = builder.table;
     return 0;
 }
 
 /* ---- the file ---- */
 
 static errint_t
-read_tensors(struct torch_source *source, struct torch_file *file, struct reason *reason)
+read_tensors(struct torch_source *source, struct st_table **table, struct reason *reason)
 {
     struct torch_walk *walk = calloc(1, sizeof(*walk));
     errint_t error;
@@ -669,7 +669,6 @@ read_tensors(struct torch_source *source, struct torch_file *file, struct reason
         return reason_no_memory(reason);
     walk->pickle = &source->pickle;
     walk->source = source;
-    walk->file = file;
     walk->reason = reason;
     if (source->is_zip)
         zip_locate_all(&source->zip);
@@ -679,7 +678,8 @@ read_tensors(struct torch_source *source, struct torch_file *file, struct reason
     if (!error && source->is_zip)
         error = zip_check_overlap(&source->zip, reason);
     if (!error)
-        error = fill_torch_table(walk);
+        error = fill_torch_table(walk, table);
+    buffer_free(&walk->refused);
     free(walk);
     return error;
 }
@@ -697,7 +697,7 @@ torch_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct buffer
     if (!error && imports && source.is_zip)
         error = torch_source_check_version(&source, &file->version, reason);
     if (!error)
-        error = read_tensors(&source, file, reason);
+        error = read_tensors(&source, &file->table, reason);
     torch_source_close(&source);
     if (imports)
         torch_imports_write(&list, imports);

@@ -22,7 +22,7 @@
 
 #define TORCH_SINGLE_NAME "tensor"
 
-enum { TORCH_REFUSED_NAMED = 3 };
+enum { TORCH_REFUSED_NAMED = 3 }; /* how many refused tensors are described in the table */
 
 /* The result of torch_read(). */
 struct torch_file {
@@ -32,8 +32,6 @@ struct torch_file {
     bool is_zip; /* a zip archive; otherwise the older format */
     struct reason version; /* why torch.load() refuses the version of the archive; rule NULL: it
                             * does not */
-    uint32_t refused_count; /* tensors that cannot be shown and are not in the table */
-    char refused[TORCH_REFUSED_NAMED][512]; /* for the first of them: a line, name and reason */
 };
 
 /*

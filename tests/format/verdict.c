@@ -187,10 +187,12 @@ answer_torch(int fd, uint64_t size)
     if (torch_read(fd, size, NULL, NULL, &imports, &file, &reason)) {
         printf("%s %s\n", reason.rule, reason.text);
     } else {
+        const char *refused = file.table->refused_count ? file.table->refused : "";
+
         for (size_t i = 0; i < imports.length; i++)
             lines += imports.data[i] == '\n';
-        printf("ok %" PRIu32 " %" PRIu32 " %u\n%s\n", file.table->count, file.refused_count, lines,
-               file.refused_count ? file.refused[0] : "");
+        printf("ok %" PRIu32 " %" PRIu32 " %u\n%.*s\n", file.table->count,
+               file.table->refused_count, lines, (int)strcspn(refused, "\n"), refused);
         fwrite(imports.length ? imports.data : "", 1, imports.length, stdout);
         print_tensors(file.table);
         torch_file_free(&file);

@@ -170,7 +170,7 @@ START_TEST(test_one_table_of_one_file)
     ck_assert_int_eq(
         table_cache_read(cache, -1, &changed, &container_safetensors, &second, &reason), 0);
     ck_assert_ptr_eq(first, second);
-    ck_assert_uint_eq(caching->budget.used, first->file.table->bytes);
+    ck_assert_uint_eq(caching->budget.used, first->table->bytes);
     changed.changed.tv_nsec ^= 1;
     ck_assert_int_eq(table_cache_read(cache, fd, &changed, &container_safetensors, &third, &reason),
                      0);
@@ -179,9 +179,8 @@ START_TEST(test_one_table_of_one_file)
     by_name = table_cache_by_name(cache, first);
     ck_assert_ptr_nonnull(by_name);
     ck_assert_ptr_eq(table_cache_by_name(cache, first), by_name);
-    ck_assert_int_eq(first->file.table->text[first->file.table->tensors[by_name[0].tensor].name],
-                     'a');
-    ck_assert_uint_eq(caching->budget.used, first->file.table->bytes + 2 * sizeof(*by_name));
+    ck_assert_int_eq(first->table->text[first->table->tensors[by_name[0].tensor].name], 'a');
+    ck_assert_uint_eq(caching->budget.used, first->table->bytes + 2 * sizeof(*by_name));
     table_cache_unref(cache, second);
     table_cache_forget(cache, first);
     ck_assert_int_eq(
@@ -198,7 +197,7 @@ END_TEST
 static size_t kept_bytes;
 
 static errint_t
-read_in_two_steps(int fd, uint64_t size, st_admit *admit, void *arg, struct container_file *file,
+read_in_two_steps(int fd, uint64_t size, st_admit *admit, void *arg, struct st_table **table,
                   struct reason *reason)
 {
     const struct st_counts counts = {.text = kept_bytes - sizeof(struct st_table)};
@@ -207,11 +206,10 @@ read_in_two_steps(int fd, uint64_t size, st_admit *admit, void *arg, struct cont
 
     if (!error)
         error = st_admit_bytes(admit, arg, 5000, reason);
-    *file = (struct container_file){0};
     if (error || kept_bytes == 0)
         return error ? error : reason_set(reason, -EBADMSG, "Bad", "refused");
     ck_assert(st_builder_init(&builder, &counts));
-    file->table = builder.table;
+    *table = builder.table;
     return 0;
 }
 
@@ -368,7 +366,7 @@ read_one(void *arg)
 
     reader->error = table_cache_read(&reader->caching->cache, reader->fd, &reader->identity,
                                      &container_safetensors, &reader->kept, &reason);
-    reader->has_table = !reader->error && reader->kept->file.table;
+    reader->has_table = !reader->error && reader->kept->table;
     return NULL;
 }
 

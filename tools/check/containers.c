@@ -189,11 +189,12 @@ check_torch(const struct checked_file *container)
     if (file.version.rule)
         findings_add(container->findings, strdup(container->path), false,
                      "torch.load() refuses it: %s: %s", file.version.rule, file.version.text);
-    if (file.refused_count && container->use > CONTAINER_ABSENT)
+    if (file.table->refused_count && container->use > CONTAINER_ABSENT)
         findings_add(container->findings, strdup(container->path), false,
                      "%" PRIu32 " of its %" PRIu32
-                     " tensors cannot be stored as safetensors; the first is %s",
-                     file.refused_count, file.refused_count + file.table->count, file.refused[0]);
+                     " tensors cannot be stored as safetensors; the first is %.*s",
+                     file.table->refused_count, file.table->refused_count + file.table->count,
+                     (int)strcspn(file.table->refused, "\n"), file.table->refused);
     if (container->wants_archive && file.is_zip)
         error = open_records(container, &file);
     torch_file_free(&file);

@@ -141,7 +141,7 @@ rules_check_total_size(struct findings *findings, const struct checkpoint *check
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        if (is_converted && (!shard->table || shard->refused_count))
+        if (is_converted && (!shard->table || shard->table->refused_count))
             return; /* the size of some tensors is unknown */
         least += shard->table ? tensor_bytes(shard->table, true) : 0;
         most += shard->table ? tensor_bytes(shard->table, false) : 0;

@@ -163,11 +163,11 @@ find_sound(struct found *found, struct reason *reason)
         quoted(name, shard->name, strlen(shard->name));
         if (shard->refusal)
             return reason_set(reason, -EBADMSG, "Refused", "%.150s: %.330s", name, shard->refusal);
-        if (shard->refused_count)
+        if (shard->table->refused_count)
             return reason_set(reason, -EBADMSG, "Unsound",
                               "%.150s: %" PRIu32
                               " of its tensors cannot be shown; run fstfs-check for details",
-                              name, shard->refused_count);
+                              name, shard->table->refused_count);
     }
     if (checkpoint->unsound && !found->one_file)
         return reason_set(reason, -EBADMSG, "Unsound", "%s; run fstfs-check for details",

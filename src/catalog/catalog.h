@@ -57,12 +57,6 @@ ownership_of(const struct file_identity *identity)
     return (struct ownership){identity->owner, identity->group, identity->mode & 0555};
 }
 
-/* A regular file of the source at one time. */
-struct source_file {
-    struct file_identity identity;
-    struct ownership ownership;
-};
-
 /* How the shards of a checkpoint were found, by precedence. */
 enum group_kind {
     GROUP_INDEX, /* an index names them */
@@ -102,7 +96,7 @@ struct listing {
 struct shard {
     atomic_uint references;
     const char *name; /* file name */
-    struct source_file file;
+    struct file_identity identity; /* of its file */
     struct backing *backing; /* may be NULL if the shard is refused */
     struct st_table *table; /* NULL when the shard is refused; shared by links to the file */
     struct kept_table *kept; /* private: owns `table` */
@@ -250,10 +244,10 @@ listing_ref(struct listing *listing)
 void listing_unref(struct listing *listing);
 
 /* stat(2) of the regular file `name` in the directory, following links. */
-errint_t source_dir_file(struct source_dir *dir, const char *name, struct source_file *file);
+errint_t source_dir_file(struct source_dir *dir, const char *name, struct file_identity *identity);
 /* A backing for this version of the file. NULL: out of memory. */
 struct backing *source_dir_backing(struct source_dir *dir, const char *name,
-                                   const struct source_file *file);
+                                   const struct file_identity *identity);
 
 /* Why the index file `name` cannot be used: an error with its reason, or 0 if it can. */
 errint_t source_dir_check_index(struct source_dir *dir, const char *name, struct reason *reason);

@@ -499,10 +499,10 @@ summarize_shards(struct checkpoint *checkpoint)
         }
         report_refused_tensors(checkpoint, shard);
         checkpoint->ownership =
-            any ? combine_ownership(checkpoint->ownership, shard->file.ownership)
-                : shard->file.ownership;
-        if (!any || is_later(&shard->file.identity.modified, &checkpoint->modified))
-            checkpoint->modified = shard->file.identity.modified;
+            any ? combine_ownership(checkpoint->ownership, ownership_of(&shard->identity))
+                : ownership_of(&shard->identity);
+        if (!any || is_later(&shard->identity.modified, &checkpoint->modified))
+            checkpoint->modified = shard->identity.modified;
         any = true;
         report_unknown_dtypes(checkpoint, shard);
     }
@@ -514,7 +514,7 @@ checkpoint_version(const struct checkpoint *checkpoint)
     uint64_t version = 0;
 
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        version = file_identity_hash(&checkpoint->shards[i]->file.identity, version);
+        version = file_identity_hash(&checkpoint->shards[i]->identity, version);
     return version;
 }
 

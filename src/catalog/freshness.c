@@ -49,7 +49,7 @@ static bool
 files_are_unchanged(struct source_dir *dir, const struct checkpoint *checkpoint)
 {
     struct freshness_check check = {.dir = dir, .checkpoint = checkpoint};
-    struct source_file now;
+    struct file_identity now;
 
     if (is_temporary(checkpoint))
         return false;
@@ -59,9 +59,8 @@ files_are_unchanged(struct source_dir *dir, const struct checkpoint *checkpoint)
                  &check);
     if (atomic_load(&check.differs))
         return false;
-    return !checkpoint->index_name ||
-           (source_dir_file(dir, checkpoint->index_name, &now) == 0 &&
-            file_identity_equal(&now.identity, &checkpoint->index_identity));
+    return !checkpoint->index_name || (source_dir_file(dir, checkpoint->index_name, &now) == 0 &&
+                                       file_identity_equal(&now, &checkpoint->index_identity));
 }
 
 /* Whether the cached checkpoint can be used: none of its shards is known to be stale. Does not

@@ -113,8 +113,7 @@ read_index_version(struct source_dir *dir, const char *name, int fd,
                    const struct file_identity *identity, struct st_index **index,
                    struct reason *reason)
 {
-    struct source_file file = {.identity = *identity};
-    struct backing *backing = source_dir_backing(dir, name, &file);
+    struct backing *backing = source_dir_backing(dir, name, identity);
     errint_t error = backing ? version_open(backing, fd) : -ENOMEM;
 
     if (error) {

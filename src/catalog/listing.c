@@ -322,7 +322,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 static bool
 link_leads_somewhere(struct source_dir *dir, const char *dangling)
 {
-    struct source_file file;
+    struct file_identity file;
 
     for (const char *name = dangling; name && *name; name += strlen(name) + 1)
         if (source_dir_file(dir, name, &file) != -ENOENT)
@@ -335,15 +335,14 @@ listing_is_current(struct source_dir *dir, const struct listing *listing)
 {
     struct listing_private *private = private_of(listing);
     struct file_identity identity;
-    struct source_file file;
 
     if (private->unsettled || source_dir_stat(dir, &identity) != 0 ||
         !file_identity_equal(&identity, &private->directory))
         return false;
     for (size_t i = 0; i < private->index_count; i++)
         if (!private->indexes[i].is_remote &&
-            (source_dir_file(dir, private->indexes[i].file, &file) != 0 ||
-             !file_identity_equal(&file.identity, &private->indexes[i].identity)))
+            (source_dir_file(dir, private->indexes[i].file, &identity) != 0 ||
+             !file_identity_equal(&identity, &private->indexes[i].identity)))
             return false;
     return !link_leads_somewhere(dir, private->dangling) &&
            remote_names_are_current(dir, &private->remotes);

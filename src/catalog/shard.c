@@ -31,7 +31,7 @@ shard_read_table(struct table_cache *tables, int fd, const struct container *con
 
     if (error)
         return error;
-    error = table_cache_read(tables, fd, &shard->file.identity, container, &shard->kept, reason);
+    error = table_cache_read(tables, fd, &shard->identity, container, &shard->kept, reason);
     changed = version_reason(version_verify(shard->backing, fd), reason);
     version_close(shard->backing);
     if (!changed)
@@ -48,13 +48,13 @@ static errint_t
 shard_load_once(struct source_dir *dir, const struct container *container, struct shard *shard,
                 struct reason *reason)
 {
-    errint_t error = source_dir_file(dir, shard->name, &shard->file);
+    errint_t error = source_dir_file(dir, shard->name, &shard->identity);
     int fd;
 
     if (error)
         return reason_set(reason, error, "IoError", "%s", strerror(-error));
     backing_unref(shard->backing);
-    shard->backing = source_dir_backing(dir, shard->name, &shard->file);
+    shard->backing = source_dir_backing(dir, shard->name, &shard->identity);
     if (!shard->backing)
         return -ENOMEM;
     fd = source_dir_open(dir, shard->name);
@@ -105,10 +105,10 @@ fail:
 bool
 shard_is_current(struct source_dir *dir, const struct shard *shard)
 {
-    struct source_file now;
+    struct file_identity now;
 
     return source_dir_file(dir, shard->name, &now) == 0 &&
-           file_identity_equal(&now.identity, &shard->file.identity) &&
+           file_identity_equal(&now, &shard->identity) &&
            (!shard->backing || version_is_current(shard->backing));
 }
 

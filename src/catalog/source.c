@@ -88,31 +88,28 @@ source_dir_path(const struct source_dir *dir)
 }
 
 errint_t
-source_dir_file(struct source_dir *dir, const char *name, struct source_file *file)
+source_dir_file(struct source_dir *dir, const char *name, struct file_identity *identity)
 {
     char *path = path_join(dir->path, name);
     errint_t error;
 
     if (!path)
         return -ENOMEM;
-    error = stat_in_source(dir->catalog, path, &file->identity);
+    error = stat_in_source(dir->catalog, path, identity);
     free(path);
-    if (error)
-        return error;
-    if (!S_ISREG(file->identity.mode))
-        return S_ISDIR(file->identity.mode) ? -EISDIR : -ENOENT;
-    file->ownership = ownership_of(&file->identity);
-    return 0;
+    if (!error && !S_ISREG(identity->mode))
+        return S_ISDIR(identity->mode) ? -EISDIR : -ENOENT;
+    return error;
 }
 
 struct backing *
-source_dir_backing(struct source_dir *dir, const char *name, const struct source_file *file)
+source_dir_backing(struct source_dir *dir, const char *name, const struct file_identity *identity)
 {
     char *path = path_join(dir->path, name);
     struct backing *backing = NULL;
 
     if (path)
-        backing = backing_new(dir->catalog->root_fd, path, &file->identity);
+        backing = backing_new(dir->catalog->root_fd, path, identity);
     free(path);
     return backing;
 }

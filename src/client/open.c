@@ -73,8 +73,7 @@ open_add_source(struct fstfs_checkpoint *checkpoint, const struct found *found,
     if (snprintf(path, sizeof(path), "%s/%s", catalog_source(found->catalog),
                  shard->backing->path) >= PATH_MAX)
         return fail(-ENAMETOOLONG, "%s: the path is too long", shard->backing->path);
-    return checkpoint_add_source(checkpoint, path, &shard->file.identity, source) ? fail_no_memory()
-                                                                                  : 0;
+    return checkpoint_add_source(checkpoint, path, &shard->identity, source) ? fail_no_memory() : 0;
 }
 
 /* Adds all tensors of a shard that is stored unchanged in `source`. */

@@ -88,8 +88,9 @@ stat_tensor(const struct node *set, uint32_t position, struct stat *st)
     size_t length = tensor_set_file_name(set, position, name);
     errint_t error = tensor_set_header(set, position, &header);
 
-    fill_stat(st, node_child_inode(set->inode, name, length), S_IFREG, at.shard->file.ownership,
-              header.length + at.length, &at.shard->file.identity.modified);
+    fill_stat(st, node_child_inode(set->inode, name, length), S_IFREG,
+              ownership_of(&at.shard->identity), header.length + at.length,
+              &at.shard->identity.modified);
     return error;
 }
 

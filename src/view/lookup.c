@@ -104,13 +104,13 @@ lookup_source_file(struct lookup *lookup, bool is_shard)
     struct source_dir *dir = lookup->parent->dir;
     struct node wanted = {
         .kind = NODE_SOURCE_FILE, .view = lookup->parent->view, .is_shard = is_shard};
-    struct source_file file;
+    struct file_identity file;
     errint_t error = source_dir_file(dir, lookup->name, &file);
 
     if (error)
         return error;
     wanted.inode = lookup->inode;
-    wanted.ownership = file.ownership;
+    wanted.ownership = ownership_of(&file);
     wanted.backing = source_dir_backing(dir, lookup->name, &file);
     if (!wanted.backing)
         return -ENOMEM;

@@ -51,7 +51,7 @@ shard_backing(struct view *view, const struct node *node, struct backing **backi
             error = 0;
         } else if (shard->refusal) {
             error = shard->error == -ETXTBSY ? -ETXTBSY : -EIO;
-        } else if (file_identity_same_content(&node->backing->identity, &shard->file.identity)) {
+        } else if (file_identity_same_content(&node->backing->identity, &shard->identity)) {
             *backing = backing_ref(shard->backing);
             error = 0;
         }

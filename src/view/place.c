@@ -75,7 +75,7 @@ place_of_top(struct view *view, const char *name, struct view_place *place)
 static bool
 place_of_checkpoint(struct view_place *place, const struct checkpoint *checkpoint)
 {
-    uint64_t device = checkpoint->shard_count ? checkpoint->shards[0]->file.identity.device : 0;
+    uint64_t device = checkpoint->shard_count ? checkpoint->shards[0]->identity.device : 0;
 
     return place_in(place, device, checkpoint->directory, checkpoint->stem);
 }

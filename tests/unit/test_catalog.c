@@ -205,7 +205,7 @@ END_TEST
 START_TEST(fails_for_a_missing_directory)
 {
     struct source_dir *missing = source_dir_child(dir, "missing");
-    struct source_file file;
+    struct file_identity file;
     struct listing *listing;
     struct file_identity identity;
 

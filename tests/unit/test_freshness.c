@@ -29,9 +29,9 @@ static atomic_bool hold;
 uint64_t __real_monotonic_ms(void);
 uint64_t __wrap_monotonic_ms(void);
 errint_t __real_source_dir_file(struct source_dir *directory, const char *name,
-                                struct source_file *file);
+                                struct file_identity *file);
 errint_t __wrap_source_dir_file(struct source_dir *directory, const char *name,
-                                struct source_file *file);
+                                struct file_identity *file);
 
 uint64_t
 __wrap_monotonic_ms(void)
@@ -42,7 +42,7 @@ __wrap_monotonic_ms(void)
 }
 
 errint_t
-__wrap_source_dir_file(struct source_dir *directory, const char *name, struct source_file *file)
+__wrap_source_dir_file(struct source_dir *directory, const char *name, struct file_identity *file)
 {
     atomic_fetch_add(&checks, 1);
     atomic_fetch_add(&held, 1);

@@ -24,7 +24,7 @@ model_add_file(struct model *model, const struct shard *shard, struct reason *re
     model->names[i] = strdup(shard->name);
     if (!model->files[i] || !model->names[i])
         return reason_no_memory(reason);
-    model->sizes[i] = shard->file.identity.size;
+    model->sizes[i] = shard->identity.size;
     model->bytes += model->sizes[i];
     model->file_count++;
     return 0;

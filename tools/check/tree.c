@@ -281,7 +281,7 @@ check_checkpoint(struct tree *tree, const struct group *group, struct checkpoint
         tree->file_count++;
         if (shard->table) {
             tree->tensor_count += shard->table->count;
-            tree->bytes += shard->file.identity.size;
+            tree->bytes += shard->identity.size;
             rules_check_table(&tree->findings, path, shard->table);
             if (tree->options->deep)
                 error = add_shard_target(tree, model, path, shard->backing, shard->table);
@@ -390,7 +390,7 @@ add_hub_target(struct tree *tree, struct source_dir *dir, const char *name,
 {
     char *path = join_parts(scope->base, source_dir_path(dir), name), sha256[SHA256_TEXT] = "";
     struct backing *backing;
-    struct source_file file;
+    struct file_identity file;
     errint_t error = path ? 0 : -ENOMEM;
     struct stat st;
     size_t number;

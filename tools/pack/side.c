@@ -49,7 +49,7 @@ add_side_file(struct side_files *files, const struct found *found, const char *n
               struct reason *reason)
 {
     struct side_file file;
-    struct source_file source;
+    struct file_identity source;
     errint_t error = source_dir_file(found->root, name, &source);
     int fd;
     char shown[QUOTED_SIZE];

@@ -20,8 +20,8 @@ struct lookup {
     const char *name;
     uint64_t inode; /* of the name */
     bool is_checked; /* other users can access the mount, and the name is in the source */
-    node_id id; /* results */
-    struct stat st;
+    node_id *id; /* results */
+    struct stat *st;
 };
 
 /* Finds or adds the node that `wanted` describes; takes ownership of what it holds. */
@@ -34,7 +34,7 @@ lookup_node(struct lookup *lookup, struct node *wanted)
     node = node_find_or_add(lookup->view, lookup->parent, lookup->name, wanted);
     if (!node)
         return -ENOMEM;
-    lookup->id = node_id_of(node);
+    *lookup->id = node_id_of(node);
     return 0;
 }
 
@@ -45,7 +45,7 @@ lookup_pages_directory(struct lookup *lookup)
 {
     struct node wanted = {.kind = NODE_PAGES};
 
-    stat_own(lookup->view, lookup->inode, S_IFDIR | 0555, &lookup->st);
+    stat_own(lookup->view, lookup->inode, S_IFDIR | 0555, lookup->st);
     return lookup_node(lookup, &wanted);
 }
 
@@ -60,7 +60,7 @@ lookup_page(struct lookup *lookup)
 
         if (strcmp(lookup->name, wanted.page->name) != 0)
             continue;
-        error = stat_page(lookup->view, wanted.page, lookup->inode, &lookup->st);
+        error = stat_page(lookup->view, wanted.page, lookup->inode, lookup->st);
         return error ? error : lookup_node(lookup, &wanted);
     }
     return -ENOENT;
@@ -82,7 +82,7 @@ lookup_source_directory(struct lookup *lookup, struct source_dir *dir, enum view
         source_dir_unref(dir);
         return error;
     }
-    stat_directory(&source, lookup->inode, &lookup->st);
+    stat_directory(&source, lookup->inode, lookup->st);
     return lookup_node(lookup, &wanted);
 }
 
@@ -119,7 +119,7 @@ lookup_source_file(struct lookup *lookup, bool is_shard)
         backing_unref(wanted.backing);
         return error;
     }
-    stat_file(lookup->view, &wanted, &lookup->st);
+    stat_file(lookup->view, &wanted, lookup->st);
     return lookup_node(lookup, &wanted);
 }
 
@@ -143,7 +143,7 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
     error = checkpoint->is_absent ? absent_or_passing(checkpoint, -ENOENT)
                                   : access_shards(lookup->view, lookup->caller, checkpoint, 0);
     if (!error) {
-        stat_tensors(checkpoint, lookup->inode, &lookup->st);
+        stat_tensors(checkpoint, lookup->inode, lookup->st);
         error = lookup_node(lookup, &wanted);
     }
     checkpoint_unref(checkpoint);
@@ -169,7 +169,7 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
         checkpoint_unref(wanted.checkpoint);
         return error;
     }
-    stat_file(view, &wanted, &lookup->st);
+    stat_file(view, &wanted, lookup->st);
     return lookup_node(lookup, &wanted);
 }
 
@@ -337,11 +337,11 @@ lookup_in_tensors_once(struct lookup *lookup)
     if (refused)
         error = refused;
     if (!error)
-        error = stat_tensor(set, position, &lookup->st);
+        error = stat_tensor(set, position, lookup->st);
     if (error)
         node_unref(view, set, 1);
     else
-        lookup->id = node_tensor_id(set, position); /* the kernel owns the reference to the set */
+        *lookup->id = node_tensor_id(set, position); /* the kernel owns the reference to the set */
     return error;
 }
 
@@ -360,6 +360,7 @@ lookup_in_tensors(struct lookup *lookup)
 
 errint_t
 lookup_in(struct view *view, const struct caller *caller, struct node *parent, const char *name,
+          /* NOLINTNEXTLINE(readability-non-const-parameter): the lookup writes to it */
           node_id *id, struct stat *st)
 {
     struct lookup lookup = {.view = view,
@@ -367,30 +368,22 @@ lookup_in(struct view *view, const struct caller *caller, struct node *parent, c
                             .parent = parent,
                             .name = name,
                             .inode = node_child_inode(parent->inode, name, strlen(name)),
-                            .is_checked = view->options.check && parent->kind == NODE_DIRECTORY};
-    errint_t error = -ENOTDIR;
+                            .is_checked = view->options.check && parent->kind == NODE_DIRECTORY,
+                            .id = id,
+                            .st = st};
 
     switch (parent->kind) {
     case NODE_TOP:
-        error = lookup_top(&lookup);
-        break;
+        return lookup_top(&lookup);
     case NODE_PAGES:
-        error = lookup_page(&lookup);
-        break;
+        return lookup_page(&lookup);
     case NODE_DIRECTORY:
-        error = lookup_in_directory(&lookup);
-        break;
+        return lookup_in_directory(&lookup);
     case NODE_TENSORS:
-        error = lookup_in_tensors(&lookup);
-        break;
+        return lookup_in_tensors(&lookup);
     default:
-        break;
+        return -ENOTDIR;
     }
-    if (error)
-        return error;
-    *id = lookup.id;
-    *st = lookup.st;
-    return 0;
 }
 
 errint_t

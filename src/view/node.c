@@ -3,7 +3,6 @@
 
 #include "base/hash.h"
 #include "base/version.h"
-#include "view/tensor_order.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -132,7 +131,10 @@ release_contents(struct node *node)
     dir_listing_unref(node->listing);
     backing_unref(node->backing);
     backing_unref(node->served);
-    tensor_order_free(node->checkpoint, node->order);
+    if (node->order)
+        header_budget_give(catalog_budget(node->checkpoint->catalog),
+                           tensor_order_bytes(node->checkpoint));
+    free(node->order);
     checkpoint_unref(node->checkpoint);
 }
 

@@ -67,6 +67,13 @@ struct node {
     char name[];
 };
 
+/* Bytes of node->order, which are charged to the catalog's budget. */
+static inline uint64_t
+tensor_order_bytes(const struct checkpoint *checkpoint)
+{
+    return ((uint64_t)checkpoint->tensor_count + 1) * sizeof(uint32_t);
+}
+
 enum { NODE_BUCKETS = 65536 };
 
 /*

@@ -90,6 +90,8 @@ struct listing {
     const char *const *files; /* neither shards nor indexes */
     const struct group *groups; /* sorted by group_compare_names(), then precedence */
     struct problem_set *problems; /* the view may add to it */
+    struct file_identity directory; /* when the listing was read */
+    bool has_lanes; /* whether any name has a lane, see listing_lane() */
 };
 
 /* One shard with its header. Immutable, counted; shared by versions of the checkpoint. */
@@ -232,9 +234,6 @@ void source_dir_expire_listing(struct source_dir *dir);
 errint_t source_dir_listing(struct source_dir *dir, struct listing **listing);
 /* Key of the file system that the link `name` leads to; 0: as in struct group. */
 uint64_t listing_lane(const struct listing *listing, const char *name);
-bool listing_has_lanes(const struct listing *listing); /* whether any name has one */
-/* The identity of the directory when the listing was read. */
-const struct file_identity *listing_directory(const struct listing *listing);
 static inline struct listing *
 listing_ref(struct listing *listing)
 {

@@ -153,7 +153,7 @@ groups_load(struct source_dir *dir, const struct listing *listing, const bool *w
     struct query **queries;
     size_t asked = 0;
 
-    if (!listing_has_lanes(listing))
+    if (!listing->has_lanes)
         return;
     queries = malloc((listing->group_count + 1) * sizeof(struct query *));
     for (uint32_t i = 0; queries && i < listing->group_count; i++) {

@@ -15,7 +15,6 @@
 /* A listing, and the state for checking it. */
 struct listing_private {
     struct listing listing; /* first */
-    struct file_identity directory;
     bool unsettled; /* the directory changed so recently that another change may not update its
                        times */
     uint64_t checked; /* monotonic_ms(); guarded by the directory's lock */
@@ -41,18 +40,6 @@ listing_lane(const struct listing *listing, const char *name)
     const struct remote_name *remote = remote_names_find(&private_of(listing)->remotes, name);
 
     return remote ? remote->lane : 0;
-}
-
-bool
-listing_has_lanes(const struct listing *listing)
-{
-    return private_of(listing)->remotes.count > 0;
-}
-
-const struct file_identity *
-listing_directory(const struct listing *listing)
-{
-    return &private_of(listing)->directory;
 }
 
 void
@@ -271,6 +258,7 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
         return error;
     remote_names_settle(&scan->remotes);
     private->remotes = scan->remotes;
+    listing->has_lanes = private->remotes.count > 0;
     scan->remotes = (struct remote_names){.catalog = NULL};
     for (size_t i = 0; i < private->grouping.group_count; i++)
         set_group_lane(&private->remotes, &private->grouping.groups[i]);
@@ -301,7 +289,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
     listing->problems = scan.problems = problem_set_new(dir->catalog->problems, dir->path);
     if (listing->problems)
         error = scan_directory(&scan, before ? &private_of(before)->remotes : NULL,
-                               &private->directory);
+                               &listing->directory);
     if (!error)
         error = fill_listing(&scan, listing, before);
     scan_free(&scan);
@@ -309,7 +297,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
         listing_unref(listing);
         return error;
     }
-    private->unsettled = timestamp_settle_ns(&private->directory.changed, true) > 0;
+    private->unsettled = timestamp_settle_ns(&listing->directory.changed, true) > 0;
     private->checked = monotonic_ms();
     atomic_fetch_add(&dir->catalog->listings, 1);
     *out = listing;
@@ -337,7 +325,7 @@ listing_is_current(struct source_dir *dir, const struct listing *listing)
     struct file_identity identity;
 
     if (private->unsettled || source_dir_stat(dir, &identity) != 0 ||
-        !file_identity_equal(&identity, &private->directory))
+        !file_identity_equal(&identity, &listing->directory))
         return false;
     for (size_t i = 0; i < private->index_count; i++)
         if (!private->indexes[i].is_remote &&

@@ -315,7 +315,7 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
         for (uint32_t i = 0; i < count; i++)
             if (is_conditional(listing, &listing->entries[i]))
                 conditions.conditional[conditions.count++] = i;
-        if (listing_has_lanes(listing->listing))
+        if (listing->listing->has_lanes)
             load_remote_groups(&conditions);
         parallel_for(conditions.count, 8, count_entry_files, &conditions);
         error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries,
@@ -336,7 +336,7 @@ static errint_t
 access_listing(struct view *view, const struct caller *caller, struct node *node,
                const struct dir_listing *listing, bool any_version)
 {
-    struct file_identity expected = *listing_directory(listing->listing);
+    struct file_identity expected = listing->listing->directory;
 
     if (any_version)
         expected.changed = (struct timespec){0, 0};

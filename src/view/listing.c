@@ -568,7 +568,7 @@ dir_listing_find_recut(const struct dir_listing *listing, const char *stem)
 uint64_t
 dir_entry_lane(const struct dir_listing *listing, const struct dir_entry *entry)
 {
-    if (!listing_has_lanes(listing->listing))
+    if (!listing->listing->has_lanes)
         return 0;
     switch (entry->kind) {
     case ENTRY_DIRECTORY:

@@ -31,7 +31,7 @@ lane_of_name(struct view *view, struct node *directory, const char *name)
     uint64_t lane = 0;
 
     pthread_mutex_lock(&view->lock);
-    if (directory->listing && listing_has_lanes(directory->listing->listing))
+    if (directory->listing && directory->listing->listing->has_lanes)
         listing = dir_listing_ref(directory->listing);
     pthread_mutex_unlock(&view->lock);
     if (!listing)

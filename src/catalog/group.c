@@ -646,11 +646,12 @@ group_files(const char *const *files, size_t count, const struct group_index *in
                               .problems = problems,
                               .use = calloc(count + 1, 1),
                               .stems = BUFFER_INIT};
+    errint_t error = -ENOMEM;
 
     memset(grouping, 0, sizeof(*grouping));
     grouping->files = malloc((count + 1) * sizeof(*grouping->files));
     if (!grouper.use || !grouping->files)
-        goto fail;
+        goto out;
     for (size_t i = 0; i < index_count; i++) {
         size_t at = grouper_find_file(&grouper, indexes[i].file);
 
@@ -663,26 +664,22 @@ group_files(const char *const *files, size_t count, const struct group_index *in
     group_numbered(&grouper);
     group_singles(&grouper);
     if (grouper.failed || buffer_failed(&grouper.stems))
-        goto fail;
+        goto out;
     resolve_groups(&grouper);
     drop_converted_duplicates(&grouper);
     mark_second_groups(&grouper);
     gather_files(&grouper, grouping);
+    error = 0;
+
+out:
     grouping->groups = grouper.groups;
     grouping->group_count = grouper.group_count;
     grouping->members = grouper.members;
     grouping->stems = grouper.stems.data;
     free(grouper.use);
-    return 0;
-
-fail:
-    free(grouper.use);
-    free(grouper.groups);
-    free(grouper.members);
-    buffer_free(&grouper.stems);
-    free(grouping->files);
-    memset(grouping, 0, sizeof(*grouping));
-    return -ENOMEM;
+    if (error)
+        grouping_free(grouping);
+    return error;
 }
 
 void

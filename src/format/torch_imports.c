@@ -252,24 +252,22 @@ add_import(struct torch_imports *imports, struct torch_import import)
 errint_t
 torch_imports_add(struct torch_imports *imports, const struct pickle *pickle, struct reason *reason)
 {
-    bool failed = false;
-
     if (!imports->list)
         imports->list = calloc(TORCH_IMPORTS_MAX, sizeof(*imports->list));
-    failed = !imports->list;
-    for (uint32_t i = 0; !failed && i < pickle->node_count; i++) {
+    if (!imports->list)
+        return reason_no_memory(reason);
+    for (uint32_t i = 0; i < pickle->node_count; i++) {
         struct torch_import import;
 
         if (pickle->nodes[i].kind != PICKLE_GLOBAL || is_allowed_global(pickle, i))
             continue;
         import.line = global_text(pickle, &pickle->nodes[i]);
-        failed = !import.line;
-        if (failed)
-            break;
+        if (!import.line)
+            return reason_no_memory(reason);
         import.is_dangerous = is_dangerous_line(import.line);
         add_import(imports, import);
     }
-    return failed ? reason_no_memory(reason) : 0;
+    return 0;
 }
 
 void

@@ -50,13 +50,6 @@ struct torch_walk {
     char name[NAME_BYTES_MAX];
 };
 
-struct torch_tensor {
-    uint64_t begin, end; /* offsets in the file */
-    enum dtype dtype;
-    uint32_t rank;
-    uint64_t dims[RANK_MAX];
-};
-
 /* Counts a tensor that cannot be shown, and keeps the first reasons. The file remains valid. */
 static void refuse_tensor_of(struct torch_walk *walk, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -202,7 +195,7 @@ read_storage(struct torch_walk *walk, pickle_value value, struct storage *storag
 
 /* Row-major without gaps. Strides of dimensions with one element are ignored. */
 static bool
-is_contiguous(const struct torch_tensor *tensor, const uint64_t *strides)
+is_contiguous(const struct st_entry *tensor, const uint64_t *strides)
 {
     uint64_t expected = 1;
 
@@ -220,10 +213,9 @@ is_contiguous(const struct torch_tensor *tensor, const uint64_t *strides)
 
 /* Two float4 values are one element in torch and two in safetensors. */
 static bool
-double_last_dimension(struct torch_walk *walk, struct torch_tensor *tensor)
+double_last_dimension(struct torch_walk *walk, uint64_t *dims, uint32_t rank)
 {
-    if (tensor->rank && !__builtin_mul_overflow(tensor->dims[tensor->rank - 1], UINT64_C(2),
-                                                &tensor->dims[tensor->rank - 1]))
+    if (rank && !__builtin_mul_overflow(dims[rank - 1], UINT64_C(2), &dims[rank - 1]))
         return true;
     refuse_tensor_of(walk, "float4_e2m1fn_x2 without a dimension");
     return false;
@@ -232,7 +224,7 @@ double_last_dimension(struct torch_walk *walk, struct torch_tensor *tensor)
 /* Reads (STORAGE, OFFSET, SIZE, STRIDE, REQUIRES_GRAD, HOOKS[, DTYPE][, METADATA]). */
 static bool
 read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
-             struct torch_tensor *tensor)
+             struct st_entry *tensor, uint64_t dims[RANK_MAX])
 {
     const struct pickle *pickle = walk->pickle;
     const uint32_t metadata = has_dtype ? 7 : 6;
@@ -244,7 +236,7 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
     if (!read_storage(walk, pickle_tuple_item(pickle, arguments, 0), &storage))
         return false;
     if (!pickle_get_number(pickle, pickle_tuple_item(pickle, arguments, 1), &offset) ||
-        !read_numbers(walk, pickle_tuple_item(pickle, arguments, 2), tensor->dims, &tensor->rank) ||
+        !read_numbers(walk, pickle_tuple_item(pickle, arguments, 2), dims, &tensor->rank) ||
         !read_numbers(walk, pickle_tuple_item(pickle, arguments, 3), strides, &stride_count) ||
         stride_count != tensor->rank) {
         refuse_tensor_of(walk, "its size, stride or offset is malformed");
@@ -274,7 +266,7 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
                          "it is not contiguous: a view whose elements are not stored in order");
         return false;
     }
-    if (tensor->dtype == DTYPE_F4 && !double_last_dimension(walk, tensor))
+    if (tensor->dtype == DTYPE_F4 && !double_last_dimension(walk, dims, tensor->rank))
         return false;
     for (uint32_t i = 0; i < tensor->rank; i++)
         overflow |= __builtin_mul_overflow(elements, tensor->dims[i], &elements);
@@ -344,7 +336,8 @@ unwrap_parameter(struct torch_walk *walk, pickle_value *value, pickle_value *dty
 
 /* Whether the value is a tensor; sets its dtype, shape and offsets. */
 static enum tensor_verdict
-look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor *tensor)
+look_for_tensor(struct torch_walk *walk, pickle_value value, struct st_entry *tensor,
+                uint64_t dims[RANK_MAX])
 {
     const struct pickle *pickle = walk->pickle;
     pickle_value converted, arguments;
@@ -376,7 +369,7 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor
         return TENSOR_REFUSED;
     }
     pickle->nodes[value].flags |= TORCH_SEEN;
-    if (!read_strided(walk, arguments, has_dtype, tensor))
+    if (!read_strided(walk, arguments, has_dtype, tensor, dims))
         return TENSOR_REFUSED;
     if (converted != PICKLE_VALUE_OPAQUE &&
         (!torch_dtype(pickle, converted, &dtype) || dtype != tensor->dtype)) {
@@ -392,8 +385,9 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct torch_tensor
 static void
 take_tensor(struct torch_walk *walk, pickle_value value)
 {
-    struct torch_tensor tensor;
-    enum tensor_verdict verdict = look_for_tensor(walk, value, &tensor);
+    uint64_t dims[RANK_MAX];
+    struct st_entry tensor = {.name = walk->name, .name_length = walk->name_length, .dims = dims};
+    enum tensor_verdict verdict = look_for_tensor(walk, value, &tensor, dims);
     size_t at;
 
     if (verdict == NO_TENSOR)
@@ -411,17 +405,8 @@ take_tensor(struct torch_walk *walk, pickle_value value)
     } else if (!json_check_utf8(walk->name, walk->name_length, &at)) {
         refuse_tensor_of(walk, "its name is not UTF-8");
     } else if (walk->builder) {
-        const struct st_entry entry = {
-            .name = walk->name,
-            .name_length = walk->name_length,
-            .dtype = tensor.dtype,
-            .dims = tensor.dims,
-            .rank = tensor.rank,
-            .begin = tensor.begin,
-            .end = tensor.end,
-        };
 
-        walk->changed |= !st_builder_add(walk->builder, &entry);
+        walk->changed |= !st_builder_add(walk->builder, &tensor);
     } else {
         walk->counts.tensors++;
         walk->counts.dims += tensor.rank;

@@ -8,6 +8,7 @@
 #include "base/text.h"
 
 #include <pthread.h>
+#include <search.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,8 +45,7 @@ struct problem_set {
     struct problem_set *next, *previous;
     char **lines;
     size_t count;
-    uint64_t *hashes; /* of the lines: a hash table with open addressing; 0: empty */
-    size_t capacity; /* of the hash table: a power of two, more than twice `count`; or 0 */
+    void *tree; /* of the lines, see tsearch(3) */
     char directory[];
 };
 
@@ -102,10 +102,8 @@ problem_set_free(struct problem_set *set)
         set->problems->first = set->next;
     set->problems->count -= set->count;
     pthread_mutex_unlock(&set->problems->lock);
-    for (size_t i = 0; i < set->count; i++)
-        free(set->lines[i]);
+    tdestroy(set->tree, free);
     free(set->lines);
-    free(set->hashes);
     free(set);
 }
 
@@ -149,18 +147,11 @@ make_line(const char *directory, const char *name, const char *text)
     return line.data;
 }
 
-/* A hash that is not 0. */
-static uint64_t
-hash_line(const char *line)
-{
-    return hash64(line, strlen(line), 0) | 1;
-}
-
 /* Decides what to log about a problem, and records it as logged. The lock is held. */
 static enum log_action
 problem_log_add(struct problem_log *log, const char *line)
 {
-    uint64_t hash = hash_line(line), now = monotonic_ms();
+    uint64_t hash = hash64(line, strlen(line), 0) | 1, now = monotonic_ms(); /* never 0 */
 
     for (unsigned i = 0; i < LOGGED_PER_HOUR; i++)
         if (log->hashes[i] == hash)
@@ -182,36 +173,10 @@ problem_log_add(struct problem_log *log, const char *line)
     return LOG_PROBLEM;
 }
 
-/* Returns the slot of a hash, or the empty slot for it. */
-static uint64_t *
-hash_slot(uint64_t *hashes, size_t capacity, uint64_t hash)
+static int
+compare_lines(const void *a, const void *b)
 {
-    size_t i = (size_t)hash & (capacity - 1);
-
-    while (hashes[i] && hashes[i] != hash)
-        i = (i + 1) & (capacity - 1);
-    return &hashes[i];
-}
-
-/* Makes room for one more hash. */
-static bool
-hashes_grow(struct problem_set *set)
-{
-    size_t capacity = set->capacity ? 2 * set->capacity : 16;
-    uint64_t *hashes;
-
-    if (2 * (set->count + 1) < set->capacity)
-        return true;
-    hashes = calloc(capacity, sizeof(*hashes));
-    if (!hashes)
-        return false;
-    for (size_t i = 0; i < set->capacity; i++)
-        if (set->hashes[i])
-            *hash_slot(hashes, capacity, set->hashes[i]) = set->hashes[i];
-    free(set->hashes);
-    set->hashes = hashes;
-    set->capacity = capacity;
-    return true;
+    return strcmp(a, b);
 }
 
 /* Adds `line`, which the set then owns. Returns false, and leaves it to the caller, if the set
@@ -219,14 +184,14 @@ hashes_grow(struct problem_set *set)
 static bool
 problem_set_append(struct problem_set *set, char *line)
 {
-    uint64_t hash = hash_line(line), *slot;
+    char *const *found = tsearch(line, &set->tree, compare_lines);
 
-    if (!hashes_grow(set))
+    if (!found || *found != line)
         return false;
-    slot = hash_slot(set->hashes, set->capacity, hash);
-    if (*slot || !array_add(set->lines, set->count, line))
+    if (!array_add(set->lines, set->count, line)) {
+        tdelete(line, &set->tree, compare_lines);
         return false;
-    *slot = hash;
+    }
     set->problems->count++;
     return true;
 }

@@ -225,6 +225,36 @@ def test_nothing_picked(place):
     assert "exclude all tensors" in run("--pick=x*", source.root, place / "o.safetensors", status=1)
 
 
+def without_tensors(place, metadata=None):
+    safetensors.numpy.save_file({}, place / "none.safetensors", metadata)
+    return place / "none.safetensors"
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+@pytest.mark.parametrize("output", [[], ["--shards=1"], ["--shards=2", "--tensors-only"], ["--max-shard-size=1G"]])
+def test_input_without_tensors(place, output, metadata):
+    """It is packed, but there is nothing that --pick and --drop could leave."""
+    source, out = without_tensors(place, metadata), place / ("out" if output else "out.safetensors")
+    for args in ["--pick=*"], ["--pick=x"], ["--drop=x"], ["--drop=*", "--pick=x"]:
+        assert "no tensors for --pick and --drop" in run(*args, *output, source, out, status=1)
+        assert not out.exists()
+    run(*output, source, out)
+    assert content(out / "model.safetensors" if output else out) == ({}, metadata)
+
+
+@pytest.mark.parametrize("args", [[], ["--pick=*"], ["--drop=x"]])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_one_input_without_tensors(place, args, is_first):
+    """Its metadata is used, whether there is a selection or not."""
+    none = without_tensors(place, {"format": "pt", "only": "here"})
+    source = trees.Source(place / "models")
+    source.add("", "model", plain(), metadata={"format": "pt"})
+    inputs = [none, source.root][::1 if is_first else -1]
+    run(*args, *inputs, place / "out.safetensors")
+    assert content(place / "out.safetensors") == (expected(plain()), {"format": "pt", "only": "here"})
+    run("--drop=*", *inputs, place / "no.safetensors", status=1)
+
+
 NPY = {"BOOL": "?", **{k: v for k, v in oracle.NUMPY.items()}}
 
 

@@ -113,7 +113,8 @@ take_input_shard(const struct options *options, struct inputs *inputs, struct sh
     if (!table)
         return reason_no_memory(reason);
     inputs->excluded += shard->table->count - table->count;
-    if (table->count == 0) {
+    /* A shard without tensors is used for its metadata, as it is without --pick and --drop. */
+    if (table->count == 0 && shard->table->count > 0) {
         st_table_free(table);
         return 0;
     }
@@ -402,8 +403,10 @@ inputs_read(const struct options *options, struct inputs *inputs, struct reason 
     if (options->stem || !inputs->stem[0] || options->input_count > 1)
         snprintf(inputs->stem, sizeof(inputs->stem), "%s", options->stem ? options->stem : "model");
     error = sort_input_tensors(inputs, reason);
-    if (!error && inputs->checkpoint.tensor_count == 0 && inputs->excluded > 0)
-        return reason_set(reason, -ENOENT, "None", "--pick and --drop exclude all tensors");
+    if (!error && inputs->checkpoint.tensor_count == 0 && options->patterns.count > 0)
+        return reason_set(reason, -ENOENT, "None",
+                          inputs->excluded > 0 ? "--pick and --drop exclude all tensors"
+                                               : "no tensors for --pick and --drop to select from");
     if (!error)
         layout_check_metadata(&inputs->checkpoint);
     return error;

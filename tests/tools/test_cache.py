@@ -162,6 +162,14 @@ def test_globs(source, shard):
     assert "4.19 MB" in done.stdout  # the other pattern is not affected
 
 
+def test_names_with_nul(source):
+    """A glob is matched with the whole name."""
+    source.add("nul", "model", [trees.tensor(name, "U8", (5,)) for name in ("\0.w", "a", "a\0", "a\0.w", "a.w")])
+    path = source.path("nul/model.safetensors")
+    for pattern, tensors in (("*.w", 3), ("a", 1), ("a?", 1), ("a?.w", 1), ("[!a].w", 1), ("*", 5)):
+        assert report(f"--tensors={pattern}", path)["tensors"] == tensors, pattern
+
+
 def test_tied_tensors(source):
     """Bytes that tensors share count once."""
     path = source.path("llama/pytorch_model.bin")

@@ -219,6 +219,21 @@ def test_pick_and_drop(place, args, kept):
         n: f"model-{i + 1:05}-of-00002.safetensors" for i, part in enumerate(parts) for n in part}
 
 
+NUL_NAMES = ["\0.w", "a", "a\0", "a\0.w", "a.w"]
+
+
+@pytest.mark.parametrize("glob, matched", [
+    ("*.w", ["\0.w", "a\0.w", "a.w"]), ("a", ["a"]), ("a?", ["a\0"]), ("a?.w", ["a\0.w"]), ("[!a].w", ["\0.w"]), ("?.w", ["\0.w", "a.w"])])
+def test_names_with_nul(place, glob, matched):
+    """A glob is matched with the whole name."""
+    source = trees.Source(place / "models")
+    source.add("", "model", [trees.tensor(name, "U8", (5,)) for name in NUL_NAMES])
+    run(f"--pick={glob}", source.root, place / "picked.safetensors")
+    assert sorted(content(place / "picked.safetensors")[0]) == matched
+    run(f"--drop={glob}", source.root, place / "rest.safetensors")
+    assert sorted(content(place / "rest.safetensors")[0]) == sorted(set(NUL_NAMES) - set(matched))
+
+
 def test_nothing_picked(place):
     source = trees.Source(place / "models")
     source.add("", "model", plain())

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Patterns of tensor names, for fnmatch(3). */
+/* Patterns of tensor names, for glob_match(). */
 struct globs {
     const char **all;
     size_t count; /* 0: all files are selected as a whole */

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "catalog/group.h"
 #include "common/command.h"
+#include "common/glob.h"
 #include "common/progress.h"
 #include "format/container.h"
 #include "fstfs.h"
@@ -13,7 +14,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -168,16 +168,21 @@ selection_add_file(struct selection *selection, const char *path, size_t row,
 
 /* ---- tensors ---- */
 
-static bool
-selection_matches(struct selection *selection, const struct fstfs_tensor *tensor)
+static errint_t
+selection_match_tensor(struct selection *selection, const struct fstfs_tensor *tensor,
+                       bool *selected)
 {
-    bool matches = selection->globs->count == 0;
+    errint_t error = 0;
 
-    for (size_t i = 0; i < selection->globs->count; i++) {
-        if (fnmatch(selection->globs->all[i], tensor->name, 0) == 0)
-            matches = selection->glob_matched[i] = true;
+    *selected = selection->globs->count == 0;
+    for (size_t i = 0; !error && i < selection->globs->count; i++) {
+        bool matches = false;
+
+        error = glob_match(selection->globs->all[i], tensor->name, tensor->name_length, &matches);
+        if (matches)
+            *selected = selection->glob_matched[i] = true;
     }
-    return matches;
+    return error;
 }
 
 /* Adds the files of `count` tensors. */
@@ -217,8 +222,10 @@ selection_add_checkpoint(struct selection *selection, const char *path, const ch
         return error;
     for (size_t i = 0; !error && (tensor = fstfs_tensor(checkpoint, i)); i++) {
         struct tensor_bytes bytes = {tensor->file, tensor->offset, tensor->offset + tensor->size};
+        bool selected;
 
-        if (selection_matches(selection, tensor) && !array_add(tensors, count, bytes))
+        error = selection_match_tensor(selection, tensor, &selected);
+        if (!error && selected && !array_add(tensors, count, bytes))
             error = -ENOMEM;
     }
     if (!error)

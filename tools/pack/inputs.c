@@ -4,13 +4,13 @@
 #include "base/array.h"
 #include "base/file.h"
 #include "base/text.h"
+#include "common/glob.h"
 #include "format/gguf.h"
 #include "tensor_file.h"
 #include "view/layout.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,23 +60,20 @@ add_own_shard(struct inputs *inputs, const char *name, struct backing *backing,
 
 /* The last pattern that matches decides. If none matches, the first pattern does: after --pick the
  * tensor is excluded, after --drop it is included. */
-static bool
-pattern_includes(const struct options *options, const char *name, size_t length)
+static errint_t
+patterns_include(const struct options *options, const char *name, size_t length, bool *included)
 {
-    bool included;
-    char *text;
+    errint_t error = 0;
 
-    if (options->patterns.count == 0)
-        return true;
-    included = options->patterns.all[0].drop;
-    text = strndup(name, length);
-    if (!text)
-        return false;
-    for (size_t i = 0; i < options->patterns.count; i++)
-        if (fnmatch(options->patterns.all[i].glob, text, 0) == 0)
-            included = !options->patterns.all[i].drop;
-    free(text);
-    return included;
+    *included = options->patterns.count == 0 || options->patterns.all[0].drop;
+    for (size_t i = 0; !error && i < options->patterns.count; i++) {
+        bool matches = false;
+
+        error = glob_match(options->patterns.all[i].glob, name, length, &matches);
+        if (matches)
+            *included = !options->patterns.all[i].drop;
+    }
+    return error;
 }
 
 /* Copies the table with the included tensors only; text and shapes are shared with `table`. */
@@ -94,8 +91,13 @@ filter_table(const struct options *options, const struct st_table *table)
     filtered->count = 0;
     for (uint32_t i = 0; i < table->count; i++) {
         const struct st_tensor *tensor = &table->tensors[i];
+        bool included;
 
-        if (pattern_includes(options, table->text + tensor->name, tensor->name_length))
+        if (patterns_include(options, table->text + tensor->name, tensor->name_length, &included)) {
+            free(filtered);
+            return NULL;
+        }
+        if (included)
             tensors[filtered->count++] = *tensor;
     }
     return filtered;
@@ -223,13 +225,16 @@ take_tensor_table(const struct options *options, struct inputs *inputs, const ch
                   struct backing *backing, struct st_table *table, struct reason *reason)
 {
     const struct st_tensor *tensor = &table->tensors[0];
+    bool included;
+    errint_t error =
+        patterns_include(options, table->text + tensor->name, tensor->name_length, &included);
 
-    if (pattern_includes(options, table->text + tensor->name, tensor->name_length))
+    if (!error && included)
         return add_own_shard(inputs, name, backing, table, reason);
     inputs->excluded++;
     st_table_free(table);
     backing_unref(backing);
-    return 0;
+    return error ? reason_no_memory(reason) : 0;
 }
 
 /* -ENODATA: the file is not a tensor file. */

@@ -661,7 +661,7 @@ read_tensors(struct torch_source *source, struct st_table **table, struct reason
     if (!error && walk->found == 0)
         error = reason_set(reason, -ENOMSG, "NoTensors", "it contains no tensor");
     if (!error && source->is_zip)
-        error = zip_check_overlap(&source->zip, reason);
+        error = zip_check_members(&source->zip, reason);
     if (!error)
         error = fill_torch_table(walk, table);
     buffer_free(&walk->refused);

@@ -655,7 +655,7 @@ check_archive_version(const struct torch_source *source, struct reason *reason)
         member = find_record(source, "", "version", 7);
     if (!member)
         return reason_set(reason, -EBADMSG, "TorchVersion", "the archive has no member version");
-    if (member->method != ZIP_STORED)
+    if (member->method == ZIP_DEFLATED)
         return 0; /* torch.load() reads it, fstfs does not */
     error = zip_locate(&source->zip, member, reason);
     length = member->size < sizeof(text) ? (size_t)member->size : sizeof(text) - 1;

@@ -19,8 +19,12 @@ enum {
     ENTRY_BYTES = 46, /* an entry of the central directory without its variable fields */
     LOCAL_BYTES = 30, /* a local header without its variable fields */
     COMMENT_MAX = 65535,
-    NAME_MAX_BYTES = 512, /* longest name of a member that zip_locate() accepts */
+    NAME_MAX_BYTES = 512, /* longest name of a member */
     EXTRA_ZIP64 = 0x0001,
+    ENCRYPTED_FLAGS = 1 << 0 | 1 << 6 | 1 << 13, /* also strongly, and with masked local headers */
+    DESCRIPTOR_FLAG = 1 << 3, /* sizes and checksum follow the data */
+    PATCH_FLAG = 1 << 5,
+    DIRECTORY_ATTRIBUTE = 1 << 4, /* of DOS; miniz ignores which system has made the entry */
     MEMBERS_PER_THREAD = 16,
 };
 
@@ -57,6 +61,8 @@ read_end64(int fd, struct zip_end *end, struct reason *reason)
     error = bytes_read_at(fd, locator, sizeof(locator), end->at - LOCATOR_BYTES, reason);
     if (error || bytes_u32(locator) != LOCATOR_SIGNATURE)
         return error;
+    if (bytes_u32(locator + 4) != 0 || bytes_u32(locator + 16) != 1)
+        return refuse_zip(reason, "ZipEnd", "the archive has several volumes");
     at = bytes_u64(locator + 8);
     if (at != end->at - LOCATOR_BYTES - END64_BYTES)
         return refuse_zip(reason, "ZipEnd",
@@ -247,7 +253,6 @@ zip_read_entry(const struct zip *zip, size_t length, size_t *at, struct zip_memb
         .crc = bytes_u32(entry + 16),
         .name_length = (uint16_t)name,
         .method = bytes_u16(entry + 10),
-        .flags = bytes_u16(entry + 8),
     };
     if (memchr(entry + ENTRY_BYTES, '\0', name)) /* where the name ends for miniz */
         return refuse_member(reason, "ZipEntry", zip, member, "its name contains NUL");
@@ -328,7 +333,7 @@ zip_find(const struct zip *zip, const char *name, size_t length)
     return bsearch(&key, zip->members, zip->count, sizeof(*zip->members), compare_key_with_member);
 }
 
-/* ---- local headers ---- */
+/* ---- members ---- */
 
 /* Whether a size or checksum of a local header agrees with the central directory. It may be
  * omitted: 0 if a data descriptor follows the data, 0xffffffff if it is in the zip64 extra field.
@@ -336,11 +341,46 @@ zip_find(const struct zip *zip, const char *name, size_t length)
 static bool
 agrees(uint32_t local, uint64_t value, uint16_t flags)
 {
-    return local == value || local == UINT32_MAX || (local == 0 && (flags & 1 << 3));
+    return local == value || local == UINT32_MAX || (local == 0 && (flags & DESCRIPTOR_FLAG));
 }
 
-errint_t
-zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reason)
+/* Whether miniz takes a member for a directory. */
+static bool
+entry_is_directory(const unsigned char *entry)
+{
+    size_t name = bytes_u16(entry + 28);
+
+    return (bytes_u32(entry + 38) & DIRECTORY_ATTRIBUTE) ||
+           (name > 0 && entry[ENTRY_BYTES + name - 1] == '/');
+}
+
+/* Refuses a member that miniz refuses, or for which it returns memory that it has not written. */
+static errint_t
+check_entry(const struct zip *zip, const struct zip_member *member, struct reason *reason)
+{
+    const unsigned char *entry = (const unsigned char *)zip->directory + member->name - ENTRY_BYTES;
+    const uint16_t flags = bytes_u16(entry + 8);
+
+    if (flags & ENCRYPTED_FLAGS)
+        return refuse_member(reason, "ZipEncrypted", zip, member, "it is encrypted");
+    if (flags & PATCH_FLAG)
+        return refuse_member(reason, "ZipEntry", zip, member, "it is a patch of another file");
+    if (bytes_u16(entry + 34) != 0)
+        return refuse_member(reason, "ZipEntry", zip, member, "it begins on another volume");
+    if (member->size > 0 && entry_is_directory(entry))
+        return refuse_member(reason, "ZipEntry", zip, member,
+                             "it is marked as a directory, but has content");
+    if (member->method == ZIP_STORED ? member->size != member->packed
+                                     : member->size > 0 && member->packed == 0)
+        return refuse_member(reason, "ZipEntry", zip, member,
+                             "its size and its size in the archive contradict each other");
+    return 0;
+}
+
+/* Reads the local header of a member, compares it with the central directory, and sets
+ * `member->data`. */
+static errint_t
+read_local_header(const struct zip *zip, struct zip_member *member, struct reason *reason)
 {
     unsigned char local[LOCAL_BYTES + NAME_MAX_BYTES];
     size_t length = LOCAL_BYTES + member->name_length;
@@ -349,11 +389,9 @@ zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reas
 
     if (member->data)
         return 0;
-    if (member->flags & ZIP_ENCRYPTED_FLAG)
-        return refuse_member(reason, "ZipEncrypted", zip, member, "it is encrypted");
-    if (member->method != ZIP_STORED || member->size != member->packed)
-        return refuse_member(reason, "ZipCompressed", zip, member,
-                             "it is compressed; only stored members are read");
+    error = check_entry(zip, member, reason);
+    if (error)
+        return error;
     if (member->name_length > NAME_MAX_BYTES)
         return refuse_member(reason, "ZipEntry", zip, member, "its name has over 512 bytes");
     if (length > zip->directory_start - member->header)
@@ -365,29 +403,39 @@ zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reas
         memcmp(local + LOCAL_BYTES, zip->directory + member->name, member->name_length) != 0)
         return refuse_member(reason, "ZipLocalHeader", zip, member,
                              "its local header is of another member");
-    if (bytes_u16(local + 8) != member->method || (bytes_u16(local + 6) & ZIP_ENCRYPTED_FLAG) ||
+    if (bytes_u16(local + 8) != member->method ||
+        (bytes_u16(local + 6) & (ENCRYPTED_FLAGS | PATCH_FLAG)) ||
         !agrees(bytes_u32(local + 14), member->crc, bytes_u16(local + 6)) ||
         !agrees(bytes_u32(local + 18), member->packed, bytes_u16(local + 6)) ||
         !agrees(bytes_u32(local + 22), member->size, bytes_u16(local + 6)))
         return refuse_member(reason, "ZipLocalHeader", zip, member,
                              "its local header and the central directory disagree");
     data = member->header + length + bytes_u16(local + 28);
-    if (data > zip->directory_start || member->size > zip->directory_start - data)
+    if (data > zip->directory_start || member->packed > zip->directory_start - data)
         return refuse_member(reason, "ZipEntry", zip, member,
                              "it ends after the central directory begins");
     member->data = data;
     return 0;
 }
 
+errint_t
+zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reason)
+{
+    errint_t error = read_local_header(zip, member, reason);
+
+    if (!error && member->method != ZIP_STORED)
+        error = refuse_member(reason, "ZipCompressed", zip, member,
+                              "it is compressed; only stored members are read");
+    return error;
+}
+
 /* For parallel_for(). */
 static void
-locate_stored(void *arg, size_t i)
+locate_member(void *arg, size_t i)
 {
     struct zip *zip = arg;
-    struct zip_member *member = &zip->members[i];
 
-    if (member->method == ZIP_STORED && !(member->flags & ZIP_ENCRYPTED_FLAG))
-        zip_locate(zip, member, NULL);
+    read_local_header(zip, &zip->members[i], NULL);
 }
 
 void
@@ -395,7 +443,7 @@ zip_locate_all(struct zip *zip)
 {
     /* Starting a thread takes as long as reading some headers from the page cache. */
     if (zip->count >= 2 * MEMBERS_PER_THREAD)
-        parallel_for(zip->count, zip->count / MEMBERS_PER_THREAD, locate_stored, zip);
+        parallel_for(zip->count, zip->count / MEMBERS_PER_THREAD, locate_member, zip);
 }
 
 static int
@@ -406,27 +454,22 @@ compare_headers(const void *a, const void *b)
     return ((*x)->header > (*y)->header) - ((*x)->header < (*y)->header);
 }
 
-/* The end of a member; of one that is not located, without its extra field. */
-static uint64_t
-member_end(const struct zip_member *member)
-{
-    return member->data ? member->data + member->size
-                        : member->header + LOCAL_BYTES + member->name_length + member->packed;
-}
-
 errint_t
-zip_check_overlap(const struct zip *zip, struct reason *reason)
+zip_check_members(const struct zip *zip, struct reason *reason)
 {
     struct zip_member **sorted = calloc((size_t)zip->count + 1, sizeof(*sorted));
     errint_t error = 0;
 
     if (!sorted)
         return reason_no_memory(reason);
-    for (uint32_t i = 0; i < zip->count; i++)
+    for (uint32_t i = 0; !error && i < zip->count; i++) {
         sorted[i] = &zip->members[i];
-    qsort(sorted, zip->count, sizeof(struct zip_member *), compare_headers);
+        error = read_local_header(zip, sorted[i], reason);
+    }
+    if (!error)
+        qsort(sorted, zip->count, sizeof(struct zip_member *), compare_headers);
     for (uint32_t i = 1; !error && i < zip->count; i++)
-        if (member_end(sorted[i - 1]) > sorted[i]->header)
+        if (sorted[i - 1]->data + sorted[i - 1]->packed > sorted[i]->header)
             error = refuse_member(reason, "ZipOverlap", zip, sorted[i],
                                   "it begins before the member in front of it ends");
     free(sorted);

@@ -6,8 +6,9 @@
  *
  * Libraries such as libzip do not report the offset of a member's data, and accept archives that
  * other readers interpret differently. This reader refuses such archives: there must be one central
- * directory, directly before its end record, and local headers must agree with it. Format:
- * APPNOTE.TXT 6.3 (PKWARE), with zip64.
+ * directory, directly before its end record, and local headers must agree with it. It also refuses
+ * what miniz, the reader of PyTorch, refuses or returns without reading it. Format: APPNOTE.TXT 6.3
+ * (PKWARE), with zip64.
  */
 #ifndef FSTFS_FORMAT_ZIP_H
 #define FSTFS_FORMAT_ZIP_H
@@ -23,18 +24,17 @@
  * text, and for each entry, of at least 46 bytes, a struct zip_member and the memory to sort it. */
 #define ZIP_FACTOR UINT64_C(4)
 
-enum { ZIP_STORED = 0, ZIP_ENCRYPTED_FLAG = 1 << 0 };
+enum { ZIP_STORED = 0, ZIP_DEFLATED = 8 }; /* the methods that miniz reads */
 
 struct zip_member {
     uint64_t header; /* offset of the local header in the file */
-    uint64_t data; /* offset of the data, once zip_locate() has read the local header; else 0 */
+    uint64_t data; /* offset of the data, once the local header was read; else 0 */
     uint64_t size; /* bytes of the content */
     uint64_t packed; /* bytes in the archive; equal to `size` for a stored member */
     uint32_t name; /* in zip->directory */
     uint32_t crc; /* CRC-32 of the content; may be 0, because PyTorch can omit it */
     uint16_t name_length;
     uint16_t method; /* ZIP_STORED or a compression method */
-    uint16_t flags;
 };
 
 struct zip {
@@ -67,14 +67,17 @@ void zip_free(struct zip *zip); /* all zero is allowed */
 struct zip_member *zip_find(const struct zip *zip, const char *name, size_t length);
 
 /* Reads the local header of a stored member, compares it with the central directory, and sets
- * `member->data`. Errors as above. */
+ * `member->data`. Refuses other members. Errors as above. */
 errint_t zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reason);
 
-/* Calls zip_locate() for all stored members in parallel if there are many, to overlap the latencies
- * of storage. Ignores errors: a later zip_locate() of the member returns them. */
+/* Reads the local headers of all members, compressed or not, in parallel if there are many, to
+ * overlap the latencies of storage. Ignores errors: zip_locate() and zip_check_members() return
+ * them. */
 void zip_locate_all(struct zip *zip);
 
-/* Refuses an archive in which members overlap: -EBADMSG with a reason; -ENOMEM. */
-errint_t zip_check_overlap(const struct zip *zip, struct reason *reason);
+/* Refuses an archive in which miniz would refuse a member, a local header differs from the central
+ * directory, or members overlap. Reads the local headers that were not read before. Errors as
+ * above. */
+errint_t zip_check_members(const struct zip *zip, struct reason *reason);
 
 #endif

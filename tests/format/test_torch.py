@@ -55,7 +55,10 @@ def read(tmp_path, content):
     return ask(path)
 
 
-@pytest.mark.parametrize("name, rule, content", bad_torch.CASES, ids=[case[0] for case in bad_torch.CASES])
+BAD = bad_torch.CASES + bad_torch.UNWRITTEN
+
+
+@pytest.mark.parametrize("name, rule, content", BAD, ids=[case[0] for case in BAD])
 def test_bad_file(tmp_path, name, rule, content):
     verdict, refusal, _, _ = read(tmp_path, content)
     if rule.startswith("refused "):

@@ -35,13 +35,13 @@ archive_open(int fd, uint64_t file_size, struct st_table *table, struct archive 
     for (uint32_t i = 0; !error && i < archive->zip.count; i++) {
         struct zip_member *member = &archive->zip.members[i];
 
-        if (member->method != ZIP_STORED || (member->flags & ZIP_ENCRYPTED_FLAG) || !member->size)
+        if (member->method != ZIP_STORED || !member->size)
             continue;
         error = zip_locate(&archive->zip, member, reason);
         archive->records[archive->record_count++] = member;
     }
     if (!error)
-        error = zip_check_overlap(&archive->zip, reason);
+        error = zip_check_members(&archive->zip, reason);
     if (error) {
         archive_free(archive);
         return error;

@@ -22,7 +22,7 @@ struct archive {
 /*
  * Finds all stored records of the archive `fd` of `file_size` bytes, also those without tensors,
  * and takes ownership of `table`, also on an error. Errors are those of zip_locate() and
- * zip_check_overlap().
+ * zip_check_members().
  */
 errint_t archive_open(int fd, uint64_t file_size, struct st_table *table, struct archive *archive,
                       struct reason *reason);

@@ -43,7 +43,7 @@
 #define READ_MOST (1u << 20)
 #define SECOND_NS UINT64_C(1000000000)
 
-struct options {
+struct slowfs_options {
     unsigned delay, jitter; /* microseconds */
     unsigned bandwidth; /* million bytes per second; 0: unlimited */
     unsigned threads;
@@ -51,16 +51,16 @@ struct options {
     char *faults; /* file */
 };
 
-static struct options options = {.threads = 256, .valid = 1};
+static struct slowfs_options options = {.threads = 256, .valid = 1};
 
 static const struct fuse_opt option_table[] = {
-    {"delay=%u", offsetof(struct options, delay), 0},
-    {"jitter=%u", offsetof(struct options, jitter), 0},
-    {"bandwidth=%u", offsetof(struct options, bandwidth), 0},
-    {"threads=%u", offsetof(struct options, threads), 0},
-    {"valid=%u", offsetof(struct options, valid), 0},
-    {"age=%u", offsetof(struct options, age), 0},
-    {"faults=%s", offsetof(struct options, faults), 0},
+    {"delay=%u", offsetof(struct slowfs_options, delay), 0},
+    {"jitter=%u", offsetof(struct slowfs_options, jitter), 0},
+    {"bandwidth=%u", offsetof(struct slowfs_options, bandwidth), 0},
+    {"threads=%u", offsetof(struct slowfs_options, threads), 0},
+    {"valid=%u", offsetof(struct slowfs_options, valid), 0},
+    {"age=%u", offsetof(struct slowfs_options, age), 0},
+    {"faults=%s", offsetof(struct slowfs_options, faults), 0},
     FUSE_OPT_END,
 };
 

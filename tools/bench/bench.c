@@ -250,7 +250,7 @@ check_rows(struct bench *bench)
 }
 
 errint_t
-bench_open(const char *path, const struct options *options, const struct device *device,
+bench_open(const char *path, const struct bench_options *options, const struct device *device,
            struct bench *bench, struct reason *reason)
 {
     errint_t error;

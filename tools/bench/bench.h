@@ -10,7 +10,7 @@
 #include "options.h"
 
 struct bench {
-    const struct options *options;
+    const struct bench_options *options;
     const struct device *device; /* to load into; or NULL */
     struct model model; /* the bare files */
     /* Each run gets a temporary mount, made with `program`; or the path is on `mount`, and the
@@ -33,8 +33,8 @@ struct bench {
 
 /* Determines what to measure, and which rows cannot be measured. Call bench_close() in any case.
  * -EINTR after a signal. */
-errint_t bench_open(const char *path, const struct options *options, const struct device *device,
-                    struct bench *bench, struct reason *reason);
+errint_t bench_open(const char *path, const struct bench_options *options,
+                    const struct device *device, struct bench *bench, struct reason *reason);
 void bench_close(struct bench *bench);
 
 /* Measures all rows, round after round, until a signal arrives. */

@@ -49,7 +49,7 @@ print_text(const struct buffer *text)
 }
 
 static void
-run_model(const char *path, const struct options *options, const struct device *device,
+run_model(const char *path, const struct bench_options *options, const struct device *device,
           struct outcome *outcome)
 {
     struct bench *bench = &outcome->benches[outcome->count];
@@ -110,7 +110,7 @@ check_svg(const char *path)
 
 /* Prints what will be measured. Fails for anything known to be wrong before reading. */
 static bool
-check_and_announce(const struct options *options, const struct machine *machine,
+check_and_announce(const struct bench_options *options, const struct machine *machine,
                    struct device *device)
 {
     struct buffer text = BUFFER_INIT;
@@ -136,7 +136,7 @@ check_and_announce(const struct options *options, const struct machine *machine,
 }
 
 static void
-write_reports(const struct options *options, const struct machine *machine,
+write_reports(const struct bench_options *options, const struct machine *machine,
               const struct device *device, struct outcome *outcome)
 {
     struct buffer text = BUFFER_INIT;
@@ -158,7 +158,7 @@ write_reports(const struct options *options, const struct machine *machine,
 }
 
 static int
-run_models(const struct options *options)
+run_models(const struct bench_options *options)
 {
     struct outcome outcome = {0};
     const struct device *device;
@@ -189,7 +189,7 @@ run_models(const struct options *options)
 int
 main(int argc, char **argv)
 {
-    struct options options;
+    struct bench_options options;
 
     options_parse(argc, argv, &options);
     return run_models(&options);

@@ -67,7 +67,7 @@ parse_rounds(const char *value, void *field)
 
 /* Every name must be a method that these options make available. */
 static void
-check_methods(const struct options *options)
+check_methods(const struct bench_options *options)
 {
     for (const char *at = options->methods; at; at = strchr(at, ',')) {
         enum method_kind kind;
@@ -98,21 +98,21 @@ check_device_name(const char *name)
 }
 
 static const struct command_option bench_options[] = {
-    {"loaders", offsetof(struct options, loaders), NULL, NULL},
-    {"methods", offsetof(struct options, methods), "a list of methods", NULL},
-    {"rounds", offsetof(struct options, rounds), "a number from 1 to 1000", parse_rounds},
-    {"device", offsetof(struct options, device), "cuda:N", NULL},
-    {"json", offsetof(struct options, json), NULL, NULL},
-    {"svg", offsetof(struct options, svg), "a file", NULL},
+    {"loaders", offsetof(struct bench_options, loaders), NULL, NULL},
+    {"methods", offsetof(struct bench_options, methods), "a list of methods", NULL},
+    {"rounds", offsetof(struct bench_options, rounds), "a number from 1 to 1000", parse_rounds},
+    {"device", offsetof(struct bench_options, device), "cuda:N", NULL},
+    {"json", offsetof(struct bench_options, json), NULL, NULL},
+    {"svg", offsetof(struct bench_options, svg), "a file", NULL},
     {NULL, 0, NULL, NULL},
 };
 
 static const struct command command = {"fstfs-bench", usage, bench_options};
 
 void
-options_parse(int argc, char **argv, struct options *options)
+options_parse(int argc, char **argv, struct bench_options *options)
 {
-    *options = (struct options){.rounds = ROUNDS_DEFAULT};
+    *options = (struct bench_options){.rounds = ROUNDS_DEFAULT};
     command_options(&command, argc, argv, options);
     options->paths = argv + optind;
     options->path_count = argc - optind;

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-struct options {
+struct bench_options {
     char **paths; /* of models */
     int path_count; /* at least 1 */
     unsigned rounds; /* 1 to ROUNDS_MOST */
@@ -18,6 +18,6 @@ struct options {
     bool json;
 };
 
-void options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct bench_options *options);
 
 #endif

@@ -36,7 +36,7 @@ cache_has_wanted(struct selection *selection)
  * all are cached already: they would evict each other, or lock all memory. With --memory, --warm
  * may exceed it. */
 static errint_t
-cache_limit_memory(struct selection *selection, const struct options *options,
+cache_limit_memory(struct selection *selection, const struct cache_options *options,
                    struct reason *reason)
 {
     uint64_t needed, available = machine_memory_available();
@@ -88,7 +88,7 @@ cache_check_warm(struct selection *selection)
 }
 
 static errint_t
-cache_print(struct selection *selection, const struct options *options, struct reason *reason)
+cache_print(struct selection *selection, const struct cache_options *options, struct reason *reason)
 {
     struct buffer out = BUFFER_INIT;
     errint_t error = 0;
@@ -105,7 +105,7 @@ cache_print(struct selection *selection, const struct options *options, struct r
 
 /* Warms, keeps or evicts the pages, and measures. */
 static errint_t
-cache_act(struct selection *selection, const struct options *options, struct hold *hold,
+cache_act(struct selection *selection, const struct cache_options *options, struct hold *hold,
           struct reason *reason)
 {
     bool fills = options->warm || options->keep;
@@ -132,7 +132,7 @@ cache_act(struct selection *selection, const struct options *options, struct hol
 }
 
 static int
-cache_run(const struct options *options, struct selection *selection, struct hold *hold)
+cache_run(const struct cache_options *options, struct selection *selection, struct hold *hold)
 {
     struct reason reason;
     errint_t error = selection_make(selection, options);
@@ -161,7 +161,7 @@ main(int argc, char **argv)
 {
     struct selection selection = {.files = NULL};
     struct hold hold = {.selection = NULL};
-    struct options options;
+    struct cache_options options;
     int status;
 
     options_parse(argc, argv, &options);

@@ -65,21 +65,22 @@ parse_memory(const char *value, void *field)
 }
 
 static const struct command_option cache_options[] = {
-    {"warm", offsetof(struct options, warm), NULL, NULL},
-    {"keep", offsetof(struct options, keep), NULL, NULL},
-    {"evict", offsetof(struct options, evict), NULL, NULL},
-    {"tensors", offsetof(struct options, globs), "a pattern", parse_glob},
-    {"memory", offsetof(struct options, memory), "a size such as 512M, 40G or 40GB", parse_memory},
-    {"json", offsetof(struct options, json), NULL, NULL},
+    {"warm", offsetof(struct cache_options, warm), NULL, NULL},
+    {"keep", offsetof(struct cache_options, keep), NULL, NULL},
+    {"evict", offsetof(struct cache_options, evict), NULL, NULL},
+    {"tensors", offsetof(struct cache_options, globs), "a pattern", parse_glob},
+    {"memory", offsetof(struct cache_options, memory), "a size such as 512M, 40G or 40GB",
+     parse_memory},
+    {"json", offsetof(struct cache_options, json), NULL, NULL},
     {NULL, 0, NULL, NULL},
 };
 
 static const struct command command = {"fstfs-cache", usage, cache_options};
 
 void
-options_parse(int argc, char **argv, struct options *options)
+options_parse(int argc, char **argv, struct cache_options *options)
 {
-    *options = (struct options){0};
+    *options = (struct cache_options){0};
     command_options(&command, argc, argv, options);
     options->paths = argv + optind;
     options->path_count = argc - optind;
@@ -92,7 +93,7 @@ options_parse(int argc, char **argv, struct options *options)
 }
 
 void
-options_free(struct options *options)
+options_free(struct cache_options *options)
 {
     free(options->globs.all);
 }

@@ -13,7 +13,7 @@ struct globs {
     size_t count; /* 0: all files are selected as a whole */
 };
 
-struct options {
+struct cache_options {
     bool warm, keep, evict; /* at most one; none: only print the report */
     bool json;
     struct globs globs;
@@ -23,8 +23,8 @@ struct options {
 };
 
 /* Ends the program if the command line is invalid. */
-void options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct cache_options *options);
 
-void options_free(struct options *options);
+void options_free(struct cache_options *options);
 
 #endif

@@ -371,7 +371,7 @@ selection_report_globs(struct selection *selection)
 }
 
 errint_t
-selection_make(struct selection *selection, const struct options *options)
+selection_make(struct selection *selection, const struct cache_options *options)
 {
     const struct fstfs_options through_mount = {.no_source = 1};
     errint_t error;

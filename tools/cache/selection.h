@@ -58,7 +58,7 @@ struct selection {
 
 /* Resolves the paths. If one is invalid, prints the error, sets `failed` and continues. Returns
  * -ENOMEM, or -EINTR after a signal. Call selection_free() in any case. */
-errint_t selection_make(struct selection *selection, const struct options *options);
+errint_t selection_make(struct selection *selection, const struct cache_options *options);
 
 void selection_free(struct selection *selection);
 

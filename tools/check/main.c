@@ -128,7 +128,7 @@ check_deep(struct tree *tree, struct deep_result *result)
 static int
 check_paths(struct tree *tree)
 {
-    const struct options *options = tree->options;
+    const struct check_options *options = tree->options;
     struct deep_result deep = {0};
     errint_t error = 0;
     bool is_checked = true;
@@ -163,7 +163,7 @@ check_paths(struct tree *tree)
 int
 main(int argc, char **argv)
 {
-    struct options options;
+    struct check_options options;
     struct tree tree;
     int status;
 

@@ -47,20 +47,20 @@ static const char usage[] =
     "  fstfs-check --hashes=llama.hashes ~/models/llama    # and again after it was moved\n";
 
 static const struct command_option check_options[] = {
-    {"deep", offsetof(struct options, deep), NULL, NULL},
-    {"nan", offsetof(struct options, nan), NULL, NULL},
-    {"hashes", offsetof(struct options, hashes), "a file", NULL},
-    {"all", offsetof(struct options, all), NULL, NULL},
-    {"json", offsetof(struct options, json), NULL, NULL},
+    {"deep", offsetof(struct check_options, deep), NULL, NULL},
+    {"nan", offsetof(struct check_options, nan), NULL, NULL},
+    {"hashes", offsetof(struct check_options, hashes), "a file", NULL},
+    {"all", offsetof(struct check_options, all), NULL, NULL},
+    {"json", offsetof(struct check_options, json), NULL, NULL},
     {NULL, 0, NULL, NULL},
 };
 
 static const struct command command = {"fstfs-check", usage, check_options};
 
 void
-options_parse(int argc, char **argv, struct options *options)
+options_parse(int argc, char **argv, struct check_options *options)
 {
-    *options = (struct options){0};
+    *options = (struct check_options){0};
     command_options(&command, argc, argv, options);
     options->paths = argv + optind;
     options->path_count = argc - optind;

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-struct options {
+struct check_options {
     char **paths;
     int path_count; /* at least 1 */
     bool deep; /* read every byte; set by `nan` and `hashes` too */
@@ -17,6 +17,6 @@ struct options {
     bool json;
 };
 
-void options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct check_options *options);
 
 #endif

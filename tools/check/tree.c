@@ -29,7 +29,7 @@ struct scope {
 };
 
 errint_t
-tree_init(struct tree *tree, const struct options *options)
+tree_init(struct tree *tree, const struct check_options *options)
 {
     *tree = (struct tree){.options = options};
     findings_init(&tree->findings);

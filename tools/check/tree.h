@@ -37,7 +37,7 @@ struct model {
 };
 
 struct tree {
-    const struct options *options;
+    const struct check_options *options;
     struct findings findings;
     struct target *targets; /* only with --deep */
     size_t target_count;
@@ -49,7 +49,7 @@ struct tree {
     uint64_t checkpoint_count, file_count, tensor_count, bytes; /* checked */
 };
 
-errint_t tree_init(struct tree *tree, const struct options *options);
+errint_t tree_init(struct tree *tree, const struct check_options *options);
 void tree_free(struct tree *tree);
 
 /* Checks the file, checkpoint or directory at a path. Adds problems to tree->findings. -ENOMEM. */

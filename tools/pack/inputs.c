@@ -61,7 +61,8 @@ add_own_shard(struct inputs *inputs, const char *name, struct backing *backing,
 /* The last pattern that matches decides. If none matches, the first pattern does: after --pick the
  * tensor is excluded, after --drop it is included. */
 static errint_t
-patterns_include(const struct options *options, const char *name, size_t length, bool *included)
+patterns_include(const struct pack_options *options, const char *name, size_t length,
+                 bool *included)
 {
     errint_t error = 0;
 
@@ -78,7 +79,7 @@ patterns_include(const struct options *options, const char *name, size_t length,
 
 /* Copies the table with the included tensors only; text and shapes are shared with `table`. */
 static struct st_table *
-filter_table(const struct options *options, const struct st_table *table)
+filter_table(const struct pack_options *options, const struct st_table *table)
 {
     struct st_table *filtered = malloc(sizeof(*filtered) + table->count * sizeof(struct st_tensor));
     struct st_tensor *tensors;
@@ -104,7 +105,7 @@ filter_table(const struct options *options, const struct st_table *table)
 }
 
 static errint_t
-take_input_shard(const struct options *options, struct inputs *inputs, struct shard *shard,
+take_input_shard(const struct pack_options *options, struct inputs *inputs, struct shard *shard,
                  struct reason *reason)
 {
     struct st_table *table;
@@ -142,8 +143,8 @@ add_input_source(struct inputs *inputs, const struct found *found, const char *n
 
 /* Adds the index of a checkpoint to the sources, and its side files to those to be copied. */
 static errint_t
-take_other_files(const struct options *options, struct inputs *inputs, const struct found *found,
-                 const char *path, struct reason *reason)
+take_other_files(const struct pack_options *options, struct inputs *inputs,
+                 const struct found *found, const char *path, struct reason *reason)
 {
     errint_t error = 0;
 
@@ -159,7 +160,7 @@ take_other_files(const struct options *options, struct inputs *inputs, const str
 /* Checks that the output can contain the tensors of this checkpoint, and sets its container. GGUF
  * models are only merged or copied, because safetensors cannot represent their key-values. */
 static errint_t
-set_container(const struct options *options, struct inputs *inputs, const struct found *found,
+set_container(const struct pack_options *options, struct inputs *inputs, const struct found *found,
               struct reason *reason)
 {
     const struct checkpoint *checkpoint = found->checkpoint;
@@ -187,8 +188,8 @@ set_container(const struct options *options, struct inputs *inputs, const struct
 }
 
 static errint_t
-take_input_checkpoint(const struct options *options, struct inputs *inputs, struct found *found,
-                      const char *path, struct reason *reason)
+take_input_checkpoint(const struct pack_options *options, struct inputs *inputs,
+                      struct found *found, const char *path, struct reason *reason)
 {
     const struct checkpoint *checkpoint;
     errint_t error = find_sound(found, reason);
@@ -221,7 +222,7 @@ take_input_checkpoint(const struct options *options, struct inputs *inputs, stru
 /* ---- tensor files ---- */
 
 static errint_t
-take_tensor_table(const struct options *options, struct inputs *inputs, const char *name,
+take_tensor_table(const struct pack_options *options, struct inputs *inputs, const char *name,
                   struct backing *backing, struct st_table *table, struct reason *reason)
 {
     const struct st_tensor *tensor = &table->tensors[0];
@@ -239,7 +240,7 @@ take_tensor_table(const struct options *options, struct inputs *inputs, const ch
 
 /* -ENODATA: the file is not a tensor file. */
 static errint_t
-take_tensor_file(const struct options *options, struct inputs *inputs, const char *path,
+take_tensor_file(const struct pack_options *options, struct inputs *inputs, const char *path,
                  struct reason *reason)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -279,8 +280,8 @@ take_tensor_file(const struct options *options, struct inputs *inputs, const cha
 
 /* Adds all files of a directory that contains no checkpoint. */
 static errint_t
-take_tensor_files(const struct options *options, struct inputs *inputs, const struct found *found,
-                  struct reason *reason)
+take_tensor_files(const struct pack_options *options, struct inputs *inputs,
+                  const struct found *found, struct reason *reason)
 {
     const struct listing *listing = found->listing;
 
@@ -304,7 +305,7 @@ take_tensor_files(const struct options *options, struct inputs *inputs, const st
 }
 
 static errint_t
-take_input(const struct options *options, struct inputs *inputs, const char *path,
+take_input(const struct pack_options *options, struct inputs *inputs, const char *path,
            struct reason *reason)
 {
     /* The reason contains the relevant problems. */
@@ -386,7 +387,7 @@ print_problem(void *arg, const char *directory, const char *name, const char *te
 }
 
 errint_t
-inputs_read(const struct options *options, struct inputs *inputs, struct reason *reason)
+inputs_read(const struct pack_options *options, struct inputs *inputs, struct reason *reason)
 {
     const struct problem_watch watch = {print_problem, NULL, 0};
     errint_t error = 0;

@@ -25,7 +25,8 @@ struct inputs {
 
 /* Reads headers only. On an error `reason` begins with the input's path. Call inputs_free() in any
  * case. */
-errint_t inputs_read(const struct options *options, struct inputs *inputs, struct reason *reason);
+errint_t inputs_read(const struct pack_options *options, struct inputs *inputs,
+                     struct reason *reason);
 void inputs_free(struct inputs *inputs);
 
 #endif

@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 struct pack {
-    const struct options *options;
+    const struct pack_options *options;
     struct inputs inputs;
     struct tensor_ref *refs; /* all tensors, in shard order */
     struct layout_part *parts;
@@ -291,7 +291,7 @@ add_shards(struct pack *pack, struct reason *reason)
 static errint_t
 begin_destination(struct pack *pack, struct reason *reason)
 {
-    const struct options *options = pack->options;
+    const struct pack_options *options = pack->options;
     const struct destination_request request = {
         .path = options->output,
         .stem = options_make_shards(options) ? pack->inputs.stem : NULL,
@@ -317,7 +317,7 @@ begin_destination(struct pack *pack, struct reason *reason)
 static errint_t
 cut_parts(struct pack *pack, struct reason *reason)
 {
-    const struct options *options = pack->options;
+    const struct pack_options *options = pack->options;
     const struct checkpoint *checkpoint = &pack->inputs.checkpoint;
     uint32_t shards = options_make_shards(options) ? options->shards : 1;
 
@@ -374,7 +374,7 @@ print_pack_summary(const struct pack *pack, double seconds)
 }
 
 static int
-pack_run(const struct options *options)
+pack_run(const struct pack_options *options)
 {
     struct pack pack = {.options = options};
     char output[QUOTED_SIZE];
@@ -412,7 +412,7 @@ pack_run(const struct options *options)
 int
 main(int argc, char **argv)
 {
-    struct options options;
+    struct pack_options options;
     int status;
 
     options_parse(argc, argv, &options);

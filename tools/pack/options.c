@@ -103,15 +103,15 @@ parse_drop(const char *value, void *field)
 }
 
 static const struct command_option pack_options[] = {
-    {"max-shard-size", offsetof(struct options, shard_size), "a size such as 512M, 5G or 5GB",
+    {"max-shard-size", offsetof(struct pack_options, shard_size), "a size such as 512M, 5G or 5GB",
      parse_shard_size},
-    {"shards", offsetof(struct options, shards), "a number from 1 to 99999", parse_shards},
-    {"stem", offsetof(struct options, stem), "the beginning of a file name", parse_stem},
-    {"pick", offsetof(struct options, patterns), "a pattern", parse_pick},
-    {"drop", offsetof(struct options, patterns), "a pattern", parse_drop},
-    {"tensors-only", offsetof(struct options, tensors_only), NULL, NULL},
-    {"force", offsetof(struct options, force), NULL, NULL},
-    {"verify", offsetof(struct options, verify), NULL, NULL},
+    {"shards", offsetof(struct pack_options, shards), "a number from 1 to 99999", parse_shards},
+    {"stem", offsetof(struct pack_options, stem), "the beginning of a file name", parse_stem},
+    {"pick", offsetof(struct pack_options, patterns), "a pattern", parse_pick},
+    {"drop", offsetof(struct pack_options, patterns), "a pattern", parse_drop},
+    {"tensors-only", offsetof(struct pack_options, tensors_only), NULL, NULL},
+    {"force", offsetof(struct pack_options, force), NULL, NULL},
+    {"verify", offsetof(struct pack_options, verify), NULL, NULL},
     {NULL, 0, NULL, NULL},
 };
 
@@ -119,7 +119,7 @@ static const struct command command = {"fstfs-pack", usage, pack_options};
 
 /* Checks that the arguments are valid together. */
 static void
-check_arguments(const struct options *options)
+check_arguments(const struct pack_options *options)
 {
     size_t length = options->output ? strlen(options->output) : 0, suffix_length = 0;
     const struct container *container =
@@ -147,9 +147,9 @@ check_arguments(const struct options *options)
 }
 
 void
-options_parse(int argc, char **argv, struct options *options)
+options_parse(int argc, char **argv, struct pack_options *options)
 {
-    *options = (struct options){0};
+    *options = (struct pack_options){0};
     command_options(&command, argc, argv, options);
     options->inputs = argv + optind;
     options->input_count = argc - optind - 1;
@@ -158,7 +158,7 @@ options_parse(int argc, char **argv, struct options *options)
 }
 
 void
-options_free(struct options *options)
+options_free(struct pack_options *options)
 {
     free(options->patterns.all);
 }

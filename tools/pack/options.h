@@ -20,7 +20,7 @@ struct patterns {
     size_t count;
 };
 
-struct options {
+struct pack_options {
     struct patterns patterns;
     char **inputs;
     int input_count; /* at least 1 */
@@ -33,12 +33,12 @@ struct options {
     bool tensors_only; /* do not copy side files */
 };
 
-void options_parse(int argc, char **argv, struct options *options);
-void options_free(struct options *options); /* in any case */
+void options_parse(int argc, char **argv, struct pack_options *options);
+void options_free(struct pack_options *options); /* in any case */
 
 /* Returns whether the output is a directory of shards. */
 static inline bool
-options_make_shards(const struct options *options)
+options_make_shards(const struct pack_options *options)
 {
     return options->shards || options->shard_size;
 }

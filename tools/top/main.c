@@ -21,7 +21,7 @@
 static const double SILENCE_SECONDS = 2;
 
 struct top {
-    const struct options *options;
+    const struct top_options *options;
     const char *point;
     struct watch watch;
     unsigned seen; /* samples */
@@ -142,7 +142,7 @@ top_end(struct top *top)
 
 /* --loads and --svg. */
 static int
-print_loads(const struct options *options, const char *point)
+print_loads(const struct top_options *options, const char *point)
 {
     struct buffer page = BUFFER_INIT, text = BUFFER_INIT;
     struct reason reason;
@@ -168,7 +168,7 @@ int
 main(int argc, char **argv)
 {
     static char point[PATH_MAX];
-    struct options options;
+    struct top_options options;
     struct top top = {.options = &options, .point = point};
 
     options_parse(argc, argv, &options);

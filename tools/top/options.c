@@ -48,20 +48,21 @@ parse_interval(const char *value, void *field)
 }
 
 static const struct command_option top_options[] = {
-    {"interval", offsetof(struct options, interval), "seconds from 0.1 to 3600", parse_interval},
-    {"once", offsetof(struct options, once), NULL, NULL},
-    {"json", offsetof(struct options, json), NULL, NULL},
-    {"loads", offsetof(struct options, loads), NULL, NULL},
-    {"svg", offsetof(struct options, svg), NULL, NULL},
+    {"interval", offsetof(struct top_options, interval), "seconds from 0.1 to 3600",
+     parse_interval},
+    {"once", offsetof(struct top_options, once), NULL, NULL},
+    {"json", offsetof(struct top_options, json), NULL, NULL},
+    {"loads", offsetof(struct top_options, loads), NULL, NULL},
+    {"svg", offsetof(struct top_options, svg), NULL, NULL},
     {NULL, 0, NULL, NULL},
 };
 
 static const struct command command = {"fstfs-top", usage, top_options};
 
 void
-options_parse(int argc, char **argv, struct options *options)
+options_parse(int argc, char **argv, struct top_options *options)
 {
-    *options = (struct options){.interval = 1};
+    *options = (struct top_options){.interval = 1};
     command_options(&command, argc, argv, options);
     if (argc - optind != 1)
         command_refuse("found %d arguments, expected one MOUNTPOINT; see fstfs-top --help",

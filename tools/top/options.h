@@ -5,7 +5,7 @@
 
 #include "common/command.h"
 
-struct options {
+struct top_options {
     const char *path; /* in the mount */
     double interval; /* seconds between two samples */
     bool once; /* exit after one report */
@@ -14,6 +14,6 @@ struct options {
     bool svg; /* print the last load as an SVG image, and exit */
 };
 
-void options_parse(int argc, char **argv, struct options *options);
+void options_parse(int argc, char **argv, struct top_options *options);
 
 #endif

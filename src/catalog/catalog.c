@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The catalog: creation and destruction, reclaiming of memory, and the table of directories. */
+/* The catalog: creation and destruction, reclaiming of memory, the table of directories, and their
+ * problems. */
 #include "catalog/catalog.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "catalog/private.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -139,12 +143,6 @@ catalog_source_fd(const struct catalog *catalog)
     return catalog->root_fd;
 }
 
-struct problems *
-catalog_problems(struct catalog *catalog)
-{
-    return catalog->problems;
-}
-
 errint_t
 catalog_statvfs(struct catalog *catalog, struct statvfs *out)
 {
@@ -168,23 +166,33 @@ catalog_counters(struct catalog *catalog, struct catalog_counters *counters)
 /* ---- directories ---- */
 
 static size_t
-directory_bucket(const char *path)
+directory_bucket(const char *path, size_t length)
 {
-    return hash64(path, strlen(path), 0) % DIRECTORY_BUCKETS;
+    return hash64(path, length, 0) % DIRECTORY_BUCKETS;
+}
+
+/* NULL: there is none. The lock is held. */
+static struct source_dir *
+directory_find(struct catalog *catalog, const char *path, size_t length)
+{
+    struct source_dir *dir = catalog->directories[directory_bucket(path, length)];
+
+    while (dir && (strncmp(dir->path, path, length) != 0 || dir->path[length]))
+        dir = dir->next;
+    return dir;
 }
 
 static struct source_dir *
 directory_ref(struct catalog *catalog, const char *path)
 {
-    struct source_dir **bucket = &catalog->directories[directory_bucket(path)], *dir;
+    size_t length = strlen(path);
+    struct source_dir **bucket = &catalog->directories[directory_bucket(path, length)], *dir;
 
     pthread_mutex_lock(&catalog->lock);
-    for (dir = *bucket; dir; dir = dir->next)
-        if (strcmp(dir->path, path) == 0)
-            break;
+    dir = directory_find(catalog, path, length);
     if (dir) {
         dir->references++;
-    } else if ((dir = calloc(1, sizeof(*dir) + strlen(path) + 1))) {
+    } else if ((dir = calloc(1, sizeof(*dir) + length + 1))) {
         dir->catalog = catalog;
         dir->references = 1;
         pthread_mutex_init(&dir->lock, NULL);
@@ -226,12 +234,123 @@ source_dir_unref(struct source_dir *dir)
         pthread_mutex_unlock(&catalog->lock);
         return;
     }
-    link = &catalog->directories[directory_bucket(dir->path)];
+    link = &catalog->directories[directory_bucket(dir->path, strlen(dir->path))];
     while (*link != dir)
         link = &(*link)->next;
     *link = dir->next;
     pthread_mutex_unlock(&catalog->lock);
     listing_unref(dir->listing);
+    problem_set_unref(dir->unlisted);
     pthread_mutex_destroy(&dir->lock);
     free(dir);
+}
+
+/* ---- problems ---- */
+
+/* What the problems of the source are collected from; counted references. */
+struct problem_sources {
+    struct listing **listings;
+    size_t listing_count;
+    struct problem_set **sets;
+    size_t set_count;
+};
+
+static bool
+listing_has_directory(const struct listing *listing, const char *name, size_t length)
+{
+    char copy[NAME_MAX + 1];
+    const char *key = copy;
+
+    if (length >= sizeof(copy))
+        return false;
+    memcpy(copy, name, length);
+    copy[length] = '\0';
+    return listing->directory_count &&
+           bsearch(&key, listing->directories, listing->directory_count,
+                   sizeof(*listing->directories), text_compare_strings) != NULL;
+}
+
+/* Whether the known listings of the directories above lead to `path`. One that is not in memory may
+ * lead there. The lock is held. */
+static bool
+directory_is_listed(struct catalog *catalog, const char *path)
+{
+    const char *name = path, *end;
+
+    for (; *name; name = *end ? end + 1 : end) {
+        size_t above = name > path ? (size_t)(name - path) - 1 : 0;
+        const struct source_dir *dir = directory_find(catalog, path, above);
+
+        end = strchrnul(name, '/');
+        if (dir &&
+            (dir->list_error ||
+             (dir->listing && !listing_has_directory(dir->listing, name, (size_t)(end - name)))))
+            return false;
+    }
+    return true;
+}
+
+/* Takes ownership of the reference; NULL is allowed. */
+static void
+add_problem_set(struct problem_sources *sources, struct problem_set *set)
+{
+    if (!set || !array_add(sources->sets, sources->set_count, set))
+        problem_set_unref(set);
+}
+
+/* What memory has no room for is left out. */
+static void
+problem_sources_collect(struct catalog *catalog, struct problem_sources *sources)
+{
+    pthread_mutex_lock(&catalog->lock);
+    for (size_t i = 0; i < DIRECTORY_BUCKETS; i++)
+        for (struct source_dir *dir = catalog->directories[i]; dir; dir = dir->next) {
+            if ((!dir->listing && !dir->unlisted) || !directory_is_listed(catalog, dir->path))
+                continue;
+            add_problem_set(sources, problem_set_ref(dir->unlisted));
+            if (dir->listing && array_add(sources->listings, sources->listing_count, dir->listing))
+                listing_ref(dir->listing);
+        }
+    pthread_mutex_unlock(&catalog->lock);
+    for (size_t i = 0; i < sources->listing_count; i++) {
+        const struct listing *listing = sources->listings[i];
+
+        add_problem_set(sources, problem_set_ref(listing->problems));
+        for (uint32_t k = 0; k < listing->group_count; k++)
+            add_problem_set(sources, group_state_problems(listing->groups[k].state));
+    }
+}
+
+static void
+problem_sources_free(struct problem_sources *sources)
+{
+    for (size_t i = 0; i < sources->set_count; i++)
+        problem_set_unref(sources->sets[i]);
+    for (size_t i = 0; i < sources->listing_count; i++)
+        listing_unref(sources->listings[i]);
+    free(sources->sets);
+    free(sources->listings);
+}
+
+void
+catalog_write_problems(struct catalog *catalog, struct buffer *out)
+{
+    struct problem_sources sources = {0};
+
+    problem_sources_collect(catalog, &sources);
+    problems_write(catalog->problems, sources.sets, sources.set_count, out);
+    problem_sources_free(&sources);
+}
+
+size_t
+catalog_count_problems(struct catalog *catalog)
+{
+    struct problem_sources sources = {0};
+    size_t count = 0;
+
+    problem_sources_collect(catalog, &sources);
+    for (size_t i = 0; i < sources.set_count; i++)
+        count += problem_set_count(sources.sets[i]);
+    problem_sources_free(&sources);
+    return count;
 }

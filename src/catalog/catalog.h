@@ -195,7 +195,13 @@ void catalog_free(struct catalog *catalog);
 
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
 int catalog_source_fd(const struct catalog *catalog); /* its descriptor, owned by the catalog */
-struct problems *catalog_problems(struct catalog *catalog);
+
+/* The problems of all directories and checkpoints that are in memory, as far as the last listings
+ * of the directories above them lead there: what was removed or replaced has no problems. Does not
+ * access the source. */
+void catalog_write_problems(struct catalog *catalog, struct buffer *out);
+size_t catalog_count_problems(struct catalog *catalog);
+
 /* The budget for headers and the objects built from them. NULL if `catalog` is NULL, as in the
  * checkpoints of fstfs-pack. */
 struct header_budget *catalog_budget(struct catalog *catalog);
@@ -232,6 +238,9 @@ void source_dir_expire_listing(struct source_dir *dir);
 
 /* The current listing; a new reference. */
 errint_t source_dir_listing(struct source_dir *dir, struct listing **listing);
+/* Adds a problem to the directory for this error of source_dir_listing(). It ends when another
+ * attempt to list the directory has another result, or with the last reference. */
+void source_dir_report_unlisted(struct source_dir *dir, errint_t error);
 /* Key of the file system that the link `name` leads to; 0: as in struct group. */
 uint64_t listing_lane(const struct listing *listing, const char *name);
 static inline struct listing *

@@ -539,7 +539,7 @@ checkpoint_free(struct checkpoint *checkpoint)
     if (checkpoint->charged)
         header_budget_give(&checkpoint->catalog->budget, checkpoint->charged);
     family_unref(checkpoint->family);
-    problem_set_free(checkpoint->problems);
+    problem_set_unref(checkpoint->problems);
     free(checkpoint->shards);
     free(checkpoint);
 }

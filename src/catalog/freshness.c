@@ -107,6 +107,7 @@ static errint_t
 reload_locked(struct source_dir *dir, const struct group *group, struct group_state *state)
 {
     struct checkpoint *checkpoint, *before;
+    struct problem_set *problems;
     uint64_t began = monotonic_ms();
     errint_t error =
         checkpoint_load(dir, group, state->checkpoint, CHECKPOINT_THREADS, &checkpoint);
@@ -115,10 +116,11 @@ reload_locked(struct source_dir *dir, const struct group *group, struct group_st
         before = state->checkpoint;
         pthread_mutex_lock(&state->known_lock);
         state->checkpoint = checkpoint;
+        problems = state->problems;
+        state->problems = NULL;
         pthread_mutex_unlock(&state->known_lock);
         checkpoint_unref(before);
-        problem_set_free(state->problems);
-        state->problems = NULL;
+        problem_set_unref(problems);
     }
     state->checked = source_dir_checked(dir, began);
     return error;
@@ -200,13 +202,24 @@ group_state_take_idle(struct group_state *state)
         atomic_load(&state->checkpoint->references) == 1) {
         checkpoint = state->checkpoint;
         state->checkpoint = NULL;
-        problem_set_free(state->problems);
+        problem_set_unref(state->problems);
         state->problems = checkpoint->problems;
         checkpoint->problems = NULL;
     }
     pthread_mutex_unlock(&state->known_lock);
     pthread_mutex_unlock(&state->lock);
     return checkpoint;
+}
+
+struct problem_set *
+group_state_problems(struct group_state *state)
+{
+    struct problem_set *set;
+
+    pthread_mutex_lock(&state->known_lock);
+    set = problem_set_ref(state->checkpoint ? state->checkpoint->problems : state->problems);
+    pthread_mutex_unlock(&state->known_lock);
+    return set;
 }
 
 struct group_state *
@@ -236,7 +249,7 @@ group_state_unref(struct group_state *state)
     if (!state || atomic_fetch_sub(&state->references, 1) > 1)
         return;
     checkpoint_unref(state->checkpoint);
-    problem_set_free(state->problems);
+    problem_set_unref(state->problems);
     pthread_cond_destroy(&state->check_ended);
     pthread_mutex_destroy(&state->known_lock);
     pthread_mutex_destroy(&state->lock);

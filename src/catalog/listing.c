@@ -52,7 +52,7 @@ listing_unref(struct listing *listing)
     for (uint32_t i = 0; i < listing->group_count; i++)
         group_state_unref(listing->groups[i].state);
     grouping_free(&private->grouping);
-    problem_set_free(listing->problems);
+    problem_set_unref(listing->problems);
     remote_names_free(&private->remotes);
     free(private->directories);
     free(private->indexes);
@@ -345,6 +345,42 @@ listing_check_is_due(const struct source_dir *dir)
            checked <= atomic_load(&dir->listing_expired) || atomic_load(&dir->has_late_answer);
 }
 
+/* Takes over the result of reading the directory, whose lock is held. */
+static void
+publish_listing(struct source_dir *dir, struct listing *listing, errint_t error)
+{
+    struct listing *before = dir->listing;
+    struct problem_set *unlisted = NULL;
+
+    pthread_mutex_lock(&dir->catalog->lock);
+    dir->listing = listing;
+    if (error != dir->list_error) {
+        unlisted = dir->unlisted;
+        dir->unlisted = NULL;
+    }
+    dir->list_error = error;
+    pthread_mutex_unlock(&dir->catalog->lock);
+    listing_unref(before);
+    problem_set_unref(unlisted);
+}
+
+void
+source_dir_report_unlisted(struct source_dir *dir, errint_t error)
+{
+    struct problem_set *unlisted = problem_set_new(dir->catalog->problems, dir->path);
+    struct problem_set *unused = unlisted;
+
+    problem_set_add(unlisted, NULL, "cannot be listed: %s: its files are not shown",
+                    strerror(-error));
+    pthread_mutex_lock(&dir->catalog->lock);
+    if (dir->list_error == error) {
+        unused = dir->unlisted;
+        dir->unlisted = unlisted;
+    }
+    pthread_mutex_unlock(&dir->catalog->lock);
+    problem_set_unref(unused);
+}
+
 errint_t
 source_dir_listing(struct source_dir *dir, struct listing **out)
 {
@@ -363,10 +399,8 @@ source_dir_listing(struct source_dir *dir, struct listing **out)
     } else if (!dir->listing) {
         error = make_listing(dir, NULL, &listing);
     }
-    if (listing || error) {
-        listing_unref(dir->listing);
-        dir->listing = listing;
-    }
+    if (listing || error)
+        publish_listing(dir, listing, error);
     if (!error) {
         *out = listing_ref(dir->listing);
     }

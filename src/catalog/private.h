@@ -55,7 +55,10 @@ struct source_dir {
     unsigned references; /* guarded by catalog->lock */
     atomic_ullong device; /* see source_dir_device() */
     pthread_mutex_t lock; /* guards `listing`; held while it is made */
-    struct listing *listing;
+    struct listing
+        *listing; /* NULL: not read, or an error. Replaced with catalog->lock held, too */
+    errint_t list_error; /* of the last attempt to read it; guarded by catalog->lock */
+    struct problem_set *unlisted; /* reports list_error; or NULL; guarded by catalog->lock */
     atomic_ullong expired; /* monotonic_ms() of the last source_dir_expire() */
     atomic_ullong listing_expired; /* and of the last source_dir_expire_listing() */
     atomic_bool has_late_answer; /* to a query; the listing must be made again */
@@ -133,7 +136,7 @@ struct group_state {
     uint64_t checked; /* monotonic_ms() */
 
     pthread_mutex_t known_lock; /* taken after `lock`; not held while waiting. Guards `query`, and
-                                   is also held while `checkpoint` is replaced */
+                                   is also held while `checkpoint` or `problems` is replaced */
     struct query *query; /* that loads or checks the checkpoint; a reference; NULL: none */
 };
 
@@ -146,5 +149,7 @@ bool group_state_is_fresh(struct source_dir *dir, struct group_state *state);
 /* Removes and returns the checkpoint if it uses memory and has no other references; it is loaded
  * again on demand. NULL: there is none, or the state is locked. Does not wait. */
 struct checkpoint *group_state_take_idle(struct group_state *state);
+/* The problems of the current version; a reference. NULL: it was never loaded. Does not wait. */
+struct problem_set *group_state_problems(struct group_state *state);
 
 #endif

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <search.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,16 +34,14 @@ struct problem_log {
 enum log_action { LOG_NOTHING, LOG_PROBLEM, LOG_THAT_IT_IS_FULL };
 
 struct problems {
-    pthread_mutex_t lock; /* guards the rest, and the lines of all sets */
-    struct problem_set *first;
-    size_t count;
+    pthread_mutex_t lock; /* guards `log`, and the lines of all sets */
     struct problem_log log;
     struct problem_watch watch; /* constant */
 };
 
 struct problem_set {
     struct problems *problems;
-    struct problem_set *next, *previous;
+    atomic_uint references;
     char **lines;
     size_t count;
     void *tree; /* of the lines, see tsearch(3) */
@@ -79,29 +78,23 @@ problem_set_new(struct problems *problems, const char *directory)
         return NULL;
     set->problems = problems;
     strcpy(set->directory, directory);
-    pthread_mutex_lock(&problems->lock);
-    set->next = problems->first;
-    if (set->next)
-        set->next->previous = set;
-    problems->first = set;
-    pthread_mutex_unlock(&problems->lock);
+    atomic_init(&set->references, 1);
+    return set;
+}
+
+struct problem_set *
+problem_set_ref(struct problem_set *set)
+{
+    if (set)
+        atomic_fetch_add(&set->references, 1);
     return set;
 }
 
 void
-problem_set_free(struct problem_set *set)
+problem_set_unref(struct problem_set *set)
 {
-    if (!set)
+    if (!set || atomic_fetch_sub(&set->references, 1) > 1)
         return;
-    pthread_mutex_lock(&set->problems->lock);
-    if (set->next)
-        set->next->previous = set->previous;
-    if (set->previous)
-        set->previous->next = set->next;
-    else
-        set->problems->first = set->next;
-    set->problems->count -= set->count;
-    pthread_mutex_unlock(&set->problems->lock);
     tdestroy(set->tree, free);
     free(set->lines);
     free(set);
@@ -192,7 +185,6 @@ problem_set_append(struct problem_set *set, char *line)
         tdelete(line, &set->tree, compare_lines);
         return false;
     }
-    set->problems->count++;
     return true;
 }
 
@@ -232,21 +224,24 @@ problem_set_add(struct problem_set *set, const char *name, const char *format, .
 }
 
 void
-problems_write(struct problems *problems, struct buffer *out)
+problems_write(struct problems *problems, struct problem_set *const *sets, size_t set_count,
+               struct buffer *out)
 {
     char **all;
-    size_t count = 0;
+    size_t most = 0, count = 0;
 
     pthread_mutex_lock(&problems->lock);
-    all = malloc((problems->count + 1) * sizeof(*all));
+    for (size_t i = 0; i < set_count; i++)
+        most += sets[i]->count;
+    all = malloc((most + 1) * sizeof(*all));
     if (!all) {
         out->failed = true;
         pthread_mutex_unlock(&problems->lock);
         return;
     }
-    for (struct problem_set *set = problems->first; set; set = set->next)
-        for (size_t i = 0; i < set->count; i++)
-            all[count++] = set->lines[i];
+    for (size_t i = 0; i < set_count; i++)
+        for (size_t k = 0; k < sets[i]->count; k++)
+            all[count++] = sets[i]->lines[k];
     qsort(all, count, sizeof(*all), text_compare_strings);
     for (size_t i = 0; i < count; i++) {
         if (i > 0 && strcmp(all[i], all[i - 1]) == 0)
@@ -256,15 +251,4 @@ problems_write(struct problems *problems, struct buffer *out)
     }
     pthread_mutex_unlock(&problems->lock);
     free(all);
-}
-
-size_t
-problems_count(struct problems *problems)
-{
-    size_t count;
-
-    pthread_mutex_lock(&problems->lock);
-    count = problems->count;
-    pthread_mutex_unlock(&problems->lock);
-    return count;
 }

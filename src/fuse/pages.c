@@ -143,7 +143,7 @@ write_status(void *arg, struct buffer *out)
         add_status_number(out, "shard_size", options->shard_size);
     add_status_number(out, "checkpoints_read", catalog.checkpoints);
     add_status_number(out, "tensors_known", catalog.tensors);
-    add_status_number(out, "problems", problems_count(catalog_problems(parts->catalog)));
+    add_status_number(out, "problems", catalog_count_problems(parts->catalog));
     buffer_addf(out,
                 ",\n  \"headers\": {\"budget\": %" PRIu64 ", \"in_use\": %" PRIu64
                 ", \"peak\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
@@ -259,8 +259,7 @@ write_metrics(void *arg, struct buffer *out)
     add_counter(out, "header_refusals_total", "Times that memory was exhausted.",
                 catalog.budget.refusals);
     add_gauge(out, "nodes", "Nodes that the kernel holds a lookup count on.", nodes);
-    add_gauge(out, "problems", "Lines in .fstfs/problems.",
-              problems_count(catalog_problems(parts->catalog)));
+    add_gauge(out, "problems", "Lines in .fstfs/problems.", catalog_count_problems(parts->catalog));
 }
 
 static void
@@ -276,7 +275,7 @@ write_problems(void *arg, struct buffer *out)
 {
     const struct mount_parts *parts = arg;
 
-    problems_write(catalog_problems(parts->catalog), out);
+    catalog_write_problems(parts->catalog, out);
 }
 
 /* Surveys the whole source first, so that the page is complete. */

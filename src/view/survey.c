@@ -23,8 +23,7 @@ struct survey {
     struct catalog *catalog;
     struct view_options options;
     atomic_bool stop; /* set under the lock */
-    struct directories held; /* used only by the thread, like `unlisted` */
-    struct problem_set *unlisted; /* directories that could not be listed; or NULL */
+    struct directories held; /* used only by the thread */
     pthread_mutex_t lock; /* guards the rest; never held across storage access */
     pthread_cond_t changed;
     uint64_t wanted, done; /* surveys, by number */
@@ -96,20 +95,18 @@ survey_names(const struct survey *survey, struct listing *listing)
 /* Surveys a directory and adds its subdirectories to `queue`. Returns whether to keep a reference
  * to it until the next survey. */
 static bool
-survey_directory(struct survey *survey, struct source_dir *dir, struct problem_set *unlisted,
-                 struct directories *queue)
+survey_directory(struct survey *survey, struct source_dir *dir, struct directories *queue)
 {
     struct listing *listing;
     errint_t error = source_dir_listing(dir, &listing);
-    const char *path = source_dir_path(dir);
     uint64_t left_out = 0;
     bool hold;
 
-    if (error) {
-        if (error != -ENOENT && error != -ENOTDIR)
-            problem_set_add(unlisted, *path ? path : NULL,
-                            "cannot be listed: %s: its files are not shown", strerror(-error));
+    if (error == -ENOENT || error == -ENOTDIR)
         return false;
+    if (error) {
+        source_dir_report_unlisted(dir, error);
+        return true;
     }
     groups_load(dir, listing, NULL);
     for (uint32_t i = 0; i < listing->group_count && !atomic_load(&survey->stop); i++)
@@ -150,7 +147,6 @@ set_progress(struct survey *survey, struct source_dir *dir, uint64_t directories
 static void
 survey_source(struct survey *survey)
 {
-    struct problem_set *unlisted = problem_set_new(catalog_problems(survey->catalog), "");
     struct directories queue = {0}, held = {0};
     struct source_dir *dir = catalog_root(survey->catalog);
     size_t at = 0;
@@ -160,15 +156,13 @@ survey_source(struct survey *survey)
     for (; at < queue.count && !atomic_load(&survey->stop); at++) {
         dir = queue.all[at];
         set_progress(survey, dir, at, queue.count - at);
-        if (survey_directory(survey, dir, unlisted, &queue))
+        if (survey_directory(survey, dir, &queue))
             directories_add(&held, source_dir_ref(dir));
     }
     set_progress(survey, NULL, at, queue.count - at);
     directories_free(&queue);
     directories_free(&survey->held);
-    problem_set_free(survey->unlisted);
     survey->held = held;
-    survey->unlisted = unlisted;
 }
 
 static void *
@@ -285,7 +279,6 @@ survey_free(struct survey *survey)
     if (survey->has_thread)
         pthread_join(survey->thread, NULL);
     directories_free(&survey->held);
-    problem_set_free(survey->unlisted);
     pthread_cond_destroy(&survey->changed);
     pthread_mutex_destroy(&survey->lock);
     free(survey);

@@ -113,12 +113,12 @@ fuzz_expect_reason(const struct reason *reason)
 }
 
 void
-fuzz_expect_problems(struct problems *problems, const char *start)
+fuzz_expect_problems(struct problems *problems, struct problem_set *set, const char *start)
 {
     struct buffer out = BUFFER_INIT;
     size_t at = 0;
 
-    problems_write(problems, &out);
+    problems_write(problems, &set, 1, &out);
     EXPECT(!buffer_failed(&out));
     while (at < out.length) {
         const char *line = out.data + at;

@@ -56,7 +56,7 @@ bool fuzz_is_shown(const char *text, size_t length);
 /* Expects a valid reason of a refusal: a rule, and one line of safe text (fuzz_is_shown()). */
 void fuzz_expect_reason(const struct reason *reason);
 /* Expects valid lines of .fstfs/problems: safe text that begins with `start`. */
-void fuzz_expect_problems(struct problems *problems, const char *start);
+void fuzz_expect_problems(struct problems *problems, struct problem_set *set, const char *start);
 
 int fuzz_compare(const char *a, size_t a_length, const char *b, size_t b_length);
 

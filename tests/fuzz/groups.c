@@ -181,9 +181,9 @@ check_directory(const struct directory *directory)
         EXPECT(group->second == (g > 0 && strcmp(group[-1].stem, group->stem) == 0));
         EXPECT(group->shadowed == (group->second && strcmp(group[-1].suffix, group->suffix) == 0));
     }
-    fuzz_expect_problems(problems, "dir");
+    fuzz_expect_problems(problems, set, "dir");
     grouping_free(&grouping);
-    problem_set_free(set);
+    problem_set_unref(set);
     problems_free(problems);
 }
 

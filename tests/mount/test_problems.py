@@ -2,7 +2,9 @@
 """.fstfs/problems lists everything that is wrong in the source, whether or not it was accessed, and
 the consequences. If it is incomplete, it states how much was not checked."""
 
+import contextlib
 import os
+import shutil
 import signal
 import time
 
@@ -114,6 +116,80 @@ def test_changes(mount, source, place):
     assert eventually(lambda: now() == want[:1] + ["x/again.safetensors"]), now()
 
 
+GONE = {
+    "unlink": lambda s: [os.unlink(s / "d/sub" / name) for name in BROKEN],
+    "rename": lambda s: [os.rename(s / "d/sub" / name, s / f"d/sub/{name}.txt") for name in BROKEN],
+    "become-directories": lambda s: [(os.unlink(s / "d/sub" / name), os.mkdir(s / "d/sub" / name))
+                                     for name in BROKEN],
+    "move-directory": lambda s: os.rename(s / "d", s / "e"),
+    "move-out": lambda s: os.rename(s / "d", s.parent / "e"),
+    "remove-directory": lambda s: shutil.rmtree(s / "d"),
+    "replace-directory": lambda s: (shutil.rmtree(s / "d"), (s / "d").mkdir()),
+}
+BROKEN = ["x.gguf", "model.safetensors"]
+
+
+@pytest.mark.parametrize("change", GONE)
+def test_no_problem_outlives_its_file(mount, place, change):
+    """The kernel knows the names of files that are gone, and does not forget them, but only what
+    the source leads to is listed and counted, with and without a survey."""
+    for name in BROKEN:
+        broken(place / "s/d/sub" / name)
+    (place / "s/d/sub/link").symlink_to("nowhere")
+    m = mount(place / "s")
+    (place / "s/d/more").mkdir()
+
+    def walk():
+        with contextlib.suppress(FileNotFoundError):  # names that the kernel still knows
+            oracle.walk(m.path)
+
+    def check(want):
+        def counted():
+            walk()
+            return m.status()["problems"] == m.metric("problems") == len(want)
+
+        def listed():
+            walk()
+            return sorted(line.split(": ")[0] for line in m.problems()) == want
+
+        assert eventually(counted), (m.status()["problems"], want)
+        assert eventually(listed), (m.problems(), want)
+
+    names = sorted([*BROKEN, "link"])
+    check([f"d/sub/{name}" for name in names])
+    GONE[change](place / "s")
+    if change == "move-directory":
+        check([f"e/sub/{name}" for name in names])
+    elif "directory" in change or change == "move-out":
+        check([])
+    else:
+        check(["d/sub/link"])
+    assert m.metric("nodes") > 10  # of names that are gone, too
+
+
+def test_memory_of_directories_that_are_gone(mount, place):
+    """It is freed when the kernel forgets their names: here, because they are looked up again."""
+    (place / "s/d").mkdir(parents=True)
+    m = mount(place / "s")
+    gone = []
+
+    def forgotten():
+        return not any(os.path.exists(path) for path in gone) and m.metric("nodes") <= before
+
+    for view in ("tensors", "merged"):
+        os.listdir(m / f"{view}/d")
+    before = m.metric("nodes")
+    for i in range(50):
+        broken(place / f"s/d/{i}/bad.gguf")
+        os.listdir(m / f"tensors/d/{i}/bad")
+        os.stat(m / f"merged/d/{i}/bad.gguf")
+        shutil.rmtree(place / f"s/d/{i}")
+        gone += [m / f"tensors/d/{i}", m / f"merged/d/{i}"]
+    assert m.metric("nodes") >= before + 4 * 50
+    assert eventually(forgotten), m.metric("nodes")
+    assert eventually(lambda: m.metric("checkpoints") == 0), m.metrics()
+
+
 def test_directory_that_cannot_be_listed(mount, source, test_user, user_binary, place):
     if not as_user(test_user):
         pytest.skip("needs root: a directory of another user")
@@ -124,6 +200,16 @@ def test_directory_that_cannot_be_listed(mount, source, test_user, user_binary, 
     assert not any("z/bad" in line for line in lines)
     (place / "s/x/y").chmod(0o755)
     assert eventually(lambda: check_is_complete(child(m.problems, user=test_user)))
+    (place / "s/x/y").chmod(0)
+    assert eventually(lambda: child(m.problems, user=test_user) == lines)
+    os.rename(place / "s/x/y", place / "y")
+
+    def count():
+        """The number of problems once the directory above is listed."""
+        os.listdir(m / "merged/x")
+        return m.status()["problems"]
+
+    assert eventually(lambda: child(count, user=test_user) == 2)
 
 
 def check_is_complete(lines):

@@ -136,7 +136,7 @@ assert_problem(const char *text)
 {
     struct buffer page = BUFFER_INIT;
 
-    problems_write(catalog_problems(catalog), &page);
+    catalog_write_problems(catalog, &page);
     ck_assert_msg(page.data && strstr(page.data, text), "%s is not in:\n%s", text,
                   page.data ? page.data : "");
     buffer_free(&page);
@@ -241,7 +241,7 @@ START_TEST(merges_shards_by_name)
     ck_assert_str_eq(checkpoint->stem, "model");
     ck_assert_str_eq(checkpoint->suffix, ".safetensors");
     ck_assert_uint_eq(checkpoint->ownership.mode, 0400); /* common bits, without write bits */
-    ck_assert_uint_eq(problems_count(catalog_problems(catalog)), 0);
+    ck_assert_uint_eq(catalog_count_problems(catalog), 0);
     checkpoint_unref(checkpoint);
 }
 END_TEST
@@ -296,10 +296,10 @@ START_TEST(forgets_problems_of_a_repaired_shard)
     write_shard(FIRST, 1, "a");
     write_text(SECOND, "short");
     checkpoint_unref(only_checkpoint());
-    ck_assert_uint_gt(problems_count(catalog_problems(catalog)), 0);
+    ck_assert_uint_gt(catalog_count_problems(catalog), 0);
     write_shard(SECOND, 1, "b");
     checkpoint_unref(only_checkpoint());
-    ck_assert_uint_eq(problems_count(catalog_problems(catalog)), 0);
+    ck_assert_uint_eq(catalog_count_problems(catalog), 0);
 }
 END_TEST
 
@@ -407,7 +407,7 @@ START_TEST(reports_a_shard_that_the_index_does_not_name)
     listing = new_listing();
     ck_assert_uint_eq(listing->group_count, 2);
     assert_problem(SECOND ": an index names other shards of model, but not this one");
-    problems_write(catalog_problems(catalog), &page);
+    catalog_write_problems(catalog, &page);
     ck_assert_ptr_null(strstr(page.data, "does not exist"));
     buffer_free(&page);
     listing_unref(listing);

@@ -169,8 +169,8 @@ START_TEST(opens_fail_if_the_budget_is_full)
     header_budget_settle(budget, all, all);
     for (int i = 0; i < 3; i++)
         ck_assert_int_eq(view_opendir(view, NULL, VIEW_ROOT_ID, &directory), -ENOMEM);
-    ck_assert_uint_eq(problems_count(catalog_problems(catalog)), 1);
-    problems_write(catalog_problems(catalog), &problems);
+    ck_assert_uint_eq(catalog_count_problems(catalog), 1);
+    catalog_write_problems(catalog, &problems);
     ck_assert_ptr_nonnull(strstr(problems.data, "NoMemoryForHeaders: no room for the names"));
     ck_assert_ptr_nonnull(strstr(problems.data, "raise --memory"));
     buffer_free(&problems);

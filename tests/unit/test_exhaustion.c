@@ -399,7 +399,7 @@ check_and_stop(void *arg)
 
     if (mount->view) {
         ck_assert_int_eq(walk_all(mount), 0);
-        ck_assert_uint_eq(problems_count(catalog_problems(mount->catalog)), 0);
+        ck_assert_uint_eq(catalog_count_problems(mount->catalog), 0);
         ck_assert_uint_eq(mount->files, 3 + 1 + 3 + 2);
         ck_assert_uint_gt(mount->bytes, (uint64_t)TENSOR_BYTES * 2 * 4);
     }

@@ -52,7 +52,7 @@ setup(void)
 static void
 teardown(void)
 {
-    problem_set_free(set);
+    problem_set_unref(set);
     problems_free(problems);
 }
 
@@ -72,7 +72,7 @@ add_problems(unsigned first, unsigned count)
 static void
 renew_set(void)
 {
-    problem_set_free(set);
+    problem_set_unref(set);
     set = problem_set_new(problems, "dir");
     ck_assert_ptr_nonnull(set);
 }
@@ -84,7 +84,7 @@ START_TEST(further_problems_of_an_hour_are_not_logged)
     ck_assert_uint_eq(add_problems(PER_HOUR, 1), 1);
     ck_assert_ptr_nonnull(strstr(last_line, "1000 problems were logged within an hour"));
     ck_assert_uint_eq(add_problems(PER_HOUR + 1, 5000), 0);
-    ck_assert_uint_eq(problems_count(problems), PER_HOUR + 5001);
+    ck_assert_uint_eq(problem_set_count(set), PER_HOUR + 5001);
 }
 END_TEST
 

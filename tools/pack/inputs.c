@@ -431,7 +431,7 @@ inputs_free(struct inputs *inputs)
     sources_free(&inputs->sources);
     free(inputs->checkpoint.shards);
     free((void *)inputs->checkpoint.tensors);
-    problem_set_free(inputs->checkpoint.problems);
+    problem_set_unref(inputs->checkpoint.problems);
     if (inputs->problems)
         problems_free(inputs->problems);
     for (size_t i = 0; i < inputs->found_count; i++)

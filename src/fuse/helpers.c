@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/helpers.h"
 
+#include "base/clock.h"
 #include "base/close.h"
 #include "base/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -136,7 +136,8 @@ enum {
     MESSAGE_UNMOUNT = 'U',
     MESSAGE_FORCE = 'F',
     DEATH_MS = 500, /* time for a killed process to close its files */
-    FORCE_MS = 1500,
+    END_MS = 1500, /* after SHUTDOWN_MS: the daemon must end even if the unmounter is stopped */
+    END_STEP_MS = 2,
 };
 
 struct unmounter {
@@ -190,28 +191,33 @@ unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *
     return helper_start("fstfs-unmount", quiet, -1, run_unmounter, &unmounter, helper);
 }
 
-/* Waits for its end. Returns the error of unmounting. */
+/* Waits for its end, up to END_MS. Returns the error of unmounting; -ETIMEDOUT. */
 static errint_t
 await_unmounter(pid_t pid)
 {
+    uint64_t until = monotonic_ms() + END_MS;
+    const struct timespec step = {0, END_STEP_MS * 1000000L};
     int status = 0;
+    pid_t ended;
 
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
+    while ((ended = waitpid(pid, &status, WNOHANG)) != pid) {
+        if (ended < 0 && errno != EINTR)
             return -errno;
+        if (monotonic_ms() >= until)
+            return -ETIMEDOUT;
+        nanosleep(&step, NULL);
+    }
     return WIFEXITED(status) ? -WEXITSTATUS(status) : -EPIPE;
 }
 
 errint_t
 unmounter_force(const struct helper *helper)
 {
-    struct pollfd polled = {.fd = helper->socket, .events = POLLIN};
     char message = MESSAGE_FORCE;
 
     if (helper->socket < 0 || send(helper->socket, &message, 1, MSG_NOSIGNAL) != 1)
         return -EPIPE;
-    /* The helper closes its end when it is done. */
-    return poll(&polled, 1, FORCE_MS) == 1 ? await_unmounter(helper->pid) : -ETIMEDOUT;
+    return await_unmounter(helper->pid);
 }
 
 errint_t

@@ -44,11 +44,12 @@ bool helper_has_died(const struct helper *helper);
  * `unmount` and `abort` are called in that process. */
 errint_t unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *arg,
                          bool quiet, struct helper *helper);
-/* Ends the unmounter, which unmounts first if `unmount`, and waits for it. Returns the error of
- * unmounting; -EPIPE: it was to unmount and had died. */
+/* Ends the unmounter, which unmounts first if `unmount`, and waits for it for a bounded time.
+ * Returns the error of unmounting; -EPIPE: it was to unmount and had died; -ETIMEDOUT: it does not
+ * run, and will unmount when it does. */
 errint_t unmounter_end(struct helper *helper, bool unmount);
-/* Makes it abort the connection and unmount, and waits a bounded time. For a process that exits
- * next. Errors as above; -ETIMEDOUT. */
+/* Makes it abort the connection and unmount, and waits as above. For a process that exits next.
+ * Errors as above. */
 errint_t unmounter_force(const struct helper *helper);
 
 /* Starts the process that writes the daemon's log lines to syslog: log_to_socket(helper->socket).

@@ -3,6 +3,7 @@
 and it works with what the kernel lacks."""
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -411,6 +412,15 @@ def test_refused_parts(mount, place, source, what):
 # --- shutdown ---
 
 
+def is_dead(m):
+    """Whether the daemon has closed the connection of a mount that remains."""
+    try:
+        child(os.stat, m.path + "/unheard-of", user=m.user)
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
+
+
 @pytest.mark.parametrize("ending", [False, True], ids=["before-the-end", "at-the-end"])
 def test_end_without_the_unmounter(mount, source, who, ending):
     """The unmounter is killed before the daemon ends, or while the daemon waits for it. The daemon
@@ -420,8 +430,7 @@ def test_end_without_the_unmounter(mount, source, who, ending):
     if ending:
         os.kill(unmounter, signal.SIGSTOP)
         m.signal(signal.SIGTERM)
-        with open(f"/proc/{m.pid}/wchan") as f:  # "0" if the kernel hides it
-            assert eventually(lambda: f.seek(0) or f.read() in ("do_wait", "0"))
+        assert eventually(lambda: is_dead(m))  # the daemon waits for a limited time
     os.kill(unmounter, signal.SIGKILL)
     assert eventually(lambda: not alive(unmounter))
     if not ending:
@@ -429,6 +438,33 @@ def test_end_without_the_unmounter(mount, source, who, ending):
     assert m.wait() is not None
     subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
     assert "cannot unmount" in m.log_text() and "fusermount3 -u" in m.log_text()
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "umount"])
+@pytest.mark.parametrize("stopped", [["fstfs-unmount"], ["fstfs-open"],
+                                     ["fstfs-unmount", "fstfs-open"]], ids="+".join)
+def test_end_with_stopped_helpers(mount, source, who, stopped, end):
+    """The daemon does not wait for helpers that do not run. A mount that remains is dead until its
+    unmounter runs."""
+    m = mount(source.root, **who, died=True)
+    helpers = helpers_of(m)
+    if not set(stopped) <= set(helpers):
+        pytest.skip("no fstfs-open: the kernel lacks Landlock")
+    remains = end == "SIGTERM" and "fstfs-unmount" in stopped
+    for name in stopped:
+        os.kill(helpers[name], signal.SIGSTOP)
+    try:
+        if end == "SIGTERM":
+            m.signal(signal.SIGTERM)
+        else:
+            subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+        assert m.wait() == (1 if remains else 0)
+        assert ("cannot unmount" in m.log_text()) == remains == bool(mounted_at(m.path))
+    finally:
+        for name in stopped:
+            os.kill(helpers[name], signal.SIGCONT)
+    assert eventually(lambda: not mounted_at(m.path))
+    assert eventually(lambda: not any(alive(pid) for pid in helpers.values()))
 
 
 def test_helpers_die_with_the_daemon(mount, source, who):

@@ -161,6 +161,34 @@ def test_open_file_keeps_its_version_or_fails(mount, place, view, warm, how):
 
 
 @pytest.mark.parametrize("view", VIEWS)
+def test_large_read_of_a_changed_file(mount, place, view):
+    """A read that the kernel divides into requests may return the bytes before the first one that
+    fails. The next read fails: it never looks like the end of the file, and the bytes are right."""
+    root, begun, size = place / "s", 1 << 20, 32 << 20
+    write(root, version(1, size))
+    m = mount(root)
+    size = os.stat(m / VIEWS[view]).st_size
+    with open(m / VIEWS[view], "rb", buffering=0) as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no readahead
+        assert len(os.pread(f.fileno(), begun, 0)) == begun  # the kernel caches it
+        rewrite(root, version(2, 32 << 20))
+        got = os.pread(f.fileno(), size, 0)
+        assert begun <= len(got) < size and set(got[4096:]) == {1}
+        for read in (lambda: os.pread(f.fileno(), 1, len(got)), f.read):
+            with pytest.raises(OSError) as raised:
+                read()
+            assert raised.value.errno == errno.ESTALE
+
+        def touch():
+            with mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+                return mapped[len(got)]
+
+        with pytest.raises(Died) as died:
+            child(touch)
+        assert died.value.args[0] == signal.SIGBUS
+
+
+@pytest.mark.parametrize("view", VIEWS)
 def test_mapped_file_keeps_its_version_or_faults(mount, place, view):
     root = place / "s"
     write(root, version(1))

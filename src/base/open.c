@@ -444,8 +444,16 @@ open_at(int directory, const char *path, int flags)
 int
 open_path_as(int directory, const char *path, const struct open_rules *rules)
 {
-    int fd = open_by_walk(directory, path, O_PATH | O_CLOEXEC, rules, NULL, NULL);
+    struct path_walk here = {.at = directory, .first = directory, .rules = rules};
+    int fd;
 
+    if (!*path) {
+        fd = walk_permit_start(&here);
+        if (!fd && (fd = fcntl(directory, F_DUPFD_CLOEXEC, 0)) < 0)
+            fd = -errno;
+        return fd;
+    }
+    fd = open_by_walk(directory, path, O_PATH | O_CLOEXEC, rules, NULL, NULL);
     return fd == -EXDEV ? -ELOOP : fd;
 }
 

@@ -32,8 +32,9 @@ struct open_rules {
     int top;
 };
 
-/* Resolves `path` in this process by these rules, following links, and opens it with O_PATH. A
- * descriptor or a negative errno; -ELOOP as above. */
+/* Resolves `path` in this process by these rules, following links, and opens it with O_PATH. ""
+ * duplicates the directory's descriptor, for which the user need not be able to search it, as for
+ * the last name of a path. A descriptor or a negative errno; -ELOOP as above. */
 int open_path_as(int directory, const char *path, const struct open_rules *rules);
 /* As fstatat(2), following links. -EXDEV: the path crosses the excluded device. Any thread. */
 errint_t open_stat(int directory, const char *path, struct stat *st);

@@ -202,7 +202,7 @@ walk_open_path(struct walk *walk, int source, const char *path)
     char directory[PATH_MAX];
 
     if (!slash || length >= sizeof(directory))
-        return open_path_as(source, *path ? path : ".", walk->rules);
+        return open_path_as(source, path, walk->rules);
     if (walk->directory < 0 || walk->length != length || memcmp(walk->path, path, length) != 0) {
         if (walk->directory >= 0)
             close(walk->directory);

@@ -173,6 +173,36 @@ def test_root_of_the_source(mount, source):
     assert got["alice"] and not got["bob"]
 
 
+@pytest.mark.parametrize("mode", [0o744, 0o741, 0o745, 0o740], ids=oct)
+@pytest.mark.parametrize("directory", ["", "d"], ids=["root", "below"])
+@pytest.mark.parametrize("options", [[], ["--view=merged"]], ids=["all", "one-view"])
+def test_directory_is_readable_or_searchable(mount, source, options, directory, mode):
+    """Listing needs the right to read it, and names in it the right to search it, as in the source,
+    also for SOURCE itself."""
+    os.chmod(add(source, directory, "m"), 0o644)
+    os.chmod(source.path(directory), mode)
+    m = mount(source.root, "-o", "allow_other", *options)
+    views = ["."] if options else ["merged", "shards", "tensors"]
+
+    def attempt(call, path):
+        try:
+            call(path)
+            return 0
+        except OSError as error:
+            return error.errno
+
+    def compare():
+        become("carol")
+        for view in views:
+            for call, name in ((os.listdir, ""), (os.stat, "m.safetensors"), (os.stat, "missing")):
+                expected = attempt(call, source.path(directory, name))
+                if (view, name) == ("tensors", "m.safetensors"):
+                    name = "m"
+                assert attempt(call, m / os.path.join(view, directory, name)) == expected, (view, name)
+
+    child(compare)
+
+
 def test_files_of_several_shards(mount, source):
     """A merged file is readable by users who can read all of its shards."""
     made = []

@@ -6,6 +6,7 @@
  * process serves; it reports through a pipe that INIT has been answered, and prints its errors to
  * the terminal until then.
  */
+#include "base/array.h"
 #include "base/close.h"
 #include "base/log.h"
 #include "base/open.h"
@@ -491,6 +492,29 @@ mount_and_serve(struct options *options)
     return status;
 }
 
+/* Overwrites the environment except what fstfs, libfuse, fusermount3 and the C library use later.
+ * It may hold the caller's secrets, which /proc/PID/environ and the memory of the daemon and its
+ * helpers would show as long as they run. */
+static void
+erase_environment(void)
+{
+    static const char *const kept[] = {"PATH=", "TZ=", "NOTIFY_SOCKET=", "FUSE_THREAD_STACK="};
+    char **to = environ;
+
+    for (char **from = environ; from && *from; from++) {
+        bool keep = false;
+
+        for (size_t i = 0; i < COUNT_OF(kept); i++)
+            keep |= strncmp(*from, kept[i], strlen(kept[i])) == 0;
+        if (keep)
+            *to++ = *from;
+        else
+            explicit_bzero(*from, strlen(*from));
+    }
+    if (to)
+        *to = NULL;
+}
+
 int
 main(int argc, char **argv)
 {
@@ -508,6 +532,7 @@ main(int argc, char **argv)
 #endif
     switch (options_parse(argc, argv, &options)) {
     case OPTIONS_RUN:
+        erase_environment();
         status = mount_and_serve(&options);
         break;
     case OPTIONS_DONE:

@@ -96,6 +96,38 @@ def test_passthrough_keeps_its_capability(mount, source):
     assert all(int(thread["CapEff"], 16) & SYS_ADMIN for thread in threads(m.pid))
 
 
+def memory_of(pid):
+    """The writable memory of a process."""
+    found = []
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            start, end = (int(at, 16) for at in line.split()[0].split("-"))
+            if " rw-p " in line and end - start < 1 << 30:  # not a sanitizer's shadow
+                memory.seek(start)
+                with contextlib.suppress(OSError):
+                    found.append(memory.read(end - start))
+    return found
+
+
+@pytest.mark.parametrize("options", [[], ["-o", "allow_other"]], ids=" ".join)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it reads the memory of the daemon")
+def test_environment_is_erased(mount, source, who, options):
+    """The caller's secrets are neither in /proc/PID/environ nor elsewhere in memory."""
+    if options and who.get("user"):
+        pytest.skip("an unprivileged user cannot use allow_other")
+    secret = "hf_" + "AbCdEfGhIj" * 3
+    m = mount(source.root, *options, environment={"HF_TOKEN": secret, "TZ": "UTC"}, **who)
+    child(oracle.check_source, m.path, source, user=m.user)
+    for pid in (m.pid, *helpers_of(m).values()):
+        kept = Path(f"/proc/{pid}/environ").read_bytes().replace(b"\0", b"\n").split()
+        names = {variable.split(b"=")[0] for variable in kept}
+        assert {b"PATH", b"TZ"} <= names <= {b"PATH", b"TZ", b"NOTIFY_SOCKET", b"FUSE_THREAD_STACK"}
+        if not SANITIZED:  # a sanitizer keeps a copy
+            memory = memory_of(pid)
+            assert any(b"PATH=" in part for part in memory)  # the environment is in it
+            assert not any(secret.encode() in part for part in memory)
+
+
 def intrude(mount, place, source, services, **more):
     """{attempt: result} of code that runs inside a daemon."""
     if not INTRUDER.exists():

@@ -37,7 +37,20 @@
 
 static int report = -1;
 static atomic_bool done;
+/* What is attacked; NULL: not set. */
+static struct {
+    char *inside, *outside, *stream, *datagram, *victim;
+} targets;
 
+static char *
+copy_variable(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value ? strdup(value) : NULL;
+}
+
+/* Reads the environment, which the daemon erases. */
 static void __attribute__((constructor)) begin(void)
 {
     const char *path = getenv("INTRUDER");
@@ -48,6 +61,11 @@ static void __attribute__((constructor)) begin(void)
         report = dup2(fd, STDIN_FILENO);
     if (fd > STDIN_FILENO)
         close(fd);
+    targets.inside = copy_variable("INTRUDER_INSIDE");
+    targets.outside = copy_variable("INTRUDER_OUTSIDE");
+    targets.stream = copy_variable("INTRUDER_STREAM");
+    targets.datagram = copy_variable("INTRUDER_DATAGRAM");
+    targets.victim = copy_variable("INTRUDER_VICTIM");
 }
 
 static void
@@ -220,16 +238,12 @@ try_process(pid_t victim)
 int
 posix_fadvise(int fd, off_t offset, off_t length, int advice)
 {
-    const char *inside = getenv("INTRUDER_INSIDE"), *outside = getenv("INTRUDER_OUTSIDE");
-    const char *stream = getenv("INTRUDER_STREAM"), *datagram = getenv("INTRUDER_DATAGRAM");
-    const char *victim = getenv("INTRUDER_VICTIM");
-
-    if (report >= 0 && inside && outside && stream && datagram && victim && gettid() != getpid() &&
-        !atomic_exchange(&done, true)) {
-        try_files(inside, outside);
+    if (report >= 0 && targets.inside && targets.outside && targets.stream && targets.datagram &&
+        targets.victim && gettid() != getpid() && !atomic_exchange(&done, true)) {
+        try_files(targets.inside, targets.outside);
         try_calls();
-        try_sockets(stream, datagram);
-        try_process((pid_t)atoi(victim));
+        try_sockets(targets.stream, targets.datagram);
+        try_process((pid_t)atoi(targets.victim));
         report_result("end", 0);
     }
     return (int)syscall(SYS_fadvise64, fd, offset, length, advice);

@@ -143,20 +143,30 @@ readdir64(DIR *stream)
     return next(stream);
 }
 
+static char refused_init[16];
+static int no_cancel;
+
+/* The daemon, at which these are aimed, erases its environment. */
+static void __attribute__((constructor)) begin(void)
+{
+    const char *refused = getenv("REFUSED_INIT");
+
+    snprintf(refused_init, sizeof(refused_init), "%s", refused ? refused : "");
+    no_cancel = getenv("NO_CANCEL") != NULL;
+}
+
 int
 pthread_cancel(pthread_t thread)
 {
     int (*next)(pthread_t) = (int (*)(pthread_t))dlsym(RTLD_NEXT, "pthread_cancel");
 
-    return getenv("NO_CANCEL") ? EAGAIN : next(thread);
+    return no_cancel ? EAGAIN : next(thread);
 }
 
 static int
 is_init_refused(const char *when)
 {
-    const char *refused = getenv("REFUSED_INIT");
-
-    return refused && strcmp(refused, when) == 0;
+    return strcmp(refused_init, when) == 0;
 }
 
 ssize_t

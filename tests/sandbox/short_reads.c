@@ -9,14 +9,23 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+static size_t most; /* 0: no limit */
+
+/* The daemon erases its environment. */
+static void __attribute__((constructor)) begin(void)
+{
+    const char *limit = getenv("SHORT_READS");
+
+    most = limit ? strtoul(limit, NULL, 10) : 0;
+}
+
 ssize_t
 preadv2(int fd, const struct iovec *vectors, int count, off_t offset, int flags)
 {
-    const char *most = getenv("SHORT_READS");
     struct iovec vector = vectors[0];
 
-    if (most && count == 1 && vector.iov_len > strtoul(most, NULL, 10))
-        vector.iov_len = strtoul(most, NULL, 10);
+    if (most && count == 1 && vector.iov_len > most)
+        vector.iov_len = most;
     /* The upper half of the offset is a separate argument, which 64-bit kernels ignore. */
     return syscall(SYS_preadv2, fd, count == 1 ? &vector : vectors, count, offset, 0L, flags);
 }

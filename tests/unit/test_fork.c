@@ -52,7 +52,7 @@ load(void)
 {
     struct fstfs_checkpoint *checkpoint = NULL;
     struct fstfs *fstfs = NULL;
-    char found[SIZE];
+    char found[SIZE] = "";
     bool done = false;
 
     if (fstfs_new(NULL, &fstfs) == 0 && fstfs_open(fstfs, path, &checkpoint) == 0) {

@@ -11,7 +11,7 @@
 #define NOON 1000000000 /* seconds */
 #define TICK (20 * MS) /* see timestamp.c */
 
-static struct timespec now;
+static struct timespec clock_time;
 
 int __real_clock_gettime(clockid_t id, struct timespec *time);
 int __wrap_clock_gettime(clockid_t id, struct timespec *time);
@@ -21,7 +21,7 @@ __wrap_clock_gettime(clockid_t id, struct timespec *time)
 {
     if (id != CLOCK_REALTIME)
         return __real_clock_gettime(id, time);
-    *time = now;
+    *time = clock_time;
     return 0;
 }
 
@@ -34,7 +34,7 @@ settle_ns(int64_t fraction, int64_t age, bool local)
     int64_t ns = fraction + age;
     int64_t seconds = ns / SECOND - (ns % SECOND < 0);
 
-    now = (struct timespec){NOON + seconds, ns - seconds * SECOND};
+    clock_time = (struct timespec){NOON + seconds, ns - seconds * SECOND};
     return (int64_t)timestamp_settle_ns(&changed, local);
 }
 
@@ -80,14 +80,14 @@ START_TEST(recent)
 {
     struct timespec changed = {NOON, 500000000};
 
-    now = (struct timespec){NOON + 30, 499999999};
+    clock_time = (struct timespec){NOON + 30, 499999999};
     ck_assert(timestamp_is_recent(&changed, 30));
-    now.tv_nsec++;
+    clock_time.tv_nsec++;
     ck_assert(!timestamp_is_recent(&changed, 30));
-    now.tv_sec = NOON - 3600;
+    clock_time.tv_sec = NOON - 3600;
     ck_assert(timestamp_is_recent(&changed, 30));
     changed.tv_sec = 0; /* 31 years ago: does not overflow */
-    now.tv_sec = NOON;
+    clock_time.tv_sec = NOON;
     ck_assert(!timestamp_is_recent(&changed, 30));
 }
 END_TEST

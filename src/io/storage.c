@@ -32,8 +32,7 @@
 #define RINGS_MAX 8
 #define THREADS_WITH_RINGS 8
 #define THREADS_WITHOUT_RINGS 16
-#define RETRIES_MAX 1000 /* of EAGAIN, a millisecond apart */
-#define ATTEMPTS_MAX 4 /* after EIO */
+#define ATTEMPTS_MAX 4 /* after EIO, EAGAIN or EINTR */
 #define FIRST_PAUSE_MS 5 /* before the second attempt; doubled before each further one */
 
 #ifndef RWF_DONTCACHE
@@ -125,6 +124,10 @@ storage_read_alone_later(struct storage *storage, struct storage_read *read)
 static void
 storage_complete(struct storage *storage, struct storage_read *read, errint_t result)
 {
+    /* For callers these have other meanings: memory is short, the read has not ended, or a signal
+     * has interrupted the program. */
+    if (result == -EAGAIN || result == -EINPROGRESS || result == -EINTR)
+        result = -EIO;
     atomic_fetch_sub_explicit(&storage->pending, 1, memory_order_relaxed);
     read->complete(read, result);
 }
@@ -305,7 +308,7 @@ static errint_t
 read_until_done(struct storage *storage, struct storage_read *read, int fd)
 {
     size_t got = 0;
-    unsigned retries = 0, attempts = 1;
+    unsigned attempts = 1;
 
     while (got < read->valid) {
         ssize_t result = read_with_pread(storage, read, fd, got);
@@ -322,12 +325,9 @@ read_until_done(struct storage *storage, struct storage_read *read, int fd)
         }
         if (result == 0)
             return -ESTALE; /* truncated */
-        if (result == -EAGAIN && retries++ < RETRIES_MAX)
-            pause_ms(1);
-        else if (result == -EIO && attempts < ATTEMPTS_MAX)
-            pause_ms(FIRST_PAUSE_MS << attempts++);
-        else if (result != -EINTR)
+        if ((result != -EIO && result != -EAGAIN && result != -EINTR) || attempts == ATTEMPTS_MAX)
             return (errint_t)result;
+        pause_ms(FIRST_PAUSE_MS << attempts++);
         counter_add(&storage->counters.retries, 1);
     }
     return 0;

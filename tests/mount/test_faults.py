@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import oracle
 import pytest
 import readers
-from conftest import BUILD, Died, child, eventually
+from conftest import BUILD, SLOW, Died, child, eventually
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -150,6 +151,37 @@ def test_persistent_fault_by_read(mount, faulty, plan, engine):
     # When the storage recovers, so does the mount.
     faulty.set()
     readers.check_files(files, "read")
+
+
+@pytest.mark.parametrize("engine, code", [
+    ("threads", "EAGAIN"),  # io_uring repeats such a read in the kernel
+    *((engine, code) for engine in ENGINES for code in ("EINTR", "EINPROGRESS"))])
+def test_persistent_error_with_another_meaning(mount, faulty, plan, engine, code):
+    """Reads end with EIO, although the engine itself uses these errors for other purposes; tools
+    end, too."""
+    m = mount(faulty.root, *ENGINES[engine])
+    path, want = files_with_w(m, plan)[0]
+    w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")
+    bad = want.index(w) + SIZE // 2 + 12_345
+    faulty.forget()
+    faulty.set(f"read m/{SHARD} @ error={code}")
+
+    def read():
+        with readers.OpenFile(path, "direct", (want,)) as file:
+            with pytest.raises(OSError) as error:
+                file.check(bad // 65536 * 65536, 65536)
+            assert error.value.errno == errno.EIO
+
+    child(read)
+    if code != "EAGAIN":
+        for tool in (["fstfs-check", "--deep", faulty.root],
+                     ["fstfs-pack", f"{faulty.root}/m", faulty.file.with_name("x.safetensors")]):
+            done = subprocess.run([BUILD / tool[0], *tool[1:]], capture_output=True, text=True,
+                                  timeout=30 * SLOW)
+            assert done.returncode in (1, 2)
+            assert "Input/output error" in done.stdout + done.stderr
+    faulty.set()
+    child(readers.check_files, [(path, want)], "read")
 
 
 def check_logged_once(m, faulty):

@@ -64,8 +64,9 @@ static const struct {
     const char *name;
     int number;
 } errors[] = {
-    {"EIO", EIO},       {"ESTALE", ESTALE}, {"EAGAIN", EAGAIN}, {"EINTR", EINTR},
-    {"EINVAL", EINVAL}, {"ENOENT", ENOENT}, {"EACCES", EACCES}, {"ENOMEM", ENOMEM},
+    {"EIO", EIO},       {"ESTALE", ESTALE},           {"EAGAIN", EAGAIN},
+    {"EINTR", EINTR},   {"EINPROGRESS", EINPROGRESS}, {"EINVAL", EINVAL},
+    {"ENOENT", ENOENT}, {"EACCES", EACCES},           {"ENOMEM", ENOMEM},
 };
 
 struct faults *

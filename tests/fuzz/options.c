@@ -80,8 +80,9 @@ check_options(int argc, char **argv)
         EXPECT(options.view >= -1 && options.view < VIEW_KINDS);
         EXPECT(options.shards <= 99999 && !(options.shards && options.shard_size));
         EXPECT(options.shard_size <= INT64_MAX);
-        EXPECT(!options.memory || (options.memory >= 4 << 20 && options.memory <= 1ull << 40));
-        EXPECT(options.queue_depth <= 4096 && options.threads <= 64);
+        EXPECT(!options.io.memory ||
+               (options.io.memory >= 4 << 20 && options.io.memory <= 1ull << 40));
+        EXPECT(options.io.queue_depth <= 4096 && options.io.threads <= 64);
         EXPECT(!options.readahead || options.readahead == READAHEAD_BY_FILE ||
                (options.readahead >= 4096 && options.readahead <= 1 << 30));
         EXPECT(options.foreground || !options.debug);

@@ -445,10 +445,12 @@ def test_image_with_other_names_is_replaced(mount, image):
     before = image.state()
     image.replace(b'"w"', b'"x"')
     assert image.state() == before
-    time.sleep(1)
-    assert sorted(os.listdir(m / "tensors/m/model")) == ["v", "x"]
+    assert eventually(lambda: sorted(os.listdir(m / "tensors/m/model")) == ["v", "x"])
     image.replace(b"name-a.txt", b"name-b.txt")
     assert image.state() == before
-    time.sleep(1)
-    listed = os.listdir(m / "merged/m")
-    assert "name-b.txt" in listed and "name-a.txt" not in listed
+
+    def is_renamed():
+        listed = os.listdir(m / "merged/m")
+        return "name-b.txt" in listed and "name-a.txt" not in listed
+
+    assert eventually(is_renamed)

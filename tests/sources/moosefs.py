@@ -61,8 +61,16 @@ class MooseFS(Cluster):
             self.spawn_chunkserver(node)
         assert eventually(lambda: self.chunkservers_up() == 2, 60, 0.2)
         self.mount(self.path)
-        run(*self.network.enter(0), "mfssetgoal", "-r", "2", self.path)
+        if self.uses_storage_classes():
+            run(*self.network.enter(0), "mfssetsclass", "-r", "2CP", self.path)
+        else:
+            run(*self.network.enter(0), "mfssetgoal", "-r", "2", self.path)
         self.path.chmod(0o755)
+
+    @staticmethod
+    def uses_storage_classes():
+        """MooseFS 4 (Debian 13) has predefined storage classes in place of goals (3, Debian 12)."""
+        return int(run("mfsmaster", "-v").split()[1].split(".")[0]) >= 4
 
     def mount(self, path, *options, node=0):
         """A client of its own, at a path."""
@@ -91,9 +99,10 @@ class MooseFS(Cluster):
                    if len(line) > 10)
 
     def copies(self, *paths):
-        """The numbers of copies that the chunks of these files have."""
+        """The numbers of copies that the chunks of these files have. MooseFS 3 prints "chunks with 2
+        copies: 1", MooseFS 4 "2 full copies (redundancy level: 1): 1"."""
         text = run(*self.network.enter(0), "mfscheckfile", *paths)
-        return {int(count) for count in re.findall(r"chunks with (\d+) cop", text)}
+        return {int(count) for count in re.findall(r"(\d+) (?:full )?cop", text)}
 
     def stop_chunkserver(self, node):
         self.servers[node].send_signal(signal.SIGKILL)

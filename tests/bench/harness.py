@@ -50,6 +50,40 @@ def is_mounted(path):
         return any(line.split()[4] == path for line in f)
 
 
+class Processes:
+    """Processes that print "ready", and then a line about each line of their input, among lines of
+    the programs that they run. Ended at the end of a `with`. `options`: of subprocess.Popen."""
+
+    def __init__(self, command, count, **options):
+        self.processes = [subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, **options) for _ in range(count)]
+
+    def __enter__(self):
+        self._wait("ready")
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.stdin.close()
+            process.wait()
+
+    def _wait(self, expected):
+        """Waits until each has printed a line that starts so."""
+        for process in self.processes:
+            if not any(line.startswith(expected) for line in process.stdout):
+                raise Failed(f"a process exited with {process.wait()}")
+
+    def run(self, line, expected):
+        """Returns the seconds until the slowest one has answered."""
+        started = time.monotonic()
+        for process in self.processes:
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+        self._wait(expected)
+        return time.monotonic() - started
+
+
 class Daemon:
     """A FUSE daemon in the foreground, mounted inside a `with`. `identity` has the arguments of
     subprocess.Popen for its user."""

@@ -22,10 +22,8 @@ import importlib
 import importlib.util
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -33,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [os.fspath(HERE), os.fspath(HERE.parent)]
 
-from harness import Daemon, Failed, evict, interleaved, spread  # noqa: E402
+from harness import Daemon, Processes, evict, interleaved, spread  # noqa: E402
 from machine import Machine, mib  # noqa: E402
 from storage import STORAGES  # noqa: E402
 
@@ -117,39 +115,6 @@ def be_process(program):
         print("loaded", flush=True)
 
 
-class Processes:
-    """Processes that have imported a program."""
-
-    def __init__(self, name, count):
-        self.processes = [subprocess.Popen(
-            [sys.executable, __file__, "--be", name], stdin=subprocess.PIPE, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(count)]
-
-    def __enter__(self):
-        self.wait("ready")
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.stdin.close()
-            process.wait()
-
-    def wait(self, expected):
-        """Waits until each has printed a line, among lines that the program prints."""
-        for process in self.processes:
-            if not any(line.startswith(expected) for line in process.stdout):
-                raise Failed(f"a process exited with {process.wait()}")
-
-    def load(self, path):
-        """Returns the seconds from the start to the end of the slowest one."""
-        started = time.monotonic()
-        for process in self.processes:
-            process.stdin.write(f"{path}\n")
-            process.stdin.flush()
-        self.wait("loaded")
-        return time.monotonic() - started
-
-
 class Model:
     """The model of a program, for a storage, which writes it."""
 
@@ -169,7 +134,7 @@ def measure(args, storage, program, processes):
         with mount if place == "mounted" else nullcontext():
             source = Path(storage.mountpoint, program.view) if place == "mounted" else storage.source
             evict(args.build, files)
-            seconds[place].append(processes.load(Path(source, program.file)))
+            seconds[place].append(processes.run(Path(source, program.file), "loaded"))
     return seconds
 
 
@@ -202,7 +167,7 @@ def main():
                 storage = stack.enter_context(
                     STORAGES[name](machine, Model(program, mib(args.size)), []))
                 for count in args.processes:
-                    with Processes(title, count) as processes:
+                    with Processes([sys.executable, __file__, "--be", title], count) as processes:
                         found = measure(args, storage, program, processes)
                     ratio = statistics.median(found["bare"]) / statistics.median(found["mounted"])
                     print(f"| {name}, {title}, {count} | {spread(found['bare'])} | "

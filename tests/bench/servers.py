@@ -15,10 +15,8 @@ LOCAL_WORLD_SIZE, as from torchrun. Needs root, and what `tools/test --servers` 
 import argparse
 import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -28,7 +26,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fstfs"
 sys.path[:0] = [os.fspath(HERE), os.fspath(HERE.parent / "servers")]
 
 from checkpoint import Checkpoint  # noqa: E402
-from harness import Failed, interleaved, spread  # noqa: E402
+from harness import Processes, interleaved, spread  # noqa: E402
 from install import RELEASES, environment  # noqa: E402
 from machine import Machine, mib  # noqa: E402
 from storage import STORAGES  # noqa: E402
@@ -37,44 +35,13 @@ LOADS = {"own, bare": ("auto", False), "fstfs, bare": ("fstfs", False), "own, mo
 SERVERS = {release.split("-")[0]: release for release in reversed(RELEASES)}  # the newest ones
 
 
-class Ranks:
+def start_ranks(server, count, machine):
     """Processes that have imported a server."""
-
-    def __init__(self, server, count, machine):
-        folder = CACHE / "servers"
-        self.processes = [subprocess.Popen(
-            [CACHE / "venv-servers/bin/python", HERE.parent / "servers/rank.py", server],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**environment(Path(machine.folder), folder, machine.build,
-                               folder / SERVERS[server]),
-                 "LOCAL_WORLD_SIZE": str(count)}) for _ in range(count)]
-
-    def __enter__(self):
-        self.wait("ready")
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.stdin.close()
-            process.wait()
-
-    def wait(self, expected):
-        """Waits until all ranks have printed a line, among lines that the server prints."""
-        for process in self.processes:
-            for line in process.stdout:
-                if line.startswith(expected):
-                    break
-            else:
-                raise Failed(f"a rank exited with {process.wait()}")
-
-    def load(self, load_format, path, size):
-        """Returns the seconds from the start to the end of the slowest rank."""
-        started = time.monotonic()
-        for process in self.processes:
-            process.stdin.write(f"{load_format} {path}\n")
-            process.stdin.flush()
-        self.wait(f"loaded {size}\n")
-        return time.monotonic() - started
+    folder = CACHE / "servers"
+    return Processes(
+        [CACHE / "venv-servers/bin/python", HERE.parent / "servers/rank.py", server], count,
+        env={**environment(Path(machine.folder), folder, machine.build, folder / SERVERS[server]),
+             "LOCAL_WORLD_SIZE": str(count)})
 
 
 def measure(storage, ranks, rounds):
@@ -85,7 +52,8 @@ def measure(storage, ranks, rounds):
         storage.drop()
         with storage.mount() if is_mounted else nullcontext() as mount:
             path = os.path.join(mount.path, "shards") if mount else storage.source
-            rates[name].append(size / ranks.load(load_format, path, size) / 1e9)
+            seconds = ranks.run(f"{load_format} {path}", f"loaded {size}\n")
+            rates[name].append(size / seconds / 1e9)
     return rates
 
 
@@ -109,7 +77,7 @@ def main():
                 machine, Checkpoint(mib(args.size), random.Random(1)), [[f"{args.build}/fstfs"]]))
             for server in args.server or SERVERS:
                 for count in args.ranks:
-                    with Ranks(server, count, machine) as ranks:
+                    with start_ranks(server, count, machine) as ranks:
                         rates = measure(storage, ranks, args.rounds)
                     print(f"| {name}, {SERVERS[server]}, {count} | " +
                           " | ".join(spread(found) for found in rates.values()) + " |", flush=True)

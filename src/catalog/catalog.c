@@ -290,12 +290,32 @@ directory_is_listed(struct catalog *catalog, const char *path)
     return true;
 }
 
-/* Takes ownership of the reference; NULL is allowed. */
+/* Takes ownership of the reference; NULL is allowed. Leaves out a set without problems, as most
+ * are. */
 static void
 add_problem_set(struct problem_sources *sources, struct problem_set *set)
 {
-    if (!set || !array_add(sources->sets, sources->set_count, set))
+    if (problem_set_count(set) == 0 || !array_add(sources->sets, sources->set_count, set))
         problem_set_unref(set);
+}
+
+static void
+drop_unlisted_directories(struct catalog *catalog, struct problem_sources *sources)
+{
+    size_t kept = 0;
+
+    pthread_mutex_lock(&catalog->lock);
+    for (size_t i = 0; i < sources->set_count; i++) {
+        struct problem_set *set = sources->sets[i];
+
+        if (!directory_is_listed(catalog, problem_set_directory(set)))
+            continue;
+        sources->sets[i] = sources->sets[kept];
+        sources->sets[kept++] = set;
+    }
+    pthread_mutex_unlock(&catalog->lock);
+    while (sources->set_count > kept)
+        problem_set_unref(sources->sets[--sources->set_count]);
 }
 
 /* What memory has no room for is left out. */
@@ -305,8 +325,6 @@ problem_sources_collect(struct catalog *catalog, struct problem_sources *sources
     pthread_mutex_lock(&catalog->lock);
     for (size_t i = 0; i < DIRECTORY_BUCKETS; i++)
         for (struct source_dir *dir = catalog->directories[i]; dir; dir = dir->next) {
-            if ((!dir->listing && !dir->unlisted) || !directory_is_listed(catalog, dir->path))
-                continue;
             add_problem_set(sources, problem_set_ref(dir->unlisted));
             if (dir->listing && array_add(sources->listings, sources->listing_count, dir->listing))
                 listing_ref(dir->listing);
@@ -319,6 +337,7 @@ problem_sources_collect(struct catalog *catalog, struct problem_sources *sources
         for (uint32_t k = 0; k < listing->group_count; k++)
             add_problem_set(sources, group_state_problems(listing->groups[k].state));
     }
+    drop_unlisted_directories(catalog, sources);
 }
 
 static void

@@ -100,6 +100,12 @@ problem_set_unref(struct problem_set *set)
     free(set);
 }
 
+const char *
+problem_set_directory(const struct problem_set *set)
+{
+    return set->directory;
+}
+
 size_t
 problem_set_count(const struct problem_set *set)
 {

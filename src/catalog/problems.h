@@ -49,6 +49,8 @@ void problem_set_unref(struct problem_set *set);
 void problem_set_add(struct problem_set *set, const char *name, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+const char *problem_set_directory(const struct problem_set *set);
+
 /* The number of lines. */
 size_t problem_set_count(const struct problem_set *set);
 

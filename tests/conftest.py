@@ -130,14 +130,20 @@ def drop_from_page_cache(paths):
         os.close(fd)
 
 
+def process_stat(pid):
+    """The name in /proc/PID/stat, which need not be UTF-8, and the fields after it."""
+    with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
+        name, fields = f.read().split("(", 1)[1].rsplit(")", 1)
+    return name, fields.split()
+
+
 def processes_of(session):
     """Process IDs of a session (setsid), without zombies."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                with open(f"/proc/{entry}/stat") as f:
-                    fields = f.read().rsplit(")", 1)[1].split()
+                _, fields = process_stat(entry)
             except OSError:
                 continue
             if int(fields[3]) == session and not (fields[0] == "Z" and fields[1] == "1"):
@@ -533,8 +539,7 @@ def child(work, *args, user=None, seconds=40):
 def alive(pid):
     """Whether a process is running; a zombie is not."""
     try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+        return process_stat(pid)[1][0] != "Z"
     except OSError:
         return False
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import BUILD, SLOW, as_user, eventually, mounted_at
+from conftest import BUILD, SLOW, as_user, eventually, mounted_at, process_stat
 from corpus import trees
 
 MISFORTUNE = BUILD / "tests/sandbox/misfortune.so"
@@ -27,13 +27,12 @@ def daemons(mountpoint):
             try:
                 with open(f"/proc/{entry}/cmdline", "rb") as f:
                     words = f.read().split(b"\0")
-                with open(f"/proc/{entry}/stat") as f:
-                    comm, fields = f.read().split("(", 1)[1].rsplit(")", 1)
+                comm, fields = process_stat(entry)
             except OSError:
                 continue
             if b"fstfs" in os.path.basename(words[0]) and os.fsencode(mountpoint) in words \
                     and comm not in ("fstfs-unmount", "fstfs-open", "fstfs-log"):
-                parents[int(entry)] = int(fields.split()[1])
+                parents[int(entry)] = int(fields[1])
     # A helper process that has just been forked does not have its own name yet.
     return [pid for pid, parent in parents.items() if parent not in parents]
 

@@ -10,7 +10,7 @@ import signal
 
 import oracle
 import pytest
-from conftest import BUILD, as_user, child, eventually, mounted_at, processes_of
+from conftest import BUILD, as_user, child, eventually, mounted_at, process_stat, processes_of
 from corpus import trees
 from command_line import gone, mnt, nothing_left, refused, run, source  # noqa: F401 (fixtures)
 
@@ -490,4 +490,4 @@ def test_foreground_logs_the_warning(mount, empty):
     m = mount(empty)
     assert eventually(lambda: NOTHING in m.log_text())
     assert not [pid for pid in processes_of(m.process.pid)
-                if open(f"/proc/{pid}/stat").read().rsplit(")")[1].split()[0] == "Z"]
+                if process_stat(pid)[1][0] == "Z"]

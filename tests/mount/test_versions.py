@@ -378,9 +378,19 @@ class Image:
         subprocess.run(["mount", "-o", options, self.device, self.path], check=True)
 
     def unmount(self):
-        """The daemon closes its descriptors a while after the last reader."""
+        """The daemon closes its descriptors a while after the last reader. The file system ends
+        when it is unmounted in the last mount namespace, and other tests create such."""
         assert eventually(lambda: subprocess.run(["umount", self.path],
                                                  capture_output=True).returncode == 0, 30)
+        assert eventually(self.is_unused, 30)
+
+    def is_unused(self):
+        try:
+            os.close(os.open(self.device, os.O_RDONLY | os.O_EXCL))
+        except OSError as error:
+            assert error.errno == errno.EBUSY
+            return False
+        return True
 
     def replace(self, old, new):
         """Mounts an image that differs in these bytes only."""
@@ -445,9 +455,11 @@ def test_image_with_other_names_is_replaced(mount, image):
     before = image.state()
     image.replace(b'"w"', b'"x"')
     assert image.state() == before
+    assert b'"x"' in (image.path / "model.safetensors").read_bytes()
     assert eventually(lambda: sorted(os.listdir(m / "tensors/m/model")) == ["v", "x"])
     image.replace(b"name-a.txt", b"name-b.txt")
     assert image.state() == before
+    assert "name-b.txt" in os.listdir(image.path)
 
     def is_renamed():
         listed = os.listdir(m / "merged/m")

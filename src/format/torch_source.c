@@ -572,21 +572,24 @@ has_call(const struct pickle *pickle)
     return false;
 }
 
-/* Whether torch.load() may take the pickle for the magic number, after which it executes the next
- * ones. A long decimal number and the result of a call are not known. */
+/* Whether torch.load() may find the value equal to the magic number, and then executes the next
+ * pickles. Not known are long decimal numbers and objects: of calls, and globals such as
+ * unittest.mock.ANY. */
 static bool
-may_be_legacy_magic(const struct pickle *pickle)
+may_equal_legacy_magic(const struct pickle *pickle)
 {
     enum pickle_kind kind = pickle_kind_of(pickle, pickle->root);
 
-    return kind == PICKLE_LONG || kind == PICKLE_OPAQUE || kind == PICKLE_CALL;
+    return kind == PICKLE_LONG || kind == PICKLE_OPAQUE || kind == PICKLE_CALL ||
+           kind == PICKLE_GLOBAL;
 }
 
-/* Lists the imports of the pickle at *at, and sets *at to its end, or to `have` if torch.load()
- * executes no other. Without a PROTO instruction, it must be complete or call a function: files of
- * other kinds, such as text, may begin like a pickle. */
+/* Lists the imports of the pickle at *at and sets *at to its end. Without a PROTO instruction, it
+ * must be complete or call a function: files of other kinds, such as text, may begin like a pickle.
+ * *is_last: torch.load() executes no pickle after it. */
 static errint_t
-read_other_pickle(struct torch_source *source, size_t *at, size_t have, struct reason *reason)
+read_other_pickle(struct torch_source *source, size_t *at, size_t have, bool *is_last,
+                  struct reason *reason)
 {
     const char *text = source->text + *at;
     struct pickle pickle;
@@ -596,22 +599,23 @@ read_other_pickle(struct torch_source *source, size_t *at, size_t have, struct r
 
     if (text[0] == '\200' || pickle.root != PICKLE_VALUE_MARK || has_call(&pickle))
         result = list_imports(source, &pickle, error, reason);
-    if (*at == 0 && !error && !may_be_legacy_magic(&pickle))
-        *at = have;
-    else
-        *at += pickle.length;
+    *is_last = *at == 0 && !error && !may_equal_legacy_magic(&pickle);
+    *at += pickle.length;
     pickle_free(&pickle);
     return result;
 }
 
+/* Lists the imports of all pickles that torch.load() may execute. -ENODATA: they do not end within
+ * the first `have` bytes. */
 static errint_t
 read_other_pickles(struct torch_source *source, size_t have, struct reason *reason)
 {
+    bool is_last = false;
     size_t at = 0;
     errint_t error = 0;
 
-    for (unsigned i = 0; !error && i < LEGACY_PICKLES && at < have; i++)
-        error = read_other_pickle(source, &at, have, reason);
+    for (unsigned i = 0; !error && !is_last && i < LEGACY_PICKLES && at < source->file_size; i++)
+        error = at < have ? read_other_pickle(source, &at, have, &is_last, reason) : -ENODATA;
     return error;
 }
 

@@ -182,6 +182,24 @@ def test_imports_after_a_magic_number(tmp_path, magic):
     run(tmp_path)
 
 
+def test_imports_after_an_object_that_equals_everything(tmp_path):
+    """unittest.mock.ANY is equal to the magic number, too."""
+    (tmp_path / "training_args.bin").write_bytes(b"cunittest.mock\nANY\n.cos\nsystem\n(S'true'\ntR.")
+    [line] = run(tmp_path, status=1)[0]
+    assert ": its pickle imports os.system, unittest.mock.ANY, " in line or ": its pickle imports unittest.mock.ANY, os.system, " in line, line
+
+
+@pytest.mark.parametrize("length", [16383, 16384, 16385, 32768])
+def test_imports_after_a_first_pickle_of_the_length_of_a_read(tmp_path, length):
+    """The beginning of the file is read, 16384 bytes and then twice as many, until all pickles are complete."""
+    magic = b"L119547037146038801333356L\n."
+    padded = b"(" * ((length - len(magic)) % 2) + b"N0" * ((length - len(magic)) // 2) + magic
+    assert len(padded) == length and pickle.loads(padded) == 0x1950a86a20f9469cfc6c
+    (tmp_path / "training_args.bin").write_bytes(padded + b"cos\nsystem\n(S'true'\ntR.")
+    [line] = run(tmp_path, status=1)[0]
+    assert line.startswith(f"{tmp_path}/training_args.bin: its pickle imports os.system, "), line
+
+
 def with_version(name, value):
     """A sound archive, but for its version."""
     out = io.BytesIO()

@@ -389,12 +389,12 @@ def test_permissions_of_the_source(mount, place):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
-def test_file_that_the_daemon_cannot_read(mount, place, test_user):
+def test_file_that_the_daemon_cannot_read(mount, place, test_user, user_binary):
     """The file is shown unchanged."""
     save(place / "s/closed.bin", weights(15))
     save(place / "s/open.bin", weights(16))
     (place / "s/closed.bin").chmod(0o600)
-    m = mount(place / "s", user=test_user)
+    m = mount(place / "s", user=test_user, binary=user_binary)
     names, there = child(lambda: (lists(m), refusals([m / "merged/closed.bin", m / "merged/open.safetensors"])), user=test_user)
     assert names == [["closed.bin", "open.safetensors"]] * 2 + [["open", "open.index.json"], ["open"]]
     assert there == [errno.EACCES, None]

@@ -263,7 +263,7 @@ def test_dead_mount(mount, fstfs, source, place, mnt):  # noqa: F811
     assert run("fusermount3", "-u", m.path).returncode == 0
 
 
-def test_mount_dies_meanwhile(fstfs, source, place, mnt):  # noqa: F811
+def test_mount_dies_meanwhile(user_binary, test_user, source, place, mnt):  # noqa: F811
     """An error that only fusermount3 detects is also printed with its solution."""
     if os.geteuid() != 0:
         pytest.skip("needs root: a mount namespace")
@@ -272,7 +272,7 @@ def test_mount_dies_meanwhile(fstfs, source, place, mnt):  # noqa: F811
                     "Transport endpoint is not connected' >&2\nexit 1\n")
     fake.chmod(0o755)
     done = in_namespace(f"mount --bind {fake} $(readlink -f $(command -v fusermount3))",
-                        fstfs, "-o", "auto_unmount", source.root, mnt)
+                        *as_user(test_user), user_binary, source.root, mnt)
     assert_line(done, "failed to access mountpoint", f"fusermount3 -u {mnt} clears it")
     nothing_left(mnt)
 

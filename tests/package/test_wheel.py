@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -24,8 +25,10 @@ def test_files(place):
                           (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     setup, install = map(ast.literal_eval, arguments.groups())
     assert "--tags=wheel" in install
-    subprocess.run(["meson", "setup", place / "build", ROOT, "-Dwheel=true", "-Dtests=disabled"],
-                   check=True, capture_output=True)
+    native = place / "native.ini"  # meson-python writes one, too
+    native.write_text(f"[binaries]\npython = '{sys.executable}'\n")
+    subprocess.run(["meson", "setup", place / "build", ROOT, "--native-file", native,
+                    "-Dwheel=true", "-Dtests=disabled"], check=True, capture_output=True)
     assert "-Dwheel=true" in setup
     plan = json.loads((place / "build/meson-info/intro-install_plan.json").read_text())
     found = {entry["destination"] for kind in plan.values() for entry in kind.values()

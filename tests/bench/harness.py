@@ -60,7 +60,11 @@ class Processes:
             text=True, **options) for _ in range(count)]
 
     def __enter__(self):
-        self._wait("ready")
+        try:
+            self._wait("ready")
+        except Failed:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):

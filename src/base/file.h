@@ -30,8 +30,8 @@ bool file_may_have_acl(int fd);
 #define FILE_TEXT_MOST ((size_t)64 << 20)
 errint_t file_read_text(const char *path, struct buffer *text);
 
-/* Returns the number after `key` and spaces in a small file, such as one of /proc or /sys; `none`
- * if there is none. */
+/* Returns the number after the first occurrence of `key`, which spaces may follow, in a small file,
+ * such as one of /proc or /sys; `none` if there is none, or the file cannot be read. */
 uint64_t file_read_number(const char *path, const char *key, uint64_t none);
 
 /* "directory/name", or "name" if `directory` is empty. malloc'ed; NULL: out of memory. */

@@ -263,6 +263,8 @@ find_origin(const struct mount_origin *origin, struct found *found)
         error = origin->shard_count ? find_shards(origin, found) : find_stem(origin, found);
         fail_of_origin(origin, error);
     }
+    if (!error)
+        error = check_sound(origin->directory, found->checkpoint);
     if (error)
         found_free(found);
     return error;

@@ -201,6 +201,17 @@ shards_member(const cJSON *object, struct mount_origin *origin)
     return 0;
 }
 
+static errint_t
+unsound_member(const cJSON *object, char **why)
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "unsound"));
+
+    if (!text)
+        return 0;
+    *why = strdup(text);
+    return *why ? 0 : -ENOMEM;
+}
+
 errint_t
 mount_read_origin(const char *path, struct mount_origin *origin)
 {
@@ -218,6 +229,8 @@ mount_read_origin(const char *path, struct mount_origin *origin)
         error = name_member(json, "checkpoint", "checkpoint_hex", &origin->stem);
     if (!error)
         error = shards_member(json, origin);
+    if (!error)
+        error = unsound_member(json, &origin->unsound);
     cJSON_Delete(json);
     if (error)
         mount_origin_free(origin);
@@ -232,6 +245,7 @@ mount_origin_free(struct mount_origin *origin)
     for (uint32_t i = 0; i < origin->shard_count; i++)
         free(origin->shards[i]);
     free(origin->shards);
+    free(origin->unsound);
     *origin = (struct mount_origin){0};
 }
 

@@ -31,6 +31,7 @@ struct mount_origin {
     uint64_t version; /* checkpoint_version() */
     char **shards; /* file names in the directory, sorted, each once */
     uint32_t shard_count; /* 0: the mount does not name them */
+    char *unsound; /* why tensors are missing on the mount; NULL: none is */
 };
 
 /* -ENODATA: no such xattr; -EBADMSG: it cannot be parsed; -ENOMEM; errors of getxattr(2). On

@@ -146,12 +146,8 @@ origin_source_find(struct fstfs_checkpoint *checkpoint, const char *path,
     for (uint32_t i = 0; !error && i < cached->found.checkpoint->shard_count; i++) {
         uint32_t source = 0;
 
-        if (!cached->found.checkpoint->shards[i]->table)
-            error = fail(-EBADMSG, "%s: %s", cached->found.checkpoint->shards[i]->name,
-                         cached->found.checkpoint->shards[i]->refusal);
-        else
-            error = open_add_source(checkpoint, &cached->found, cached->found.checkpoint->shards[i],
-                                    &source);
+        error = open_add_source(checkpoint, &cached->found, cached->found.checkpoint->shards[i],
+                                &source);
         if (!error && i == 0)
             cached->first_source = source;
     }
@@ -320,13 +316,32 @@ open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool bel
     return error;
 }
 
+/* A directory of tensors lacks those of refused shards. */
+static errint_t
+check_directory_complete(const char *path)
+{
+    struct mount_origin origin;
+    errint_t error = mount_read_origin(path, &origin);
+
+    if (error)
+        return fail(error, "%s: the mount does not report its source", path);
+    if (origin.unsound)
+        error = fail(-EBADMSG, "%s: %s; .fstfs/problems of the mount has the details", path,
+                     origin.unsound);
+    mount_origin_free(&origin);
+    return error;
+}
+
 static errint_t
 open_tensor_directory(struct fstfs_checkpoint *checkpoint, const char *path)
 {
-    DIR *directory = opendir(path);
+    errint_t error = check_directory_complete(path);
     struct dirent *entry;
-    errint_t error = 0;
+    DIR *directory;
 
+    if (error)
+        return error;
+    directory = opendir(path);
     if (!directory)
         return fail(-errno, "%s: %s", path, strerror(errno));
     /* NOLINTNEXTLINE(concurrency-mt-unsafe): the stream is this call's own */

@@ -148,6 +148,10 @@ add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, s
     add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
     buffer_addf(value, ", \"version\": \"%016llx\"",
                 (unsigned long long)checkpoint_version(checkpoint));
+    if (checkpoint->unsound) {
+        buffer_add_text(value, ", \"unsound\": ");
+        buffer_add_json_string(value, checkpoint->unsound, strlen(checkpoint->unsound));
+    }
     add_shard_names(checkpoint, value);
     buffer_add_char(value, '}');
 }

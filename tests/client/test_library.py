@@ -269,6 +269,17 @@ def test_mapped(mount, place):
                 b"".join(t.data for t in sorted(tensors, key=lambda t: t.name))
 
 
+@pytest.mark.parametrize("options", [(), ("-s",)], ids=["source", "no-source"])
+def test_tensors_of_an_invalid_shard(mount, place, options):
+    """The directory lacks its tensors. It is refused, whether the source or the mount is read."""
+    source = trees.Source(place / "s")
+    source.add("", "m", trees.small_tensors(), shards=2)
+    with open(sorted((place / "s").glob("*.safetensors"))[0], "r+b") as f:
+        f.truncate(20)
+    with pytest.raises(Refused, match=": a shard is refused; .fstfs/problems of the mount has the "):
+        run(*options, "list", mount(source.root) / "tensors/m")
+
+
 def test_names(mount, place):
     """Tensors whose names are not valid file names."""
     source = trees.names(place / "names")

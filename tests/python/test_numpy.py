@@ -84,6 +84,20 @@ def test_files_with_the_same_stem(place, mount):
                     assert found.shape == tuple(shape) and found.tobytes() == data, path
 
 
+@pytest.mark.parametrize("damage", ["garbage", "short"])
+@pytest.mark.parametrize("view", ["tensors", "npy"])
+def test_tensors_of_an_invalid_shard(mount, place, damage, view):
+    """A directory of tensors of a checkpoint with an invalid shard is refused: it lacks some."""
+    (place / "s").mkdir()
+    files.write_checkpoint(place / "s/m", files.tensors_of(("F32", "U8"), [(6, 4), (3,)]))
+    shard = sorted((place / "s/m").glob("*.safetensors"))[1]
+    shard.write_bytes(b"garbage_garbage" if damage == "garbage" else shard.read_bytes()[:-1])
+    directory = mount(place / "s") / f"{view}/m/model"
+    for attempt in (fstfs.load_checkpoint, lambda path, framework: fstfs.safe_open(path, framework)):
+        with pytest.raises(fstfs.SafetensorError, match=": a shard is refused; .fstfs/problems "):
+            attempt(directory, framework="np")
+
+
 def test_without_ml_dtypes(path):
     """The module works without ml_dtypes, safetensors and torch."""
     program = """

@@ -138,14 +138,14 @@ report_unmount_error(struct mount *mount, errint_t error)
     mount->failed = true;
 }
 
-/* Exits although threads wait on storage. Closing the connection answers all callers. */
+/* Exits although threads wait. Closing the connection answers all callers. */
 static void
 force_shutdown(void *arg)
 {
     struct mount *mount = arg;
     errint_t error = 0;
 
-    log_warning("storage does not answer: unmounting without waiting for it");
+    log_warning("storage does not answer, or a thread does not end: not waiting for it");
     if (session_cut(mount->parts.session))
         error = unmounter_force(&mount->unmounter);
     if (error)
@@ -180,6 +180,7 @@ start_shutdown(struct mount *mount)
         handle_dead_helper,
         mount,
         {[WATCHED_UNMOUNTER] = &mount->unmounter, [WATCHED_OPENER] = &mount->opener},
+        session_connection(mount->parts.session),
         mount->process};
 
     return shutdown_start(&calls);

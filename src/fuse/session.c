@@ -283,6 +283,12 @@ session_close(struct session *session)
     requests_close(session->operations.requests);
 }
 
+int
+session_connection(const struct session *session)
+{
+    return fuse_session_fd(session->fuse);
+}
+
 /* libfuse unmounts unless the connection polls as POLLERR, which an unmounted one does. A pipe
  * without a reader does so too. */
 bool

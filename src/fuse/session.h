@@ -40,6 +40,9 @@ void session_status(struct session *session, struct buffer *out);
 errint_t session_unmount(void *session);
 void session_abort(void *session);
 
+/* The descriptor of the connection to the kernel. It polls as POLLERR when that has ended. */
+int session_connection(const struct session *session);
+
 /* Closes the connection, which answers all callers; session_unmount() is next. Returns false if the
  * mount has been unmounted already. */
 bool session_cut(struct session *session);

@@ -112,14 +112,15 @@ report_dead_helpers(const struct pollfd *sockets)
     return ends;
 }
 
-/* Waits for a signal, for shutdown_stop(), for the end of the process of --pid or for the death of
- * a helper that ends the daemon. */
+/* Waits for a signal, for shutdown_stop(), for the end of the connection or of the process of
+ * --pid, or for the death of a helper that ends the daemon. */
 static void
 await_end(void)
 {
-    enum { WAKE, PROCESS, HELPERS, POLLED = HELPERS + SHUTDOWN_HELPERS };
+    enum { WAKE, CONNECTION, PROCESS, HELPERS, POLLED = HELPERS + SHUTDOWN_HELPERS };
     struct pollfd polled[POLLED] = {
         [WAKE] = {.fd = wake_ends[0], .events = POLLIN},
+        [CONNECTION] = {.fd = watch.calls.connection},
         [PROCESS] = {.fd = watch.calls.process, .events = POLLIN},
     };
 
@@ -129,7 +130,7 @@ await_end(void)
                 (struct pollfd){.fd = watch.died[i] ? -1 : watch.calls.helpers[i]->socket};
         while (poll(polled, POLLED, LIVENESS_MS) < 0)
             continue;
-        if (polled[WAKE].revents)
+        if (polled[WAKE].revents || polled[CONNECTION].revents)
             return;
     } while (!polled[PROCESS].revents && !report_dead_helpers(polled + HELPERS));
     /* NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread,cert-pos44-c): it has a handler */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shutdown by SIGTERM, SIGINT or SIGHUP, by the death of a helper process (helpers.h), or by the
- * end of the process of --pid. The daemon gets SHUTDOWN_MS for a clean shutdown; then it is ended
- * even if its threads still wait on storage.
+ * Shutdown by SIGTERM, SIGINT or SIGHUP, by the end of the connection to the kernel, by the death
+ * of a helper process (helpers.h), or by the end of the process of --pid. The daemon gets SHUTDOWN_MS for a clean shutdown; then it is ended
+ * even if its threads still wait on storage, or for each other.
  *
  * A separate thread waits for the signal; libfuse's own handler runs too. One session at a time.
  */
@@ -21,8 +21,8 @@ enum {
 
 /* All are called on the thread. */
 struct shutdown_calls {
-    /* A signal has arrived, the process has ended, or a helper has died that the daemon cannot run
-     * without. */
+    /* A signal has arrived, the connection or the process has ended, or a helper has died that the
+     * daemon cannot run without. */
     void (*begin)(void *arg);
     /* shutdown_stop() was not called within SHUTDOWN_MS. Must not return. */
     void (*force)(void *arg);
@@ -32,6 +32,7 @@ struct shutdown_calls {
     void *arg;
     /* The helpers to watch; they outlive the thread. Those without a socket do not exist. */
     const struct helper *helpers[SHUTDOWN_HELPERS];
+    int connection; /* polls as POLLERR when it has ended: all has been unmounted */
     int process; /* pidfd of the process of --pid; -1: none */
 };
 

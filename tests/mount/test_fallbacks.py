@@ -15,7 +15,7 @@ import oracle
 import pytest
 import readers
 from bench.harness import cached
-from conftest import BUILD, child, drop_from_page_cache, mounted_at
+from conftest import BUILD, as_user, child, drop_from_page_cache, mounted_at
 from corpus import trees
 
 REFUSE = BUILD / "tests/sandbox/refuse"
@@ -175,6 +175,17 @@ def test_threads_cannot_be_cancelled(mount, rich, who):
     m.signal(signal.SIGTERM)
     assert m.wait() == 0
     assert not mounted_at(m.path)
+
+
+def test_threads_cannot_be_cancelled_after_an_unmount(mount, rich, who):
+    """libfuse waits for its threads, and since glibc 2.35 these wait for the signal."""
+    if not shutil.which("prlimit"):
+        pytest.skip("prlimit is not installed")
+    for _ in range(5):
+        m = mount(rich.root, wrapper=["prlimit", "--sigpending=0"], **who)
+        child(os.listdir, m.path, user=m.user)
+        subprocess.run([*as_user(m.user), "fusermount3", "-u", m.path], check=True)
+        assert m.wait() == 0
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/open.h"
+#include "base/thread.h"
 #include "fuse/mount_table.h"
 #include "fuse/mounting.h"
 #include "fuse/operations.h"
@@ -13,6 +14,7 @@
 #include <fuse_lowlevel.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -125,6 +127,25 @@ answer_init(struct session *session)
     return 0;
 }
 
+static void *
+end_at_once(void *arg)
+{
+    return arg;
+}
+
+/* Whether libfuse will be able to start its first thread, which it does after success is reported:
+ * it gets the stack of this one. */
+static errint_t
+try_thread(void)
+{
+    pthread_t thread;
+    errint_t error = thread_start(&thread, end_at_once, NULL);
+
+    if (!error)
+        pthread_join(thread, NULL);
+    return error;
+}
+
 /* ---- mount and unmount ---- */
 
 static errint_t
@@ -228,6 +249,8 @@ session_run(struct session *session, struct view *view, struct io *io, struct lo
     operations->io = io;
     operations->loads = operations->handles.loads = loads;
     error = requests_start(operations->requests, view);
+    if (!error)
+        error = try_thread();
     if (!error)
         error = answer_init(session);
     if (error) {

@@ -6,11 +6,12 @@ import json
 import os
 import pwd
 import re
+import shutil
 import signal
 
 import oracle
 import pytest
-from conftest import BUILD, as_user, child, eventually, mounted_at, process_stat, processes_of
+from conftest import BUILD, INSTRUMENTED, as_user, child, eventually, mounted_at, process_stat, processes_of
 from corpus import trees
 from command_line import gone, mnt, nothing_left, refused, run, source  # noqa: F401 (fixtures)
 
@@ -261,6 +262,22 @@ def test_dead_mount(mount, fstfs, source, place, mnt):  # noqa: F811
     assert_line(run(fstfs, source.root, f"{m.path}/merged"), "Transport endpoint is not connected", cure)
     nothing_left(mnt)
     assert run("fusermount3", "-u", m.path).returncode == 0
+
+
+def test_status_0_means_mounted(fstfs, source, mnt):  # noqa: F811
+    """With every limit of memory, it is mounted, or the reason why not is printed."""
+    if not shutil.which("prlimit"):
+        pytest.skip("prlimit is not installed")
+    outcomes = set()
+    for mib in range(10, 150, 2):
+        done = run("prlimit", f"--as={mib << 20}", fstfs, source.root, mnt)
+        outcomes.add(done.returncode)
+        assert done.returncode in (0, 1, 127), done  # 127: of the dynamic linker
+        assert bool(mounted_at(mnt)) == (done.returncode == 0), (mib, done)
+        assert done.returncode == 0 or done.stderr, mib
+        if done.returncode == 0:
+            unmount(mnt)
+    assert len(outcomes) > 1 or INSTRUMENTED
 
 
 def test_mount_dies_meanwhile(user_binary, test_user, source, place, mnt):  # noqa: F811

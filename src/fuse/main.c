@@ -32,6 +32,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -53,6 +54,7 @@ connect_to_manager(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const struct timeval limit = {.tv_sec = 1}; /* of sending, which waits if nobody receives */
     size_t length = path ? strlen(path) : 0;
     int fd;
 
@@ -62,8 +64,11 @@ connect_to_manager(void)
     if (path[0] == '@')
         address.sun_path[0] = '\0';
     fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&address,
-                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) == 0)
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+    if (connect(fd, (struct sockaddr *)&address,
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) == 0)
         return fd;
     log_warning("cannot notify systemd: %s", strerror(errno));
     close(fd);
@@ -369,6 +374,8 @@ serve_mount(const struct options *options, const char *mountpoint, int process,
     if (!error) {
         sandbox_seal(&mount.sandbox);
         error = start_shutdown(&mount);
+        if (error)
+            print_error("cannot start a thread: %s", strerror(-error));
     }
     if (!error) {
         error =
@@ -499,7 +506,7 @@ mount_and_serve(struct options *options)
 static void
 erase_environment(void)
 {
-    static const char *const kept[] = {"PATH=", "TZ=", "NOTIFY_SOCKET=", "FUSE_THREAD_STACK="};
+    static const char *const kept[] = {"PATH=", "TZ=", "NOTIFY_SOCKET="};
     char **to = environ;
 
     for (char **from = environ; from && *from; from++) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Shutdown by SIGTERM, SIGINT or SIGHUP, by the end of the connection to the kernel, by the death
- * of a helper process (helpers.h), or by the end of the process of --pid. The daemon gets SHUTDOWN_MS for a clean shutdown; then it is ended
- * even if its threads still wait on storage, or for each other.
+ * of a helper process (helpers.h), or by the end of the process of --pid. The daemon gets
+ * SHUTDOWN_MS for a clean shutdown; then it is ended even if its threads still wait on storage, or
+ * for each other.
  *
  * A separate thread waits for the signal; libfuse's own handler runs too. One session at a time.
  */

@@ -121,7 +121,7 @@ def test_environment_is_erased(mount, source, who, options):
     for pid in (m.pid, *helpers_of(m).values()):
         kept = Path(f"/proc/{pid}/environ").read_bytes().replace(b"\0", b"\n").split()
         names = {variable.split(b"=")[0] for variable in kept}
-        assert {b"PATH", b"TZ"} <= names <= {b"PATH", b"TZ", b"NOTIFY_SOCKET", b"FUSE_THREAD_STACK"}
+        assert {b"PATH", b"TZ"} <= names <= {b"PATH", b"TZ", b"NOTIFY_SOCKET"}
         if not SANITIZED:  # a sanitizer keeps a copy
             memory = memory_of(pid)
             assert any(b"PATH=" in part for part in memory)  # the environment is in it
@@ -245,6 +245,21 @@ def test_systemd_is_notified(mount, place, source, who, abstract):
     with pytest.raises(BlockingIOError):
         manager.recv(99)
     assert set(socket_types(m.pid)) <= {socket.SOCK_SEQPACKET}
+
+
+def test_systemd_does_not_read(mount, place, source):
+    """The mount is served although the notification cannot be sent."""
+    path = f"{place}/notify"
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(path)
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            sender.sendto(b"full", path)
+    m = mount(source.root, environment={"NOTIFY_SOCKET": path})
+    child(oracle.check_source, m.path, source)
+    assert "cannot notify systemd: Resource temporarily unavailable" in m.log_text()
 
 
 def socket_types(pid):

@@ -10,7 +10,7 @@
 static atomic_uint helpers;
 
 /* The number of nested loops that this thread is in. */
-static _Thread_local unsigned depth;
+static THREAD_LOCAL unsigned depth;
 
 struct loop {
     unsigned depth; /* of its helpers: the number of loops they are nested in */

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/fifo.h"
 #include "base/list.h"
+#include "base/thread.h"
 #include "io/block.h"
 
 #include <errno.h>
@@ -308,7 +309,7 @@ batch_take(struct batch *batch)
 
 /* The batch whose reads this thread is submitting. A read may complete during its submission; its
  * release must not submit the next one, or it would recurse without bound. */
-static __thread const struct batch *submitting_here;
+static THREAD_LOCAL const struct batch *submitting_here;
 
 static void batch_answer_call(struct job *job);
 

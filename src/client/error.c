@@ -1,21 +1,66 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/error.h"
 
+#include "base/thread.h"
 #include "fstfs.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-static __thread char error_text[1024];
+enum { TEXT_BYTES = 1024 };
+
+/* The text of a thread's last failure, allocated at the thread's first failure and freed when the
+ * thread ends: it is too large for a THREAD_LOCAL variable. */
+static pthread_key_t text_key;
+static bool has_key;
+
+/* Replaces the text if it could not be allocated: a static string. NULL: the text is valid. */
+static THREAD_LOCAL const char *static_text = "";
+
+static void __attribute__((constructor)) text_key_create(void)
+{
+    has_key = pthread_key_create(&text_key, free) == 0;
+}
+
+/* When the library is unloaded, or the process exits: other threads may still fail. */
+static void __attribute__((destructor)) text_key_delete(void)
+{
+    if (has_key)
+        pthread_key_delete(text_key);
+}
+
+/* NULL: out of memory. */
+static char *
+text_of_thread(void)
+{
+    char *text = has_key ? pthread_getspecific(text_key) : NULL;
+
+    if (text || !has_key)
+        return text;
+    text = malloc(TEXT_BYTES);
+    if (text && pthread_setspecific(text_key, text) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
 
 errint_t
 fail(errint_t error, const char *format, ...)
 {
+    char *text = text_of_thread();
     va_list arguments;
 
+    static_text = text ? NULL : strerror(-error);
+    if (!text)
+        return error;
     va_start(arguments, format);
-    vsnprintf(error_text, sizeof(error_text), format, arguments);
+    vsnprintf(text, TEXT_BYTES, format, arguments);
     va_end(arguments);
     return error;
 }
@@ -23,7 +68,8 @@ fail(errint_t error, const char *format, ...)
 errint_t
 fail_no_memory(void)
 {
-    return fail(-ENOMEM, "out of memory");
+    static_text = "out of memory";
+    return -ENOMEM;
 }
 
 errint_t
@@ -41,5 +87,9 @@ check_reserved(const char *structure, const uint64_t *reserved, size_t count)
 const char *
 fstfs_error(void)
 {
-    return error_text;
+    const char *text = static_text;
+
+    if (!text && has_key)
+        text = pthread_getspecific(text_key);
+    return text ? text : "";
 }

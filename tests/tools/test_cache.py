@@ -163,7 +163,7 @@ def test_globs(source, shard):
 
 
 def test_names_with_nul(source):
-    """A glob is matched with the whole name."""
+    """A glob must match the whole name, including NUL."""
     source.add("nul", "model", [trees.tensor(name, "U8", (5,)) for name in ("\0.w", "a", "a\0", "a\0.w", "a.w")])
     path = source.path("nul/model.safetensors")
     for pattern, tensors in (("*.w", 3), ("a", 1), ("a?", 1), ("a?.w", 1), ("[!a].w", 1), ("*", 5)):

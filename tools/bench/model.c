@@ -100,7 +100,7 @@ model_open(const char *path, struct model *model, struct reason *reason)
         return reason_no_memory(reason);
     error = find_checkpoint(path, &options, &found, reason);
     if (!error)
-        error = find_sound(&found, reason);
+        error = find_read_headers(&found, reason);
     if (!error) {
         model->is_directory = found.is_directory;
         model->directory = found.directory;

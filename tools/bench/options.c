@@ -97,7 +97,7 @@ check_device_name(const char *name)
         command_refuse("--device: %s is not a device (expected cuda:N, such as cuda:0)", name);
 }
 
-static const struct command_option bench_options[] = {
+static const struct command_option option_table[] = {
     {"loaders", offsetof(struct bench_options, loaders), NULL, NULL},
     {"methods", offsetof(struct bench_options, methods), "a list of methods", NULL},
     {"rounds", offsetof(struct bench_options, rounds), "a number from 1 to 1000", parse_rounds},
@@ -107,7 +107,7 @@ static const struct command_option bench_options[] = {
     {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-bench", usage, bench_options};
+static const struct command command = {"fstfs-bench", usage, option_table};
 
 void
 options_parse(int argc, char **argv, struct bench_options *options)

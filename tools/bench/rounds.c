@@ -17,7 +17,7 @@
 struct target {
     const struct model *model;
     struct model shown; /* of the own mount, if it shows other files than those of the model */
-    char directory[PATH_MAX]; /* of the files */
+    char directory[PATH_MAX]; /* where the files are */
     struct mount mount; /* if mounted */
     struct plan plan;
 };

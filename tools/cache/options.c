@@ -64,7 +64,7 @@ parse_memory(const char *value, void *field)
     return size_read(value, field);
 }
 
-static const struct command_option cache_options[] = {
+static const struct command_option option_table[] = {
     {"warm", offsetof(struct cache_options, warm), NULL, NULL},
     {"keep", offsetof(struct cache_options, keep), NULL, NULL},
     {"evict", offsetof(struct cache_options, evict), NULL, NULL},
@@ -75,7 +75,7 @@ static const struct command_option cache_options[] = {
     {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-cache", usage, cache_options};
+static const struct command command = {"fstfs-cache", usage, option_table};
 
 void
 options_parse(int argc, char **argv, struct cache_options *options)

@@ -25,7 +25,7 @@ struct selected_file {
     uint64_t wanted; /* number of pages, from the first on, to be warmed or kept */
     size_t row;
     bool failed; /* an error of it was printed */
-    _Atomic errint_t error; /* the first one of the last warm_run() or evict_run() */
+    _Atomic errint_t error; /* the first one in the last warm_run() or evict_run(); 0: none */
 };
 
 /* A line of the report: a PATH that is a file, or a directory. */
@@ -36,8 +36,7 @@ struct selection_row {
     uint64_t pages, wanted;
     /* Set by selection_measure(): */
     uint64_t cached; /* pages */
-    uint64_t missing; /* wanted pages that are not cached; files whose cached pages are unknown do
-                       * not count */
+    uint64_t missing; /* wanted pages that are not cached; only of files for which this is known */
     /* It is unknown which pages of some file are cached: the kernel does not reveal it, or the file
      * cannot be opened. */
     bool is_hidden;

@@ -87,7 +87,7 @@ is_lfs_pointer(const struct checked_file *container)
            memcmp(first, begin, sizeof(first)) == 0;
 }
 
-/* Whether to ignore a file that is not a checkpoint. */
+/* Whether a file that is not a checkpoint is ignored instead of reported. */
 static bool
 is_passed_over(const struct checked_file *container, const struct reason *reason)
 {

@@ -31,7 +31,8 @@ void findings_free(struct findings *findings);
 void findings_add(struct findings *findings, char *path, bool unchecked, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Removes the findings after the first `count`, which must not be printed yet. */
+/* Removes all findings but the first `count`. None of those removed may have been printed, and no
+ * other thread may add findings. */
 void findings_truncate(struct findings *findings, size_t count);
 
 /* Prints the findings that are not printed yet to standard output, one line each, sorted by path.

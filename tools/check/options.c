@@ -46,7 +46,7 @@ static const char usage[] =
     "  fstfs-check --deep ~/.cache/huggingface/hub\n"
     "  fstfs-check --hashes=llama.hashes ~/models/llama    # and again after it was moved\n";
 
-static const struct command_option check_options[] = {
+static const struct command_option option_table[] = {
     {"deep", offsetof(struct check_options, deep), NULL, NULL},
     {"nan", offsetof(struct check_options, nan), NULL, NULL},
     {"hashes", offsetof(struct check_options, hashes), "a file", NULL},
@@ -55,7 +55,7 @@ static const struct command_option check_options[] = {
     {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-check", usage, check_options};
+static const struct command command = {"fstfs-check", usage, option_table};
 
 void
 options_parse(int argc, char **argv, struct check_options *options)

@@ -426,8 +426,9 @@ add_hub_groups(struct tree *tree, struct source_dir *dir, const struct listing *
     return error;
 }
 
-/* Checks the files that belong to no checkpoint: unfinished downloads by the Hugging Face tools,
- * and files of other formats. */
+/* Checks the files that belong to no checkpoint: reports unfinished downloads by the Hugging Face
+ * tools, checks files of other formats, and with --deep adds targets for files of a Hugging Face
+ * cache. */
 static errint_t
 check_side_files(struct tree *tree, struct source_dir *dir, const struct listing *listing,
                  const struct scope *scope)

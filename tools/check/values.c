@@ -3,12 +3,13 @@
 
 #include <string.h>
 
-/* The bits of a number. If all bits of `exponent` are set, the value is infinite if its mantissa is
- * 0, else NaN. A C64 is two F32. */
+/* The bits of a number. A value with all bits of `exponent` set is special. With has_inf, it is
+ * infinite if its bits of `mantissa` are 0, else NaN. Without, it is NaN if they are 0, else a
+ * number. A C64 is two F32. */
 struct number_format {
     uint64_t exponent, mantissa;
     unsigned size; /* bytes; 0: not a floating-point type */
-    bool has_inf; /* otherwise it is NaN if its mantissa is 0, else a number */
+    bool has_inf;
 };
 
 static const struct number_format number_formats[DTYPE_COUNT] = {

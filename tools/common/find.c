@@ -146,7 +146,7 @@ find_ignore_problem(void *arg, const char *directory, const char *name, const ch
 }
 
 errint_t
-find_sound(struct found *found, struct reason *reason)
+find_read_headers(struct found *found, struct reason *reason)
 {
     const struct checkpoint *checkpoint;
     char name[QUOTED_SIZE];

@@ -18,7 +18,7 @@ struct found {
     struct listing *listing;
     const struct group *group;
     bool one_file; /* the path selects only the shard `name` of the group */
-    struct checkpoint *checkpoint; /* NULL before find_sound() */
+    struct checkpoint *checkpoint; /* NULL before find_read_headers() */
 };
 
 /* Ignores a problem; for the problem watch of a catalog. */
@@ -36,9 +36,9 @@ void find_ignore_problem(void *arg, const char *directory, const char *name, con
 errint_t find_checkpoint(const char *path, const struct catalog_options *options,
                          struct found *found, struct reason *reason);
 
-/* Reads the headers, and checks that the shards which the path selects are valid. -ENOMEM.
- * -EBADMSG: `reason` names the invalid shard and the rule, or what is wrong with the checkpoint. */
-errint_t find_sound(struct found *found, struct reason *reason);
+/* Reads the headers, and checks that the shards that the path selects are valid. -ENOMEM; -EBADMSG:
+ * `reason` names the invalid shard and the rule, or what is wrong with the checkpoint. */
+errint_t find_read_headers(struct found *found, struct reason *reason);
 
 void find_close(struct found *found);
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Replaces NUL, where fnmatch(3) would end the name. UTF-8 does not contain this byte, so a pattern
- * in UTF-8 cannot require it. */
+/* Replaces NUL, at which fnmatch(3) would end the name. This byte is never part of UTF-8, so no
+ * pattern in UTF-8 matches it literally. */
 #define NUL_REPLACEMENT '\xff'
 
 errint_t

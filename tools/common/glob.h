@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Sets *matches to whether fnmatch(3) without flags finds that the pattern matches the whole name
- * of `length` bytes. A NUL in the name is matched by `*`, `?` and `[!...]`. -ENOMEM. */
+/* Sets *matches to whether the pattern matches the whole name of `length` bytes, as fnmatch(3) does
+ * without flags. `*`, `?` and `[!...]` also match NUL. -ENOMEM. */
 errint_t glob_match(const char *glob, const char *name, size_t length, bool *matches);
 
 #endif

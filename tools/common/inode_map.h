@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers inodes, and so recognizes a file or directory by any of its paths. */
+/* Gives inodes numbers, from 1, to recognize a file or directory by any of its paths. */
 #ifndef FSTFS_COMMON_INODE_MAP_H
 #define FSTFS_COMMON_INODE_MAP_H
 
@@ -11,8 +11,8 @@ struct inode_map {
     size_t count;
 };
 
-/* Returns the inode's number, and adds it as number `count` + 1 unless it is in the map. 0: out of
- * memory. */
+/* Returns the number of the inode. An inode that is not in the map is added, with the number
+ * map->count + 1. 0: out of memory. */
 size_t inode_map_add(struct inode_map *map, const struct file_identity *identity);
 
 /* Returns the inode's number; 0 if it is not in the map. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Members of JSON objects of other programs. NULL, and values that are not objects, have none. */
+/* Reads members of JSON objects that other programs wrote. `object` may be NULL or another type of
+ * value; it then has no members. */
 #ifndef FSTFS_COMMON_JSON_H
 #define FSTFS_COMMON_JSON_H
 

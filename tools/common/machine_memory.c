@@ -26,7 +26,7 @@ static const struct cgroup_version cgroup_2 = {
     "\nfile ",
 };
 
-/* As file_read_number(), of a file of a cgroup. `none` also if the value is "max". */
+/* As file_read_number(), for a file of a cgroup. Returns `none` for "max", too. */
 static uint64_t
 cgroup_number(const struct cgroup_version *version, const char *group, const char *file,
               const char *key, uint64_t none)

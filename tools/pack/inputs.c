@@ -192,7 +192,7 @@ take_input_checkpoint(const struct pack_options *options, struct inputs *inputs,
                       struct found *found, const char *path, struct reason *reason)
 {
     const struct checkpoint *checkpoint;
-    errint_t error = find_sound(found, reason);
+    errint_t error = find_read_headers(found, reason);
 
     if (!error)
         error = set_container(options, inputs, found, reason);
@@ -411,8 +411,9 @@ inputs_read(const struct pack_options *options, struct inputs *inputs, struct re
     error = sort_input_tensors(inputs, reason);
     if (!error && inputs->checkpoint.tensor_count == 0 && options->patterns.count > 0)
         return reason_set(reason, -ENOENT, "None",
-                          inputs->excluded > 0 ? "--pick and --drop exclude all tensors"
-                                               : "no tensors for --pick and --drop to select from");
+                          inputs->excluded > 0
+                              ? "--pick and --drop exclude all tensors"
+                              : "--pick and --drop: the input has no tensors to select from");
     if (!error)
         layout_check_metadata(&inputs->checkpoint);
     return error;

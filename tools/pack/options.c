@@ -102,7 +102,7 @@ parse_drop(const char *value, void *field)
     return add_pattern(field, value, true);
 }
 
-static const struct command_option pack_options[] = {
+static const struct command_option option_table[] = {
     {"max-shard-size", offsetof(struct pack_options, shard_size), "a size such as 512M, 5G or 5GB",
      parse_shard_size},
     {"shards", offsetof(struct pack_options, shards), "a number from 1 to 99999", parse_shards},
@@ -115,7 +115,7 @@ static const struct command_option pack_options[] = {
     {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-pack", usage, pack_options};
+static const struct command command = {"fstfs-pack", usage, option_table};
 
 /* Checks that the arguments are valid together. */
 static void

@@ -13,10 +13,11 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* Finds out whether the file system shows files of another one, with other inode numbers or
- * devices, and unless NULL, whether the file may have an ACL. */
+/* Returns whether the file is on a file system (overlayfs, FUSE) that may show files of another
+ * one, with its own inode and device numbers. Sets *has_acl, unless that is NULL, if the file may
+ * have an ACL. */
 static bool
-is_stacked(int directory, const char *name, bool *has_acl)
+probe_source_file(int directory, const char *name, bool *has_acl)
 {
     int fd = openat(directory, name, O_PATH | O_CLOEXEC);
     struct statfs fs;
@@ -41,7 +42,7 @@ add_source_file(struct sources *sources, const char *real, const char *path)
 
     if (file_identity_at(&entry.identity, AT_FDCWD, real))
         return 0; /* ignored: reading it will fail, too */
-    entry.is_stacked = is_stacked(AT_FDCWD, real, &sources->has_acl);
+    entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->has_acl);
     number = inode_map_add(&sources->inodes, &entry.identity);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
@@ -93,8 +94,8 @@ is_same_time(const struct timespec *a, const struct timespec *b)
     return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
 }
 
-/* Returns the number of the source that is the same file on another device, by size and times; 0:
- * none. The change time cannot be set, so that a copy has another one. */
+/* Returns the number of the source that has another device number but the same size and times, and
+ * so is the same file; 0: none. A copy has another change time, which programs cannot set. */
 static size_t
 find_shown_source(const struct sources *sources, const struct file_identity *identity, bool stacked)
 {
@@ -119,7 +120,7 @@ sources_find_in(const struct sources *sources, int directory, const char *name)
         return NULL;
     number = inode_map_find(&sources->inodes, &identity);
     if (number == 0)
-        number = find_shown_source(sources, &identity, is_stacked(directory, name, NULL));
+        number = find_shown_source(sources, &identity, probe_source_file(directory, name, NULL));
     return number ? sources->all[number - 1].path : NULL;
 }
 

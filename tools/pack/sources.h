@@ -3,8 +3,8 @@
  * The set of input files: none of them may be replaced.
  *
  * A file is found by device and inode number, and through mounts that change these (overlayfs,
- * FUSE) by its size and times, which they pass on. Other file systems are not compared by times: a
- * snapshot has those of the original.
+ * FUSE) by its size and times, which they pass on. Files of other file systems are not compared
+ * by times: a file in a snapshot has the times of the original.
  */
 #ifndef FSTFS_PACK_SOURCES_H
 #define FSTFS_PACK_SOURCES_H

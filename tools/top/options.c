@@ -47,7 +47,7 @@ parse_interval(const char *value, void *field)
     return end != value && !*end && *seconds >= 0.1 && *seconds <= 3600;
 }
 
-static const struct command_option top_options[] = {
+static const struct command_option option_table[] = {
     {"interval", offsetof(struct top_options, interval), "seconds from 0.1 to 3600",
      parse_interval},
     {"once", offsetof(struct top_options, once), NULL, NULL},
@@ -57,7 +57,7 @@ static const struct command_option top_options[] = {
     {NULL, 0, NULL, NULL},
 };
 
-static const struct command command = {"fstfs-top", usage, top_options};
+static const struct command command = {"fstfs-top", usage, option_table};
 
 void
 options_parse(int argc, char **argv, struct top_options *options)

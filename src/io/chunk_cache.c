@@ -64,19 +64,19 @@ static void
 cached_file_note_delivered(struct cached_file *file, uint64_t start, uint64_t end)
 {
     for (unsigned i = 0; i < file->delivered_count; i++) {
-        struct byte_range *span = &file->delivered[i];
+        struct byte_range *range = &file->delivered[i];
 
-        if (start > span->end || end < span->start)
+        if (start > range->end || end < range->start)
             continue;
-        span->start = start < span->start ? start : span->start;
-        span->end = end > span->end ? end : span->end;
+        range->start = start < range->start ? start : range->start;
+        range->end = end > range->end ? end : range->end;
         return;
     }
-    if (file->delivered_count < DELIVERED_SPANS) {
+    if (file->delivered_count < DELIVERED_RANGES) {
         file->delivered[file->delivered_count++] = (struct byte_range){start, end};
     } else {
         file->delivered[file->oldest_delivered] = (struct byte_range){start, end};
-        file->oldest_delivered = (file->oldest_delivered + 1) % DELIVERED_SPANS;
+        file->oldest_delivered = (file->oldest_delivered + 1) % DELIVERED_RANGES;
     }
 }
 
@@ -84,9 +84,9 @@ void
 cached_file_note_request(struct cached_file *file, uint64_t start, uint64_t end)
 {
     for (unsigned i = 0; i < file->delivered_count; i++) {
-        const struct byte_range *span = &file->delivered[i];
+        const struct byte_range *range = &file->delivered[i];
 
-        if (start >= span->start && end <= span->end)
+        if (start >= range->start && end <= range->end)
             file->delivered_again += end - start;
     }
     if (file->delivered_again < SECOND_PASS_BYTES)
@@ -102,10 +102,10 @@ cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint
     uint64_t skipped = offset;
 
     for (unsigned i = 0; i < file->delivered_count; i++) {
-        const struct byte_range *span = &file->delivered[i];
+        const struct byte_range *range = &file->delivered[i];
 
         /* The block at each end may have been delivered in part only. */
-        uint64_t start = span->start + BLOCK_SIZE, stop = span->end - BLOCK_SIZE;
+        uint64_t start = range->start + BLOCK_SIZE, stop = range->end - BLOCK_SIZE;
 
         if (start <= offset && stop > skipped)
             skipped = stop;

@@ -78,7 +78,7 @@ chunk_end(const struct chunk *chunk)
     return chunk->read.offset + chunk->read.length;
 }
 
-#define DELIVERED_SPANS 32 /* remembered for each file */
+#define DELIVERED_RANGES 32 /* remembered for each file */
 
 struct byte_range {
     uint64_t start, end;
@@ -95,9 +95,9 @@ struct cached_file {
     uint64_t resident_tick; /* of that moment */
     /* Bytes that were delivered and evicted. They are not prefetched again: where several threads
      * share a file, each reads up to the bytes that the next one has read. */
-    struct byte_range delivered[DELIVERED_SPANS];
+    struct byte_range delivered[DELIVERED_RANGES];
     unsigned delivered_count, oldest_delivered;
-    uint64_t delivered_again; /* bytes of these spans that were requested again */
+    uint64_t delivered_again; /* bytes of these ranges that were requested again */
 };
 
 struct idle_list {
@@ -159,9 +159,9 @@ bool memory_lane_allows(const struct chunk_cache *cache, const struct memory_lan
 /* Charges a chunk to the budget and to a lane, whose limits the caller has checked, and adds it to
  * a batch. */
 void chunk_charge(struct chunk *chunk, struct memory_lane *lane, struct list *batch);
-/* Maps missing buffers of a batch and submits its reads, in the order in which chunks were added;
- * the batch is empty then. A chunk whose buffer cannot be mapped fails with -ENOMEM. Without the
- * lock. */
+/* Maps missing buffers of a batch and submits its reads in the order in which the chunks were
+ * added. The batch is empty afterwards. A chunk whose buffer cannot be mapped fails with -ENOMEM.
+ * Without the lock. */
 void chunk_cache_submit_batch(struct chunk_cache *cache, struct list *batch);
 
 /* Charges the chunk to the lane if it was idle. */
@@ -175,12 +175,12 @@ void chunk_end_read(struct chunk *chunk, errint_t result);
 /* Index of the first chunk that ends after `offset`; file->count: there is none. */
 uint32_t cached_file_find(const struct cached_file *file, uint64_t offset);
 
-/* A request needs bytes [start, end), which are not cached. Forgets the delivered spans once much
+/* A request needs bytes [start, end), which are not cached. Forgets the delivered ranges once much
  * of them was requested again: the file is being read a second time. */
 void cached_file_note_request(struct cached_file *file, uint64_t start, uint64_t end);
 
-/* The end of the delivered span around `offset`, else `offset`. Lowers *end to the start of the
- * next delivered span. The blocks at the ends of a span are not part of it: they may be delivered
+/* The end of the delivered range around `offset`, else `offset`. Lowers *end to the start of the
+ * next delivered range. The blocks at the ends of a range are not part of it: they may be delivered
  * only in part. */
 uint64_t cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint64_t *end);
 

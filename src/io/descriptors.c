@@ -417,10 +417,12 @@ set_buffered(int fd)
     return fcntl(fd, F_SETFL, 0) < 0 ? -errno : 0;
 }
 
-/* O_NONBLOCK, since the path may refer to a FIFO now. O_DIRECT is set after the check. */
+/* O_NONBLOCK: the path may now refer to a FIFO. O_DIRECT is set once the version has been verified.
+ */
 #define OPEN_FLAGS (O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
 
-/* Returns `fd`, or closes it if it is not of this version. */
+/* Verifies `fd`, which may be a negative errno. Returns it, or closes it and returns the error if
+ * it is not of the backing's version. */
 static int
 descriptor_verified(struct backing *backing, int fd)
 {

@@ -35,8 +35,8 @@ errint_t descriptors_new(unsigned most, bool direct, struct descriptors **descri
  * not known to be on a local file system. NULL, before workers_free(): none from now on. */
 void descriptors_use_workers(struct descriptors *descriptors, struct workers *workers);
 
-/* For the child of fork(), which does not use the parent's objects: another thread may have held
- * the lock of the process. */
+/* Call it in the child of fork(): reinitializes the global lock, which another thread of the parent
+ * may have held. The child must not use objects of the parent. */
 void descriptors_after_fork(void);
 
 /* Closes all descriptors, and drops the state of all backings. No descriptor may be held. */

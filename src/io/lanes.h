@@ -6,8 +6,8 @@
  * rings and workers queue reads by file system, in lanes, and limit each lane to a share that
  * leaves some of the resource to the others. A lane that holds nothing may always take one.
  *
- * The lanes of a resource are a list (base/list.h), the one to serve next first, guarded by the
- * lock of the resource.
+ * The lanes of a resource are in a list (base/list.h), which the lock of the resource guards. The
+ * first lane is served next.
  */
 #ifndef FSTFS_IO_LANES_H
 #define FSTFS_IO_LANES_H

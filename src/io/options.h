@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The options of the engine and its storage; its optional mechanisms, and the state of each.
+ * The options of the engine, and the states of its optional mechanisms.
  */
 #ifndef FSTFS_IO_OPTIONS_H
 #define FSTFS_IO_OPTIONS_H
@@ -15,11 +15,11 @@ struct io_options {
     bool no_ring; /* no io_uring: workers only */
     bool no_direct; /* no O_DIRECT: buffered reads only */
     bool no_prefetch; /* foreground reads only */
-    bool keeps_pages; /* buffered reads that leave the bytes in the page cache, for other readers */
+    bool keeps_pages; /* use buffered reads, and keep the bytes in the page cache for others */
     unsigned rings; /* io_uring instances, each with a thread; 0: by the number of processors */
     unsigned queue_depth; /* limit of reads in flight per ring; 0: 64 */
-    uint64_t
-        memory; /* budget of all buffers in bytes; 0: 256 MiB, or an eighth of a small machine */
+    /* Budget of all buffers in bytes; 0: 256 MiB, or an eighth of the memory if that is less. */
+    uint64_t memory;
 };
 
 enum io_mechanism {

@@ -33,7 +33,7 @@
 #define THREADS_WITH_RINGS 8
 #define THREADS_WITHOUT_RINGS 16
 #define ATTEMPTS_MAX 4 /* after EIO, EAGAIN or EINTR */
-#define FIRST_PAUSE_MS 5 /* before the second attempt; doubled before each further one */
+#define FIRST_PAUSE_MS 10 /* before the second attempt; doubled before each further one */
 
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
@@ -124,8 +124,8 @@ storage_read_alone_later(struct storage *storage, struct storage_read *read)
 static void
 storage_complete(struct storage *storage, struct storage_read *read, errint_t result)
 {
-    /* For callers these have other meanings: memory is short, the read has not ended, or a signal
-     * has interrupted the program. */
+    /* These errors have other meanings for callers. -EAGAIN: memory is short; -EINPROGRESS: the
+     * read has not ended; -EINTR: a signal has interrupted the program. */
     if (result == -EAGAIN || result == -EINPROGRESS || result == -EINTR)
         result = -EIO;
     atomic_fetch_sub_explicit(&storage->pending, 1, memory_order_relaxed);
@@ -327,7 +327,7 @@ read_until_done(struct storage *storage, struct storage_read *read, int fd)
             return -ESTALE; /* truncated */
         if ((result != -EIO && result != -EAGAIN && result != -EINTR) || attempts == ATTEMPTS_MAX)
             return (errint_t)result;
-        pause_ms(FIRST_PAUSE_MS << attempts++);
+        pause_ms(FIRST_PAUSE_MS << (attempts++ - 1));
         counter_add(&storage->counters.retries, 1);
     }
     return 0;
@@ -426,7 +426,7 @@ acquire_descriptor(struct storage *storage, const struct storage_read *read)
     int fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
 
     while (fd == -EIO && attempts < ATTEMPTS_MAX) {
-        pause_ms(FIRST_PAUSE_MS << attempts++);
+        pause_ms(FIRST_PAUSE_MS << (attempts++ - 1));
         counter_add(&storage->counters.retries, 1);
         fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
     }

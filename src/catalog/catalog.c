@@ -240,14 +240,14 @@ source_dir_unref(struct source_dir *dir)
     *link = dir->next;
     pthread_mutex_unlock(&catalog->lock);
     listing_unref(dir->listing);
-    problem_set_unref(dir->unlisted);
+    problem_set_unref(dir->list_problem);
     pthread_mutex_destroy(&dir->lock);
     free(dir);
 }
 
 /* ---- problems ---- */
 
-/* What the problems of the source are collected from; counted references. */
+/* References to the listings and sets from which the problems of the source are collected. */
 struct problem_sources {
     struct listing **listings;
     size_t listing_count;
@@ -270,8 +270,8 @@ listing_has_directory(const struct listing *listing, const char *name, size_t le
                    sizeof(*listing->directories), text_compare_strings) != NULL;
 }
 
-/* Whether the known listings of the directories above lead to `path`. One that is not in memory may
- * lead there. The lock is held. */
+/* Returns false if a directory above `path` could not be listed, or its listing lacks the next
+ * component. Directories without a listing in memory are not checked. The lock is held. */
 static bool
 directory_is_listed(struct catalog *catalog, const char *path)
 {
@@ -290,8 +290,8 @@ directory_is_listed(struct catalog *catalog, const char *path)
     return true;
 }
 
-/* Takes ownership of the reference; NULL is allowed. Leaves out a set without problems, as most
- * are. */
+/* Takes ownership of the reference; NULL is allowed. Drops a set without problems; most have none.
+ */
 static void
 add_problem_set(struct problem_sources *sources, struct problem_set *set)
 {
@@ -318,14 +318,14 @@ drop_unlisted_directories(struct catalog *catalog, struct problem_sources *sourc
         problem_set_unref(sources->sets[--sources->set_count]);
 }
 
-/* What memory has no room for is left out. */
+/* Leaves out listings and sets if memory is short. */
 static void
 problem_sources_collect(struct catalog *catalog, struct problem_sources *sources)
 {
     pthread_mutex_lock(&catalog->lock);
     for (size_t i = 0; i < DIRECTORY_BUCKETS; i++)
         for (struct source_dir *dir = catalog->directories[i]; dir; dir = dir->next) {
-            add_problem_set(sources, problem_set_ref(dir->unlisted));
+            add_problem_set(sources, problem_set_ref(dir->list_problem));
             if (dir->listing && array_add(sources->listings, sources->listing_count, dir->listing))
                 listing_ref(dir->listing);
         }

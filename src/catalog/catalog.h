@@ -91,7 +91,7 @@ struct listing {
     const struct group *groups; /* sorted by group_compare_names(), then precedence */
     struct problem_set *problems; /* the view may add to it */
     struct file_identity directory; /* when the listing was read */
-    bool has_lanes; /* whether any name has a lane, see listing_lane() */
+    bool has_lanes; /* a link leads to another file system, see listing_lane() */
 };
 
 /* One shard with its header. Immutable, counted; shared by versions of the checkpoint. */
@@ -196,9 +196,9 @@ void catalog_free(struct catalog *catalog);
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
 int catalog_source_fd(const struct catalog *catalog); /* its descriptor, owned by the catalog */
 
-/* The problems of all directories and checkpoints that are in memory, as far as the last listings
- * of the directories above them lead there: what was removed or replaced has no problems. Does not
- * access the source. */
+/* The problems of all directories and checkpoints that are in memory. Those of a directory are left
+ * out if the listing in memory of a directory above it does not contain it: a file or directory
+ * that was removed or replaced has no problems. Does not access the source. */
 void catalog_write_problems(struct catalog *catalog, struct buffer *out);
 size_t catalog_count_problems(struct catalog *catalog);
 
@@ -238,9 +238,9 @@ void source_dir_expire_listing(struct source_dir *dir);
 
 /* The current listing; a new reference. */
 errint_t source_dir_listing(struct source_dir *dir, struct listing **listing);
-/* Adds a problem to the directory for this error of source_dir_listing(). It ends when another
- * attempt to list the directory has another result, or with the last reference. */
-void source_dir_report_unlisted(struct source_dir *dir, errint_t error);
+/* Adds the problem that source_dir_listing() failed with `error`. It is removed when a later
+ * attempt to list the directory has a different result, or with the last reference to `dir`. */
+void source_dir_report_list_error(struct source_dir *dir, errint_t error);
 /* Key of the file system that the link `name` leads to; 0: as in struct group. */
 uint64_t listing_lane(const struct listing *listing, const char *name);
 static inline struct listing *

@@ -110,7 +110,7 @@ report_unknown_dtypes(struct checkpoint *checkpoint, const struct shard *shard)
 static size_t
 drop_duplicates(struct checkpoint *checkpoint, struct named_tensor *all, size_t count)
 {
-    size_t kept = 0, dropped = 0, end, named = problem_set_named(checkpoint->problems);
+    size_t kept = 0, dropped = 0, end, named = problem_set_named_max(checkpoint->problems);
     char name[QUOTED_SIZE], shard[QUOTED_SIZE];
 
     for (size_t i = 0; i < count; i = end) {
@@ -145,7 +145,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
 {
     size_t absent = 0, unlisted = 0, elsewhere = 0, t = 0;
     struct problem_set *set = checkpoint->problems;
-    const size_t named = problem_set_named(set);
+    const size_t named = problem_set_named_max(set);
     char name[QUOTED_SIZE], shard[QUOTED_SIZE], actual[QUOTED_SIZE];
 
     for (uint32_t i = 0; i <= index->count; i++) {

@@ -320,7 +320,7 @@ add_group(struct grouper *grouper, enum group_kind kind, const struct container 
 static void
 group_by_index(struct grouper *grouper, const struct group_index *named)
 {
-    size_t first = grouper->member_count, most = problem_set_named(grouper->problems);
+    size_t first = grouper->member_count, most = problem_set_named_max(grouper->problems);
     struct problem_set *problems = grouper->problems;
     struct suffix suffix;
     uint32_t missing = 0;
@@ -401,7 +401,7 @@ group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t c
 {
     const struct container *container = file_suffix(set[0].file).container;
     struct problem_set *problems = container->is_converted ? NULL : grouper->problems;
-    size_t first = grouper->member_count, most = problem_set_named(grouper->problems);
+    size_t first = grouper->member_count, most = problem_set_named_max(grouper->problems);
     uint32_t expected = 1, found = 0, indexed = 0, present = 0, reported = 0;
     const char *name = grouper->stems.data + set[0].stem;
     char stem[QUOTED_SIZE];

@@ -38,7 +38,8 @@ const struct container *group_file_container(const char *file);
  * first. */
 int group_compare_names(const struct group *x, const struct group *y);
 
-/* A file that stands for the group in messages: its index, or else its first member. */
+/* The file that messages about the group name: its index, or else its first member. NULL: it has
+ * neither. */
 static inline const char *
 group_file(const struct group *group)
 {
@@ -68,7 +69,7 @@ bool group_single_name(const char *file, char stem[256]);
 struct group_index {
     const char *file;
     struct st_index *index; /* NULL: refused */
-    /* Used by listing.c only. */
+    /* State of listing.c, which group_files() ignores: */
     struct file_identity identity;
     bool is_remote; /* checked as a remote name */
 };

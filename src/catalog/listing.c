@@ -24,7 +24,7 @@ struct listing_private {
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
     const char **directories;
-    struct group_index *indexes; /* their `index` is NULL once the files are grouped */
+    struct group_index *indexes; /* `index` is NULL once the files are grouped */
     size_t index_count;
 };
 
@@ -345,37 +345,38 @@ listing_check_is_due(const struct source_dir *dir)
            checked <= atomic_load(&dir->listing_expired) || atomic_load(&dir->has_late_answer);
 }
 
-/* Takes over the result of reading the directory, whose lock is held. */
+/* Stores the result of reading the directory: a listing, of which it takes the reference, or NULL
+ * and the error. dir->lock is held. */
 static void
 publish_listing(struct source_dir *dir, struct listing *listing, errint_t error)
 {
     struct listing *before = dir->listing;
-    struct problem_set *unlisted = NULL;
+    struct problem_set *problem = NULL;
 
     pthread_mutex_lock(&dir->catalog->lock);
     dir->listing = listing;
     if (error != dir->list_error) {
-        unlisted = dir->unlisted;
-        dir->unlisted = NULL;
+        problem = dir->list_problem;
+        dir->list_problem = NULL;
     }
     dir->list_error = error;
     pthread_mutex_unlock(&dir->catalog->lock);
     listing_unref(before);
-    problem_set_unref(unlisted);
+    problem_set_unref(problem);
 }
 
 void
-source_dir_report_unlisted(struct source_dir *dir, errint_t error)
+source_dir_report_list_error(struct source_dir *dir, errint_t error)
 {
-    struct problem_set *unlisted = problem_set_new(dir->catalog->problems, dir->path);
-    struct problem_set *unused = unlisted;
+    struct problem_set *problem = problem_set_new(dir->catalog->problems, dir->path);
+    struct problem_set *unused = problem;
 
-    problem_set_add(unlisted, NULL, "cannot be listed: %s: its files are not shown",
+    problem_set_add(problem, NULL, "cannot be listed: %s: its files are not shown",
                     strerror(-error));
     pthread_mutex_lock(&dir->catalog->lock);
     if (dir->list_error == error) {
-        unused = dir->unlisted;
-        dir->unlisted = unlisted;
+        unused = dir->list_problem;
+        dir->list_problem = problem;
     }
     pthread_mutex_unlock(&dir->catalog->lock);
     problem_set_unref(unused);

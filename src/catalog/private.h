@@ -54,11 +54,12 @@ struct source_dir {
     struct source_dir *next; /* in its bucket */
     unsigned references; /* guarded by catalog->lock */
     atomic_ullong device; /* see source_dir_device() */
-    pthread_mutex_t lock; /* guards `listing`; held while it is made */
-    struct listing
-        *listing; /* NULL: not read, or an error. Replaced with catalog->lock held, too */
+    pthread_mutex_t lock; /* held while a listing is made */
+    /* NULL: not read yet, or the last attempt failed. Replaced with `lock` and catalog->lock held;
+     * read with either. */
+    struct listing *listing;
     errint_t list_error; /* of the last attempt to read it; guarded by catalog->lock */
-    struct problem_set *unlisted; /* reports list_error; or NULL; guarded by catalog->lock */
+    struct problem_set *list_problem; /* reports list_error; or NULL; guarded by catalog->lock */
     atomic_ullong expired; /* monotonic_ms() of the last source_dir_expire() */
     atomic_ullong listing_expired; /* and of the last source_dir_expire_listing() */
     atomic_bool has_late_answer; /* to a query; the listing must be made again */

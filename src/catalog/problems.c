@@ -120,7 +120,7 @@ problem_set_count(const struct problem_set *set)
 }
 
 size_t
-problem_set_named(const struct problem_set *set)
+problem_set_named_max(const struct problem_set *set)
 {
     return set && set->problems->watch.named ? set->problems->watch.named : NAMED_DEFAULT;
 }

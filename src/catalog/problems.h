@@ -2,9 +2,9 @@
 /*
  * Known problems of the source, for .fstfs/problems.
  *
- * Problems are kept in sets. A set belongs to an object (a listing, a version of a checkpoint). The
- * catalog lists the sets of objects that are current (catalog_write_problems()); an object that was
- * replaced may exist as long as it has references. Any thread may call any function.
+ * Problems are kept in sets. A set belongs to an object (a listing, a version of a checkpoint).
+ * catalog_write_problems() writes the sets of current objects only: an object that was replaced
+ * lives on while it has references. Any thread may call any function.
  *
  * New problems are also logged, up to 1,000 per hour. A line that was logged is not logged again
  * while it is among the last 1,000.
@@ -38,8 +38,8 @@ void problems_free(struct problems *problems);
 /* A set for problems of `directory`, relative to the source. NULL: out of memory. References are
  * counted, and must be released before problems_free(). */
 struct problem_set *problem_set_new(struct problems *problems, const char *directory);
-struct problem_set *problem_set_ref(struct problem_set *set); /* NULL is allowed, as below */
-void problem_set_unref(struct problem_set *set);
+struct problem_set *problem_set_ref(struct problem_set *set); /* NULL is allowed */
+void problem_set_unref(struct problem_set *set); /* NULL is allowed */
 
 /*
  * Adds the line "PATH: TEXT", unless the set contains it, and logs it. `name` is that of a file in
@@ -54,8 +54,8 @@ const char *problem_set_directory(const struct problem_set *set);
 /* The number of lines. */
 size_t problem_set_count(const struct problem_set *set);
 
-/* The number of problems of one kind to add one by one: problem_watch.named. */
-size_t problem_set_named(const struct problem_set *set);
+/* How many problems of one kind are added one by one: problem_watch.named. */
+size_t problem_set_named_max(const struct problem_set *set);
 
 /* Appends the lines of these sets, sorted, without duplicates. */
 void problems_write(struct problems *problems, struct problem_set *const *sets, size_t set_count,

@@ -175,7 +175,7 @@ write_made_index(const struct checkpoint *checkpoint, struct derived *derived, e
     case MADE_MERGED_INDEX:
         return index_of_parts(checkpoint, &whole, 1, text);
     case MADE_PART_INDEX:
-    case MADE_SHARD_INDEX: /* without parts if the shards are the source's */
+    case MADE_SHARD_INDEX: /* parts is NULL if the view shows the source's */
         return index_of_parts(checkpoint, cut->parts, cut->count, text);
     default:
         index_of_tensors(checkpoint,

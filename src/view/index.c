@@ -96,7 +96,7 @@ add_weight(const struct checkpoint *checkpoint, uint32_t i, const char *shard, s
 }
 
 static void
-end_map(uint32_t count, struct buffer *out)
+end_json_object(uint32_t count, struct buffer *out)
 {
     buffer_add_text(out, count ? "\n  }" : "}");
 }
@@ -117,8 +117,8 @@ part_of(const struct layout_part *parts, size_t count, size_t position)
     return low;
 }
 
-/* Begins an index and adds the file of each tensor: a part or, if `parts` is NULL, the source's
- * shard, which cannot fail. */
+/* Begins an index and adds the file of each tensor: the part that has it or, if `parts` is NULL,
+ * the source's shard. -ENOMEM, only with `parts`. */
 static errint_t
 add_weights(const struct checkpoint *checkpoint, const struct layout_part *parts, size_t count,
             struct buffer *out)
@@ -137,7 +137,7 @@ add_weights(const struct checkpoint *checkpoint, const struct layout_part *parts
                             part_of(parts, count, starts[ref.shard] + ref.tensor), count, name);
         add_weight(checkpoint, i, parts ? name : checkpoint->shards[ref.shard]->name, out);
     }
-    end_map(checkpoint->tensor_count, out);
+    end_json_object(checkpoint->tensor_count, out);
     free(starts);
     return 0;
 }
@@ -192,7 +192,7 @@ add_gguf_pairs(const struct checkpoint *checkpoint, struct buffer *out)
         else
             buffer_add_json_string(out, table->text + pair->value, pair->value_length);
     }
-    end_map(table->metadata_count, out);
+    end_json_object(table->metadata_count, out);
 }
 
 void
@@ -204,7 +204,7 @@ index_of_tensors(const struct checkpoint *checkpoint, const char *directory, str
         buffer_add_text(out, i ? ",\n    " : "\n    ");
         add_tensor(checkpoint, checkpoint->tensors[i], directory, out);
     }
-    end_map(checkpoint->tensor_count, out);
+    end_json_object(checkpoint->tensor_count, out);
     add_gguf_pairs(checkpoint, out);
     buffer_add_text(out, "\n}\n");
 }

@@ -19,8 +19,8 @@
 void index_of_tensors(const struct checkpoint *checkpoint, const char *directory,
                       struct buffer *out);
 
-/* The index of a checkpoint re-cut into `count` parts, which index_part_name() names. -ENOMEM.
- * `parts` may be NULL: the index of the source's shards. */
+/* The index of a checkpoint that is re-cut into `count` parts, named by index_part_name(), or if
+ * `parts` is NULL, of the source's shards. -ENOMEM. */
 errint_t index_of_parts(const struct checkpoint *checkpoint, const struct layout_part *parts,
                         size_t count, struct buffer *out);
 

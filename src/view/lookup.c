@@ -360,7 +360,7 @@ lookup_in_tensors(struct lookup *lookup)
 
 errint_t
 lookup_in(struct view *view, const struct caller *caller, struct node *parent, const char *name,
-          /* NOLINTNEXTLINE(readability-non-const-parameter): the lookup writes to it */
+          /* NOLINTNEXTLINE(readability-non-const-parameter): written through lookup.id */
           node_id *id, struct stat *st)
 {
     struct lookup lookup = {.view = view,

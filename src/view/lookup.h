@@ -5,7 +5,8 @@
 
 #include "view/node.h"
 
-/* As view_lookup(), but only one attempt: -ESTALE is not retried. */
+/* As view_lookup(), but only one attempt: -ESTALE is not retried. *id and *st may be written on
+ * errors, too. */
 errint_t lookup_in(struct view *view, const struct caller *caller, struct node *parent,
                    const char *name, node_id *id, struct stat *st);
 

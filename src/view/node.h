@@ -115,8 +115,8 @@ enum { NODE_ITSELF = UINT32_MAX };
 
 node_id node_id_of(const struct node *node);
 node_id node_tensor_id(const struct node *set, uint32_t position);
-/* The node of an ID that the kernel holds. `position`, unless NULL: of a tensor file, else
- * NODE_ITSELF. */
+/* The node of an ID that the kernel holds. Sets *position, unless it is NULL, to the position of a
+ * tensor file, or to NODE_ITSELF. */
 struct node *node_of(struct view *view, node_id id, uint32_t *position);
 
 /* ---- nodes ---- */

@@ -22,7 +22,7 @@ struct directories {
 struct survey {
     struct catalog *catalog;
     struct view_options options;
-    atomic_bool stop; /* set under the lock */
+    atomic_bool stop; /* set with `lock` held, read without */
     struct directories held; /* used only by the thread */
     pthread_mutex_t lock; /* guards the rest; never held across storage access */
     pthread_cond_t changed;
@@ -105,7 +105,7 @@ survey_directory(struct survey *survey, struct source_dir *dir, struct directori
     if (error == -ENOENT || error == -ENOTDIR)
         return false;
     if (error) {
-        source_dir_report_unlisted(dir, error);
+        source_dir_report_list_error(dir, error);
         return true;
     }
     groups_load(dir, listing, NULL);

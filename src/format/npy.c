@@ -16,7 +16,8 @@
 static void
 add_dictionary(struct buffer *out, const char *descr, const uint64_t *dims, uint32_t rank)
 {
-    size_t start, first = 0; /* of the shape; bytes of its first number */
+    size_t start; /* offset of the shape in `out` */
+    size_t first = 0; /* digits of the first dimension */
 
     buffer_addf(out, "{'descr': '%s', 'fortran_order': False, 'shape': (", descr);
     start = out->length;

@@ -48,7 +48,8 @@ struct st_table {
     const char *text; /* strings without terminators */
     const struct gguf_info *gguf; /* NULL: not a GGUF file */
     uint32_t refused_count; /* tensors of the file that cannot be shown and are not in the table */
-    const char *refused; /* a line for each of the first of them, with the reason; or NULL */
+    const char *refused; /* a line with the reason for each of the first of them, all ending in a
+                          * newline; NULL: none */
     size_t bytes; /* size of the allocation */
 };
 

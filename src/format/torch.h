@@ -28,7 +28,7 @@ enum { TORCH_REFUSED_NAMED = 3 }; /* how many refused tensors are described in t
 struct torch_file {
     struct st_table *table; /* data_start is 0: `begin` and `end` are offsets in the file. Tensors
                              * may overlap (tied weights). The metadata is {"format": "pt"} */
-    bool imports_incomplete; /* `imports` may lack some. Valid on errors, too */
+    bool imports_incomplete; /* `imports` may lack some; also set on errors */
     bool is_zip; /* a zip archive; otherwise the older format */
     struct reason version; /* why torch.load() refuses the version of the archive; rule NULL: it
                             * does not */

@@ -29,7 +29,7 @@ bool torch_dtype(const struct pickle *pickle, pickle_value global, enum dtype *d
 /* Whether a PICKLE_CALL calls torch._utils.FUNCTION. */
 bool torch_calls(const struct pickle *pickle, const struct pickle_node *call, const char *function);
 
-/* Why no tensor that this function creates is shown; NULL: the function is not one of those. */
+/* If the call creates a tensor of a kind that is never shown, returns why it is not, else NULL. */
 const char *torch_refusal_of(const struct pickle *pickle, const struct pickle_node *call);
 
 /* Whether the function creates a tensor of contiguous or strided elements, of a plain class. Sets
@@ -40,7 +40,8 @@ bool torch_makes_tensor(const struct pickle *pickle, pickle_value function, bool
  * result to the class. */
 bool torch_is_call_from_type(const struct pickle *pickle, const struct pickle_node *call);
 
-/* Whether the global is a class that adds nothing to a tensor that torch.save() stores. */
+/* Whether the global is torch.Tensor, or one of its subclasses that torch.save() stores like it:
+ * Parameter and Buffer. */
 bool torch_is_plain_class(const struct pickle *pickle, pickle_value global);
 
 #endif

@@ -56,9 +56,9 @@ struct torch_source {
     uint32_t storage_count;
 };
 
-/* Errors are those of torch_read(). `imports`, unless NULL, receives those of all pickles that
- * torch.load() would execute, on errors too; not those of tar files, of archives whose directory is
- * refused, and of pickles without a PROTO instruction that are refused before their first call. */
+/* Errors are those of torch_read(). `imports`, unless NULL, receives the imports of all pickles
+ * that torch.load() would execute, also on errors. Exceptions: tar files; archives whose directory
+ * is refused; pickles without a PROTO instruction that are refused before their first call. */
 errint_t torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
                            struct torch_imports *imports, struct torch_source *source,
                            struct reason *reason);

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,10 +22,10 @@ enum {
     COMMENT_MAX = 65535,
     NAME_MAX_BYTES = 512, /* longest name of a member */
     EXTRA_ZIP64 = 0x0001,
-    ENCRYPTED_FLAGS = 1 << 0 | 1 << 6 | 1 << 13, /* also strongly, and with masked local headers */
+    ENCRYPTED_FLAGS = 1 << 0 | 1 << 6 | 1 << 13, /* encryption, strong encryption, masked headers */
     DESCRIPTOR_FLAG = 1 << 3, /* sizes and checksum follow the data */
     PATCH_FLAG = 1 << 5,
-    DIRECTORY_ATTRIBUTE = 1 << 4, /* of DOS; miniz ignores which system has made the entry */
+    DIRECTORY_ATTRIBUTE = 1 << 4, /* of MS-DOS; miniz tests it in entries of all systems */
     MEMBERS_PER_THREAD = 16,
 };
 
@@ -344,7 +345,7 @@ agrees(uint32_t local, uint64_t value, uint16_t flags)
     return local == value || local == UINT32_MAX || (local == 0 && (flags & DESCRIPTOR_FLAG));
 }
 
-/* Whether miniz takes a member for a directory. */
+/* Whether miniz treats a member as a directory. */
 static bool
 entry_is_directory(const unsigned char *entry)
 {
@@ -354,26 +355,33 @@ entry_is_directory(const unsigned char *entry)
            (name > 0 && entry[ENTRY_BYTES + name - 1] == '/');
 }
 
-/* Refuses a member that miniz refuses, or for which it returns memory that it has not written. */
+/* Refuses a member if miniz would refuse it, or would return uninitialized memory as its content.
+ */
 static errint_t
 check_entry(const struct zip *zip, const struct zip_member *member, struct reason *reason)
 {
     const unsigned char *entry = (const unsigned char *)zip->directory + member->name - ENTRY_BYTES;
     const uint16_t flags = bytes_u16(entry + 8);
+    char what[100];
 
     if (flags & ENCRYPTED_FLAGS)
         return refuse_member(reason, "ZipEncrypted", zip, member, "it is encrypted");
     if (flags & PATCH_FLAG)
-        return refuse_member(reason, "ZipEntry", zip, member, "it is a patch of another file");
+        return refuse_member(reason, "ZipEntry", zip, member,
+                             "it is marked as compressed patched data (flag 5), which PyTorch "
+                             "does not read");
     if (bytes_u16(entry + 34) != 0)
         return refuse_member(reason, "ZipEntry", zip, member, "it begins on another volume");
     if (member->size > 0 && entry_is_directory(entry))
         return refuse_member(reason, "ZipEntry", zip, member,
                              "it is marked as a directory, but has content");
     if (member->method == ZIP_STORED ? member->size != member->packed
-                                     : member->size > 0 && member->packed == 0)
-        return refuse_member(reason, "ZipEntry", zip, member,
-                             "its size and its size in the archive contradict each other");
+                                     : member->size > 0 && member->packed == 0) {
+        snprintf(what, sizeof(what),
+                 "it has %" PRIu64 " bytes, but %" PRIu64 " bytes in the archive", member->size,
+                 member->packed);
+        return refuse_member(reason, "ZipEntry", zip, member, what);
+    }
     return 0;
 }
 

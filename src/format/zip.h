@@ -7,8 +7,8 @@
  * Libraries such as libzip do not report the offset of a member's data, and accept archives that
  * other readers interpret differently. This reader refuses such archives: there must be one central
  * directory, directly before its end record, and local headers must agree with it. It also refuses
- * what miniz, the reader of PyTorch, refuses or returns without reading it. Format: APPNOTE.TXT 6.3
- * (PKWARE), with zip64.
+ * members that miniz, which PyTorch uses, would refuse or return without reading them. Format:
+ * APPNOTE.TXT 6.3 (PKWARE), with zip64.
  */
 #ifndef FSTFS_FORMAT_ZIP_H
 #define FSTFS_FORMAT_ZIP_H
@@ -24,7 +24,7 @@
  * text, and for each entry, of at least 46 bytes, a struct zip_member and the memory to sort it. */
 #define ZIP_FACTOR UINT64_C(4)
 
-enum { ZIP_STORED = 0, ZIP_DEFLATED = 8 }; /* the methods that miniz reads */
+enum { ZIP_STORED = 0, ZIP_DEFLATED = 8 }; /* compression methods that miniz supports */
 
 struct zip_member {
     uint64_t header; /* offset of the local header in the file */
@@ -46,10 +46,11 @@ struct zip {
     char *directory; /* the bytes of the central directory; malloc'ed */
 };
 
-/* A central directory: its offset, its length, the number of its entries, and the offset of the
- * record that follows it. */
+/* A central directory. */
 struct zip_end {
-    uint64_t at, start, length, count;
+    uint64_t at; /* offset of the end record, which follows it */
+    uint64_t start, length; /* of the directory, bytes */
+    uint64_t count; /* entries */
 };
 
 /*
@@ -67,7 +68,7 @@ void zip_free(struct zip *zip); /* all zero is allowed */
 struct zip_member *zip_find(const struct zip *zip, const char *name, size_t length);
 
 /* Reads the local header of a stored member, compares it with the central directory, and sets
- * `member->data`. Refuses other members. Errors as above. */
+ * `member->data`. Refuses a compressed member. Errors as above. */
 errint_t zip_locate(const struct zip *zip, struct zip_member *member, struct reason *reason);
 
 /* Reads the local headers of all members, compressed or not, in parallel if there are many, to

@@ -136,7 +136,8 @@ enum {
     MESSAGE_UNMOUNT = 'U',
     MESSAGE_FORCE = 'F',
     DEATH_MS = 500, /* time for a killed process to close its files */
-    END_MS = 1500, /* after SHUTDOWN_MS: the daemon must end even if the unmounter is stopped */
+    END_MS = 1500, /* limit of the wait for the unmounter, which may be stopped: with SHUTDOWN_MS,
+                    * the daemon ends within 5 s */
     END_STEP_MS = 2,
 };
 
@@ -191,7 +192,7 @@ unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *
     return helper_start("fstfs-unmount", quiet, -1, run_unmounter, &unmounter, helper);
 }
 
-/* Waits for its end, up to END_MS. Returns the error of unmounting; -ETIMEDOUT. */
+/* Waits up to END_MS for the unmounter to exit. Returns the error of unmounting, or -ETIMEDOUT. */
 static errint_t
 await_unmounter(pid_t pid)
 {

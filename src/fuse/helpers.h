@@ -44,9 +44,9 @@ bool helper_has_died(const struct helper *helper);
  * `unmount` and `abort` are called in that process. */
 errint_t unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *arg,
                          bool quiet, struct helper *helper);
-/* Ends the unmounter, which unmounts first if `unmount`, and waits for it for a bounded time.
- * Returns the error of unmounting; -EPIPE: it was to unmount and had died; -ETIMEDOUT: it does not
- * run, and will unmount when it does. */
+/* Ends the unmounter, and waits a limited time for it. If `unmount` is true, it unmounts first.
+ * Returns the error of unmounting; -EPIPE: it was to unmount and had died; -ETIMEDOUT: it has not
+ * ended in time, because it is stopped or unmounting is slow, and unmounts when it can. */
 errint_t unmounter_end(struct helper *helper, bool unmount);
 /* Makes it abort the connection and unmount, and waits as above. For a process that exits next.
  * Errors as above. */

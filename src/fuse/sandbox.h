@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 struct sandbox_part {
-    char why[120]; /* it is off; "": it is on */
+    char why[120]; /* why it is off; "": it is on */
 };
 
 struct sandbox {

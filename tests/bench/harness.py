@@ -51,8 +51,8 @@ def is_mounted(path):
 
 
 class Processes:
-    """Processes that print "ready", and then a line about each line of their input, among lines of
-    the programs that they run. Ended at the end of a `with`. `options`: of subprocess.Popen."""
+    """Processes that print "ready", and then one answer for each line of their input; other lines of
+    their output are ignored. They end with the `with` block. `options`: of subprocess.Popen."""
 
     def __init__(self, command, count, **options):
         self.processes = [subprocess.Popen(
@@ -73,7 +73,7 @@ class Processes:
             process.wait()
 
     def _wait(self, expected):
-        """Waits until each has printed a line that starts so."""
+        """Waits until each process has printed a line that starts with `expected`."""
         for process in self.processes:
             if not any(line.startswith(expected) for line in process.stdout):
                 raise Failed(f"a process exited with {process.wait()}")

@@ -156,7 +156,8 @@ reader_touch_segment(const struct reader_job *job, const struct plan_segment *s)
     return sum;
 }
 
-/* Reads a segment from `fd` or, with READER_COPY, copies it from the mapping. */
+/* Reads a segment into `buffer`, block by block: from `fd` or, for READER_COPY, from the file's
+ * mapping. Returns the checksum. */
 static uint64_t
 reader_read_segment(const struct reader_job *job, const struct plan_segment *s, int fd,
                     unsigned char *buffer)

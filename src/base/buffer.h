@@ -52,8 +52,8 @@ void buffer_add_json_string(struct buffer *buffer, const char *text, size_t leng
 /* The same for pages that people and any JSON parser read: escapes what buffer_add_quoted()
  * escapes, too, and a byte that is not UTF-8 becomes U+FFFD, since many parsers refuse \udcXX. */
 void buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length);
-/* Adds a member of a JSON object for a mechanism, and a comma: {"on":true}, or {"on":false} with
- * the reason unless `why_not` is NULL or "". */
+/* Adds the member `name` of a JSON object, and a comma. Its value is {"on":true} if `why_not` is
+ * NULL or "", else {"on":false} with the reason. */
 void buffer_add_json_switch(struct buffer *buffer, const char *name, const char *why_not);
 
 /*

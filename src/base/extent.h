@@ -49,8 +49,9 @@ errint_t file_identity_at(struct file_identity *identity, int directory, const c
  */
 bool file_identity_same_content(const struct file_identity *then, const struct file_identity *now);
 
-/* Opens a file for reading if it has the same content. Returns a descriptor or a negative errno;
- * -ESTALE: it has other content. */
+/* Opens a file for reading and checks that it has the content of `identity`
+ * (file_identity_same_content()). Returns a descriptor or a negative errno; -ESTALE: it has other
+ * content. */
 int file_identity_open(const struct file_identity *identity, int directory, const char *path);
 
 /* A hash of the identity without the mount, equal in all processes and mount namespaces on this

@@ -362,8 +362,8 @@ has_lease_room(void)
     return false;
 }
 
-/* Without F_SETOWN the signal is sent to this thread's process only as long as the thread exists.
- */
+/* F_SETOWN: by default the kernel finds the process by the thread that took the lease, and sends no
+ * signal once that thread has ended. */
 static errint_t
 set_lease(int fd)
 {
@@ -387,7 +387,7 @@ probe_lease(int fd)
 /* Takes the lease on a duplicate descriptor, and does not keep it if there is no room for one. The
  * lock is held. */
 static errint_t
-keep_lease(struct backing *backing, int fd)
+keep_lease_if_room(struct backing *backing, int fd)
 {
     struct lease *lease = has_lease_room() ? calloc(1, sizeof(*lease)) : NULL;
     errint_t error;
@@ -424,7 +424,7 @@ lease_take(struct backing *backing, int fd)
     if (unbroken_lease(backing)) {
         error = 0;
     } else if (leases.started) {
-        error = keep_lease(backing, fd);
+        error = keep_lease_if_room(backing, fd);
         if (error && error != -EAGAIN) {
             leases.refused++;
             leases.refusal = error;

@@ -35,8 +35,8 @@ typedef void (*lease_ended)(struct backing *backing, int fd, enum lease_end how)
 errint_t lease_start(unsigned most, lease_ended ended);
 /* Releases all leases and stops the threads. */
 void lease_stop(void);
-/* For the child of fork(), if lease_start() was not called: another thread may have held the lock.
- */
+/* Call it in the child of fork(), if the parent had not called lease_start(): reinitializes the
+ * lock, which another thread of the parent may have held. */
 void lease_after_fork(void);
 
 /* Counts one more user of the backing, with or without a lease: a lease with users is not idle.

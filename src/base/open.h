@@ -32,9 +32,9 @@ struct open_rules {
     int top;
 };
 
-/* Resolves `path` in this process by these rules, following links, and opens it with O_PATH. ""
- * duplicates the directory's descriptor, for which the user need not be able to search it, as for
- * the last name of a path. A descriptor or a negative errno; -ELOOP as above. */
+/* Resolves `path` in this process by these rules, following links, and opens it with O_PATH. If
+ * `path` is "", duplicates the descriptor of the directory, which the user then need not be able to
+ * search. Returns a descriptor or a negative errno; -ELOOP as above. */
 int open_path_as(int directory, const char *path, const struct open_rules *rules);
 /* As fstatat(2), following links. -EXDEV: the path crosses the excluded device. Any thread. */
 errint_t open_stat(int directory, const char *path, struct stat *st);
@@ -67,8 +67,8 @@ int open_local(int directory, const char *path, const struct open_mounts *mounts
  * does not report it (before Linux 5.8). */
 uint64_t open_mount_id(const struct statx *stx);
 
-/* Opens the file of `fd` again, whatever its path refers to now: a descriptor or a negative errno,
- * as without /proc. Any thread. */
+/* Opens the file that `fd` refers to again, even if its path now refers to another file. Returns a
+ * descriptor, or a negative errno, also if /proc is not mounted. Any thread. */
 int open_again(int fd, int flags);
 
 /* Excludes the device of the mount itself from all paths: in a lookup there, this process would

@@ -13,7 +13,7 @@ enum { PARALLEL_HELPERS_MOST = 64 };
  * uses fewer. Calls may run loops of their own. */
 void parallel_for(size_t count, unsigned threads, void (*work)(void *arg, size_t i), void *arg);
 
-/* For the child of fork(), in which no helper thread exists. */
+/* Call it in the child of fork(), in which no helper thread exists: resets their number. */
 void parallel_after_fork(void);
 
 #endif

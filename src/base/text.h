@@ -23,7 +23,7 @@ text_is(const char *text, size_t length, const char *string)
     return length == strlen(string) && memcmp(text, string, length) == 0;
 }
 
-/* Whether a string ends in `suffix`, and is longer. */
+/* Whether a string ends in `suffix` and has at least one byte before it. */
 static inline bool
 text_has_suffix(const char *string, const char *suffix)
 {

@@ -27,7 +27,8 @@ enum { VERSION_YOUNG_SECONDS = 30 };
 /* Enables leases, see lease_start(). */
 errint_t version_start(unsigned most_leases);
 void version_stop(void);
-/* For the child of fork(), if version_start() was not called: see lease_after_fork(). */
+/* Call it in the child of fork(), if the parent had not called version_start(): see
+ * lease_after_fork(). */
 void version_after_fork(void);
 
 /*

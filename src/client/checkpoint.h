@@ -40,7 +40,7 @@ source_backing(const struct tensor_source *source)
     return source->list->extents[0].backing;
 }
 
-/* The number of the file system that the source is on, st_dev. */
+/* The st_dev of the source's file system. */
 static inline uint64_t
 source_storage(const struct tensor_source *source)
 {

@@ -46,8 +46,8 @@ ranks_of_environment(void)
 static atomic_uint generation; /* of this process: fork() increments it in the child */
 static int atfork_error;
 
-/* In the child: other threads of the parent may have held the locks of the process. Those of the
- * parent's objects are not used here. */
+/* Runs in the child. Reinitializes global locks, which other threads of the parent may have held.
+ * Locks of objects need not be: the child does not use objects of its parent. */
 static void
 after_fork(void)
 {

@@ -500,9 +500,9 @@ mount_and_serve(struct options *options)
     return status;
 }
 
-/* Overwrites the environment except what fstfs, libfuse, fusermount3 and the C library use later.
- * It may hold the caller's secrets, which /proc/PID/environ and the memory of the daemon and its
- * helpers would show as long as they run. */
+/* Overwrites the environment, which may hold secrets of the caller, except what fstfs, libfuse,
+ * fusermount3 and the C library use later. /proc/PID/environ and the memory of the daemon and its
+ * helpers would show the secrets as long as these run. */
 static void
 erase_environment(void)
 {

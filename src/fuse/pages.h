@@ -17,7 +17,7 @@ struct session;
 
 enum { PAGES = 4 };
 
-/* The parts of a mount, in the order in which main.c makes them. The pages describe them. */
+/* The parts of a mount, in the order in which main.c creates them. The pages show their state. */
 struct mount_parts {
     const struct options *options;
     const char *mountpoint; /* absolute */

@@ -20,7 +20,7 @@
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17) && defined(FUSE_DEV_IOC_BACKING_OPEN)
 #define IS_BUILT 1
 #else
-#define IS_BUILT 0 /* passthrough->off is always set */
+#define IS_BUILT 0 /* passthrough->off is always set, so no ioctl is called */
 #define FUSE_CAP_PASSTHROUGH 0
 #endif
 

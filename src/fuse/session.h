@@ -35,8 +35,9 @@ void session_close(struct session *session);
 /* Appends one JSON object, `kernel` of .fstfs/status. Any thread. */
 void session_status(struct session *session, struct buffer *out);
 
-/* For unmounter_start(), with a struct session; also for a process that was forked after
- * session_new(). They unmount and abort the connection: see mount_detach() and mount_abort(). */
+/* Callbacks for unmounter_start(): unmount (mount_detach()), and abort the connection
+ * (mount_abort()). The argument is a struct session. A process that was forked after session_new()
+ * may call them. */
 errint_t session_unmount(void *session);
 void session_abort(void *session);
 

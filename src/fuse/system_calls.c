@@ -129,7 +129,7 @@ static const struct call_rule call_rules[] = {
 /* The value of the first condition is this process's ID. */
 static const struct call_rule own_process_rules[] = {
     {SYS_tgkill, {{0, INT_BITS, 0}}},
-    /* Gets the signals of leases. With another owner, the kernel would send them to any process. */
+    /* The owner gets the signals of leases. Injected code could have them sent to any process. */
     {SYS_fcntl, {{2, INT_BITS, 0}, {1, INT_BITS, F_SETOWN}}},
 };
 

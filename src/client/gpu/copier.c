@@ -93,7 +93,8 @@ copy_run_add_packed(struct copy_run *run, const struct plan_item *item, CUdevice
         run->error = CUDA_CALL(cuda, &run->reason, cuEventSynchronize, event);
     if (run->error < 0)
         return;
-    /* The first byte, at the packed offset `before`, is copied to `memory`. */
+    /* Packed offsets count from the start of the slice: the first byte here, at `before`, is copied
+     * to `memory`. */
     packed = strided_slice_copy(&item->slice, from, bytes, length, (char *)(memory - before));
     copy_run_add(run, to, packed, memory, packed);
     copy_run_flush(run);

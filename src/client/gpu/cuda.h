@@ -42,7 +42,7 @@ enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 #define CU_MEMHOSTREGISTER_PORTABLE 1
 #endif
 
-/* The functions and their parameters. fstfs-bench, too, uses them. */
+/* The functions of the driver that libfstfs and fstfs-bench use, with their parameters. */
 #define CUDA_FUNCTIONS(X)                                                                          \
     X(cuInit, (unsigned int flags))                                                                \
     X(cuGetErrorName, (CUresult error, const char **name))                                         \

@@ -168,7 +168,8 @@ pipeline_slot_done(void *arg, struct gpu_slot *slot)
     pthread_mutex_unlock(&pipeline->lock);
     if (is_last)
         read_end(read);
-    /* A ring can take the next span of a read only after the other ring took the one before. */
+    /* Spans are taken in order: a ring may be waiting for the other one to take the span before its
+     * own. */
     if (has_more)
         pipeline_submit(pipeline, 1);
 }

@@ -287,8 +287,8 @@ class Opened:
 
     @property
     def pointer(self):
-        """The struct fstfs_checkpoint. A __del__() in the same reference cycle can still ask for it
-        after the garbage collector has closed the checkpoint."""
+        """The struct fstfs_checkpoint. Raises ValueError once the garbage collector has closed the
+        checkpoint: a __del__() in the same reference cycle may run after that."""
         if is_freed(self):
             raise ValueError("the checkpoint is closed: the garbage collector is freeing it")
         return self._pointer

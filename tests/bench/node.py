@@ -91,7 +91,7 @@ def measure(storage, device, view, order, count, skew):
                 process.join()
                 if process.exitcode:
                     raise SystemExit(f"a rank exited with {process.exitcode}")
-        finally:  # without which the mount and the cgroup cannot be removed
+        finally:  # ranks that still run would keep the mount and the cgroup busy
             for process in processes:
                 process.kill()
                 process.join()

@@ -6,7 +6,7 @@
                             [--processes N,...] [--rounds N] [--size MIB]
 
 In each round, the processes load the bare files and then the mounted ones, in the reverse order in
-every second round. They have imported the program before. Prints the seconds from the start to the
+every second round. Importing the program is not measured. Prints the seconds from the start to the
 end of the slowest process, and the ratio of the medians. The storages are those of bench-io.
 
 Needs root, and a Python with torch, safetensors, transformers, gguf, llama-cpp-python and mergekit;
@@ -100,8 +100,8 @@ PROGRAMS = {"llama.cpp": LlamaCpp, "mergekit": Mergekit, "ComfyUI": ComfyUI}
 
 
 def be_process(program):
-    """A process that loads a path for each line of its input, each in a child: what a program keeps
-    mapped could not be evicted."""
+    """Loads the path of each line of its input, each in a child process: files that stay mapped could
+    not be evicted before the next load."""
     for package in program.packages:
         importlib.import_module(package)
     print("ready", flush=True)
@@ -116,7 +116,7 @@ def be_process(program):
 
 
 class Model:
-    """The model of a program, for a storage, which writes it."""
+    """The model of a program. A storage calls write() to create it."""
 
     def __init__(self, program, size):
         self.program, self.size = program, size

@@ -304,8 +304,8 @@ def first(segments, size):
 
 def link(storage):
     """Rates on a network, over the bandwidth of its link. The bare readers read a part: they would
-    take minutes for everything. Eight read eight times as much as one, so that all are busy almost
-    to the end."""
+    take minutes for everything. Eight together read eight times as much as one, so that none of
+    them is done early."""
     if not storage.bandwidth:
         raise Unavailable("no link of a known bandwidth: use --storage net1")
     row = Row(storage)

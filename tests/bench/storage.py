@@ -257,10 +257,9 @@ class Slow(Storage):
 
 
 class Network(Slow):
-    """slowfs over tmpfs: a round-trip time, to which each request adds a random part of the jitter,
-    and a link whose bandwidth all reads share. On a busy machine all of them may be stretched: all
-    waiting then takes `stretch` times as long, and the readers' share of the processors is as much
-    larger."""
+    """slowfs over tmpfs: each request takes the round-trip time plus a random part of the jitter, and
+    all reads share the bandwidth of the link. For a busy machine, `stretch` multiplies all delays, so
+    that the readers have as much more processor time in relation to them."""
 
     rows = ("link",)
     round_trip_ms = jitter_ms = None  # set by network()

@@ -64,12 +64,13 @@ def twice(name):
 
 
 def entry_patched(name, at, new):
-    """Other bytes at offset `at` of the entry of a member in the central directory; the local header is unchanged."""
+    """SOUND with the bytes `new` at offset `at` of a member's entry in the central directory. The local header is unchanged."""
     return patched(SOUND, entry_of(SOUND, name) + at, new)
 
 
 def with_directories(size=0):
-    """With entries for directories, as zip(1) adds them, and a compressed member of another program. `size`: bytes of a directory."""
+    """SOUND with entries for directories, as zip(1) adds them, and a compressed member that torch does not use. `size`: bytes of a
+    directory."""
     out = io.BytesIO(SOUND)
     with zipfile.ZipFile(out, "a") as file:
         for name in "archive/", "archive/data/":
@@ -81,7 +82,7 @@ def with_directories(size=0):
 
 
 def streamed(compression=zipfile.ZIP_STORED):
-    """SOUND, as Python writes it to a pipe: sizes are behind the data. `compression`: that of the records which fstfs does not read."""
+    """SOUND as Python writes it to a pipe, with sizes after the data. `compression`: the method of the record `version`."""
     class Pipe(io.RawIOBase):
         def __init__(self):
             self.content = b""
@@ -485,11 +486,11 @@ def evil(command):
     return {name: one(pickled=b"\x80\x02" + calling + t.instructions_of(ONE) + b".") for name, calling in calls.items()}
 
 
-# Files with the tensor w of ONE, although they are unusual: (name, content).
-# As CASES. torch takes memory that it has not written, so its verdict varies.
+# Cases like CASES in which torch.load() uses memory that it has not written, so that its verdict varies: (name, rule, content).
 UNWRITTEN = [(f"{kind}-of-{name}", rule, entry_patched(f"archive/{name}".encode(), at, new)) for name in ("data.pkl", "byteorder", "version")
              for kind, rule, at, new in (("directory", "ZipEntry", 38, b"\x10"), ("deflate", "ZipLocalHeader", 10, b"\x08"))]
 
+# Unusual files that have the tensor w of ONE: (name, content).
 READ = [(f"calls-{name}", content) for name, content in evil("false").items()] + [
     ("directories", with_directories()),
     ("streamed", streamed()),

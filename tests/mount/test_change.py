@@ -162,8 +162,8 @@ def test_open_file_keeps_its_version_or_fails(mount, place, view, warm, how):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_large_read_of_a_changed_file(mount, place, view):
-    """A read that the kernel divides into requests may return the bytes before the first one that
-    fails. The next read fails: it never looks like the end of the file, and the bytes are right."""
+    """If a request of a large read fails, the read returns the bytes before it, which are right. The
+    next read fails, and never returns 0 as at the end of the file."""
     root, begun, size = place / "s", 1 << 20, 32 << 20
     write(root, version(1, size))
     m = mount(root)

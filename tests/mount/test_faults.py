@@ -157,8 +157,7 @@ def test_persistent_fault_by_read(mount, faulty, plan, engine):
     ("threads", "EAGAIN"),  # io_uring repeats such a read in the kernel
     *((engine, code) for engine in ENGINES for code in ("EINTR", "EINPROGRESS"))])
 def test_persistent_error_with_another_meaning(mount, faulty, plan, engine, code):
-    """Reads end with EIO, although the engine itself uses these errors for other purposes; tools
-    end, too."""
+    """Reads fail with EIO, although the engine uses these errors internally, and tools do not hang."""
     m = mount(faulty.root, *ENGINES[engine])
     path, want = files_with_w(m, plan)[0]
     w = next(t.data for t in plan.checkpoints[0].tensors if t.name == "w")

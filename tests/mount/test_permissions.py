@@ -177,8 +177,8 @@ def test_root_of_the_source(mount, source):
 @pytest.mark.parametrize("directory", ["", "d"], ids=["root", "below"])
 @pytest.mark.parametrize("options", [[], ["--view=merged"]], ids=["all", "one-view"])
 def test_directory_is_readable_or_searchable(mount, source, options, directory, mode):
-    """Listing needs the right to read it, and names in it the right to search it, as in the source,
-    also for SOURCE itself."""
+    """Listing a directory needs read permission, and looking up names in it search permission, as in
+    the source. This includes SOURCE itself."""
     os.chmod(add(source, directory, "m"), 0o644)
     os.chmod(source.path(directory), mode)
     m = mount(source.root, "-o", "allow_other", *options)

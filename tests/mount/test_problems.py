@@ -131,8 +131,8 @@ BROKEN = ["x.gguf", "model.safetensors"]
 
 @pytest.mark.parametrize("change", GONE)
 def test_no_problem_outlives_its_file(mount, place, change):
-    """The kernel knows the names of files that are gone, and does not forget them, but only what
-    the source leads to is listed and counted, with and without a survey."""
+    """Problems of files that no longer exist are neither listed nor counted, with and without a
+    survey, although the kernel still caches the names."""
     for name in BROKEN:
         broken(place / "s/d/sub" / name)
     (place / "s/d/sub/link").symlink_to("nowhere")
@@ -168,7 +168,7 @@ def test_no_problem_outlives_its_file(mount, place, change):
 
 
 def test_memory_of_directories_that_are_gone(mount, place):
-    """It is freed when the kernel forgets their names: here, because they are looked up again."""
+    """The memory is freed when the kernel drops the names, here because they are looked up again."""
     (place / "s/d").mkdir(parents=True)
     m = mount(place / "s")
     gone = []

@@ -491,8 +491,8 @@ def test_end_without_the_unmounter(mount, source, who, ending):
 @pytest.mark.parametrize("stopped", [["fstfs-unmount"], ["fstfs-open"],
                                      ["fstfs-unmount", "fstfs-open"]], ids="+".join)
 def test_end_with_stopped_helpers(mount, source, who, stopped, end):
-    """The daemon does not wait for helpers that do not run. A mount that remains is dead until its
-    unmounter runs."""
+    """The daemon ends although helpers are stopped. A mount that remains is dead until its unmounter
+    continues."""
     m = mount(source.root, **who, died=True)
     helpers = helpers_of(m)
     if not set(stopped) <= set(helpers):

@@ -384,8 +384,8 @@ class Image:
         subprocess.run(["mount", "-o", options, self.device, self.path], check=True)
 
     def unmount(self):
-        """The daemon closes its descriptors a while after the last reader. The file system ends
-        when it is unmounted in the last mount namespace, and other tests create such."""
+        """The daemon closes its descriptors a while after the last reader. The image is in use until
+        it is unmounted in every mount namespace, and other tests create namespaces."""
         assert eventually(lambda: subprocess.run(["umount", self.path],
                                                  capture_output=True).returncode == 0, 30)
         assert eventually(self.is_unused, 30)

@@ -37,7 +37,7 @@
 
 static int report = -1;
 static atomic_bool done;
-/* What is attacked; NULL: not set. */
+/* Targets of the attacks, from the environment; NULL: the variable is not set. */
 static struct {
     char *inside, *outside, *stream, *datagram, *victim;
 } targets;
@@ -50,7 +50,7 @@ copy_variable(const char *name)
     return value ? strdup(value) : NULL;
 }
 
-/* Reads the environment, which the daemon erases. */
+/* Copies the variables before the daemon erases its environment. */
 static void __attribute__((constructor)) begin(void)
 {
     const char *path = getenv("INTRUDER");

@@ -146,7 +146,7 @@ readdir64(DIR *stream)
 static char refused_init[16];
 static int no_cancel;
 
-/* The daemon, at which these are aimed, erases its environment. */
+/* Reads the variables at load time, because the daemon erases its environment. */
 static void __attribute__((constructor)) begin(void)
 {
     const char *refused = getenv("REFUSED_INIT");

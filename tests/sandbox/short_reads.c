@@ -11,7 +11,7 @@
 
 static size_t most; /* 0: no limit */
 
-/* The daemon erases its environment. */
+/* Reads the variable at load time, because the daemon erases its environment. */
 static void __attribute__((constructor)) begin(void)
 {
     const char *limit = getenv("SHORT_READS");

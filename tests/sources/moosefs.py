@@ -69,7 +69,7 @@ class MooseFS(Cluster):
 
     @staticmethod
     def uses_storage_classes():
-        """MooseFS 4 (Debian 13) has predefined storage classes in place of goals (3, Debian 12)."""
+        """MooseFS 4 (Debian 13) has storage classes; MooseFS 3 (Debian 12) has goals instead."""
         return int(run("mfsmaster", "-v").split()[1].split(".")[0]) >= 4
 
     def mount(self, path, *options, node=0):

@@ -170,7 +170,7 @@ def test_imports_of_a_pickle_that_is_no_checkpoint(tmp_path, name):
 @pytest.mark.parametrize("magic", [b"L119547037146038801333356L\n.", b"\x80\2" + 40 * b"N0" + b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."],
                          ids=["decimal", "long"])
 def test_imports_after_a_magic_number(tmp_path, magic):
-    """Python's torch.load() takes these for the magic number, too, and executes the next pickle."""
+    """torch.load() accepts these spellings of the magic number, too, and executes the next pickle."""
     made = tmp_path / "made"
     evil = f"cos\nsystem\n(S'touch {made}'\ntR.".encode()
     (tmp_path / "training_args.bin").write_bytes(magic + evil)
@@ -316,7 +316,7 @@ def test_hashes_need_safetensors(tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--deep",)], ids=str)
 def test_headers_of_records_without_tensors(tmp_path, options):
-    """torch.load() reads some of them."""
+    """Local headers of records without tensors must be valid, too: torch.load() reads some of these records."""
     content = archive(ONE, {"0": b"12345678", "unused": b"MNOP"})
     at = content.index(b"archive/data/unused")
     path = tmp_path / "model.pt"

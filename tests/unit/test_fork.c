@@ -2,7 +2,7 @@
 /*
  * A child of fork() uses the library while other threads of its parent held any lock of the
  * library. The linker replaces pthread_mutex_unlock() by a function that forks before it unlocks:
- * the child then finds the lock held by a thread that it does not have.
+ * the child then finds the lock locked, as if another thread of its parent held it.
  */
 #include "expect.h"
 #include "fstfs.h"

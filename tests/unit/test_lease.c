@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Read leases. The linker replaces sigtimedwait() by a function that waits for a signal without a
- * limit, so that a signal that is not sent is noticed. */
+/* Read leases. The linker replaces sigtimedwait() with a function that ignores the timeout: if a
+ * signal is not sent, the test hangs until its own timeout, and fails. */
 #include "base/extent.h"
 #include "base/lease.h"
 #include "expect.h"

@@ -129,9 +129,9 @@ check_copies(const struct example *e, const struct strided_slice *slice)
     free(to);
 }
 
-/* The same with strided_slice_before(): each chunk is copied to memory of its own. */
+/* Copies each chunk to memory of its own, which begins at the packed offset of its first byte. */
 static void
-check_packs(const struct example *e, const struct strided_slice *slice)
+check_copies_of_chunks(const struct example *e, const struct strided_slice *slice)
 {
     char *piece = malloc(e->size + 1);
     uint64_t packed = 0;
@@ -165,7 +165,7 @@ check_examples(int rounds, uint64_t most)
         if (e.size > 0) {
             check_ranges(&e, &slice);
             check_copies(&e, &slice);
-            check_packs(&e, &slice);
+            check_copies_of_chunks(&e, &slice);
         }
         strided_slice_free(&slice);
         example_free(&e);

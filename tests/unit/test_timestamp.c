@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long a change time is young, by its granularity. The linker replaces clock_gettime() by a
- * clock that the test sets. */
+/* How long a change time counts as recent, by its granularity. The linker replaces clock_gettime()
+ * with a clock that the test sets. */
 #include "base/timestamp.h"
 
 #include <check.h>
@@ -56,7 +56,7 @@ START_TEST(local_change_is_young_for_its_granularity_and_a_tick)
 }
 END_TEST
 
-/* The clock was set back: how long ago the change was is not known. */
+/* The clock was set back, so the age of the change is unknown. */
 START_TEST(local_change_in_the_future)
 {
     ck_assert_int_eq(settle_ns(0, -1, true), SECOND + TICK);
@@ -65,7 +65,7 @@ START_TEST(local_change_in_the_future)
 }
 END_TEST
 
-/* Its server may have FAT, and another clock. */
+/* The server may use FAT, whose granularity is 2 s, and another clock. */
 START_TEST(remote_change)
 {
     ck_assert_int_eq(settle_ns(0, 0, false), 2 * SECOND + TICK);

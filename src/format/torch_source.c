@@ -23,7 +23,8 @@ enum {
 
 #define refuse_storage(reason, ...) reason_set(reason, -EBADMSG, "TorchStorage", __VA_ARGS__)
 
-/* Lists the imports of a pickle, whose reading ended with `error`, and returns `error`. */
+/* Lists the imports of a pickle. `error`: the result of reading it, which is returned unless
+ * listing fails. */
 static errint_t
 list_imports(const struct torch_source *source, const struct pickle *pickle, errint_t error,
              struct reason *reason)
@@ -572,9 +573,9 @@ has_call(const struct pickle *pickle)
     return false;
 }
 
-/* Whether torch.load() may find the value equal to the magic number, and then executes the next
- * pickles. Not known are long decimal numbers and objects: of calls, and globals such as
- * unittest.mock.ANY. */
+/* Whether the value may equal the magic number, after which torch.load() executes the next pickles.
+ * Long decimal numbers and objects are not evaluated here, so they may: results of calls, and
+ * globals such as unittest.mock.ANY. */
 static bool
 may_equal_legacy_magic(const struct pickle *pickle)
 {
@@ -584,9 +585,9 @@ may_equal_legacy_magic(const struct pickle *pickle)
            kind == PICKLE_GLOBAL;
 }
 
-/* Lists the imports of the pickle at *at and sets *at to its end. Without a PROTO instruction, it
- * must be complete or call a function: files of other kinds, such as text, may begin like a pickle.
- * *is_last: torch.load() executes no pickle after it. */
+/* Lists the imports of the pickle at *at and sets *at to its end. One without a PROTO instruction
+ * is only listed if it is complete or calls a function: files of other kinds, such as text, may
+ * begin like a pickle. *is_last: torch.load() executes no pickle after it. */
 static errint_t
 read_other_pickle(struct torch_source *source, size_t *at, size_t have, bool *is_last,
                   struct reason *reason)
@@ -660,7 +661,7 @@ check_archive_version(const struct torch_source *source, struct reason *reason)
     if (!member)
         return reason_set(reason, -EBADMSG, "TorchVersion", "the archive has no member version");
     if (member->method == ZIP_DEFLATED)
-        return 0; /* torch.load() reads it, fstfs does not */
+        return 0; /* torch.load() decompresses it; fstfs cannot check it */
     error = zip_locate(&source->zip, member, reason);
     length = member->size < sizeof(text) ? (size_t)member->size : sizeof(text) - 1;
     if (!error && length > 0)

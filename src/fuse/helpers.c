@@ -136,8 +136,7 @@ enum {
     MESSAGE_UNMOUNT = 'U',
     MESSAGE_FORCE = 'F',
     DEATH_MS = 500, /* time for a killed process to close its files */
-    END_MS = 1500, /* limit of the wait for the unmounter, which may be stopped: with SHUTDOWN_MS,
-                    * the daemon ends within 5 s */
+    END_MS = 10000, /* limit of unmounting, which does not wait for storage */
     END_STEP_MS = 2,
 };
 
@@ -192,7 +191,8 @@ unmounter_start(errint_t (*unmount)(void *arg), void (*abort)(void *arg), void *
     return helper_start("fstfs-unmount", quiet, -1, run_unmounter, &unmounter, helper);
 }
 
-/* Waits up to END_MS for the unmounter to exit. Returns the error of unmounting, or -ETIMEDOUT. */
+/* Waits up to END_MS for the unmounter to exit. Returns the error of unmounting, or -ETIMEDOUT,
+ * also if it has been stopped. */
 static errint_t
 await_unmounter(pid_t pid)
 {
@@ -201,13 +201,15 @@ await_unmounter(pid_t pid)
     int status = 0;
     pid_t ended;
 
-    while ((ended = waitpid(pid, &status, WNOHANG)) != pid) {
+    while ((ended = waitpid(pid, &status, WNOHANG | WUNTRACED)) != pid) {
         if (ended < 0 && errno != EINTR)
             return -errno;
         if (monotonic_ms() >= until)
             return -ETIMEDOUT;
         nanosleep(&step, NULL);
     }
+    if (WIFSTOPPED(status))
+        return -ETIMEDOUT;
     return WIFEXITED(status) ? -WEXITSTATUS(status) : -EPIPE;
 }
 

@@ -361,23 +361,24 @@ lane_of(const struct backing *file, const struct backing *other)
     return chunk_cache_lane(&io->cache, key);
 }
 
+static atomic_uint held; /* answers that are held; from 100 on they return */
+
 static void
 hold_answer(void *arg, const struct io_answer *answer)
 {
-    atomic_uint *held = arg;
-
+    (void)arg;
     expect(answer->result == 0);
-    atomic_fetch_add(held, 1);
-    while (atomic_load(held) < 100)
+    atomic_fetch_add(&held, 1);
+    while (atomic_load(&held) < 100)
         usleep(1000);
 }
 
 static void *
 read_and_hold(void *arg)
 {
-    struct extent_list *list = ((void **)arg)[0];
+    struct extent_list *list = arg;
 
-    io_read(io, list, 0, list->size, hold_answer, ((void **)arg)[1]);
+    io_read(io, list, 0, list->size, hold_answer, NULL);
     return NULL;
 }
 
@@ -386,17 +387,14 @@ START_TEST(lane_of_two_file_systems)
 {
     struct extent_builder builder = EXTENT_BUILDER_INIT;
     struct extent_list *list;
-    atomic_uint held = 0;
     pthread_t thread;
-    void *arg[2];
 
     start_engine(0);
+    atomic_store(&held, 0);
     extent_builder_add_backing(&builder, files[0][0], 0, MIB);
     extent_builder_add_backing(&builder, files[1][0], 0, MIB);
     list = extent_builder_finish(&builder);
-    arg[0] = list;
-    arg[1] = &held;
-    pthread_create(&thread, NULL, read_and_hold, arg);
+    pthread_create(&thread, NULL, read_and_hold, list);
     ck_assert(reaches(&held, 1));
     pthread_mutex_lock(&io->cache.lock);
     expect(lane_of(files[0][0], files[1][0])->active == 1);
@@ -427,21 +425,18 @@ START_TEST(lanes_take_turns)
     struct io_options options = {.memory = 4 * MIB, .no_prefetch = true, .no_direct = true};
     struct extent_list *lists[SYSTEMS];
     pthread_t threads[SYSTEMS];
-    atomic_uint held = 0;
 
     ck_assert_int_eq(io_new(&options, &io), 0);
+    atomic_store(&held, 0);
     order_count = 0;
     for (int i = 0; i < SYSTEMS; i++) {
         struct extent_builder builder = EXTENT_BUILDER_INIT;
-        void *arg[2];
 
         for (int k = 0; k < FILES - 1; k++)
             extent_builder_add_backing(&builder, files[i][k], 0, MIB);
         lists[i] = extent_builder_finish(&builder);
-        arg[0] = lists[i];
-        arg[1] = &held;
         /* The only active request of its lane, so it may exceed the budget. */
-        pthread_create(&threads[i], NULL, read_and_hold, arg);
+        pthread_create(&threads[i], NULL, read_and_hold, lists[i]);
         ck_assert(reaches(&held, (unsigned)i + 1));
     }
     /* Queue two requests for the first file system, then two for the second. */

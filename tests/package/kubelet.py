@@ -9,6 +9,7 @@ namespace, cgroups, capabilities and seccomp.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from conftest import BUILD, LIMIT, ROOT, SLOW, eventually, processes_of
 
 ENTRYPOINT = ROOT / "data/container/serve"
-ENVIRONMENT = {**os.environ, "LC_ALL": "C", "PATH": f"{BUILD}:{os.environ['PATH']}"}
+PROGRAMS = ["fstfs", "fstfs-cache"]  # of containers
 PROPAGATION = {"None": "rprivate", "HostToContainer": "rslave", "Bidirectional": "rshared"}
 # $1: the node's files, which the container then loses; SOURCE TARGET PROPAGATION MODE for each
 # volume mount; --; the command
@@ -49,6 +50,12 @@ class Node:
         self.root = self.place / "node"
         self.root.mkdir()
         self.containers = []
+        # The build directory may be below a closed directory such as /root.
+        programs = self.place / "programs"
+        programs.mkdir(mode=0o755)
+        for name in PROGRAMS:
+            shutil.copy2(BUILD / name, programs)
+        self.environment = {**os.environ, "LC_ALL": "C", "PATH": f"{programs}:{os.environ['PATH']}"}
         self.process = subprocess.Popen(
             ["unshare", "-m", "--propagation", "private", "sh", "-c",
              'mount -t tmpfs -o mode=755 node "$1" && mount --make-shared "$1" && echo && exec cat',
@@ -60,8 +67,8 @@ class Node:
         return ["nsenter", f"--mount=/proc/{self.process.pid}/ns/mnt"]
 
     def run(self, *command):
-        return subprocess.run([*self.enter, *command], env=ENVIRONMENT, capture_output=True,
-                              text=True, timeout=60 * SLOW)
+        return subprocess.run([*self.enter, *command], env=self.environment,
+                              capture_output=True, text=True, timeout=60 * SLOW)
 
     def volume(self, volume):
         """The folder on the node that is mounted for a volume."""
@@ -121,7 +128,7 @@ class Container:
                 ["timeout", "-s", "KILL", str(LIMIT), *node.enter, "unshare", "-m", "--propagation",
                  "unchanged", "sh", "-c", ENTER, "sh", node.root, *binds, "--",
                  *self.as_its_user(), *self.here(command)],
-                env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env=node.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True)
 
     def as_its_user(self):
@@ -147,7 +154,7 @@ class Container:
         return subprocess.run(
             ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", *self.as_its_user(),
              *self.here(command)],
-            env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds)
+            env=self.node.environment, capture_output=True, text=True, timeout=seconds)
 
     def probe(self, name, seconds=60 * SLOW):
         """Whether a probe succeeds within the given time, whatever its timeoutSeconds."""

@@ -358,7 +358,7 @@ for work in (lambda: None, mount.unmount):
         work()
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    print(os.listdir(mount.checkpoint()))""")
+    print(os.listdir(mount.checkpoint()), flush=True)""")
     assert program.go_on() == (0, "['llama']\n['llama']\n")
     assert is_gone(program.path, program.daemon)
 

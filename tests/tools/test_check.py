@@ -256,7 +256,7 @@ def test_single_file(place):
         shutil.rmtree(folder)
 
 
-def test_file_reached_by_other_paths(place, source):
+def test_file_reached_by_other_paths(place, source, user_program):
     """By a link, a descriptor, and through a directory that is searchable but not readable."""
     path = source.path("llama/adapter.safetensors")
     (place / "link").symlink_to(path)
@@ -271,7 +271,7 @@ def test_file_reached_by_other_paths(place, source):
     shutil.copy(path, closed / "m.safetensors")
     closed.chmod(0o711)
     (closed / "m.safetensors").chmod(0o644)
-    assert run("--deep", closed / "m.safetensors", user="nobody")[0] == []
+    assert run("--deep", closed / "m.safetensors", user="nobody", program=user_program(CHECK))[0] == []
 
 
 def test_missing_bytes(source):

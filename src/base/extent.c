@@ -2,6 +2,7 @@
 #include "base/extent.h"
 
 #include "base/array.h"
+#include "base/eintr.h"
 #include "base/hash.h"
 #include "base/open.h"
 
@@ -34,10 +35,15 @@ file_identity_at(struct file_identity *identity, int directory, const char *path
     /* Kernels that do not know STATX_MNT_ID_UNIQUE ignore it. */
     const unsigned wanted = (STATX_BASIC_STATS & ~(unsigned)(STATX_ATIME | STATX_BLOCKS)) |
                             STATX_MNT_ID | STATX_MNT_ID_UNIQUE;
+    unsigned repeats = 0;
     struct statx stx;
     struct stat st;
+    int failed;
 
-    if (statx(directory, path, AT_EMPTY_PATH, wanted, &stx) == 0) {
+    do
+        failed = statx(directory, path, AT_EMPTY_PATH, wanted, &stx);
+    while (failed && eintr_repeat(&repeats));
+    if (!failed) {
         *identity = (struct file_identity){
             .mount = open_mount_id(&stx),
             .device = makedev(stx.stx_dev_major, stx.stx_dev_minor),

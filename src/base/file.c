@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/file.h"
 
+#include "base/eintr.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,18 +14,20 @@
 ssize_t
 file_read(int fd, void *to, size_t length, uint64_t offset)
 {
+    unsigned repeats = 0;
     size_t done = 0;
 
     while (done < length) {
         ssize_t got = pread(fd, (char *)to + done, length - done, (off_t)(offset + done));
 
-        if (got < 0 && errno == EINTR)
+        if (got < 0 && eintr_repeat(&repeats))
             continue;
         if (got < 0)
             return -errno;
         if (got == 0)
             break;
         done += (size_t)got;
+        repeats = 0;
     }
     return (ssize_t)done;
 }
@@ -49,14 +53,17 @@ file_read_through(int fd, uint64_t offset, uint64_t end)
 errint_t
 file_write(int fd, const void *from, size_t length, uint64_t offset)
 {
+    unsigned repeats = 0;
+
     for (size_t done = 0; done < length;) {
         ssize_t put = pwrite(fd, (const char *)from + done, length - done, (off_t)(offset + done));
 
-        if (put < 0 && errno == EINTR)
+        if (put < 0 && eintr_repeat(&repeats))
             continue;
         if (put <= 0)
             return put < 0 ? -errno : -EIO;
         done += (size_t)put;
+        repeats = 0;
     }
     return 0;
 }
@@ -75,6 +82,7 @@ errint_t
 file_read_text(const char *path, struct buffer *text)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
+    unsigned repeats = 0;
     errint_t error = 0;
     char part[16384];
     ssize_t got;
@@ -85,7 +93,7 @@ file_read_text(const char *path, struct buffer *text)
     while (!error && (got = read(fd, part, sizeof(part))) != 0) {
         if (got > 0)
             buffer_add(text, part, (size_t)got);
-        else if (errno != EINTR)
+        else if (!eintr_repeat(&repeats))
             error = -errno;
         if (text->length > FILE_TEXT_MOST)
             error = -EFBIG;

@@ -11,10 +11,10 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* As pread(2), repeated after short reads and interrupts. Returns `length`, fewer bytes at the end
- * of the file, or a negative errno. */
+/* As pread(2), repeated after short reads, and after EINTR as in eintr.h. Returns `length`, fewer
+ * bytes at the end of the file, or a negative errno. */
 ssize_t file_read(int fd, void *to, size_t length, uint64_t offset);
-/* As pwrite(2), repeated until all bytes are written. */
+/* As pwrite(2), repeated until all bytes are written, and after EINTR as in eintr.h. */
 errint_t file_write(int fd, const void *from, size_t length, uint64_t offset);
 
 /* Reads bytes [offset, end) and discards them, so that they are in the page cache. -ENODATA: the

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/open.h"
 
+#include "base/eintr.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -35,11 +37,12 @@ open_exclude(dev_t device)
 static int
 openat_retry(int directory, const char *path, int flags)
 {
+    unsigned repeats = 0;
     int fd;
 
     do
         fd = openat(directory, path, flags);
-    while (fd < 0 && errno == EINTR);
+    while (fd < 0 && eintr_repeat(&repeats));
     return fd < 0 ? -errno : fd;
 }
 
@@ -469,11 +472,16 @@ errint_t
 open_stat(int directory, const char *path, struct stat *st)
 {
     int fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC);
+    unsigned repeats = 0;
     errint_t error = 0;
+    int failed;
 
     if (fd < 0)
         return fd;
-    if (fstat(fd, st) < 0)
+    do
+        failed = fstat(fd, st);
+    while (failed && eintr_repeat(&repeats));
+    if (failed)
         error = -errno;
     close(fd);
     return error;

@@ -12,9 +12,9 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-/* As openat(2): a descriptor or a negative errno. -ELOOP: the path crosses the excluded device.
- * -ENXIO: a device is excluded, and the path is neither a regular file nor a directory. Any
- * thread. */
+/* As openat(2), repeated after EINTR as in eintr.h: a descriptor or a negative errno. -ELOOP: the
+ * path crosses the excluded device. -ENXIO: a device is excluded, and the path is neither a regular
+ * file nor a directory. Any thread. */
 int open_at(int directory, const char *path, int flags);
 
 /* The user on whose behalf open_path_as() resolves a path. */

@@ -2,6 +2,7 @@
 #include "catalog/scan.h"
 
 #include "base/array.h"
+#include "base/eintr.h"
 #include "base/open.h"
 #include "base/text.h"
 #include "catalog/group.h"
@@ -374,6 +375,7 @@ errint_t
 scan_directory(struct scan *scan, struct remote_names *before, struct file_identity *identity)
 {
     struct dirent *entry;
+    unsigned repeats = 0;
     errint_t error;
     DIR *stream;
 
@@ -392,6 +394,8 @@ scan_directory(struct scan *scan, struct remote_names *before, struct file_ident
     while (!error) {
         errno = 0;
         entry = readdir(stream);
+        if (!entry && eintr_repeat(&repeats))
+            continue;
         if (!entry) {
             error = -errno;
             break;

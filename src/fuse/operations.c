@@ -58,12 +58,13 @@ make_entry(struct view *view, node_id id, const struct stat *st, double timeout)
                                      .entry_timeout = timeout};
 }
 
-/* Replaces ENOTCONN from the source's file system by EIO: from this mount, ENOTCONN means that its
- * daemon has died, and a supervisor would unmount a healthy mount. */
+/* Replaces errors from the source's file system that have another meaning if this mount returns
+ * them by EIO. ENOTCONN means that its daemon has died, and a supervisor would unmount a healthy
+ * mount; EINTR that a signal has interrupted the caller, who would repeat the call. */
 static void
 reply_error(fuse_req_t req, errint_t error)
 {
-    fuse_reply_err(req, error == -ENOTCONN ? EIO : -error);
+    fuse_reply_err(req, error == -ENOTCONN || error == -EINTR ? EIO : -error);
 }
 
 /* As reply_error(), unless the request was answered with EINTR. */

@@ -208,7 +208,8 @@ storage_verify_reads(struct storage *storage, struct storage_read *read, int fd)
     storage_end_verified(storage, read, result);
 }
 
-/* Copies from the page cache. Returns false if some pages were evicted meanwhile. */
+/* Copies from the page cache. Returns false if some pages were evicted meanwhile, which the storage
+ * may answer with an error. */
 static bool
 copy_cached(struct storage *storage, struct storage_read *read, int fd)
 {
@@ -219,8 +220,6 @@ copy_cached(struct storage *storage, struct storage_read *read, int fd)
         struct iovec vector = {read->buffer + got, read->valid - got};
         ssize_t result = preadv2(fd, &vector, 1, (off_t)(read->offset + got), flags);
 
-        if (result < 0 && errno == EINTR)
-            continue;
         if (result < 0 && errno == EOPNOTSUPP && flags) {
             /* tmpfs, for example. The pages are cached, so it does not block. */
             flags = 0;

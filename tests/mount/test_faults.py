@@ -39,11 +39,11 @@ def plan(shared_place):
 class Faulty:
     """The source behind slowfs."""
 
-    def __init__(self, mount, plan, place):
+    def __init__(self, mount, plan, place, options=""):
         if not SLOWFS.exists():
             pytest.skip("tests/slowfs/slowfs is not built")
         self.file = place / "faults"
-        self.mount = mount(plan.root, "-o", f"faults={self.file}", binary=SLOWFS)
+        self.mount = mount(plan.root, "-o", f"faults={self.file}{options}", binary=SLOWFS)
         self.root = self.mount.path
         entries, _, _ = oracle.read_header(plan.path("m", SHARD))
         self.at = next(e.offset for e in entries if e.name == "w") + SIZE // 2 + 12_345
@@ -420,3 +420,75 @@ def test_fault_while_listing(mount, faulty, plan, what):
     faulty.set()
     assert eventually(lambda: not reported() and m.problems() == [])
     oracle.check_source(m.path, plan)
+
+
+INTERRUPTED = {
+    "lookup": f"lookup m/{SHARD}",
+    "getattr": f"getattr m/{SHARD}",
+    "header": f"read m/{SHARD} 0+8",
+    "header-open": f"open m/{SHARD}",
+    "index": "read m/model.safetensors.index.json",
+    "index-open": "open m/model.safetensors.index.json",
+    "directory-open": "opendir m",
+    "directory": "readdir m",
+}
+
+
+def look(m, plan):
+    """Lists the views, and reads what they list. Returns the errors."""
+    found = set()
+    for view in ("tensors", "merged", "shards"):
+        try:
+            for name, kind in oracle.walk(m / view).items():
+                if kind == "f":
+                    with open(os.path.join(os.fsencode(m / view), name), "rb") as file:
+                        file.read(1)
+        except OSError as error:
+            found.add(error.errno)
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", INTERRUPTED)
+def test_storage_always_answers_eintr(mount, plan, place, what, engine):
+    """All calls end with EIO, like reads of data: EINTR would mean that the caller was
+    interrupted. libfstfs and tools end, too."""
+    faulty = Faulty(mount, plan, place, ",valid=0")
+    m = mount(faulty.root, *ENGINES[engine])
+    faulty.forget()
+    faulty.set(f"{INTERRUPTED[what]} error=EINTR")
+    try:
+        assert child(look, m, plan, seconds=15) <= {errno.EIO}
+        lines = child(m.problems, seconds=15)
+        assert any("Input/output error" in line for line in lines), lines
+        for command in (["fstfs-check", faulty.root],
+                        ["tests/client/client", "list", f"{faulty.root}/m"]):
+            done = subprocess.run([BUILD / command[0], *command[1:]], capture_output=True,
+                                  text=True, timeout=30 * SLOW)
+            if "index" in what and command[0] != "fstfs-check":
+                assert done.returncode == 0, done.stderr  # libfstfs does without the index
+                continue
+            assert done.returncode in (1, 2), command
+            assert "Input/output error" in done.stdout + done.stderr, command
+    finally:
+        faulty.set()
+    assert eventually(lambda: m.problems() == [])
+    oracle.check_source(m.path, plan)
+
+
+@pytest.mark.parametrize("what", INTERRUPTED)
+def test_calls_are_interrupted(mount, plan, place, what):
+    """Interrupted calls are repeated, as after the signals of a program that uses libfstfs."""
+    faulty = Faulty(mount, plan, place, ",valid=0")
+    rule = f"{INTERRUPTED[what]} error=EINTR x10"
+    faulty.forget()
+    faulty.set(rule)
+    done = subprocess.run([BUILD / "tests/client/client", "list", f"{faulty.root}/m"],
+                          capture_output=True, text=True, timeout=30 * SLOW)
+    assert done.returncode == 0, done.stderr
+    m = mount(faulty.root)
+    faulty.forget()
+    faulty.set(rule + " ")
+    child(oracle.check_source, m.path, plan)
+    assert m.problems() == []
+    assert m.log_text() == ""

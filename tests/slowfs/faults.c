@@ -64,9 +64,16 @@ static const struct {
     const char *name;
     int number;
 } errors[] = {
-    {"EIO", EIO},       {"ESTALE", ESTALE},           {"EAGAIN", EAGAIN},
-    {"EINTR", EINTR},   {"EINPROGRESS", EINPROGRESS}, {"EINVAL", EINVAL},
-    {"ENOENT", ENOENT}, {"EACCES", EACCES},           {"ENOMEM", ENOMEM},
+    {"EIO", EIO},
+    {"ESTALE", ESTALE},
+    {"EAGAIN", EAGAIN},
+    {"EINTR", EINTR},
+    {"EINPROGRESS", EINPROGRESS},
+    {"EINVAL", EINVAL},
+    {"ENOENT", ENOENT},
+    {"EACCES", EACCES},
+    {"ENOMEM", ENOMEM},
+    {"EOPNOTSUPP", EOPNOTSUPP},
 };
 
 struct faults *

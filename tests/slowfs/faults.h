@@ -5,11 +5,12 @@
  *
  *   OPERATION PATTERN [OFFSET+LENGTH] ACTION[=VALUE] [xCOUNT]
  *
- * OPERATION  lookup, getattr, open, read, or *; open-direct and read-direct: only those of a
- *            descriptor with O_DIRECT
+ * OPERATION  lookup, getattr, opendir, readdir, open, read, or *; open-direct and read-direct: only
+ *            those of a descriptor with O_DIRECT
  * PATTERN    of fnmatch(3), for the path below the source: model-00001*; no spaces
  * range      only reads that overlap it
- * ACTION     error=NAME   fails with EIO, ESTALE, EAGAIN, EINTR, EINVAL, ENOENT, EACCES or ENOMEM
+ * ACTION     error=NAME   fails with EIO, ESTALE, EAGAIN, EINTR, EINPROGRESS, EINVAL, ENOENT,
+ *                         EACCES, ENOMEM or EOPNOTSUPP
  *            short=BYTES  a read returns at most this number of bytes
  *            flip         a read returns the complement of its first byte in the range
  *            zeros        a read returns zeros

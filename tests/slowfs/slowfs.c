@@ -353,10 +353,16 @@ on_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_f
 static void
 on_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct fault fault;
     int fd;
     DIR *directory;
 
     wait_latency();
+    fault = inject_faults("opendir", path_of(ino), 0, 0);
+    if (fault.error) {
+        fuse_reply_err(req, fault.error);
+        return;
+    }
     fd = openat(source, path_of(ino), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     directory = fd < 0 ? NULL : fdopendir(fd);
     if (!directory) {
@@ -376,11 +382,14 @@ on_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fus
     DIR *directory = (DIR *)(uintptr_t)fi->fh;
     char *buffer = malloc(size);
     size_t used = 0;
+    struct fault fault;
     struct dirent *entry;
 
     wait_latency();
-    if (!buffer) {
-        fuse_reply_err(req, ENOMEM);
+    fault = inject_faults("readdir", path_of(ino), 0, 0);
+    if (fault.error || !buffer) {
+        fuse_reply_err(req, fault.error ? fault.error : ENOMEM);
+        free(buffer);
         return;
     }
     if (offset == 0)

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Repeats calls to storage that fail with EINTR, for which there are two causes. A signal to a
+ * program that uses libfstfs may interrupt a call a few times. A server may answer EINTR itself,
+ * for as long as it has a fault, and then the call must end.
+ */
+#ifndef FSTFS_BASE_EINTR_H
+#define FSTFS_BASE_EINTR_H
+
+#include <errno.h>
+#include <stdbool.h>
+
+enum { EINTR_REPEATS_MOST = 20 };
+
+/* To be called after a call has failed, with its errno: whether to repeat it. *repeats is 0 before
+ * the first call. After EINTR_REPEATS_MOST repeats it returns false and sets errno to EIO, since
+ * for callers EINTR would mean a signal. Any thread. */
+static inline bool
+eintr_repeat(unsigned *repeats)
+{
+    if (errno != EINTR)
+        return false;
+    if (*repeats == EINTR_REPEATS_MOST) {
+        errno = EIO;
+        return false;
+    }
+    ++*repeats;
+    return true;
+}
+
+#endif

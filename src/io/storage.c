@@ -171,11 +171,19 @@ read_succeeded(struct storage *storage, struct storage_read *read, int fd)
         storage_queue_job(storage, read);
 }
 
+/* Whether an error of an open or a verification means that the file refuses O_DIRECT. A server may
+ * answer EOPNOTSUPP as well: then the buffered attempt fails with it, and the read ends. */
+static bool
+must_read_buffered(const struct storage_read *read, int error)
+{
+    return error == -EOPNOTSUPP && read->access == ACCESS_DIRECT;
+}
+
 /* Ends the verification of a read. */
 static void
 storage_end_verified(struct storage *storage, struct storage_read *read, errint_t result)
 {
-    if (result == -EOPNOTSUPP) {
+    if (must_read_buffered(read, result)) {
         read->access = ACCESS_BUFFERED;
         storage_queue_job(storage, read);
         return;
@@ -441,7 +449,7 @@ storage_pass_on(struct storage *storage, struct fifo kept, int fd)
     while ((job = fifo_take(&kept))) {
         struct storage_read *read = container_of(job, struct storage_read, job);
 
-        if (fd >= 0 || fd == -EOPNOTSUPP)
+        if (fd >= 0 || must_read_buffered(read, fd))
             storage_queue_job(storage, read);
         else if (read->is_read)
             storage_verify_reads(storage, read, fd);
@@ -464,7 +472,7 @@ storage_run_job(struct job *job)
                     descriptors_acquired(storage->descriptors, read->backing, read->access), fd);
     if (read->is_read) {
         storage_verify_reads(storage, read, fd);
-    } else if (fd == -EOPNOTSUPP) {
+    } else if (must_read_buffered(read, fd)) {
         read->access = ACCESS_BUFFERED;
         storage_queue_job(storage, read);
     } else if (fd < 0) {

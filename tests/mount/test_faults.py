@@ -492,3 +492,34 @@ def test_calls_are_interrupted(mount, plan, place, what):
     child(oracle.check_source, m.path, plan)
     assert m.problems() == []
     assert m.log_text() == ""
+
+
+@pytest.mark.parametrize("engine, what", [
+    ("threads", "read"), ("buffered", "read"),  # io_uring repeats a direct read in the kernel
+    *((engine, what) for engine in ENGINES for what in ("open", "getattr"))])
+def test_storage_always_answers_eopnotsupp(mount, plan, place, what, engine):
+    """Reads end, although in the engine this error means that a file refuses O_DIRECT."""
+    faulty = Faulty(mount, plan, place, ",valid=0")
+    m = mount(faulty.root, "--prefetch=off", *ENGINES.get(engine, ["--direct=off"]))
+    path, want = next((p, w) for p, w in files_with_w(m, plan) if b"/tensors/" in p)
+    assert eventually(lambda: m.metrics()["fstfs_open_descriptors"] == 0)
+    faulty.forget()
+    answer = f"{what} m/{SHARD} error=EOPNOTSUPP"
+
+    def read(file):
+        with pytest.raises(OSError) as error:
+            file.check(SIZE // 2, 65536)
+        assert error.value.errno in (errno.EOPNOTSUPP, errno.EIO)
+
+    with readers.OpenFile(path, "direct", (want,)) as file, ThreadPoolExecutor() as pool:
+        # A getattr that fails before the read would be an error of the read.
+        faulty.set(f"read m/{SHARD} hang" if what == "getattr" else answer)
+        end = pool.submit(child, read, file)
+        if what == "getattr":
+            assert eventually(lambda: m.metrics()["fstfs_storage_reads_in_flight"] == 1)
+            faulty.set(answer)
+        try:
+            end.result(15 * SLOW)
+        finally:
+            faulty.set()
+    child(readers.check_files, [(path, want)], "read")

@@ -266,6 +266,8 @@ def test_dead_mount(mount, fstfs, source, place, mnt):  # noqa: F811
 
 def test_status_0_means_mounted(fstfs, source, mnt):  # noqa: F811
     """With every limit of memory, it is mounted, or the reason why not is printed."""
+    if INSTRUMENTED:
+        pytest.skip("the sanitizer needs memory itself")
     if not shutil.which("prlimit"):
         pytest.skip("prlimit is not installed")
     outcomes = set()
@@ -277,7 +279,7 @@ def test_status_0_means_mounted(fstfs, source, mnt):  # noqa: F811
         assert done.returncode == 0 or done.stderr, mib
         if done.returncode == 0:
             unmount(mnt)
-    assert len(outcomes) > 1 or INSTRUMENTED
+    assert len(outcomes) > 1
 
 
 def test_mount_dies_meanwhile(user_binary, test_user, source, place, mnt):  # noqa: F811

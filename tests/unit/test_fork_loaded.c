@@ -4,24 +4,12 @@
  * The free() of this program forks after it has freed: the child then finds each pointer to the
  * memory that its parent had yet to clear.
  */
-#include "expect.h"
+#include "fork_child.h"
 #include "fstfs.h"
 
-#include <check.h>
 #include <dlfcn.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-enum { SIZE = 4096, SHARDS = 2, CHILD_SECONDS = 20 };
-
-static char place[sizeof("/tmp/fstfs-test-fork-XXXXXX")], content[SIZE];
-static _Thread_local bool forks;
-static atomic_uint children;
+enum { SHARDS = 2 };
 
 static struct {
     __typeof__(fstfs_new) *new;
@@ -40,32 +28,12 @@ shard_path(int shard, char *path, size_t size)
     snprintf(path, size, "%s/model-%05d-of-%05d.safetensors", place, shard + 1, SHARDS);
 }
 
-static void
-write_shard(int shard)
-{
-    char header[100], path[100];
-    uint64_t length;
-    FILE *file;
-
-    shard_path(shard, path, sizeof(path));
-    file = fopen(path, "we");
-    ck_assert_ptr_nonnull(file);
-    length = (uint64_t)snprintf(header, sizeof(header),
-                                "{\"t%d\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[0,%d]"
-                                "}}",
-                                shard, SIZE, SIZE);
-    ck_assert_uint_eq(fwrite(&length, 8, 1, file), 1);
-    ck_assert_uint_eq(fwrite(header, length, 1, file), 1);
-    ck_assert_uint_eq(fwrite(content, SIZE, 1, file), 1);
-    ck_assert_int_eq(fclose(file), 0);
-}
-
 /* Whether a new object reads a tensor of each shard. */
 static bool
 load(void)
 {
     struct fstfs_checkpoint *checkpoint = NULL;
-    char found[SHARDS][SIZE] = {0};
+    char found[SHARDS][TENSOR_SIZE] = {0};
     struct fstfs *fstfs = NULL;
     bool done = false;
 
@@ -78,7 +46,7 @@ load(void)
         }
         done = library.read(checkpoint, requests, SHARDS, NULL) == 0;
         for (int i = 0; i < SHARDS; i++)
-            done &= memcmp(found[i], content, SIZE) == 0;
+            done &= memcmp(found[i], content, TENSOR_SIZE) == 0;
     }
     library.close(checkpoint);
     library.free(fstfs);
@@ -88,21 +56,9 @@ load(void)
 void
 free(void *memory)
 {
-    pid_t child;
-    int status;
-
     __libc_free(memory);
-    if (!memory || !forks)
-        return;
-    forks = false; /* the child, and fork() itself, free as usual */
-    child = fork();
-    if (child == 0) {
-        alarm(CHILD_SECONDS); /* kills a child that waits for ever */
-        _exit(!load());
-    }
-    expect(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-    atomic_fetch_add(&children, 1);
-    forks = true;
+    if (memory)
+        load_in_child(load);
 }
 
 static void
@@ -121,20 +77,17 @@ load_library(void)
 
 START_TEST(child_after_each_free)
 {
-    char path[100];
+    char path[100], name[20];
 
     load_library();
-    strcpy(place, "/tmp/fstfs-test-fork-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(place));
-    for (int i = 0; i < SIZE; i++)
-        content[i] = (char)(i * 7);
-    for (int i = 0; i < SHARDS; i++)
-        write_shard(i);
+    make_place();
+    for (int i = 0; i < SHARDS; i++) {
+        shard_path(i, path, sizeof(path));
+        snprintf(name, sizeof(name), "t%d", i);
+        write_shard(path, name);
+    }
     ck_assert(load()); /* the next one's threads reuse the stacks of its threads */
-    forks = true;
-    expect(load());
-    forks = false;
-    ck_assert_uint_gt(atomic_load(&children), 10);
+    load_and_fork(load);
     for (int i = 0; i < SHARDS; i++) {
         shard_path(i, path, sizeof(path));
         unlink(path);

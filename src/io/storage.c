@@ -72,12 +72,16 @@ count_bytes(struct storage *storage, const struct storage_read *read, size_t byt
     family_count(read->backing->family, FAMILY_STORAGE, bytes);
 }
 
+/* Pauses before another attempt, and counts it. `attempts`: made so far. */
 static void
-pause_ms(unsigned ms)
+begin_retry(struct storage *storage, unsigned *attempts)
 {
+    unsigned ms = FIRST_PAUSE_MS << (*attempts - 1);
     struct timespec pause = {ms / 1000, (long)(ms % 1000) * 1000000};
 
     nanosleep(&pause, NULL);
+    ++*attempts;
+    counter_add(&storage->counters.retries, 1);
 }
 
 /* Whether the file's page cache holds all of the read. */
@@ -334,8 +338,7 @@ read_until_done(struct storage *storage, struct storage_read *read, int fd)
             return -ESTALE; /* truncated */
         if ((result != -EIO && result != -EAGAIN && result != -EINTR) || attempts == ATTEMPTS_MAX)
             return (errint_t)result;
-        pause_ms(FIRST_PAUSE_MS << (attempts++ - 1));
-        counter_add(&storage->counters.retries, 1);
+        begin_retry(storage, &attempts);
     }
     return 0;
 }
@@ -433,8 +436,7 @@ acquire_descriptor(struct storage *storage, const struct storage_read *read)
     int fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
 
     while (fd == -EIO && attempts < ATTEMPTS_MAX) {
-        pause_ms(FIRST_PAUSE_MS << (attempts++ - 1));
-        counter_add(&storage->counters.retries, 1);
+        begin_retry(storage, &attempts);
         fd = descriptors_acquire(storage->descriptors, read->backing, read->access);
     }
     return fd;

@@ -39,7 +39,7 @@ struct file_identity {
 /* The identity of an open file, also with O_PATH. Uses statx(2) without the access time, for which
  * FUSE and network file systems would ask their server. */
 errint_t file_identity_from_fd(struct file_identity *identity, int fd);
-/* The same of a path relative to `directory`, following links. */
+/* The same for a path relative to `directory`. Follows links. */
 errint_t file_identity_at(struct file_identity *identity, int directory, const char *path);
 
 /*
@@ -71,8 +71,8 @@ struct charge {
     uint64_t bytes;
 };
 
-/* The pieces of a file, sorted, without overlaps; there may be bytes between them. Counted: the
- * backings of a file share one. Immutable. */
+/* The pieces of a file, sorted, without overlaps; there may be bytes between them. Immutable and
+ * reference-counted: the backings of a file share one. */
 struct layout {
     atomic_uint references;
     struct charge charge; /* set before it is shared */
@@ -99,7 +99,7 @@ enum family_counter {
 
 /*
  * The files of a checkpoint, which programs read in the same way: what the prefetcher learns from
- * one applies to the others. Counted.
+ * one applies to the others. Reference-counted.
  */
 struct family {
     atomic_uint references;
@@ -122,16 +122,17 @@ family_count(struct family *family, enum family_counter counter, uint64_t bytes)
 }
 
 /*
- * One version of one file of the source. Counted; immutable except for atomic fields and those that
- * name a guard. Made by src/catalog, read by src/io.
+ * One version of one file of the source. Reference-counted; immutable except for atomic fields and
+ * those whose comment names a guard. Made by src/catalog and src/client, read by src/io.
  */
 struct backing {
     atomic_uint references;
     /* Set once when the file is found to be another version. From then on every read fails with
      * ESTALE. */
     atomic_bool stale;
-    /* Number of open files of the mount with extents in this backing. They continue to read this
-     * version after the path refers to another. */
+    /* Not 0 while a file of the mount with extents in this backing is open. Each open adds the
+     * number of runs of consecutive extents in it. These files continue to read this version after
+     * the path refers to another. */
     atomic_uint readers;
     struct file_identity identity;
     /* State of base/version.c. */
@@ -143,11 +144,13 @@ struct backing {
     struct lease *lease; /* NULL: none */
     unsigned lease_users;
     void (*lease_detach)(struct backing *backing); /* unless NULL: called by the last unref */
-    /* Both are set by the creator of the backing before the first read, or stay NULL; counted. */
+    /* The creator of the backing sets both before the first read, or leaves them NULL. The backing
+     * holds a reference to each. */
     struct layout *layout; /* NULL: not known */
     struct family *family; /* NULL: none */
     /* State of src/io, which guards it; NULL until the first read. */
     void *io_state;
+    atomic_bool hides_pages; /* the kernel does not reveal which pages of the file are cached */
     void (*io_detach)(
         struct backing *backing); /* unless NULL: called by the last unref; frees it */
     /* The file is opened at `path`: absolute, or relative to `directory`, a descriptor that
@@ -160,7 +163,7 @@ struct backing *backing_new(int directory, const char *path, const struct file_i
 struct backing *backing_ref(struct backing *backing);
 void backing_unref(struct backing *backing); /* NULL is allowed */
 
-/* Immutable bytes in memory, counted: a header, an index, a status page. */
+/* Immutable, reference-counted bytes in memory: a header, an index, a status page. */
 struct blob {
     atomic_uint references;
     size_t length;

@@ -31,7 +31,7 @@ struct batch {
     pthread_cond_t changed; /* for batch_take() */
     struct batch_read **reads; /* `made` of them */
     struct fifo idle;
-    struct fifo ready; /* completed; in order: submitted */
+    struct fifo ready; /* completed reads; if is_ordered, all submitted ones. For batch_take() */
     unsigned made; /* reads allocated */
     unsigned in_flight;
     unsigned reading; /* of these: not completed */

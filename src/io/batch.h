@@ -59,8 +59,8 @@ struct batch_options {
     struct io *io; /* NULL if no list is read */
     struct storage *storage; /* NULL: that of `io` */
     unsigned depth; /* limit of reads in flight */
-    /* Limit of bytes in flight; 0: none. Each read that takes longer than 8 ms raises it by its
-     * length, up to bytes_most. */
+    /* No read is submitted while this many bytes are in flight; 0: no limit. Each read that takes
+     * longer than 8 ms raises the limit by its length, while it is below bytes_most. */
     uint64_t bytes, bytes_most;
     size_t read_bytes; /* sizeof() the caller's structure; 0: of a struct batch_read */
     char *buffers; /* `depth` buffers, aligned to BLOCK_SIZE, owned by the caller; or NULL */
@@ -74,8 +74,8 @@ struct batch_options {
     /* If not NULL, called for each completed read instead of batch_take(). The vectors are those of
      * io_done. Must lead to one batch_release() or batch_retry(), now or later. */
     void (*complete)(struct batch_read *read, const struct iovec *vectors, int count);
-    /* If not NULL, called when next() has returned false and no read is in flight. It may free the
-     * batch. */
+    /* If not NULL, called when no read is in flight and next() has returned false, or the batch was
+     * stopped or is out of memory. It may free the batch. Only with complete(). */
     void (*end)(void *arg);
     /* If not NULL, starts the read instead of engine and storage; batch_completed() ends it. */
     void (*read)(struct batch_read *read);
@@ -101,7 +101,8 @@ struct batch_read *batch_take(struct batch *batch);
 /* Ends a read: its buffer may be used again. */
 void batch_release(struct batch_read *read);
 
-/* Instead of batch_release(): submits the read again. The caller may have changed it. */
+/* Only with complete(), instead of batch_release(): submits the read again. The caller may have
+ * changed it, except its length. */
 void batch_retry(struct batch_read *read);
 
 /* Only with complete(): makes up to `threads` workers and, if `here` is set, this thread submit

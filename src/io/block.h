@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The unit of storage reads: offsets, lengths and buffers of direct reads are multiples of it. Most
- * devices require less; no file system requires more.
+ * The unit of storage reads: offsets, lengths and buffer addresses of direct reads are multiples of
+ * it. Most devices require less. Files that require more are not read with O_DIRECT.
  */
 #ifndef FSTFS_IO_BLOCK_H
 #define FSTFS_IO_BLOCK_H

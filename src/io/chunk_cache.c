@@ -115,8 +115,8 @@ cached_file_skip_delivered(const struct cached_file *file, uint64_t offset, uint
     return skipped;
 }
 
-/* A background read was cancelled, since the page cache holds the bytes. This is assumed for one
- * tick, since asking the kernel each time costs as much as a read. */
+/* A background read was canceled, since the page cache holds the bytes. They are assumed to stay
+ * there for one tick, since asking the kernel each time costs as much as a read. */
 static void
 cached_file_note_resident(struct cached_file *file, uint64_t start, uint64_t end)
 {
@@ -170,7 +170,7 @@ idle_list_first(const struct idle_list *list)
 static struct idle_list *
 idle_list_of(struct chunk_cache *cache, const struct chunk *chunk)
 {
-    /* Except a block at each end, which neighbouring tensors may share. */
+    /* Except a block at each end, which neighboring tensors may share. */
     bool all = chunk->delivered > 0 && chunk->delivered + 2 * BLOCK_SIZE > chunk->read.valid;
 
     return all ? &cache->delivered : &cache->undelivered;

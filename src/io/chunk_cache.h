@@ -86,11 +86,11 @@ struct byte_range {
 
 struct cached_file {
     struct chunk_cache *cache;
-    struct backing *backing; /* not counted: the file is attached to it */
+    struct backing *backing; /* without a reference: this struct is attached to it */
     struct chunk **chunks; /* sorted by offset */
     uint32_t count;
     struct prefetch prefetch;
-    /* Bytes that the page cache held when a prefetch of them was cancelled. */
+    /* Bytes that the page cache held when a prefetch of them was canceled. */
     struct byte_range resident;
     uint64_t resident_tick; /* of that moment */
     /* Bytes that were delivered and evicted. They are not prefetched again: where several threads

@@ -12,9 +12,9 @@
  *
  * The estimate is too low if latency varies (jitter, attributes that are revalidated), or if reads
  * are larger than the measured ones. So from time to time, for one round, the limit is raised by
- * half. If the throughput grows with it, nothing was contended: the limit
- * stays, and the latency of that round is the new estimate. All reads of the storage count, also
- * those of other rings, since a higher limit may only take throughput from them.
+ * half. If the throughput grows with it, nothing was contended: the limit stays raised, and the
+ * latency of that round is the new estimate. The throughput is that of all rings, since a higher
+ * limit may just take throughput from the other rings.
  *
  * Bookkeeping without I/O, for one thread except where noted.
  */
@@ -28,11 +28,11 @@
 struct concurrency {
     atomic_uint limit; /* reads, from `least` to `most`; any thread may read it */
     unsigned least, most;
-    unsigned to_skip; /* reads to end that were submitted under another limit */
+    unsigned to_skip; /* completions to ignore: of reads submitted under another limit */
     /* The uncontended latency: */
     uint64_t uncontended; /* nanoseconds; 0: not known */
     unsigned since_probe; /* background reads that ended */
-    unsigned probing; /* reads to end until the current probe is over; 0: none is */
+    unsigned probing; /* reads that must complete before the current probe ends; 0: no probe */
     /* The current round, which ends after as many background reads as the limit: */
     uint64_t total; /* nanoseconds that they took */
     uint64_t others; /* other reads in flight when they started, summed */
@@ -46,8 +46,8 @@ struct concurrency {
 
 void concurrency_init(struct concurrency *concurrency, unsigned least, unsigned most);
 
-/* Whether another background read may be submitted, with `in_flight` of them in flight. The caller
- * keeps a read that may not. */
+/* Whether another background read may be submitted while `in_flight` of them are in flight. If not,
+ * the caller keeps the read queued. */
 bool concurrency_allows(struct concurrency *concurrency, unsigned in_flight);
 
 /* A completed read. */

@@ -244,17 +244,21 @@ backing_detach_state(struct backing *backing)
 void
 descriptors_free(struct descriptors *descriptors)
 {
+    struct list detached = LIST_INIT(detached);
+
     if (!descriptors)
         return;
     pthread_mutex_lock(&attach_lock);
     list_for_each(node, &descriptors->states)
     {
-        struct state *state = container_of(node, struct state, node);
-
-        state_detach(state);
-        state_free(state);
+        state_detach(container_of(node, struct state, node));
+        list_add(&detached, node);
     }
     pthread_mutex_unlock(&attach_lock);
+    list_for_each(node, &detached)
+    {
+        state_free(container_of(node, struct state, node));
+    }
     pthread_cond_destroy(&descriptors->released);
     lanes_free(&descriptors->lanes);
     free(descriptors);
@@ -411,8 +415,8 @@ set_direct(struct descriptors *descriptors, struct backing *backing, int fd)
 static errint_t
 set_buffered(int fd)
 {
-    /* The engine prefetches, so the kernel's readahead must not. O_NONBLOCK must be cleared:
-     * io_uring honours it on regular files, too. */
+    /* The engine prefetches, so the kernel's readahead is turned off. O_NONBLOCK must be cleared:
+     * io_uring honors it on regular files, too. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fcntl(fd, F_SETFL, 0) < 0 ? -errno : 0;
 }
@@ -565,10 +569,13 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
             fd = slot_hold(&state->slots[access]);
             break;
         }
+        if (fd >= 0) { /* another thread was first: use its descriptor */
+            pthread_mutex_unlock(&attach_lock);
+            close(fd);
+            pthread_mutex_lock(&attach_lock);
+        }
         descriptors->open--;
         pthread_cond_broadcast(&descriptors->released);
-        if (fd >= 0)
-            close(fd); /* another thread was first: use its descriptor */
         /* The process is out of descriptors: close one of these and try again. */
         out_of_descriptors = fd == -EMFILE || fd == -ENFILE;
         if (fd < 0 && (!out_of_descriptors || descriptors->open == 0))

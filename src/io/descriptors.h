@@ -28,7 +28,8 @@ struct attachment {
     void (*forget)(void *data);
 };
 
-/* `most`: limit of open descriptors; 0: half of RLIMIT_NOFILE. `direct`: use O_DIRECT. */
+/* `most`: limit of open descriptors; 0: half of RLIMIT_NOFILE, at most 4096. `direct`: use
+ * O_DIRECT. */
 errint_t descriptors_new(unsigned most, bool direct, struct descriptors **descriptors);
 
 /* Sets the workers that close descriptors where close() may wait for a server: of files that are
@@ -46,7 +47,7 @@ void descriptors_free(struct descriptors *descriptors); /* NULL is allowed */
  * caller has a reference to the backing. */
 struct attachment *descriptors_attachment(struct descriptors *descriptors, struct backing *backing);
 
-/* The best access that the file is not known to refuse. */
+/* ACCESS_DIRECT, unless O_DIRECT is not to be used or the file is known to refuse it. */
 enum access descriptors_access(struct descriptors *descriptors, struct backing *backing);
 
 /*
@@ -56,8 +57,8 @@ enum access descriptors_access(struct descriptors *descriptors, struct backing *
  * ACCESS_BUFFERED.
  *
  * descriptors_try() never blocks; it returns -EAGAIN instead. descriptors_acquire() may block on
- * storage, and waits while the limit is reached: the holders must be able to release without its
- * caller.
+ * storage, and waits while the limit is reached: the holders of other descriptors must not depend
+ * on its caller to release them.
  */
 int descriptors_try(struct descriptors *descriptors, struct backing *backing, enum access access);
 int descriptors_acquire(struct descriptors *descriptors, struct backing *backing,
@@ -77,7 +78,7 @@ struct fifo descriptors_acquired(struct descriptors *descriptors, struct backing
                                  enum access access);
 
 /* Whether fstat(2), or a read of cached pages, may wait for a server. True for file systems that
- * are not known to be local. The backing must have been open. */
+ * are not known to be local, and for a backing that was never opened. */
 bool descriptors_may_wait(struct descriptors *descriptors, struct backing *backing);
 
 /* Uses buffered reads for this file from now on, since a direct read was refused. `why`: static
@@ -107,16 +108,18 @@ struct fifo descriptors_begin_verify(struct backing *backing, enum access access
 struct job *descriptors_end_verify(struct backing *backing, enum access access);
 
 /*
- * Closes the descriptors that are not held of backings that are stale, or that no file of the mount
- * has open and that were not read since the last call. They would keep removed files alive and file
- * systems busy. Returns the number of descriptors left. Call it periodically.
+ * Closes descriptors that are not held: those of stale backings, and those of backings without open
+ * files (backing->readers) that were not read since the last call. Such descriptors would keep
+ * removed files alive and file systems busy. Returns the number of descriptors left. Call it
+ * periodically.
  */
 unsigned descriptors_tidy(struct descriptors *descriptors);
 
-/* Marks the backing stale, logs it unless something of it was logged before, returns -ESTALE. */
+/* Marks the backing stale and logs this, unless a message about the backing was logged before.
+ * Returns -ESTALE. */
 errint_t descriptors_stale(struct backing *backing);
 
-/* Logs a failed read, unless something of the backing was logged before; returns `error`. */
+/* Logs a failed read, unless a message about the backing was logged before. Returns `error`. */
 errint_t descriptors_failed(struct descriptors *descriptors, struct backing *backing,
                             uint64_t offset, errint_t error);
 

@@ -17,7 +17,7 @@
 
 struct request_counters {
     atomic_uint_fast64_t bytes_requested, answered, bytes, cached_bytes, errors, stale, in_flight;
-    atomic_uint_fast64_t stalls; /* requests that waited for a foreground read */
+    atomic_uint_fast64_t stalls; /* requests that waited for a read from storage */
     struct histogram duration; /* nanoseconds from io_read() to the answer */
 };
 

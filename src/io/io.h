@@ -24,17 +24,17 @@ struct storage;
 
 errint_t io_new(const struct io_options *options, struct io **io);
 
-/* Waits until all reads have ended, then frees the engine and drops its references to backings.
- * io_read() must not be called any more. NULL is allowed. */
+/* Waits until all reads have ended, then detaches the engine from all backings and frees it. All
+ * calls of io_read() must have returned, and no other may follow. NULL is allowed. */
 void io_free(struct io *io);
 
-/* Sets the kernel's readahead on this mount in bytes, by default 128 KiB. A request of that size
- * may be readahead that no program asked for. A file's own value (extent_list.readahead) overrides
- * it. */
+/* Tells the engine the size of the kernel's readahead on this mount, in bytes. By default it
+ * assumes 128 KiB. A request of that size may be readahead that no program asked for. A file's own
+ * value (extent_list.readahead) overrides it. */
 void io_set_readahead(struct io *io, uint64_t bytes);
 
-/* Called once for each io_read(), by it or by a thread of the engine, without locks of the engine.
- */
+/* Called once for each io_read(): by that call, by another call of io_read(), or by a thread of the
+ * engine, without locks of the engine. */
 typedef void (*io_done)(void *arg, const struct io_answer *answer);
 
 /*
@@ -69,7 +69,7 @@ struct io_counters {
     uint64_t expired; /* bytes evicted because they were idle for five seconds */
     uint64_t retries; /* of storage reads */
     uint64_t storage_in_flight; /* storage reads */
-    uint64_t storage_waiting; /* queued storage reads, also for a file to be opened */
+    uint64_t storage_waiting; /* queued storage reads, and those that wait for an open */
     uint64_t memory; /* bytes of buffers in use */
     uint64_t memory_budget;
     enum io_fallback fallbacks[IO_MECHANISMS];

@@ -3,8 +3,7 @@
  * Page-aligned buffers for reads, within one budget. Spare buffers are reused last in, first out,
  * so that they stay in the processor's cache.
  *
- * The owner's lock guards struct memory. The functions that do not take one map and unmap buffers,
- * and are called without the lock.
+ * The owner's lock guards struct memory. memory_map() and memory_unmap() are called without it.
  */
 #ifndef FSTFS_IO_MEMORY_H
 #define FSTFS_IO_MEMORY_H
@@ -30,8 +29,9 @@ void memory_init(struct memory *memory, uint64_t budget);
  */
 size_t memory_cost(size_t size);
 
-/* Charges a buffer for `size` bytes, and returns a spare one; NULL: the caller maps it. The caller
- * enforces the budget; for it, only spare buffers are freed here. */
+/* Charges a buffer for `size` bytes, and returns a spare one; NULL: the caller maps it. Frees spare
+ * buffers so that used and spare ones stay within the budget. The caller must have checked that the
+ * used ones do. */
 void *memory_get(struct memory *memory, size_t size);
 /* Returns a buffer. NULL: it was charged and not mapped. */
 void memory_put(struct memory *memory, void *buffer, size_t size);

@@ -10,14 +10,14 @@
 
 /* All zero selects the defaults. */
 struct io_options {
-    unsigned threads; /* limit of worker threads; 0: 8, or 16 without io_uring */
+    unsigned threads; /* limit of worker threads per file system; 0: 8, or 16 without io_uring */
     unsigned descriptors; /* limit of open backing files; 0: from RLIMIT_NOFILE */
     bool no_ring; /* no io_uring: workers only */
     bool no_direct; /* no O_DIRECT: buffered reads only */
     bool no_prefetch; /* foreground reads only */
     bool keeps_pages; /* use buffered reads, and keep the bytes in the page cache for others */
     unsigned rings; /* io_uring instances, each with a thread; 0: by the number of processors */
-    unsigned queue_depth; /* limit of reads in flight per ring; 0: 64 */
+    unsigned queue_depth; /* limit of reads in flight per ring and file system; 0: 64 */
     /* Budget of all buffers in bytes; 0: 256 MiB, or an eighth of the memory if that is less. */
     uint64_t memory;
 };
@@ -33,7 +33,7 @@ enum io_mechanism {
 enum io_fallback {
     IO_FALLBACK_NONE,
     IO_FALLBACK_NOT_WANTED, /* by an option */
-    IO_FALLBACK_REFUSED /* by the kernel, a sandbox, or a file system: then for some files */
+    IO_FALLBACK_REFUSED /* by the kernel or a sandbox; or, for some files, by a file system */
 };
 
 #endif

@@ -134,7 +134,7 @@ stream_oldest(struct prefetch *prefetch)
 }
 
 /* Whether a reader may have read the start of the piece from a cache: small pieces are cached with
- * their neighbours, and the start of a large one may be part of the last request. */
+ * their neighbors, and the start of a large one may be part of the last request. */
 static bool
 piece_may_be_cached(const struct prefetch *prefetch, const struct piece *piece)
 {
@@ -330,7 +330,7 @@ stream_begin(struct prefetch *prefetch, const struct prefetch_limits *limits,
     if (prefetch->history->file_order.count >= PIECES_FOR_ORDER && !is_probing(prefetch))
         stream->pieces_crossed = CROSSED_FOR_SEQUENTIAL;
     if (cause && !cause->probe_bytes) {
-        /* The stream of another file, which had these bytes prefetched, continues here. */
+        /* The stream that had these bytes prefetched, maybe of another backing, continues here. */
         if (cause->is_sequential)
             stream->pieces_crossed = CROSSED_FOR_SEQUENTIAL;
         if (cause->window > stream->window)
@@ -395,8 +395,9 @@ stream_note_crossing(struct prefetch *prefetch, struct stream *stream,
         stream->piece = piece;
     } else if (handed_over || (piece != stream->piece &&
                                !may_be_kernel_readahead(limits, layout, stream, offset))) {
-        /* Readahead does not reach this offset or another file of the mount. A crossing counts if
-         * the stream read more of the piece than readahead alone would. */
+        /* The kernel's readahead reaches neither this offset nor another file of the mount, so the
+         * reader itself has crossed the end of the piece. This counts if the stream read more of
+         * the piece than readahead alone would. */
         if (handed_over || piece_end(layout, stream->piece) > stream->start + limits->readahead)
             stream->pieces_crossed += stream->from_top ? CROSSED_FOR_SEQUENTIAL : 1;
         stream->piece = piece;

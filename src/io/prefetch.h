@@ -36,7 +36,7 @@ struct stream {
     uint64_t skipped; /* bytes before `position` that were not requested */
     uint64_t window; /* bytes to prefetch after `position` */
     uint64_t prefetched_to; /* offset, as of the last plan */
-    bool is_cut; /* the window ended there, before the end of the piece */
+    bool is_cut; /* the window ended there; false: the piece did */
     uint64_t shrunk_at; /* position when the window was last halved */
     uint32_t piece; /* the last piece that the reader, not readahead, has reached */
     uint32_t pieces_crossed; /* ends of pieces that it read past without skipping */
@@ -81,7 +81,7 @@ struct prefetch_limits {
 /* What to prefetch after a request. */
 struct prefetch_plan {
     uint64_t window; /* bytes from the end of the request; 0: none */
-    uint64_t stop; /* end of the piece; the window ends there unless is_sequential */
+    uint64_t stop; /* end of the piece; the window ends there unless one of the next two is set */
     bool is_sequential; /* continue in file order, past `stop` */
     bool in_name_order; /* at `stop`, continue with the next piece by name */
     uint32_t piece; /* the piece of the request */
@@ -91,7 +91,7 @@ struct prefetch_plan {
     bool continues_stream; /* the request starts where the stream ended */
 };
 
-/* Where a request begins, relative to its first byte in this file. */
+/* Where a request begins, compared with its first byte in this backing. */
 enum prefetch_origin {
     PREFETCH_ORIGIN_HERE, /* at it */
     PREFETCH_ORIGIN_EARLIER, /* in an earlier extent */
@@ -103,8 +103,8 @@ void prefetch_init(struct prefetch *prefetch, struct access_history *history);
 
 /*
  * Bytes [offset, end) were requested through `file`, which is only compared. `stalled`: not all of
- * them were cached. `cause`: the plan by which a stream of another backing had these bytes
- * prefetched, or NULL. Fills in *plan.
+ * them were cached. `cause`: the plan by which their first chunk was prefetched, if none
+ * of its bytes was delivered yet; else NULL. Fills in *plan.
  */
 void prefetch_observe(struct prefetch *prefetch, const struct prefetch_limits *limits,
                       const struct layout *layout, const void *file, uint64_t offset, uint64_t end,

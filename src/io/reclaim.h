@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The reclaim thread frees idle chunks, spare buffers and descriptors once a second. It sleeps
- * while there are none, until request_start() wakes it.
+ * Once a second, the reclaim thread evicts chunks that have been idle for some seconds, frees spare
+ * buffers and closes descriptors that are not needed. It sleeps while the engine has no buffers and
+ * no descriptors, until request_start() wakes it. Reads that bypass the chunk cache
+ * (io_storage()) do not wake it.
  */
 #ifndef FSTFS_IO_RECLAIM_H
 #define FSTFS_IO_RECLAIM_H

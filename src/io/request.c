@@ -55,7 +55,6 @@ request_pin_range(struct request *request, struct cached_file *file, uint64_t of
                 return -ENOMEM;
             }
             *cost += memory_cost(chunk->read.length);
-            cached_file_note_request(file, position, gap_end);
         } else if (!request_pin(request, chunk, false)) {
             return -ENOMEM;
         }
@@ -78,7 +77,7 @@ request_pin_all(struct io *io, struct request *request, uint64_t *cost)
         struct extent_part part = extent_part_at(extent, offset, left);
 
         if (extent->backing && atomic_load(&extent->backing->stale))
-            result = descriptors_stale(extent->backing);
+            result = -ESTALE;
         else if (extent->backing)
             result = request_pin_range(request, chunk_cache_file(&io->cache, extent->backing),
                                        part.offset, part.offset + part.length, cost);
@@ -109,8 +108,10 @@ request_charge(struct request *request, struct list *batch)
     for (unsigned i = 0; i < request->count; i++) {
         struct chunk *chunk = request->pins[i].chunk;
 
-        if (chunk->state == CHUNK_READING && !chunk->is_charged)
+        if (chunk->state == CHUNK_READING && !chunk->is_charged) {
             chunk_charge(chunk, request->lane, batch);
+            cached_file_note_request(chunk->file, chunk->read.offset, chunk_end(chunk));
+        }
     }
 }
 
@@ -132,8 +133,8 @@ request_wait_for_chunks(struct request *request)
         request->waiting_since = monotonic_ns();
 }
 
-/* Pins all chunks of the request. Those in *batch must then be submitted. -EAGAIN: memory is short;
- * nothing has changed. */
+/* Pins all chunks of the request. Those in *batch must then be submitted. On an error the request
+ * holds no pins. -EAGAIN: memory is short. */
 static errint_t
 request_plan(struct io *io, struct request *request, bool may_allocate, struct list *batch)
 {
@@ -449,6 +450,27 @@ request_complete(struct io *io, struct request *request)
     requests_admit(io);
 }
 
+/* Logs the first of the request's files that is stale. Without the lock. */
+static void
+request_log_stale(const struct request *request)
+{
+    const struct extent_list *list = request->list;
+    const struct extent *extent = &list->extents[extent_list_find(list, request->offset)];
+    uint64_t offset = request->offset;
+    size_t left = request->length;
+
+    for (; left > 0; extent++) {
+        struct extent_part part = extent_part_at(extent, offset, left);
+
+        if (extent->backing && atomic_load(&extent->backing->stale)) {
+            descriptors_stale(extent->backing);
+            return;
+        }
+        offset += part.length;
+        left -= part.length;
+    }
+}
+
 /* After request_plan(), which returned `result`: submits the reads, or completes a request that
  * needs none (`is_ready`). */
 static void
@@ -456,6 +478,8 @@ request_proceed(struct io *io, struct request *request, errint_t result, bool is
                 struct list *batch)
 {
     if (result < 0) {
+        if (result == -ESTALE)
+            request_log_stale(request);
         request_fail(io, request, result);
         request_free(request);
         return;
@@ -551,7 +575,7 @@ request_chunk_read(struct storage_read *read, errint_t result)
 
     pthread_mutex_lock(&io->cache.lock);
     if (result == -ECANCELED && chunk->waiters) {
-        /* A background read was cancelled, but now a request waits for it. */
+        /* A background read was canceled, but now a request waits for it. */
         chunk_cache_unlock(&io->cache);
         storage_read(io->storage, read);
         return;

@@ -37,7 +37,7 @@ struct request {
     struct fifo_node node; /* in the queue of its lane */
     struct request *next; /* in a list of completed requests */
     struct memory_lane *lane;
-    struct extent_list *list; /* counted */
+    struct extent_list *list; /* the request holds a reference */
     uint64_t offset; /* in the list */
     size_t length;
     void (*done)(void *arg, const struct io_answer *answer); /* an io_done */

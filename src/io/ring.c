@@ -24,7 +24,8 @@
 
 /* Limits of background reads in flight. Storage serves a burst of reads together, so a foreground
  * read takes as long as the burst that it is in. An eighth of the depth, a few megabytes, keeps
- * most storage busy. For other storage there are more, but room is left for foreground reads. */
+ * most storage busy. Other storage gets up to three quarters of the depth; the rest is left for
+ * foreground reads. */
 #define BACKGROUND_LEAST(depth) ((depth) > 8 ? (depth) / 8 : 1)
 #define BACKGROUND_MOST(depth) ((depth) / 4 * 3)
 
@@ -60,8 +61,7 @@ struct ring {
     errint_t start_result;
 };
 
-/* Completes an operation that does nothing: a sandbox may allow to create a ring and not to use it.
- */
+/* Submits a no-op and waits for it: a sandbox may allow creating a ring but not using it. */
 static errint_t
 ring_try_nop(struct ring *ring)
 {
@@ -78,8 +78,8 @@ ring_try_nop(struct ring *ring)
     return result;
 }
 
-/* Restricts a ring that is not enabled yet to reads: a seccomp filter does not see its operations.
- */
+/* Restricts a ring that is not enabled yet to reads, and enables it. The seccomp filter of the
+ * sandbox does not see the operations of a ring. */
 static errint_t
 ring_restrict(struct ring *ring)
 {

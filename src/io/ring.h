@@ -42,8 +42,9 @@ struct ring_read {
     void (*complete)(struct ring_read *read, int result);
 };
 
-/* Starts a ring with at most `depth` reads in flight for one file system, and twice as many for all
- * of them, or one of each (io/lanes.h). Background reads are limited further (io/concurrency.h).
+/* Starts a ring with at most `depth` reads in flight for one file system. If others have reads in
+ * flight, it is limited to a share of 2 * `depth`, but never to less than one (lane_share() in
+ * io/lanes.h). Background reads are limited further (io/concurrency.h).
  * Fails if the kernel or a sandbox refuses io_uring; `reason` then has the cause. */
 errint_t ring_new(unsigned depth, struct rings *rings, struct ring **ring, struct reason *reason);
 

@@ -11,8 +11,8 @@
  * waiting for one.
  *
  * Where fstat(2) may wait for a server, workers verify the version after a read of a ring, once for
- * all reads of the file that have ended: FUSE file systems that revalidate attributes ask the
- * server for each.
+ * all reads of the file that have ended: FUSE file systems that revalidate attributes send a
+ * request to the server for each fstat(2).
  */
 #include "io/storage.h"
 
@@ -51,7 +51,7 @@ struct storage {
     bool direct;
     bool keeps_pages;
     bool ring; /* io_uring was not switched off */
-    struct reason no_ring; /* why there is no ring; text "": there is one */
+    struct reason no_ring; /* why a ring was not started; text "": all were */
     atomic_bool no_dontcache; /* the kernel or a file system does not support it */
     atomic_bool no_cachestat;
     atomic_uint pending; /* reads not yet completed */
@@ -84,6 +84,20 @@ begin_retry(struct storage *storage, unsigned *attempts)
     counter_add(&storage->counters.retries, 1);
 }
 
+/* After cachestat(2) failed: the kernel refuses files of other users (EPERM), older ones all files,
+ * and a seccomp filter may refuse all, too, also those that are not open. */
+static void
+note_no_cachestat(struct storage *storage, struct backing *backing)
+{
+    bool is_refused = errno == EPERM;
+
+    if (errno == ENOSYS ||
+        (is_refused && syscall(SYS_cachestat, -1, NULL, NULL, 0) < 0 && errno == EPERM))
+        atomic_store(&storage->no_cachestat, true);
+    else if (is_refused)
+        atomic_store(&backing->hides_pages, true);
+}
+
 /* Whether the file's page cache holds all of the read. */
 static bool
 read_is_cached(struct storage *storage, const struct storage_read *read, int fd)
@@ -97,11 +111,11 @@ read_is_cached(struct storage *storage, const struct storage_read *read, int fd)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t pages = (read->offset + read->valid - 1) / page - read->offset / page + 1;
 
-    if (atomic_load_explicit(&storage->no_cachestat, memory_order_relaxed))
+    if (atomic_load_explicit(&storage->no_cachestat, memory_order_relaxed) ||
+        atomic_load_explicit(&read->backing->hides_pages, memory_order_relaxed))
         return false;
     if (syscall(SYS_cachestat, fd, &range, &state, 0) < 0) {
-        if (errno == ENOSYS || errno == EPERM)
-            atomic_store(&storage->no_cachestat, true);
+        note_no_cachestat(storage, read->backing);
         return false;
     }
     return state.cached >= pages;
@@ -220,8 +234,8 @@ storage_verify_reads(struct storage *storage, struct storage_read *read, int fd)
     storage_end_verified(storage, read, result);
 }
 
-/* Copies from the page cache. Returns false if some pages were evicted meanwhile, which the storage
- * may answer with an error. */
+/* Copies from the page cache. Returns false if a call fails or reaches the end of the file, for
+ * example since pages were evicted meanwhile. */
 static bool
 copy_cached(struct storage *storage, struct storage_read *read, int fd)
 {
@@ -357,8 +371,9 @@ storage_read_alone(struct storage *storage, struct storage_read *read, int fd)
     storage_finish_read(storage, read, fd, result);
 }
 
-/* Completes the read and returns true if all of its bytes are in the page cache. Returns false with
- * the descriptor still held, else with none. */
+/* If all bytes are in the page cache, completes the read or queues it for a worker, and returns
+ * true; the descriptor is released. Otherwise, and if the copy fails, returns false with a
+ * descriptor of read->access held in *fd. */
 static bool
 use_page_cache(struct storage *storage, struct storage_read *read, int *fd, bool worker)
 {
@@ -442,7 +457,8 @@ acquire_descriptor(struct storage *storage, const struct storage_read *read)
     return fd;
 }
 
-/* Continues the reads that waited for the same open, which returned `fd`. */
+/* Continues the reads that waited for the same open, which returned `fd`. It may have begun before
+ * them, so after an error each of them tries once more. */
 static void
 storage_pass_on(struct storage *storage, struct fifo kept, int fd)
 {
@@ -451,12 +467,14 @@ storage_pass_on(struct storage *storage, struct fifo kept, int fd)
     while ((job = fifo_take(&kept))) {
         struct storage_read *read = container_of(job, struct storage_read, job);
 
-        if (fd >= 0 || must_read_buffered(read, fd))
+        if (fd >= 0 || must_read_buffered(read, fd) || !read->has_waited) {
+            read->has_waited = true;
             storage_queue_job(storage, read);
-        else if (read->is_read)
+        } else if (read->is_read) {
             storage_verify_reads(storage, read, fd);
-        else
+        } else {
             storage_complete(storage, read, fd);
+        }
     }
 }
 
@@ -500,6 +518,7 @@ storage_read(struct storage *storage, struct storage_read *read)
     read->is_read = false;
     read->was_cached = false;
     read->copied = false;
+    read->has_waited = false;
     read->flags = 0;
     read->access = storage->keeps_pages ? ACCESS_BUFFERED
                                         : descriptors_access(storage->descriptors, read->backing);

@@ -25,8 +25,8 @@
 struct storage;
 
 /*
- * One read. `offset` and `length` are multiples of 4096, and `buffer` is aligned to a page. The
- * range may extend past the end of the file: the first `valid` bytes must be there.
+ * One read. `offset`, `length` and the address of `buffer` are multiples of 4096. The range may
+ * extend past the end of the file: the first `valid` bytes must be there.
  */
 struct storage_read {
     /* Set by the caller, constant until `complete`. The caller holds a reference to the backing. */
@@ -50,13 +50,14 @@ struct storage_read {
     bool is_read; /* a worker is to verify the version */
     bool was_cached; /* all of it was in the page cache */
     bool copied; /* all of it was copied from there */
+    bool has_waited; /* for an open by another read */
 };
 
 /* Ignores the options for prefetching and memory. */
 errint_t storage_new(const struct io_options *options, struct storage **storage);
 
-/* Stops the threads. No read may be in flight. References to backings are dropped by
- * storage_free(), so that the state attached to them can be freed in between. */
+/* storage_stop() stops the threads; no read may be in flight. storage_free() then frees the state
+ * that is attached to backings (descriptors_free()), and the storage. */
 void storage_stop(struct storage *storage);
 void storage_free(struct storage *storage);
 
@@ -69,7 +70,7 @@ struct storage_counters {
     atomic_uint_fast64_t reads; /* system calls or ring entries that returned bytes */
     atomic_uint_fast64_t bytes;
     atomic_uint_fast64_t cached_bytes; /* of these, from the page cache */
-    atomic_uint_fast64_t retries; /* after EIO, EAGAIN, EINTR or a short read */
+    atomic_uint_fast64_t retries; /* after EIO, EAGAIN, EINTR, a short read, or a ring's fallback */
     struct histogram duration; /* of the reads by the kernel, whatever their result */
 };
 

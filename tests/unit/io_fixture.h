@@ -6,6 +6,7 @@
 #ifndef FSTFS_TESTS_IO_FIXTURE_H
 #define FSTFS_TESTS_IO_FIXTURE_H
 
+#include "base/log.h"
 #include "expect.h"
 #include "io/io.h"
 #include "random.h"
@@ -13,6 +14,8 @@
 #include <check.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -47,8 +50,10 @@ static struct blob *blobs[BLOBS];
 static struct io *io;
 
 /* The linker replaces the real functions with these (--wrap). They verify in all tests that no lock
- * is held while memory is mapped or unmapped, which takes long. */
+ * is held while memory is mapped or unmapped, which takes long, or while a line is logged, which
+ * may block. */
 static __thread int locks; /* held by this thread */
+static atomic_uint lines_logged;
 
 int __real_pthread_mutex_lock(pthread_mutex_t *mutex);
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
@@ -59,6 +64,10 @@ void *__wrap_mmap(void *address, size_t size, int protection, int flags, int fd,
 void *__wrap_mmap64(void *address, size_t size, int protection, int flags, int fd, off_t offset);
 int __real_munmap(void *address, size_t size);
 int __wrap_munmap(void *address, size_t size);
+void __real_log_line(enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void __wrap_log_line(enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 int
 __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
@@ -93,6 +102,20 @@ __wrap_munmap(void *address, size_t size)
 {
     expect(locks == 0);
     return __real_munmap(address, size);
+}
+
+void
+__wrap_log_line(enum log_level level, const char *format, ...)
+{
+    char line[512];
+    va_list arguments;
+
+    expect(locks == 0);
+    atomic_fetch_add(&lines_logged, 1);
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    __real_log_line(level, "%s", line);
 }
 
 static inline char *

@@ -23,7 +23,7 @@ struct read {
 
 struct storage {
     uint64_t latency, service; /* nanoseconds */
-    uint64_t jitter; /* up to so much is added to each latency */
+    uint64_t jitter; /* maximum of the random time that is added to each latency */
     bool shared;
     uint64_t now;
     struct read reads[MOST_RINGS * MOST]; /* in flight, oldest first */

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: bytes in each mode, copies and caches, changed files. */
+#include "base/system_call.h"
 #include "io_fixture.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <stdio.h>
+#include <sys/vfs.h>
 
 static struct extent_list *
 random_list(uint64_t *state, char **bytes)
@@ -174,9 +177,11 @@ START_TEST(uses_page_cache)
     struct io_counters counters;
     char *bytes = malloc(FILE_SIZE);
     int fd = openat(directory, "a", O_RDONLY | O_CLOEXEC);
-    /* Locked, so that the kernel keeps the pages. */
+    /* Locked, so that the kernel keeps the pages, unless RLIMIT_MEMLOCK forbids it. */
     void *locked = mmap(NULL, FILE_SIZE, PROT_READ, MAP_SHARED | MAP_LOCKED, fd, 0);
 
+    if (locked == MAP_FAILED)
+        locked = mmap(NULL, FILE_SIZE, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
     ck_assert_ptr_ne(locked, MAP_FAILED);
     ck_assert_int_eq(pread(fd, bytes, FILE_SIZE, 0), FILE_SIZE);
     ck_assert_int_eq(read_backing(backings[0], 12345, MIB, contents[0] + 12345), 0);
@@ -189,10 +194,78 @@ START_TEST(uses_page_cache)
 }
 END_TEST
 
+static atomic_bool denies_cachestat; /* of the first file; all pages of the others are cached */
+static atomic_uint denied;
+
+long __real_syscall(long number, ...);
+long __wrap_syscall(long number, ...);
+
+/* Called in place of syscall(2). */
+long
+__wrap_syscall(long number, ...)
+{
+    long values[6];
+    va_list arguments;
+    struct stat now;
+
+    va_start(arguments, number);
+    for (int i = 0; i < 6; i++)
+        values[i] = va_arg(arguments, long);
+    va_end(arguments);
+    if (number != SYS_cachestat || !atomic_load(&denies_cachestat))
+        return __real_syscall(number, values[0], values[1], values[2], values[3], values[4],
+                              values[5]);
+    if (fstat((int)values[0], &now) < 0)
+        return -1;
+    if (now.st_ino == backings[0]->identity.inode) {
+        atomic_fetch_add(&denied, 1);
+        errno = EPERM;
+        return -1;
+    }
+    *(uint64_t *)values[2] = UINT64_MAX; /* pages in the page cache */
+    return 0;
+}
+
+/* The kernel allows cachestat(2) only for files that the caller owns or may write to. */
+START_TEST(cachestat_is_denied_for_one_file)
+{
+    struct buffer status = BUFFER_INIT;
+    struct io_counters counters;
+    char *bytes = malloc(FILE_SIZE);
+    int fd = openat(directory, "b", O_RDONLY | O_CLOEXEC);
+
+    ck_assert_int_eq(pread(fd, bytes, FILE_SIZE, 0), FILE_SIZE);
+    atomic_store(&denied, 0);
+    atomic_store(&denies_cachestat, true);
+    ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
+    ck_assert_int_eq(read_backing(backings[0], FAR, 5000, contents[0] + FAR), 0);
+    ck_assert_int_eq(read_backing(backings[1], 0, MIB, contents[1]), 0);
+    atomic_store(&denies_cachestat, false);
+    io_counters(io, &counters);
+    ck_assert_uint_ge(counters.page_cache_bytes, MIB);
+    io_status(io, &status);
+    ck_assert_ptr_nonnull(strstr(status.data, "\"cachestat\":{\"on\":true"));
+    /* By then, reads that were submitted together may have asked. */
+    ck_assert_uint_ge(atomic_load(&denied), 1);
+    atomic_store(&denied, 0);
+    atomic_store(&denies_cachestat, true);
+    ck_assert_int_eq(read_backing(backings[0], MIB + MIB / 2, 100, contents[0] + MIB + MIB / 2), 0);
+    atomic_store(&denies_cachestat, false);
+    ck_assert_uint_eq(atomic_load(&denied), 0);
+    buffer_free(&status);
+    close(fd);
+    free(bytes);
+}
+END_TEST
+
 START_TEST(buffered_reads_leave_no_pages)
 {
     struct io_counters before, after;
+    struct statfs fs;
 
+    ck_assert_int_eq(fstatfs(directory, &fs), 0);
+    if (fs.f_type == TMPFS_MAGIC)
+        return; /* its files are always in the page cache */
     /* A buffered read must drop its pages: another engine does not find the bytes in the page
      * cache. */
     io_free(io);
@@ -318,6 +391,18 @@ START_TEST(removed_file_is_stale_unless_open)
 }
 END_TEST
 
+/* As after the end of a lease: the next read logs it, once. */
+START_TEST(stale_file_is_logged_once)
+{
+    ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
+    atomic_store(&lines_logged, 0);
+    atomic_store(&backings[0]->stale, true);
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(read_backing(backings[0], 0, 100, NULL), -ESTALE);
+    ck_assert_uint_eq(atomic_load(&lines_logged), 1);
+}
+END_TEST
+
 START_TEST(fifo_or_directory_is_stale)
 {
     ck_assert_int_eq(unlinkat(directory, "a", 0), 0);
@@ -390,12 +475,14 @@ suite(void)
     tcase_add_test(reads, counters_of_reads);
     tcase_add_test(reads, sysfs_file);
     tcase_add_test(reads, uses_page_cache);
+    tcase_add_test(reads, cachestat_is_denied_for_one_file);
     tcase_add_test(reads, buffered_reads_leave_no_pages);
     tcase_add_checked_fixture(changes, setup, teardown);
     tcase_add_test(changes, truncated_file_is_stale);
     tcase_add_test(changes, rewritten_file_is_stale);
     tcase_add_test(changes, replaced_file_is_stale_unless_open);
     tcase_add_test(changes, removed_file_is_stale_unless_open);
+    tcase_add_test(changes, stale_file_is_logged_once);
     tcase_add_test(changes, fifo_or_directory_is_stale);
     tcase_add_test(changes, new_ctime_is_stale);
     suite_add_tcase(made, reads);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: limits of descriptors and memory, and io_free(). */
 #include "base/clock.h"
+#include "io/descriptors.h"
 #include "io_fixture.h"
 
 #include <dirent.h>
@@ -179,6 +180,67 @@ START_TEST(no_descriptor)
     expect(read_backing(backings[0], 0, 100, NULL) == -EMFILE);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
     ck_assert_int_eq(read_backing(backings[0], 0, 100, contents[0]), 0);
+}
+END_TEST
+
+static atomic_bool holds_open; /* the next open_at() waits, and fails */
+static atomic_bool is_opening, open_may_fail;
+static atomic_uint waiting_for_open;
+
+int __real_open_at(int at, const char *path, int flags);
+int __wrap_open_at(int at, const char *path, int flags);
+bool __real_descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
+                                    enum access access, struct job *job);
+bool __wrap_descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
+                                    enum access access, struct job *job);
+
+int
+__wrap_open_at(int at, const char *path, int flags)
+{
+    if (!atomic_exchange(&holds_open, false))
+        return __real_open_at(at, path, flags);
+    atomic_store(&is_opening, true);
+    while (!atomic_load(&open_may_fail))
+        usleep(1000);
+    return -EMFILE;
+}
+
+bool
+__wrap_descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
+                               enum access access, struct job *job)
+{
+    bool may = __real_descriptors_may_acquire(descriptors, backing, access, job);
+
+    if (!may)
+        atomic_fetch_add(&waiting_for_open, 1);
+    return may;
+}
+
+/* A read waits for an open that began before it, and that fails: the read opens the file again. */
+START_TEST(earlier_open_fails)
+{
+    struct io_options options = {.no_prefetch = true};
+    struct extent_list *list = whole_file(backings[0]);
+    struct request first, second;
+
+    request_init(&first, 100);
+    request_init(&second, 100);
+    io_free(io);
+    ck_assert_int_eq(io_new(&options, &io), 0);
+    atomic_store(&holds_open, true);
+    io_read(io, list, 0, 100, keep_answer, &first);
+    while (!atomic_load(&is_opening))
+        usleep(1000);
+    io_read(io, list, FAR, 100, keep_answer, &second);
+    while (atomic_load(&waiting_for_open) == 0)
+        usleep(1000);
+    atomic_store(&open_may_fail, true);
+    expect(request_wait(&first) == -EMFILE);
+    expect(request_wait(&second) == 0);
+    expect(memcmp(second.bytes, contents[0] + FAR, 100) == 0);
+    request_free(&first);
+    request_free(&second);
+    extent_list_unref(list);
 }
 END_TEST
 
@@ -372,6 +434,7 @@ suite(void)
     tcase_add_test(limits, unneeded_descriptors_are_closed);
     tcase_add_test(limits, process_is_out_of_descriptors);
     tcase_add_test(limits, no_descriptor);
+    tcase_add_test(limits, earlier_open_fails);
     tcase_add_test(limits, last_unref_races_with_eviction);
     tcase_add_test(limits, free_waits_for_answers);
     tcase_add_test(limits, free_waits_for_a_queued_failure);

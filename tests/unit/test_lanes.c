@@ -212,11 +212,15 @@ count_open_files(const char *path_prefix)
     return count;
 }
 
+/* With one ring, on any number of processors: reads that it has counted end one after another. */
 static void
 start_engine(unsigned descriptors)
 {
-    struct io_options options = {
-        .threads = 2, .descriptors = descriptors, .no_direct = true, .no_prefetch = true};
+    struct io_options options = {.threads = 2,
+                                 .rings = 1,
+                                 .descriptors = descriptors,
+                                 .no_direct = true,
+                                 .no_prefetch = true};
 
     ck_assert_int_eq(io_new(&options, &io), 0);
 }
@@ -232,6 +236,9 @@ START_TEST(eviction_does_not_wait_for_close)
     atomic_store(&hangs, true);
     for (int i = 0; i < FILES; i++)
         ck_assert(read_is_answered(files[1][i], 0));
+    /* Workers close the descriptors, maybe after the reads were answered. */
+    for (int ms = 0; ms < TIMEOUT_MS && atomic_load(&hung) == 0; ms++)
+        usleep(1000);
     ck_assert_uint_gt(atomic_load(&hung), 0);
     atomic_store(&hangs, false);
     for (int i = 0; i < FILES; i++)
@@ -277,6 +284,93 @@ START_TEST(reclaim_does_not_wait_for_close)
     ck_assert_uint_eq(count_open_files(directory_paths[1]), 0);
     io_counters(io, &counters);
     ck_assert_uint_eq(counters.descriptors, 0);
+}
+END_TEST
+
+static void *
+acquire_first_file(void *arg)
+{
+    expect(descriptors_acquire(arg, files[0][0], ACCESS_BUFFERED) >= 0);
+    return NULL;
+}
+
+static void *
+free_descriptors(void *arg)
+{
+    descriptors_free(arg);
+    return NULL;
+}
+
+static void *
+try_other_file(void *arg)
+{
+    expect(descriptors_try(arg, files[1][0], ACCESS_BUFFERED) == -EAGAIN); /* it is not open */
+    return NULL;
+}
+
+/* While close() hangs in another thread. Lets it return. */
+static void
+assert_module_is_not_locked(struct descriptors *descriptors)
+{
+    struct timespec until;
+    pthread_t thread;
+    int error;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += TIMEOUT_MS / 1000;
+    pthread_create(&thread, NULL, try_other_file, descriptors);
+    error = pthread_timedjoin_np(thread, NULL, &until);
+    atomic_store(&hangs, false);
+    if (error)
+        pthread_join(thread, NULL);
+    ck_assert_int_eq(error, 0);
+}
+
+/* Two threads open one file at the same time, and the slower one closes its descriptor. */
+START_TEST(surplus_descriptor_is_closed_without_lock)
+{
+    struct descriptors *descriptors;
+    pthread_t threads[2];
+
+    ck_assert_int_eq(descriptors_new(4, false, &descriptors), 0);
+    atomic_store(&stats, 0);
+    atomic_store(&hung, 0);
+    atomic_store(&stat_waits, true);
+    for (int i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, acquire_first_file, descriptors);
+    ck_assert(reaches(&stats, 2));
+    atomic_store(&hangs, true);
+    atomic_store(&stat_waits, false);
+    ck_assert(reaches(&hung, 1));
+    assert_module_is_not_locked(descriptors);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        descriptors_release(descriptors, files[0][0], ACCESS_BUFFERED);
+    }
+    ck_assert_uint_eq(descriptors_state(descriptors).open, 1);
+    ck_assert_uint_eq(count_open_files(directory_paths[0]), 1);
+    descriptors_free(descriptors);
+}
+END_TEST
+
+/* An engine that is freed does not block the others. */
+START_TEST(free_closes_without_lock)
+{
+    struct descriptors *freed, *other;
+    pthread_t thread;
+
+    ck_assert_int_eq(descriptors_new(4, false, &freed), 0);
+    ck_assert_int_eq(descriptors_new(4, false, &other), 0);
+    acquire_first_file(freed);
+    descriptors_release(freed, files[0][0], ACCESS_BUFFERED);
+    atomic_store(&hung, 0);
+    atomic_store(&hangs, true);
+    pthread_create(&thread, NULL, free_descriptors, freed);
+    ck_assert(reaches(&hung, 1));
+    assert_module_is_not_locked(other);
+    pthread_join(thread, NULL);
+    descriptors_free(other);
+    ck_assert_uint_eq(count_open_files(directory_paths[0]), 0);
 }
 END_TEST
 
@@ -467,6 +561,52 @@ START_TEST(lanes_take_turns)
 }
 END_TEST
 
+/* A request that is queued for memory is counted once, however often it is tried. */
+START_TEST(queued_request_is_counted_once)
+{
+    struct io_options options = {.memory = 4 * MIB, .no_prefetch = true, .no_direct = true};
+    struct extent_builder builder = EXTENT_BUILDER_INIT;
+    struct cached_file *file;
+    struct extent_list *list;
+    atomic_uint answers = 0;
+    uint64_t again;
+    pthread_t thread;
+
+    ck_assert_int_eq(io_new(&options, &io), 0);
+    ck_assert(read_is_answered(files[0][FILES - 1], 0));
+    file = chunk_cache_file(&io->cache, files[0][FILES - 1]);
+    for (int k = 0; k < FILES - 1; k++)
+        extent_builder_add_backing(&builder, files[0][k], 0, MIB);
+    list = extent_builder_finish(&builder);
+    atomic_store(&held, 0);
+    /* The only active request of its lane, so it may exceed the budget. */
+    pthread_create(&thread, NULL, read_and_hold, list);
+    ck_assert(reaches(&held, 1));
+    pthread_mutex_lock(&io->cache.lock);
+    file->delivered[0] = (struct byte_range){0, MIB};
+    file->delivered_count = 1;
+    file->delivered_again = 0;
+    chunk_cache_unlock(&io->cache);
+    begin_read(files[0][FILES - 1], MIB / 2, &answers);
+    /* Each of these tries the queued request again when it completes. */
+    for (int i = 0; i < 10; i++)
+        ck_assert(read_is_answered(files[1][0], 0));
+    ck_assert_uint_eq(atomic_load(&answers), 0);
+    pthread_mutex_lock(&io->cache.lock);
+    again = file->delivered_again;
+    chunk_cache_unlock(&io->cache);
+    atomic_store(&held, 100);
+    pthread_join(thread, NULL);
+    ck_assert(reaches(&answers, 1));
+    extent_list_unref(list);
+    ck_assert_uint_eq(again, 0);
+    pthread_mutex_lock(&io->cache.lock);
+    again = file->delivered_again;
+    chunk_cache_unlock(&io->cache);
+    ck_assert_uint_eq(again, 4096);
+}
+END_TEST
+
 /* ---- a ring ---- */
 
 #define DEPTH 4
@@ -541,10 +681,13 @@ suite(void)
     tcase_add_test(tests, share_of_memory);
     tcase_add_test(tests, lane_of_two_file_systems);
     tcase_add_test(tests, lanes_take_turns);
+    tcase_add_test(tests, queued_request_is_counted_once);
     tcase_add_test(tests, hung_lane_does_not_fill_ring);
     tcase_add_test(tests, eviction_does_not_wait_for_close);
     tcase_add_test(tests, last_unref_does_not_wait_for_close);
     tcase_add_test(tests, reclaim_does_not_wait_for_close);
+    tcase_add_test(tests, surplus_descriptor_is_closed_without_lock);
+    tcase_add_test(tests, free_closes_without_lock);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -260,7 +260,7 @@ END_TEST
 
 START_TEST(random_tenth_by_page_faults)
 {
-    /* Some of the pieces are neighbours. */
+    /* Some of the pieces are adjacent. */
     uint64_t requested = 0, wasted = 0;
 
     for (uint64_t seed = 1; seed <= 200; seed++) {

@@ -30,9 +30,16 @@ static atomic_uint refused;
 static bool
 is_refused(void)
 {
-    if (!atomic_load(&refusal) || atomic_load(&refusals_left) == 0)
+    int left;
+
+    if (!atomic_load(&refusal))
         return false;
-    atomic_fetch_sub(&refusals_left, 1);
+    left = atomic_load(&refusals_left);
+    /* In one step: the other ring may take the last refusal. */
+    while (left > 0 && !atomic_compare_exchange_weak(&refusals_left, &left, left - 1))
+        continue;
+    if (left == 0)
+        return false;
     atomic_fetch_add(&refused, 1);
     return true;
 }

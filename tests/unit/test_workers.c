@@ -25,7 +25,7 @@ return_at_once(struct job *job)
 {
 }
 
-/* Returns once as many of these jobs run as there may be threads. */
+/* Returns when THREADS of these jobs are running. */
 static void
 wait_for_all(struct job *job)
 {
@@ -42,14 +42,20 @@ wait_for_all(struct job *job)
     pthread_mutex_unlock(&lock);
 }
 
-START_TEST(jobs_run_concurrently)
+static void
+init_monotonic_condition(pthread_cond_t *condition)
 {
     pthread_condattr_t monotonic;
 
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&started, &monotonic);
+    pthread_cond_init(condition, &monotonic);
     pthread_condattr_destroy(&monotonic);
+}
+
+START_TEST(jobs_run_concurrently)
+{
+    init_monotonic_condition(&started);
     for (int i = 0; i < ROUNDS && !is_late; i++) {
         struct job jobs[THREADS] = {{.run = wait_for_all},
                                     {.run = wait_for_all},
@@ -98,7 +104,7 @@ START_TEST(hung_file_systems_do_not_block_others)
     struct timespec until;
 
     pthread_cond_init(&answered, NULL);
-    pthread_cond_init(&started, NULL);
+    init_monotonic_condition(&started);
     running = THREADS - 1; /* so wait_for_all() returns at once */
     ck_assert_int_eq(workers_new(THREADS, &workers), 0);
     for (int i = 0; i < HUNG_SYSTEMS * HUNG_JOBS; i++) {
@@ -106,8 +112,8 @@ START_TEST(hung_file_systems_do_not_block_others)
         workers_add(workers, &jobs[i], true);
     }
     workers_add(workers, &job, false);
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 10;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += TIMEOUT_SECONDS;
     pthread_mutex_lock(&lock);
     while (running < THREADS && pthread_cond_timedwait(&started, &lock, &until) != ETIMEDOUT)
         continue;

@@ -12,9 +12,9 @@
 
 enum { EINTR_REPEATS_MOST = 20 };
 
-/* To be called after a call has failed, with its errno: whether to repeat it. *repeats is 0 before
- * the first call. After EINTR_REPEATS_MOST repeats it returns false and sets errno to EIO, since
- * for callers EINTR would mean a signal. Any thread. */
+/* Call it after a system call has failed, before errno changes. Returns whether to repeat the
+ * system call. *repeats is 0 before the first one. After EINTR_REPEATS_MOST repeats, returns false
+ * and sets errno to EIO, since callers would take EINTR for a signal. Any thread. */
 static inline bool
 eintr_repeat(unsigned *repeats)
 {

@@ -82,14 +82,14 @@ errint_t
 file_read_text(const char *path, struct buffer *text)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
+    errint_t error = fd < 0 ? -errno : 0;
     unsigned repeats = 0;
-    errint_t error = 0;
     char part[16384];
     ssize_t got;
 
     buffer_add_text(text, "");
-    if (fd < 0)
-        return -errno;
+    if (error)
+        return error;
     while (!error && (got = read(fd, part, sizeof(part))) != 0) {
         if (got > 0)
             buffer_add(text, part, (size_t)got);

@@ -25,8 +25,9 @@ errint_t file_read_through(int fd, uint64_t offset, uint64_t end);
  * `fd` may be open with O_PATH. */
 bool file_may_have_acl(int fd);
 
-/* Appends the content of a small file, such as one of /proc, at most FILE_TEXT_MOST bytes, to
- * `text`, whose data is then not NULL. -EFBIG, -ENOMEM, errors of open(2) and read(2). */
+/* Appends the content of a small file, such as one of /proc, to `text`. Afterwards text->data is
+ * not NULL, unless memory was short. -EFBIG: `text` is longer than FILE_TEXT_MOST bytes. Others:
+ * -ENOMEM, errors of open(2) and read(2). */
 #define FILE_TEXT_MOST ((size_t)64 << 20)
 errint_t file_read_text(const char *path, struct buffer *text);
 

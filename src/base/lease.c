@@ -68,8 +68,8 @@ wake_reaper(void)
     leases.reaper_sleeps = false;
 }
 
-/* Releases the lease; its descriptor is closed later. With the lock held, as all functions of this
- * section. */
+/* Releases the lease; its descriptor is closed later. Called with the lock held, as are all
+ * functions of this section. */
 static void
 lease_end(struct lease *lease)
 {
@@ -355,7 +355,8 @@ has_lease_room(void)
     {
         if (lease_of(node)->backing->lease_users > 0)
             continue;
-        /* `ended` is not called: from now on the time stamps identify the version. */
+        /* `ended` is not called: from now on only the time stamps identify the version, as without
+         * leases, even where they are inexact. */
         lease_end(lease_of(node));
         break;
     }

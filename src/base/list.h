@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A doubly linked list of structs that contain a `struct list`, which allocates nothing and owns
- * nothing. It is a circle through its head. The caller locks.
+ * A doubly linked list of structs that contain a `struct list`. It allocates nothing and owns
+ * nothing. It is circular, and its head is part of the circle. The caller locks.
  */
 #ifndef FSTFS_BASE_LIST_H
 #define FSTFS_BASE_LIST_H

@@ -6,7 +6,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* One mount. Strings are malloc'ed, with the escapes of the table resolved. */
+/* One mount. Strings are malloc'ed. The escapes of the table are resolved in `mountpoint` and
+ * `source`, not in `type` and `options`. */
 struct mountinfo {
     int id, parent; /* parent: the mount that it is mounted on or inside */
     unsigned major, minor; /* of the device */

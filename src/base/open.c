@@ -77,7 +77,7 @@ struct walk_stat {
     mode_t mode; /* only the type */
     uid_t owner;
     uint64_t mount; /* 0: the kernel does not report it */
-    uint64_t automount; /* ID of an automount point that is not mounted; 0: it is none */
+    uint64_t automount; /* ID of an automount point that is not mounted; 0: the file is not one */
 };
 
 static void
@@ -88,7 +88,8 @@ walk_to(struct path_walk *walk, int fd)
     walk->at = fd;
 }
 
-/* Without a request to the file system, which may be this process or hang. */
+/* Fills in *out without a request to the file system, which may be served by this process, or may
+ * hang. */
 static errint_t
 stat_cached(int fd, struct walk_stat *out)
 {

@@ -27,8 +27,8 @@ struct open_rules {
      * Called for each file system that the path enters. NULL: any. */
     errint_t (*permits_device)(void *arg, int fd, dev_t device);
     void *arg;
-    /* If `..` leads out of this open directory, the user must be able to search all directories
-     * above the one reached, as if the path began at "/". -1: this is not checked. */
+    /* An open directory. If `..` leads out of it, the user must be able to search the directory
+     * reached and all directories above it, as if the path began at "/". -1: not checked. */
     int top;
 };
 
@@ -72,7 +72,8 @@ uint64_t open_mount_id(const struct statx *stx);
 int open_again(int fd, int flags);
 
 /* Excludes the device of the mount itself from all paths: in a lookup there, this process would
- * wait for itself. Call it before other threads are started. */
+ * wait for itself. From then on, open_at() and open_stat() accept only relative paths. Call it
+ * before other threads are started. */
 void open_exclude(dev_t device);
 
 /* Sets a fallback that open_at() calls after EACCES, which is also Landlock's error. It has the

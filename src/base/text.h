@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compares text by bytes. For UTF-8 this is Python's order, and so that of safetensors' keys(). */
+/* Compares text by bytes. For UTF-8 this is Python's order, and therefore the order of
+ * safetensors' keys(). */
 #ifndef FSTFS_BASE_TEXT_H
 #define FSTFS_BASE_TEXT_H
 

@@ -10,12 +10,13 @@
 #include <stdint.h>
 
 /*
- * The storage class of all thread-local variables of libfstfs. Their memory is a part of each
- * thread's stack. glibc allocates other variables of a library that was loaded with dlopen() on
- * first use, and frees them when pthread_create() reuses the stack, before it clears the pointers
- * to them: a child of a fork() in between frees them again. All libraries that are loaded later
- * share about 1.5 KiB, so use few and small variables. musl refuses to load a library with such
- * variables, and allocates others with the thread.
+ * The storage class of all thread-local variables of libfstfs. On glibc it is initial-exec: the
+ * variables are part of each thread's stack. With the default model, glibc allocates the variables
+ * of a library that was loaded with dlopen() on first use. When pthread_create() reuses a stack, it
+ * frees them before it clears the pointers to them, so the child of a fork() in between frees them
+ * again. All libraries that are loaded with dlopen() share about 1.5 KiB for initial-exec
+ * variables, so use few and small ones. musl refuses to load a library with such variables, and
+ * allocates those of the default model together with the thread.
  */
 #ifdef __GLIBC__
 #define THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))

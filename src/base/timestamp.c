@@ -2,9 +2,9 @@
 #include "base/timestamp.h"
 
 #define SECOND_NS 1000000000ll
-/* The kernel's coarse clock ticks every 10 ms at the slowest (CONFIG_HZ=100). */
+/* Two ticks of the kernel's coarse clock, which are at most 10 ms apart (CONFIG_HZ=100). */
 #define TICK_NS 20000000ll
-/* FAT has the coarsest time stamps, even numbers of seconds. A server may have it. */
+/* FAT has the coarsest time stamps, even numbers of seconds. A server may export it. */
 #define REMOTE_SECONDS_NS (2 * SECOND_NS)
 /* The assumed maximum difference between the clocks of a server and this machine. */
 #define CLOCK_SKEW_NS (10 * SECOND_NS)

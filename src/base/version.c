@@ -20,8 +20,8 @@
 #define XFS_SUPER_MAGIC 0x58465342
 #endif
 
-/* How long to wait for a writer to close the file: a process that has just written it, or a child
- * process that is about to execute a program. */
+/* How long to wait for a writer to close the file: a process that has just written it, or its child
+ * process, which holds the descriptor until it executes a program. */
 enum { WRITER_TRIES = 20, WRITER_PAUSE_NS = 5000000 };
 
 /* Traits of a backing. */
@@ -85,7 +85,7 @@ lost_a_name(const struct file_identity *then, const struct file_identity *now)
            now->group == then->group && file_identity_same_content(&renamed, now);
 }
 
-/* False for a backing that was never opened as a version, as libfstfs uses on a mount. */
+/* False for a backing that version_open() was never called for, such as those of libfstfs. */
 static bool
 may_have_lease(struct backing *backing)
 {
@@ -164,7 +164,8 @@ version_after_fork(void)
     lease_after_fork();
 }
 
-/* 0: a lease is held, or no process had the file open for writing, or that cannot be determined. */
+/* 0: a lease is held, or no process had the file open for writing, or that cannot be determined, or
+ * it does not matter, since the time stamps reveal every write (settled and TRAIT_EXACT). */
 static errint_t
 take_lease(struct backing *backing, int fd)
 {

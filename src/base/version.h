@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Versions: ensures that the bytes of a backing are those of one version of the file.
+ * Versions: this module ensures that the bytes of a backing are those of one version of the file.
  *
  * A version (struct backing) is opened before its first byte is read, closed when it is not in use,
  * and verified after each read. What this guarantees depends on the file:
@@ -10,7 +10,8 @@
  *     that every later write changes it. From then on the time stamps reveal every write. While a
  *     lease is held, no process can write, so a new change time (chmod, link, rename) is harmless.
  * leases, inexact times (tmpfs, where a write to a mapping may not change them):
- *     The same, but a version ends with its lease.
+ *     The same, but a version ends with its lease, unless the lease was ended to make room for
+ *     another.
  * no leases:
  *     A version begins when its change time is old enough. A write in progress at that time is not
  *     noticed. So content that changed less than VERSION_YOUNG_SECONDS ago is not cached across
@@ -47,7 +48,8 @@ errint_t version_verify(struct backing *backing, int fd);
 /* False: a new version must begin even if the file looks unchanged. */
 bool version_is_current(const struct backing *backing);
 
-/* The same for all backings of a list. */
+/* As version_open() and version_close(), for all backings of a list. After an error none of them is
+ * open. */
 errint_t version_open_list(const struct extent_list *list);
 void version_close_list(const struct extent_list *list);
 /* Whether cached content of the list may be used for later opens. */

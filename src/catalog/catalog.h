@@ -28,11 +28,12 @@
 #include <sys/types.h>
 
 enum { CATALOG_CHECK_MS = 400 };
-/* While one thread checks a checkpoint, others still get the known version for this long. */
+/* While one thread checks a checkpoint, others get the known version until its last check is
+ * CATALOG_CHECK_MS plus this old; after that, they wait for the check. */
 enum { CATALOG_LOOKING_MS = 100 };
 
-/* Headers that one checkpoint reads, or files that it checks, in parallel: enough to hide the
- * latency of network storage. */
+/* The most headers that are read, or files that are checked, in parallel for one checkpoint: enough
+ * to hide the latency of network storage. */
 enum { CHECKPOINT_THREADS = 16 };
 
 struct catalog;
@@ -41,9 +42,9 @@ struct listing;
 struct checkpoint;
 
 /*
- * Owner, group and permission bits that the mount shows. They are only informational: if other
- * users can access the mount, the permissions of each open are checked against the source
- * (view/permission.h).
+ * Owner, group and permission bits that the mount shows. If other users can access the mount, they
+ * are only informational: permissions are checked against the source (view/permission.h). Else the
+ * kernel enforces them (default_permissions).
  */
 struct ownership {
     uid_t owner;
@@ -72,10 +73,10 @@ struct group {
     const char *index; /* the index's file name, or NULL */
     const char *const *members; /* shards that exist, sorted by name */
     uint32_t member_count;
-    uint32_t missing_count; /* shards that should exist */
+    uint32_t missing_count; /* shards that it should have but lacks */
     enum group_kind kind;
-    /* Key of the file systems that links to its files lead to; 0: none but the directory's, or
-     * without catalog_options.skip_hung. */
+    /* Key of the other file systems that links among its files lead to. 0: there are none, or
+     * catalog_options.skip_hung is false. */
     uint64_t lane;
     bool second; /* an earlier group of the listing has the same stem */
     bool shadowed; /* and the same suffix: the earlier group has precedence */
@@ -127,9 +128,9 @@ struct checkpoint {
     const struct tensor_ref *tensors; /* by name; only those that are in one shard */
     struct ownership ownership; /* of all its shards combined */
     /* -ETXTBSY, -EMFILE or -ENFILE if a shard is refused because another process has it open for
-     * writing or no descriptor is free: what is missing may exist. Else 0. */
+     * writing or no descriptor is free: a name that is not found may exist later. Else 0. */
     errint_t passing_error;
-    bool is_absent; /* none of its files is a checkpoint, see struct container */
+    bool is_absent; /* converted container; none of its files could be read as a checkpoint */
     bool has_total_size; /* its index has a valid metadata.total_size */
     atomic_bool no_room_reported; /* see checkpoint_report_no_room() */
     bool has_no_room; /* private: the budget had no room for `tensors` */
@@ -165,8 +166,8 @@ struct named_tensor {
     struct tensor_ref ref;
 };
 
-/* Returns the `count` tensors of all sound shards, sorted by name and shard; malloc'ed. NULL: out
- * of memory. */
+/* Returns the `count` tensors of all shards that are not refused, sorted by name and shard;
+ * malloc'ed. NULL: out of memory. */
 struct named_tensor *checkpoint_sort_tensors(const struct checkpoint *checkpoint, size_t count);
 
 struct catalog_options {
@@ -176,8 +177,9 @@ struct catalog_options {
     bool path_only;
     void (*derived_free)(void *derived);
     struct problem_watch problems; /* all zero: problems go to the log */
-    /* A link to a file system that does not answer does not delay the listing of its directory: its
-     * name is left out, or keeps its kind. If false, listings wait. */
+    /* A link to a file system that does not answer does not block the listing of its directory:
+     * after up to QUERY_WAIT_MS without an answer, its name is left out, or keeps the kind that the
+     * last listing found. If false, listings wait for it. */
     bool skip_hung;
     uint64_t header_memory; /* bytes for headers; at least HEADER_BUDGET_LEAST is used */
     /* How to raise header_memory, as the end of a message: "; raise --memory". NULL: no option
@@ -197,8 +199,8 @@ const char *catalog_source(const struct catalog *catalog); /* absolute, real */
 int catalog_source_fd(const struct catalog *catalog); /* its descriptor, owned by the catalog */
 
 /* The problems of all directories and checkpoints that are in memory. Those of a directory are left
- * out if the listing in memory of a directory above it does not contain it: a file or directory
- * that was removed or replaced has no problems. Does not access the source. */
+ * out if a directory above it could not be listed, or its listing in memory does not lead to it: a
+ * file or directory that was removed or replaced has no problems. Does not access the source. */
 void catalog_write_problems(struct catalog *catalog, struct buffer *out);
 size_t catalog_count_problems(struct catalog *catalog);
 
@@ -260,22 +262,23 @@ struct backing *source_dir_backing(struct source_dir *dir, const char *name,
 /* Why the index file `name` cannot be used: an error with its reason, or 0 if it can. */
 errint_t source_dir_check_index(struct source_dir *dir, const char *name, struct reason *reason);
 
-/* The current version of a group's checkpoint; a new reference. Fails only if out of memory:
- * problems of the shards are recorded in the checkpoint. */
+/* The current version of a group's checkpoint; a new reference. -ENOMEM; -EOVERFLOW: it
+ * has over 2^31 tensors. Problems of the shards are recorded in the checkpoint. */
 errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
                           struct checkpoint **checkpoint);
-/* Loads or checks the checkpoints of groups that have a lane, and waits while the storage answers
- * (see query_pool_wait()). Reports those that are not answered. `wanted`: for each group of the
- * listing; NULL: all. */
+/* Loads or checks the checkpoints of groups that have a lane, and waits as long as answers arrive
+ * (see query_pool_wait()). Adds a problem for each group whose storage does not answer. `wanted`:
+ * whether to do so, for each group of the listing; NULL: all. */
 void groups_load(struct source_dir *dir, const struct listing *listing, const bool *wanted);
 /* The last version that was loaded; a new reference. -EAGAIN: none. Does not wait. */
 errint_t group_known_checkpoint(const struct group *group, struct checkpoint **checkpoint);
-/* The same, but reads the headers each time, at most `threads` of them in parallel, and keeps no
- * reference. The group need not be from a listing: its `state` is not used. */
+/* As group_checkpoint(), but reads the headers each time, at most `threads` of them in parallel,
+ * and keeps no reference. The group need not be from a listing: its `state` is not used. */
 errint_t group_load(struct source_dir *dir, const struct group *group, unsigned threads,
                     struct checkpoint **checkpoint);
-/* Whether a group of a listing is a checkpoint. Reads headers only of one that is converted. With a
- * lane, false if the storage does not answer. */
+/* Whether a group of a listing is a checkpoint. Reads headers only if its container is converted.
+ * If the storage of its lane does not answer, the last version that was loaded decides; false if
+ * there is none. */
 bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
 /* A hash of the versions of all its shards, see file_identity_hash(). */
 uint64_t checkpoint_version(const struct checkpoint *checkpoint);

@@ -176,13 +176,13 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
             t++;
         } else if (absent++ < named) {
             problem_set_add(set, file,
-                            "the index names tensor %s, which no sound shard holds: it is missing, "
+                            "the index names tensor %s, which is in no valid shard: it is missing, "
                             "and there is no merged file",
                             quoted(name, text, entry->name_length));
         }
     }
     if (absent)
-        mark_unsound(checkpoint, "the index names tensors that no sound shard holds");
+        mark_unsound(checkpoint, "the index names tensors that are in no valid shard");
     if (absent > named || unlisted > named || elsewhere > named)
         problem_set_add(
             set, file,
@@ -207,7 +207,8 @@ read_checkpoint_index(struct checkpoint *checkpoint, struct source_dir *dir, con
     return 0;
 }
 
-/* Bytes for sorting: the names, and the same again for qsort(). */
+/* Bytes for sorting: the named tensors, the copy of them that qsort() makes, and the references
+ * that the checkpoint keeps. */
 static uint64_t
 gathering_bytes(size_t count)
 {
@@ -234,7 +235,8 @@ checkpoint_sort_tensors(const struct checkpoint *checkpoint, size_t count)
     return all;
 }
 
-/* Sorts the tensors of all sound shards by name. */
+/* Sorts the tensors of all shards that are not refused by name, compares them with the index, and
+ * drops duplicates. */
 static errint_t
 sort_tensors(struct checkpoint *checkpoint, size_t count, const char *file,
              const struct st_index *index)
@@ -259,7 +261,7 @@ sort_tensors(struct checkpoint *checkpoint, size_t count, const char *file,
     return refs ? 0 : -ENOMEM;
 }
 
-/* Copies the metadata of the index, which outlives the index. */
+/* Copies the metadata of the index, because the checkpoint outlives the index. */
 static errint_t
 keep_index_metadata(struct checkpoint *checkpoint, const struct st_index *index)
 {
@@ -349,7 +351,8 @@ checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const
     if (atomic_exchange(&checkpoint->no_room_reported, true))
         return;
     header_budget_count(&checkpoint->catalog->budget, &now);
-    problem_set_add(checkpoint->problems, checkpoint->shards[0]->name,
+    problem_set_add(checkpoint->problems,
+                    checkpoint->shard_count ? checkpoint->shards[0]->name : checkpoint->index_name,
                     "NoMemoryForHeaders: no room for %s (%" PRIu64 " tensors), %" PRIu64
                     " of %" PRIu64 " bytes are in use; it is not shown%s",
                     what, tensors, now.used, now.limit, now.advice);
@@ -422,7 +425,8 @@ report_refused_tensors(struct checkpoint *checkpoint, const struct shard *shard)
                         table->refused_count, table->refused_count + table->count);
 }
 
-/* Reports what group_files() does not for a group that may not be a checkpoint. */
+/* Reports what group_files() does not report for converted containers, because only the content
+ * shows whether the files are a checkpoint. */
 static void
 report_group(struct checkpoint *checkpoint, const struct group *group)
 {

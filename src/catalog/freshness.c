@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The current version of a checkpoint. It is checked on request, at most once in CATALOG_CHECK_MS,
- * by one thread, without a lock. Meanwhile other callers get the known version for
- * CATALOG_LOOKING_MS more, and wait after that.
+ * by one thread, without a lock. During a check, other callers get the known version if its last
+ * check was less than CATALOG_CHECK_MS + CATALOG_LOOKING_MS ago; otherwise they wait.
  */
 #include "base/clock.h"
 #include "base/parallel.h"

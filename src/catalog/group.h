@@ -75,7 +75,7 @@ struct group_index {
 };
 
 struct grouping {
-    struct group *groups; /* malloc'ed; sorted by stem, kind and first member */
+    struct group *groups; /* malloc'ed; sorted by group_compare_names(), then precedence */
     size_t group_count;
     const char **members; /* of the groups; malloc'ed */
     char *stems; /* likewise */

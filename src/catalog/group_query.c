@@ -13,7 +13,7 @@
 
 struct group_query {
     struct query query; /* first */
-    struct source_dir *dir; /* counted; NULL once the query has ended */
+    struct source_dir *dir; /* counted; released when the query ends */
     struct group group; /* a copy: its strings follow; its state is counted */
 };
 
@@ -102,20 +102,15 @@ group_query_new(struct source_dir *dir, const struct group *group)
 
 /* ---- asking ---- */
 
-/* state->known_lock is held. */
-static struct query *
-start_group_query(struct source_dir *dir, const struct group *group)
+/* Frees a query that was not queued. NULL is allowed. */
+static void
+discard_group_query(struct group_query *query)
 {
-    struct group_query *query = group_query_new(dir, group);
-
     if (!query)
-        return NULL;
-    if (query_pool_ask(dir->catalog->queries, &query->query, group->lane) == 0)
-        return &query->query;
-    group_state_unref(group->state);
-    source_dir_unref(dir);
+        return;
+    group_state_unref(query->group.state);
+    source_dir_unref(query->dir);
     free(query);
-    return NULL;
 }
 
 /* Returns the query that loads or checks the group's checkpoint, with a reference; NULL: there is
@@ -123,18 +118,26 @@ start_group_query(struct source_dir *dir, const struct group *group)
 static struct query *
 ask_group(struct source_dir *dir, const struct group *group)
 {
+    struct query_pool *pool = dir->catalog->queries;
     struct group_state *state = group->state;
+    struct group_query *made;
     struct query *query;
 
     if (group_state_is_fresh(dir, state))
         return NULL;
+    /* Takes and releases a reference of the directory, and so catalog->lock, without known_lock:
+     * group_state_take_idle() takes known_lock with catalog->lock held. */
+    made = group_query_new(dir, group);
     pthread_mutex_lock(&state->known_lock);
-    if (!state->query)
-        state->query = start_group_query(dir, group);
+    if (!state->query && made && query_pool_ask(pool, &made->query, group->lane) == 0) {
+        state->query = &made->query;
+        made = NULL;
+    }
     query = state->query;
     if (query)
-        query_ref(dir->catalog->queries, query);
+        query_ref(pool, query);
     pthread_mutex_unlock(&state->known_lock);
+    discard_group_query(made);
     return query;
 }
 
@@ -142,8 +145,8 @@ static void
 report_unanswered_group(const struct listing *listing, const struct group *group)
 {
     problem_set_add(listing->problems, group_file(group),
-                    "the storage that the link leads to does not answer: what is made of it is "
-                    "listed as before, or left out");
+                    "the storage that the link leads to does not answer: the checkpoint's files "
+                    "are listed as before, or left out");
 }
 
 void

@@ -5,9 +5,9 @@
  * open directories.
  *
  * Such memory is charged before it is allocated. A charge is transient at first: until its owner
- * settles it, the owner neither waits for storage nor takes another charge, so that others can wait
- * for it without a deadlock. The part that stays charged after that is returned when the memory is
- * freed.
+ * settles it, the owner takes no other charge, so that others can wait for it without a deadlock.
+ * It may read the header or index from storage meanwhile, so others wait for a limited time only.
+ * The part that stays charged after that is returned when the memory is freed.
  *
  * Any thread may call any function.
  */
@@ -52,7 +52,8 @@ void header_budget_destroy(struct header_budget *budget);
 /*
  * Takes a transient charge. If there is no room, reclaims, then waits for the transient charges of
  * others. -ENOBUFS: there is still no room, and either nothing was released for
- * HEADER_BUDGET_WAIT_SECONDS or no transient charge is left.
+ * HEADER_BUDGET_WAIT_SECONDS or no transient charge is left; or `bytes` exceeds the whole budget,
+ * for which nothing is reclaimed.
  */
 errint_t header_budget_take(struct header_budget *budget, uint64_t bytes);
 /* Settles a transient charge: `kept` of its `bytes` stay charged. */

@@ -202,7 +202,7 @@ carry_states(struct group *groups, size_t count, const struct listing *before)
     return 0;
 }
 
-/* Sets which file systems the links to a group's files lead to. */
+/* Sets group->lane, by the file systems that links among the group's files lead to. */
 static void
 set_group_lane(const struct remote_names *remotes, struct group *group)
 {
@@ -306,7 +306,8 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 
 /* ---- the current listing ---- */
 
-/* Whether the target of a dangling link exists now, which does not update the directory's times. */
+/* Whether the target of a dangling link exists now: its creation does not update the times of the
+ * directory. */
 static bool
 link_leads_somewhere(struct source_dir *dir, const char *dangling)
 {

@@ -76,7 +76,7 @@ bool source_dir_is_older(const struct source_dir *dir, uint64_t checked, uint64_
  * was expired in between, so that the check is repeated. */
 uint64_t source_dir_checked(const struct source_dir *dir, uint64_t began);
 
-/* Whether both have the same content, mode and owner. */
+/* Whether both have the same content, mode, owner and group. */
 bool file_identity_equal(const struct file_identity *a, const struct file_identity *b);
 
 /* Opens a directory of the source, or a file in it; a descriptor or a negative errno. */
@@ -136,8 +136,9 @@ struct group_state {
     struct problem_set *problems; /* of the reclaimed checkpoint; NULL: none */
     uint64_t checked; /* monotonic_ms() */
 
-    pthread_mutex_t known_lock; /* taken after `lock`; not held while waiting. Guards `query`, and
-                                   is also held while `checkpoint` or `problems` is replaced */
+    /* Taken after `lock` and catalog->lock; neither is taken, and nothing is waited for, while it
+     * is held. Guards `query`, and is also held while `checkpoint` or `problems` is replaced. */
+    pthread_mutex_t known_lock;
     struct query *query; /* that loads or checks the checkpoint; a reference; NULL: none */
 };
 

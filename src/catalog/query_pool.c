@@ -27,8 +27,8 @@ struct query_pool {
 
 /* A call of query_pool_wait(). */
 struct query_wait {
-    pthread_cond_t answered; /* the last query */
-    size_t open;
+    pthread_cond_t answered; /* `open` has become 0 */
+    size_t open; /* queries without an answer */
     uint64_t since; /* monotonic_ms() of the last answer */
 };
 
@@ -152,7 +152,7 @@ settle_query(struct query_pool *pool, struct query *query, uint64_t next)
         list_add(&lane->queue, &query->node);
         return;
     }
-    /* If there is no memory for the lane, the query stays unanswered. */
+    /* If there is no memory for the lane, or the pool is closed, the query stays unanswered. */
     is_late = !next && query->was_waited_for && !query->wait;
     if (!next) {
         atomic_store_explicit(&query->answered, true, memory_order_release);

@@ -3,9 +3,9 @@
  * A thread pool for operations on file systems that may hang.
  *
  * A query is answered by its run() on a thread of the pool. Queries wait in lanes, one for each
- * file system. A lane has at most QUERY_LANE_THREADS threads, and one while half of the threads of
- * all lanes are busy, so that file systems that hang leave threads to others. Threads are started
- * on demand and end when they have been idle.
+ * file system. A lane has at most QUERY_LANE_THREADS threads, and only one while at least half
+ * of QUERY_THREADS are busy, so that file systems that hang leave threads to others. Threads are
+ * started on demand and end when they have been idle.
  *
  * Any thread may call any function.
  */
@@ -69,9 +69,9 @@ void query_pool_free(struct query_pool *pool);
 errint_t query_pool_ask(struct query_pool *pool, struct query *query, uint64_t key);
 
 /*
- * Waits until all of these queries are answered, or none was answered for QUERY_WAIT_MS. Only the
- * first call waits for a query. No call waits for queries of a lane whose threads are all busy and
- * have answered none for QUERY_WAIT_MS.
+ * Waits until all of these queries are answered, or none was answered for QUERY_WAIT_MS. A query
+ * is waited for only by the first call that names it. No call waits for queries of a lane whose
+ * threads are all busy and have answered none for QUERY_WAIT_MS.
  */
 void query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t count);
 

@@ -243,7 +243,8 @@ scan_remote_names(struct scan *scan, const struct remote_names *before)
 
 /* ---- remote names of a listing ---- */
 
-/* Whether the listing depends on what the name leads to later. */
+/* Whether the listing must be made again if the target of the link changes: the link is dangling,
+ * or leads to an index. */
 static bool
 remote_name_is_checked(const struct remote_name *remote)
 {
@@ -296,6 +297,8 @@ remote_names_are_current(struct source_dir *dir, struct remote_names *remotes)
 }
 
 /* ---- reading a directory ---- */
+
+enum { ENTRIES_BYTES = 32768 }; /* of one call, as in the C library */
 
 /* As stat(2). Sets device, inode and type only. */
 static errint_t
@@ -351,7 +354,7 @@ scan_link(struct scan *scan, const char *name, bool is_link)
 }
 
 static errint_t
-scan_entry(struct scan *scan, const struct dirent *entry)
+scan_entry(struct scan *scan, const struct dirent64 *entry)
 {
     const char *name = entry->d_name;
 
@@ -371,40 +374,64 @@ scan_entry(struct scan *scan, const struct dirent *entry)
     }
 }
 
+/* Whether the directory was removed: getdents64(2) then fails with ENOENT instead of returning no
+ * entries. */
+static bool
+is_removed(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) == 0 && st.st_nlink == 0;
+}
+
+/* Does not use readdir(3), which reports ENOENT as the end of the directory: if storage fails with
+ * that error, names would be missing silently. */
+static errint_t
+scan_entries(struct scan *scan)
+{
+    char *entries = malloc(ENTRIES_BYTES);
+    unsigned repeats = 0;
+    errint_t error = entries ? 0 : -ENOMEM;
+
+    while (!error) {
+        const ssize_t bytes = getdents64(scan->fd, entries, ENTRIES_BYTES);
+
+        if (bytes < 0 && eintr_repeat(&repeats))
+            continue;
+        if (bytes <= 0) {
+            error = bytes < 0 ? -errno : 0;
+            if (error == -ENOENT && is_removed(scan->fd))
+                error = 0;
+            break;
+        }
+        for (ssize_t at = 0; !error && at < bytes;) {
+            const struct dirent64 *entry = (const struct dirent64 *)(const void *)(entries + at);
+
+            error = scan_entry(scan, entry);
+            at += entry->d_reclen;
+        }
+    }
+    free(entries);
+    return error;
+}
+
 errint_t
 scan_directory(struct scan *scan, struct remote_names *before, struct file_identity *identity)
 {
-    struct dirent *entry;
-    unsigned repeats = 0;
     errint_t error;
-    DIR *stream;
 
     scan->remotes.catalog = scan->dir->catalog;
     scan->fd = source_dir_open_self(scan->dir);
     if (scan->fd < 0)
         return scan->fd;
-    stream = fdopendir(scan->fd);
-    if (!stream) {
-        close(scan->fd);
-        return -ENOMEM;
-    }
     error = file_identity_from_fd(identity, scan->fd);
     if (scan->dir->catalog->queries && identity->mount)
         scan->remotes.mounts = (struct open_mounts){1, {identity->mount}};
-    while (!error) {
-        errno = 0;
-        entry = readdir(stream);
-        if (!entry && eintr_repeat(&repeats))
-            continue;
-        if (!entry) {
-            error = -errno;
-            break;
-        }
-        error = scan_entry(scan, entry);
-    }
+    if (!error)
+        error = scan_entries(scan);
     if (!error)
         error = scan_remote_names(scan, before);
-    closedir(stream);
+    close(scan->fd);
     return error;
 }
 

@@ -2,11 +2,11 @@
 /*
  * Reads the names of a directory and finds out what each of them is.
  *
- * A link is followed in the calling thread as long as it stays on the directory's mount or on that
- * of "/". The names of links that lead elsewhere are *remote*: with catalog_options.skip_hung, the
- * query pool looks them up, since their file system may hang. A remote name that is not
- * answered in time keeps the kind that the scan before found, or is left out; the answer is used by
- * a later scan.
+ * A link is followed in the calling thread as long as it stays on the directory's mount, on that of
+ * "/", or on file systems of block devices. The names of links that lead elsewhere are *remote*:
+ * with catalog_options.skip_hung, the query pool looks them up, since their file system may hang. A
+ * remote name that is not answered in time keeps the kind that the previous scan found, or is left
+ * out; the answer is used by a later scan.
  */
 #ifndef FSTFS_CATALOG_SCAN_H
 #define FSTFS_CATALOG_SCAN_H

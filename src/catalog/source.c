@@ -26,7 +26,7 @@ source_root(struct catalog *catalog)
         atomic_exchange(&catalog->root_checking, true))
         return catalog->root_fd;
     if (open_renew(catalog->root_fd, catalog->source))
-        log_warning("%s: another directory is there now, and is shown",
+        log_warning("%s: was replaced by another directory, which is now shown",
                     quoted(name, catalog->source, strlen(catalog->source)));
     atomic_store(&catalog->root_checked, monotonic_ms());
     atomic_store(&catalog->root_checking, false);

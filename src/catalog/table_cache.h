@@ -68,7 +68,7 @@ void table_cache_unref(struct table_cache *cache, struct kept_table *kept); /* N
 const struct tensor_ref *table_cache_by_name(struct table_cache *cache, struct kept_table *kept);
 
 /* The offsets of a table's tensors and their order by name, for the prefetcher. The caller charges
- * the layout's bytes (layout->charge) to the budget, to which they are returned when it is freed.
+ * the layout's bytes (layout->charge) to the budget; freeing the layout returns them.
  * NULL: no tensor has data, or out of memory; reads are then slower. */
 struct layout *layout_of_table(const struct st_table *table, struct header_budget *budget);
 

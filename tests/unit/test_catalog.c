@@ -388,14 +388,28 @@ START_TEST(reports_differences_of_index_and_shards)
     checkpoint = only_checkpoint();
     assert_tensors(checkpoint, "a@0 moved@0 unlisted@1 ");
     ck_assert_ptr_nonnull(checkpoint->unsound);
-    assert_problem("names tensor absent, which no sound shard holds");
+    assert_problem("names tensor absent, which is in no valid shard");
     assert_problem("tensor unlisted of y.safetensors is not in the index");
     assert_problem("lists tensor moved in y.safetensors; it is in x.safetensors");
     checkpoint_unref(checkpoint);
 }
 END_TEST
 
-/* The other shard exists, which the index names. */
+/* An index of which no shard exists yet, as during a download. */
+START_TEST(no_room_for_a_checkpoint_without_shards)
+{
+    struct checkpoint *checkpoint;
+
+    write_text(INDEX, "{\"weight_map\":{\"a\":\"x.safetensors\"}}");
+    checkpoint = only_checkpoint();
+    ck_assert_uint_eq(checkpoint->shard_count, 0);
+    checkpoint_report_no_room(checkpoint, 0, "its list of tensors");
+    assert_problem(INDEX ": NoMemoryForHeaders: no room for its list of tensors");
+    checkpoint_unref(checkpoint);
+}
+END_TEST
+
+/* The other shard, which the index names, exists. */
 START_TEST(reports_a_shard_that_the_index_does_not_name)
 {
     struct listing *listing;
@@ -452,6 +466,7 @@ suite(void)
     tcase_add_test(tests, shares_the_table_of_links);
     tcase_add_test(tests, reads_an_index);
     tcase_add_test(tests, reports_differences_of_index_and_shards);
+    tcase_add_test(tests, no_room_for_a_checkpoint_without_shards);
     tcase_add_test(tests, reports_a_shard_that_the_index_does_not_name);
     tcase_add_test(tests, refuses_an_index);
     suite_add_tcase(made, tests);

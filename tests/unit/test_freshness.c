@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When the catalog checks the files of a checkpoint, and which callers wait for that. The linker
- * replaces the clock and source_dir_file() by functions that the test controls. */
+ * replaces the clock, source_dir_file() and source_dir_ref() by functions that the test controls.
+ */
 #include "base/clock.h"
 #include "catalog/private.h"
 #include "expect.h"
@@ -33,6 +34,9 @@ errint_t __real_source_dir_file(struct source_dir *directory, const char *name,
 errint_t __wrap_source_dir_file(struct source_dir *directory, const char *name,
                                 struct file_identity *file);
 
+struct source_dir *__real_source_dir_ref(struct source_dir *directory);
+struct source_dir *__wrap_source_dir_ref(struct source_dir *directory);
+
 uint64_t
 __wrap_monotonic_ms(void)
 {
@@ -50,6 +54,15 @@ __wrap_source_dir_file(struct source_dir *directory, const char *name, struct fi
         usleep(500);
     atomic_fetch_sub(&held, 1);
     return __real_source_dir_file(directory, name, file);
+}
+
+/* It takes the lock of the catalog, with which the reclaim of headers waits for known_lock. */
+struct source_dir *
+__wrap_source_dir_ref(struct source_dir *directory)
+{
+    if (group && expect(pthread_mutex_trylock(&group->state->known_lock) == 0))
+        pthread_mutex_unlock(&group->state->known_lock);
+    return __real_source_dir_ref(directory);
 }
 
 static void
@@ -80,8 +93,9 @@ write_shard(unsigned i)
 static void
 setup(void)
 {
-    struct catalog_options options = {.source = place};
+    struct catalog_options options = {.source = place, .skip_hung = true};
 
+    group = NULL;
     atomic_store(&now, 0);
     atomic_store(&hold, false);
     strcpy(place, "/tmp/fstfs-test-freshness-XXXXXX");
@@ -240,6 +254,23 @@ START_TEST(checks_again_if_expired_meanwhile)
 }
 END_TEST
 
+/* Only the group is changed so that it has a lane; no link is needed. */
+START_TEST(makes_queries_without_known_lock)
+{
+    struct group linked = *group;
+    struct listing linked_listing = {.group_count = 1, .groups = &linked, .has_lanes = true};
+    struct checkpoint *checkpoint;
+
+    linked.lane = 1;
+    linked_listing.problems = listing->problems;
+    atomic_store(&now, 0); /* query_pool_wait() needs it */
+    groups_load(dir, &linked_listing, NULL);
+    ck_assert_int_eq(group_known_checkpoint(group, &checkpoint), 0);
+    ck_assert_uint_eq(checkpoint->tensor_count, SHARDS);
+    checkpoint_unref(checkpoint);
+}
+END_TEST
+
 static Suite *
 suite(void)
 {
@@ -251,6 +282,7 @@ suite(void)
     tcase_add_test(tests, checks_without_a_lock);
     tcase_add_test(tests, checks_when_due);
     tcase_add_test(tests, checks_again_if_expired_meanwhile);
+    tcase_add_test(tests, makes_queries_without_known_lock);
     suite_add_tcase(made, tests);
     return made;
 }

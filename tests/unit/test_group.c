@@ -138,8 +138,8 @@ START_TEST(single_names)
 }
 END_TEST
 
-/* Groups `files` (sorted) with the given indexes and sets `problems` to the number of lines of
- * problems. */
+/* Groups `files` (sorted) with the given indexes and sets `problem_count` to the number of lines
+ * of problems. */
 static struct grouping
 group_all(const char *const *files, size_t count, struct group_index *indexes, size_t index_count,
           size_t *problem_count)
@@ -208,7 +208,7 @@ START_TEST(a_stem_in_two_containers)
     ck_assert_str_eq(grouping.files[1], "b.pt");
     ck_assert_str_eq(grouping.files[2], "pytorch_model.bin");
     ck_assert_str_eq(grouping.files[3], "pytorch_model.bin.index.json");
-    ck_assert_uint_eq(problems, 0); /* what they lack is of no interest */
+    ck_assert_uint_eq(problems, 0); /* missing shards of other containers are not reported */
     grouping_free(&grouping);
     st_index_free(indexes[0].index);
 }

@@ -132,6 +132,7 @@ START_TEST(hung_lanes_leave_threads_to_others)
 {
     struct query *hung[MANY], *well[MANY];
     uint64_t began;
+    int late_before;
 
     for (int i = 0; i < MANY; i++)
         hung[i] = ask(HUNG_LANE + (uint64_t)i % 10, 0);
@@ -146,7 +147,11 @@ START_TEST(hung_lanes_leave_threads_to_others)
         ck_assert(becomes_answered(well[i]));
         query_unref(pool, well[i]);
     }
-    /* What was waited for once, or is new in a silent lane, is not waited for. */
+    /* A loaded machine may answer some of them late. They are counted before they are freed. */
+    ck_assert(becomes(&freed, MANY));
+    late_before = atomic_load(&late);
+    /* Queries that a caller has already waited for, and new queries in a lane that does not answer,
+     * are not waited for. */
     began = monotonic_ms();
     for (int i = 0; i < 50; i++)
         query_pool_wait(pool, hung, MANY);
@@ -158,7 +163,7 @@ START_TEST(hung_lanes_leave_threads_to_others)
     }
     ck_assert_uint_lt(monotonic_ms() - began, 50 * QUERY_WAIT_MS / 2);
     atomic_store(&hangs, false);
-    ck_assert(becomes(&late, MANY));
+    ck_assert(becomes(&late, late_before + MANY));
     for (int i = 0; i < MANY; i++) {
         ck_assert(query_is_answered(hung[i]));
         query_unref(pool, hung[i]);
@@ -180,7 +185,7 @@ START_TEST(a_chain_hangs_in_its_second_lane)
     query_unref(pool, well);
     for (int i = 0; i < 10; i++)
         query_unref(pool, chain[i]);
-    /* Those that no thread has begun are not asked. */
+    /* Queries that no thread has begun are not run. */
     ck_assert(becomes(&freed, 10 - QUERY_LANE_THREADS + 1));
     atomic_store(&hangs, false);
     ck_assert(becomes(&freed, 11));

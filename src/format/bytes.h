@@ -26,8 +26,8 @@ bytes_u64(const unsigned char *at)
     return bytes_u32(at) | (uint64_t)bytes_u32(at + 4) << 32;
 }
 
-/* Sets the reason for `error`, of file_read_through() or pread(2), and returns it; -ENODATA becomes
- * -ESTALE. */
+/* Sets the reason for `error`, the result of file_read() or file_read_through(), and returns
+ * `error`, or -ESTALE instead of -ENODATA. */
 errint_t bytes_read_failed(errint_t error, struct reason *reason);
 
 /* Reads all bytes of [offset, offset + length). With a reason: -ESTALE (the file ends within the

@@ -18,8 +18,8 @@ enum { CONTAINER_FIRST_BYTES = 9 };
 struct container {
     const char *suffixes[5]; /* in any letter case; the usual one first; NULL after the last */
     const char *shown_suffix; /* of the files in merged/ and shards/; NULL: the source's */
-    /* A stem that is `stem`, or begins with it and a dot, is shown with `shown_stem` instead, which
-     * is the end of `stem`: loaders look for that name. NULL: none. */
+    /* If a stem is `stem`, or begins with it and a dot, `shown_stem` is shown in place of `stem`,
+     * because loaders look for that name. `shown_stem` is a suffix of `stem`. NULL: none. */
     const char *stem, *shown_stem;
     /* merged/ and shards/ show safetensors files in place of the source's. Files of other kinds
      * have the same suffixes, so only the content tells whether a file is a checkpoint. A file that

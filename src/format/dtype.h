@@ -41,9 +41,9 @@ const char *dtype_name(enum dtype dtype); /* of a known dtype */
 unsigned dtype_bits(enum dtype dtype); /* per element; of a known dtype */
 
 /*
- * The `descr` of a .npy file of this dtype: that of NumPy if NumPy has the dtype, else the one that
- * numpy.save writes for an array of ml_dtypes ("<V2" for bfloat16, "<V1" for the float8 family).
- * NULL: a sub-byte dtype, or DTYPE_UNKNOWN. A static string.
+ * The `descr` of a .npy file of this dtype: that of NumPy if NumPy has the dtype, else "<V2" for
+ * bfloat16 and "<V1" for the float8 family, as numpy.save writes them for arrays of ml_dtypes,
+ * except for float8_e5m2 (see dtype.c). NULL: a sub-byte dtype, or DTYPE_UNKNOWN. A static string.
  */
 const char *dtype_npy_descr(enum dtype dtype);
 

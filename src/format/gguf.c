@@ -174,8 +174,8 @@ take_gguf_tensors(struct gguf_reader *in, uint32_t alignment, uint64_t count,
         const struct ggml_type *type = &ggml_types[tensor.type];
         if (tensor.offset != expected)
             return refuse_gguf_tensor(in, "GgufOffset", &tensor,
-                                      "its data does not begin at the padded end of the previous "
-                                      "tensor's, but at",
+                                      "its data is expected at the padded end of the previous "
+                                      "tensor's data, found at offset",
                                       tensor.offset);
         if (expected > most || tensor.bytes > most - expected)
             return refuse_gguf_tensor(in, "GgufOffset", &tensor, "its data ends after 2^63; bytes",

@@ -38,7 +38,7 @@ bool gguf_has_magic(const void *first);
 errint_t gguf_read(int fd, uint64_t file_size, st_admit *admit, void *arg, struct st_table **table,
                    struct reason *reason);
 
-/* The number in ggml of a tensor's type. */
+/* The number that ggml uses for the type of a tensor. */
 uint32_t gguf_type_number(const struct st_table *table, const struct st_tensor *tensor);
 
 /* Bytes of a row (the last dimension) of a tensor. */

@@ -327,8 +327,9 @@ take_key(struct pair_reader *reader, struct gguf_pair *pair)
         return error;
     if (length == 0 || length > GGUF_WINDOW / 2 || reader->keys + length + 1 > GGUF_MAX_KEYS)
         return gguf_refuse(in->reason, "GgufKey",
-                           "a key has %" PRIu64 " bytes, or all keys have over %" PRIu64, length,
-                           GGUF_MAX_KEYS);
+                           "a key has %" PRIu64 " bytes, expected 1 to %d, and at most %" PRIu64
+                           " in all keys",
+                           length, GGUF_WINDOW / 2, GGUF_MAX_KEYS);
     error = gguf_take(in, (size_t)length, &bytes);
     if (error)
         return error;
@@ -445,9 +446,9 @@ gguf_pairs_read(struct gguf_reader *in, uint64_t count, struct gguf_info *info,
     if (!error)
         error = check_keys(pairs, in->reason);
     if (!error && split[GGUF_SPLIT_COUNT] && split[GGUF_SPLIT_NO] >= split[GGUF_SPLIT_COUNT])
-        error =
-            gguf_refuse(in->reason, "GgufSplit", "split.no is %" PRIu64 ", split.count %" PRIu64,
-                        split[GGUF_SPLIT_NO], split[GGUF_SPLIT_COUNT]);
+        error = gguf_refuse(in->reason, "GgufSplit",
+                            "split.no is %" PRIu64 ", expected less than split.count, %" PRIu64,
+                            split[GGUF_SPLIT_NO], split[GGUF_SPLIT_COUNT]);
     return error;
 }
 

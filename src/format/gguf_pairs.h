@@ -3,10 +3,10 @@
  * Reads and checks the key-value pairs of a GGUF file, and stores them as text.
  *
  * A string is stored as it is, any other value as JSON. Arrays of more than GGUF_ARRAY_MOST
- * elements (vocabularies), values of more than GGUF_VALUE_MOST bytes of text, and values beyond
- * GGUF_VALUES_MOST bytes in total are skipped. They are represented by a JSON object with their
- * type and size: {"type": "array", "of": "string", "count": 128256} or {"type": "string", "bytes":
- * 100000}. No threads, no state.
+ * elements (vocabularies), strings and arrays of more than GGUF_VALUE_MOST bytes of text, and those
+ * beyond GGUF_VALUES_MOST bytes in total are skipped. They are represented by a JSON object with
+ * their type and size: {"type": "array", "of": "string", "count": 128256} or {"type": "string",
+ * "bytes": 100000}. No threads, no state.
  */
 #ifndef FSTFS_FORMAT_GGUF_PAIRS_H
 #define FSTFS_FORMAT_GGUF_PAIRS_H
@@ -22,8 +22,8 @@
 
 enum { GGUF_ARRAY_MOST = 64, GGUF_VALUE_MOST = 32768 };
 
-/* Reading N pairs takes at most N * GGUF_PAIR_BYTES + GGUF_PAIRS_LEAST bytes of memory, with the
- * table's copy. */
+/* Reading N pairs takes at most N * GGUF_PAIR_BYTES + GGUF_PAIRS_LEAST bytes of memory, including
+ * the copy in the table. */
 #define GGUF_PAIR_BYTES UINT64_C(384)
 #define GGUF_PAIRS_LEAST (5 * (GGUF_MAX_KEYS + GGUF_VALUES_MOST))
 
@@ -38,7 +38,7 @@ struct gguf_pairs {
     uint32_t count;
 };
 
-/* Reads `count` pairs, at most GGUF_MAX_PAIRS, and sets the rest of `info`. Errors: see
+/* Reads `count` pairs, at most GGUF_MAX_PAIRS, and sets all of `info` but its version. Errors: see
  * gguf_reader.h; -ENOMEM. */
 errint_t gguf_pairs_read(struct gguf_reader *in, uint64_t count, struct gguf_info *info,
                          struct gguf_pairs *pairs);

@@ -37,7 +37,7 @@ check_part(const struct gguf_info *info, uint32_t part, uint32_t count, struct r
     return 0;
 }
 
-/* Checks that keys of both parts have the same value. Keys that only `table` has are ignored, as by
+/* Checks that keys of both parts have the same value. Keys that only `table` has are ignored, as in
  * llama.cpp. Both tables are sorted by key. */
 static errint_t
 check_part_keys(const struct st_table *first, const struct st_table *table, struct reason *reason)

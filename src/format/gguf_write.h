@@ -2,9 +2,9 @@
 /*
  * Merges the parts of a split GGUF model into one file, like `gguf-split --merge` of llama.cpp: the
  * key-values of the first part, then the tensors of all parts in order, each padded with zero bytes
- * to the alignment of the first part; the others may have another one, since writers store its key
- * in the first part only. gguf-split sets split.count to 0; this omits the split keys, so that the
- * file equals that of a model that was never split.
+ * to the alignment of the first part. Other parts may have another alignment, since writers store
+ * general.alignment in the first part only. gguf-split sets split.count to 0; this omits the split
+ * keys, so that the file equals that of a model that was never split.
  *
  * Nothing is read: the file is described as ranges of the parts. No threads, no state.
  */
@@ -19,9 +19,9 @@ enum { GGUF_MERGE_ALIGNMENT = 65536 };
 
 /*
  * Checks by the rules of llama.cpp that `tables` are all parts of one model, in order, or one model
- * that is not split. Also checks that the parts have the same values for keys of the first part.
- * Does not check that tensor names are unique. -EBADMSG: the reason is set,
- * and *part to the index of the part at fault.
+ * that is not split. Also checks that keys that a part shares with the first part have the same
+ * value in both. Does not check that tensor names are unique. -EBADMSG: the reason is set, and
+ * *part to the index of the part at fault.
  */
 errint_t gguf_check_parts(const struct st_table *const *tables, uint32_t count, uint32_t *part,
                           struct reason *reason);

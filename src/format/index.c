@@ -164,7 +164,8 @@ compare_shard_runs(const void *a, const void *b)
     return strcmp((*(struct shard_run *const *)a)->shard, (*(struct shard_run *const *)b)->shard);
 }
 
-/* Numbers the shards of the runs by name. `order`: scratch space for the sorted runs. */
+/* Numbers the shards of the runs in the order of their names, and sets `order` to the sorted
+ * runs. */
 static void
 number_shards(struct shard_run *runs, struct shard_run **order, struct index_counts *counts)
 {
@@ -351,10 +352,10 @@ st_index_parse(const char *json, size_t length, const struct container *containe
         length -= 3;
     }
     if (!json_check_utf8(json, length, &fault.at))
-        return refuse_index(reason, "the index is not UTF-8: byte 0x%02x at byte %zu of it",
+        return refuse_index(reason, "the index is not UTF-8: byte 0x%02x at offset %zu",
                             (unsigned char)json[fault.at], fault.at);
     if (json_check(json, length, &fault))
-        return refuse_index(reason, "the index is not JSON: %s, at byte %zu of it", fault.what,
+        return refuse_index(reason, "the index is not JSON: %s, at offset %zu", fault.what,
                             fault.at);
 
     errint_t error = find_parts(json_read(json, length), &parts, reason);

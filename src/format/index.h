@@ -13,9 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ST_MAX_INDEX 200000000u /* bytes of an index file; above it is refused */
+#define ST_MAX_INDEX 200000000u /* bytes of an index file; larger ones are refused */
 
-/* Reading and parsing an index takes at most this many times its size in memory. */
+/* Reading and parsing an index takes at most this many times its size in memory, plus a fixed size
+ * for struct st_index, and about 40 times the size of `metadata` (at most 64 KiB) for cJSON. */
 #define ST_INDEX_FACTOR UINT64_C(6)
 
 struct st_index_entry {

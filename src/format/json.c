@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cJSON is not used for headers: it does not apply serde_json's rules, stores numbers as doubles
- * (offsets are exact up to 2^64), ends strings at \u0000 ("U8\u0000" would be a known dtype), and
- * needs about forty times the bytes of `[0,0,0,...]`, gigabytes for a header of 100 MB. index.c
- * uses it only for the metadata of an index, which is small and has no fixed form.
+ * See json.h. cJSON is not used for headers: it does not apply serde_json's rules, stores numbers
+ * as doubles (offsets must be exact up to 2^64 - 1), ends strings at \u0000 ("U8\u0000" would be a
+ * known dtype), and needs about forty bytes per byte of `[0,0,0,...]`: gigabytes for a header of
+ * 100 MB. index.c uses it only for the metadata of an index, which is small and has no fixed form.
  */
 #include "format/json.h"
 
@@ -176,7 +176,7 @@ check_number(struct json_scan *s)
     return true;
 }
 
-/* The value of the four digits after \u; -1: there are none. */
+/* The value of the four hexadecimal digits at `at`; -1: there are fewer than four. */
 static int32_t
 hex4(const char *at, const char *end)
 {

@@ -18,13 +18,14 @@
 
 #define JSON_DEPTH 127 /* of nested objects and arrays; serde_json's limit */
 
-/* Why a text was refused, and the offset of the first wrong byte. */
+/* Why a text was refused, and the offset of the fault: of the wrong byte, or of the start of an
+ * escape, number or word that is invalid as a whole. */
 struct json_fault {
     const char *what;
     size_t at;
 };
 
-/* Whether the text is UTF-8. If not, *at is the offset of the first wrong byte. */
+/* Whether the text is UTF-8. If not, *at is the offset of the first sequence that is invalid. */
 bool json_check_utf8(const char *text, size_t length, size_t *at);
 
 /*

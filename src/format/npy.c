@@ -33,7 +33,7 @@ add_dictionary(struct buffer *out, const char *descr, const uint64_t *dims, uint
         buffer_add_repeat(out, ' ', NPY_GROWTH_DIGITS - first);
 }
 
-/* Adds the header of this dictionary, which is freed. */
+/* Adds the header with this dictionary, and frees the dictionary. */
 static errint_t
 add_npy_header(struct buffer *out, struct buffer dictionary)
 {
@@ -93,7 +93,7 @@ npy_packed_header(struct buffer *out, const uint64_t *dims, uint32_t rank, uint6
 
 /* ---- reading ---- */
 
-/* NumPy reads longer headers only if they are declared trustworthy. */
+/* NumPy's own limit, max_header_size, is 10,000 bytes unless the caller raises it. */
 #define HEADER_MOST ((size_t)1 << 20)
 
 /* A position in the text of the dictionary, which ends with NUL. */

@@ -40,7 +40,7 @@ struct npy {
  * file, or no safetensors tensor can represent the array (Fortran order of more than one dimension,
  * big-endian values, a type that safetensors does not have). "V2" is read as bfloat16, as ml_dtypes
  * saves it; "V1" is refused, since it may be any float8. The size of the data is not checked. Also
- * -ESTALE (the file became shorter), errors of pread(2).
+ * -ESTALE (the file became shorter), -ENOMEM, errors of pread(2).
  */
 errint_t npy_read(int fd, uint64_t size, struct npy *npy, struct reason *reason);
 

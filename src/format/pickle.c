@@ -119,9 +119,11 @@ push_decimal_number(struct pickle_machine *m)
     i = negative;
     if (i == length)
         return pickle_refuse(m, "a number has no digits");
+    if (line[i] == '0' && length - i > 1) /* Python reads some of these as octal */
+        return pickle_refuse(m, "a number begins with 0");
     for (; i < length; i++) {
         if (line[i] < '0' || line[i] > '9')
-            return pickle_refuse(m, "a number has other characters than digits");
+            return pickle_refuse(m, "a number has characters other than digits");
         if (number > (INT64_MAX - 9) / 10)
             return pickle_push(m, PICKLE_VALUE_OPAQUE);
         number = number * 10 + (line[i] - '0');
@@ -141,7 +143,8 @@ push_pickle_string(struct pickle_machine *m, uint64_t length)
                                                             .b = (uint32_t)length});
 }
 
-/* STRING (quoted) and UNICODE of protocol 0. A string with escapes is opaque. */
+/* STRING (quoted) and UNICODE of protocol 0. A string with escapes, or with bytes that are not
+ * ASCII (their encoding is not UTF-8), is opaque. */
 static errint_t
 push_line_string(struct pickle_machine *m, bool is_quoted)
 {
@@ -157,8 +160,9 @@ push_line_string(struct pickle_machine *m, bool is_quoted)
         line++;
         length -= 2;
     }
-    if (memchr(line, '\\', length))
-        return pickle_push(m, PICKLE_VALUE_OPAQUE);
+    for (size_t i = 0; i < length; i++)
+        if (line[i] == '\\' || line[i] >= 0x80)
+            return pickle_push(m, PICKLE_VALUE_OPAQUE);
     return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_STRING,
                                                     .a = (uint32_t)(line - m->text),
                                                     .b = (uint32_t)length});
@@ -218,7 +222,7 @@ push_stack_global(struct pickle_machine *m)
         return error;
     if (pickle_kind_of(m->pickle, module) != PICKLE_STRING ||
         pickle_kind_of(m->pickle, name) != PICKLE_STRING)
-        return pickle_refuse(m, "the name of a global is no string");
+        return pickle_refuse(m, "the name of a global is not a string");
     return pickle_push_node(m, (struct pickle_node){.kind = PICKLE_GLOBAL, .a = module, .b = name});
 }
 
@@ -259,7 +263,8 @@ run_reduce(struct pickle_machine *m)
     return error ? error : push_call(m, callee, arguments);
 }
 
-/* NEWOBJ: the same for CLASS.__new__(), which ignores the arguments of an OrderedDict. */
+/* NEWOBJ: the same for CLASS.__new__(). OrderedDict.__new__() ignores its arguments, so a call with
+ * arguments is not made a dictionary of them. */
 static errint_t
 run_new_object(struct pickle_machine *m)
 {
@@ -272,7 +277,8 @@ run_new_object(struct pickle_machine *m)
                                                      : push_call(m, callee, arguments);
 }
 
-/* NEWOBJ_EX: keyword arguments are on top, then as NEWOBJ. */
+/* NEWOBJ_EX: the keyword arguments are on top of the stack, above what NEWOBJ takes. The call holds
+ * them; its callee is not kept. */
 static errint_t
 run_reduce_with_keywords(struct pickle_machine *m)
 {
@@ -286,8 +292,8 @@ run_reduce_with_keywords(struct pickle_machine *m)
     return error ? error : pickle_hold(m, m->stack[m->depth - 1], keywords);
 }
 
-/* INST and OBJ of protocols 0 and 1, FROZENSET: the class and its arguments, or the elements, are
- * above the topmost mark. */
+/* INST and OBJ of protocols 0 and 1, FROZENSET. Above the topmost mark are the class and its
+ * arguments (OBJ), the arguments (INST, which names the class itself), or the elements. */
 static errint_t
 push_instance(struct pickle_machine *m, bool is_named)
 {

@@ -25,8 +25,8 @@
 #include <stdint.h>
 
 /*
- * Reads the first pickle of a text of `length` bytes, which must outlive it, and allocates at most
- * `memory` bytes.
+ * Reads the first pickle of a text of `length` bytes, and allocates at most `memory` bytes. The
+ * text must outlive *pickle.
  *
  * On errors too, *pickle has the values that were read until then, and must be freed; its root is
  * PICKLE_VALUE_MARK if the pickle was not read to its end.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Equal keys in the dictionaries of a pickle. Python keeps one entry of them: the first key with
+ * Equal keys in the dictionaries of a pickle. Python keeps one entry for them: the first key with
  * the last value. No writer stores such entries, so pickle_read(), the only caller, refuses them.
  */
 #include "format/pickle.h"
@@ -55,7 +55,7 @@ struct dict_key {
     int64_t number; /* of a string: that of number_key_strings() */
 };
 
-/* False: the key is neither a string nor a whole number. */
+/* False: the key is neither a string nor a whole number of 64 bits. */
 static bool
 get_dict_key(const struct pickle *p, pickle_value value, struct dict_key *key)
 {
@@ -110,6 +110,15 @@ refuse_equal_keys(const struct pickle_machine *m, pickle_value key)
                       quoted(shown, p->text + p->nodes[key].a, p->nodes[key].b));
 }
 
+/* Whether the value of a key is not known: it may equal any string or number. torch.load() replaces
+ * a persistent ID ("module", VALUE, ...) by VALUE. */
+static bool
+is_unknown_key(enum pickle_kind kind)
+{
+    return kind == PICKLE_OPAQUE || kind == PICKLE_CALL || kind == PICKLE_GLOBAL ||
+           kind == PICKLE_PERSISTENT;
+}
+
 /* `entries` has room for all entries of the pickle. */
 static errint_t
 check_dict_keys(const struct pickle_machine *m, struct pickle_node *dict, uint32_t *entries)
@@ -119,9 +128,7 @@ check_dict_keys(const struct pickle_machine *m, struct pickle_node *dict, uint32
     uint32_t count = 0;
 
     for (uint32_t i = dict->a; i; i = p->entries[i].next) {
-        enum pickle_kind kind = pickle_kind_of(p, p->entries[i].key);
-
-        if (kind == PICKLE_OPAQUE || kind == PICKLE_CALL)
+        if (is_unknown_key(pickle_kind_of(p, p->entries[i].key)))
             dict->flags |= PICKLE_DICT_UNSURE;
         else if (get_dict_key(p, p->entries[i].key, &key))
             entries[count++] = i;

@@ -64,8 +64,8 @@ errint_t pickle_add_item(struct pickle_machine *m, enum pickle_kind kind, uint32
 /* Adds a held entry to a call or a dictionary. Does nothing if the value contains no others. */
 errint_t pickle_hold(struct pickle_machine *m, pickle_value object, pickle_value value);
 
-/* Makes the dictionary that OrderedDict(PAIRS) returns, for a list; OPAQUE, if an element of it is
- * neither a list nor a tuple of two. */
+/* Makes the dictionary that OrderedDict(PAIRS) returns; PAIRS is a list. Sets *dict to OPAQUE if an
+ * element of the list is neither a list nor a tuple of two values. */
 errint_t pickle_make_dict_of_pairs(struct pickle_machine *m, pickle_value pairs,
                                    pickle_value *dict);
 
@@ -76,9 +76,9 @@ errint_t pickle_get_memo(struct pickle_machine *m, uint64_t index);
 /* ---- pickle_keys.c ---- */
 
 /*
- * Refuses a complete pickle if a dictionary has two keys that are strings or numbers and equal in
- * Python: 1, 1.0 and True are one key. Sets PICKLE_DICT_UNSURE. Takes time of O(n log n) for a
- * pickle of n bytes, and memory of m->memory_left. Errors as above.
+ * Refuses a complete pickle if a dictionary has two keys that are equal in Python, and strings or
+ * whole numbers of 64 bits: 1, 1.0 and True are one key. Sets PICKLE_DICT_UNSURE. Takes O(n log n)
+ * time for a pickle of n bytes, and memory of m->memory_left. Errors as above.
  */
 errint_t pickle_check_keys(struct pickle_machine *m);
 

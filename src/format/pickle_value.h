@@ -24,7 +24,8 @@ enum {
 
 enum pickle_kind {
     PICKLE_NONE,
-    PICKLE_OPAQUE, /* a value that is not kept, and holds no others: bytes, a long decimal number */
+    PICKLE_OPAQUE, /* a value that is not kept, and holds no others: bytes; in protocol 0 also a
+                    * float, a string with escapes, or a long decimal number */
     PICKLE_MARK, /* internal */
     PICKLE_BOOL,
     PICKLE_NUMBER, /* does not fit in a pickle_value. a, b: low and high half, signed */
@@ -34,8 +35,8 @@ enum pickle_kind {
     PICKLE_TUPLE, /* a: first, b: count, in pickle->items */
     PICKLE_LIST, /* a: first entry, b: last entry, c: count. Numbers, booleans, None and opaque
                   * values are counted, but have no entry */
-    PICKLE_DICT, /* a, b: as PICKLE_LIST. c: first held entry. Keys that are strings or numbers are
-                  * different in Python */
+    PICKLE_DICT, /* a, b: as PICKLE_LIST. c: first held entry. Keys that are strings or whole
+                  * numbers of 64 bits are different in Python; see PICKLE_DICT_UNSURE */
     PICKLE_GLOBAL, /* a: module, b: name; both are strings */
     PICKLE_CALL, /* the result of a call, or a set, or an object. a: the callee, usually a
                   * PICKLE_GLOBAL; b: its arguments, usually a PICKLE_TUPLE; OPAQUE if there are
@@ -51,8 +52,8 @@ enum pickle_kind {
 
 /* Flags of nodes. Those from PICKLE_FLAG_FREE on are for the caller of pickle_read(). */
 enum {
-    /* Of a dictionary: a key is opaque or a call, which may return a number equal to another key:
-     * complex(1, 0). Strings are different from it. */
+    /* Of a dictionary: a key is opaque, a call, a global or a persistent ID. Its value may equal
+     * any other key, whose entry it then replaces: complex(1, 0), os.name. */
     PICKLE_DICT_UNSURE = 1,
     PICKLE_CALL_BUILT = 2, /* state was set on the result of the call (BUILD) */
     PICKLE_FLAG_FREE = 4,

@@ -3,7 +3,7 @@
  * Parses and checks headers. See safetensors.h.
  *
  * A header is parsed twice: the first pass checks and counts entries, the second fills a table that
- * was allocated to fit. Refusing a header needs no memory beyond its text.
+ * was allocated to fit. A header that the first pass refuses needs no memory beyond its text.
  */
 #include "format/safetensors.h"
 
@@ -108,7 +108,7 @@ read_dtype(struct json_reader *in, struct json_span name, struct entry *entry,
     return 0;
 }
 
-/* Reads an element of the array `field`, which must be a whole number. */
+/* Reads an element of the array `field`. The element must be a whole number. */
 static errint_t
 read_number(struct json_reader *in, struct json_span name, const char *field, uint64_t *number,
             struct reason *reason)
@@ -451,11 +451,11 @@ check_size(const struct st_builder *builder, const struct st_tensor *tensor, str
         overflow = __builtin_mul_overflow(bits, dims[i], &bits);
     if (overflow || __builtin_mul_overflow(bits, (uint64_t)dtype_bits(tensor->dtype), &bits))
         return refuse_tensor(reason, "ValidationOverflow", name_of(builder, tensor),
-                             "the size by its shape and dtype %s is over 2^64 bits", dtype);
+                             "its shape and dtype %s give a size of 2^64 bits or more", dtype);
     if (bits % 8)
-        return refuse_tensor(reason, "MisalignedSlice", name_of(builder, tensor),
-                             "its shape and dtype %s give %" PRIu64 " bits, no whole bytes", dtype,
-                             bits);
+        return refuse_tensor(
+            reason, "MisalignedSlice", name_of(builder, tensor),
+            "its shape and dtype %s give %" PRIu64 " bits, expected a multiple of 8", dtype, bits);
     if (tensor->end - tensor->begin != bits / 8)
         return refuse_tensor(reason, "TensorInvalidInfo", name_of(builder, tensor),
                              "data_offsets [%" PRIu64 ", %" PRIu64 "] hold %" PRIu64
@@ -512,11 +512,11 @@ st_table_parse(const char *json, uint64_t n, uint64_t file_size, struct st_table
 
     if (!json_check_utf8(json, n, &fault.at))
         return reason_set(reason, -EBADMSG, "InvalidHeader",
-                          "the header is not UTF-8: byte 0x%02x at byte %zu of it",
+                          "the header is not UTF-8: byte 0x%02x at offset %zu",
                           (unsigned char)json[fault.at], fault.at);
     if (json_check(json, n, &fault))
         return reason_set(reason, -EBADMSG, "InvalidHeaderDeserialization",
-                          "the header is not JSON: %s, at byte %zu of it", fault.what, fault.at);
+                          "the header is not JSON: %s, at offset %zu", fault.what, fault.at);
     struct json_reader root = json_read(json, n);
     error = count_header(root, &counts, reason);
     if (error)

@@ -21,9 +21,10 @@
 #define ST_METADATA_KEY "__metadata__"
 #define ST_MAX_HEADER 100000000u /* the largest N that is accepted */
 
-/* Reading, parsing and laying out a header of N bytes takes at most this many times N bytes of
- * memory: for the text, for the table (at worst, one-digit dimensions: 8 bytes for 2 of text) and
- * for sorting (at worst, pairs of metadata). A unit test asserts it. */
+/* Reading and parsing a header of N bytes, and making the layout of its table, takes at most this
+ * many times N bytes of memory: for the text, for the table (at worst, one-digit dimensions: 8
+ * bytes for 2 of text) and for sorting (at worst, pairs of metadata). A unit test asserts it. The
+ * first read, of ST_FIRST_READ bytes, and sizeof(struct st_table) are not included. */
 #define ST_PARSE_FACTOR UINT64_C(7)
 
 /* Bytes of the first read of a file, which contain the whole header of most files. */

@@ -33,7 +33,7 @@ struct st_metadata {
     uint32_t is_json : 1; /* the value is JSON, else a string; only in GGUF files */
 };
 
-struct gguf_info; /* format/gguf.h */
+struct gguf_info; /* format/gguf_info.h */
 
 /* A validated header. Immutable; one allocation, freed by st_table_free(). */
 struct st_table {
@@ -42,22 +42,25 @@ struct st_table {
     uint32_t count;
     uint32_t metadata_count;
     bool has_metadata; /* there is a `__metadata__`, which may be empty */
-    const struct st_tensor *tensors; /* in file order: by begin, end, then name */
+    const struct st_tensor *tensors; /* in file order: by begin, end, then name; in a GGUF file, in
+                                      * the order of the header */
     const struct st_metadata *metadata; /* sorted by key */
     const uint64_t *dims;
     const char *text; /* strings without terminators */
     const struct gguf_info *gguf; /* NULL: not a GGUF file */
-    uint32_t refused_count; /* tensors of the file that cannot be shown and are not in the table */
-    const char *refused; /* a line with the reason for each of the first of them, all ending in a
-                          * newline; NULL: none */
+    uint32_t refused_count; /* tensors, and storages without a tensor, that cannot be shown and are
+                             * not in the table */
+    const char *refused; /* the reasons for the first of them, a line each, with its newline; NULL:
+                          * none */
     size_t bytes; /* size of the allocation */
 };
 
 void st_table_free(struct st_table *table); /* NULL is allowed */
 
 /*
- * Readers call this before they allocate `bytes` more of memory whose size the file decides. If it
- * fails, the read fails with its error and reason. Readers accept NULL, which admits everything.
+ * Readers call this before they allocate memory whose size depends on the file: `bytes` in
+ * addition to earlier calls. If it fails, the read fails with its error and reason. Readers accept
+ * NULL, which admits everything.
  */
 typedef errint_t st_admit(void *arg, uint64_t bytes, struct reason *reason);
 errint_t st_admit_bytes(st_admit *admit, void *arg, uint64_t bytes, struct reason *reason);

@@ -245,7 +245,7 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
     if (pickle_tuple_length(pickle, arguments) > metadata &&
         !is_none_or_empty(walk, pickle_tuple_item(pickle, arguments, metadata))) {
         /* Of a conjugate or negative view, the bytes are not the values. */
-        refuse_tensor_of(walk, "it has metadata, as a lazy view has (conjugate or negative)");
+        refuse_tensor_of(walk, "it has metadata, like a lazy view (conjugate or negative)");
         return false;
     }
     if (has_dtype) {
@@ -290,7 +290,7 @@ read_strided(struct torch_walk *walk, pickle_value arguments, bool has_dtype,
 
 enum tensor_verdict { NO_TENSOR, TENSOR_REFUSED, TENSOR_FOUND };
 
-/* Why a tensor is refused whose state is not plain (torch_state.h). */
+/* Why a tensor whose state is not plain (torch_state.h) is refused. */
 #define WITH_STATE "state is set on it, which can replace its values"
 
 /* See torch_state.h. Fails the traversal if the state takes too many visits. */
@@ -373,7 +373,7 @@ look_for_tensor(struct torch_walk *walk, pickle_value value, struct st_entry *te
         return TENSOR_REFUSED;
     if (converted != PICKLE_VALUE_OPAQUE &&
         (!torch_dtype(pickle, converted, &dtype) || dtype != tensor->dtype)) {
-        refuse_tensor_of(walk, "it is stored in another dtype than it has");
+        refuse_tensor_of(walk, "it is stored in a dtype other than its own");
         return TENSOR_REFUSED;
     }
     return TENSOR_FOUND;
@@ -401,7 +401,7 @@ take_tensor(struct torch_walk *walk, pickle_value value)
                          "name is longer than %d bytes",
                          NAME_BYTES_MAX);
     } else if (walk->unsure) {
-        refuse_tensor_of(walk, "an integer key in its path may equal another key, an object");
+        refuse_tensor_of(walk, "a key in its path may equal another key, whose value is not known");
     } else if (!json_check_utf8(walk->name, walk->name_length, &at)) {
         refuse_tensor_of(walk, "its name is not UTF-8");
     } else if (walk->builder) {
@@ -414,7 +414,8 @@ take_tensor(struct torch_walk *walk, pickle_value value)
     }
 }
 
-/* Appends ".KEY" to the name. False: the key is neither a string nor an integer, or too long. */
+/* Appends ".KEY" to the name. False: the key is neither a string nor an integer of 64 bits, or the
+ * name would be too long. */
 static bool
 append_key(struct torch_walk *walk, pickle_value key)
 {
@@ -466,9 +467,9 @@ walk_value(struct torch_walk *walk, pickle_value value)
     return 0;
 }
 
-/* Whether names may omit this key of the root: that of a dictionary in a dictionary. Other keys
- * than strings and integers are not compared with each other, so this entry may not be the only
- * one. */
+/* Whether names may omit this key of the root: root and value are dictionaries, and the key is a
+ * string or an integer. Other keys are not compared with each other, so the dictionary may have
+ * another entry of an equal key. */
 static bool
 can_be_skipped(const struct torch_walk *walk, pickle_value key, pickle_value value)
 {
@@ -484,9 +485,7 @@ static errint_t
 walk_entry(struct torch_walk *walk, const struct pickle_node *container, pickle_value key,
            pickle_value value)
 {
-    const bool is_unsure = container->kind == PICKLE_DICT &&
-                           container->flags & PICKLE_DICT_UNSURE &&
-                           pickle_kind_of(walk->pickle, key) == PICKLE_NUMBER;
+    const bool is_unsure = container->kind == PICKLE_DICT && container->flags & PICKLE_DICT_UNSURE;
     size_t name_length = walk->name_length;
     uint32_t found = walk->found;
     bool is_one_kept = walk->depth == 1 && walk->skipped_key != PICKLE_VALUE_OPAQUE;
@@ -659,7 +658,8 @@ read_tensors(struct torch_source *source, struct st_table **table, struct reason
         zip_locate_all(&source->zip);
     error = count_tensors(walk);
     if (!error && walk->found == 0)
-        error = reason_set(reason, -ENOMSG, "NoTensors", "it contains no tensor");
+        error = reason_set(reason, -ENOMSG, "NoTensors",
+                           "it contains no tensor in dictionaries, lists and tuples");
     if (!error && source->is_zip)
         error = zip_check_members(&source->zip, reason);
     if (!error)

@@ -28,7 +28,7 @@ enum { TORCH_REFUSED_NAMED = 3 }; /* how many refused tensors are described in t
 struct torch_file {
     struct st_table *table; /* data_start is 0: `begin` and `end` are offsets in the file. Tensors
                              * may overlap (tied weights). The metadata is {"format": "pt"} */
-    bool imports_incomplete; /* `imports` may lack some; also set on errors */
+    bool imports_incomplete; /* `imports` may lack some; valid on errors, too */
     bool is_zip; /* a zip archive; otherwise the older format */
     struct reason version; /* why torch.load() refuses the version of the archive; rule NULL: it
                             * does not */
@@ -43,7 +43,7 @@ struct torch_file {
  *
  * Errors, with a reason:
  * -ENOMSG: not a checkpoint, though it may be a valid file of another kind: not written by
- * torch.save(), a TorchScript archive, or without tensors.
+ * torch.save(), a TorchScript archive, or without tensors in dictionaries, lists and tuples.
  * -EBADMSG: seems to be written by torch.save(), but is malformed or not supported.
  * -ENOMEM, -ESTALE (the file changed) and errors of pread(2).
  */

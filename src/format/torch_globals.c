@@ -81,7 +81,7 @@ torch_dtype(const struct pickle *pickle, pickle_value global, enum dtype *dtype)
 static const struct {
     const char *function, *why;
 } refused_functions[] = {
-    {"_rebuild_qtensor", "it is quantised by torch"},
+    {"_rebuild_qtensor", "it is quantized by torch"},
     {"_rebuild_sparse_tensor", "it is sparse"},
     {"_rebuild_sparse_csr_tensor", "it is sparse"},
     {"_rebuild_nested_tensor", "it is a nested tensor"},

@@ -215,8 +215,8 @@ global_text(const struct pickle *pickle, const struct pickle_node *global)
     return line.data;
 }
 
-/* Adds the import, whose line the list then owns. If the list is full, the last import of it and
- * this one is dropped. */
+/* Adds the import, whose line the list then owns. If the list is full, the import that is last in
+ * the order of the list is dropped, which may be this one. */
 static void
 add_import(struct torch_imports *imports, struct torch_import import)
 {

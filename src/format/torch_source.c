@@ -364,8 +364,8 @@ read_storage_id(const struct pickle *pickle, pickle_value id, struct torch_stora
 
 /*
  * Whether torch gives the same bytes for two IDs with the same key. It creates one object for a
- * key, from the first ID: of a storage, other IDs may have another dtype of the same size, or any
- * dtype if there are no elements.
+ * key, from the first ID. Later IDs of a storage may have another dtype of the same size, or any
+ * dtype if there are no elements; later IDs of a view must be equal.
  */
 static bool
 are_same_storage(const struct pickle *pickle, const struct torch_storage *a,
@@ -524,7 +524,7 @@ drop_legacy(struct torch_source *source)
 }
 
 /* Reads pickles from the start of the file with `read`. Their length is unknown until they are
- * read, so this reads twice as many bytes until they are complete. */
+ * read, so this doubles the number of bytes that it reads until they are complete. */
 static errint_t
 open_pickles(struct torch_source *source,
              errint_t (*read)(struct torch_source *source, size_t have, struct reason *reason),
@@ -659,7 +659,8 @@ check_archive_version(const struct torch_source *source, struct reason *reason)
     if (!member)
         member = find_record(source, "", "version", 7);
     if (!member)
-        return reason_set(reason, -EBADMSG, "TorchVersion", "the archive has no member version");
+        return reason_set(reason, -EBADMSG, "TorchVersion",
+                          "the archive has no member \"version\"");
     if (member->method == ZIP_DEFLATED)
         return 0; /* torch.load() decompresses it; fstfs cannot check it */
     error = zip_locate(&source->zip, member, reason);

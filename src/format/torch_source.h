@@ -58,7 +58,8 @@ struct torch_source {
 
 /* Errors are those of torch_read(). `imports`, unless NULL, receives the imports of all pickles
  * that torch.load() would execute, also on errors. Exceptions: tar files; archives whose directory
- * is refused; pickles without a PROTO instruction that are refused before their first call. */
+ * or member data.pkl is refused; pickles without a PROTO instruction that are refused before their
+ * first call. */
 errint_t torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
                            struct torch_imports *imports, struct torch_source *source,
                            struct reason *reason);
@@ -69,8 +70,8 @@ void torch_source_close(struct torch_source *source);
 errint_t torch_source_check_version(const struct torch_source *source, struct reason *fault,
                                     struct reason *reason);
 
-/* Whether a persistent ID is that of a storage. torch refuses the file if it is of another kind
- * than this and "module", which has no tensors. */
+/* Whether a persistent ID is that of a storage. torch refuses files with IDs of other
+ * kinds, except "module", which has no tensors. */
 bool torch_is_storage_id(const struct pickle *pickle, pickle_value id);
 
 /* Finds the storage `key`: its offset in the file and its length in bytes. With a reason: -EBADMSG

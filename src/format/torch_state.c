@@ -10,7 +10,8 @@ enum { STATE_DEPTH_MAX = 4 }; /* of lists and tuples in a value */
  * Attributes of torch.Tensor that are data descriptors. torch assigns state with setattr()
  * (torch/_utils.py, `_set_obj_state`), which calls the setter of these: `real` and `imag` overwrite
  * the elements, others change how the tensor is used, most raise an exception. An attribute with
- * another name is stored in the tensor's __dict__. Source: torch 2.15; `names`, of earlier ones.
+ * another name is stored in the tensor's __dict__. Source: torch 2.15, and earlier versions for
+ * `names`.
  */
 static const char *const tensor_descriptors[] = {
     "H",
@@ -126,7 +127,7 @@ torch_is_plain_state(const struct pickle *pickle, pickle_value state, size_t *vi
     /* Held entries are attributes of the dictionary, which can replace its items(). */
     if (dict->a && dict->c)
         return false;
-    /* Items that are added after the tensor are included. */
+    /* Includes items that the pickle adds to the dictionary after it has created the tensor. */
     for (uint32_t i = dict->a; i; i = pickle->entries[i].next)
         if (!is_plain_attribute(pickle, pickle->entries[i].key) ||
             !is_plain_value(pickle, pickle->entries[i].value, 0, visits_left))

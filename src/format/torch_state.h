@@ -12,9 +12,9 @@
 
 /*
  * Whether torch can assign the state to a tensor without a change of its values: the state is None,
- * a dictionary, or a tuple of either and None; keys are strings and not attributes of every tensor;
- * and values are strings, numbers, booleans, None, or lists and tuples of these. *visits_left is
- * decremented for each value; false if it is 0.
+ * a dictionary, or a tuple of either and None; keys are strings, except the names of the data
+ * descriptors of torch.Tensor; and values are strings, numbers, booleans, None, or lists and tuples
+ * of these. *visits_left is decremented for each value; false if none are left for a value.
  */
 bool torch_is_plain_state(const struct pickle *pickle, pickle_value state, size_t *visits_left);
 

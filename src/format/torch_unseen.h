@@ -2,7 +2,7 @@
 /*
  * Finds the tensors and storages of a file of torch.save() that belong to no tensor that torch.c
  * has shown or refused: those in objects and sets, those of unknown functions, and storages
- * without a tensor. A file that lacks them would not be the checkpoint. No threads, no state.
+ * without a tensor. Without them a table is incomplete. No threads, no state.
  */
 #ifndef FSTFS_FORMAT_TORCH_UNSEEN_H
 #define FSTFS_FORMAT_TORCH_UNSEEN_H
@@ -21,7 +21,8 @@ enum {
 void torch_mark_parts(struct pickle *pickle, pickle_value value, size_t *visits_left);
 
 /*
- * Calls `refuse`, with a line for a person, for each tensor and storage that is not marked as seen.
+ * Calls `refuse`, with a line that describes it, for each tensor and storage that is not marked as
+ * seen.
  * `all`: the root of the pickle, or a value in it. In the second case, values that are not
  * reachable from it are ignored.
  * -EBADMSG with a reason: objects are nested too deeply.

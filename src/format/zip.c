@@ -145,8 +145,9 @@ zip_find_directory(int fd, uint64_t file_size, struct zip_end *end, struct reaso
         return error;
     if (end->start > end->at || end->length != end->at - end->start)
         return refuse_zip(reason, "ZipDirectory",
-                          "the central directory is said to be %" PRIu64 " bytes at offset %" PRIu64
-                          ", expected to end at %" PRIu64 ", where the end record begins",
+                          "the end record gives a central directory of %" PRIu64
+                          " bytes at offset %" PRIu64 ", expected to end at %" PRIu64
+                          ", where the end record begins",
                           end->length, end->start, end->at);
     if (end->length > ZIP_MAX_DIRECTORY)
         return refuse_zip(reason, "ZipDirectory",
@@ -155,8 +156,8 @@ zip_find_directory(int fd, uint64_t file_size, struct zip_end *end, struct reaso
                           end->length, ZIP_MAX_DIRECTORY);
     if (end->count > end->length / ENTRY_BYTES)
         return refuse_zip(reason, "ZipDirectory",
-                          "%" PRIu64 " entries are announced, the central directory has %" PRIu64
-                          " bytes",
+                          "the end record declares %" PRIu64
+                          " entries, in a central directory of %" PRIu64 " bytes",
                           end->count, end->length);
     return 0;
 }
@@ -229,7 +230,7 @@ compare_members(const void *a, const void *b, void *directory)
     return compare_member_names(text + x->name, x->name_length, text + y->name, y->name_length);
 }
 
-/* Reads the entry at `at` of the directory and moves `at` behind it. */
+/* Reads the entry at offset *at of the directory and advances *at past it. */
 static errint_t
 zip_read_entry(const struct zip *zip, size_t length, size_t *at, struct zip_member *member,
                struct reason *reason)
@@ -410,7 +411,7 @@ read_local_header(const struct zip *zip, struct zip_member *member, struct reaso
     if (bytes_u32(local) != LOCAL_SIGNATURE || bytes_u16(local + 26) != member->name_length ||
         memcmp(local + LOCAL_BYTES, zip->directory + member->name, member->name_length) != 0)
         return refuse_member(reason, "ZipLocalHeader", zip, member,
-                             "its local header is of another member");
+                             "its local header is missing or has another name");
     if (bytes_u16(local + 8) != member->method ||
         (bytes_u16(local + 6) & (ENCRYPTED_FLAGS | PATCH_FLAG)) ||
         !agrees(bytes_u32(local + 14), member->crc, bytes_u16(local + 6)) ||
@@ -479,7 +480,7 @@ zip_check_members(const struct zip *zip, struct reason *reason)
     for (uint32_t i = 1; !error && i < zip->count; i++)
         if (sorted[i - 1]->data + sorted[i - 1]->packed > sorted[i]->header)
             error = refuse_member(reason, "ZipOverlap", zip, sorted[i],
-                                  "it begins before the member in front of it ends");
+                                  "it begins before the end of the previous member");
     free(sorted);
     return error;
 }

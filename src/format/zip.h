@@ -63,8 +63,9 @@ errint_t zip_find_directory(int fd, uint64_t file_size, struct zip_end *end, str
 errint_t zip_read(int fd, const struct zip_end *end, struct zip *zip, struct reason *reason);
 void zip_free(struct zip *zip); /* all zero is allowed */
 
-/* The member with this name, or NULL. The case of ASCII letters is ignored, as by miniz, which
- * PyTorch uses: two members that differ only in case are one to it, so zip_read() refuses them. */
+/* The member with this name, or NULL. The case of ASCII letters is ignored, as it is by miniz,
+ * which PyTorch uses. Since miniz does not distinguish names that differ only in case, zip_read()
+ * refuses an archive with two of them. */
 struct zip_member *zip_find(const struct zip *zip, const char *name, size_t length);
 
 /* Reads the local header of a stored member, compares it with the central directory, and sets

@@ -396,6 +396,8 @@ CASES = [
     *((f"pickle-{name}", "Pickle", root(ONE | {"x": Raw(code)})) for name, code in {
         "extension-1": b"\x82\1", "extension-2": b"\x83\1\0", "extension-4": b"\x84\1\0\0\0", "extension-called": b"\x82\1)R", "persistent-text": b"Pabc\n",
         "persistent-string": b"U\3abcQ", "persistent-number": b"K\1Q", "persistent-list": b"]Q", "persistent-none": b"NQ"}.items()),
+    *((f"pickle-number-{name}", "Pickle", root(items((8, A), (Raw(code), None)))) for name, code in {
+        "octal": b"I010\n", "octal-negative": b"I-010\n", "long-octal": b"L010L\n"}.items()),
     ("pickle-memo-from-2", "Pickle", pickled(b"\x80\x02Nq\2.")),
     ("rank-65", "refused 1", root({"w": tensor(S, (1,) * 65)})),
     ("stride-zero", "refused 1", root({"w": tensor(S, (6,), strides=(0,))})),
@@ -444,8 +446,13 @@ CASES = [
     ("dtype-converted", "refused 1", root({"v": tensor(S, (6,)), "w": Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
                                                                            tensor(S, (6,)), Global("torch", "int32"), "cpu", False)})),
     ("pairs-that-are-none", "refused 1", root({"w": tensor(S, (6,)), "x": Call(Global("collections", "OrderedDict"), [[tensor(S, (1,))]])})),
-    ("key-complex", "refused 1", root(items((1, A), (Call(Global("builtins", "complex"), 1, 0), None), ("b", A)))),
-    ("key-in-pairs-of-lists", "refused 1", root({"m": Call(Global("collections", "OrderedDict"), [(1, A), [1.0, None], ("b", A)])})),
+    ("key-complex", "refused 2", root(items((1, A), (Call(Global("builtins", "complex"), 1, 0), None), ("b", A)))),
+    *((f"key-{name}", "refused 2", root(items((shown, A), (Raw(other), X)))) for name, shown, other in (
+        ("escaped", "a", b"V\\u0061\n"), ("quoted-escaped", "a", b"S'\\x61'\n"), ("latin-1", "\xc3\xa9", b"V\xc3\xa9\n"),
+        ("encoded", "a", t.instructions_of(Call(Global("_codecs", "encode"), "n", "rot13"))), ("global", "posix", b"cos\nname\n"),
+        ("global-number", 2, b"cerrno\nENOENT\n"), ("persistent", "a", t.instructions_of(Persistent("module", "a", None, None))))),
+    ("key-below-unsure", "refused 1", root(items(("m", {"a": A}), (Global("os", "name"), {})))),
+    ("key-in-pairs-of-lists", "refused 2", root({"m": Call(Global("collections", "OrderedDict"), [(1, A), [1.0, None], ("b", A)])})),
     ("key-boolean", "refused 1", root({True: A, "b": A})),
     ("key-none-alone", "refused 1", root({None: {"w": A}})),
     ("key-tuple", "refused 1", root({(1, 2): tensor(S, (6,))})),

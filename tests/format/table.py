@@ -41,7 +41,7 @@ def main():
 
 Printed by `tests/format/table.py`. Tests run every case: `tests/format` compares the verdicts of fstfs and safetensors, and
 `tests/mount/test_bad.py` reads each file, next to valid ones, on a mount.
-Files of PyTorch are in `tests/corpus/bad_torch.py`, each with its rule; `tests/loaders/test_weights_only.py` explains each difference to torch.
+Files of PyTorch are in `tests/corpus/bad_torch.py`, each with its rule; `tests/loaders/test_weights_only.py` explains each difference from torch.
 GGUF files are in `tests/corpus/gguffiles.py`, each with its rule.
 
 ## Headers

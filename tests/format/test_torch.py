@@ -108,8 +108,10 @@ def test_lists_tuples_and_pairs(tmp_path, write):
     def part(i):
         return tensor(storage("0", 6), (1,), offset=i)
 
-    pairs = Call(Global("collections", "OrderedDict"), [["x", part(2)], ("y", part(3)), [1.5, part(4)], ["n", 1]])
-    verdict, refusal, _, tensors = read(tmp_path, write({"a": [part(0), 1, (None, "text", part(1)), []], "b": pairs}, {"0": DATA[:24]}))
+    pairs = Call(Global("collections", "OrderedDict"), [["x", part(2)], ("y", part(3)), ["n", 1]])
+    unnamed = Call(Global("collections", "OrderedDict"), [[1.5, part(4)]])
+    whole = write({"a": [part(0), 1, (None, "text", part(1)), []], "b": pairs, "c": unnamed}, {"0": DATA[:24]})
+    verdict, refusal, _, tensors = read(tmp_path, whole)
     assert tensors == {name: ("F32", (1,), DATA[4 * i : 4 * i + 4]) for i, name in enumerate(["a.0", "a.2.2", "b.x", "b.y"])}
     assert verdict.split()[2] == "1" and "a key in its path is not a string" in refusal
     whole = write({"state_dict": Call(Global("collections", "OrderedDict"), [["w", part(5)]]), "epoch": 3}, {"0": DATA[:24]})

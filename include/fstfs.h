@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libfstfs: reads tensors of safetensors files into host or GPU memory, as fast as the storage
- * allows.
+ * libfstfs: reads tensors of safetensors, PyTorch and GGUF files into host or GPU memory, as fast
+ * as the storage allows.
  *
  *     struct fstfs *fstfs;
  *     struct fstfs_checkpoint *model;
@@ -18,17 +18,17 @@
  *
  * Units: sizes, offsets and lengths are in bytes; indices of a tensor are in
  * elements. Functions that return int return 0 or a negative errno; after a
- * failure fstfs_error() says more. Threads: every function may be called from
- * any thread, and several at once. Exceptions: fstfs_close() and fstfs_free() must be the last use
- * of their object, and where it is stated. Processes: no object may be used in a child after
+ * failure fstfs_error() returns details. Threads: any thread may call any function, concurrently
+ * with others, unless stated otherwise. fstfs_close(), fstfs_read_free() and fstfs_free() must be
+ * the last use of their object. Processes: no object may be used in a child after
  * fork(); only fstfs_free(), fstfs_close() and fstfs_read_free() may be called there, and do
  * nothing.
  *
  * Structures keep their size and layout for as long as the library is called
  * libfstfs.so.0, so requests can be passed in arrays. The caller clears the structures that it
- * makes; new members replace words of `reserved`. If these are not zero, calls return -EINVAL: the
- * program uses a member that this version of the library does not have, or has not cleared the
- * structure. Structures that the library makes may grow at their end.
+ * makes; new members replace words of `reserved`. If a word of `reserved` is not zero, calls return
+ * -EINVAL: the program uses a member that this version of the library does not have, or has not
+ * cleared the structure. Structures that the library makes may grow at their end.
  */
 #ifndef FSTFS_H
 #define FSTFS_H
@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-/* Threads, buffers, and measurements of the storage. A process needs one. */
+/* Threads, buffers, and measurements of the storage. One per process is enough. */
 struct fstfs;
 
 /* An open checkpoint: a set of tensors, of one version of their files. */
@@ -60,7 +60,7 @@ const char *fstfs_version(void);
 const char *fstfs_error(void);
 
 struct fstfs_options {
-    uint64_t memory; /* most bytes for buffers; 0: 256 MiB, or an eighth of a small memory */
+    uint64_t memory; /* limit of bytes for buffers; 0: 256 MiB, or an eighth of RAM if less */
     int no_uring; /* read with threads, not with io_uring */
     int no_direct; /* read through the page cache, not with O_DIRECT */
     int no_source; /* read files on a mount of fstfs through the mount */
@@ -87,15 +87,15 @@ void fstfs_free(struct fstfs *fstfs);
  * (returned), "storage_bytes" (read for them), "storage_reads", "expired_bytes" (freed because they
  * were not read for five seconds). "devices" is a list of the devices that fstfs_device() returned;
  * each has "device" ("cuda:0"), "ring_memory" and "device_memory" (bytes of its rings in host
- * memory and in its own), and "storage", a list of the file systems that were read from into it.
- * Each of these has "number" ("259:2"), "path" (of a file on it), "backend" (the one used last),
- * and for each better backend a member with its name that says why it was not used.
+ * memory and in device memory), and "storage", a list of the file systems from which bytes were
+ * read into it. Each of these has "number" ("259:2"), "path" (of a file on it), "backend" (the one
+ * used last), and, for each better backend, a member with its name: the reason why it was not used.
  *
  * Backends, best first:
  *   "unified"   the device shares the host's memory: read like host memory
  *   "cufile"    GPUDirect: from storage to the device, then one copy within the device
  *   "ring"      into a ring of pinned host memory, then copied by one stream
- *   "pageable"  into host memory that is not pinned, then one copy after another
+ *   "pageable"  into host memory that is not pinned, then copied synchronously
  *
  * Writes at most `size` bytes with the NUL and returns the length of the whole text, as snprintf()
  * does; or -ENOMEM.
@@ -103,30 +103,31 @@ void fstfs_free(struct fstfs *fstfs);
 int fstfs_status(struct fstfs *fstfs, char *text, size_t size);
 
 /*
- * The device "cuda:N", numbered as the driver does. The first call loads the CUDA driver
+ * Opens the device "cuda:N", N being its number in the driver. The first call loads the CUDA driver
  * (libcuda.so.1); no other function loads any part of CUDA. Retains the device's primary context,
  * which the CUDA runtime and torch use too, until fstfs_free(), which also frees the device.
- * Further calls return the same device. -EINVAL: not such a name. -ENODEV: no driver, or no such
+ * Further calls return the same device. -EINVAL: invalid name. -ENODEV: no driver, or no such
  * device. -ENOMEM. -EIO: an error of the driver.
  */
 int fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **device);
 
 /*
  * Opens one of:
- *   a safetensors file of any name: the tensors of that file;
- *   an index, STEM.safetensors.index.json: the tensors of the shards that it names;
- *   a directory: the tensors of its checkpoint. If there are several, the one with the stem
- * "model", else the call fails and names them: open one of their files; on a mount of fstfs, any of
- * these in any view, a checkpoint's directory in tensors/ or npy/, or a tensor file in one of them:
- * that tensor alone.
+ * - a file with any name: its tensors. The suffixes .bin, .pt, .pth and .ckpt mean PyTorch, .gguf
+ *   means GGUF, and all others mean safetensors;
+ * - an index, such as STEM.safetensors.index.json: the tensors of the shards that it names;
+ * - a directory: the tensors of its checkpoint. If there are several, opens the one with the stem
+ *   "model". If none has that stem, fails, and the message names them: open one of their files;
+ * - on a mount of fstfs, any of these in any view; also a checkpoint's directory in tensors/ or
+ *   npy/, or a tensor file in such a directory: that tensor alone.
  *
  * Files on a mount are read from the source files below it, if these can be opened and are the
  * version that the mount shows; else through the mount, and fstfs_through_mount() returns why.
  *
- * Headers are validated by safetensors' own rules. -EBADMSG: a file violates one, a shard is
- * missing, a tensor is in two shards, or a tensor exceeds its file. -ENOENT: no such path, or no
- * checkpoint in the directory. -ENOTUNIQ: several. -EINVAL: neither a file nor a directory. -ENOMEM
- * and errors of system calls.
+ * Headers are validated, those of safetensors by safetensors' own rules. -EBADMSG: a header is
+ * invalid, a shard is missing, a tensor is in two shards, or a tensor exceeds its file. -ENOENT: no
+ * such path, or no checkpoint in the directory. -ENOTUNIQ: several. -EINVAL: neither a file nor a
+ * directory. -ENOMEM and errors of system calls.
  */
 int fstfs_open(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **checkpoint);
 
@@ -140,7 +141,7 @@ const char *fstfs_through_mount(const struct fstfs_checkpoint *checkpoint);
 struct fstfs_tensor {
     const char *name; /* NUL-terminated; may contain NUL */
     size_t name_length;
-    const char *dtype; /* as its file says: "BF16" */
+    const char *dtype; /* the dtype of safetensors, or the type in ggml: "BF16", "Q4_K" */
     unsigned bits; /* of one element; 0: the dtype is not known */
     unsigned rank; /* number of dimensions; 0: a scalar */
     const uint64_t *shape;
@@ -165,8 +166,8 @@ struct fstfs_metadata {
     size_t value_length;
 };
 
-/* `__metadata__`, each pair by its index in the order of keys (as bytes). Keys on whose value
- * shards disagree are omitted. NULL: the index is too large. */
+/* `__metadata__`, each pair by its index in the order of keys (as bytes). Keys whose values differ
+ * between shards are omitted. NULL: the index is too large. */
 const struct fstfs_metadata *fstfs_metadata(const struct fstfs_checkpoint *checkpoint,
                                             size_t index);
 
@@ -185,7 +186,7 @@ struct fstfs_slice {
  */
 struct fstfs_request {
     const struct fstfs_tensor *tensor;
-    const struct fstfs_slice *slices; /* `rank` of them, read during the call only; NULL: all */
+    const struct fstfs_slice *slices; /* `rank` of them, used during the call; NULL: all elements */
     /*
      * Where the bytes go; NULL: memory of allocate(), which the call stores here. If the address
      * and the offset in the file are equal modulo 4096, whole blocks are read without a copy (host
@@ -195,9 +196,9 @@ struct fstfs_request {
     uint64_t reserved[3];
 };
 
-/* The number of bytes that the request writes. -EINVAL: a slice exceeds its dimension, or
- * `reserved` is not zero. -ENOTSUP: a run would begin or end within a byte (elements of 4 or 6
- * bits), or the dtype is not known and the request has slices. */
+/* The number of bytes that the request writes. -EINVAL: the request has no tensor, a slice exceeds
+ * its dimension, or `reserved` is not zero. -ENOTSUP: a run would begin or end within a byte
+ * (elements of 4 or 6 bits), or the dtype is not known and the request has slices. -ENOMEM. */
 int fstfs_request_size(const struct fstfs_request *request, uint64_t *size);
 
 struct fstfs_read_options {
@@ -209,17 +210,18 @@ struct fstfs_read_options {
      */
     void *(*allocate)(void *arg, size_t index, uint64_t size);
     /*
-     * Called now and then and at the end, with the number of bytes read so far and requested. Never
-     * called concurrently. Called from threads of the library and from the one that starts the
-     * read, so it must be quick; of the library it may call only fstfs_cancel(). If it does not
-     * return 0 the read is cancelled.
+     * Called now and then and at the end, with the number of bytes read so far and the number of
+     * bytes requested. Never called concurrently. Called from threads of the library and from the
+     * one that starts the read, so it must be quick. The only function of the library that it may
+     * call is fstfs_cancel(). If it does not return 0, the read is canceled.
      */
     int (*progress)(void *arg, uint64_t done, uint64_t total);
     void *arg; /* for both */
     /*
      * NULL: all memory is the host's. Else it is this device's: from cuMemAlloc(), cudaMalloc() or
      * torch, or managed memory; on a device that shares the host's memory (backend "unified") also
-     * any host memory. Synchronise with the streams that use the memory before the call. When the
+     * any host memory, but in one call all memory is host memory or none is (managed memory counts
+     * as either). Synchronize with the streams that use the memory before the call. When the
      * read has ended, every stream sees the bytes.
      */
     struct fstfs_device *device;
@@ -231,16 +233,18 @@ struct fstfs_read_options {
  * overlap in the file, not in memory. `options` may be NULL.
  *
  * All bytes are of the version that was opened. -ESTALE: a file was changed, replaced or removed
- * since. -EINVAL, -ENOTSUP: a request or the options are invalid, or memory is not the device's;
+ * since; but if the library has already read from a file that was then replaced or removed, it may
+ * continue to read its old version. -EINVAL, -ENOTSUP: a request or the options are invalid, or
+ * memory is not the device's;
  * nothing was read. -ECANCELED. -EIO and others: errors of the storage, or of the device's driver.
  * After a failure the content of the memory is undefined.
  */
 int fstfs_read(struct fstfs_checkpoint *checkpoint, struct fstfs_request *requests, size_t count,
                const struct fstfs_read_options *options);
 
-/* The same without waiting. `requests` and `options` may be freed when it returns, the memory only
- * when the read has ended. The read must be freed. Returns errors of the requests and -ENOMEM;
- * fstfs_wait() returns those of the storage. */
+/* Like fstfs_read(), but does not wait. `requests` and `options` may be freed when it returns, the
+ * memory only when the read has ended. The read must be freed. Returns errors of the requests, the
+ * options and the device, and -ENOMEM; fstfs_wait() returns those of the storage. */
 int fstfs_start(struct fstfs_checkpoint *checkpoint, struct fstfs_request *requests, size_t count,
                 const struct fstfs_read_options *options, struct fstfs_read **read);
 
@@ -262,13 +266,13 @@ void fstfs_read_free(struct fstfs_read *read);
 /*
  * Maps a tensor without a copy: `to` is the address of its `size` bytes in a read-only mapping of
  * its file, valid until the checkpoint is closed. With a device, the address is valid on the device
- * too; it must read host memory through the host's page tables and share it (as GB10 does). The
+ * too; the device must share the host's memory and use the host's page tables (as GB10 does). The
  * alignment is that of the file, mostly 8 bytes. The pages belong to the page cache: the first
  * access may wait for storage, and if the file is truncated, an access raises SIGBUS, or a fault of
  * the device. Map only files that do not change. The address of an empty tensor (size 0) is not
  * NULL and must not be read from.
  *
- * -ENOTSUP: the device cannot read it; see fstfs_error(). -ESTALE: the file is not the version that
+ * -ENOTSUP: the device cannot read mapped files. -ESTALE: the file is not the version that
  * was opened. -EINVAL: the tensor belongs to another checkpoint. Errors of mmap(2).
  */
 int fstfs_map(struct fstfs_checkpoint *checkpoint, const struct fstfs_tensor *tensor,

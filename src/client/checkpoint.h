@@ -7,8 +7,8 @@
  * atomic.
  *
  * Tensors may be described by the xattrs of a mount that another user controls. Only
- * checkpoint_add_tensor() validates them: every tensor of a checkpoint is within its file and has
- * the size of its shape and dtype.
+ * checkpoint_add_tensor() validates them: every tensor of a checkpoint is within its file and, if
+ * its dtype is known, has the size of its shape and dtype.
  */
 #ifndef FSTFS_CLIENT_CHECKPOINT_H
 #define FSTFS_CLIENT_CHECKPOINT_H

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,9 +18,10 @@ enum { TEXT_BYTES = 1024 };
 /* The text of a thread's last failure, allocated at the thread's first failure and freed when the
  * thread ends: it is too large for a THREAD_LOCAL variable. */
 static pthread_key_t text_key;
-static bool has_key;
+static atomic_bool has_key;
 
-/* Replaces the text if it could not be allocated: a static string. NULL: the text is valid. */
+/* A static string that replaces the text: "" before the first failure, or the message if memory is
+ * exhausted. NULL: the text is valid. */
 static THREAD_LOCAL const char *static_text = "";
 
 static void __attribute__((constructor)) text_key_create(void)
@@ -27,10 +29,11 @@ static void __attribute__((constructor)) text_key_create(void)
     has_key = pthread_key_create(&text_key, free) == 0;
 }
 
-/* When the library is unloaded, or the process exits: other threads may still fail. */
+/* Called when the library is unloaded or the process exits. Other threads may still call fail(). */
 static void __attribute__((destructor)) text_key_delete(void)
 {
-    if (has_key)
+    /* Another owner may create a key with the same index after the deletion. */
+    if (atomic_exchange(&has_key, false))
         pthread_key_delete(text_key);
 }
 

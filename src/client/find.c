@@ -32,21 +32,31 @@ find_directory(const char *path, struct found *found)
     return found->dir ? 0 : fail_no_memory();
 }
 
-/* Lists the stems of a directory's checkpoints, for a message. */
-static void
-name_groups(const struct listing *listing, char *out, size_t size)
+static bool
+group_is_candidate(struct source_dir *dir, const struct group *group,
+                   const struct container *container)
 {
+    return !group->shadowed && group->container == container && group_is_checkpoint(dir, group);
+}
+
+/* Lists the stems of a directory's checkpoints of a container, for a message. */
+static void
+name_groups(struct source_dir *dir, const struct listing *listing,
+            const struct container *container, char *out, size_t size)
+{
+    char stem[QUOTED_SIZE];
     size_t used = 0;
 
     out[0] = '\0';
     for (uint32_t i = 0; i < listing->group_count && used < size; i++)
-        if (!listing->groups[i].shadowed)
-            used += (size_t)snprintf(out + used, size - used, "%s%s", used ? ", " : "",
-                                     listing->groups[i].stem);
+        if (group_is_candidate(dir, &listing->groups[i], container))
+            used += (size_t)snprintf(
+                out + used, size - used, "%s%s", used ? ", " : "",
+                quoted(stem, listing->groups[i].stem, strlen(listing->groups[i].stem)));
 }
 
-/* The group with the stem "model", or the only group, of a container. `count`: the number of these.
- * NULL: there is none, or several. */
+/* The checkpoint of a container with the stem "model", else its only one. NULL: there is none
+ * (*count is 0), or there are several (*count is their number). */
 static const struct group *
 only_group(struct source_dir *dir, const struct listing *listing, const struct container *container,
            unsigned *count)
@@ -57,7 +67,7 @@ only_group(struct source_dir *dir, const struct listing *listing, const struct c
     for (uint32_t i = 0; i < listing->group_count; i++) {
         const struct group *group = &listing->groups[i];
 
-        if (group->shadowed || group->container != container || !group_is_checkpoint(dir, group))
+        if (!group_is_candidate(dir, group, container))
             continue;
         only = group;
         ++*count;
@@ -67,23 +77,26 @@ only_group(struct source_dir *dir, const struct listing *listing, const struct c
     return *count == 1 ? only : NULL;
 }
 
-/* Tries the containers in the order of container_all, and stops at the first that has a checkpoint:
- * optimizer.pt may be one, too. */
+/* Tries the containers in the order of container_all, and stops at the first that has a checkpoint,
+ * because files beside a checkpoint, such as optimizer.pt, may be checkpoints of another one. */
 static errint_t
 find_only_group(struct source_dir *dir, const struct listing *listing, const char *path,
                 const struct group **group)
 {
     char names[300];
+    const struct container *container = NULL;
     unsigned count = 0;
 
     *group = NULL;
-    for (size_t i = 0; count == 0 && container_all[i]; i++)
-        *group = only_group(dir, listing, container_all[i], &count);
+    for (size_t i = 0; count == 0 && container_all[i]; i++) {
+        container = container_all[i];
+        *group = only_group(dir, listing, container, &count);
+    }
     if (*group)
         return 0;
     if (count == 0)
         return fail(-ENOENT, "%s: no checkpoint in this directory", path);
-    name_groups(listing, names, sizeof(names));
+    name_groups(dir, listing, container, names, sizeof(names));
     return fail(-ENOTUNIQ, "%s: several checkpoints (%s); open one of their files", path, names);
 }
 
@@ -196,7 +209,7 @@ find_path(const char *path, struct found *found)
     return error;
 }
 
-/* Drops the checkpoint if it is not the version that the mount shows, and returns false. */
+/* Returns whether the checkpoint is the version that the mount shows. If not, drops it. */
 static bool
 found_version(struct found *found, uint64_t version)
 {

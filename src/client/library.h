@@ -17,7 +17,7 @@ struct fstfs {
     unsigned worker_count;
     unsigned generation; /* of the process that created it; see library_is_inherited() */
     bool no_source; /* fstfs_options */
-    atomic_uint_fast64_t own_bytes; /* read without the engine's buffers, which count theirs */
+    atomic_uint_fast64_t own_bytes; /* read without the engine's buffers; it counts the others */
     atomic_uint_fast64_t cufile_reads, cufile_bytes; /* read by cuFile, not by the engine */
     /* Held while a device is opened, cuFile is loaded or a file is registered with it, which may
      * take seconds. Not needed to read the list of devices. */

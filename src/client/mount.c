@@ -95,7 +95,8 @@ hex_digit(char c)
     return at ? (int)(at - digits) : -1;
 }
 
-/* The text of member `name`, or of member `hex`, in hexadecimal, if it is not UTF-8; malloc'ed. */
+/* The text of member `name`. If the text is not UTF-8, the mount reports it in hexadecimal in the
+ * member `hex` instead, and it is decoded. malloc'ed. */
 static errint_t
 name_member(const cJSON *object, const char *name, const char *hex, char **out)
 {

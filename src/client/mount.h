@@ -31,16 +31,16 @@ struct mount_origin {
     uint64_t version; /* checkpoint_version() */
     char **shards; /* file names in the directory, sorted, each once */
     uint32_t shard_count; /* 0: the mount does not name them */
-    char *unsound; /* why tensors are missing on the mount; NULL: none is */
+    char *unsound; /* why tensors are missing on the mount; NULL: none are missing */
 };
 
 /* -ENODATA: no such xattr; -EBADMSG: it cannot be parsed; -ENOMEM; errors of getxattr(2). On
- * success the caller frees extent->path, and calls mount_origin_free(). */
+ * success the caller frees extent->path or calls mount_origin_free(), respectively. */
 errint_t mount_read_extent(const char *path, struct mount_extent *extent);
 errint_t mount_read_origin(const char *path, struct mount_origin *origin);
 void mount_origin_free(struct mount_origin *origin);
 
-/* Any xattr. *value is malloc'ed and NUL-terminated; *length does not count the NUL. Errors as
+/* Reads any xattr. *value is malloc'ed and NUL-terminated; *length excludes the NUL. Errors as
  * above. */
 errint_t mount_read_xattr(const char *path, const char *name, char **value, size_t *length);
 

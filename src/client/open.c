@@ -259,8 +259,8 @@ open_source_directory(struct fstfs_checkpoint *checkpoint, const char *path)
     return error;
 }
 
-/* Adds a tensor file, stored in the source file (`below`) or the file on the mount. The latter may
- * have a header (.npy); the tensor is at its end. */
+/* Adds the tensor of a tensor file, read from the source file (with `below`) or from the file on
+ * the mount. The latter may have a header (.npy) before the tensor, which is at its end. */
 static errint_t
 open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
                      struct tensor_description *description, const struct mount_extent *extent,
@@ -301,7 +301,7 @@ open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool bel
     if (!error)
         error = mount_read_extent(path, &extent);
     if (error) {
-        fail(error, "%s: the xattrs of the mount: %s", path, strerror(-error));
+        fail(error, "%s: cannot read the xattrs of the mount: %s", path, strerror(-error));
     } else {
         description.name = tensor.name;
         description.name_length = tensor.name_length;
@@ -316,7 +316,7 @@ open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool bel
     return error;
 }
 
-/* A directory of tensors lacks those of refused shards. */
+/* Fails if the directory lacks tensors because shards were refused. */
 static errint_t
 check_directory_complete(const char *path)
 {
@@ -387,7 +387,8 @@ path_kind(const char *path)
     return KIND_FOUND;
 }
 
-/* `path` is absolute. With `below`, tensors are read from the source files of the mount. */
+/* `path` is absolute; for KIND_FOUND without `below` it may be relative. With `below`, tensors are
+ * read from the source files of the mount. */
 static errint_t
 open_fill(struct fstfs_checkpoint *checkpoint, const char *path, enum kind kind, bool below)
 {

@@ -21,20 +21,14 @@ plan_sort(struct read_plan *plan)
     qsort(plan->items, plan->count, sizeof(*plan->items), compare_items);
 }
 
-static bool
-is_same_tensor(const struct plan_item *a, const struct plan_item *b)
-{
-    return a->source == b->source && a->offset == b->offset;
-}
-
 static uint64_t
 plan_next_start(const struct plan_item *item)
 {
     return item->offset + strided_slice_range(&item->slice, item->next);
 }
 
-/* The item with the next range. Ranges of requests for the same tensor may interleave; those of
- * different tensors cannot. NULL: there are no more. */
+/* The item with the next range. Ranges of requests interleave if they are for the same tensor, or
+ * for tensors that overlap, as in a PyTorch file: a group of items. NULL: there are no more. */
 static struct plan_item *
 plan_next_item(struct read_plan *plan)
 {
@@ -42,11 +36,17 @@ plan_next_item(struct read_plan *plan)
 
     while (!best && plan->group < plan->count) {
         size_t i = plan->group;
+        uint64_t end = items[i].end;
 
-        for (; i < plan->count && is_same_tensor(&items[i], &items[plan->group]); i++)
+        for (; i < plan->count && items[i].source == items[plan->group].source &&
+               (i == plan->group || items[i].offset < end);
+             i++) {
+            if (items[i].end > end)
+                end = items[i].end;
             if (items[i].next < items[i].slice.range_count &&
                 (!best || plan_next_start(&items[i]) < plan_next_start(best)))
                 best = &items[i];
+        }
         if (!best)
             plan->group = i;
     }
@@ -59,7 +59,7 @@ plan_find_ranges(struct read_plan *plan)
 {
     struct plan_item *item;
 
-    while (plan->end - plan->start < plan->span_bytes + SPAN_SLACK &&
+    while (plan->end - plan->start <= plan->span_bytes + SPAN_SLACK &&
            (item = plan_next_item(plan))) {
         uint64_t start = plan_next_start(item);
         uint64_t end = start + item->slice.range;
@@ -101,14 +101,14 @@ plan_next_span(struct read_plan *plan, struct span *span)
     return true;
 }
 
-/* Whether no other item reads the same tensor. Tensors of a source never overlap. */
+/* Whether only the first item of the span may have bytes in it. */
 static bool
-is_alone(const struct read_plan *plan, size_t i)
+is_of_one_item(const struct read_plan *plan, const struct span *span)
 {
-    const struct plan_item *items = plan->items;
-
-    return !(i > 0 && is_same_tensor(&items[i - 1], &items[i])) &&
-           !(i + 1 < plan->count && is_same_tensor(&items[i + 1], &items[i]));
+    for (size_t i = span->first + 1; i < span->last; i++)
+        if (plan->items[i].end > span->start)
+            return false;
+    return true;
 }
 
 char *
@@ -120,7 +120,7 @@ span_memory(const struct read_plan *plan, const struct span *span)
 
     if (span->start < begin || span->end > item->end || item->slice.level_count > 0 ||
         span->start % BLOCK_SIZE != 0 || span->end % BLOCK_SIZE != 0 || to % BLOCK_SIZE != 0 ||
-        !is_alone(plan, span->first))
+        !is_of_one_item(plan, span))
         return NULL;
     return (char *)to;
 }

@@ -44,7 +44,7 @@ struct read_plan {
     struct tensor_source *source;
     uint64_t start, end;
     size_t low; /* the first item that may have bytes in [start, end) */
-    size_t group; /* the first item that may have more ranges */
+    size_t group; /* the first of the items that overlap and may have more ranges */
 };
 
 /* Sorts the items. Must be called once, after all are added. */
@@ -61,9 +61,9 @@ span_base(const struct span *span)
 }
 
 /*
- * The memory that the whole span can be read into without a copy. NULL: it must be copied. Needs a
- * span of whole blocks of one run of one item, and memory with the alignment of the file to
- * BLOCK_SIZE.
+ * The memory that the whole span can be read into without a copy. NULL: it must be copied. Not NULL
+ * only if the span is whole blocks of one run of one item, no other item has bytes in it, and the
+ * address and the offset in the file are equal modulo BLOCK_SIZE.
  */
 char *span_memory(const struct read_plan *plan, const struct span *span);
 

@@ -43,7 +43,8 @@ read_free(struct fstfs_read *read)
     free(read);
 }
 
-/* If another thread is in progress(), waits for it at the end of the read, else does nothing. */
+/* Calls progress(). If another thread is in it, waits for that thread at the end of the read, and
+ * otherwise skips this report. */
 static void
 read_report_progress(struct fstfs_read *read, bool at_end)
 {

@@ -189,8 +189,11 @@ int
 fstfs_request_size(const struct fstfs_request *request, uint64_t *size)
 {
     struct strided_slice slice;
-    errint_t error = strided_slice_make(request, &slice);
+    errint_t error;
 
+    if (!request->tensor)
+        return fail(-EINVAL, "the request has no tensor");
+    error = strided_slice_make(request, &slice);
     if (error)
         return error;
     *size = slice.size;

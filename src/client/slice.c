@@ -23,7 +23,8 @@ check_slices(const struct fstfs_tensor *tensor, const struct fstfs_slice *slices
     for (unsigned d = 0; d < tensor->rank; d++) {
         if (slices[d].start > slices[d].stop || slices[d].stop > tensor->shape[d])
             return fail(
-                -EINVAL, "%s: the slice %llu:%llu of dimension %u exceeds its %llu elements",
+                -EINVAL,
+                "%s: slice %llu:%llu of dimension %u is invalid (expected start <= stop <= %llu)",
                 tensor->name, (unsigned long long)slices[d].start,
                 (unsigned long long)slices[d].stop, d, (unsigned long long)tensor->shape[d]);
         if (slice_count(&slices[d]) == 0)
@@ -176,7 +177,8 @@ struct slice_copy {
     uint64_t copied;
 };
 
-/* Copies of the run at offset `at` of the tensor and packed offset `to`. */
+/* Copies those of `bytes` that are in the run at offset `at` of the tensor. `to` is the packed
+ * offset of the run. */
 static inline void
 slice_copy_run(struct slice_copy *copy, uint64_t at, uint64_t to)
 {
@@ -193,13 +195,14 @@ slice_copy_run(struct slice_copy *copy, uint64_t at, uint64_t to)
 static void
 slice_copy_level(struct slice_copy *copy, unsigned depth, uint64_t at, uint64_t to)
 {
-    const struct slice_level *level = &copy->slice->levels[depth];
+    const struct slice_level *level;
     uint64_t i = 0;
 
     if (depth == copy->slice->level_count) {
         slice_copy_run(copy, at, to);
         return;
     }
+    level = &copy->slice->levels[depth];
     if (at + level->span <= copy->from)
         i = (copy->from - at - level->span) / level->step + 1;
     for (; i < level->count && at + i * level->step < copy->end; i++) {

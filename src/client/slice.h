@@ -4,7 +4,8 @@
  * indexing. Maps the bytes of the slice to their offsets in the tensor. Pure functions.
  *
  * The bytes are runs that repeat at strides, in nested levels. A slice of columns has a run for
- * each row, but only copying takes time in proportion to the number of runs; nothing takes memory.
+ * each row. Only strided_slice_copy() takes time in proportion to the number of runs, and no
+ * function takes memory in proportion to it.
  *
  * A "packed" offset is an offset in the contiguous result, in row-major order.
  */

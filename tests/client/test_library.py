@@ -7,13 +7,12 @@ import errno
 import json
 import os
 import random
-import shutil
 import subprocess
 
 import numpy as np
 import oracle
 import pytest
-from conftest import BUILD, SLOW, as_user, eventually
+from conftest import BUILD, SLOW, as_user, eventually, preload
 from corpus import trees
 
 CLIENT = BUILD / "tests/client/client"
@@ -24,7 +23,7 @@ ENGINES = {"uring": (), "threads": ("-u",), "buffered": ("-d",), "little": ("-m"
 @pytest.fixture(scope="session", autouse=True)
 def built():
     if not CLIENT.exists():
-        pytest.fail(f"{CLIENT} is not there: build first, or set FSTFS_BUILD", pytrace=False)
+        pytest.fail(f"{CLIENT} does not exist: build first, or set FSTFS_BUILD", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -210,7 +209,7 @@ def view_paths(mount, c, recut):
     """(path, tensors) of all files and directories of a checkpoint in the views that can be opened."""
     paths = [(mount / f"{view}/{c.directory}/{c.stem}", c.tensors) for view in ("tensors", "npy")]
     if any(trees.DTYPE_BITS[t.dtype] < 8 for t in c.tensors):
-        paths.pop()  # npy/ has not all of them
+        paths.pop()  # npy/ lacks some of them
     merged = mount / f"merged/{c.directory}"
     paths += [(merged, c.tensors), (f"{merged}/{c.stem}.safetensors", c.tensors)]
     shards = mount / f"shards/{c.directory}"
@@ -311,7 +310,7 @@ def without(directory, other=None):
     if os.geteuid() != 0:
         pytest.skip("a mount namespace needs root")
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
-        pytest.skip("no mount namespace can be had here")
+        pytest.skip("cannot create a mount namespace")
     over = f"mount --bind '{other}' '{directory}'" if other else f"mount -t tmpfs none '{directory}'"
     return ["unshare", "-m", "sh", "-ec", f'{over}; exec "$@"', "sh"]
 
@@ -330,12 +329,7 @@ def test_inaccessible_source(mount, rich):
 
 def forged(**settings):
     """A command prefix: the program sees forged xattrs (tests/sandbox/forged.c)."""
-    library = BUILD / "tests/sandbox/forged.so"
-    if not library.exists():
-        pytest.skip("tests/sandbox/forged.so is not built")
-    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-    return ["env", f"LD_PRELOAD={library}", f"ASAN_OPTIONS={sanitizer}",
-            *(f"{name}={value}" for name, value in settings.items())]
+    return ["env", *(f"{name}={value}" for name, value in preload("forged", **settings).items())]
 
 
 @pytest.mark.parametrize("recut", (False, True))
@@ -533,11 +527,11 @@ def faulty(mount, place):
     faults = place / "faults"
     slow = mount(source.root, "-o", f"faults={faults}", binary=SLOWFS)
 
-    def tell(*rules):
+    def set_rules(*rules):
         faults.with_suffix(".new").write_text("".join(r + "\n" for r in rules))
         os.rename(faults.with_suffix(".new"), faults)
 
-    return slow / "m", source.checkpoints[0].tensors, tell
+    return slow / "m", source.checkpoints[0].tensors, set_rules
 
 
 SHARD = "m/model-00002-of-00002.safetensors"
@@ -545,12 +539,12 @@ SHARD = "m/model-00002-of-00002.safetensors"
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_storage_fails(faulty, engine):
-    path, tensors, tell = faulty
+    path, tensors, set_rules = faulty
     options = ENGINES[engine]
-    tell(f"read {SHARD} 3000000+1 error=EIO x2")
+    set_rules(f"read {SHARD} 3000000+1 error=EIO x2")
     forget(path)
     assert read(path, 4, *options) == b"".join(t.data for t in tensors)
-    tell(f"read {SHARD} 3000000+1 error=EIO")
+    set_rules(f"read {SHARD} 3000000+1 error=EIO")
     forget(path)
     with pytest.raises(Refused) as refused:
         read(path, 4, *options)
@@ -592,6 +586,7 @@ def test_refused(place):
 
     source.add("several", "a", tensors)
     source.add("several", "b", tensors)
+    (place / "several/optimizer.pt").write_bytes(b"not a checkpoint")
     number, text = refused(place / "several")
     assert number == errno.ENOTUNIQ and "(a, b)" in text
     source.add("several", "model", tensors[:2])

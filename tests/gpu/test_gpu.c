@@ -108,7 +108,7 @@ START_TEST(pageable)
             doubles.double_cuda_fail(calls[i], call, INJECTED);
             check_all(device_memory);
             ck_assert_str_eq(status("backend"), "pageable");
-            check_status("ring", strstr(calls[i], "Query") ? "cuEventSynchronize" : calls[i]);
+            check_status("ring", calls[i]);
             check_all(device_memory);
             finish();
         }
@@ -343,7 +343,7 @@ START_TEST(cufile_fails_in_flight)
     }
     begin_direct(SMALL_BUDGET);
     doubles.double_cufile_shorten(4096);
-    check_not_direct("cuFileRead: 4096 bytes came of ");
+    check_not_direct("cuFileRead: found 4096 bytes, expected ");
 }
 END_TEST
 
@@ -412,9 +412,34 @@ START_TEST(unified)
     ck_assert_uint_eq(doubles.double_cuda_calls("cuMemHostRegister_v2"), 0);
     check_all(device_memory);
     ck_assert_str_eq(status("backend"), "ring");
-    check_status("unified", "the device's alone");
+    check_status("unified", "the destination is device memory");
     check_all(managed_memory);
     ck_assert_str_eq(status("backend"), "unified");
+    finish();
+}
+END_TEST
+
+/* Even if the device accepts both kinds of memory, one call takes only one of them. */
+START_TEST(mixed_memory)
+{
+    struct fstfs_request requests[2];
+    struct fstfs_read_options options = {0};
+
+    begin("gb10", 0);
+    options.device = device;
+    for (unsigned i = 0; i < 2; i++) {
+        requests[i] = (struct fstfs_request){.tensor = fstfs_find(checkpoint, tensors[i].name)};
+        requests[i].to = i ? malloc(tensors[i].size) : device_memory(tensors[i].size);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        struct fstfs_request swapped[] = {requests[i], requests[1 - i]};
+
+        ck_assert_int_eq(fstfs_read(checkpoint, swapped, 2, &options), -EINVAL);
+        ck_assert_str_eq(fstfs_error(), "cuda:0: a call reads into device memory or host memory, "
+                                        "not into both");
+    }
+    free_memory(requests[0].to);
+    free(requests[1].to);
     finish();
 }
 END_TEST
@@ -571,7 +596,7 @@ START_TEST(wrong_memory)
     options.device = device;
     request = (struct fstfs_request){.tensor = fstfs_tensor(checkpoint, 0), .to = malloc(1)};
     ck_assert_int_eq(fstfs_read(checkpoint, &request, 1, &options), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(fstfs_error(), "is not that of cuda:0"));
+    ck_assert_ptr_nonnull(strstr(fstfs_error(), "is not memory of cuda:0"));
     free(request.to);
     ck_assert_int_eq(fstfs_device(fstfs, "cuda:1", &other), 0);
     ck_assert_int_eq(cuda.cuDevicePrimaryCtxRetain(&context, 1), 0);
@@ -695,6 +720,7 @@ suite(void)
     tcase_add_test(c, cufile_in_use);
     tcase_add_test(c, direct_by_two_devices);
     tcase_add_test(c, unified);
+    tcase_add_test(c, mixed_memory);
     tcase_add_test(c, memory_that_the_kernel_cannot_write);
     tcase_add_test(c, mapped);
     tcase_add_test(c, strided_slices);

@@ -93,6 +93,14 @@ def test_mount_point(models, place):
     assert os.listdir(place / "mnt") == [] and (place / "link").is_symlink()
 
 
+def test_parent_of_a_link(models, place, monkeypatch):
+    """".." after a symbolic link is the parent of the link's target."""
+    (place / "link").symlink_to(models / "llama")
+    monkeypatch.chdir(place)
+    with fstfs.mount("link/..") as mount:
+        assert mount.status()["source"] == os.fspath(models)
+
+
 def test_options(models):
     """Each option of the program has a parameter, except those that control the process.
     --passthrough=on works only as root, with some kernels."""
@@ -241,10 +249,11 @@ def test_another_mount_on_it_or_inside_it(mounted, inside):
     before = mounted_at(mounted.path)
     with pytest.raises(OSError, match="Another file system is mounted on it or inside it"):
         mounted.unmount()
+    assert repr(mounted) == f"<fstfs.Mount {mounted.path}>"
     assert len(before) == 2 and mounted_at(mounted.path) == before
     subprocess.run(["umount", path], check=True)
     mounted.unmount()
-    assert not mounted_at(mounted.path)
+    assert not mounted_at(mounted.path) and repr(mounted).endswith(", unmounted>")
 
 
 def test_moved_mount(mounted, place):

@@ -141,6 +141,14 @@ def test_names_and_metadata(path, place):
             assert file.offset_keys() == want.offset_keys() == list(some)
 
 
+def test_length_of_a_header(place):
+    """A file whose first bytes are not a valid length, such as a large GGUF file, is not read."""
+    header = importlib.import_module("fstfs._checkpoint")._read_header
+    for length, expected in ((100_000_000, {"a": 1}), (100_000_001, {})):
+        (place / "long").write_bytes(length.to_bytes(8, "little") + b'{"a":1}'.ljust(length))
+        assert header(place / "long") == expected
+
+
 def test_strange_names(place):
     tensors = {name: ("U8", (1,), bytes([i])) for i, name in
                enumerate(("", "a\0b", "a", "é", "\U0001f600", "a\nb"))}
@@ -294,6 +302,22 @@ def test_fork(path):
     os.utime(path, ns=(0, 0))
     with pytest.raises(OSError, match="changed or replaced"):
         child(file.keys)
+
+
+def test_parent_of_a_link(path, place, monkeypatch):
+    """".." after a symbolic link is the parent of the link's target, also in a child process."""
+    (place / "a/b").mkdir(parents=True)
+    (place / "link").symlink_to("a/b")
+    want = {"x": ("U8", (1,), b"1"), "w": ("U8", (0,), b"")}
+    files.write(place / "a/m", want, {"k": "v"})
+    files.write(place / "m", {"y": ("U8", (1,), b"2")})
+    monkeypatch.chdir(place)
+    with fstfs.safe_open("link/../m", "np") as file:
+        assert file.offset_keys() == list(want) and file.metadata() == {"k": "v"}
+        assert child(lambda: file.get_tensor("x").tobytes() == b"1")
+    files.write(place / "a/m", want, {})
+    with fstfs.safe_open("link/../m", "np") as file:
+        assert file.metadata() == {}
 
 
 def used():

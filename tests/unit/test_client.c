@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions of fstfs.h: synchronous, polled, cancelled and invalid reads, files that change,
+/* The functions of fstfs.h: synchronous, polled, canceled and invalid reads, files that change,
  * many threads on one checkpoint. tests/client reads tensors of all shapes. */
 #include "expect.h"
 #include "fstfs.h"
@@ -201,7 +201,10 @@ START_TEST(wrong_requests)
 {
     struct fstfs_tensor other = *fstfs_tensor(checkpoint, 0);
     struct fstfs_request requests[] = {{.tensor = fstfs_tensor(checkpoint, 0)}, {.tensor = NULL}};
+    uint64_t size;
 
+    ck_assert_int_eq(fstfs_request_size(&requests[1], &size), -EINVAL);
+    ck_assert_str_eq(fstfs_error(), "the request has no tensor");
     ck_assert_int_eq(fstfs_read(checkpoint, requests, 1, NULL), -EINVAL);
     ck_assert_ptr_nonnull(strstr(fstfs_error(), "no memory for t00"));
     requests[0].to = malloc(SIZE);

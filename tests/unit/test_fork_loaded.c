@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A child of fork() uses the library, which the program has loaded with dlopen(), as Python does.
- * The free() of this program forks after it has freed: the child then finds each pointer to the
- * memory that its parent had yet to clear.
+ * The free() of this program forks after it has freed: the child then finds each pointer to freed
+ * memory that its parent has not cleared yet.
  */
 #include "fork_child.h"
 #include "fstfs.h"

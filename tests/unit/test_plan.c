@@ -32,17 +32,20 @@ static struct wanted wanteds[MOST_ITEMS];
 static size_t wanted_count;
 static uint64_t copied, in_memory; /* bytes */
 
-/* A file of tensors, with gaps between some of them, and its bytes. */
+/* A file of tensors, with gaps between some of them, and its bytes. In a PyTorch file tensors may
+ * overlap. */
 static void
-make_file(uint64_t most_rows)
+make_file(uint64_t most_rows, bool overlap)
 {
-    uint64_t end = 8 * random_below(10000);
+    uint64_t end = 8 * random_below(10000), size = 0;
 
     for (int i = 0; i < TENSORS; i++) {
         shapes[i][0] = 1 + random_below(most_rows);
         shapes[i][1] = COLUMNS;
         if (random_below(4) == 0)
             end += random_below(3) * BLOCK_SIZE;
+        if (overlap && i > 0 && random_below(2))
+            end = tensors[i - 1].offset + random_below(tensors[i - 1].size);
         tensors[i] = (struct fstfs_tensor){.name = "t",
                                            .dtype = "U8",
                                            .bits = 8,
@@ -51,10 +54,12 @@ make_file(uint64_t most_rows)
                                            .size = shapes[i][0] * COLUMNS,
                                            .offset = end};
         end += tensors[i].size;
+        if (size < end)
+            size = end;
     }
-    file = malloc(end);
+    file = malloc(size);
     ck_assert_ptr_nonnull(file);
-    for (uint64_t i = 0; i < end; i++)
+    for (uint64_t i = 0; i < size; i++)
         file[i] = (char)((i * 2654435761u) >> 13);
 }
 
@@ -164,7 +169,7 @@ START_TEST(any_items)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         random_state = round;
-        make_file(random_below(2) ? 200 : MOST_ROWS);
+        make_file(random_below(2) ? 200 : MOST_ROWS, random_below(2));
         plan.items = calloc(MOST_ITEMS, sizeof(*plan.items));
         for (uint64_t count = 1 + random_below(MOST_ITEMS); wanted_count < count;)
             add_wanted(&tensors[random_below(TENSORS)]);
@@ -180,7 +185,7 @@ START_TEST(large_tensor)
     struct wanted *w = &wanteds[0];
 
     for (random_state = 1;; random_state++) {
-        make_file(MOST_ROWS);
+        make_file(MOST_ROWS, false);
         plan.items = calloc(MOST_ITEMS, sizeof(*plan.items));
         add_wanted(&tensors[TENSORS / 2]);
         if (!w->request.slices && w->size > (uint64_t)5 * WINDOW / 2 &&
@@ -195,6 +200,32 @@ START_TEST(large_tensor)
 }
 END_TEST
 
+/* Two requests for one tensor that fills spans up to their limit: its bytes are read once. */
+START_TEST(limit_of_a_span)
+{
+    for (uint64_t spans = 1; spans < 4; spans++) {
+        uint64_t size = spans * WINDOW + SPAN_SLACK, done = 0;
+        uint64_t shape[1] = {size};
+        const struct fstfs_tensor tensor = {
+            .name = "t", .dtype = "U8", .bits = 8, .rank = 1, .shape = shape, .size = size};
+        struct fstfs_request request = {.tensor = &tensor};
+        struct plan_item items[2] = {{.source = &source, .end = size},
+                                     {.source = &source, .end = size}};
+        struct read_plan twice = {.items = items, .count = 2, .span_bytes = WINDOW};
+        struct span span;
+
+        for (int i = 0; i < 2; i++)
+            ck_assert_int_eq(strided_slice_make(&request, &items[i].slice), 0);
+        plan_sort(&twice);
+        while (plan_next_span(&twice, &span)) {
+            ck_assert_uint_eq(span.start, done);
+            done = span.end;
+        }
+        ck_assert_uint_eq(done, size);
+    }
+}
+END_TEST
+
 static Suite *
 suite(void)
 {
@@ -204,6 +235,7 @@ suite(void)
     tcase_set_timeout(c, 120);
     tcase_add_test(c, any_items);
     tcase_add_test(c, large_tensor);
+    tcase_add_test(c, limit_of_a_span);
     suite_add_tcase(s, c);
     return s;
 }

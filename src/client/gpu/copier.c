@@ -206,7 +206,7 @@ copier_start_slot(struct copier *copier, struct gpu_slot *slot)
     }
 }
 
-/* Completes the oldest slot in the stream. False, only without `wait`: its copies are not done. */
+/* Completes the oldest slot in the stream. False: its copies are not done (only without `wait`). */
 static bool
 copier_end_slot(struct copier *copier, bool wait)
 {
@@ -219,7 +219,7 @@ copier_end_slot(struct copier *copier, bool wait)
     if (result == CUDA_ERROR_NOT_READY)
         return false;
     fifo_take(&copier->copying);
-    if (cuda_check(cuda, result, "cuEventSynchronize", &reason) < 0)
+    if (cuda_check(cuda, result, wait ? "cuEventSynchronize" : "cuEventQuery", &reason) < 0)
         copier_leave_stream(copier, slot, &reason);
     else
         copier_done(copier, slot, slot->ring->in_device ? GPU_CUFILE : GPU_RING);

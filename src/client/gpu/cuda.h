@@ -93,7 +93,7 @@ struct cuda {
  * or it does not work. */
 errint_t cuda_load(struct cuda *cuda, struct reason *reason);
 
-/* 0, or -EIO with a reason such as "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY". */
+/* 0, or -EIO with a reason such as "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)". */
 errint_t cuda_check(const struct cuda *cuda, CUresult result, const char *function,
                     struct reason *reason);
 

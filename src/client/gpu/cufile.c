@@ -30,7 +30,7 @@ cufile_check(CUfileError_t result, const char *function, struct reason *reason)
 {
     if (result.err == 0)
         return 0;
-    return reason_set(reason, -EIO, "Device", "%s: error %d (of CUDA: %d)", function,
+    return reason_set(reason, -EIO, "Device", "%s: error %d (CUDA error %d)", function,
                       (int)result.err, (int)result.cu_err);
 }
 
@@ -44,7 +44,7 @@ check_system(struct reason *reason)
     if (access("/run/udev", X_OK) < 0)
         return reason_set(reason, -ENOTSUP, "Device", "there is no /run/udev");
     if (uname(&name) == 0 && strcasestr(name.release, "microsoft"))
-        return reason_set(reason, -ENOTSUP, "Device", "the kernel is that of WSL");
+        return reason_set(reason, -ENOTSUP, "Device", "the kernel is WSL's");
     return 0;
 }
 
@@ -74,11 +74,11 @@ check_driver(const struct cufile *cufile, struct reason *reason)
     if (properties.nvfs.major_version == 0 && properties.nvfs.minor_version == 0 &&
         !(properties.fflags & 1u << CUFILE_P2P))
         return reason_set(reason, -ENOTSUP, "Device",
-                          "nvidia-fs is not loaded, and PCI peer-to-peer is not on");
+                          "nvidia-fs is not loaded, and PCI peer-to-peer is not enabled");
     if (properties.nvfs.dcontrolflags & 1u << CU_FILE_ALLOW_COMPAT_MODE)
         return reason_set(reason, -ENOTSUP, "Device",
-                          "cuFile may read by way of the host (CUFILE_ALLOW_COMPAT_MODE=false "
-                          "forbids it)");
+                          "cuFile may read through the host; set CUFILE_ALLOW_COMPAT_MODE=false to "
+                          "disable that");
     return 0;
 }
 
@@ -122,7 +122,7 @@ check_file_system(int fd, struct reason *reason)
         return 0;
     default:
         return reason_set(reason, -ENOTSUP, "Device",
-                          "the file system (type 0x%x) has no direct way to a device",
+                          "the file system (type 0x%x) does not support GPUDirect Storage",
                           (unsigned)fs.f_type);
     }
 }
@@ -151,7 +151,7 @@ cufile_open(const struct cufile *cufile, struct backing *backing, struct cufile_
     if (!file)
         return reason_set(reason, -ENOMEM, "Device", "out of memory");
     *file = (struct cufile_file){.cufile = cufile, .fd = descriptors_fresh(backing)};
-    error = file->fd < 0 ? reason_set(reason, file->fd, "Device", "it cannot be opened: %s",
+    error = file->fd < 0 ? reason_set(reason, file->fd, "Device", "the file cannot be opened: %s",
                                       strerror(-file->fd))
                          : register_file(file, reason);
     if (error) {
@@ -188,6 +188,7 @@ cufile_read(const struct cufile_file *file, struct backing *backing, CUdeviceptr
     if (got < 0)
         return reason_set(reason, -EIO, "Device", "cuFileRead: error %zd", -got);
     if ((size_t)got < valid)
-        return reason_set(reason, -EIO, "Device", "cuFileRead: %zd bytes came of %zu", got, valid);
+        return reason_set(reason, -EIO, "Device", "cuFileRead: found %zd bytes, expected %zu", got,
+                          valid);
     return descriptors_verify(backing, file->fd);
 }

@@ -99,7 +99,7 @@ errint_t cufile_read(const struct cufile_file *file, struct backing *backing, CU
                      size_t memory_offset, uint64_t offset, size_t length, size_t valid,
                      struct reason *reason);
 
-/* 0, or -EIO with a reason such as "cuFileBufRegister: error 5036". */
+/* 0, or -EIO with a reason such as "cuFileBufRegister: error 5036 (CUDA error 0)". */
 errint_t cufile_check(CUfileError_t result, const char *function, struct reason *reason);
 
 #endif

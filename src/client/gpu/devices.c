@@ -225,9 +225,12 @@ device_check_memory(struct fstfs_device *device, struct fstfs_read *read, bool *
 
         hosts += memory == MEMORY_HOST;
         devices += memory == MEMORY_DEVICE;
-        if (memory == MEMORY_ELSEWHERE || (hosts > 0 && devices > 0) ||
-            (memory == MEMORY_HOST && !device->reads_host_pages))
-            return fail(-EINVAL, "the memory at %p is not that of cuda:%d", (void *)item->to,
+        if (memory == MEMORY_ELSEWHERE || (memory == MEMORY_HOST && !device->reads_host_pages))
+            return fail(-EINVAL, "the memory at %p is not memory of cuda:%d", (void *)item->to,
+                        device->ordinal);
+        if (hosts > 0 && devices > 0)
+            return fail(-EINVAL,
+                        "cuda:%d: a call reads into device memory or host memory, not into both",
                         device->ordinal);
         item_find_room(device, item);
     }
@@ -289,7 +292,7 @@ device_prepare_sources(struct fstfs_device *device, const struct fstfs_read *rea
             fallback_used(&device->fallback, number, GPU_UNIFIED);
         else if (device->reads_host_pages)
             fallback_disable(&device->fallback, number, GPU_UNIFIED,
-                             "the memory to read into is the device's alone");
+                             "the destination is device memory");
         if (!is_host)
             device_register_file(device, source);
     }

@@ -11,9 +11,10 @@
 struct fstfs_read;
 
 /*
- * Prepares a read into the device; its plan is sorted. Sets the `room` of each item, and creates
- * the pipeline if it is needed. Sets *is_host if the host can write to all of the memory; then the
- * read is done like one into host memory. -EINVAL: memory that the device cannot access. Errors
+ * Prepares a read into the device. Its plan must be sorted. Sets the `room` of each item, and
+ * creates the pipeline if it is needed. Sets *is_host to whether the device shares the host's
+ * memory and the host can write to all memory of the requests; then the read is done like one into
+ * host memory. -EINVAL: memory that is not the device's, or both host and device memory. Errors
  * with fail().
  */
 errint_t device_prepare(struct fstfs_device *device, struct fstfs_read *read, bool *is_host);

@@ -116,7 +116,7 @@ fallback_storage_status(const struct fallback_chain *chain, const struct fallbac
         if (!*why)
             why = chain->why_not[backend].text;
         if (!*why)
-            why = "enabled, but not for what was read last"; /* strided slices, by cuFile */
+            why = "enabled, but not used for the last read"; /* cuFile: a strided slice */
         buffer_add_char(out, ',');
         fallback_add_member(out, names[backend], why);
     }

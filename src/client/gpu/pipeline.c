@@ -272,9 +272,10 @@ pipeline_start_cufile(struct pipeline *pipeline, struct reason *reason)
     if (error)
         return error;
     if (!fallback_is_enabled(&pipeline->device->fallback, ALL_STORAGE, GPU_RING))
-        return reason_set(reason, -EIO, "Device", "there is no stream to copy by");
+        return reason_set(reason, -EIO, "Device",
+                          "the backend ring, whose stream it copies with, is disabled");
     if (workers_new(RING_DEVICE_SLOTS, &pipeline->readers) < 0)
-        return reason_set(reason, -EAGAIN, "Device", "there are no threads for it");
+        return reason_set(reason, -EAGAIN, "Device", "its threads cannot be created");
     error = gpu_ring_make_device(&direct->ring, pipeline->device, pipeline->span_bytes,
                                  &pipeline->cufile, reason);
     if (!error && filler_start(direct) < 0)

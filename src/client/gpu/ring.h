@@ -65,8 +65,9 @@ slot_event(const struct gpu_slot *slot)
     return slot->ring->events[slot->batch.index];
 }
 
-/* `memory`: limit for the bytes of all slots, but there are at least RING_SLOTS_LEAST. -ENOMEM. If
- * memory cannot be pinned or events cannot be created, disables GPU_RING. */
+/* `memory`: limit for the bytes of the slots without the scratch slots; there are at least
+ * RING_SLOTS_LEAST. -ENOMEM. If memory cannot be pinned or events cannot be created, disables
+ * GPU_RING. */
 errint_t gpu_ring_make_host(struct gpu_ring *ring, struct fstfs_device *device, uint64_t span_bytes,
                             uint64_t memory);
 

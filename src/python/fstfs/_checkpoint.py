@@ -19,7 +19,14 @@ from ._slices import by_safetensors, by_torch
 # Host memory, in bytes, that is filled before the tensors in it are copied to a device with .to().
 # A larger tensor is read and copied alone.
 BATCH_BYTES = 256 << 20
+MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors
 BACKENDS = ("mmap", "pread")
+
+
+def _absolute_path(path):
+    """Returns the absolute path of the same file. os.path.abspath() removes "..", which names
+    another directory after a symbolic link."""
+    return os.path.join(os.getcwd(), path) if ".." in path.split("/") else os.path.abspath(path)
 
 
 def _read_header(path):
@@ -28,7 +35,7 @@ def _read_header(path):
     try:
         with open(path, "rb") as file:
             length, = struct.unpack("<Q", file.read(8))
-            if length > os.fstat(file.fileno()).st_size:
+            if length > min(MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size):
                 return {}
             header = json.loads(file.read(length))
             return header if isinstance(header, dict) else {}
@@ -47,7 +54,7 @@ class Source:
             raise TypeError("argument 'filename': expected str, bytes or os.PathLike object, not "
                             f"{type(path).__name__}")
         self.shown = os.fspath(path)
-        self.path = os.path.abspath(self.shown)
+        self.path = _absolute_path(self.shown)
         self.framework = _frameworks.framework(framework)
         self.target = _frameworks.device(device)
         self.device = _frameworks.memory_device(self.framework, self.target)
@@ -204,7 +211,7 @@ class Source:
 
 
 def _can_read_slices(info, slices):
-    """Returns whether the library can read these slices. It cannot read parts of quantised blocks,
+    """Returns whether the library can read these slices. It cannot read parts of quantized blocks,
     or F4 with a step (elements of half a byte)."""
     return info.dtype not in _frameworks.QUANTISED_BLOCKS and \
         (info.dtype != "F4" or slices[-1][2] == 1)
@@ -227,9 +234,9 @@ class safe_open:
     """Opens a safetensors file for reading single tensors and slices, like safetensors.safe_open.
 
     filename: a path that fstfs_open() accepts: a file, an index, a directory, a path on a mount.
-    PyTorch and GGUF files are accepted, too. A quantised GGUF tensor is an array of uint8 whose
-    last dimension is the size of a row in bytes; metadata() of a GGUF file returns its key-values,
-    numbers and arrays as JSON.
+    PyTorch and GGUF files are accepted, too. A quantized GGUF tensor is an array of uint8 whose
+    last dimension is the size of a row in bytes; metadata() of a GGUF file returns its key-value
+    pairs, with numbers and arrays as JSON.
     framework: "pt", "np", "flax", "tf", "mlx", "paddle", or another of safetensors' names for them.
     device: where to create the tensors; only torch and paddle accept anything but "cpu".
     backend: "mmap" maps files that are in the page cache, copy-on-write, and reads others into new
@@ -270,7 +277,8 @@ class safe_open:
         source, opened = self._open()
         infos = opened.infos()
         if len({info.file for info in infos} - {os.fsencode(source.path)}) > 0:
-            # The tensors are stored in other files. The header of the opened file has their order.
+            # The tensors are stored in other files, or the path contains symbolic links. The header
+            # of the opened file has their order.
             header = _read_header(source.path)
             if all(info.name in header for info in infos):
                 return sorted((info.name for info in infos),
@@ -289,8 +297,9 @@ class safe_open:
         """Returns the tensor with this name, with the dtype and shape of the header. The last
         dimension of an F4 tensor is halved, because two elements share a byte.
 
-        Raises SafetensorError if there is no such tensor or the framework does not have its dtype,
-        and OSError if reading fails (ESTALE: the file has changed). If memory is exhausted, raises
+        Raises SafetensorError if there is no such tensor or the framework does not have its dtype
+        (AttributeError if only later versions of torch have it), and OSError if reading fails
+        (ESTALE: the file has changed). If memory is exhausted, raises
         MemoryError, or what the framework raises: torch raises RuntimeError.
         """
         source, opened = self._open()
@@ -310,7 +319,8 @@ class safe_open:
 
 
 class SafeSlice:
-    """A tensor that is read when it is indexed: of a strided slice, only the selected bytes."""
+    """A tensor that is read when it is indexed. If the index is a strided slice, only the selected
+    bytes are read."""
 
     def __init__(self, source: Source, info: Info) -> None:
         self._source = source
@@ -327,8 +337,8 @@ class SafeSlice:
     def __getitem__(self, index: Any) -> Any:
         """Returns the part of the tensor that an index selects: integers, slices (start, stop and
         step in elements) and an ellipsis; for torch, any index of torch. The whole tensor is read
-        if the index is not a strided slice (a list, a mask, a tensor, None) or the tensor is a
-        quantised one of a GGUF file.
+        if the index is not a strided slice (a list, a mask, a tensor, None), the tensor is a
+        quantized one of a GGUF file, or the index of an F4 tensor has a step.
 
         Raises SafetensorError or IndexError for an invalid index, and what get_tensor() raises.
         """

@@ -2,7 +2,7 @@
 """The frameworks: each allocates memory for tensors and converts it to tensors of its own type.
 
 A framework has these methods:
-    prepare(info)                 returns (dtype, shape) for empty(); SafetensorError: no such dtype
+    prepare(info)                 returns (dtype, shape) for empty(); raises if it has no such dtype
     empty(dtype, shape, offset)   allocates memory to read into; `offset` is that of the tensor in
                                   its file
     address(memory)               returns the address of that memory
@@ -33,7 +33,7 @@ DTYPE_NAMES = {
     "U8": "uint8", "BOOL": "bool", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2"}
-# Elements and bytes per block of the quantised types of GGUF. Such a tensor is an array of uint8
+# Elements and bytes per block of the quantized types of GGUF. Such a tensor is an array of uint8
 # whose last dimension is the size of a row in bytes, as in the package gguf.
 QUANTISED_BLOCKS = {
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
@@ -62,7 +62,7 @@ def _aligned_start(offset, address, size, dtype):
 
 def packed_shape(info):
     """Returns the shape of the array in memory. Two elements of F4 share a byte, so the last
-    dimension is halved. The last dimension of a quantised tensor is the size of a row in bytes."""
+    dimension is halved. The last dimension of a quantized tensor is the size of a row in bytes."""
     if info.dtype in QUANTISED_BLOCKS:
         elements, size = QUANTISED_BLOCKS[info.dtype]
         shape = [*info.shape[:-1], info.shape[-1] // elements * size] if info.shape else []

@@ -119,8 +119,9 @@ class Pointer(ctypes.c_void_p):
 
 
 class _Finalizer(weakref.ref):
-    """A weak reference whose callback is a function of the library. It is passed as an additional
-    argument, NULL, which the function ignores."""
+    """A weak reference whose callback is a function of the library. The interpreter passes the
+    reference to the callback; it is converted to an additional argument, NULL, which the function
+    ignores."""
 
     __slots__ = ()
     _as_parameter_ = None
@@ -138,8 +139,8 @@ def own(owner, free, *used):
     references to `used` dropped.
 
     KeyboardInterrupt can be raised between any two bytecodes, also in `finally` and __del__().
-    Ownership therefore executes none: the library stores the pointer, and the interpreter calls
-    `free`, a function of the library, from the weak reference."""
+    So no bytecode runs when ownership begins or ends: the library stores the pointer, and the
+    weak reference calls `free`, a function of the library."""
     pointer = Pointer()
     pointer.used = used
     _finalizers[id(owner)] = _Finalizer(owner, functools.partial(free, pointer))
@@ -325,8 +326,8 @@ class Opened:
         address: memory for the packed bytes, on `device` if that is not None, else on the host.
         `memory` is a list of the objects that own it. They stay alive while the library uses it.
 
-        Raises as fail() does. During a read of SHORT_READ_BYTES or more signal handlers run, and an
-        exception in one of them cancels the read."""
+        Raises as fail() does. If the tensors have SHORT_READ_BYTES or more, signal handlers run
+        during the read, and an exception in one of them cancels it."""
         if sum(info.size for info, *_ in wanted) < SHORT_READ_BYTES:
             requests, options = _requests(wanted, device)
             error = lib.fstfs_read(self.pointer, requests, len(wanted), options)

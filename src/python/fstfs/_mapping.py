@@ -22,7 +22,7 @@ class MappedFile:
     def is_cached(self, start, end):
         """Returns whether the bytes [start, end) seem to be in the page cache: probes single bytes
         without reading from storage. Keeps no file open, because a checkpoint can have a thousand
-        of them."""
+        files."""
         if NOWAIT is None:
             return False
         step = max(PROBE_STEP_MIN, (end - start) // PROBES_MAX)
@@ -46,7 +46,7 @@ class MappedFile:
                 return False
             if self.identity != opened.identity:
                 if not info.bits:
-                    return False  # a quantised type of GGUF: single elements cannot be read
+                    return False  # a quantized type of GGUF: single elements cannot be read
                 # Compare versions: the read fails if the file is not the version that the library
                 # opened.
                 element = ctypes.create_string_buffer(info.bits // 8)

@@ -64,12 +64,13 @@ class Mount:
     def __init__(self, source: str | os.PathLike[str], mountpoint: str | os.PathLike[str] | None,
                  view: str | None, options: dict[str, int | str | None]) -> None:
         for name, path in (("source", source), ("mountpoint", mountpoint)):
-            if path is not None and not os.fspath(path):  # os.path takes it for the working directory
+            # An empty path would become the working directory.
+            if path is not None and not os.fspath(path):
                 raise ValueError(f"fstfs: {name}: expected a directory, found an empty path")
         self.view = view
         self._process = os.getpid()
         self._is_temporary = mountpoint is None
-        # The name is known before the directory exists, so that it can be removed at any time.
+        # Chosen before the directory exists, so that _end() can remove the directory at any time.
         self.path = os.path.realpath(mountpoint) if mountpoint is not None else \
             os.path.join(tempfile.gettempdir(), f"fstfs-{secrets.token_hex(8)}")
         self._lock = threading.Lock()  # guards all below; not taken where it can be interrupted
@@ -79,7 +80,7 @@ class Mount:
         self._warnings: list[str] = []
         # --pid ends the daemon if this process is killed.
         self._arguments = [f"--pid={self._process}", *_arguments({"view": view, **options}), "--",
-                     os.path.abspath(source), self.path]
+                     os.path.realpath(source), self.path]
         atexit.register(self._end)
 
     def _start(self) -> None:
@@ -110,11 +111,11 @@ class Mount:
         if os.getpid() != self._process:
             return
         with self._lock:
-            self._has_ended = True
             if self._mount is not None:
                 self._mount.detach()
                 self._mount.close()
                 self._mount = None
+            self._has_ended = True
             if self._has_directory:
                 with contextlib.suppress(FileNotFoundError):
                     os.rmdir(self.path)

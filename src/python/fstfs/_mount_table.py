@@ -83,8 +83,8 @@ class OwnMount:
         self._identity = mount.identity
 
     def watch(self, pid: int) -> None:
-        """Makes detach() certain of the mount, whose daemon has this process ID, even if its
-        numbers are reused after an unmount. Raises OSError."""
+        """Lets detach() identify the mount even if its mount ID and device number are reused after
+        an unmount. `pid` is the process ID of its daemon. Raises OSError."""
         self._daemon = _libc.syscall(SYS_PIDFD_OPEN, pid, 0)
         if self._daemon < 0:
             error = ctypes.get_errno()
@@ -121,8 +121,8 @@ class OwnMount:
 
 
 def _is_dead(fd: int) -> bool:
-    """Returns whether a mount has lost its daemon. Uses statfs(2), because
-    stat(2) may return cached attributes."""
+    """Returns whether the daemon of a mount has exited. Uses statfs(2), because stat(2) may return
+    cached attributes."""
     try:
         os.statvfs(fd)
     except OSError as error:

@@ -121,8 +121,8 @@ def _count_pages(path: str) -> tuple[int, int]:
 
 
 def are_cached(files: Iterable[str]) -> bool:
-    """Returns whether the files are in the page cache, where mapping them is fastest. A few pages
-    that the kernel has reclaimed do not count."""
+    """Returns whether the files are in the page cache: then mapping them is fastest. A few missing
+    pages, which the kernel has reclaimed, are tolerated (CACHED_SHARE_MIN)."""
     try:
         counts = [_count_pages(path) for path in files]
     except OSError:
@@ -132,7 +132,7 @@ def are_cached(files: Iterable[str]) -> bool:
 
 
 def on_mount(files: Iterable[str]) -> bool:
-    """Returns whether all files are on mounts of fstfs. False if that cannot be found out."""
+    """Returns whether all files are on mounts of fstfs. False if that cannot be determined."""
     try:
         devices = {os.makedev(*map(int, mount.identity.device.split(b":")))
                    for mount in read_mountinfo() if mount.identity.kind == b"fuse.fstfs"}
@@ -146,9 +146,9 @@ def iterate(files: list[str], original: Callable[[], Iterable[tuple[str, Any]]],
             select: Optional[Callable[[str], bool]] = None) -> Iterator[tuple[str, Any]]:
     """Yields the (name, tensor) pairs of the files in order.
 
-    original: returns the server's own iterator, which is used if the files are cached, libfstfs
-    cannot open one of them, or torch has no such device or dtype. The server then reports the error
-    itself. Later errors are raised.
+    original: returns the server's own iterator. It is used if the files are cached, and if libfstfs
+    cannot open one of them or torch does not have the device or a dtype; the server then reports
+    the error itself. Later errors are raised.
     make_bar: returns a progress bar for a number of files.
     select: as in iter_tensors()."""
     if are_cached(files):

@@ -17,7 +17,7 @@ Path = Union[str, "os.PathLike[str]"]
 MEMORY_DEFAULT = 512 << 20
 GROUP_BYTES_MAX = 32 << 20  # bytes of one read; a larger tensor is read alone
 READS_MAX = 64  # reads in flight
-OPENERS_MAX = 8  # threads that open files, each of which waits for a header
+OPENERS_MAX = 8  # threads that open files; each waits for the header of one file
 
 
 class _Group:

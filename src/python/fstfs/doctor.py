@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m fstfs.doctor [SOURCE]: what this machine allows, and what to do about each "no".
+"""python -m fstfs.doctor [SOURCE]: reports what this machine allows and how to fix each "no".
 
 Mounts SOURCE for a moment; by default a small sample in a temporary directory. The exit status is
 0 if mounting works.
@@ -139,8 +139,8 @@ def report_mount(mount: fstfs.Mount) -> None:
     path = find_tensor(mount)
     status = mount.status()
     report("io_uring", status["io"]["io_uring"].get("why"),
-           "fstfs reads with threads; to allow it: sysctl kernel.io_uring_disabled=0, in a "
-           "container --security-opt seccomp=unconfined")
+           "fstfs reads with threads. To allow io_uring: sysctl kernel.io_uring_disabled=0; in a "
+           "container: --security-opt seccomp=unconfined")
     if path is None:
         report("O_DIRECT", "not tested: SOURCE has no tensor of up to 16 MiB",
                "run: python -m fstfs.doctor MODELS")
@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m fstfs.doctor [SOURCE]")
         return 0 if len(arguments) == 1 else 2
     print(f"fstfs {fstfs.__version__}, Linux {platform.release()}, "
-          f"Python {platform.python_version()}, {'root' if os.geteuid() == 0 else 'no root'}")
+          f"Python {platform.python_version()}, {'root' if os.geteuid() == 0 else 'not root'}")
     report_device()
     program = shutil.which("fusermount3")
     report("fusermount3", None if program or os.geteuid() == 0 else "not found in PATH",
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
             with fstfs.mount(*(arguments or [sample]), passthrough="on") as mount:
                 report("mount", None, "", quote(mount.status()["source"]))
                 report_mount(mount)
-        except (OSError, ValueError) as error:  # ValueError: SOURCE is empty
+        except (OSError, ValueError) as error:  # ValueError: SOURCE is an empty string
             report("mount", str(error), "see the message; mounting is needed for all but libfstfs")
             return 1
     return 0

@@ -2,9 +2,10 @@
 """The plugin for SGLang. It has two parts:
 
 - a load format: `--load-format fstfs`;
-- hooks, with which libfstfs reads safetensors files on a mount of fstfs with any load format; all
-  safetensors files with FSTFS_SGLANG=1 in the environment, none with FSTFS_SGLANG=0. Files that
-  SGLang prefetches during startup (--startup-weight-load-mode overlap) are not read twice.
+- hooks, with which libfstfs reads safetensors files on a mount of fstfs, whatever the load format
+  is. With FSTFS_SGLANG=1 in the environment it reads all safetensors files, with FSTFS_SGLANG=0
+  none. Files that SGLang prefetches during startup (--startup-weight-load-mode overlap) are not
+  read twice.
 
 SGLang calls register() in each of its processes (entry point group sglang.srt.plugins).
 docs/loaders.md documents both parts.
@@ -58,7 +59,7 @@ def _around_iterator(original: Any, hf_weights_files: list[str], *args: Any, **k
     wanted = os.environ.get("FSTFS_SGLANG", "")
     if wanted != "1":
         prefetched = _prefetched.intersection(hf_weights_files)
-        _prefetched.difference_update(prefetched)  # later loads of these files are not
+        _prefetched.difference_update(prefetched)  # later loads of these files are not prefetched
         if wanted == "0" or prefetched or not on_mount(hf_weights_files):
             return original(hf_weights_files, *args, **kwargs)
     return _read(Options(), original, hf_weights_files, *args, **kwargs)

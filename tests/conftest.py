@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by all tests that mount: temporary directories, and mounts that are always removed.
 
-FSTFS_BUILD build directory (default: build/ next to tests/) FSTFS_TEST_SLOW factor for all time
-limits (for sanitizer builds and valgrind) PROMTOOL promtool, if it is not in PATH
-FSTFS_TORCH_PYTHON a Python with torch and transformers
+FSTFS_BUILD         build directory (default: build/ next to tests/)
+FSTFS_TEST_SLOW     factor for all time limits (for sanitizer builds and valgrind)
+PROMTOOL            promtool, if it is not in PATH
+FSTFS_TORCH_PYTHON  a Python with torch and transformers
 """
 
 import contextlib
@@ -32,6 +33,14 @@ import pytest
 # them forever. With one thread there are none.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Programs leave alone a signal that is ignored when they start. Tests that are started by nohup(1) or
+# in the background of a script inherit such signals. One that is caught has its default action in a
+# child.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(_number, lambda *_: None)
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
@@ -47,8 +56,8 @@ BINARY = BUILD / "fstfs"
 
 
 def is_sanitized(binary):
-    """Whether it is a sanitizer build, which retains memory and needs system calls that others give
-    up."""
+    """Whether it is a sanitizer build, which retains memory and needs system calls that other builds
+    give up."""
     return binary.exists() and any(
         name in binary.read_bytes() for name in (b"__asan_init", b"__tsan_init"))
 
@@ -81,6 +90,18 @@ def copied_at(path):
     return False
 
 
+def preload(library, copy_to=None, **settings):
+    """The environment variables that load tests/sandbox/LIBRARY.so before a program's libraries,
+    and its settings. copy_to: a directory for a copy, because the build directory may be closed to
+    the user of the program."""
+    path = BUILD / f"tests/sandbox/{library}.so"
+    if not path.exists():
+        pytest.skip(f"tests/sandbox/{library}.so is not built")
+    return {"LD_PRELOAD": os.fspath(shutil.copy(path, copy_to) if copy_to else path),
+            "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0",
+            **{name: str(value) for name, value in settings.items()}}
+
+
 def eventually(check, seconds=5, pause=0.02):
     """Calls check() until it returns a true value, and returns it; its last value after a timeout."""
     end = time.monotonic() + seconds * SLOW
@@ -111,15 +132,21 @@ def disk_image(place, size, *make):
         subprocess.run(["umount", "-l", point], check=True)
 
 
+def map_locked(fd, size=0):
+    """Maps the start of a file (0: all of it), reads its pages and locks them, because the kernel
+    could otherwise evict them. A process without CAP_IPC_LOCK may lock only as much as
+    RLIMIT_MEMLOCK permits; beyond that, the pages are only read."""
+    locked, populate = 0x2000, 0x8000  # MAP_LOCKED, MAP_POPULATE
+    try:
+        return mmap.mmap(fd, size, mmap.MAP_SHARED | locked, mmap.PROT_READ)
+    except (BlockingIOError, PermissionError):
+        return mmap.mmap(fd, size, mmap.MAP_SHARED | populate, mmap.PROT_READ)
+
+
 def keep_in_memory(path):
-    """Maps a file and locks its pages, which the kernel could otherwise evict. An unprivileged user
-    may lock a few megabytes only (RLIMIT_MEMLOCK)."""
-    locked = 0x2000  # MAP_LOCKED
+    """Maps a file with map_locked()."""
     with open(path, "rb") as f:
-        try:
-            return mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED | locked, mmap.PROT_READ)
-        except BlockingIOError:
-            return mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        return map_locked(f.fileno())
 
 
 def drop_from_page_cache(paths):
@@ -138,7 +165,7 @@ def process_stat(pid):
 
 
 def processes_of(session):
-    """Process IDs of a session (setsid), without zombies."""
+    """Process IDs of a session (setsid), without zombies whose parent is init (PID 1)."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -149,6 +176,12 @@ def processes_of(session):
             if int(fields[3]) == session and not (fields[0] == "Z" and fields[1] == "1"):
                 found.append(int(entry))
     return found
+
+
+def kill_all(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, signal.SIGKILL)
 
 
 def as_user(user):
@@ -232,8 +265,8 @@ class Mount:
         return int(self.metrics()[f"fstfs_{name}"])
 
     def wait_until_idle(self):
-        """Waits until no read is in flight. A read is counted after its answer, which is part of its
-        duration, and the kernel reads ahead after it has answered its reader."""
+        """Waits until no read is in flight. A load counts a read after its answer, which is part of the
+        read's duration, and the kernel's readahead may go on after the reader has its bytes."""
         def is_idle():
             metrics = self.metrics()
             return metrics["fstfs_reads_in_flight"] == metrics["fstfs_storage_reads_in_flight"] == 0
@@ -281,8 +314,7 @@ class Mount:
                 self.process.wait(3 * SLOW)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
-                for pid in processes_of(self.process.pid):
-                    os.kill(pid, signal.SIGKILL)
+                kill_all(processes_of(self.process.pid))
                 self.process.wait()
         if mounted_at(self.path):
             subprocess.run(["fusermount3", "-uz", self.path], capture_output=True)
@@ -312,8 +344,7 @@ class Mount:
         if not eventually(lambda: not processes_of(self.process.pid)):
             left = processes_of(self.process.pid)
             faults.append(f"remaining processes: {left}")
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
+            kill_all(left)
         text = self.log_text()
         for sign in SANITIZER:
             if sign in text:
@@ -330,7 +361,7 @@ def make_place():
 def remove_place(path):
     assert not (left := mounted_at(path)), left
     for directory, names, _ in os.walk(path):
-        for name in names:  # before the walk enters it; a test may have closed it
+        for name in names:  # before os.walk() enters it; a test may have removed its permissions
             below = os.path.join(directory, name)
             if not os.path.islink(below):
                 os.chmod(below, 0o700)
@@ -522,7 +553,7 @@ def child(work, *args, user=None, seconds=40):
             if not ready:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                raise TimeoutError(f"{work.__name__} did not return in {seconds} s")
+                raise TimeoutError(f"{work.__name__} did not return in {seconds * SLOW:.0f} s")
             part = f.read(1 << 20)
             if not part:
                 break

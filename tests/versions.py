@@ -113,7 +113,7 @@ class Shard:
 
 
 def beside(name):
-    def work(shard, path):
+    def work(shard, path, _):
         reader = Reader(path)
         reader.read(1, 8)
         getattr(shard, name)()
@@ -122,7 +122,7 @@ def beside(name):
     return work
 
 
-def dirty_mapping(shard, path):
+def dirty_mapping(shard, path, _):
     """The writer has mapped the file and made its pages dirty before the reader opens it."""
     with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
         for at in range(0, len(mapped), PAGE):
@@ -136,7 +136,7 @@ def dirty_mapping(shard, path):
         return reader.close()
 
 
-def long_write(shard, path):
+def long_write(shard, path, seconds):
     """One write(2), whose time stamp is from its start; readers are active all the time."""
     shard.size = LONG
     shard.fill(OLD)
@@ -161,7 +161,7 @@ def long_write(shard, path):
     for reader in readers:
         reader.read(8, 15)
         wrong += reader.close()
-    wrong_now = wrong_after(shard, path, 2)
+    wrong_now = wrong_after(shard, path, seconds)
     shard.size = SIZE
     shard.truncate()
     return wrong + wrong_now
@@ -209,7 +209,7 @@ def measure(root, mount, seconds=5):
             shard = Shard(source / f"m{number}/model.safetensors")
             path = os.path.join(at, pattern.format(f"m{number}"))
             shard.fill(OLD)  # just now
-            found[writer][0] += work(shard, path)
+            found[writer][0] += work(shard, path, seconds)
             found[writer][1] += wrong_after(shard, path, seconds)
     return found
 

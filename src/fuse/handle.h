@@ -25,7 +25,7 @@ struct handle {
     bool is_page; /* a file of .fstfs */
     bool is_counted; /* in handles->page_bytes; guarded by handles->lock */
     struct passthrough_file *passthrough; /* or NULL: see passthrough_open() */
-    struct load *load; /* of a file; NULL: none. Guarded by src/fuse/loads.c once it is read */
+    struct load *load; /* of a file; NULL: none. Guarded by loads->lock from the first read on */
     struct view_directory *directory;
     pthread_mutex_t directory_lock; /* held while the directory is read */
 };
@@ -51,8 +51,8 @@ uint64_t handles_count(struct handles *handles);
 struct handle *handle_new(struct handles *handles);
 struct handle *handle_ref(struct handles *handles, struct handle *handle);
 void handle_unref(struct handles *handles, struct handle *handle);
-/* Counts the content of a page. -ENFILE: the pages that are open would exceed HANDLE_PAGE_BYTES,
- * and `is_limited`. */
+/* Counts the content of a page. -ENFILE: `is_limited`, and the open pages would exceed
+ * HANDLE_PAGE_BYTES. */
 enum { HANDLE_PAGE_BYTES = 16 << 20 };
 errint_t handle_count_page(struct handles *handles, struct handle *handle, bool is_limited);
 struct handle *handle_of(const struct fuse_file_info *fi);

@@ -24,7 +24,7 @@
  * another. The first thread of the watched process holds it; when that thread dies, the kernel
  * passes it on (EOWNERDEAD). The end of a socket does not show a death, since threads that wait on
  * storage keep the socket open after kill -9; PR_SET_PDEATHSIG does not work across a Landlock
- * domain. NULL: out of memory; deaths are then not detected.
+ * domain. NULL: out of memory; only the end of the socket then shows a death.
  */
 static pthread_mutex_t *
 liveness_new(void)
@@ -78,8 +78,8 @@ prepare_helper(const struct helper *helper, const char *name, bool quiet, int ke
         pthread_mutex_lock(helper->liveness);
     for (int fd = 0; null >= 0 && fd <= 2; fd++)
         dup2(null, fd);
-    /* Most important is the connection to the kernel, which stays open as long as any descriptor of
-     * it. */
+    /* Most important is the connection to the kernel, which stays open as long as any process has
+     * a descriptor of it. */
     close_between(3, low - 1);
     close_between(low < 3 ? 3 : low + 1, high - 1);
     close_between(high + 1, INT_MAX);

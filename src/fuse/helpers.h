@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Helper processes: they keep rights that the daemon drops once it has mounted (sandbox.h). They
- * are forked after the mount and before any thread, hold neither the connection to the kernel nor
- * model data, and end when their socket to the daemon closes. This file has what they share, the
- * unmounter and the logger; opener.h is the third.
+ * are forked before any thread (the logger before the mount, the others after it), hold neither the
+ * connection to the kernel nor model data, and end when their socket to the daemon closes. This
+ * file has what they share, the unmounter and the logger; opener.h has the third.
  *
  * The unmounter can unmount this one mount and abort its connection, and does nothing else. It
- * aborts the connection, too, if the daemon was killed while threads of it wait on storage: those
- * keep the connection open, and its callers waiting.
+ * also aborts the connection if the daemon was killed while some of its threads wait on storage:
+ * they keep the connection open, and the callers waiting.
  */
 #ifndef FSTFS_FUSE_HELPERS_H
 #define FSTFS_FUSE_HELPERS_H
@@ -21,7 +21,7 @@
 struct helper {
     int socket; /* -1: not started */
     pid_t pid;
-    pthread_mutex_t *liveness; /* held by its first thread; NULL: deaths are not detected */
+    pthread_mutex_t *liveness; /* held by its first thread; NULL: helper_has_died() is false */
 };
 
 #define HELPER_NONE ((struct helper){.socket = -1})
@@ -36,8 +36,8 @@ errint_t helper_start(const char *name, bool quiet, int kept, helper_main *run, 
                       struct helper *helper);
 /* Closes the socket, which ends the helper. */
 void helper_close(struct helper *helper);
-/* Whether the helper's first thread has ended, although other threads of it may wait on storage and
- * keep its socket open. Call it on one thread at a time. */
+/* Whether the helper's first thread has ended. Its other threads may still wait on storage and keep
+ * its socket open. Call this on one thread at a time. */
 bool helper_has_died(const struct helper *helper);
 
 /* Starts the process that unmounts. Call it on the thread that lives as long as the daemon.

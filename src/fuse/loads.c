@@ -33,7 +33,7 @@ struct load {
     uint64_t changed; /* monotonic_ns() when a read last began or ended */
     unsigned in_flight;
     uint64_t starts; /* sum of `started` of the reads in flight, modulo 2^64 */
-    uint64_t opens; /* files opened while it ran, and those opened before that it has read */
+    uint64_t opens; /* files opened while it ran, and files opened earlier that it has read */
     uint64_t reads, bytes, cached_bytes, stalls, errors;
     uint64_t busy; /* nanoseconds with a read in flight */
     uint64_t duration, waited; /* sums over all reads, in nanoseconds */
@@ -97,7 +97,7 @@ load_advance(struct load *load, uint64_t now)
 }
 
 /* Returns the state of a load at `now`. Reads in flight are counted up to then, as waiting for
- * storage: what they wait for is known when they end. */
+ * storage: what they wait for is not known until they end. */
 static struct load
 load_at(const struct load *load, uint64_t now)
 {
@@ -232,9 +232,9 @@ load_new(struct family *family, enum view_kind view, pid_t group)
     return load;
 }
 
-/* Returns the load that a read belongs to, if the file's last load was `load`: that one unless it
- * has ended. Counts the file for another load. Takes over the reference to `load` and returns one
- * to the result. */
+/* Returns the load that a read belongs to if the file's last load was `load`: that one, begun if
+ * this is its first read, or another one if it has ended. Counts the file in `opens` of a load that
+ * it joins or begins. Takes over the reference to `load` and returns one to the result. */
 static struct load *
 load_current(struct loads *loads, struct load *load, uint64_t now)
 {
@@ -416,7 +416,7 @@ add_ratio_field(struct buffer *out, const char *name, uint64_t part, uint64_t wh
 }
 
 /* Returns the order in which tensors were read: the one that at least 3 of 4 steps from one tensor
- * to the next follow, or "random". */
+ * of a file to the next follow, or "random"; "unknown" if there are fewer than four steps. */
 static const char *
 order_of_reads(const struct io_family_counters *before, const struct io_family_counters *after)
 {
@@ -424,7 +424,7 @@ order_of_reads(const struct io_family_counters *before, const struct io_family_c
     uint64_t in_file = after->started_in_file_order - before->started_in_file_order;
     uint64_t by_name = after->started_by_name - before->started_by_name;
 
-    if (all < 4) /* fewer than five tensors */
+    if (all < 4) /* too few steps to judge by */
         return "unknown";
     if (in_file >= by_name && in_file * 4 >= all * 3)
         return "file";

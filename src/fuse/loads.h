@@ -46,9 +46,9 @@ struct loads *loads_new(struct io *io, bool are_names_public,
 /* May be called after the engine is freed. NULL is allowed. */
 void loads_free(struct loads *loads);
 
-/* Returns a reference to the load that reads of a file belong to, which `thread` has opened; 0: the
- * thread is not visible to the daemon. NULL: none, because the file is not of a checkpoint, or out
- * of memory. */
+/* Returns a reference to the load to which reads of a file belong that `thread` has opened (0: the
+ * thread is not visible to the daemon). NULL: none, because the file is not of a checkpoint, or
+ * memory is exhausted. */
 struct load *loads_open(struct loads *loads, const struct extent_list *list, enum view_kind view,
                         pid_t thread);
 void loads_close(struct loads *loads, struct load *load); /* NULL is allowed */

@@ -2,9 +2,9 @@
 /*
  * fstfs: mounts a directory of checkpoints.
  *
- * The program returns when the mount answers, or reports why it does not. Without -f a child
- * process serves; it reports through a pipe that INIT has been answered, and prints its errors to
- * the terminal until then.
+ * With -f the program itself serves. Without it, a child process serves, and the program returns
+ * when the mount answers, or has failed. The child reports through a pipe that INIT has been
+ * answered, and prints its errors to the terminal until then.
  */
 #include "base/array.h"
 #include "base/close.h"
@@ -54,7 +54,7 @@ connect_to_manager(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const struct timeval limit = {.tv_sec = 1}; /* of sending, which waits if nobody receives */
+    const struct timeval limit = {.tv_sec = 1}; /* for send(), which blocks on a full queue */
     size_t length = path ? strlen(path) : 0;
     int fd;
 
@@ -152,7 +152,8 @@ force_shutdown(void *arg)
 
     log_warning("storage does not answer, or a thread does not end: not waiting for it");
     if (session_cut(mount->parts.session))
-        error = unmounter_force(&mount->unmounter);
+        error = mount->unmounter.socket >= 0 ? unmounter_force(&mount->unmounter)
+                                             : session_unmount(mount->parts.session);
     if (error)
         report_unmount_error(mount, error);
     _exit(mount->failed ? 1 : 0);
@@ -213,7 +214,7 @@ start_opener(struct mount *mount, int source)
                      !mount->parts.options->foreground, &mount->opener);
 
     if (error)
-        print_error("cannot start a process to check permissions: %s", strerror(-error));
+        print_error("cannot start the process fstfs-open: %s", strerror(-error));
     return error;
 }
 
@@ -391,7 +392,7 @@ serve_mount(const struct options *options, const char *mountpoint, int process,
 static int
 await_child(pid_t child, int pipe)
 {
-    int status;
+    int status = 0;
     char ready;
     ssize_t got;
 
@@ -457,13 +458,15 @@ open_process(const struct options *options, int *process)
     return *process >= 0;
 }
 
-/* A log that can take no more bytes, as a full file or a closed pipe, must not end the daemon or a
- * helper, which would leave a dead mount. */
 static void
-ignore_signals_of_writes(void)
+set_signals(void)
 {
+    /* A log that can take no more bytes, as a full file or a closed pipe, must not end the daemon
+     * or a helper, which would leave a dead mount. */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
+    /* With an inherited SIG_IGN, waitpid(2) would not return the status of a child. */
+    signal(SIGCHLD, SIG_DFL);
 }
 
 /* Resolves both paths before it closes the inherited descriptors, because a path may lead through
@@ -475,7 +478,7 @@ mount_and_serve(struct options *options)
     int status = 1, process;
     errint_t error;
 
-    ignore_signals_of_writes();
+    set_signals();
     if (!source)
         return 1;
     free(options->source);
@@ -544,6 +547,10 @@ main(int argc, char **argv)
         status = mount_and_serve(&options);
         break;
     case OPTIONS_DONE:
+        if (fflush(stdout) != 0) {
+            log_error("standard output: %s", strerror(errno));
+            status = 1;
+        }
         break;
     case OPTIONS_WRONG:
         status = 2;

@@ -58,7 +58,8 @@ mount_id_of_fd(int fd, int *id)
     return error;
 }
 
-/* Returns the ID of the mount that a path leads to. O_PATH accesses no file system. */
+/* Returns the ID of the mount that a path leads to. With O_PATH, the file system whose root is at
+ * `path` is not accessed. */
 static errint_t
 mount_id_of_path(const char *path, int *id)
 {
@@ -78,6 +79,8 @@ mount_identify(const char *mountpoint, struct mount_identity *mount)
     struct mountinfo entry = {0};
     errint_t error = mount_entry_find(mountpoint, -1, &entry);
 
+    if (error == -ENOENT)
+        *mount = (struct mount_identity){.id = -1};
     if (error)
         return error;
     *mount = (struct mount_identity){entry.id, makedev(entry.major, entry.minor)};
@@ -101,15 +104,15 @@ open_mount_root(const char *path, int mount)
 errint_t
 mount_locate(const struct mount_identity *mount, struct mount_place *place)
 {
-    FILE *mounts = mountinfo_open();
     struct mountinfo entry;
+    FILE *mounts;
 
     *place = (struct mount_place){.fd = -1};
-    if (!mounts || mount->device == 0) {
-        if (mounts)
-            fclose(mounts);
+    if (mount->device == 0)
+        return mount->id < 0 ? -ENOENT : -ENODATA;
+    mounts = mountinfo_open();
+    if (!mounts)
         return -ENODATA;
-    }
     while (mountinfo_next(mounts, &entry)) {
         place->has_mounts |= entry.parent == mount->id && entry.id != mount->id;
         if (entry.id == mount->id && makedev(entry.major, entry.minor) == mount->device) {

@@ -14,11 +14,12 @@
 
 /* A mount, wherever it is moved. Both numbers are reused after it. */
 struct mount_identity {
-    int id;
+    int id; /* -1: it was unmounted before it was looked up */
     dev_t device; /* 0: not known */
 };
 
-/* Returns the identity of what is mounted last on `mountpoint` (absolute, real). -ENOENT. */
+/* Returns the identity of what is mounted last on `mountpoint` (absolute, real). -ENOENT: nothing
+ * is mounted there; the ID is then -1. */
 errint_t mount_identify(const char *mountpoint, struct mount_identity *mount);
 
 struct mount_place {

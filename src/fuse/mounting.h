@@ -40,8 +40,8 @@ errint_t mount_detach(const struct mount_identity *mount);
 
 /*
  * Aborts the connection of a mount: all callers get an error, and a dead mount remains. Requires
- * fusectl at /sys/fs/fuse/connections and the mounting user's ID, or root, to which a path must
- * lead. Does not wait for the daemon.
+ * fusectl at /sys/fs/fuse/connections and the ID of the mounting user, or CAP_SYS_ADMIN and a path
+ * that leads to the root of the mount. Does not wait for the daemon.
  */
 void mount_abort(const struct mount_identity *mount);
 

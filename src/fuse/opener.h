@@ -26,8 +26,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* `source`: an open descriptor of the directory at `path`; the opener replaces it by itself
- * (open_renew()). `drop` is called in the opener's process to drop rights. */
+/* `source`: an open descriptor of the directory at `path`, which the opener renews without the
+ * daemon (open_renew()). `drop` is called in the opener's process to drop rights. */
 errint_t opener_start(int source, const char *path, void (*drop)(void *arg), void *arg, bool quiet,
                       struct helper *helper);
 /* Does not wait for the opener, because storage may block it. */

@@ -39,7 +39,8 @@ refuse_own_request(fuse_req_t req)
     return true;
 }
 
-/* Seconds for which the kernel may cache a name. A lookup of a cached name is not checked. */
+/* Seconds for which the kernel may cache a name. It answers lookups of a cached name by itself, so
+ * that the caller's permissions would not be checked. */
 static double
 entry_cache_seconds(struct view *view, node_id parent)
 {
@@ -58,9 +59,9 @@ make_entry(struct view *view, node_id id, const struct stat *st, double timeout)
                                      .entry_timeout = timeout};
 }
 
-/* Replaces errors from the source's file system that have another meaning if this mount returns
- * them by EIO. ENOTCONN means that its daemon has died, and a supervisor would unmount a healthy
- * mount; EINTR that a signal has interrupted the caller, who would repeat the call. */
+/* Replaces by EIO the errors of the source's file system that have another meaning if this mount
+ * returns them: ENOTCONN means that the mount's daemon has died, so that a supervisor would unmount
+ * a healthy mount; EINTR means that a signal has interrupted the caller, which would retry. */
 static void
 reply_error(fuse_req_t req, errint_t error)
 {
@@ -257,7 +258,8 @@ add_direntry_plus(struct view *view, struct view_directory *directory, uint64_t 
     node_id id;
     size_t size;
 
-    /* ".", ".." and removed names have no node ID; the kernel looks them up when it needs them. */
+    /* ".", ".." and names whose lookup fails, or might wait for another file system, get no node
+     * ID; the kernel looks them up when it needs them. */
     if (position >= 2 && view_readdir_lookup(view, directory, position, &id, &full) == 0)
         entry = make_entry(view, id, &full, cache_seconds);
     size = fuse_add_direntry_plus(NULL, at, room, name, &entry, (off_t)position + 1);
@@ -478,8 +480,8 @@ op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_fi
         return;
     }
     /* Pages bypass the engine, so that reading its counters does not change them. The extra
-     * reference keeps the handle alive: the reader may release it before fuse_reply_buf()
-     * returns. */
+     * reference keeps the content alive: the kernel may release the handle before
+     * fuse_reply_buf() returns. */
     extent_list_ref(list);
     fuse_reply_buf(req, list->extents->blob->data + at, size);
     extent_list_unref(list);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The FUSE operations: each kernel request is answered from the view, or passed to the engine,
- * which replies from its own threads.
+ * which replies on the calling thread or on one of its own.
  *
- * libfuse calls the operations on its threads. Those about names and attributes may wait on storage
- * and go through requests.h. No operation writes: the mount is read-only, so the kernel itself
- * answers EROFS.
+ * libfuse calls the operations on its threads. Those that may wait on storage (about names,
+ * attributes, directories and opens) go through requests.h; reads do not. No operation writes: the
+ * mount is read-only, so the kernel itself answers EROFS.
  */
 #ifndef FSTFS_FUSE_OPERATIONS_H
 #define FSTFS_FUSE_OPERATIONS_H

@@ -16,7 +16,7 @@ static const char usage[] =
     "\n"
     "Mounts the directory SOURCE of checkpoints (safetensors, PyTorch, GGUF) on MOUNTPOINT\n"
     "as a tree in which every tensor is a file (tensors/, npy/) and every checkpoint is\n"
-    "one merged file (merged/) and a set of shards (shards/). Nothing is converted or\n"
+    "one merged file (merged/) and a set of shards (shards/). Nothing is copied or\n"
     "written.\n"
     "\n"
     "    --view=NAME        show one view as the root: tensors, merged, shards or npy\n"
@@ -179,20 +179,20 @@ take_valued_option(struct parser *parser, const struct valued_option *option, co
 
 /* ---- mount options ---- */
 
-/* Options of mount(8) and fstab(5) that fstfs ignores: they concern other programs, or always
- * apply. A name that ends in '=' matches any value. */
+/* Options of mount(8) and fstab(5) that fstfs ignores: they concern other programs, always apply,
+ * or never do, as dev and suid, which mount.fuse3(8) adds by itself. A name that ends in '='
+ * matches any value. */
 static const char *const ignored_options[] = {
     "defaults", "auto",   "noauto",  "user",   "user=",    "nouser",   "users",
     "group",    "owner",  "_netdev", "nofail", "comment=", "relatime", "strictatime",
     "lazytime", "silent", "loud",    "ro",     "rw",       "subtype=", "default_permissions",
-    NULL,
+    "dev",      "nodev",  "suid",    "nosuid", NULL,
 };
 
 /* Options for libfuse and the kernel. */
 static const char *const passed_options[] = {
-    "allow_other", "allow_root", "auto_unmount", "fsname=",       "max_read=", "dev",  "nodev",
-    "suid",        "nosuid",     "exec",         "noexec",        "async",     "sync", "dirsync",
-    "atime",       "noatime",    "nodiratime",   "nostrictatime", NULL,
+    "allow_other", "allow_root", "auto_unmount", "fsname=", "exec",       "noexec",        "async",
+    "sync",        "dirsync",    "atime",        "noatime", "nodiratime", "nostrictatime", NULL,
 };
 
 static bool

@@ -35,25 +35,27 @@ static const struct io_number io_numbers[] = {
     COUNTER("reads_total", reads, "Kernel reads answered."),
     COUNTER("read_bytes_total", bytes, "Bytes returned to the kernel."),
     COUNTER("cached_bytes_total", cached_bytes,
-            "Of these: bytes in memory, in flight or in the source's page cache."),
+            "Bytes returned to the kernel that were in memory, in flight or in the source's page "
+            "cache."),
     COUNTER("read_errors_total", errors, "Reads answered with an error."),
     COUNTER("stale_reads_total", stale, "Reads of files that changed after they were opened."),
     COUNTER("storage_reads_total", storage_reads, "Reads of the source."),
     COUNTER("storage_read_bytes_total", storage_bytes, "Bytes read from the source."),
     COUNTER("stalls_total", stalls, "Reads that waited for the source."),
     COUNTER("page_cache_read_bytes_total", page_cache_bytes,
-            "Of the bytes read from the source: from its page cache."),
+            "Bytes read from the source that were in its page cache."),
     COUNTER("prefetched_bytes_total", prefetched_bytes, "Bytes prefetched."),
-    COUNTER("prefetched_used_bytes_total", prefetched_used, "Of these: requested later."),
+    COUNTER("prefetched_used_bytes_total", prefetched_used,
+            "Prefetched bytes that were requested later."),
     COUNTER("prefetched_wasted_bytes_total", prefetched_wasted,
-            "Of these: evicted without having been requested."),
+            "Prefetched bytes that were evicted without having been requested."),
     COUNTER("expired_bytes_total", expired, "Bytes freed because they were not read for 5 s."),
     COUNTER("storage_retries_total", retries, "Reads of the source that were retried."),
     GAUGE("storage_reads_in_flight", storage_in_flight, "Reads of the source in flight."),
     GAUGE("storage_reads_waiting", storage_waiting, "Reads of the source that are queued."),
     GAUGE("buffer_bytes", memory, "Buffer memory in use."),
     GAUGE("buffer_budget_bytes", memory_budget, "Limit of the buffer memory."),
-    GAUGE("open_descriptors", descriptors, "Files of the source that are open."),
+    GAUGE("open_descriptors", descriptors, "Open descriptors of files of the source."),
     GAUGE("reads_in_flight", in_flight, "Kernel reads in flight."),
 };
 
@@ -245,7 +247,8 @@ write_metrics(void *arg, struct buffer *out)
     add_io_metrics(parts->io, out);
     loads_write_metrics(parts->loads, out);
     add_counter(out, "listings_total", "Directories of the source listed.", catalog.listings);
-    add_counter(out, "headers_total", "Safetensors headers read.", catalog.headers);
+    add_counter(out, "headers_total", "Headers of shards read, of all containers.",
+                catalog.headers);
     add_counter(out, "header_bytes_total", "Bytes of headers read.", catalog.header_bytes);
     add_gauge(out, "checkpoints", "Checkpoints in memory.", catalog.checkpoints);
     add_gauge(out, "tensors", "Tensors in memory.", catalog.tensors);
@@ -256,7 +259,8 @@ write_metrics(void *arg, struct buffer *out)
               catalog.budget.used);
     add_gauge(out, "header_memory_peak_bytes", "Peak of the memory for headers and indexes.",
               catalog.budget.peak);
-    add_counter(out, "header_refusals_total", "Times that memory was exhausted.",
+    add_counter(out, "header_refusals_total",
+                "Times that the memory for headers and indexes was exhausted.",
                 catalog.budget.refusals);
     add_gauge(out, "nodes", "Nodes that the kernel holds a lookup count on.", nodes);
     add_gauge(out, "problems", "Lines in .fstfs/problems.", catalog_count_problems(parts->catalog));

@@ -193,18 +193,19 @@ set_backing_id(struct fuse_file_info *fi, int32_t id)
 #endif
 }
 
-/* Increments the opens of a file; NULL: it is not open. */
+/* Returns a file that is open, and counts another open of it; NULL: it is not open. */
 static struct passthrough_file *
 passthrough_find(struct passthrough *passthrough, fuse_ino_t id)
 {
-    struct passthrough_file key = {.id = id}, **place;
+    struct passthrough_file key = {.id = id}, **place, *file;
 
     pthread_mutex_lock(&passthrough->lock);
     place = tfind(&key, &passthrough->files, compare_file_ids);
-    if (place)
-        (*place)->opens++;
+    file = place ? *place : NULL; /* tdelete() of another file may free the node at `place` */
+    if (file)
+        file->opens++;
     pthread_mutex_unlock(&passthrough->lock);
-    return place ? *place : NULL;
+    return file;
 }
 
 /* Adds a file, or increments the opens of the one that another thread has added meanwhile. */

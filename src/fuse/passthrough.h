@@ -3,9 +3,9 @@
  * Passthrough: the kernel reads files that the mount shows unchanged (original shards, side files)
  * directly from the source, without requests to the daemon.
  *
- * Off by default: the daemon then neither prefetches nor notices that an open file is rewritten in
- * place, whose readers may get a mixture of both versions. A file that is replaced by rename stays
- * whole.
+ * Off by default, because with passthrough the daemon neither prefetches nor notices that an open
+ * file is rewritten in place: its readers may get a mixture of both versions. If it is replaced by
+ * rename, they still get the old version.
  *
  * Needs root, Linux 6.9 and libfuse 3.17. If anything refuses it, the daemon reads the file, and
  * .fstfs/status gives the reason. O_DIRECT reads always go to the daemon.

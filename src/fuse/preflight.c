@@ -16,9 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define STACK_LEAST (512u << 10)
 #define CONTAINER "docker run --device /dev/fuse --cap-add SYS_ADMIN"
 
 static const char device[] = "/dev/fuse";
@@ -253,8 +255,8 @@ check_not_mounted(const char *mountpoint)
     bool busy = !error && mount.mountpoint && strcmp(mount.mountpoint, mountpoint) == 0;
 
     if (error)
-        print_error("mount point %s: cannot tell what is mounted there from /proc: %s", mountpoint,
-                    strerror(-error));
+        print_error("mount point %s: cannot find out from /proc what is mounted there: %s",
+                    mountpoint, strerror(-error));
     else if (busy)
         print_error("mount point %s: busy, user %s has mounted a FUSE file system there already. "
                     "fusermount3 -u %s unmounts it, also if its daemon has died",
@@ -320,7 +322,7 @@ check_no_loop(const char *source, const char *mountpoint)
     bool loop = error || shown;
 
     if (error)
-        print_error("mount point %s: cannot tell what is mounted from /proc: %s", mountpoint,
+        print_error("mount point %s: cannot find out from /proc what is mounted: %s", mountpoint,
                     strerror(-error));
     else if (shown)
         print_error(
@@ -330,6 +332,22 @@ check_no_loop(const char *source, const char *mountpoint)
     free(other);
     free(shown);
     return !loop;
+}
+
+/* The limit is also the default size of the stacks of threads. If it is too small, threads of the
+ * daemon overflow theirs while it serves. */
+static bool
+check_stack_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_STACK, &limit) < 0 || limit.rlim_cur >= STACK_LEAST)
+        return true;
+    print_error(
+        "the stack size limit is too small (found %u KiB, expected at least %u KiB); raise it "
+        "with ulimit -s",
+        (unsigned)(limit.rlim_cur / 1024), STACK_LEAST / 1024);
+    return false;
 }
 
 bool
@@ -344,7 +362,8 @@ preflight_check(const char *source, const char *mountpoint)
         print_error("mount point %s: the source %s is inside of it; mount it elsewhere", mountpoint,
                     source);
     else
-        return check_no_loop(source, mountpoint) && check_empty(mountpoint) && check_fuse_device();
+        return check_no_loop(source, mountpoint) && check_empty(mountpoint) &&
+               check_fuse_device() && check_stack_limit();
     return false;
 }
 
@@ -378,12 +397,13 @@ advise_on_failure(const char *mountpoint, const char *printed, struct buffer *ad
                     "a FUSE mount whose daemon has died is there; fusermount3 -u %s clears it",
                     mountpoint);
     else if (prctl(PR_CAPBSET_READ, CAP_SYS_ADMIN, 0, 0, 0) == 0)
-        buffer_add_text(advice, "CAP_SYS_ADMIN cannot be had here: a container needs " CONTAINER);
+        buffer_add_text(advice,
+                        "CAP_SYS_ADMIN is not available here: a container needs " CONTAINER);
     else if (geteuid() != 0 && prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
         buffer_add_text(advice, "no_new_privs keeps fusermount3 from becoming root: run without it "
                                 "(docker: no-new-privileges, systemd: NoNewPrivileges=)");
     else if (strstr(printed, "exec") || strstr(printed, "spawn"))
-        buffer_add_text(advice, "without root's rights only fusermount3 can mount, and it cannot "
+        buffer_add_text(advice, "without root privileges only fusermount3 can mount, and it cannot "
                                 "be run: install it (package fuse3)");
     else if (!advise_on_mountpoint(mountpoint, advice) &&
              (strstr(printed, strerror(EPERM)) || strstr(printed, strerror(EACCES))))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks for everything that can prevent the mount, and advises the user: both paths and the device
- * before the mount, and the messages of libfuse and fusermount3 after a failure. Requires a process
- * with one thread.
+ * Checks for everything that can prevent the mount, and advises the user: both paths, the device
+ * and the limit of the stack before the mount, and the messages of libfuse and fusermount3 after a
+ * failure. Requires a process with one thread.
  */
 #ifndef FSTFS_FUSE_PREFLIGHT_H
 #define FSTFS_FUSE_PREFLIGHT_H
@@ -21,7 +21,7 @@ char *preflight_source(const char *path);
 char *preflight_mountpoint(const char *path);
 
 /* Whether `source` can be mounted on `mountpoint`, both real paths; if not, an error was printed.
- * Does not access the mount point if it is a FUSE mount, which may be dead. */
+ * If a FUSE file system is mounted on `mountpoint`, which may be dead, it is not accessed. */
 bool preflight_check(const char *source, const char *mountpoint);
 
 /* Prints why libfuse could not mount, with advice. `printed`: its messages and fusermount3's. */

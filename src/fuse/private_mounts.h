@@ -2,9 +2,9 @@
 /*
  * FUSE file systems that were mounted without allow_other. The kernel permits only the user who
  * mounted one to access it (fuse_allow_current_process() in fs/fuse/dir.c). It compares the real,
- * effective and saved IDs of a process, not the file system IDs that a thread of the opener
- * assumes: with the other IDs, the thread could be killed by the caller. So the opener applies the
- * rule itself.
+ * effective and saved IDs, not the file system IDs, which are the only ones that a thread of the
+ * opener assumes: if it assumed the others, too, the caller could kill it. So the opener applies
+ * the rule itself.
  */
 #ifndef FSTFS_FUSE_PRIVATE_MOUNTS_H
 #define FSTFS_FUSE_PRIVATE_MOUNTS_H

@@ -35,9 +35,9 @@ errint_t readahead_init(struct readahead *readahead, dev_t device);
 void readahead_destroy(struct readahead *readahead);
 
 /*
- * Sets the readahead to `bytes` (whole KiB; 0: any will do), for the open that is answered before
- * readahead_end_open(). Waits a millisecond if files with another value were opened just now. Any
- * thread.
+ * Sets the readahead to `bytes` (whole KiB; 0: any value), for the open that is answered before
+ * readahead_end_open(), which must be called also after an error. If the value changes, waits until
+ * no open is being answered and the last answer is a millisecond old. Any thread.
  */
 errint_t readahead_begin_open(struct readahead *readahead, uint64_t bytes);
 void readahead_end_open(struct readahead *readahead);
@@ -47,7 +47,7 @@ void readahead_end_open(struct readahead *readahead);
  * MiB, since readahead stops at its end, but at most an eighth of its size, so that a program that
  * maps it and reads a few rows does not cause all of it to be read. In a file of several tensors,
  * readahead continues past the end of each tensor that is read. Such a file gets a fraction of
- * their mean size, so that reading some of the tensors reads at most 5 % too much. `normal`: the
+ * their mean size, so that reading some of the tensors reads about 5 % too much. `normal`: the
  * mount's default, which is the minimum.
  */
 uint64_t readahead_for_file(const struct extent_list *list, uint64_t normal);

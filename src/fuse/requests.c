@@ -29,12 +29,11 @@ struct lane {
     enum level level;
     uint64_t key;
     unsigned running, queued; /* requests here and below */
-    struct list
-        waiting; /* the lanes below that have queued requests, the next one to serve first */
+    struct list waiting; /* the lanes below that have queued requests, in the order of service */
     struct list node; /* in `waiting` of the lane above */
     /* LEVEL_NAME */
     struct list queue; /* of requests */
-    uint64_t since; /* monotonic_ms() of the last answer */
+    uint64_t since; /* monotonic_ms() when a request last ended, or the lane was created */
 };
 
 struct requests {
@@ -161,26 +160,41 @@ lane_dequeue(struct lane *lane, struct request *request)
     lane_count_queued(lane, false);
 }
 
+static struct lane *lane_find_ready(struct lane *lane);
+
+/* lane_find_ready() among the lanes below that have requests running, or among those that have
+ * none.
+ */
+static struct lane *
+lane_find_ready_below(struct lane *lane, bool is_running)
+{
+    list_for_each(node, &lane->waiting)
+    {
+        struct lane *below = container_of(node, struct lane, node);
+        struct lane *found = (below->running > 0) == is_running ? lane_find_ready(below) : NULL;
+
+        if (!found)
+            continue;
+        list_rotate(&lane->waiting, node);
+        return found;
+    }
+    return NULL;
+}
+
 /* Returns the next lane, in round-robin order, with a queued request that may run; NULL: none.
- * Skipped lanes have requests running, so there are few. */
+ * Lanes without running requests are first: only the end of another lane's request would start them
+ * later, and that may not come. Skipped lanes have requests running, so there are few. */
 static struct lane *
 lane_find_ready(struct lane *lane)
 {
-    struct lane *found = NULL;
+    struct lane *found;
 
     if (!lane->queued || !request_lane_has_room(lane))
         return NULL;
     if (lane->level == LEVEL_NAME)
         return lane;
-    list_for_each(node, &lane->waiting)
-    {
-        found = lane_find_ready(container_of(node, struct lane, node));
-        if (!found)
-            continue;
-        list_rotate(&lane->waiting, node);
-        break;
-    }
-    return found;
+    found = lane_find_ready_below(lane, false);
+    return found ? found : lane_find_ready_below(lane, true);
 }
 
 static bool

@@ -12,7 +12,7 @@
  *
  *   a name          4; 1 once its directory has 8
  *   a directory     32; 1 once its file system has 32
- *   a file system   as many as are left for all others
+ *   a file system   as many as are free, of REQUESTS_RUNNING
  *
  * An interrupted request, queued or running, is answered with EINTR once no request for its name
  * has been answered for REQUESTS_GRACE_MS. Until then it continues, because a caller that handles
@@ -31,7 +31,7 @@
 
 enum {
     REQUESTS_RUNNING = 256, /* threads that may wait on storage at the same time */
-    REQUESTS_QUEUED = 16384, /* a file system gets as many as are left for all others; then EBUSY */
+    REQUESTS_QUEUED = 16384, /* a file system may queue as many as are free; beyond that, EBUSY */
     REQUESTS_GRACE_MS = 1000,
 };
 
@@ -77,19 +77,20 @@ void requests_free(struct requests *requests);
 /* Starts the thread that answers interrupted requests; `view` outlives the requests. */
 errint_t requests_start(struct requests *requests, struct view *view);
 
-/* Answers all queued requests and all later ones with ENOTCONN. */
+/* Answers all queued requests, and all later ones that may wait on storage, with ENOTCONN. */
 void requests_close(struct requests *requests);
 
 /* Copies `name` (NULL: ""). Returns NULL if out of memory; `req` has then been answered. */
 struct request *request_new(struct requests *requests, fuse_req_t req, node_id id,
                             const char *name);
-/* Runs or queues the request, and frees it. `is_lookup`: it concerns the name in `id`, else `id`.
- */
+/* Runs or queues the request, and frees it after it has run. `is_lookup`: it accesses
+ * request->name in the directory `id`; otherwise it accesses `id` itself. */
 void request_serve(struct request *request, void (*run)(struct request *request), bool is_lookup);
 /* Runs a request that does not wait on storage, and frees it. */
 void request_serve_at_once(struct request *request, void (*run)(struct request *request));
 
-/* Returns what the calling thread must answer now; NULL: it was answered with EINTR. */
+/* Returns the kernel's request, which the calling thread must then answer; NULL: it was answered
+ * with EINTR. */
 fuse_req_t request_claim(struct request *request);
 
 void *request_userdata(const struct request *request);

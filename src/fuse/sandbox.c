@@ -272,7 +272,7 @@ sandbox_seal(struct sandbox *sandbox)
     error = system_calls_restrict(sandbox->passthrough, sandbox->credentials);
     set_part(part, error);
     if (error == -ENOTSUP)
-        snprintf(part->why, sizeof(part->why), "not written for this kind of machine");
+        snprintf(part->why, sizeof(part->why), "not implemented for this architecture");
     else if (error == -EBUSY)
         snprintf(part->why, sizeof(part->why), "a thread has a filter of its own");
 }

@@ -30,7 +30,7 @@ struct sandbox {
     bool wanted;
     bool passthrough; /* keep what passthrough needs */
     bool credentials; /* keep what credentials.h needs */
-    bool no_files; /* keep neither files nor capabilities, which only reading needs */
+    bool no_files; /* keep neither access to files nor capabilities, which only readers need */
     int tasks; /* a directory with files that it can read: see run_delay.h. -1: none */
     struct sandbox_part no_new_privileges, capabilities, landlock, system_calls;
     bool confined; /* Landlock allows reading the source only */
@@ -45,8 +45,8 @@ void sandbox_refuse(struct sandbox *sandbox, const char *why, errint_t error);
 bool sandbox_confines_files(const struct sandbox *sandbox);
 
 /* Call it on the only thread: threads created later inherit it. `directory`: an open directory;
- * only files below it, and below sandbox->tasks, can then be read. -1: any file can, or none if
- * sandbox->no_files. */
+ * only files below it, sandbox->tasks and /sys/devices/system/cpu can then be read. -1: any file
+ * can, or none if sandbox->no_files. */
 void sandbox_enter(struct sandbox *sandbox, int directory);
 
 /* Restricts the system calls of all threads. Call it when all rings and sockets have been made. */

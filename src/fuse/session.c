@@ -69,8 +69,9 @@ warn_of_refused_options(struct session *session)
     const char *refusal = passthrough_refusal(session->operations.passthrough);
 
     if (session->operations.readahead_least < wanted)
-        log_warning("--readahead=%" PRIu64 "K: refused by the kernel (%s): over 128K only root may "
-                    "ask for; the kernel reads ahead %" PRIu64 "K on this mount",
+        log_warning("--readahead=%" PRIu64
+                    "K: refused by the kernel (%s): only root may set more than "
+                    "128K; the readahead of this mount is %" PRIu64 "K",
                     wanted / 1024,
                     session->readahead_error ? strerror(-session->readahead_error) : "a limit",
                     session->operations.readahead_least / 1024);
@@ -103,8 +104,8 @@ op_init(void *userdata, struct fuse_conn_info *conn)
 }
 
 /* Answers INIT, the kernel's first request, which is queued as soon as the file system is mounted.
- * libfuse can refuse it before it calls op_init(), and after; in the latter case, as after a
- * signal, it ends the session, whose loop then returns the error. */
+ * libfuse can refuse it before it calls op_init(), or after that; then it ends the session, as a
+ * signal does, and fuse_session_loop_mt() returns the error. */
 static errint_t
 answer_init(struct session *session)
 {
@@ -133,8 +134,8 @@ end_at_once(void *arg)
     return arg;
 }
 
-/* Whether libfuse will be able to start its first thread, which it does after success is reported:
- * it gets the stack of this one. */
+/* Starts and joins a thread, so that an error is reported before the mount is ready: the first
+ * thread of libfuse then reuses the stack of this one. */
 static errint_t
 try_thread(void)
 {
@@ -172,7 +173,7 @@ session_mount(struct session *session)
         open_exclude(session->mount.device);
         error = readahead_init(readahead, session->mount.device);
     }
-    /* Must precede INIT, which copies the value. */
+    /* Before INIT is answered: the kernel then takes the lower of this value and the reply's. */
     if (!error && wanted_readahead(session)) {
         error = readahead_begin_open(readahead, wanted_readahead(session));
         readahead_end_open(readahead);
@@ -193,13 +194,14 @@ session_free_parts(struct session *session)
         close(session->broken);
 }
 
+/* Returns the descriptor, or the negative errno. */
 static int
 open_broken_pipe(void)
 {
     int ends[2];
 
     if (pipe2(ends, O_CLOEXEC) < 0)
-        return -1;
+        return -errno;
     close(ends[0]);
     return ends[1];
 }
@@ -221,11 +223,14 @@ session_new(const struct session_options *options, struct session **out)
     handles_init(&operations->handles);
     operations->handles.passthrough = operations->passthrough;
     session->broken = open_broken_pipe();
-    if (session->broken >= 0 && operations->passthrough &&
-        requests_new(operations, operations_release_handle, &operations->requests) == 0)
-        error = session_mount(session);
+    if (operations->passthrough)
+        error = requests_new(operations, operations_release_handle, &operations->requests);
+    if (!error && session->broken < 0)
+        error = session->broken;
+    if (error)
+        log_error("cannot set up the session: %s", strerror(-error));
     else
-        log_error("no memory for the session");
+        error = session_mount(session);
     if (error) {
         session_free_parts(session);
         free(session);

@@ -29,7 +29,7 @@ errint_t session_new(const struct session_options *options, struct session **ses
 /* Answers INIT, and serves until the mount is unmounted or SIGTERM, SIGINT or SIGHUP arrives. */
 errint_t session_run(struct session *session, struct view *view, struct io *io,
                      struct loads *loads);
-/* Answers queued and later requests about names with ENOTCONN. Any thread. */
+/* Answers queued requests, and later ones that may wait on storage, with ENOTCONN. Any thread. */
 void session_close(struct session *session);
 
 /* Appends one JSON object, `kernel` of .fstfs/status. Any thread. */
@@ -44,8 +44,8 @@ void session_abort(void *session);
 /* The descriptor of the connection to the kernel. It polls as POLLERR when that has ended. */
 int session_connection(const struct session *session);
 
-/* Closes the connection, which answers all callers; session_unmount() is next. Returns false if the
- * mount has been unmounted already. */
+/* Closes the connection, so that all callers get an error; call session_unmount() next. Returns
+ * false if the mount has been unmounted already. */
 bool session_cut(struct session *session);
 
 /* Frees, after session_cut(). The engine must have answered all reads. */

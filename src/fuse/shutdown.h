@@ -20,7 +20,7 @@ enum {
     SHUTDOWN_HELPERS = 2,
 };
 
-/* All are called on the thread. */
+/* All are called on the thread that shutdown_start() starts. */
 struct shutdown_calls {
     /* A signal has arrived, the connection or the process has ended, or a helper has died that the
      * daemon cannot run without. */
@@ -33,11 +33,11 @@ struct shutdown_calls {
     void *arg;
     /* The helpers to watch; they outlive the thread. Those without a socket do not exist. */
     const struct helper *helpers[SHUTDOWN_HELPERS];
-    int connection; /* polls as POLLERR when it has ended: all has been unmounted */
+    int connection; /* polls as POLLERR when it has ended: after an unmount or an abort */
     int process; /* pidfd of the process of --pid; -1: none */
 };
 
-/* Between fuse_set_signal_handlers() and fuse_remove_signal_handlers(). */
+/* Call both between fuse_set_signal_handlers() and fuse_remove_signal_handlers(). */
 errint_t shutdown_catch_signals(void);
 void shutdown_release_signals(void);
 

@@ -35,7 +35,7 @@
 /* All advice from 32 on: MADV_HWPOISON and MADV_SOFT_OFFLINE, for CAP_SYS_ADMIN, take memory from
  * the whole machine. */
 #define POISONING (INT_BITS & ~UINT64_C(31))
-/* Allowed with CAP_SYS_ADMIN, which passthrough keeps. */
+/* Denied, because the kernel would allow them with CAP_SYS_ADMIN, which passthrough keeps. */
 #define NAMESPACES                                                                                 \
     (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID |  \
      CLONE_NEWNET)

@@ -15,7 +15,7 @@ errint_t access_directory(struct view *view, const struct caller *caller, const 
 /* The file of a backing. */
 errint_t access_backing(struct view *view, const struct caller *caller,
                         const struct backing *backing, int mask);
-/* The files of all shards; if none exists, search permission for their directory. */
+/* The files of all shards, and the index; if none exists, search permission for their directory. */
 errint_t access_shards(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, int mask);
 /* A file that has a node, or the tensor file at `position` of a set. */

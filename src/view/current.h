@@ -19,8 +19,8 @@ bool current_has_another(const struct node *node, const struct dir_listing *list
 /* The set of a NODE_TENSORS; a reference. */
 errint_t current_tensors(struct view *view, struct node *node, struct node **set);
 
-/* The directory of the source that a NODE_DIRECTORY shows, or that has the checkpoint of a
- * NODE_TENSORS. NULL: the node is not in the source. */
+/* The directory of the source that a NODE_DIRECTORY shows, or that contains the checkpoint of a
+ * NODE_TENSORS. NULL: the node is of another kind. */
 struct source_dir *source_dir_of_node(const struct node *node);
 /* Returns whether to repeat a call that failed because the source has changed, and makes the next
  * call check the source. `tries` counts the repetitions, of which there is at most one. */

@@ -239,7 +239,10 @@ made_size(struct checkpoint *checkpoint, struct derived *derived,
                             checkpoint->shard_count ? checkpoint->shards[0]->name : NULL,
                             "HeaderTooLarge: no %s: its header would be over %u bytes, and "
                             "safetensors could not read it",
-                            kind == MADE_MERGED ? "merged file" : "re-cut shards", ST_MAX_HEADER);
+                            kind == MADE_MERGED  ? "merged file"
+                            : kind == MADE_SHARD ? "converted shards"
+                                                 : "re-cut shards",
+                            ST_MAX_HEADER);
             error = -ENOENT;
         }
         derived->files[kind].error = error;

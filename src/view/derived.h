@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Made files: the files that views generate from one version of a checkpoint. Their sizes are
- * computed once per version and stored in it (checkpoint->derived); an extent list is made at each
- * open.
+ * computed once per version and stored in it (checkpoint->derived); extent lists are not, but
+ * view/list_cache.h keeps recent ones.
  *
  * Any thread. Does not wait for storage. Memory is charged to the catalog's budget; if that is
  * full, these functions add a problem and return -ENOMEM.
@@ -17,8 +17,8 @@
 
 enum made_kind {
     MADE_TENSOR_INDEX, /* the index in tensors/ */
-    MADE_TENSOR_INDEX_BY_FILE, /* the same, in a directory named after the first shard */
-    MADE_MERGED, /* the merged file; if the checkpoint is one file, that file unchanged */
+    MADE_TENSOR_INDEX_BY_FILE, /* the same, if the directory has the name of the first shard */
+    MADE_MERGED, /* the merged file; of one file that is not converted, that file unchanged */
     MADE_MERGED_INDEX, /* an index that names only the merged file */
     MADE_SHARD, /* a converted shard of the source */
     MADE_SHARD_INDEX, /* an index of the source's shards, if the source has none or they are

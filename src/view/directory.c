@@ -32,7 +32,7 @@ struct shown_name {
     bool may_hang; /* a lookup may wait for another file system */
 };
 
-/* Immutable except for the count. */
+/* Immutable except for `references`. */
 struct shown_names {
     uint64_t references; /* guarded by view->lock */
     struct node *node; /* counted */
@@ -192,7 +192,7 @@ shown_names_unref(struct view *view, struct shown_names *names)
 
 /* ---- the names of a directory of the source ---- */
 
-/* Whether an entry's existence or number depends on headers. */
+/* Whether it depends on headers if the entry is shown, or as how many files. */
 static bool
 is_conditional(const struct dir_listing *listing, const struct dir_entry *entry)
 {
@@ -370,8 +370,8 @@ list_directory(struct view *view, const struct caller *caller, struct node *node
 
 struct view_directory {
     struct node *node;
-    struct node *set; /* of a NODE_TENSORS, counted; else NULL, and: */
-    struct shown_names *names; /* counted */
+    struct node *set; /* of a NODE_TENSORS; counted; NULL: it has `names` */
+    struct shown_names *names; /* of any other directory; counted; else NULL */
     char file_name[FILE_NAME_SIZE]; /* returned by view_readdir() */
 };
 

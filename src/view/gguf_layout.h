@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The merged file of a GGUF model in several parts. Its header is generated, except for the
- * key-values, which are a range of the first part. See format/gguf_write.h.
+ * key-values, which are ranges of the first part. See format/gguf_write.h.
  *
  * Any thread; does not wait for storage.
  */

@@ -100,7 +100,7 @@ void
 list_cache_trim(struct list_cache *cache)
 {
     struct extent_list *evicted[LIST_CACHE_SLOTS];
-    uint64_t idle = 0;
+    uint64_t idle = 0, bytes;
     int count = 0;
 
     pthread_mutex_lock(&cache->lock);
@@ -109,9 +109,11 @@ list_cache_trim(struct list_cache *cache)
 
         if (!slot->list || atomic_load(&slot->list->references) > 1)
             continue;
-        idle += layout_list_bytes(slot->list);
-        if (idle <= LIST_CACHE_IDLE)
+        bytes = layout_list_bytes(slot->list);
+        if (idle + bytes <= LIST_CACHE_IDLE) {
+            idle += bytes;
             continue;
+        }
         evicted[count++] = slot->list;
         slot->list = NULL;
     }

@@ -62,7 +62,8 @@ add_new_name(struct gather *gather, enum dir_entry_kind kind, uint32_t group, co
 
     if (strlen(base) + strlen(suffix) > 255) {
         problem_set_add(gather->listing->problems, base,
-                        "left out: with %s its name would be over 255 bytes", suffix);
+                        "left out: its name would be over 255 bytes%s%s", *suffix ? " with " : "",
+                        suffix);
         return NULL;
     }
     draft = add_draft(gather, kind, group);
@@ -381,7 +382,7 @@ is_source_shard(const struct draft *draft)
     return draft->entry.kind == ENTRY_SHARD || draft->entry.kind == ENTRY_UNCONVERTED;
 }
 
-/* Shows the files of a group that is converted, because a converted file has no name. */
+/* Shows the source's files of a group, because the name of a file that is made of them is taken. */
 static void
 show_unconverted(struct gather *gather, uint32_t group)
 {

@@ -14,7 +14,7 @@
 enum dir_entry_kind {
     ENTRY_DIRECTORY,
     ENTRY_SIDE_FILE,
-    ENTRY_UNCONVERTED, /* of a checkpoint that is shown converted, if that is not possible */
+    ENTRY_UNCONVERTED, /* of the source; shown if the file made in its place does not exist */
     ENTRY_SHARD, /* of the source, unchanged */
     ENTRY_INDEX, /* of the source, unchanged */
     ENTRY_TENSORS, /* a checkpoint's directory */
@@ -66,7 +66,7 @@ dir_entry_group(const struct dir_listing *listing, const struct dir_entry *entry
     return &listing->listing->groups[entry->group];
 }
 
-/* Key of the file systems that links of the entry's files lead to; 0: see struct group. */
+/* Key of the other file systems that links among the entry's files lead to; 0: see struct group. */
 uint64_t dir_entry_lane(const struct dir_listing *listing, const struct dir_entry *entry);
 
 /* The index in `entries` of the first re-cut checkpoint with this stem or a greater one. Those of

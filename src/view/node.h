@@ -61,7 +61,8 @@ struct node {
     struct ownership ownership; /* guarded by view->lock: chmod keeps the node */
     struct backing *served; /* is_shard: the version that readers get, since the first open;
                              * guarded by view->lock */
-    bool is_shard; /* opened only while its header is valid, as the backing of its checkpoint */
+    bool is_shard; /* opened as the backing of its checkpoint; if its header is refused, only if the
+                    * container is kept */
 
     const struct view_page *page; /* NODE_PAGE */
     char name[];

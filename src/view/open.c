@@ -30,7 +30,7 @@ list_of_tensor(const struct node *set, uint32_t position, struct extent_list **l
 }
 
 /* The backing that the other views read for this shard, if the shard is still the same file; a
- * reference. A refused shard has one only if it is shown whatever is in it. */
+ * reference. For a refused shard of a kept container: the node's own backing. */
 static errint_t
 shard_backing(struct view *view, const struct node *node, struct backing **backing)
 {

@@ -2,9 +2,10 @@
 /*
  * Permission checks for callers of the mount.
  *
- * If other users can access the mount, each request for names, attributes or content first asks the
- * kernel whether its caller has the same access to the source now: by path, with the credentials
- * that FUSE reports. The path must lead to the file that the view knows. Results are not cached.
+ * If other users can access the mount, each lookup, listing, access(2), and request for xattrs or
+ * content first asks the kernel whether its caller has the same access to the source now: by path,
+ * with the credentials that FUSE reports. The path must lead to the file that the view knows.
+ * Results are not cached.
  */
 #ifndef FSTFS_VIEW_PERMISSION_H
 #define FSTFS_VIEW_PERMISSION_H

@@ -64,7 +64,7 @@ has_view(const struct survey *survey, enum view_kind view)
     return survey->options.root < 0 || survey->options.root == (int)view;
 }
 
-/* Computes the files that the views make of a checkpoint, which adds its problems. */
+/* Computes the merged file and the re-cut shards of a checkpoint, which adds their problems. */
 static void
 survey_checkpoint(const struct survey *survey, struct source_dir *dir, const struct group *group)
 {

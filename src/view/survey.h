@@ -4,10 +4,10 @@
  * were never accessed.
  *
  * A thread, which ends with the survey, lists every directory, reads the headers of every
- * checkpoint and computes the files that the views make of it; problems are added to the
- * catalog's. Directories with a checkpoint or a problem are referenced until the next survey, so
- * that their problems stay listed and only changes are read again. Storage that does not respond
- * blocks only this thread.
+ * checkpoint and computes its merged file and re-cut shards; problems are added to the catalog's.
+ * Directories with a checkpoint or a problem are referenced until the next survey, so that their
+ * problems stay listed and only changes are read again. Storage that does not respond blocks only
+ * this thread.
  */
 #ifndef FSTFS_VIEW_SURVEY_H
 #define FSTFS_VIEW_SURVEY_H
@@ -33,8 +33,8 @@ void survey_free(struct survey *survey);
  * SURVEY_WAIT_MS. Returns whether it has ended. Any thread. */
 bool survey_refresh(struct survey *survey);
 
-/* Adds a line for each part of the source that was not surveyed. `complete`: what survey_refresh()
- * returned. Any thread; does not wait for storage. */
+/* Adds at most two lines: how far the survey is, unless it is `complete` (what survey_refresh()
+ * returned), and how many directories were left out. Any thread; does not wait for storage. */
 void survey_write(struct survey *survey, bool complete, struct buffer *out);
 
 #endif

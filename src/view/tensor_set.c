@@ -85,8 +85,8 @@ keep_first_of_name(const struct checkpoint *checkpoint, const struct named_posit
     return kept;
 }
 
-/* Bytes for sorting: the names, counted twice because their buffer is copied as it grows; the
- * positions, and the copy of them that qsort() makes. */
+/* Bytes for sorting: the names, counted three times because their buffer is copied as it grows; the
+ * positions, and the copy of them that qsort() makes; the order. */
 static uint64_t
 sorting_bytes(const struct checkpoint *checkpoint)
 {

@@ -65,9 +65,9 @@ enum { VIEW_CACHE_MS = 500 };
 /*
  * If the options have a `check`, the functions with a `caller` return -EACCES unless the caller may
  * do the same in the source. Looking up a name requires search permission on the paths of all files
- * that it is made of; looking up a tensor, its xattrs, and listing its directory require read
- * permission for the shards. -ESTALE: the files of the source have changed. Without a `check`,
- * `caller` may be NULL.
+ * that it is made of; looking up a tensor, reading xattrs, and listing a directory of tensors
+ * require read permission for the shards. -ESTALE: the files of the source have changed. Without a
+ * `check`, `caller` may be NULL.
  */
 
 /* Returns whether view_lookup() in this directory checks the caller, so that the kernel must not
@@ -136,8 +136,9 @@ void view_close(struct view *view, struct extent_list *list);
 
 /*
  * Appends an xattr to `value`; docs/libfstfs.md has their format. Tensor files have
- * user.safetensors.name, .dtype and .shape, and user.fstfs.extents; unchanged files have
- * user.fstfs.extents; merged files, re-cut shards and directories of tensors have
+ * user.fstfs.extents; user.safetensors.name, .dtype and .shape, except for GGUF types that
+ * safetensors lacks; and, in GGUF, user.gguf.name, .type and .shape. Unchanged files have
+ * user.fstfs.extents; merged files, re-cut and converted shards, and directories of tensors have
  * user.fstfs.source. -ENODATA.
  */
 errint_t view_getxattr(struct view *view, const struct caller *caller, node_id id, const char *name,

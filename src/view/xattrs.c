@@ -29,7 +29,8 @@ static const char *const xattr_names[XATTRS] = {
     "user.fstfs.extents",    "user.fstfs.source",
 };
 
-/* Tensors of GGUF files have xattrs of their own, and those of safetensors if it has their type. */
+/* Tensors of GGUF files have xattrs of their own, and user.safetensors.* if safetensors has their
+ * type. */
 static bool
 tensor_has_xattr(const struct node *set, uint32_t position, enum xattr xattr)
 {

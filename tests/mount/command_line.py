@@ -10,7 +10,6 @@ import pytest
 from conftest import BUILD, SLOW, as_user, eventually, mounted_at, process_stat
 from corpus import trees
 
-MISFORTUNE = BUILD / "tests/sandbox/misfortune.so"
 REFUSE = BUILD / "tests/sandbox/refuse"
 
 

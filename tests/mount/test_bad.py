@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Invalid input: the mount works, valid neighbours read correctly, and problems lists what is
+"""Invalid input: the mount works, valid neighbors read correctly, and problems lists what is
 wrong."""
 
 import errno

@@ -9,8 +9,8 @@ import resource
 import shutil
 import signal
 import struct
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import oracle
@@ -457,11 +457,9 @@ def test_directories_read_repeatedly(mount, source):
         for fd in fds:
             os.close(fd)
 
-    threads = [threading.Thread(target=abuse) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for thread in [pool.submit(abuse) for _ in range(4)]:
+            thread.result()  # raises its exception
     assert not faults
     check(m, source, MEMORY + BESIDE)
     assert json.loads(m.read(".fstfs/status"))["problems"] == 0

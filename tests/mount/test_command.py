@@ -13,9 +13,9 @@ import time
 
 import oracle
 import pytest
-from command_line import (MISFORTUNE, REFUSE, daemons, gone, mnt, nothing_left, refused,  # noqa: F401 (fixtures)
+from command_line import (REFUSE, daemons, gone, mnt, nothing_left, refused,  # noqa: F401 (fixtures)
                           run, source)
-from conftest import SLOW, as_user, child, eventually, files_open_in, mounted_at
+from conftest import SLOW, as_user, child, eventually, files_open_in, mounted_at, preload
 from corpus import trees
 
 
@@ -55,11 +55,8 @@ def test_background_returns_when_usable(fstfs, source, mnt):
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_init_is_refused(fstfs, source, mnt, place, flags, how):
     """libfuse refuses to answer INIT, before or after it calls init(): fstfs reports the failure."""
-    if not MISFORTUNE.exists():
-        pytest.skip("tests/sandbox/misfortune.so is not built")
-    preload = {"LD_PRELOAD": shutil.copy(MISFORTUNE, place), "REFUSED_INIT": how,
-               "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
-    done = run(fstfs, *flags, source.root, mnt, seconds=5, env={**os.environ, **preload})
+    done = run(fstfs, *flags, source.root, mnt, seconds=5,
+               env={**os.environ, **preload("misfortune", place, REFUSED_INIT=how)})
     refused(done, "fuse: .*(version|maximum read size)", "serving ended: Protocol error")
     assert done.returncode == 1
     nothing_left(mnt)
@@ -259,6 +256,27 @@ def test_sigterm_in_the_background(fstfs, source, mnt):
     gone(mnt)
 
 
+@pytest.mark.parametrize("who", ["root", "user"])
+def test_sigchld_is_ignored(mount, source, test_user, user_binary, who):
+    """Callers that ignore SIGCHLD, as some supervisors do, pass that on."""
+    if who == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    m = mount(source.root, wrapper=["env", "--ignore-signal=CHLD"],
+              **({"user": test_user, "binary": user_binary} if who == "user" else {}))
+    m.signal(signal.SIGTERM)
+    assert m.wait() == 0
+    assert "cannot unmount" not in m.log_text()
+    assert eventually(lambda: not mounted_at(m.path))
+
+
+@pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
+def test_failure_while_sigchld_is_ignored(fstfs, source, mnt, place, flags):
+    done = run("env", "--ignore-signal=CHLD", fstfs, *flags, source.root, mnt,
+               env={**os.environ, **preload("misfortune", place, REFUSED_INIT="before")})
+    assert done.returncode == 1
+    nothing_left(mnt)
+
+
 def test_sigterm_while_files_are_open(mount, source):
     m = mount(source.root)
     fd = os.open(m / "tensors/model/t4.weight" if os.path.exists(m / "tensors/model/t4.weight")
@@ -276,14 +294,16 @@ def test_sigterm_under_load(mount, place):
     m = mount(source.root)
     readers = [subprocess.Popen(
         [sys.executable, "-c", "import os,sys\ntry:\n while True:\n  for n in os.listdir(sys.argv[1]):\n"
-         "   open(os.path.join(sys.argv[1],n),'rb').read()\nexcept OSError: pass", m / "tensors/model"],
-        stderr=subprocess.DEVNULL) for _ in range(4)]
-    time.sleep(0.5)
+         "   open(os.path.join(sys.argv[1],n),'rb').read()\n   os.write(1, b'.')\n"
+         "except OSError: pass", m / "tensors/model"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(4)]
+    for r in readers:
+        assert r.stdout.read(1) == b"."
     m.signal(signal.SIGTERM)
     assert m.wait() == 0
     assert not mounted_at(m.path)
     for r in readers:
-        r.wait(10 * SLOW)
+        r.communicate(timeout=10 * SLOW)
 
 
 def test_fusermount_while_busy(mount, source):

@@ -6,7 +6,7 @@ import mmap
 import os
 import re
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import oracle
@@ -69,11 +69,8 @@ def test_many_readers_within_a_small_budget(mount, place, method):
         finally:
             os.close(fd)
 
-    threads = [threading.Thread(target=read, args=(start,)) for start in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(read, range(16)))  # raises their exceptions
     assert not wrong
     assert m.metrics()["fstfs_buffer_bytes"] <= m.metrics()["fstfs_buffer_budget_bytes"] == 4 << 20
 
@@ -127,7 +124,7 @@ class Counted:
 
 
 def test_status_pages_are_not_counted(mount, large):
-    """Reading the pages changes no counter, also when they are read in pieces."""
+    """Reading the files in .fstfs changes no counter, even if they are read in several parts."""
     m = mount(large[0].root)
     os.stat(m / large[1])
     counted = Counted(m)
@@ -221,11 +218,8 @@ def test_threads_sharing_a_file_read_it_once(mount, larger):
             os.pread(fd, 1 << 20, offset)
         os.close(fd)
 
-    threads = [threading.Thread(target=read, args=(part,)) for part in range(parts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(read, range(parts)))  # raises their exceptions
     metrics = m.metrics()
     assert metrics["fstfs_storage_read_bytes_total"] <= \
         size + (1 << 20) + metrics["fstfs_expired_bytes_total"]
@@ -260,7 +254,7 @@ def test_metrics_of_a_warm_shard(mount, large, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_metrics_of_unused_prefetch(mount, source, method):
+def test_metrics_of_fallbacks(mount, source, method):
     m = mount(source.root, *METHODS[method])
     taken = {name for name, value in m.metrics().items() if "_fallback{" in name and value}
     wanted = set()

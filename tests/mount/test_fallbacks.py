@@ -15,7 +15,7 @@ import oracle
 import pytest
 import readers
 from bench.harness import cached
-from conftest import BUILD, as_user, child, drop_from_page_cache, mounted_at
+from conftest import BUILD, as_user, child, drop_from_page_cache, mounted_at, preload
 from corpus import trees
 
 REFUSE = BUILD / "tests/sandbox/refuse"
@@ -99,7 +99,7 @@ def from_page_cache(m):
     return child(m.metrics, user=m.user)["fstfs_page_cache_read_bytes_total"] > 0
 
 
-def nothing_said_twice(m):
+def nothing_logged_twice(m):
     lines = m.log_text().splitlines()
     assert len(lines) == len(set(lines)), lines
 
@@ -156,7 +156,7 @@ def test_refused_calls(mount, rich, refuse, who, what):
     assert found == expected
     if "cachestat" not in expected:
         assert from_page_cache(plain) and from_page_cache(m)
-    nothing_said_twice(m)
+    nothing_logged_twice(m)
 
 
 # --- file systems of the source ---
@@ -165,12 +165,8 @@ def test_refused_calls(mount, rich, refuse, who, what):
 def test_threads_cannot_be_cancelled(mount, rich, who):
     """RLIMIT_SIGPENDING at 0: pthread_cancel() cannot send its signal. The sandbox does without, and
     SIGTERM ends the daemon although libfuse waits for its threads."""
-    library = BUILD / "tests/sandbox/misfortune.so"
-    if not library.exists():
-        pytest.skip("tests/sandbox/misfortune.so is not built")
-    m = mount(rich.root, environment={
-        "LD_PRELOAD": shutil.copy(library, os.path.dirname(rich.root)), "NO_CANCEL": "1",
-        "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}, **who)
+    m = mount(rich.root, **who,
+              environment=preload("misfortune", os.path.dirname(rich.root), NO_CANCEL=1))
     check_all(m, rich)
     m.signal(signal.SIGTERM)
     assert m.wait() == 0
@@ -272,4 +268,4 @@ def test_sources(source_on, mount, who, kind, engine):
     if KINDS[kind] is not None:
         assert refused.startswith(KINDS[kind]) and bool(refused) == bool(KINDS[kind])
     check_all(m, source, warm=True)
-    nothing_said_twice(m)
+    nothing_logged_twice(m)

@@ -120,7 +120,7 @@ def test_random_reads_of_a_merged_file(mount, place, align, other):
 
 
 def test_several_models_in_one_directory(mount, place):
-    """Each quantisation, and the projector of a multimodal model, is a checkpoint. safetensors and GGUF files of one stem are
+    """Each quantization, and the projector of a multimodal model, is a checkpoint. safetensors and GGUF files of one stem are
     two: the names and the index of the safetensors shards are those of a directory without GGUF files."""
     tensor = trees.tensor("w", "F32", (3, 4), seed=1)
     shards = {f"model-{i}-of-00002.safetensors": trees.file_bytes([trees.tensor(f"w{i}", "F32", (3, 4), seed=i)]) for i in ("00001", "00002")}

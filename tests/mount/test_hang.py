@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage that does not answer: callers that need it wait and can be killed, all others are served,
-and the daemon ends, or is killed, as if it answered."""
+and the daemon can be stopped or killed as if the storage answered."""
 
 import errno
 import mmap
@@ -355,7 +355,7 @@ def read_begin_and_rest(path, opened, go):
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("method", ["auto", "threads"])
-def test_reads_beside_a_stopped_server(mount, place, callers, method):
+def test_reads_while_another_server_is_stopped(mount, place, callers, method):
     """A read of a file whose server is stopped does not stop uncached reads of another file system,
     although the kernel asks the server for the file's attributes while the read is submitted."""
     if not SLOWFS.exists():
@@ -378,7 +378,8 @@ def test_reads_beside_a_stopped_server(mount, place, callers, method):
     os.kill(int(pid), signal.SIGSTOP)
     try:
         (place / "go").touch()
-        assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] > 0, LIMIT)
+        assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] > 0, LIMIT), \
+            (group.reap(), group.pids, group.count(), child(m.metrics), m.log_text())
         for i in range(3):
             real = source.path(f"good/m{i}.safetensors")
             drop_from_page_cache([real])

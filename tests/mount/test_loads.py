@@ -70,8 +70,23 @@ def in_own_group(work, *args):
     return work(*args)
 
 
+def unless_stalled(work, seconds=PAUSE):
+    """Calls work(), and repeats it if it fails after taking this long: then the machine may have
+    stalled for the pause that ends a load."""
+    for left in reversed(range(10)):
+        start = time.monotonic()
+        try:
+            return work()
+        except (AssertionError, ValueError):
+            if time.monotonic() - start < seconds or not left:
+                raise
+
+
 def test_whole_load(mount, source):
-    m = mount(source.root)
+    unless_stalled(lambda: check_whole_load(mount(source.root)))
+
+
+def check_whole_load(m):
     assert loads_of(m) == []
     m.read("merged/llama/config.json")  # not of a checkpoint
     began = int(time.time())
@@ -98,14 +113,18 @@ def test_whole_load(mount, source):
 
 @pytest.mark.parametrize("order", ["file", "name", "random"])
 def test_order(mount, source, order):
-    m = mount(source.root)
     names = tensor_names()
     if order == "name":
         names.sort()
     elif order == "random":
         random.Random(9).shuffle(names)
-    child(read_tensors, m, names)
-    assert loads_of(m)[0]["order"] == order
+
+    def check():
+        m = mount(source.root)
+        child(read_tensors, m, names)
+        assert loads_of(m)[0]["order"] == order
+
+    unless_stalled(check)
 
 
 def test_views_process_groups_and_checkpoints_have_separate_loads(mount, source):
@@ -121,7 +140,10 @@ def test_views_process_groups_and_checkpoints_have_separate_loads(mount, source)
 
 def test_pause_ends_a_load(mount, source):
     """A load ends after the pause even if its file stays open."""
-    m = mount(source.root)
+    unless_stalled(lambda: check_pause(mount(source.root)), 2 * PAUSE + 0.5)
+
+
+def check_pause(m):
     with open(m / f"merged/{CHECKPOINT}.safetensors", "rb", buffering=0) as f:
         f.read(1 << 16)
         assert loads_of(m)[0]["running"]
@@ -140,11 +162,14 @@ def test_pause_ends_a_load(mount, source):
 
 def test_loads_of_one_checkpoint_after_another(mount, source):
     """Bytes that the second load reads are not counted for the first one, which has not ended."""
-    m = mount(source.root)
-    child(in_own_group, read_tensors, m, tensor_names())
-    first, = loads_of(m)
-    child(in_own_group, read_tensors, m, tensor_names())
-    assert loads_of(m)[0]["storage_bytes"] == first["storage_bytes"]
+    def check():
+        m = mount(source.root)
+        child(in_own_group, read_tensors, m, tensor_names())
+        first, = loads_of(m)
+        child(in_own_group, read_tensors, m, tensor_names())
+        assert loads_of(m)[0]["storage_bytes"] == first["storage_bytes"]
+
+    unless_stalled(check)
 
 
 def test_only_the_last_loads_are_kept(mount, source):
@@ -271,6 +296,8 @@ def test_private(mount, source, who):
 @pytest.mark.parametrize("public", [True, False])
 def test_metrics(mount, place, public):
     """Names of checkpoints are labels, unless other users can read the metrics."""
+    if not public and os.geteuid() != 0:
+        pytest.skip("needs root, or user_allow_other")
     source = trees.Source(place / "models")
     for i in range(20):
         source.add(f'q"\\{i}', "m", [trees.tensor("w", "U8", (4096,))])
@@ -355,7 +382,7 @@ def test_reads_that_fail(mount, source):
 
 
 def test_reads_that_storage_fails(mount, source, place):
-    """They have waited for storage, which is blamed for that time."""
+    """Failed reads have waited for storage, and that time is counted as storage time."""
     faulty = Faulty(mount, source, place)
     faulty.set("read * error=EIO")
     with pytest.raises(OSError):

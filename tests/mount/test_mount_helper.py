@@ -59,7 +59,8 @@ def kind(request):
 
 @pytest.mark.parametrize("options", ["defaults", "ro,noauto,nofail,_netdev,x-systemd.automount",
                                      "rw,allow_other", "view=merged", "shards=2", "shard-size=1K",
-                                     "nosuid,nodev,noatime", "group,relatime,X-own.word=1"])
+                                     "nosuid,nodev,noatime", "suid,dev",
+                                     "group,relatime,X-own.word=1"])
 def test_fstab(fstfs, source, mnt, place, kind, options):
     tab = place / "fstab"
     tab.write_text(f"{source.root} {mnt} {kind} {options} 0 0\n")
@@ -69,6 +70,7 @@ def test_fstab(fstfs, source, mnt, place, kind, options):
         assert done.returncode == 0, done
         line, = mounted_at(mnt)
         assert " fuse.fstfs " in line
+        assert {"ro", "nosuid", "nodev"} <= set(line.split(" - ")[0].split()[5].split(","))
         if options == "view=merged":
             assert sorted(os.listdir(mnt)) == ["config.json", "model.safetensors"]
         elif options == "shards=2":

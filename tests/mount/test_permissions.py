@@ -300,7 +300,7 @@ def test_names_and_attributes(mount, source):
 
 
 def test_permission_revoked(mount, source):
-    """Takes effect within a second, for a mode and for a list that does not change the mode."""
+    """Revoking takes effect for a mode, and for an access control list that does not change the mode."""
     for stem in ("mode", "list"):
         os.chmod(add(source, "", stem), 0o644)
     give_list(source.path("list.safetensors"), [(USER, BOB, R), (MASK, None, R)])

@@ -164,7 +164,7 @@ def test_no_problem_outlives_its_file(mount, place, change):
         check([])
     else:
         check(["d/sub/link"])
-    assert m.metric("nodes") > 10  # of names that are gone, too
+    assert m.metric("nodes") > 10  # the kernel still knows the names that are gone
 
 
 def test_memory_of_directories_that_are_gone(mount, place):

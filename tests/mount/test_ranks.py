@@ -95,6 +95,7 @@ def run_rank(rank, barrier, results):
         found = rank.load()
         results.put((found, ranks.device_bytes("self") - before))
     except BaseException as error:
+        barrier.abort()  # otherwise the other ranks would wait for this one forever
         results.put((repr(error), 0))
         raise
 
@@ -168,7 +169,13 @@ def test_library_alone(mount, directory, value):
 
 def test_views_one_after_another(mount, directory):
     """Views are different files: each reads all bytes, and leaves nothing in the page cache of the source."""
-    storage = Storage(mount, directory)
-    storage.run(["merged", "shards"], together=False)
-    assert 1.9 <= storage.ratio() <= 1 + ONCE
-    assert storage.kept() <= 0.01
+    def load():
+        """Repeated as in is_read_once()."""
+        storage = Storage(mount, directory)
+        storage.run(["merged", "shards"], together=False)
+        assert storage.kept() <= 0.01
+        ratio = storage.ratio()
+        assert ratio >= 1.9
+        return ratio <= 1 + ONCE
+
+    assert eventually(load, 60)

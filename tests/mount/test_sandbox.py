@@ -426,7 +426,7 @@ REFUSED = {
     "landlock-container": (["landlock=EPERM"], {"landlock": "Operation not permitted"}),
     "seccomp": (["seccomp=EPERM"], {"system_calls": "Operation not permitted"}),
     "capset": (["capset=EPERM"], {"capabilities": "Operation not permitted"}),
-    # A filter without them needs a capability that has been dropped by then.
+    # Without no_new_privs, a filter needs a capability that has been dropped by then.
     "no-new-privs": (["no_new_privs=EINVAL"], {"no_new_privileges": "Invalid argument",
                                                "system_calls": "Permission denied"}),
     "all": (["landlock=ENOSYS", "seccomp=ENOSYS", "capset=EPERM", "no_new_privs=EINVAL"],
@@ -581,4 +581,4 @@ def test_core_dump_has_no_tensors(mount, place):
         assert not dumped
         return kept
 
-    assert eventually(found)  # it frees them after some seconds
+    assert eventually(found)  # the daemon frees its buffers after some seconds

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 import oracle
 import pytest
@@ -288,7 +289,7 @@ def test_source_changes(mount, versions, group, place, who, options):
     root = place / "s"
     shutil.copytree(versions[0].root, root)
     m = mount(root, *options, limit=120 * SLOW, **who)
-    files = expected(m, readers.mixtures(versions))  # the first of one version: of versions[0]
+    files = expected(m, readers.mixtures(versions))  # the first content of each file is that of versions[0]
     all_of_them = group(m, files, passed=CHANGES)
     names = [name for name, _ in versions[0].checkpoints[0].shards]
     rng = random.Random(5)
@@ -359,8 +360,8 @@ def test_opener_is_killed(mount, versions, group, who, shared):
 
 
 def test_opener_is_killed_while_storage_hangs(mount, versions, place):
-    """Its threads wait for storage and keep its sockets open. Its death is detected anyway, and no
-    caller waits for its answer."""
+    """The threads of the opener wait for storage and keep its sockets open. The daemon detects its
+    death anyway, and no caller waits for its answer."""
     if os.geteuid() != 0 or not SLOWFS.exists():
         pytest.skip("needs root (allow_other) and tests/slowfs/slowfs")
     faults = place / "faults"
@@ -379,8 +380,9 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
     def hung():
         """Whether a thread of the helper waits for storage."""
         for task in os.listdir(f"/proc/{helper}/task"):
-            with open(f"/proc/{helper}/task/{task}/wchan") as f:
-                if f.read().startswith(("request_wait_answer", "fuse_", "__fuse")):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                wchan = Path(f"/proc/{helper}/task/{task}/wchan").read_text()
+                if wchan.startswith(("request_wait_answer", "fuse_", "__fuse")):
                     return True
         return False
 
@@ -393,8 +395,8 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
         os._exit(0)
 
     def helper_hangs():
-        """The daemon looks the file up, too, from time to time. If it hangs first, it does not ask
-        the helper."""
+        """From time to time the daemon also looks the file up. If the daemon hangs first, it does not
+        ask the helper."""
         set_rules("lookup m/* hang\n")
         if eventually(hung, 1):
             return True

@@ -20,11 +20,10 @@ import oracle
 import pytest
 import readers
 import tables
-from conftest import BUILD, SLOW, Died, Mount, child, eventually, mounted_at
+from conftest import BUILD, SLOW, Died, Mount, child, eventually, mounted_at, preload
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
-SHORT_READS = BUILD / "tests/sandbox/short_reads.so"
 SHARD = "model-00001-of-00002.safetensors"
 SIZE = 2 << 20
 AT = SIZE * 3 // 4  # offset of the fault in the tensor "w"
@@ -391,11 +390,7 @@ def test_file_system(stage, place, what):
 
 
 def test_short_calls(stage):
-    if not SHORT_READS.exists():
-        pytest.skip("tests/sandbox/short_reads.so is not built")
-    stage.mount_on(stage.root / "d", environment={
-        "LD_PRELOAD": os.fspath(SHORT_READS), "SHORT_READS": "5000",
-        "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"})
+    stage.mount_on(stage.root / "d", environment=preload("short_reads", SHORT_READS=5000))
     stage.open_all(first=True)
     compare(stage, SHORT_CALLS, stage.read_all(), "right", stage.logged())
 

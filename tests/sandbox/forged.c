@@ -3,7 +3,7 @@
  * forged: loaded before a program's libraries (LD_PRELOAD), simulates a malicious mount.
  *
  *   FORGED_XATTR=NAME=VALUE  the xattr NAME has this value on all files that have it
- *   GROWING_XATTR=1          that value is empty at the first and every other read after it
+ *   GROWING_XATTR=1          that value is empty at the first, third, fifth and so on read
  *   NO_LISTING=1             directories can only be opened with O_PATH
  */
 #include <dlfcn.h>

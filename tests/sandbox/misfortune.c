@@ -6,11 +6,13 @@
  *   KILL_AT=N           SIGKILL instead of its Nth call that changes a file system
  *   FAIL_AT=N           its Nth call that changes a file system fails with ENOSPC
  *   STOP_AT=N           SIGSTOP before its Nth call that changes a file system
- *   READDIR_AT=N        its Nth readdir(3) and later ones on the same stream fail with EIO
+ *   READDIR_AT=N        its Nth readdir(3) or getdents64(2), and later ones on the same stream or
+ *                       descriptor, fail with EIO
  *   NO_TMPFILE=1        O_TMPFILE is not supported
  *   NO_RENAME_FLAGS=1   renameat2(2) supports no flags, as on NFS and many FUSE file systems
  *   NO_LINKS=1          hard links are not supported
  *   NO_CANCEL=1         pthread_cancel(3) fails with EAGAIN, as with RLIMIT_SIGPENDING at 0
+ *   STOP_AFTER_MOUNT=1  SIGSTOP when mount(2) has returned
  *   REFUSED_INIT=before libfuse refuses INIT before init(), because of the protocol version
  *   REFUSED_INIT=after  libfuse refuses INIT after init(), which does not request the maximum
  *                       read size of the mount options
@@ -28,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -127,14 +130,31 @@ openat64(int fd, const char *path, int flags, ...)
     return next(fd, path, flags, mode);
 }
 
+static _Atomic long directory_reads;
+
+ssize_t
+getdents64(int fd, void *buffer, size_t size)
+{
+    static _Atomic int failed = -1;
+    ssize_t (*next)(int, void *, size_t) =
+        (ssize_t(*)(int, void *, size_t))dlsym(RTLD_NEXT, "getdents64");
+
+    if (is_now("READDIR_AT", &directory_reads))
+        failed = fd;
+    if (failed == fd) {
+        errno = EIO;
+        return -1;
+    }
+    return next(fd, buffer, size);
+}
+
 struct dirent64 *
 readdir64(DIR *stream)
 {
-    static _Atomic long calls;
     static DIR *_Atomic failed;
     struct dirent64 *(*next)(DIR *) = (struct dirent64 * (*)(DIR *)) dlsym(RTLD_NEXT, "readdir64");
 
-    if (is_now("READDIR_AT", &calls))
+    if (is_now("READDIR_AT", &directory_reads))
         failed = stream;
     if (failed == stream) {
         errno = EIO;
@@ -144,7 +164,7 @@ readdir64(DIR *stream)
 }
 
 static char refused_init[16];
-static int no_cancel;
+static int no_cancel, stops_after_mount;
 
 /* Reads the variables at load time, because the daemon erases its environment. */
 static void __attribute__((constructor)) begin(void)
@@ -153,6 +173,7 @@ static void __attribute__((constructor)) begin(void)
 
     snprintf(refused_init, sizeof(refused_init), "%s", refused ? refused : "");
     no_cancel = getenv("NO_CANCEL") != NULL;
+    stops_after_mount = getenv("STOP_AFTER_MOUNT") != NULL;
 }
 
 int
@@ -161,6 +182,20 @@ pthread_cancel(pthread_t thread)
     int (*next)(pthread_t) = (int (*)(pthread_t))dlsym(RTLD_NEXT, "pthread_cancel");
 
     return no_cancel ? EAGAIN : next(thread);
+}
+
+int
+mount(const char *source, const char *target, const char *type, unsigned long flags,
+      const void *data)
+{
+    int (*next)(const char *, const char *, const char *, unsigned long, const void *) =
+        (int (*)(const char *, const char *, const char *, unsigned long, const void *))dlsym(
+            RTLD_NEXT, "mount");
+    int result = next(source, target, type, flags, data);
+
+    if (stops_after_mount)
+        kill(getpid(), SIGSTOP);
+    return result;
 }
 
 static int

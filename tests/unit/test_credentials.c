@@ -61,7 +61,8 @@ START_TEST(test_many_groups)
     char *text = malloc(12 * COUNT + 512), *at = text;
     struct credentials c;
 
-    at += sprintf(at, "Uid:\t0\t0\t0\t0\n"); /* does not start a line without the text before it */
+    at += sprintf(at, "Uid:\t0\t0\t0\t0\n"); /* at the start of the text, with no newline before it:
+                                                not a field */
     at += sprintf(at, "\nUid:\t1000\t0\t0\t0\nGid:\t100\t0\t0\t0\nGroups:\t");
     for (unsigned i = 0; i < COUNT + 5; i++)
         at += sprintf(at, "%u ", i);

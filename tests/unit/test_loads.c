@@ -224,7 +224,7 @@ verdict_begins_with(const char *start)
     return begins;
 }
 
-/* Reads hang, among them the first. One of the kernel's readahead is answered from memory. */
+/* Reads hang, among them the first. A read of the kernel's readahead is answered from memory. */
 START_TEST(reads_hang)
 {
     struct load *load = open_file(READER);

@@ -399,6 +399,24 @@ assert_in_turn(const node_id places[4], struct fuse_req *running)
     ck_assert_ptr_eq(order[3], queued[3]);
 }
 
+/* The end of a request makes one of each directory ready, until one of them runs: that must be the
+ * one of the directory that has none running, which would wait for an unrelated end otherwise. */
+START_TEST(test_directory_without_running_requests_is_first)
+{
+    struct fuse_req *ending, *busy, *idle;
+
+    ck_assert_uint_eq(begin_directories(1, 30), 30);
+    ck_assert(begin(place_of(1, 1, 0), run_until_released)->running);
+    ending = begin(place_of(1, 2, 0), run_until_released);
+    busy = begin_queued(place_of(1, 1, 1), run_until_released);
+    idle = begin_queued(place_of(1, 2, 1), run_until_released);
+    SET(ending->released = true);
+    WAIT(busy->running || idle->running);
+    ck_assert(idle->running);
+    assert_counts(32, 1);
+}
+END_TEST
+
 START_TEST(test_names_take_turns)
 {
     struct fuse_req *running = begin(place_of(1, 1, 0), run_until_released);
@@ -537,6 +555,7 @@ suite(void)
     tcase_add_test(bounds, test_all_run_256);
     tcase_add_test(bounds, test_full_queue_is_busy);
     tcase_add_test(turns, test_names_take_turns);
+    tcase_add_test(turns, test_directory_without_running_requests_is_first);
     tcase_add_test(turns, test_directories_take_turns);
     tcase_add_test(turns, test_file_systems_take_turns);
     tcase_add_test(interrupts, test_interrupt_takes_effect_after_grace);

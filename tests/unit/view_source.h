@@ -64,6 +64,7 @@ add_directory(const char *name)
 
     source_path(name, path);
     ck_assert_int_eq(mkdir(path, 0755), 0);
+    ck_assert_int_eq(chmod(path, 0755), 0); /* regardless of the umask */
 }
 
 static inline void

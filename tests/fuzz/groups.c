@@ -95,7 +95,8 @@ check_names(const char *file)
     if (group_index_name(file, stem)) {
         EXPECT(*stem && strlen(stem) < 256);
         group_name_index(stem, strlen(stem) % 2 ? ".sft" : ST_SUFFIX, index);
-        /* The name of the index in the mount is read as that of an index of the same stem. */
+        /* The name that the index gets in the mount must be recognized as an index of the same
+         * stem. */
         EXPECT(strlen(index) > 255 || (group_index_name(index, again) && !strcmp(stem, again)));
     }
     if (group_numbered_name(file, stem, &number, &of))

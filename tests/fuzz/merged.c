@@ -3,8 +3,9 @@
  * Made files and indexes of a checkpoint: written by src/view, read back by src/format and by
  * cJSON, and every byte compared with its shard.
  *
- * Input: a byte for the number of shards, 8 for the maximum size of re-cut shards, and then the
- * shards: pairs of metadata, and tensors with a name, a dtype and a shape.
+ * Input: a byte for the number of re-cut shards, 8 for their maximum size and one for the bits by
+ * which it is shifted to the right, a byte for the number of shards, and then the shards: pairs of
+ * metadata, and tensors with a name, a dtype and a shape.
  */
 #include "fuzz.h"
 
@@ -46,7 +47,7 @@ name_of(const struct checkpoint *checkpoint, struct tensor_ref ref, size_t *leng
 
 /* ---- a checkpoint from the input ---- */
 
-/* Converts the input to valid UTF-8, so that most inputs form a checkpoint, without NUL, at which
+/* Converts the input to valid UTF-8, so that most inputs form a checkpoint, and omits NUL, at which
  * cJSON's strings end. */
 static size_t
 take_text(struct input *input, char *out, size_t room)
@@ -146,7 +147,7 @@ compare_refs(const void *a, const void *b, void *data)
     return fuzz_compare(x, x_length, y, y_length);
 }
 
-/* For its budget. Created once. */
+/* The catalog of all checkpoints, of which only the budget for headers is used. Created once. */
 static struct catalog *
 fuzz_catalog(void)
 {

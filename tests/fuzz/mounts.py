@@ -14,7 +14,7 @@ path is looked up). A shard that is being rewritten in place is a mixture itself
 must be a correct byte of some state. At the end the source stops changing, and every view must show
 exactly its last state.
 
-Prints what failed and how to repeat it. The exit status tells whether anything failed.
+Prints what failed and how to repeat it. The exit status is 1 if anything failed.
 """
 
 import argparse

@@ -49,8 +49,8 @@ def header_inputs(grown=None):
 
 
 def write_header(path, seed):
-    """The file that an input of fuzz-header represents, with a hole for data. Returns the length of
-    the rest."""
+    """Writes the file that an input of fuzz-header represents, with a hole for the data. Returns the
+    bytes before the hole."""
     length = struct.unpack("<Q", seed[:8])[0] & (1 << 62) - 1
     start = struct.pack("<Q", len(seed[8:])) + seed[8:]
     path.write_bytes(start)
@@ -102,7 +102,7 @@ def is_text(value, depth=1):
 
 
 class Pairs(list):
-    """A JSON object with duplicate keys."""
+    """The pairs of a JSON object, which may have duplicate keys."""
 
 
 def number(text):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import oracle
 import pytest
-from conftest import BUILD, SANITIZER, SLOW, as_user
+from conftest import BUILD, SANITIZER, SLOW, as_user, preload
 from corpus import trees
 
 PACK = BUILD / "fstfs-pack"
@@ -80,12 +80,7 @@ def tmpfs(place, size):
 
 def misfortune(**settings):
     """Returns an environment that injects these failures (tests/sandbox/misfortune.c)."""
-    library = BUILD / "tests/sandbox/misfortune.so"
-    if not library.exists():
-        pytest.skip("tests/sandbox/misfortune.so is not built")
-    options = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-    return {**os.environ, "LD_PRELOAD": str(library), "ASAN_OPTIONS": options,
-            **{name: str(value) for name, value in settings.items()}}
+    return {**os.environ, **preload("misfortune", **settings)}
 
 
 # file systems with all features; without O_TMPFILE; like NFS; like FUSE without rename2

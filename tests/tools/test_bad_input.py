@@ -120,6 +120,14 @@ def test_output_cannot_be_written(fstfs, source, large, name, args):
             assert "too small" not in err
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_cannot_be_written(name, option):
+    with open("/dev/full", "w") as full:
+        err = run(name, option, status=1, stdout=full)
+    assert "standard output: No space left on device" in err and err.count("\n") == 1
+
+
 @contextmanager
 def small_disk(place, size=24 * MIB):
     with disk_image(place, size, "mkfs.ext4", "-q", "-m", "0") as point:

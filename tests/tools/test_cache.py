@@ -272,13 +272,13 @@ def test_passthrough(mount, source, shard):
 class Kept:
     """A running fstfs-cache --keep that holds its pages."""
 
-    def __init__(self, *args, prefix=()):
+    def __init__(self, *args, prefix=(), **more):
         self.process = subprocess.Popen([*prefix, CACHE, "--keep", *map(str, args)], text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
     def __enter__(self):
         line = self.process.stderr.readline()
-        assert line == "locked in memory until SIGINT or SIGTERM\n", line + self.process.stderr.read()
+        assert line == "locked in memory until SIGINT, SIGTERM or SIGHUP\n", line + self.process.stderr.read()
         return self
 
     def __exit__(self, *_):
@@ -291,7 +291,7 @@ class Kept:
         return self.process.returncode, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_keep(shard, number):
     drop(shard)
     wanted = range_of(shard, "b.0")
@@ -304,6 +304,16 @@ def test_keep(shard, number):
         assert kept.ends(number) == (0, "")
     run("--evict", shard)
     assert not any(cached(shard))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_keep_with_an_ignored_signal(shard, number):
+    """SIGHUP under nohup(1), or SIGINT in a background job of a shell without job control."""
+    with Kept(shard, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN)) as kept:
+        kept.process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            kept.process.wait(2)
+        assert kept.ends(signal.SIGTERM) == (0, "")
 
 
 def test_keep_under_pressure(source, shard, place, memory_group):

@@ -731,3 +731,12 @@ def test_signal_and_memory_limit(place, number):
 
 def test_no_progress_without_a_terminal(source):
     assert "\x1b" not in run("--deep", source.root)[1]
+
+
+def test_directory_without_checkpoint_after_another_path(place):
+    """It is reported whatever was found in the paths before it."""
+    (place / "empty").mkdir()
+    for paths in ([place / "none", place / "empty"], [place / "empty", place / "none"]):
+        done = subprocess.run([CHECK, *paths], capture_output=True, text=True, timeout=20 * SLOW)
+        assert done.returncode != 0
+        assert f"{place}/empty: contains no checkpoint" in done.stdout + done.stderr

@@ -72,9 +72,9 @@ def test_directory_of_all(tmp_path):
     (tmp_path / "scheduler.bin").write_bytes(archive({"step": 3}, {}))
     (tmp_path / "vocab.bin").write_bytes(b"no pickle")
     assert run(tmp_path)[0] == []
-    assert run(tmp_path / "scheduler.bin", status=1)[0] == [f"{tmp_path}/scheduler.bin: no checkpoint: NoTensors: it contains no tensor"]
+    assert run(tmp_path / "scheduler.bin", status=1)[0] == [f"{tmp_path}/scheduler.bin: not a checkpoint: NoTensors: it contains no tensor in dictionaries, lists and tuples"]
     [line] = run(tmp_path / "vocab.bin", status=1)[0]
-    assert line.startswith(f"{tmp_path}/vocab.bin: no checkpoint: NotTorch: ")
+    assert line.startswith(f"{tmp_path}/vocab.bin: not a checkpoint: NotTorch: ")
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
@@ -90,7 +90,7 @@ def test_weights_that_are_no_weights(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     for path in tmp_path, tmp_path / name:
         [line] = run(path, status=1)[0]
-        assert line.startswith(f"{tmp_path}/{name}: no checkpoint: NotTorch: ")
+        assert line.startswith(f"{tmp_path}/{name}: not a checkpoint: NotTorch: ")
         assert line.endswith(": a Git LFS pointer; run git lfs pull") == (content == LFS)
 
 
@@ -160,10 +160,10 @@ def test_imports_of_a_pickle_that_is_no_checkpoint(tmp_path, name):
     (tmp_path / "vocab.bin").write_bytes(b"carrot\ncabbage\n" * 1000)
     for path in (tmp_path, tmp_path / name):
         lines = run(path, status=1)[0]
-        assert [line for line in lines if "no checkpoint" not in line] == [
+        assert [line for line in lines if "not a checkpoint" not in line] == [
             f"{tmp_path}/{name}: its pickle imports os.system, which torch.load(weights_only=True) rejects; load it only if you trust its origin"]
     (tmp_path / name).write_bytes(b"\x80\4Nr\xff\xff\xff\x7fcos\nsystem\n.")
-    [line] = [line for line in run(tmp_path, status=1)[0] if "no checkpoint" not in line]
+    [line] = [line for line in run(tmp_path, status=1)[0] if "not a checkpoint" not in line]
     assert line.startswith(f"{tmp_path}/{name}: it begins like a pickle, but cannot be read as one to its end, "), line
 
 
@@ -221,7 +221,7 @@ def test_version_of_the_archive(tmp_path, name, value, is_read):
         (tmp_path / file).write_bytes(with_version(name, value))
         for path in (tmp_path, tmp_path / file):
             lines = run(path, status=int(not is_read))[0]
-            found = "has no member version" if value is None else ", expected 1 to 10"
+            found = 'has no member "version"' if value is None else ", expected 1 to 10"
             assert len(lines) == int(not is_read) and all(line.endswith(found) for line in lines), lines
             assert all(line.startswith(f"{tmp_path}/{file}: torch.load() refuses it: TorchVersion: ") for line in lines), lines
         (tmp_path / file).unlink()

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -375,6 +376,31 @@ def test_reader_sees_complete_checkpoints(place):
             assert wanted <= found or index.read_bytes() != text
         assert process.returncode == 0
     assert looks
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_limit_of_the_file_size(place, system):
+    """RLIMIT_FSIZE, for which the kernel sends SIGXFSZ."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain(scale=1000), metadata={"format": "pt"})  # 25 MB
+    limit = (4 << 20, 4 << 20)
+    for args in ["--shards=2", source.root, place / "out"], [source.root, place / "out.safetensors"]:
+        assert "File too large" in run(
+            *args, status=1, env=misfortune(**SYSTEMS[system]),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert os.listdir(place) == ["models"]
+
+
+def test_terminal_is_gone(place):
+    """Nobody reads the messages, for which the kernel sends SIGPIPE."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    done = subprocess.run([PACK, source.root, place / "out.safetensors"], stderr=ours, timeout=50 * SLOW)
+    os.close(ours)
+    assert done.returncode == 0
+    assert content(place / "out.safetensors")[0] == expected(plain())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

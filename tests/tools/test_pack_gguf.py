@@ -74,3 +74,11 @@ def test_refusals(source, place, arguments, output, text):
     err = run("--force", *paths, place / last, place / output, status=1)
     assert text in err, err
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_part_of_a_model_whose_first_part_is_refused(source, place):
+    (source / "m-00001-of-00003.gguf").write_bytes(b"GGUF")
+    for number in (2, 3):
+        err = run(source / f"m-0000{number}-of-00003.gguf", place / "out.gguf", status=1)
+        assert "one of several parts of a model; name the model: DIRECTORY/m" in err, err
+    assert "m-00001-of-00003.gguf: " in run(source / "m-00001-of-00003.gguf", place / "out.gguf", status=1)

@@ -49,8 +49,8 @@ bench_path(const struct bench *bench)
 
 /* ---- the model, bare and mounted ---- */
 
-/* Opens what a file of a mount consists of: the file of the same name, or the checkpoint that it is
- * the merged file of. */
+/* Opens the source of a file of a mount: the file of the same name, or the checkpoint of which it
+ * is the merged file. */
 static errint_t
 open_source_model(char *path, struct model *model, struct reason *reason)
 {

@@ -37,7 +37,7 @@ errint_t bench_open(const char *path, const struct bench_options *options,
                     const struct device *device, struct bench *bench, struct reason *reason);
 void bench_close(struct bench *bench);
 
-/* Measures all rows, round after round, until a signal arrives. */
+/* Measures all rows in options->rounds rounds, or until a signal arrives. */
 void bench_run(struct bench *bench);
 
 struct row *bench_row(struct bench *bench, unsigned method, bool mounted,

@@ -13,8 +13,8 @@
 /* Counts or evicts all pages of an open file. */
 typedef errint_t cache_range_function(int fd, const struct page_range *range, uint64_t *pages);
 
-/* Calls the function for the whole file. Returns its pages in bytes, and unless NULL the file's
- * size. */
+/* Calls the function for the whole file. Returns the pages that it counts, in bytes, and the size
+ * of the file unless `size` is NULL. */
 static errint_t
 cache_whole_file(const char *path, cache_range_function *function, uint64_t *bytes, uint64_t *size)
 {
@@ -70,6 +70,17 @@ evict_files(char *const *paths, size_t count, struct eviction *eviction, const c
 }
 
 static bool
+is_in_memory_only(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool in_memory = fd >= 0 && page_cache_is_storage(fd);
+
+    if (fd >= 0)
+        close(fd);
+    return in_memory;
+}
+
+static bool
 drop_page_cache(void)
 {
     int fd = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC);
@@ -87,7 +98,7 @@ cache_evict(char *const *paths, size_t count, struct eviction *eviction, struct 
     uint64_t left = 0;
     errint_t error = evict_files(paths, count, eviction, &stays, &left, reason);
 
-    if (!error && stays && drop_page_cache()) {
+    if (!error && stays && !is_in_memory_only(stays) && drop_page_cache()) {
         eviction->dropped_all = true;
         error = evict_files(paths, count, eviction, &stays, &left, reason);
     }

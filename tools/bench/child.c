@@ -34,9 +34,7 @@ child_reset_signals(pid_t parent)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(1); /* the parent died before the line above */
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
-    signal(SIGHUP, SIG_DFL);
+    progress_release_signals();
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
 }

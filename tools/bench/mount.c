@@ -260,8 +260,8 @@ mount_begin(const char *program, const char *source, struct mount *mount, struct
     return error;
 }
 
-/* Waits for the daemon to end, which it does when it is unmounted. If the mount has a copy in
- * another namespace, it continues: it gets a signal then. */
+/* Waits for the daemon to exit, which it does after the unmount. If a copy of the mount in another
+ * namespace keeps it running, sends it SIGTERM, and later SIGKILL. */
 static void
 await_daemon(pid_t pid)
 {

@@ -224,8 +224,8 @@ struct direct_cursor {
     uint64_t at;
 };
 
-/* Checks a completed read and returns the checksum of the bytes of its segment: the first and
- * the last page may belong to its neighbours too. */
+/* Checks a completed read and returns the checksum of those of its bytes that are in its segment:
+ * the first and the last page may also contain bytes of neighboring segments. */
 static uint64_t
 direct_finish_read(const struct reader_job *job, const struct direct_read *p, int got)
 {

@@ -249,6 +249,6 @@ report_table(struct buffer *out, const struct bench *bench)
     table_add_gaps(out, bench);
     buffer_add_text(
         out, "  of bare: ratio to the same method on the bare files; of best: ratio to O_DIRECT on"
-             " them;\n  reader, daemon: peak memory; in % of the model's size: cached: left in"
-             " the page cache,\n  source: read from storage by fstfs\n");
+             " them;\n  reader, daemon: peak memory; cached: left in the page cache, and source:"
+             " read from storage\n  by fstfs, both in % of the model's size\n");
 }

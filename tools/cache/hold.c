@@ -129,7 +129,7 @@ void
 hold_wait(struct hold *hold)
 {
     const uint64_t lost =
-        selection_total(hold->selection).missing; /* before the wait, and reported */
+        selection_total(hold->selection).missing; /* before the wait; not reported again */
     bool had_failed = hold->selection->failed;
 
     hold->selection->failed = false;

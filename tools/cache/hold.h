@@ -19,9 +19,9 @@ struct hold {
     size_t count;
 };
 
-/* Maps the ranges and locks them with MLOCK_ONFAULT, without reading them. So too low a limit of
- * locked memory is detected before anything is read. On an error `reason` is set. Call hold_free()
- * in any case. */
+/* Maps the ranges and locks them with MLOCK_ONFAULT, without reading them, so that a limit of
+ * locked memory that is too low is detected before anything is read. On an error `reason` is set.
+ * Call hold_free() in any case. */
 errint_t hold_make(struct hold *hold, struct selection *selection, struct reason *reason);
 
 /* Locks all pages, and reads those that are not cached. Prints errors of files. */

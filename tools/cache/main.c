@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fstfs-cache: shows how much of checkpoints is in the page cache, warms, keeps and evicts them.
+ * fstfs-cache: shows how much of a checkpoint is in the page cache; warms, keeps or evicts it.
  */
 #include "common/command.h"
 #include "common/machine_memory.h"
@@ -32,9 +32,9 @@ cache_has_wanted(struct selection *selection)
     return total.missing == 0 && !total.is_hidden;
 }
 
-/* Limits the wanted pages to --memory. Returns -ENOMEM if they exceed the available memory, unless
- * all are cached already: they would evict each other, or lock all memory. With --memory, --warm
- * may exceed it. */
+/* Limits the wanted pages to --memory. Returns -ENOMEM if they exceed the available memory and not
+ * all are cached: reading them would evict some of them again, and --keep would lock all memory.
+ * --warm with --memory is not checked. */
 static errint_t
 cache_limit_memory(struct selection *selection, const struct cache_options *options,
                    struct reason *reason)
@@ -60,14 +60,17 @@ cache_limit_memory(struct selection *selection, const struct cache_options *opti
 static errint_t
 cache_warm(struct selection *selection)
 {
+    const bool had_failed = selection->failed; /* other files may still be incomplete */
     errint_t error = 0;
 
+    selection->failed = false;
     for (int i = 0; !error && i < PASSES; i++) {
         error = warm_run(selection);
         selection_measure(selection);
         if (selection->failed || selection_total(selection).missing == 0)
             break;
     }
+    selection->failed |= had_failed;
     return error;
 }
 
@@ -150,7 +153,7 @@ cache_run(const struct cache_options *options, struct selection *selection, stru
         return STATUS_FAILED;
     }
     if (options->keep && hold->count > 0) {
-        fputs("locked in memory until SIGINT or SIGTERM\n", stderr);
+        fputs("locked in memory until SIGINT, SIGTERM or SIGHUP\n", stderr);
         hold_wait(hold);
     }
     return selection->failed ? STATUS_FAILED : STATUS_DONE;

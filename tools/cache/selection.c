@@ -63,8 +63,7 @@ compare_tensor_bytes(const void *a, const void *b)
     return order ? order : (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Adds bytes [begin, end), extended to whole pages. They must not begin before those added before.
- */
+/* Adds bytes [begin, end), extended to whole pages. Calls must be in ascending order of `begin`. */
 static errint_t
 file_add_range(struct selected_file *file, uint64_t begin, uint64_t end)
 {

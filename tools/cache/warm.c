@@ -14,11 +14,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #define PART_BYTES ((uint64_t)16 << 20)
@@ -148,21 +146,12 @@ warm_run(struct selection *selection)
 
 /* ---- eviction ---- */
 
-/* tmpfs has no other copy of the pages, and ignores requests to evict them. */
-static bool
-is_in_memory_only(int fd)
-{
-    struct statfs fs;
-
-    return fstatfs(fd, &fs) == 0 &&
-           (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);
-}
-
 static void
 evict_file(void *arg, size_t number)
 {
     struct selected_file *file = &((struct selection *)arg)->files[number];
     errint_t error = 0;
+    bool is_hidden = false; /* evicted, but the kernel does not reveal what is left */
     uint64_t left = 0;
     int fd;
 
@@ -171,11 +160,18 @@ evict_file(void *arg, size_t number)
     fd = file_identity_open(&file->identity, AT_FDCWD, file->path);
     if (fd < 0)
         error = fd;
-    else if (is_in_memory_only(fd))
+    else if (page_cache_is_storage(fd))
         error = -EOPNOTSUPP;
-    for (size_t i = 0; !error && i < file->range_count; i++)
+    for (size_t i = 0; !error && i < file->range_count; i++) {
         error = page_cache_evict(fd, &file->ranges[i], &left);
-    if (!error && left > 0)
+        if (error == -EPERM) {
+            is_hidden = true;
+            error = 0;
+        }
+    }
+    if (!error && is_hidden)
+        error = -EPERM;
+    else if (!error && left > 0)
         error = page_cache_is_passed_through(fd) ? -EXDEV : -EBUSY;
     if (fd >= 0)
         close(fd);

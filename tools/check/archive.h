@@ -20,9 +20,9 @@ struct archive {
 };
 
 /*
- * Finds all stored records of the archive `fd` of `file_size` bytes, also those without tensors,
- * and takes ownership of `table`, also on an error. Errors are those of zip_locate() and
- * zip_check_members().
+ * Finds all stored records of the archive `fd` of `file_size` bytes, including those without
+ * tensors. Takes ownership of `table`, even on an error. Errors are those of zip_find_directory(),
+ * zip_read(), zip_locate() and zip_check_members(), and -ENOMEM.
  */
 errint_t archive_open(int fd, uint64_t file_size, struct st_table *table, struct archive *archive,
                       struct reason *reason);

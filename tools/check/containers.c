@@ -34,8 +34,8 @@ admit_header(void *arg, uint64_t bytes, struct reason *reason)
 
     if (bytes > HEADER_BUDGET_LEAST - *admitted)
         return reason_set(reason, -ENOBUFS, "NoMemoryForHeaders",
-                          "its header needs about %" PRIu64 " bytes of memory, at most %" PRIu64
-                          " are used",
+                          "its header needs about %" PRIu64
+                          " bytes of memory (the limit is %" PRIu64 ")",
                           *admitted + bytes, HEADER_BUDGET_LEAST);
     *admitted += bytes;
     return 0;
@@ -109,7 +109,7 @@ report_header(const struct checked_file *container, errint_t error, const struct
         return 0;
     findings_add(container->findings, strdup(container->path), !is_fault && error != -ENOMSG,
                  is_fault            ? "refused: %s: %s"
-                 : error == -ENOMSG  ? "no checkpoint: %s: %s"
+                 : error == -ENOMSG  ? "not a checkpoint: %s: %s"
                  : error == -ENOBUFS ? "cannot be checked: %s: %s"
                                      : "%s: %s",
                  reason->rule,

@@ -35,8 +35,9 @@ bool container_has_suffix(const char *name);
 /*
  * Checks the header of a file and adds problems to `findings`. -ENOMEM. A file without tensors,
  * such as training_args.bin, is a finding only if the command line names it, or if loaders look for
- * its name and torch.save() did not write it; imports of its pickle always are. With
- * `wants_archive`, the caller frees the archive of the result (archive_free()).
+ * its name and torch.save() did not write it. Imports of its pickle that torch.load() rejects are
+ * always a finding. With `wants_archive`, the caller frees the archive of the result
+ * (archive_free()).
  */
 errint_t container_check(struct findings *findings, const char *path, enum container_use use,
                          bool wants_archive, struct container_result *result);

@@ -14,9 +14,9 @@ struct deep_result {
 };
 
 /*
- * Reads each target once, in order of offsets, with one thread for each processor, and shows
- * progress. Adds findings to the tree and, with --hashes, sets the digests of tensors. Fails if
- * reading cannot start; -EINTR after a signal.
+ * Reads each target once, with one thread for each processor, at most 8, each of which reads in
+ * order of offsets, and shows progress. Adds findings to the tree and, with --hashes, sets the
+ * digests of tensors. -ENOMEM and other errors if reading cannot start; -EINTR after a signal.
  */
 errint_t deep_run(struct tree *tree, struct deep_result *result);
 

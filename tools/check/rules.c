@@ -70,7 +70,7 @@ check_format(struct findings *findings, const char *path, const struct st_table 
     }
 }
 
-/* False, and a finding: the text is not UTF-8. */
+/* Adds a finding and returns false if the text is not UTF-8. */
 static bool
 check_gguf_text(struct findings *findings, const char *path, const char *what, struct st_text text)
 {
@@ -150,8 +150,8 @@ rules_check_total_size(struct findings *findings, const struct checkpoint *check
         return;
     if (!is_converted && missing_shards && found > most)
         findings_add(findings, strdup(index), false,
-                     "%" PRIu64 " of %" PRIu64 " bytes of tensors are missing with %" PRIu32
-                     " shards",
+                     "%" PRIu64 " of %" PRIu64 " bytes of tensors are missing, in %" PRIu32
+                     " missing shards",
                      found - most, found, missing_shards);
     else if (!checkpoint->unsound && least == most)
         findings_add(findings, strdup(index), false,

@@ -407,7 +407,7 @@ add_hub_target(struct tree *tree, struct source_dir *dir, const char *name,
     return error;
 }
 
-/* Adds targets for the weights of a Hugging Face cache, also those that are refused, and their
+/* Adds targets for the weights of a Hugging Face cache, including refused ones, and for their
  * indexes. */
 static errint_t
 add_hub_groups(struct tree *tree, struct source_dir *dir, const struct listing *listing,
@@ -547,6 +547,7 @@ check_tree(struct tree *tree, const char *path)
     struct scope scope = {.findings = &tree->findings, .base = strdup(path)};
     struct catalog_options options = catalog_options(tree, &scope);
     uint64_t before = tree->checkpoint_count + tree->file_count;
+    const size_t unchecked = tree->findings.unchecked;
     struct source_dir *root;
     errint_t error;
 
@@ -559,7 +560,7 @@ check_tree(struct tree *tree, const char *path)
     source_dir_unref(root);
     free(scope.base);
     if (root && !error && tree->checkpoint_count + tree->file_count == before &&
-        !progress_signal() && tree->findings.unchecked == 0)
+        !progress_signal() && tree->findings.unchecked == unchecked)
         return add_unchecked(tree, path, 0,
                              "contains no checkpoint, nor do its subdirectories (no safetensors, "
                              "PyTorch or GGUF file)");

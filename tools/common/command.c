@@ -46,6 +46,15 @@ command_store_option(const struct command *command, const struct command_option 
                        option->expected);
 }
 
+static _Noreturn void
+exit_after_output(void)
+{
+    if (fflush(stdout) == 0)
+        exit(STATUS_DONE);
+    complain("standard output: %s", strerror(errno));
+    exit(STATUS_FAILED);
+}
+
 void
 command_options(const struct command *command, int argc, char **argv, void *options)
 {
@@ -63,11 +72,11 @@ command_options(const struct command *command, int argc, char **argv, void *opti
     while ((option = getopt_long(argc, argv, "hV", all, NULL)) != -1) {
         if (option == 'h') {
             fputs(command->usage, stdout);
-            exit(0);
+            exit_after_output();
         }
         if (option == 'V') {
             printf("%s " FSTFS_VERSION "\n", command->name);
-            exit(0);
+            exit_after_output();
         }
         if (option == '?') /* getopt_long() has printed what is wrong */
             exit(STATUS_USAGE);

@@ -7,8 +7,8 @@
  * Hidden names of a file NAME:
  *   .NAME.XXXXXXXX.tmp    an unfinished file, locked (flock) by its process;
  *                         output_remove_stale() removes those of killed processes
- *   .NAME.XXXXXXXX.swap   the old or the new file during a replacement. If the process is killed,
- * it remains: it may be the only copy
+ *   .NAME.XXXXXXXX.swap   the old or the new file during a replacement. It is kept if the
+ *                         process is killed, because it may be the only copy
  *
  * Names are relative to an open directory. Links are not followed.
  */

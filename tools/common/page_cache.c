@@ -94,9 +94,9 @@ file_system_is(int fd, long magic)
     return fstatfs(fd, &fs) == 0 && (long)fs.f_type == magic;
 }
 
-/* Without the pages of a backing file. An empty range extends to the end of the file. cachestat()
- * is not in kernels before 6.5. Later ones may refuse it to the users from whom mincore() hides the
- * pages, and a seccomp filter may refuse it to all. */
+/* Counts the pages of the file itself, not those of a backing file. An empty range extends to the
+ * end of the file. Kernels before 6.5 do not have cachestat(). Later ones may refuse it to users
+ * from whom mincore() hides the pages, and a seccomp filter may refuse it to all. */
 static errint_t
 count_own_pages(int fd, const struct page_range *range, uint64_t *count)
 {
@@ -124,6 +124,15 @@ page_cache_count(int fd, const struct page_range *range, uint64_t *pages)
         count_own_pages(fd, range, pages) == 0)
         return 0;
     return count_mapped_pages(fd, range, pages);
+}
+
+bool
+page_cache_is_storage(int fd)
+{
+    struct statfs fs;
+
+    return fstatfs(fd, &fs) == 0 &&
+           (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);
 }
 
 bool

@@ -28,6 +28,10 @@ errint_t page_cache_count(int fd, const struct page_range *range, uint64_t *page
  * number is unknown, as above. */
 errint_t page_cache_evict(int fd, const struct page_range *range, uint64_t *left);
 
+/* Whether the page cache is the only storage of a file, as on tmpfs, which therefore ignores
+ * requests to evict pages. */
+bool page_cache_is_storage(int fd);
+
 /* Whether the cached pages of a file, which has some, belong to its backing file by FUSE
  * passthrough. They are evicted there. Returns false where the kernel does not reveal it. */
 bool page_cache_is_passed_through(int fd);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/progress.h"
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -13,6 +14,8 @@
 
 enum { BAR = 24, BAR_LEAST = 8, COLUMNS = 80 };
 
+static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+
 static volatile sig_atomic_t caught;
 
 static void
@@ -24,11 +27,25 @@ progress_record_signal(int number)
 void
 progress_catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = progress_record_signal};
+    const struct sigaction action = {.sa_handler = progress_record_signal};
+    struct sigaction before;
 
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
+    for (size_t i = 0; i < COUNT_OF(signals); i++) {
+        if (sigaction(signals[i], NULL, &before) < 0 || before.sa_handler != SIG_IGN)
+            sigaction(signals[i], &action, NULL);
+    }
+}
+
+void
+progress_release_signals(void)
+{
+    const struct sigaction action = {.sa_handler = SIG_DFL};
+    struct sigaction before;
+
+    for (size_t i = 0; i < COUNT_OF(signals); i++) {
+        if (sigaction(signals[i], NULL, &before) < 0 || before.sa_handler != SIG_IGN)
+            sigaction(signals[i], &action, NULL);
+    }
 }
 
 int

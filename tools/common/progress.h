@@ -19,8 +19,12 @@ struct progress {
     char what[120]; /* the current step */
 };
 
-/* Catches SIGINT, SIGTERM and SIGHUP; from then on they are only recorded. */
+/* Catches SIGINT, SIGTERM and SIGHUP; from then on they are only recorded. A signal that is ignored
+ * stays ignored, such as SIGHUP under nohup(1). */
 void progress_catch_signals(void);
+
+/* Restores the default action of these signals, except those that are ignored. */
+void progress_release_signals(void);
 
 /* Returns the last signal caught, or 0. */
 int progress_signal(void);

@@ -49,7 +49,7 @@ struct copy_pass {
     struct extent_list *list;
     int fd;
     bool is_compare; /* copy_compare() */
-    _Atomic bool direct; /* the file is open with O_DIRECT */
+    bool tried_direct; /* the pass began with O_DIRECT, which a thread may have cleared since */
     struct batch *batch;
     /* What copy_next_read() returns next: the ranges that are left, and the position in the first
      * one. Guarded by the lock of the batch. */
@@ -100,7 +100,6 @@ copy_clear_direct(struct copy_pass *pass)
 
     if (flags >= 0)
         fcntl(pass->fd, F_SETFL, flags & ~O_DIRECT);
-    atomic_store(&pass->direct, false);
 }
 
 static errint_t
@@ -112,7 +111,7 @@ write_piece(struct copy_pass *pass, const struct batch_read *read)
 
     memset(read->buffer + read->length, 0, length - read->length);
     error = file_write(pass->fd, read->buffer, length, read->offset);
-    if (error == -EINVAL && atomic_load(&pass->direct)) {
+    if (error == -EINVAL && pass->tried_direct) {
         copy_clear_direct(pass);
         error = file_write(pass->fd, read->buffer, length, read->offset);
     }
@@ -126,7 +125,7 @@ compare_piece(struct copy_pass *pass, const struct batch_read *read)
     size_t length = block_up(read->length);
     ssize_t got = file_read(pass->fd, other, length, read->offset);
 
-    if (got == -EINVAL && atomic_load(&pass->direct)) {
+    if (got == -EINVAL && pass->tried_direct) {
         copy_clear_direct(pass);
         got = file_read(pass->fd, other, length, read->offset);
     }
@@ -354,7 +353,7 @@ copy_run(struct copier *copier, struct copy *copy, struct progress *progress, st
     if (error)
         return reason_set(reason, error, "IoError", "cannot allocate %.2f GB: %s",
                           (double)copy_remaining(copy) / 1e9, strerror(-error));
-    atomic_init(&pass.direct, copy_set_direct(copy->fd));
+    pass.tried_direct = copy_set_direct(copy->fd);
     error = copy_ranges(&pass, copy->left, copy->left_count, progress, reason);
     /* The last block was written whole. */
     if (!error && ftruncate(copy->fd, (off_t)copy->list->size) < 0)
@@ -371,7 +370,7 @@ copy_compare(struct copier *copier, struct copy *copy, struct progress *progress
         .copier = copier, .list = copy->list, .fd = copy->fd, .is_compare = true};
 
     posix_fadvise(copy->fd, 0, 0, POSIX_FADV_DONTNEED);
-    atomic_init(&pass.direct, copy_set_direct(copy->fd));
+    pass.tried_direct = copy_set_direct(copy->fd);
     return copy_ranges(&pass, &all, copy->list->size > 0, progress, reason);
 }
 

@@ -56,8 +56,8 @@ lock_directory(int directory, struct reason *reason)
     if (holder > 0)
         snprintf(process, sizeof(process), " (process %d)", holder);
     return reason_set(reason, -EBUSY, "Locked",
-                      "locked by another program%s: another fstfs-pack writes into it; wait until "
-                      "it ends",
+                      "locked by another program%s, probably an fstfs-pack that writes into it; "
+                      "wait until it ends",
                       process);
 }
 

@@ -47,8 +47,9 @@ errint_t destination_add(struct destination *destination, const char *name,
 
 /*
  * Renames all files, which the caller has written and synced, to their final names, removes the
- * files that they replace, and waits until all of this is on storage. On an error the old files are
- * restored; prints the names of those for which that fails.
+ * files that they replace, and waits until all of this is on storage. If a file cannot be renamed,
+ * the old files are restored; prints the names of those for which that fails. On an error after
+ * that, the new files remain, and replaced files may remain under hidden names (.swap).
  */
 errint_t destination_commit(struct destination *destination, struct reason *reason);
 

@@ -157,6 +157,20 @@ take_other_files(const struct pack_options *options, struct inputs *inputs,
     return error;
 }
 
+/* Whether the input is one of several parts of a GGUF model. Its header was read, but the header of
+ * another part may have been refused. */
+static bool
+input_is_gguf_part(const struct found *found)
+{
+    const struct checkpoint *checkpoint = found->checkpoint;
+
+    for (uint32_t i = 0; found->one_file && i < checkpoint->shard_count; i++) {
+        if (strcmp(checkpoint->shards[i]->name, found->name) == 0)
+            return gguf_is_part(checkpoint->shards[i]->table->gguf);
+    }
+    return false;
+}
+
 /* Checks that the output can contain the tensors of this checkpoint, and sets its container. GGUF
  * models are only merged or copied, because safetensors cannot represent their key-values. */
 static errint_t
@@ -175,11 +189,11 @@ set_container(const struct pack_options *options, struct inputs *inputs, const s
     if (options->input_count > 1 || options->patterns.count || options_make_shards(options))
         return reason_set(reason, -EINVAL, "Gguf",
                           "a GGUF model is written as one file, alone and whole: without --shards, "
-                          "--max-shard-size, --pick, --drop and other INPUTs");
+                          "--max-shard-size, --pick, --drop or other INPUTs");
     if (!is_gguf_file)
         return reason_set(reason, -EINVAL, "Gguf",
                           "a GGUF model is written to a file named *.gguf");
-    if (found->one_file && gguf_is_part(checkpoint->shards[0]->table->gguf))
+    if (input_is_gguf_part(found))
         return reason_set(reason, -EINVAL, "Gguf",
                           "one of several parts of a model; name the model: DIRECTORY/%.200s",
                           checkpoint->stem);

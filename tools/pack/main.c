@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -384,6 +385,9 @@ pack_run(const struct pack_options *options)
 
     pack.destination = (struct destination){.parent = -1, .directory = -1};
     progress_catch_signals();
+    /* So that write(2) fails instead of ending the program, and unfinished output is removed. */
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
     error = inputs_read(options, &pack.inputs, &reason);
     if (error) {
         complain("%s", reason.text);

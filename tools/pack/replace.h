@@ -33,9 +33,9 @@ errint_t old_files_add(struct old_files *old, const char *name, bool is_side,
 errint_t old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
                                   const struct sources *sources, struct reason *reason);
 
-/* Sets `needed` to whether a side file with this content must be written, that is, unless the
- * directory has it already. If the directory has another file with the name, adds that file;
- * -EEXIST if `force` is false. */
+/* Sets `needed` to false if the directory already has a side file of this name and content, else
+ * to true. If it has another file of this name, adds that file. -EEXIST: `force` is false, or the
+ * name is neither a file nor a link. */
 errint_t old_files_add_side(struct old_files *old, const char *name, const struct backing *content,
                             bool force, bool *needed, struct reason *reason);
 

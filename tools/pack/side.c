@@ -106,9 +106,9 @@ refuse_link(int directory, const char *name, errint_t error, struct reason *reas
                       strerror(-error));
 }
 
-/* The listing contains neither links that lead nowhere nor special files. Fails at the first of
- * these links whose name would be copied; lists the special files in `special`. `before`: the
- * number of files of earlier inputs. */
+/* Checks what the listing does not contain: links that cannot be followed, and special files. Fails
+ * at the first such link that would have to be copied; lists the special files in `special`.
+ * `before`: the number of files of earlier inputs. */
 static errint_t
 check_unlisted(const struct side_files *files, size_t before, const char *directory,
                struct buffer *special, struct reason *reason)

@@ -27,16 +27,26 @@ make_tensor_table(const struct st_entry *entry, uint64_t data_start, struct st_t
     return 0;
 }
 
+/* The number of bytes of this dtype and shape. False: it is not a whole number, or too large. */
+static bool
+tensor_bytes(const struct st_entry *entry, uint64_t *bytes)
+{
+    uint64_t bits = dtype_bits(entry->dtype);
+
+    for (uint32_t i = 0; i < entry->rank; i++)
+        if (__builtin_mul_overflow(bits, entry->dims[i], &bits))
+            return false;
+    *bytes = bits / 8;
+    return bits % 8 == 0;
+}
+
 /* Checks the number of bytes against dtype and shape. */
 static errint_t
 check_tensor_size(const struct st_entry *entry, struct reason *reason)
 {
-    uint64_t bits = dtype_bits(entry->dtype);
-    bool overflow = false;
+    uint64_t bytes;
 
-    for (uint32_t i = 0; i < entry->rank; i++)
-        overflow = overflow || __builtin_mul_overflow(bits, entry->dims[i], &bits);
-    if (!overflow && bits % 8 == 0 && bits / 8 == entry->end)
+    if (tensor_bytes(entry, &bytes) && bytes == entry->end)
         return 0;
     return reason_set(reason, -EBADMSG, "TensorInvalidInfo",
                       "its %llu bytes of data do not match its shape and dtype %s",
@@ -45,11 +55,15 @@ check_tensor_size(const struct st_entry *entry, struct reason *reason)
 
 /* ---- tensor files of a mount ---- */
 
+/* Takes dtype and shape from the xattrs, also for a .npy file, because NumPy's format lacks some
+ * dtypes. The data is at the end of the file. -ENODATA: not a tensor file of a mount. */
 static errint_t
-read_mounted_tensor(int fd, uint64_t size, struct st_table **table, struct reason *reason)
+read_mounted_tensor(int fd, bool is_npy, uint64_t size, struct st_table **table,
+                    struct reason *reason)
 {
     struct mount_tensor tensor;
     struct st_entry entry;
+    uint64_t bytes;
     char path[64];
     errint_t error;
 
@@ -71,10 +85,12 @@ read_mounted_tensor(int fd, uint64_t size, struct st_table **table, struct reaso
     if (entry.dtype == DTYPE_UNKNOWN)
         error = reason_set(reason, -EBADMSG, "Attributes",
                            "its xattrs have a shape or a dtype that safetensors does not have");
+    if (!error && is_npy && tensor_bytes(&entry, &bytes) && bytes < size)
+        entry.end = bytes;
     if (!error)
         error = check_tensor_size(&entry, reason);
     if (!error)
-        error = make_tensor_table(&entry, 0, table, reason);
+        error = make_tensor_table(&entry, size - entry.end, table, reason);
     mount_tensor_free(&tensor);
     return error;
 }
@@ -145,7 +161,8 @@ errint_t
 tensor_file_read(int fd, const char *name, uint64_t size, struct st_table **table,
                  struct reason *reason)
 {
-    if (text_has_suffix(name, ".npy"))
-        return read_npy_file(fd, name, size, table, reason);
-    return read_mounted_tensor(fd, size, table, reason);
+    bool is_npy = text_has_suffix(name, ".npy");
+    errint_t error = read_mounted_tensor(fd, is_npy, size, table, reason);
+
+    return error == -ENODATA && is_npy ? read_npy_file(fd, name, size, table, reason) : error;
 }

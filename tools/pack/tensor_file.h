@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files that contain one tensor: .npy files, and tensor files of a mount, described by xattrs. */
+/* Files that contain one tensor: .npy files, and the files that a mount has in tensors/ and npy/,
+ * whose xattrs have dtype and shape. */
 #ifndef FSTFS_PACK_TENSOR_FILE_H
 #define FSTFS_PACK_TENSOR_FILE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parses and shows the page .fstfs/loads, which has what limited each of the last loads. */
+/* Parses and shows the page .fstfs/loads, which reports what limited each of the last loads. */
 #ifndef FSTFS_TOP_LOADS_H
 #define FSTFS_TOP_LOADS_H
 

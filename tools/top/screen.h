@@ -17,8 +17,8 @@ bool screen_draw(const struct buffer *text);
 /* Restores the terminal. */
 void screen_end(void);
 
-/* Returns whether the screen must be drawn again because the terminal's size has changed. After ^Z
- * it restores the terminal, stops the process, and returns true when that is continued. */
+/* Returns whether the screen must be redrawn because the terminal's size has changed. After ^Z it
+ * restores the terminal, stops the process, and returns true once the process is continued. */
 bool screen_is_stale(void);
 
 #endif

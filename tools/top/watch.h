@@ -26,8 +26,8 @@ struct watch {
 
 errint_t watch_begin(struct watch *watch, const char *point, double interval);
 
-/* Waits up to 0.2 s until more than `seen` samples were taken. If so, returns true with the lock
- * held: the caller reads the sample and the users, and calls watch_done(). */
+/* Waits up to 0.2 s until more than `seen` samples were taken and the thread is idle. Then returns
+ * true with the lock held: the caller reads the sample and the users, and calls watch_done(). */
 bool watch_await(struct watch *watch, unsigned seen);
 void watch_done(struct watch *watch);
 

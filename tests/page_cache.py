@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import struct
 
 from conftest import drop_from_page_cache, eventually
 
@@ -38,6 +39,17 @@ def cached(path):
         flags = (ctypes.c_ubyte * -(-size // PAGE))()
         assert LIBC.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), flags) == 0
     return [flag & 1 for flag in flags]
+
+
+def cachestat_is_allowed(path):
+    """Whether the calling user may ask the kernel by cachestat(2) what is cached of a file: newer
+    kernels (6.14) require that the user owns the file or may write to it."""
+    number, first_page = 451, struct.pack("QQ", 0, PAGE)  # of <asm-generic/unistd.h>
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return LIBC.syscall(number, fd, first_page, ctypes.create_string_buffer(5 * 8), 0) == 0
+    finally:
+        os.close(fd)
 
 
 def drop(path):

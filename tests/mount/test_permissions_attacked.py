@@ -8,6 +8,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -178,12 +179,15 @@ def test_proc_of_another_pid_namespace(mount, source):
     command = [*without, "sh", "-c", 'echo $$; exec cat "$1"', "sh", shown]
 
     def attempt():
-        """None: a thread of the daemon has that PID."""
-        done = in_pid_namespace_of(m, os.getpid(), command)
-        return done if done.stdout.startswith(b"%d\n" % os.getpid()) else None
+        """None: a thread of the daemon has that PID, perhaps for long; the next attempt has another."""
+        with subprocess.Popen(["sleep", "60"]) as other:
+            done = in_pid_namespace_of(m, other.pid, command)
+            other.kill()
+        return done if done.stdout.startswith(b"%d\n" % other.pid) else None
 
     done = eventually(attempt)
-    assert done and done.stdout == b"%d\n" % os.getpid() and b"Permission denied" in done.stderr, done
+    assert done and re.fullmatch(rb"\d+\n", done.stdout), done
+    assert b"Permission denied" in done.stderr, done
 
 
 def test_unknown_groups(mount, source):

@@ -134,7 +134,7 @@ struct checkpoint {
     bool has_total_size; /* its index has a valid metadata.total_size */
     atomic_bool no_room_reported; /* see checkpoint_report_no_room() */
     bool has_no_room; /* private: the budget had no room for `tensors` */
-    struct timespec modified; /* of the newest shard */
+    struct timespec modified, changed; /* the latest of its shards' */
     uint64_t total_size;
     char *index_metadata; /* of its index: a valid JSON object, owned; NULL: none */
     size_t index_metadata_length;

@@ -485,7 +485,7 @@ checkpoint_has_table(const struct checkpoint *checkpoint)
     return false;
 }
 
-/* Sets ownership and time of the checkpoint, and reports the problems of its shards. */
+/* Sets ownership and times of the checkpoint, and reports the problems of its shards. */
 static void
 summarize_shards(struct checkpoint *checkpoint)
 {
@@ -507,6 +507,8 @@ summarize_shards(struct checkpoint *checkpoint)
                 : ownership_of(&shard->identity);
         if (!any || is_later(&shard->identity.modified, &checkpoint->modified))
             checkpoint->modified = shard->identity.modified;
+        if (!any || is_later(&shard->identity.changed, &checkpoint->changed))
+            checkpoint->changed = shard->identity.changed;
         any = true;
         report_unknown_dtypes(checkpoint, shard);
     }

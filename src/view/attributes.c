@@ -9,7 +9,7 @@
 
 static void
 fill_stat(struct stat *st, uint64_t inode, mode_t type, struct ownership ownership, uint64_t size,
-          const struct timespec *modified)
+          const struct timespec *modified, struct timespec changed)
 {
     memset(st, 0, sizeof(*st));
     st->st_ino = inode;
@@ -20,7 +20,33 @@ fill_stat(struct stat *st, uint64_t inode, mode_t type, struct ownership ownersh
     st->st_size = (off_t)size;
     st->st_blksize = 4096;
     st->st_blocks = (blkcnt_t)((size + 511) / 512);
-    st->st_atim = st->st_mtim = st->st_ctim = *modified;
+    st->st_atim = st->st_mtim = *modified;
+    st->st_ctim = changed;
+}
+
+/*
+ * The change time of a file of the mount: the second of the source's, and nanoseconds that are a
+ * hash of the version. Inode number, size and modification time may be those of an earlier version,
+ * and its source file may have been changed in the same tick. Programs that detect changes by
+ * stat(2), such as libfstfs and another fstfs, need a difference. The number is odd, since they
+ * take trailing zeros for a coarse clock.
+ */
+static struct timespec
+change_time(const struct timespec *changed, uint64_t version)
+{
+    return (struct timespec){changed->tv_sec, (long)(version % 1000000000 | 1)};
+}
+
+static struct timespec
+change_time_of_file(const struct file_identity *identity)
+{
+    return change_time(&identity->changed, file_identity_hash(identity, 0));
+}
+
+static struct timespec
+change_time_of_checkpoint(const struct checkpoint *checkpoint)
+{
+    return change_time(&checkpoint->changed, checkpoint_version(checkpoint));
 }
 
 void
@@ -28,13 +54,13 @@ stat_own(const struct view *view, uint64_t inode, mode_t mode, struct stat *st)
 {
     struct ownership own = {view->options.owner, view->options.group, mode & 0777};
 
-    fill_stat(st, inode, mode & S_IFMT, own, 0, &view->started);
+    fill_stat(st, inode, mode & S_IFMT, own, 0, &view->started, view->started);
 }
 
 void
 stat_directory(const struct file_identity *source, uint64_t inode, struct stat *st)
 {
-    fill_stat(st, inode, S_IFDIR, ownership_of(source), 0, &source->modified);
+    fill_stat(st, inode, S_IFDIR, ownership_of(source), 0, &source->modified, source->changed);
 }
 
 /* A user who may read the shards may search the directory. */
@@ -44,7 +70,8 @@ stat_tensors(const struct checkpoint *checkpoint, uint64_t inode, struct stat *s
     struct ownership ownership = checkpoint->ownership;
 
     ownership.mode |= (ownership.mode & 0444) >> 2;
-    fill_stat(st, inode, S_IFDIR, ownership, 0, &checkpoint->modified);
+    fill_stat(st, inode, S_IFDIR, ownership, 0, &checkpoint->modified,
+              change_time_of_checkpoint(checkpoint));
 }
 
 void
@@ -54,14 +81,14 @@ stat_file(struct view *view, const struct node *node, struct stat *st)
 
     if (node->kind == NODE_MADE_FILE) {
         fill_stat(st, node->inode, S_IFREG, node->checkpoint->ownership, node->size,
-                  &node->checkpoint->modified);
+                  &node->checkpoint->modified, change_time_of_checkpoint(node->checkpoint));
         return;
     }
     pthread_mutex_lock(&view->lock);
     ownership = node->ownership;
     pthread_mutex_unlock(&view->lock);
     fill_stat(st, node->inode, S_IFREG, ownership, node->backing->identity.size,
-              &node->backing->identity.modified);
+              &node->backing->identity.modified, change_time_of_file(&node->backing->identity));
 }
 
 errint_t
@@ -90,7 +117,7 @@ stat_tensor(const struct node *set, uint32_t position, struct stat *st)
 
     fill_stat(st, node_child_inode(set->inode, name, length), S_IFREG,
               ownership_of(&at.shard->identity), header.length + at.length,
-              &at.shard->identity.modified);
+              &at.shard->identity.modified, change_time_of_file(&at.shard->identity));
     return error;
 }
 

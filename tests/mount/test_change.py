@@ -561,6 +561,50 @@ def test_touch_and_chmod_do_not_disturb_readers(mount, place):
 
 
 
+@pytest.mark.parametrize("how", ["rename", "link"])
+def test_each_version_has_its_own_change_time(mount, place, how):
+    """Programs that read through the mount, such as libfstfs and another fstfs, tell versions apart
+    by stat(2): also if the source file is replaced by one with the same size and times. A version
+    keeps its change time across mounts."""
+    root = place / "s"
+    write(root, version(1))
+    shard = root / "m/model.safetensors"
+    before = os.stat(shard)
+
+    def restore_times(path):
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    if how == "link":
+        os.rename(shard, root / "m/first")
+        os.symlink("first", shard)
+    paths = [*VIEWS.values(), "merged/m/config.json", "tensors/m/model", "tensors/m/model.index.json"]
+    (root / "m/config.json").write_text("{}")
+    first = mount(root)
+
+    def states(m):
+        found = [os.stat(m / path) for path in paths]
+        return [(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns) for st in found]
+
+    old = states(first)
+    assert states(mount(root)) == old
+    (root / "m/second").write_bytes(version(2))
+    restore_times(root / "m/second")
+    if how == "rename":
+        os.rename(root / "m/second", shard)
+    else:
+        os.symlink("second", root / "m/new")
+        os.rename(root / "m/new", shard)
+
+    def have_changed():
+        new = states(first)
+        assert [state[:3] for state in new] == [state[:3] for state in old]
+        return [path for path, then, now in zip(paths, old, new) if then != now]
+
+    versioned = [path for path in paths if path != "merged/m/config.json"]
+    assert eventually(lambda: have_changed() == versioned), have_changed()
+    assert eventually(lambda: all(shows(first, view, 2) for view in VIEWS))
+    assert states(mount(root)) == states(first)
+
 
 def test_directory_becomes_file_and_back(mount, place):
     root = place / "s"

@@ -40,13 +40,25 @@ mount_is_fstfs(const char *path)
     return found;
 }
 
-errint_t
-mount_read_xattr(const char *path, const char *name, char **value, size_t *length)
+int
+mount_open(const char *path)
 {
-    char small[1024]; /* enough for most values: one request to the mount */
-    ssize_t got = getxattr(path, name, small, sizeof(small));
-    bool is_large = got < 0 && errno == ERANGE;
+    int fd = open(path, O_PATH | O_CLOEXEC);
 
+    return fd < 0 ? -errno : fd;
+}
+
+errint_t
+mount_read_xattr(int fd, const char *name, char **value, size_t *length)
+{
+    char path[32]; /* fgetxattr(2) does not take descriptors that were opened with O_PATH */
+    char small[1024]; /* enough for most values: one request to the mount */
+    ssize_t got;
+    bool is_large;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    got = getxattr(path, name, small, sizeof(small));
+    is_large = got < 0 && errno == ERANGE;
     if (got < 0 && !is_large)
         return errno == ENOTSUP ? -ENODATA : -errno;
     *value = malloc((is_large ? XATTR_SIZE_MAX : (size_t)got) + 1);
@@ -67,11 +79,11 @@ mount_read_xattr(const char *path, const char *name, char **value, size_t *lengt
 }
 
 static errint_t
-json_xattr(const char *path, const char *name, cJSON **json)
+json_xattr(int fd, const char *name, cJSON **json)
 {
     size_t length = 0;
     char *text = NULL;
-    errint_t error = mount_read_xattr(path, name, &text, &length);
+    errint_t error = mount_read_xattr(fd, name, &text, &length);
 
     if (error)
         return error;
@@ -151,11 +163,11 @@ version_member(const cJSON *object, uint64_t *version)
 }
 
 errint_t
-mount_read_extent(const char *path, struct mount_extent *extent)
+mount_read_extent(int fd, struct mount_extent *extent)
 {
     cJSON *json;
     const cJSON *first;
-    errint_t error = json_xattr(path, "user.fstfs.extents", &json);
+    errint_t error = json_xattr(fd, "user.fstfs.extents", &json);
 
     if (error)
         return error;
@@ -214,10 +226,10 @@ unsound_member(const cJSON *object, char **why)
 }
 
 errint_t
-mount_read_origin(const char *path, struct mount_origin *origin)
+mount_read_origin(int fd, struct mount_origin *origin)
 {
     cJSON *json;
-    errint_t error = json_xattr(path, "user.fstfs.source", &json);
+    errint_t error = json_xattr(fd, "user.fstfs.source", &json);
 
     if (error)
         return error;
@@ -280,7 +292,7 @@ static const struct tensor_xattrs {
 };
 
 errint_t
-mount_read_tensor(const char *path, struct mount_tensor *tensor)
+mount_read_tensor(int fd, struct mount_tensor *tensor)
 {
     const struct tensor_xattrs *xattrs = &tensor_xattrs[0];
     char *shape = NULL;
@@ -288,15 +300,15 @@ mount_read_tensor(const char *path, struct mount_tensor *tensor)
     errint_t error;
 
     *tensor = (struct mount_tensor){0};
-    error = mount_read_xattr(path, xattrs->name, &tensor->name, &tensor->name_length);
+    error = mount_read_xattr(fd, xattrs->name, &tensor->name, &tensor->name_length);
     if (error == -ENODATA) {
         xattrs = &tensor_xattrs[1];
-        error = mount_read_xattr(path, xattrs->name, &tensor->name, &tensor->name_length);
+        error = mount_read_xattr(fd, xattrs->name, &tensor->name, &tensor->name_length);
     }
     if (!error)
-        error = mount_read_xattr(path, xattrs->dtype, &tensor->dtype, &tensor->dtype_length);
+        error = mount_read_xattr(fd, xattrs->dtype, &tensor->dtype, &tensor->dtype_length);
     if (!error)
-        error = mount_read_xattr(path, xattrs->shape, &shape, &length);
+        error = mount_read_xattr(fd, xattrs->shape, &shape, &length);
     if (!error)
         error = parse_shape(shape, tensor);
     free(shape);

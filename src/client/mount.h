@@ -17,6 +17,13 @@
 /* Whether the path is on a mount of fstfs or on a bind mount of one. */
 bool mount_is_fstfs(const char *path);
 
+/*
+ * Opens a file or directory with O_PATH, so that the daemon does not open its shards. Returns a
+ * descriptor, which the caller closes, or a negative errno. On a mount, the descriptor of a file
+ * belongs to one version: so do all xattrs and attributes that are read by it.
+ */
+int mount_open(const char *path);
+
 /* user.fstfs.extents of a file that is one extent of a source file: a tensor or an unchanged
  * shard. */
 struct mount_extent {
@@ -34,15 +41,16 @@ struct mount_origin {
     char *unsound; /* why tensors are missing on the mount; NULL: none are missing */
 };
 
-/* -ENODATA: no such xattr; -EBADMSG: it cannot be parsed; -ENOMEM; errors of getxattr(2). On
- * success the caller frees extent->path or calls mount_origin_free(), respectively. */
-errint_t mount_read_extent(const char *path, struct mount_extent *extent);
-errint_t mount_read_origin(const char *path, struct mount_origin *origin);
+/* `fd` may be open in any way. -ENODATA: no such xattr; -EBADMSG: it cannot be parsed; -ENOMEM;
+ * errors of getxattr(2). On success the caller frees extent->path or calls mount_origin_free(),
+ * respectively. */
+errint_t mount_read_extent(int fd, struct mount_extent *extent);
+errint_t mount_read_origin(int fd, struct mount_origin *origin);
 void mount_origin_free(struct mount_origin *origin);
 
 /* Reads any xattr. *value is malloc'ed and NUL-terminated; *length excludes the NUL. Errors as
  * above. */
-errint_t mount_read_xattr(const char *path, const char *name, char **value, size_t *length);
+errint_t mount_read_xattr(int fd, const char *name, char **value, size_t *length);
 
 /* The xattrs user.safetensors.* or user.gguf.* of a tensor file, as the mount reports them. */
 struct mount_tensor {
@@ -53,7 +61,7 @@ struct mount_tensor {
 };
 
 /* Errors as above. On success the caller calls mount_tensor_free(). */
-errint_t mount_read_tensor(const char *path, struct mount_tensor *tensor);
+errint_t mount_read_tensor(int fd, struct mount_tensor *tensor);
 void mount_tensor_free(struct mount_tensor *tensor); /* all zero is allowed */
 
 /* Sets the identity of the source file. Errors, with a reason in `why`: the file cannot be opened;

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- checkpoints that the catalog found ---- */
 
@@ -124,11 +125,11 @@ origin_source_free(struct origin_source *cached)
 }
 
 static errint_t
-origin_source_find(struct fstfs_checkpoint *checkpoint, const char *path,
+origin_source_find(struct fstfs_checkpoint *checkpoint, const char *path, int fd,
                    struct origin_source *cached)
 {
     struct mount_origin origin;
-    errint_t error = mount_read_origin(path, &origin);
+    errint_t error = mount_read_origin(fd, &origin);
     bool same;
 
     if (error)
@@ -195,17 +196,23 @@ open_add_source_tensor(struct fstfs_checkpoint *checkpoint, const struct st_tabl
                            original->shards[ref->shard]->table->data_start + there->begin);
 }
 
-/* Adds a shard of the mount: an unchanged source file, or one generated from a checkpoint. */
+/* open_add_source_shard() with the descriptor of the shard. */
 static errint_t
-open_add_source_shard(struct fstfs_checkpoint *checkpoint, const char *path,
-                      const struct st_table *table, struct origin_source *cached)
+open_add_shard_of(struct fstfs_checkpoint *checkpoint, const char *path, int fd,
+                  const struct shard *shard, struct origin_source *cached)
 {
+    const struct st_table *table = shard->table;
     struct file_identity identity;
     struct mount_extent extent;
     struct reason why;
     uint32_t source = 0;
-    errint_t error = mount_read_extent(path, &extent);
+    errint_t error = file_identity_from_fd(&identity, fd);
 
+    if (error)
+        return fail(error, "%s: %s", path, strerror(-error));
+    if (!file_identity_same_content(&shard->identity, &identity))
+        return fail(-ESTALE, "%s: was replaced while it was opened", path);
+    error = mount_read_extent(fd, &extent);
     if (!error) {
         error = mount_check_source(&extent, &identity, &why);
         if (error)
@@ -215,9 +222,25 @@ open_add_source_shard(struct fstfs_checkpoint *checkpoint, const char *path,
         free(extent.path);
         return error ? error : open_add_tensors(checkpoint, table, source);
     }
-    error = origin_source_find(checkpoint, path, cached);
+    error = origin_source_find(checkpoint, path, fd, cached);
     for (uint32_t i = 0; !error && i < table->count; i++)
         error = open_add_source_tensor(checkpoint, table, &table->tensors[i], cached);
+    return error;
+}
+
+/* Adds a shard of the mount, with the source files of its tensors: an unchanged source file, or one
+ * generated from a checkpoint. */
+static errint_t
+open_add_source_shard(struct fstfs_checkpoint *checkpoint, const char *path,
+                      const struct shard *shard, struct origin_source *cached)
+{
+    int fd = mount_open(path);
+    errint_t error;
+
+    if (fd < 0)
+        return fail(fd, "%s: %s", path, strerror(-fd));
+    error = open_add_shard_of(checkpoint, path, fd, shard, cached);
+    close(fd);
     return error;
 }
 
@@ -232,7 +255,7 @@ open_add_all_source(struct fstfs_checkpoint *checkpoint, const struct found *fou
         char path[PATH_MAX];
 
         snprintf(path, sizeof(path), "%s/%s", catalog_source(found->catalog), shard->name);
-        error = open_add_source_shard(checkpoint, path, shard->table, &cached);
+        error = open_add_source_shard(checkpoint, path, shard, &cached);
         if (!error)
             error = open_add_metadata(checkpoint, shard->table);
     }
@@ -242,15 +265,27 @@ open_add_all_source(struct fstfs_checkpoint *checkpoint, const struct found *fou
 
 /* ---- on a mount: tensor files ---- */
 
+/* Reads the origin of a directory of tensors. */
+static errint_t
+read_directory_origin(const char *path, struct mount_origin *origin)
+{
+    int fd = mount_open(path);
+    errint_t error = fd < 0 ? fd : mount_read_origin(fd, origin);
+
+    if (fd >= 0)
+        close(fd);
+    return error ? fail(error, "%s: the mount does not report its source", path) : 0;
+}
+
 static errint_t
 open_source_directory(struct fstfs_checkpoint *checkpoint, const char *path)
 {
     struct mount_origin origin;
     struct found found = {0};
-    errint_t error = mount_read_origin(path, &origin);
+    errint_t error = read_directory_origin(path, &origin);
 
     if (error)
-        return fail(error, "%s: the mount does not report its source", path);
+        return error;
     error = find_origin(&origin, &found);
     mount_origin_free(&origin);
     if (!error)
@@ -259,10 +294,10 @@ open_source_directory(struct fstfs_checkpoint *checkpoint, const char *path)
     return error;
 }
 
-/* Adds the tensor of a tensor file, read from the source file (with `below`) or from the file on
- * the mount. The latter may have a header (.npy) before the tensor, which is at its end. */
+/* Adds the tensor of a tensor file, read from the source file (with `below`) or from the file `fd`
+ * on the mount. The latter may have a header (.npy) before the tensor, which is at its end. */
 static errint_t
-open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
+open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, int fd,
                      struct tensor_description *description, const struct mount_extent *extent,
                      bool below)
 {
@@ -277,7 +312,7 @@ open_add_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path,
         if (error)
             return fail(error, "%s", why.text);
     } else {
-        error = file_identity_at(&identity, AT_FDCWD, path);
+        error = file_identity_from_fd(&identity, fd);
         if (error)
             return fail(error, "%s: %s", path, strerror(-error));
         if (identity.size < extent->length)
@@ -295,11 +330,12 @@ open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool bel
 {
     struct tensor_description description = {0};
     struct mount_extent extent = {0};
-    struct mount_tensor tensor;
-    errint_t error = mount_read_tensor(path, &tensor);
+    struct mount_tensor tensor = {0};
+    int fd = mount_open(path);
+    errint_t error = fd < 0 ? fd : mount_read_tensor(fd, &tensor);
 
     if (!error)
-        error = mount_read_extent(path, &extent);
+        error = mount_read_extent(fd, &extent);
     if (error) {
         fail(error, "%s: cannot read the xattrs of the mount: %s", path, strerror(-error));
     } else {
@@ -309,10 +345,12 @@ open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool bel
         description.dtype_length = tensor.dtype_length;
         description.shape = tensor.shape;
         description.rank = tensor.rank;
-        error = open_add_tensor_file(checkpoint, path, &description, &extent, below);
+        error = open_add_tensor_file(checkpoint, path, fd, &description, &extent, below);
     }
     free(extent.path);
     mount_tensor_free(&tensor);
+    if (fd >= 0)
+        close(fd);
     return error;
 }
 
@@ -321,10 +359,10 @@ static errint_t
 check_directory_complete(const char *path)
 {
     struct mount_origin origin;
-    errint_t error = mount_read_origin(path, &origin);
+    errint_t error = read_directory_origin(path, &origin);
 
     if (error)
-        return fail(error, "%s: the mount does not report its source", path);
+        return error;
     if (origin.unsound)
         error = fail(-EBADMSG, "%s: %s; .fstfs/problems of the mount has the details", path,
                      origin.unsound);
@@ -364,25 +402,25 @@ open_tensor_directory(struct fstfs_checkpoint *checkpoint, const char *path)
 enum kind { KIND_FOUND, KIND_TENSOR_FILE, KIND_TENSOR_DIRECTORY };
 
 static bool
-path_has_xattr(const char *path, const char *name)
+mount_has_xattr(int fd, const char *name)
 {
     size_t length;
     char *value;
 
-    if (mount_read_xattr(path, name, &value, &length))
+    if (mount_read_xattr(fd, name, &value, &length))
         return false;
     free(value);
     return true;
 }
 
 static enum kind
-path_kind(const char *path)
+kind_on_mount(int fd)
 {
     struct stat st;
 
-    if (path_has_xattr(path, "user.safetensors.name") || path_has_xattr(path, "user.gguf.name"))
+    if (mount_has_xattr(fd, "user.safetensors.name") || mount_has_xattr(fd, "user.gguf.name"))
         return KIND_TENSOR_FILE;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && path_has_xattr(path, "user.fstfs.source"))
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode) && mount_has_xattr(fd, "user.fstfs.source"))
         return KIND_TENSOR_DIRECTORY;
     return KIND_FOUND;
 }
@@ -434,10 +472,17 @@ open_on_mount(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **o
     char *real = realpath(path, NULL);
     enum kind kind;
     errint_t error = -1;
+    int fd;
 
     if (!real)
         return fail(-errno, "%s: %s", path, strerror(errno));
-    kind = path_kind(real);
+    fd = mount_open(real);
+    if (fd < 0) {
+        free(real);
+        return fail(fd, "%s: %s", path, strerror(-fd));
+    }
+    kind = kind_on_mount(fd);
+    close(fd);
     if (!fstfs->no_source) {
         error = open_as(fstfs, real, kind, true, out);
         snprintf(why, sizeof(why), "%s", fstfs_error());

@@ -477,21 +477,24 @@ class Opened:
 @pytest.mark.parametrize("by", ("file", "source", "mount"))
 @pytest.mark.parametrize("how", ("rewritten", "replaced", "truncated", "removed"))
 def test_changed(mount, place, how, by):
-    """An open checkpoint never returns bytes of another version."""
+    """An open checkpoint never returns bytes of another version, also of the same size and times."""
     source = trees.Source(place / "s")
     tensors = [trees.tensor(f"t{i}", "U8", (3_000_000,)) for i in range(3)]
     source.add("m", "model", tensors)
     path = file = source.path("m/model.safetensors")
     if by != "file":
         path = mount(source.root) / "merged/m/model.safetensors"
+    times = os.stat(file)
     opened = Opened(path, 3, *(("-s",) if by == "mount" else ()))
     other = trees.file_bytes([trees.tensor(t.name, "U8", t.shape, seed=1) for t in tensors])
     if how == "rewritten":
         with open(file, "r+b") as f:
             f.write(other)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     elif how == "replaced":
         with open(file + ".new", "wb") as f:
             f.write(other)
+        os.utime(file + ".new", ns=(times.st_atime_ns, times.st_mtime_ns))
         os.rename(file + ".new", file)
     elif how == "truncated":
         os.truncate(file, 1_000_000)
@@ -515,6 +518,48 @@ def test_changed(mount, place, how, by):
 
     if how in ("rewritten", "replaced"):
         assert eventually(new_bytes)
+
+
+@pytest.mark.parametrize("view", ["shards/m/model.safetensors", "merged/m/model.safetensors",
+                                  "merged/m/split.safetensors", "tensors/m/model/b"])
+@pytest.mark.parametrize("options", [(), ("-s",)], ids=["source", "mount"])
+def test_replaced_while_it_is_opened(mount, place, view, options):
+    """A file is replaced after the library has read its header, and before it reads from the xattrs
+    where the bytes are stored. The new file has the same size and times; its tensors are in another
+    order, and have another dtype. Slices are read, whose bytes depend on the dtype: they are those of
+    one version."""
+    a = trees.tensor("a", "U8", (50_000,))
+
+    def others(seed):
+        dtype, shape = ("F32", (22_500,)) if seed else ("U8", (90_000,))
+        return [trees.tensor(name, dtype, shape, seed=seed) for name in ("b", "c")]
+
+    def fill(root, seed):
+        os.makedirs(root / "m")
+        for name, held in (("model", [a, *others(seed)]), ("split-00001-of-00002", [a]),
+                           ("split-00002-of-00002", others(seed))):
+            path = root / f"m/{name}.safetensors"
+            path.write_bytes(trees.file_bytes(held[::-1] if seed else held, pad=1024))
+            os.utime(path, ns=(10**18, 10**18))
+
+    fill(place / "s", 0)
+    fill(place / "new", 1)
+    name = "m/split-00002-of-00002.safetensors" if "split" in view else "m/model.safetensors"
+    m = mount(place / "s")
+    xattr = "user.fstfs.source" if "split" in view else "user.fstfs.extents"
+    wrapper = forged(REPLACE_AT_XATTR=xattr, REPLACE_FROM=place / "new" / name,
+                     REPLACE_TO=place / "s" / name)
+    size = {"U8": 1, "F32": 4}
+    versions = [[t.data[4 * size[t.dtype]:8 * size[t.dtype]] for t in (a, *others(seed))]
+                for seed in (0, 1)]
+    if view.startswith("tensors"):
+        versions = [slices[1:2] for slices in versions]
+    requests = "".join(f"{i} 4:8:1\n" for i in range(len(versions[0])))
+    try:
+        assert run(*options, "read", m / view, requests=requests, wrapper=wrapper).stdout in (
+            b"".join(slices) for slices in versions)
+    except Refused as refusal:
+        assert refusal.args[0] == errno.ESTALE
 
 
 @pytest.fixture

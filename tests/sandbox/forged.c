@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * forged: loaded before a program's libraries (LD_PRELOAD), simulates a malicious mount.
+ * forged: loaded before a program's libraries (LD_PRELOAD), simulates a malicious mount, or a
+ * source that changes at a certain time.
  *
  *   FORGED_XATTR=NAME=VALUE  the xattr NAME has this value on all files that have it
  *   GROWING_XATTR=1          that value is empty at the first, third, fifth and so on read
+ *   REPLACE_AT_XATTR=NAME    at the first read of the xattr NAME, renames the file REPLACE_FROM to
+ *                            REPLACE_TO and waits until every mount shows that
  *   NO_LISTING=1             directories can only be opened with O_PATH
  */
 #include <dlfcn.h>
@@ -11,10 +14,26 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
+#include <unistd.h>
+
+static void
+replace_once(const char *name)
+{
+    static atomic_bool done;
+    const char *wanted = getenv("REPLACE_AT_XATTR");
+
+    if (!wanted || strcmp(wanted, name) != 0 || atomic_exchange(&done, true))
+        return;
+    if (rename(getenv("REPLACE_FROM"), getenv("REPLACE_TO")) < 0)
+        abort();
+    sleep(2);
+}
 
 ssize_t
 getxattr(const char *path, const char *name, void *value, size_t size)
@@ -23,9 +42,11 @@ getxattr(const char *path, const char *name, void *value, size_t size)
         (ssize_t(*)(const char *, const char *, void *, size_t))dlsym(RTLD_NEXT, "getxattr");
     static atomic_uint reads;
     const char *forged = getenv("FORGED_XATTR");
-    ssize_t found = next(path, name, value, size);
     size_t length = strlen(name);
+    ssize_t found;
 
+    replace_once(name);
+    found = next(path, name, value, size);
     if (!forged || (found < 0 && errno != ERANGE) || strncmp(forged, name, length) != 0 ||
         forged[length] != '=')
         return found;

@@ -75,16 +75,21 @@ sources_add(struct sources *sources, const char *path)
     struct mount_origin origin;
     struct mount_extent extent;
     errint_t error = add_source_file(sources, path, path);
+    int fd;
 
     if (error || !mount_is_fstfs(path))
         return error;
-    if (mount_read_extent(path, &extent) == 0) {
+    fd = mount_open(path);
+    if (fd < 0)
+        return 0; /* ignored: reading it will fail, too */
+    if (mount_read_extent(fd, &extent) == 0) {
         error = add_source_file(sources, extent.path, path);
         free(extent.path);
-    } else if (mount_read_origin(path, &origin) == 0) {
+    } else if (mount_read_origin(fd, &origin) == 0) {
         error = add_origin_shards(sources, &origin, path);
         mount_origin_free(&origin);
     }
+    close(fd);
     return error;
 }
 

@@ -71,7 +71,7 @@ read_mounted_tensor(int fd, bool is_npy, uint64_t size, struct st_table **table,
     /* Elsewhere the xattrs may be those of a copy, restored by tar or rsync. */
     if (!mount_is_fstfs(path))
         return -ENODATA;
-    error = mount_read_tensor(path, &tensor);
+    error = mount_read_tensor(fd, &tensor);
     if (error && error != -EBADMSG)
         return -ENODATA;
     entry = (struct st_entry){

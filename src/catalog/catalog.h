@@ -135,6 +135,7 @@ struct checkpoint {
     atomic_bool no_room_reported; /* see checkpoint_report_no_room() */
     bool has_no_room; /* private: the budget had no room for `tensors` */
     struct timespec modified, changed; /* the latest of its shards' */
+    uint64_t version; /* a hash of the versions of all its shards, see file_identity_hash() */
     uint64_t total_size;
     char *index_metadata; /* of its index: a valid JSON object, owned; NULL: none */
     size_t index_metadata_length;
@@ -145,9 +146,9 @@ struct checkpoint {
      * derived_free of the catalog's options. */
     _Atomic(void *) derived;
     struct catalog *catalog;
+    struct file_identity index_identity; /* all zero: it has no index */
     /* Private to the catalog. */
     const char *index_name; /* NULL: it has no index */
-    struct file_identity index_identity;
     struct family *family; /* of its shards; shared with the next version */
     struct tensor_ref *own_tensors; /* `tensors`, unless a table owns them */
     uint64_t charged; /* bytes, for own_tensors and index_metadata */
@@ -280,8 +281,6 @@ errint_t group_load(struct source_dir *dir, const struct group *group, unsigned 
  * If the storage of its lane does not answer, the last version that was loaded decides; false if
  * there is none. */
 bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
-/* A hash of the versions of all its shards, see file_identity_hash(). */
-uint64_t checkpoint_version(const struct checkpoint *checkpoint);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
  * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);

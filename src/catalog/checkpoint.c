@@ -485,7 +485,7 @@ checkpoint_has_table(const struct checkpoint *checkpoint)
     return false;
 }
 
-/* Sets ownership and times of the checkpoint, and reports the problems of its shards. */
+/* Sets ownership, times and version of the checkpoint, and reports the problems of its shards. */
 static void
 summarize_shards(struct checkpoint *checkpoint)
 {
@@ -497,6 +497,7 @@ summarize_shards(struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
+        checkpoint->version = file_identity_hash(&shard->identity, checkpoint->version);
         if (shard->refusal) {
             summarize_refused_shard(checkpoint, shard);
             continue;
@@ -512,16 +513,6 @@ summarize_shards(struct checkpoint *checkpoint)
         any = true;
         report_unknown_dtypes(checkpoint, shard);
     }
-}
-
-uint64_t
-checkpoint_version(const struct checkpoint *checkpoint)
-{
-    uint64_t version = 0;
-
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        version = file_identity_hash(&checkpoint->shards[i]->identity, version);
-    return version;
 }
 
 struct checkpoint *

@@ -31,7 +31,7 @@ shard_read_table(struct table_cache *tables, int fd, const struct container *con
 
     if (error)
         return error;
-    error = table_cache_read(tables, fd, &shard->identity, container, &shard->kept, reason);
+    error = table_cache_read(tables, fd, shard->backing, container, &shard->kept, reason);
     changed = version_reason(version_verify(shard->backing, fd), reason);
     version_close(shard->backing);
     if (!changed)

@@ -2,6 +2,7 @@
 #include "catalog/table_cache.h"
 
 #include "base/text.h"
+#include "base/version.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -27,38 +28,37 @@ table_cache_destroy(struct table_cache *cache)
 /* ---- entries ---- */
 
 static struct kept_table **
-table_bucket(struct table_cache *cache, const struct file_identity *identity)
+table_bucket(struct table_cache *cache, const struct backing *backing)
 {
-    return &cache->buckets[(identity->inode ^ identity->device) % TABLE_BUCKETS];
+    return &cache->buckets[(backing->identity.inode ^ backing->identity.device) % TABLE_BUCKETS];
 }
 
-/* Returns a reference to the entry of this version and container; inserts `fresh` if there is none.
- */
+/* Returns the entry of this version and container; inserts `fresh` if there is none. The file may
+ * have changed under its identity since an entry was read: its backing then is not current. */
 static struct kept_table *
-find_or_add_locked(struct table_cache *cache, const struct file_identity *identity,
+find_or_add_locked(struct table_cache *cache, struct backing *backing,
                    const struct container *container, struct kept_table *fresh)
 {
-    struct kept_table **bucket = table_bucket(cache, identity), *kept = *bucket;
+    struct kept_table **bucket = table_bucket(cache, backing), *kept = *bucket;
 
-    while (kept &&
-           (kept->container != container || !file_identity_same_content(&kept->identity, identity)))
+    while (kept && (kept->container != container || !version_is_current(kept->backing) ||
+                    !file_identity_same_content(&kept->backing->identity, &backing->identity)))
         kept = kept->next;
     if (!kept) {
         *fresh = (struct kept_table){.next = *bucket,
-                                     .identity = *identity,
+                                     .backing = backing_ref(backing),
                                      .container = container,
                                      .loading = true,
                                      .listed = true};
         *bucket = kept = fresh;
     }
-    kept->references++;
     return kept;
 }
 
 static void
 unlist_locked(struct table_cache *cache, struct kept_table *kept)
 {
-    struct kept_table **link = table_bucket(cache, &kept->identity);
+    struct kept_table **link = table_bucket(cache, kept->backing);
 
     if (!kept->listed)
         return;
@@ -105,6 +105,7 @@ table_cache_unref(struct table_cache *cache, struct kept_table *kept)
     free(kept->by_name);
     layout_unref(kept->layout);
     st_table_free(kept->table);
+    backing_unref(kept->backing);
     free(kept);
     header_budget_give(cache->budget, bytes);
 }
@@ -224,8 +225,8 @@ static errint_t
 read_table_charged(struct table_cache *cache, int fd, struct kept_table *kept)
 {
     struct admission admission = {cache->budget, 0, 0};
-    errint_t error = kept->container->read(fd, kept->identity.size, admit_memory, &admission,
-                                           &kept->table, &kept->reason);
+    errint_t error = kept->container->read(fd, kept->backing->identity.size, admit_memory,
+                                           &admission, &kept->table, &kept->reason);
     uint64_t bytes = 0;
 
     if (!error) {
@@ -252,8 +253,29 @@ load_table(struct table_cache *cache, int fd, struct kept_table *kept)
     pthread_mutex_unlock(&cache->lock);
 }
 
+/* Returns a reference to the table of this version; `fresh`: it is not cached, and the caller loads
+ * it. */
+static struct kept_table *
+join_or_add(struct table_cache *cache, struct backing *backing, const struct container *container,
+            struct kept_table *fresh)
+{
+    for (;;) {
+        struct kept_table *kept;
+
+        pthread_mutex_lock(&cache->lock);
+        kept = find_or_add_locked(cache, backing, container, fresh);
+        kept->references++;
+        while (kept != fresh && kept->loading)
+            pthread_cond_wait(&cache->loaded, &cache->lock);
+        pthread_mutex_unlock(&cache->lock);
+        if (kept == fresh || version_is_current(kept->backing))
+            return kept;
+        table_cache_unref(cache, kept); /* its backing became stale while it was read */
+    }
+}
+
 errint_t
-table_cache_read(struct table_cache *cache, int fd, const struct file_identity *identity,
+table_cache_read(struct table_cache *cache, int fd, struct backing *backing,
                  const struct container *container, struct kept_table **out, struct reason *reason)
 {
     struct kept_table *fresh = malloc(sizeof(*fresh)), *kept;
@@ -261,11 +283,7 @@ table_cache_read(struct table_cache *cache, int fd, const struct file_identity *
 
     if (!fresh)
         return reason_no_memory(reason);
-    pthread_mutex_lock(&cache->lock);
-    kept = find_or_add_locked(cache, identity, container, fresh);
-    while (kept != fresh && kept->loading)
-        pthread_cond_wait(&cache->loaded, &cache->lock);
-    pthread_mutex_unlock(&cache->lock);
+    kept = join_or_add(cache, backing, container, fresh);
     if (kept == fresh)
         load_table(cache, fd, kept);
     else

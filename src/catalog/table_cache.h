@@ -20,11 +20,11 @@
 
 enum { TABLE_BUCKETS = 4096 };
 
-/* `identity`, `container`, `table` and `layout` are immutable once table_cache_read() has returned
- * it; the locks of the cache guard the rest. */
+/* `backing`, `container`, `table` and `layout` are immutable once table_cache_read() has returned it;
+ * the locks of the cache guard the rest. */
 struct kept_table {
     struct kept_table *next; /* in its bucket */
-    struct file_identity identity;
+    struct backing *backing; /* the version that it was read from; counted */
     const struct container *container;
     unsigned references;
     bool loading;
@@ -49,11 +49,13 @@ void table_cache_init(struct table_cache *cache, struct header_budget *budget);
 void table_cache_destroy(struct table_cache *cache);
 
 /*
- * Returns a reference to the table of this version, read as a file of `container`. If it is not
- * cached, reads it from `fd`, an open descriptor of that version. Errors as those of the
- * container's reader, and -ENOBUFS: the budget has no room. `reason` is set on every error.
+ * Returns a reference to the table of this version, read as a file of `container`. If none is
+ * cached, reads it from `fd`, an open descriptor of the version. A cached table may have been read
+ * from another backing with the same identity, but only if version_open() had begun to use both and
+ * neither is stale. Errors as those of the container's reader, and -ENOBUFS: the budget has no room.
+ * `reason` is set on every error.
  */
-errint_t table_cache_read(struct table_cache *cache, int fd, const struct file_identity *identity,
+errint_t table_cache_read(struct table_cache *cache, int fd, struct backing *backing,
                           const struct container *container, struct kept_table **kept,
                           struct reason *reason);
 

@@ -213,7 +213,7 @@ find_path(const char *path, struct found *found)
 static bool
 found_version(struct found *found, uint64_t version)
 {
-    if (checkpoint_version(found->checkpoint) == version)
+    if (found->checkpoint->version == version)
         return true;
     checkpoint_unref(found->checkpoint);
     found->checkpoint = NULL;

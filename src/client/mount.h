@@ -35,7 +35,7 @@ struct mount_extent {
 /* user.fstfs.source of a file or directory that is generated from a checkpoint. */
 struct mount_origin {
     char *directory, *stem;
-    uint64_t version; /* checkpoint_version() */
+    uint64_t version; /* of the checkpoint */
     char **shards; /* file names in the directory, sorted, each once */
     uint32_t shard_count; /* 0: the mount does not name them */
     char *unsound; /* why tensors are missing on the mount; NULL: none are missing */

@@ -46,7 +46,8 @@ change_time_of_file(const struct file_identity *identity)
 static struct timespec
 change_time_of_checkpoint(const struct checkpoint *checkpoint)
 {
-    return change_time(&checkpoint->changed, checkpoint_version(checkpoint));
+    return change_time(&checkpoint->changed,
+                       file_identity_hash(&checkpoint->index_identity, checkpoint->version));
 }
 
 void

@@ -148,7 +148,7 @@ add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, s
     buffer_add_text(value, ", ");
     add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
     buffer_addf(value, ", \"version\": \"%016llx\"",
-                (unsigned long long)checkpoint_version(checkpoint));
+                (unsigned long long)checkpoint->version);
     if (checkpoint->unsound) {
         buffer_add_text(value, ", \"unsound\": ");
         buffer_add_json_string(value, checkpoint->unsound, strlen(checkpoint->unsound));

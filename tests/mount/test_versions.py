@@ -105,6 +105,24 @@ def test_file_is_opened_for_writing_later(mount, place, view):
     assert eventually(lambda: value(m / FILES[view]) == NEW)
 
 
+def test_header_written_by_mmap_has_two_names(disk_of_memory, mount):
+    """On tmpfs a write to a mapping, whose page was read before, changes no time stamp. A header that
+    was read by one name of the file is not used for its other name."""
+    root = disk_of_memory / "s"
+    shard = shard_in(root)
+    (root / "other").mkdir()
+    os.link(shard.path, root / "other/model.safetensors")
+    m = mount(root)
+    assert os.listdir(m / "tensors/m/model") == ["v", "w"]
+    before = os.stat(shard.path)
+    with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
+        at = mapped.find(b'"w"')
+        mapped[at:at + 3] = b'"x"'
+    assert os.stat(shard.path) == before
+    assert os.listdir(m / "tensors/other/model") == ["v", "x"]
+    assert eventually(lambda: os.listdir(m / "tensors/m/model") == ["v", "x"])
+
+
 def leases_of(m):
     """Inode numbers of the files on which the daemon holds leases."""
     found = []

@@ -7,6 +7,7 @@
 
 #include <check.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -105,10 +106,11 @@ END_TEST
 /* ---- the table cache ---- */
 
 static int
-file_of(const char *json, struct file_identity *identity)
+file_of(const char *json, struct backing **backing)
 {
     uint64_t n = strlen(json);
     int fd = memfd_create("header", 0);
+    struct file_identity identity;
     unsigned char first[8];
 
     ck_assert_int_ge(fd, 0);
@@ -116,7 +118,9 @@ file_of(const char *json, struct file_identity *identity)
         first[i] = (unsigned char)(n >> 8 * i);
     ck_assert_int_eq(write(fd, first, 8), 8);
     ck_assert_int_eq(write(fd, json, n), (ssize_t)n);
-    ck_assert_int_eq(file_identity_from_fd(identity, fd), 0);
+    ck_assert_int_eq(file_identity_from_fd(&identity, fd), 0);
+    *backing = backing_new(AT_FDCWD, "header", &identity);
+    ck_assert_ptr_nonnull(*backing);
     return fd;
 }
 
@@ -157,22 +161,27 @@ START_TEST(test_one_table_of_one_file)
     struct caching *caching = caching_new(1 << 20);
     struct table_cache *cache = &caching->cache;
     struct kept_table *first, *second, *third;
-    struct file_identity identity, changed;
+    struct backing *backing, *linked, *changed;
+    struct file_identity identity;
     const struct tensor_ref *by_name;
     struct reason reason;
-    int fd = file_of(small, &identity);
+    int fd = file_of(small, &backing);
 
-    ck_assert_int_eq(
-        table_cache_read(cache, fd, &identity, &container_safetensors, &first, &reason), 0);
-    changed = identity;
-    changed.mode = 0100000;
-    changed.links++;
-    ck_assert_int_eq(
-        table_cache_read(cache, -1, &changed, &container_safetensors, &second, &reason), 0);
+    ck_assert_int_eq(table_cache_read(cache, fd, backing, &container_safetensors, &first, &reason),
+                     0);
+    identity = backing->identity;
+    identity.mode = 0100000;
+    identity.links++;
+    linked = backing_new(AT_FDCWD, "another name", &identity);
+    ck_assert_ptr_nonnull(linked);
+    ck_assert_int_eq(table_cache_read(cache, -1, linked, &container_safetensors, &second, &reason),
+                     0);
     ck_assert_ptr_eq(first, second);
     ck_assert_uint_eq(caching->budget.used, first->table->bytes);
-    changed.changed.tv_nsec ^= 1;
-    ck_assert_int_eq(table_cache_read(cache, fd, &changed, &container_safetensors, &third, &reason),
+    identity.changed.tv_nsec ^= 1;
+    changed = backing_new(AT_FDCWD, "header", &identity);
+    ck_assert_ptr_nonnull(changed);
+    ck_assert_int_eq(table_cache_read(cache, fd, changed, &container_safetensors, &third, &reason),
                      0);
     ck_assert_ptr_ne(third, first);
     table_cache_unref(cache, third);
@@ -183,11 +192,42 @@ START_TEST(test_one_table_of_one_file)
     ck_assert_uint_eq(caching->budget.used, first->table->bytes + 2 * sizeof(*by_name));
     table_cache_unref(cache, second);
     table_cache_forget(cache, first);
-    ck_assert_int_eq(
-        table_cache_read(cache, fd, &identity, &container_safetensors, &second, &reason), 0);
+    ck_assert_int_eq(table_cache_read(cache, fd, linked, &container_safetensors, &second, &reason),
+                     0);
     ck_assert_ptr_ne(first, second);
     table_cache_unref(cache, second);
     table_cache_unref(cache, first);
+    backing_unref(changed);
+    backing_unref(linked);
+    backing_unref(backing);
+    close(fd);
+    caching_free(caching);
+}
+END_TEST
+
+/* The file changed, and its identity did not, as by a write to a mapping on tmpfs: a reader by
+ * another name does not get the old table. */
+START_TEST(test_table_of_a_stale_backing_is_not_used)
+{
+    struct caching *caching = caching_new(1 << 20);
+    struct table_cache *cache = &caching->cache;
+    struct kept_table *first, *second;
+    struct backing *backing, *linked;
+    struct reason reason;
+    int fd = file_of(small, &backing);
+
+    linked = backing_new(AT_FDCWD, "another name", &backing->identity);
+    ck_assert_ptr_nonnull(linked);
+    ck_assert_int_eq(table_cache_read(cache, fd, backing, &container_safetensors, &first, &reason),
+                     0);
+    atomic_store(&backing->stale, true);
+    ck_assert_int_eq(table_cache_read(cache, fd, linked, &container_safetensors, &second, &reason),
+                     0);
+    ck_assert_ptr_ne(first, second);
+    table_cache_unref(cache, first);
+    table_cache_unref(cache, second);
+    backing_unref(linked);
+    backing_unref(backing);
     close(fd);
     caching_free(caching);
 }
@@ -221,30 +261,31 @@ START_TEST(test_reader_that_is_admitted_twice)
 {
     static const size_t kept[] = {0, 1000, 50000};
     struct caching *caching = caching_new(200000);
-    struct file_identity identity;
+    struct backing *backing;
     struct reason reason;
-    int fd = file_of(small, &identity);
+    int fd = file_of(small, &backing);
 
     for (size_t i = 0; i < 3; i++) {
         struct kept_table *table = NULL, *other;
 
         kept_bytes = kept[i];
         ck_assert_int_eq(
-            table_cache_read(&caching->cache, fd, &identity, &two_steps, &table, &reason),
+            table_cache_read(&caching->cache, fd, backing, &two_steps, &table, &reason),
             kept[i] ? 0 : -EBADMSG);
         ck_assert_uint_eq(caching->budget.used, kept[i]);
         ck_assert_uint_eq(caching->budget.transient, 0);
-        ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &container_safetensors,
-                                          &other, &reason),
-                         0);
+        ck_assert_int_eq(
+            table_cache_read(&caching->cache, fd, backing, &container_safetensors, &other, &reason),
+            0);
         ck_assert_ptr_ne(table, other);
         table_cache_unref(&caching->cache, other);
         table_cache_unref(&caching->cache, table);
     }
     ck_assert_uint_ge(caching->budget.peak, 105000);
     caching->budget.limit = 103000; /* the second step does not fit */
-    ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &two_steps, NULL, &reason),
+    ck_assert_int_eq(table_cache_read(&caching->cache, fd, backing, &two_steps, NULL, &reason),
                      -ENOBUFS);
+    backing_unref(backing);
     close(fd);
     caching_free(caching);
 }
@@ -294,17 +335,18 @@ END_TEST
 START_TEST(test_refused_header_is_not_kept)
 {
     struct caching *caching = caching_new(1 << 20);
-    struct file_identity identity;
+    struct backing *backing;
     struct kept_table *kept;
     struct reason reason;
-    int fd = file_of("{", &identity);
+    int fd = file_of("{", &backing);
 
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(table_cache_read(&caching->cache, fd, &identity, &container_safetensors,
-                                          &kept, &reason),
-                         -EBADMSG);
+        ck_assert_int_eq(
+            table_cache_read(&caching->cache, fd, backing, &container_safetensors, &kept, &reason),
+            -EBADMSG);
         ck_assert_str_eq(reason.rule, "InvalidHeaderDeserialization");
     }
+    backing_unref(backing);
     close(fd);
     caching_free(caching);
 }
@@ -312,7 +354,7 @@ END_TEST
 
 /* A header of `length` bytes. */
 static int
-long_file(size_t length, struct file_identity *identity)
+long_file(size_t length, struct backing **backing)
 {
     char *json = malloc(length + 1);
     int fd;
@@ -321,7 +363,7 @@ long_file(size_t length, struct file_identity *identity)
     memset(json, ' ', length);
     memcpy(json, "{}", 2);
     json[length] = '\0';
-    fd = file_of(json, identity);
+    fd = file_of(json, backing);
     free(json);
     return fd;
 }
@@ -329,21 +371,21 @@ long_file(size_t length, struct file_identity *identity)
 START_TEST(test_header_without_room)
 {
     struct caching *caching = caching_new(ST_PARSE_FACTOR * 200000);
-    struct file_identity identity;
+    struct backing *backing;
     struct kept_table *kept;
     struct reason reason;
-    int fd = long_file(200000, &identity);
+    int fd = long_file(200000, &backing);
 
     ck_assert_int_eq(
-        table_cache_read(&caching->cache, fd, &identity, &container_safetensors, &kept, &reason),
+        table_cache_read(&caching->cache, fd, backing, &container_safetensors, &kept, &reason),
         -ENOBUFS);
     ck_assert_str_eq(reason.rule, "NoMemoryForHeaders");
     ck_assert_uint_eq(caching->budget.refusals, 1);
     caching->budget.limit *= 2;
     ck_assert_int_eq(
-        table_cache_read(&caching->cache, fd, &identity, &container_safetensors, &kept, &reason),
-        0);
+        table_cache_read(&caching->cache, fd, backing, &container_safetensors, &kept, &reason), 0);
     table_cache_unref(&caching->cache, kept);
+    backing_unref(backing);
     close(fd);
     caching_free(caching);
 }
@@ -351,7 +393,7 @@ END_TEST
 
 struct reader {
     struct caching *caching;
-    struct file_identity identity;
+    struct backing *backing;
     int fd;
     struct kept_table *kept;
     errint_t error;
@@ -364,19 +406,20 @@ read_one(void *arg)
     struct reader *reader = arg;
     struct reason reason;
 
-    reader->error = table_cache_read(&reader->caching->cache, reader->fd, &reader->identity,
+    reader->error = table_cache_read(&reader->caching->cache, reader->fd, reader->backing,
                                      &container_safetensors, &reader->kept, &reason);
     reader->has_table = !reader->error && reader->kept->table;
     return NULL;
 }
 
 static unsigned
-references_of(struct table_cache *cache, const struct file_identity *identity)
+references_of(struct table_cache *cache, const struct backing *backing)
 {
+    uint64_t bucket = (backing->identity.inode ^ backing->identity.device) % TABLE_BUCKETS;
     unsigned references;
 
     pthread_mutex_lock(&cache->lock);
-    references = cache->buckets[(identity->inode ^ identity->device) % TABLE_BUCKETS]->references;
+    references = cache->buckets[bucket]->references;
     pthread_mutex_unlock(&cache->lock);
     return references;
 }
@@ -391,14 +434,14 @@ START_TEST(test_two_threads_parse_once)
 
     ck_assert_int_eq(header_budget_take(&caching->budget, caching->budget.limit), 0);
     readers[0] = (struct reader){.caching = caching};
-    readers[0].fd = long_file(200000, &readers[0].identity);
+    readers[0].fd = long_file(200000, &readers[0].backing);
     readers[1] = readers[0];
     readers[1].fd = -1;
     ck_assert_int_eq(pthread_create(&threads[0], NULL, read_one, &readers[0]), 0);
     while (atomic_load(&caching->budget.waiters) == 0)
         sched_yield();
     ck_assert_int_eq(pthread_create(&threads[1], NULL, read_one, &readers[1]), 0);
-    while (references_of(&caching->cache, &readers[0].identity) < 2)
+    while (references_of(&caching->cache, readers[0].backing) < 2)
         sched_yield();
     header_budget_settle(&caching->budget, caching->budget.limit, 0);
     for (int i = 0; i < 2; i++) {
@@ -409,6 +452,43 @@ START_TEST(test_two_threads_parse_once)
     ck_assert_ptr_eq(readers[0].kept, readers[1].kept);
     for (int i = 0; i < 2; i++)
         table_cache_unref(&caching->cache, readers[i].kept);
+    backing_unref(readers[0].backing);
+    close(readers[0].fd);
+    caching_free(caching);
+}
+END_TEST
+
+/* The same, but the file changes while the first thread parses it: the second parses it again. */
+START_TEST(test_backing_becomes_stale_while_it_is_parsed)
+{
+    struct caching *caching = caching_new(10 * ST_PARSE_FACTOR * 200000);
+    struct reader readers[2];
+    pthread_t threads[2];
+
+    ck_assert_int_eq(header_budget_take(&caching->budget, caching->budget.limit), 0);
+    readers[0] = (struct reader){.caching = caching};
+    readers[0].fd = long_file(200000, &readers[0].backing);
+    readers[1] = readers[0];
+    readers[1].backing = backing_new(AT_FDCWD, "another name", &readers[0].backing->identity);
+    ck_assert_ptr_nonnull(readers[1].backing);
+    ck_assert_int_eq(pthread_create(&threads[0], NULL, read_one, &readers[0]), 0);
+    while (atomic_load(&caching->budget.waiters) == 0)
+        sched_yield();
+    ck_assert_int_eq(pthread_create(&threads[1], NULL, read_one, &readers[1]), 0);
+    while (references_of(&caching->cache, readers[0].backing) < 2)
+        sched_yield();
+    atomic_store(&readers[0].backing->stale, true);
+    header_budget_settle(&caching->budget, caching->budget.limit, 0);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        ck_assert_int_eq(readers[i].error, 0);
+        ck_assert(readers[i].has_table);
+    }
+    ck_assert_ptr_ne(readers[0].kept, readers[1].kept);
+    for (int i = 0; i < 2; i++) {
+        table_cache_unref(&caching->cache, readers[i].kept);
+        backing_unref(readers[i].backing);
+    }
     close(readers[0].fd);
     caching_free(caching);
 }
@@ -556,11 +636,13 @@ suite(void)
     tcase_add_test(budget, test_take_waits_for_others);
     suite_add_tcase(made, budget);
     tcase_add_test(cache, test_one_table_of_one_file);
+    tcase_add_test(cache, test_table_of_a_stale_backing_is_not_used);
     tcase_add_test(cache, test_reader_that_is_admitted_twice);
     tcase_add_test(cache, test_layout_of_tensors_that_overlap);
     tcase_add_test(cache, test_refused_header_is_not_kept);
     tcase_add_test(cache, test_header_without_room);
     tcase_add_test(cache, test_two_threads_parse_once);
+    tcase_add_test(cache, test_backing_becomes_stale_while_it_is_parsed);
     suite_add_tcase(made, cache);
     tcase_set_timeout(factor, 300);
     tcase_add_loop_test(factor, test_factor, 0, sizeof(worst) / sizeof(worst[0]));

@@ -281,6 +281,7 @@ make_parts(struct mount *mount)
     }
     if (!error) {
         parts->started = time(NULL);
+        parts->started_ms = monotonic_ms();
         pages_list(parts, mount->page_list);
         error = view_new(parts->catalog, &view_options, &parts->view);
     }

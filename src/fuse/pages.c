@@ -135,7 +135,7 @@ write_status(void *arg, struct buffer *out)
     catalog_counters(parts->catalog, &catalog);
     buffer_add_text(out, "{\n  \"version\": \"" FSTFS_VERSION "\"");
     add_status_number(out, "pid", (uint64_t)getpid());
-    add_status_number(out, "uptime_seconds", (uint64_t)(time(NULL) - parts->started));
+    add_status_number(out, "uptime_seconds", (monotonic_ms() - parts->started_ms) / 1000);
     add_status_text(out, "source", catalog_source(parts->catalog));
     add_status_text(out, "mountpoint", parts->mountpoint);
     add_status_text(out, "view", options->view < 0 ? "all" : view_names[options->view]);

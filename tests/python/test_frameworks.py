@@ -35,7 +35,7 @@ import fstfs
 path, module, names = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
 loader = importlib.import_module("fstfs." + module)
 
-def told(tensor):
+def described(tensor):
     dtype = str(tensor.dtype).replace("<dtype: '", "").rstrip("'>").split(".")[-1]
     if dtype == "bfloat16":
         if module == "mlx":
@@ -51,11 +51,11 @@ def told(tensor):
 answer = {}
 for name in names:
     with fstfs.safe_open(path, name) as file:
-        answer[name] = {key: told(file.get_tensor(key)) for key in file.keys()}
+        answer[name] = {key: described(file.get_tensor(key)) for key in file.keys()}
         answer[name]["all"] = sorted(file.get_tensors()) == file.keys()
         key = next(key for key in file.keys() if key == "F32.6x4")
-        answer[name]["slice"] = told(file.get_slice(key)[1:3, 2])
-answer["load_file"] = {key: told(value) for key, value in loader.load_file(path).items()}
+        answer[name]["slice"] = described(file.get_slice(key)[1:3, 2])
+answer["load_file"] = {key: described(value) for key, value in loader.load_file(path).items()}
 print(json.dumps(answer))
 """
 

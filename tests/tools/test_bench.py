@@ -198,7 +198,7 @@ def test_unprivileged_user(bench, test_user, user_program, user_binary, place):
     found = bench.json("--rounds=1", "--methods=read", folder, user=test_user)
     assert found["failed"] == []
     assert row_names(found["rows"]) == expected(found, methods=["read"])
-    if os.geteuid() == 0:  # the file is not the user's: mincore() tells nothing
+    if os.geteuid() == 0:  # the file is not the user's: mincore() reveals nothing
         assert found["cold_is_verified"] is False
         assert not any("page_cache_bytes" in row for row in found["rows"])
 
@@ -266,7 +266,7 @@ def test_killed_reader(bench, fstfs, place):
 
 # ---- errors ----
 
-@pytest.mark.parametrize("args, status, says", [
+@pytest.mark.parametrize("args, status, message", [
     ([], 2, "FILE or CHECKPOINT is missing"),
     (["--rounds=0", "x"], 2, "--rounds: invalid value (found 0, expected a number from 1 to 1000)"),
     (["--rounds=2x", "x"], 2, "--rounds: invalid value (found 2x"),
@@ -279,9 +279,9 @@ def test_killed_reader(bench, fstfs, place):
     (["/nonexistent"], 1, "no such file or checkpoint"),
     (["/proc/self/status"], 1, "not a checkpoint"),
 ])
-def test_errors(bench, args, status, says):
+def test_errors(bench, args, status, message):
     _, err = bench.run(*args, status=status)
-    assert says in err
+    assert message in err
 
 
 def test_help_lists_all_methods(bench):
@@ -290,7 +290,7 @@ def test_help_lists_all_methods(bench):
     assert all(loader in out for loader in LOADERS)
 
 
-@pytest.mark.parametrize("args, says", [
+@pytest.mark.parametrize("args, message", [
     (["--methods=read,load_file"], "--methods: load_file needs --loaders"),
     (["--methods=gpu"], "--methods: gpu needs --device"),
     (["--methods=read,"], '--methods: unknown method ""; known: direct, read, mmap, names; gpu'),
@@ -298,11 +298,11 @@ def test_help_lists_all_methods(bench):
     (["--methods=readx", "--loaders"], '--methods: unknown method "readx"; known: direct, '),
     (["--methods=gpu"], "--methods: gpu needs --device"),
 ])
-def test_unavailable_method(bench, args, says):
+def test_unavailable_method(bench, args, message):
     """Refused before anything is read: the model does not exist."""
     _, err = bench.run(*args, "/nonexistent", status=2)
-    assert says in err and err.count("\n") == 1
-    assert "known:" not in says or all(name in err for name in [*READERS, "gpu", *LOADERS])
+    assert message in err and err.count("\n") == 1
+    assert "known:" not in message or all(name in err for name in [*READERS, "gpu", *LOADERS])
 
 
 @pytest.mark.parametrize("json", [[], ["--json"]])
@@ -450,18 +450,18 @@ def test_device_without_enough_memory(device, model, place):
                for s in found["skipped"] if "page cache" not in s["why"])
 
 
-@pytest.mark.parametrize("environment, number, says", [
+@pytest.mark.parametrize("environment, number, message", [
     ({"LD_LIBRARY_PATH": ""}, 0, "the CUDA driver is not installed: "),
     ({"DOUBLE_CUDA_PROFILE": "none"}, 0, "the CUDA driver does not work: cuInit: "),
     ({"DOUBLE_CUDA_FAIL": "cuDevicePrimaryCtxRetain"}, 0, "cuDevicePrimaryCtxRetain: "),
     ({}, 2, "the driver has 2 devices"),
 ])
-def test_unusable_device(device, model, environment, number, says):
+def test_unusable_device(device, model, environment, number, message):
     if "LD_LIBRARY_PATH" in environment and os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has a driver")
     device.environment |= environment
     out, err = device.run(f"--device=cuda:{number}", model, status=1)
-    assert out == "" and err.startswith(f"fstfs-bench: --device: cuda:{number}: {says}")
+    assert out == "" and err.startswith(f"fstfs-bench: --device: cuda:{number}: {message}")
 
 
 # ---- loaders ----
@@ -537,10 +537,10 @@ def test_no_python(alone, model):
 
 def test_python_prints_no_result(bench, model, place):
     bench.environment["PATH"] = f"{place}:{os.environ['PATH']}"
-    for text, says in ("exit 0", "python3 printed no result"), ("echo no luck; exit 3", "no luck"):
+    for text, message in ("exit 0", "python3 printed no result"), ("echo no luck; exit 3", "no luck"):
         program(place / "python3", text)
         _, err = bench.run("--loaders", model, status=1)
-        assert f"--loaders: {says}" in err
+        assert f"--loaders: {message}" in err
 
 
 @pytest.fixture

@@ -108,6 +108,21 @@ def test_force_keeps_files_of_another_suffix(place):
         "model.SAFETENSORS", "model.safetensors.index.json", "model.sft"]
 
 
+def test_force_keeps_shards_of_another_index(place):
+    """A shard that the index of another checkpoint names, too, is not removed."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    out = trees.Source(place / "out")
+    old = out.add("", "model", plain(seed=1), shards=2)
+    weight_map = {t.name: name for name, held in old.shards for t in held}
+    (place / "out/variant.safetensors.index.json").write_bytes(trees.index_bytes(weight_map))
+    before = snapshot(place / "out")
+    err = run("--shards=3", "--force", source.root, out.root, status=1)
+    assert "variant.safetensors.index.json" in err and "--stem" in err
+    assert snapshot(place / "out") == before
+    run("--shards=3", "--force", "--stem=third", source.root, out.root)
+
+
 # ---- the Hugging Face libraries ----
 
 def as_arrays(tensors):

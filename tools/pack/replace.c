@@ -95,6 +95,31 @@ add_old_group(struct old_files *old, const struct group *group, bool force,
     return error;
 }
 
+/* Whether the group is the checkpoint `stem` as fstfs-pack writes it. */
+static bool
+is_old_group(const struct group *group, const char *stem)
+{
+    return strcmp(group->stem, stem) == 0 && strcmp(group->suffix, ST_SUFFIX) == 0 &&
+           group->container == &container_safetensors;
+}
+
+/* -EEXIST: a file of the list is also a shard of this group, whose index names it. */
+static errint_t
+check_not_shared(const struct old_files *old, const struct group *group, struct reason *reason)
+{
+    char name[QUOTED_SIZE], index[QUOTED_SIZE];
+
+    for (uint32_t i = 0; group->index && i < group->member_count; i++)
+        if (old_files_find(old, group->members[i]))
+            return reason_set(
+                reason, -EEXIST, "Output",
+                "%.150s would be replaced, and is also a shard of %.150s; use another "
+                "DIRECTORY or --stem",
+                quoted(name, group->members[i], strlen(group->members[i])),
+                quoted(index, group->index, strlen(group->index)));
+    return 0;
+}
+
 static errint_t
 add_old_groups(struct old_files *old, const struct listing *listing, const char *stem, bool force,
                const struct sources *sources, struct reason *reason)
@@ -103,10 +128,11 @@ add_old_groups(struct old_files *old, const struct listing *listing, const char 
     errint_t error = 0;
 
     for (uint32_t i = 0; !error && i < listing->group_count; i++)
-        if (strcmp(listing->groups[i].stem, stem) == 0 &&
-            strcmp(listing->groups[i].suffix, ST_SUFFIX) == 0 &&
-            listing->groups[i].container == &container_safetensors)
+        if (is_old_group(&listing->groups[i], stem))
             error = add_old_group(old, &listing->groups[i], force, sources, reason);
+    for (uint32_t i = 0; !error && i < listing->group_count; i++)
+        if (!is_old_group(&listing->groups[i], stem))
+            error = check_not_shared(old, &listing->groups[i], reason);
     group_name_index(stem, ST_SUFFIX, index);
     if (error || !force || old_files_find(old, index))
         return error;

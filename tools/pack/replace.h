@@ -29,7 +29,8 @@ errint_t old_files_add(struct old_files *old, const char *name, bool is_side,
                        struct reason *reason);
 
 /* Adds the files of the checkpoint `stem`, and its index even if that is invalid. -EEXIST: there is
- * such a checkpoint, and `force` is false. -EINVAL: one of its files is in `sources`. */
+ * such a checkpoint, and `force` is false, or one of its files is also a shard of another one.
+ * -EINVAL: one of its files is in `sources`. */
 errint_t old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
                                   const struct sources *sources, struct reason *reason);
 

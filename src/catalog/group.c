@@ -379,18 +379,27 @@ compare_numbered(const void *a, const void *b, void *stems)
     return strcmp(x->file, y->file);
 }
 
-/* Reports missing shards with numbers from `first` to `end` - 1, until *reported reaches `limit`.
- */
+/* Reports the missing shards from `first` to `last` in one line, since there may be 10^9 of them.
+ * *lines: how many lines may still be added. Adds to *reported the number of shards. */
 static void
 report_missing_shards(struct problem_set *problems, const struct numbered *set, const char *stem,
-                      uint32_t first, uint32_t end, size_t limit, uint32_t *reported)
+                      uint32_t first, uint32_t last, size_t *lines, uint32_t *reported)
 {
-    for (uint32_t number = first; number < end && *reported < limit; number++, ++*reported)
+    if (first > last || *lines == 0)
+        return;
+    --*lines;
+    *reported += last - first + 1;
+    if (first == last)
         problem_set_add(
             problems, set->file,
             "shard %u of %u of %s does not exist: its tensors are missing, and there is "
             "no merged file",
-            number, set->of, stem);
+            first, set->of, stem);
+    else
+        problem_set_add(problems, set->file,
+                        "shards %u to %u of %u of %s do not exist: their tensors are missing, and "
+                        "there is no merged file",
+                        first, last, set->of, stem);
 }
 
 /* Makes a group of those of `count` files that no index names. The files have the same stem, suffix
@@ -401,7 +410,7 @@ group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t c
 {
     const struct container *container = file_suffix(set[0].file).container;
     struct problem_set *problems = container->is_converted ? NULL : grouper->problems;
-    size_t first = grouper->member_count, most = problem_set_named_max(grouper->problems);
+    size_t first = grouper->member_count, lines = problem_set_named_max(grouper->problems);
     uint32_t expected = 1, found = 0, indexed = 0, present = 0, reported = 0;
     const char *name = grouper->stems.data + set[0].stem;
     char stem[QUOTED_SIZE];
@@ -414,7 +423,8 @@ group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t c
     for (size_t i = 0; i < count; i++) {
         bool is_second = i > 0 && set[i].number == set[i - 1].number;
 
-        report_missing_shards(problems, &set[0], stem, expected, set[i].number, most, &reported);
+        report_missing_shards(problems, &set[0], stem, expected, set[i].number - 1, &lines,
+                              &reported);
         expected = set[i].number + 1;
         present += !is_second;
         if (grouper->use[set[i].position] == USE_SHARD)
@@ -432,7 +442,7 @@ group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t c
         grouper->use[set[i].position] = USE_SHARD;
         add_member(grouper, set[i].file);
     }
-    report_missing_shards(problems, &set[0], stem, expected, set[0].of + 1, most, &reported);
+    report_missing_shards(problems, &set[0], stem, expected, set[0].of, &lines, &reported);
     if (set[0].of - present > reported)
         problem_set_add(problems, set[0].file,
                         "%u of the %u shards of %s do not exist: their tensors are missing, and "

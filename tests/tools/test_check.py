@@ -304,6 +304,18 @@ def test_missing_shards(place):
     assert all(any(name in line for line in out) for name in gone), out
 
 
+@pytest.mark.parametrize("options", [(), ("--all",)])
+def test_a_billion_missing_shards(place, options):
+    """Consecutive missing shards are one finding, whatever number the file name states."""
+    source = trees.Source(place / "models")
+    source.add("", "model", [trees.tensor("t", "F32", (4,))],
+               names=["model-00003-of-999999999.safetensors"])
+    out, _ = run(*options, source.root, status=1)
+    assert len(out) == 2
+    assert ": shards 1 to 2 of 999999999 of model do not exist" in out[0]
+    assert ": shards 4 to 999999999 of 999999999 of model do not exist" in out[1]
+
+
 def test_total_size(source):
     path = source.path("llama/model.safetensors.index.json")
     with open(path) as f:

@@ -89,6 +89,8 @@ struct listing {
     uint32_t directory_count, file_count, group_count;
     const char *const *directories; /* links to directories among them */
     const char *const *files; /* neither shards nor indexes */
+    const char *const *links; /* symbolic links among all names, sorted by strcmp(3) */
+    uint32_t link_count;
     const struct group *groups; /* sorted by group_compare_names(), then precedence */
     struct problem_set *problems; /* the view may add to it */
     struct file_identity directory; /* when the listing was read */

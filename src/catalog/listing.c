@@ -23,7 +23,7 @@ struct listing_private {
                        name */
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
-    const char **directories;
+    const char **directories, **links;
     struct group_index *indexes; /* `index` is NULL once the files are grouped */
     size_t index_count;
 };
@@ -55,6 +55,7 @@ listing_unref(struct listing *listing)
     problem_set_unref(listing->problems);
     remote_names_free(&private->remotes);
     free(private->directories);
+    free(private->links);
     free(private->indexes);
     free(private->names);
     free(private->dangling);
@@ -224,12 +225,13 @@ static errint_t
 fill_listing(struct scan *scan, struct listing *listing, const struct listing *before)
 {
     struct listing_private *private = private_of(listing);
-    size_t file_count = scan->count - scan->directories, files = 0, directories = 0;
+    size_t file_count = scan->count - scan->directories, files = 0, directories = 0, links = 0;
     const char **names = malloc((file_count + 1) * sizeof(*names));
     errint_t error;
 
     private->directories = malloc((scan->directories + 1) * sizeof(*private->directories));
-    if (!names || !private->directories) {
+    private->links = malloc((scan->links + 1) * sizeof(*private->links));
+    if (!names || !private->directories || !private->links) {
         free(names);
         return -ENOMEM;
     }
@@ -249,8 +251,11 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
         if (scan->entries[i].is_directory)
         private->directories[directories++] = name;
         else names[files++] = name;
+        if (scan->entries[i].is_link)
+        private->links[links++] = name;
     }
     qsort(private->directories, directories, sizeof(*names), text_compare_strings);
+    qsort(private->links, links, sizeof(*names), text_compare_strings);
     qsort(names, files, sizeof(*names), text_compare_strings);
     error = group_listing(scan, listing, before, names, files);
     free(names);
@@ -264,6 +269,8 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
         set_group_lane(&private->remotes, &private->grouping.groups[i]);
     listing->directories = private->directories;
     listing->directory_count = (uint32_t)directories;
+    listing->links = private->links;
+    listing->link_count = (uint32_t)links;
     listing->files = private->grouping.files;
     listing->file_count = (uint32_t) private->grouping.file_count;
     listing->groups = private->grouping.groups;

@@ -42,15 +42,16 @@ is_ancestor(struct catalog *catalog, const char *path, const struct file_identit
 }
 
 static errint_t
-scan_add_entry(struct scan *scan, const char *name, enum scanned_kind kind)
+scan_add_entry(struct scan *scan, const char *name, enum scanned_kind kind, bool is_link)
 {
-    const struct scanned_entry entry = {scan->names.length, kind == SCANNED_DIRECTORY};
+    const struct scanned_entry entry = {scan->names.length, kind == SCANNED_DIRECTORY, is_link};
 
     if (kind == SCANNED_NONE)
         return 0;
     if (!array_add(scan->entries, scan->count, entry))
         return -ENOMEM;
     scan->directories += kind == SCANNED_DIRECTORY;
+    scan->links += is_link;
     buffer_add(&scan->names, name, strlen(name) + 1);
     return buffer_failed(&scan->names) ? -ENOMEM : 0;
 }
@@ -213,7 +214,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
                             ? "left out: the storage that the link leads to does not answer"
                             : "the storage that the link leads to does not answer");
     }
-    return scan_add_entry(scan, remote->name, remote->kind);
+    return scan_add_entry(scan, remote->name, remote->kind, true);
 }
 
 static errint_t
@@ -350,7 +351,15 @@ scan_link(struct scan *scan, const char *name, bool is_link)
     if (error == -ENOENT && is_link)
         buffer_add(&scan->dangling, name, strlen(name) + 1);
     kind = kind_of_target(scan, name, is_link, error, &identity);
-    return scan_add_entry(scan, name, kind);
+    return scan_add_entry(scan, name, kind, is_link);
+}
+
+static bool
+is_symbolic_link(int directory, const char *name)
+{
+    char first;
+
+    return readlinkat(directory, name, &first, 1) >= 0;
 }
 
 static errint_t
@@ -362,12 +371,13 @@ scan_entry(struct scan *scan, const struct dirent64 *entry)
         return 0;
     switch (entry->d_type) {
     case DT_REG:
-        return scan_add_entry(scan, name, SCANNED_FILE);
+        return scan_add_entry(scan, name, SCANNED_FILE, false);
     case DT_DIR:
-        return scan_add_entry(scan, name, SCANNED_DIRECTORY);
+        return scan_add_entry(scan, name, SCANNED_DIRECTORY, false);
     case DT_LNK:
+        return scan_link(scan, name, true);
     case DT_UNKNOWN:
-        return scan_link(scan, name, entry->d_type == DT_LNK);
+        return scan_link(scan, name, is_symbolic_link(scan->fd, name));
     default:
         report_left_out(scan, name, "neither a file nor a directory (a FIFO, socket or device)");
         return 0;

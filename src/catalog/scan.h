@@ -41,6 +41,7 @@ struct remote_names {
 struct scanned_entry {
     size_t name; /* offset in the names */
     bool is_directory;
+    bool is_link;
 };
 
 struct scan {
@@ -51,7 +52,7 @@ struct scan {
     struct buffer dangling; /* names of links that lead nowhere, except remote ones */
     struct scanned_entry *entries;
     size_t count;
-    size_t directories;
+    size_t directories, links; /* number of these entries */
     struct remote_names remotes;
 };
 

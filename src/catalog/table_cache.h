@@ -20,8 +20,8 @@
 
 enum { TABLE_BUCKETS = 4096 };
 
-/* `backing`, `container`, `table` and `layout` are immutable once table_cache_read() has returned it;
- * the locks of the cache guard the rest. */
+/* `backing`, `container`, `table` and `layout` are immutable once table_cache_read() has returned
+ * it; the locks of the cache guard the rest. */
 struct kept_table {
     struct kept_table *next; /* in its bucket */
     struct backing *backing; /* the version that it was read from; counted */
@@ -52,8 +52,8 @@ void table_cache_destroy(struct table_cache *cache);
  * Returns a reference to the table of this version, read as a file of `container`. If none is
  * cached, reads it from `fd`, an open descriptor of the version. A cached table may have been read
  * from another backing with the same identity, but only if version_open() had begun to use both and
- * neither is stale. Errors as those of the container's reader, and -ENOBUFS: the budget has no room.
- * `reason` is set on every error.
+ * neither is stale. Errors as those of the container's reader, and -ENOBUFS: the budget has no
+ * room. `reason` is set on every error.
  */
 errint_t table_cache_read(struct table_cache *cache, int fd, struct backing *backing,
                           const struct container *container, struct kept_table **kept,

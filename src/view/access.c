@@ -26,6 +26,40 @@ access_directory(struct view *view, const struct caller *caller, const char *pat
     return view->options.check(caller, &query, 1);
 }
 
+errint_t
+access_names(struct view *view, const struct caller *caller, const char *directory,
+             const char *const *names, size_t count)
+{
+    struct permission_query *queries;
+    errint_t error = 0;
+    char **paths;
+
+    if (!view->options.check || count == 0)
+        return 0;
+    queries = calloc(count, sizeof(*queries));
+    paths = calloc(count, sizeof(*paths));
+    if (!queries || !paths)
+        error = -ENOMEM;
+    for (size_t i = 0; !error && i < count; i++) {
+        queries[i].path = paths[i] = path_join(directory, names[i]);
+        if (!paths[i])
+            error = -ENOMEM;
+    }
+    if (!error)
+        error = view->options.check(caller, queries, count);
+    for (size_t i = 0; paths && i < count; i++)
+        free(paths[i]);
+    free(paths);
+    free(queries);
+    return error;
+}
+
+errint_t
+access_name(struct view *view, const struct caller *caller, const char *directory, const char *name)
+{
+    return access_names(view, caller, directory, &name, 1);
+}
+
 static struct permission_query
 query_of_file(const char *path, const struct file_identity *identity, int mask)
 {

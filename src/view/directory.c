@@ -5,11 +5,12 @@
  * A directory of tensors shows one NODE_TENSOR_SET. Any other open directory has a copy of its
  * names as of the open. Handles on one node with the same names share one copy, so that memory
  * grows with the number of open directories, not with the number of handles; it is charged to the
- * budget for headers. The names are the same for all callers: permission to list the directory is
- * checked before.
+ * budget for headers. Permission to list the directory is checked before. Callers who may not
+ * follow some of its links get fewer names.
  */
 #include "base/array.h"
 #include "base/parallel.h"
+#include "base/text.h"
 #include "catalog/header_budget.h"
 #include "view/access.h"
 #include "view/attributes.h"
@@ -218,7 +219,86 @@ struct conditions {
     uint32_t *conditional; /* indices of conditional entries */
     size_t count; /* of these */
     uint32_t *files; /* by entry, the number of files of a conditional one; 0: none */
+    bool *denied; /* by link of the listing: the caller may not follow it; NULL: none */
 };
+
+/* ---- links that the caller may not follow ---- */
+
+static bool
+is_denied_name(const struct conditions *conditions, const char *name)
+{
+    const struct listing *listing = conditions->listing->listing;
+    const char *const *link = bsearch(&name, listing->links, listing->link_count,
+                                      sizeof(*listing->links), text_compare_strings);
+
+    return link && conditions->denied[link - listing->links];
+}
+
+/* Whether the entry is shown to callers only if they may follow a link that this caller may not. */
+static bool
+is_denied(const struct conditions *conditions, const struct dir_entry *entry)
+{
+    const struct group *group;
+    bool denied;
+
+    if (!conditions->denied)
+        return false;
+    switch (entry->kind) {
+    case ENTRY_DIRECTORY:
+    case ENTRY_SIDE_FILE:
+    case ENTRY_SHARD:
+    case ENTRY_INDEX:
+    case ENTRY_UNCONVERTED:
+        return is_denied_name(conditions, entry->name);
+    default:
+        group = dir_entry_group(conditions->listing, entry);
+        denied = group->index && is_denied_name(conditions, group->index);
+        for (uint32_t i = 0; !denied && i < group->member_count; i++)
+            denied = is_denied_name(conditions, group->members[i]);
+        return denied;
+    }
+}
+
+/* Sets conditions->denied. In the source, such a link is only a name; what it leads to, and what is
+ * generated from that, would be revealed here. Links to other file systems are not checked, since
+ * these may hang. */
+static errint_t
+find_denied_links(struct conditions *conditions, const struct caller *caller)
+{
+    const struct listing *listing = conditions->listing->listing;
+    const char *directory = source_dir_path(conditions->node->dir);
+    struct view *view = conditions->view;
+    const char **local;
+    size_t count = 0;
+    errint_t error;
+
+    if (!view->options.check || !listing->link_count)
+        return 0;
+    local = malloc(listing->link_count * sizeof(*local));
+    if (!local)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < listing->link_count; i++)
+        if (!listing_lane(listing, listing->links[i]))
+            local[count++] = listing->links[i];
+    error = access_names(view, caller, directory, local, count);
+    free(local);
+    if (!error)
+        return 0;
+    conditions->denied = calloc(listing->link_count, sizeof(*conditions->denied));
+    if (!conditions->denied)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < listing->link_count; i++) {
+        error = listing_lane(listing, listing->links[i])
+                    ? 0
+                    : access_name(view, caller, directory, listing->links[i]);
+        if (error == -ENOMEM || error == -EMFILE)
+            return error;
+        conditions->denied[i] = error == -EACCES;
+    }
+    return 0;
+}
+
+/* ---- entries that depend on headers ---- */
 
 /* For parallel_for(): counts the files of a conditional entry. */
 static void
@@ -292,6 +372,8 @@ list_entries(void *arg, struct names_writer *writer)
         const struct dir_entry *entry = &listing->entries[i];
         bool is_directory = entry->kind == ENTRY_DIRECTORY || entry->kind == ENTRY_TENSORS;
 
+        if (is_denied(conditions, entry))
+            continue;
         if (entry->kind == ENTRY_RECUT)
             list_recut(writer, listing, entry, conditions->files[i]);
         else if (conditions->files[i] || !is_conditional(listing, entry))
@@ -301,8 +383,8 @@ list_entries(void *arg, struct names_writer *writer)
 }
 
 static errint_t
-show_listing(struct view *view, struct node *node, struct dir_listing *listing,
-             struct shown_names **names)
+show_listing(struct view *view, const struct caller *caller, struct node *node,
+             struct dir_listing *listing, struct shown_names **names)
 {
     uint32_t count = listing->count + listing->recut_count;
     struct conditions conditions = {.view = view, .node = node, .listing = listing};
@@ -311,9 +393,12 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
 
     conditions.conditional = malloc(((size_t)count + 1) * sizeof(*conditions.conditional));
     conditions.files = calloc((size_t)count + 1, sizeof(*conditions.files));
-    if (conditions.conditional && conditions.files) {
+    if (conditions.conditional && conditions.files)
+        error = find_denied_links(&conditions, caller);
+    if (!error) {
         for (uint32_t i = 0; i < count; i++)
-            if (is_conditional(listing, &listing->entries[i]))
+            if (is_conditional(listing, &listing->entries[i]) &&
+                !is_denied(&conditions, &listing->entries[i]))
                 conditions.conditional[conditions.count++] = i;
         if (listing->listing->has_lanes)
             load_remote_groups(&conditions);
@@ -323,6 +408,7 @@ show_listing(struct view *view, struct node *node, struct dir_listing *listing,
     }
     free(conditions.conditional);
     free(conditions.files);
+    free(conditions.denied);
     if (error != -ENOBUFS)
         return error;
     dir_listing_report_no_room(listing, view->catalog, bytes);
@@ -361,7 +447,7 @@ list_directory(struct view *view, const struct caller *caller, struct node *node
         source_dir_expire_listing(node->dir);
     }
     if (!error)
-        error = show_listing(view, node, listing, names);
+        error = show_listing(view, caller, node, listing, names);
     dir_listing_unref(listing);
     return error;
 }

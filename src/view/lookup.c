@@ -123,6 +123,17 @@ lookup_source_file(struct lookup *lookup, bool is_shard)
     return lookup_node(lookup, &wanted);
 }
 
+/* Permission to look up a name that is generated from a checkpoint. If links among its files lead
+ * to where the caller may not look, the name does not exist for them: whether it does depends on
+ * the content of these files. */
+static errint_t
+access_generated_name(struct lookup *lookup, const struct checkpoint *checkpoint)
+{
+    errint_t error = access_shards(lookup->view, lookup->caller, checkpoint, 0);
+
+    return error == -EACCES ? -ENOENT : error;
+}
+
 /* Replaces -ENOENT if the file is missing only because a shard cannot be opened now. */
 static errint_t
 absent_or_passing(const struct checkpoint *checkpoint, errint_t error)
@@ -141,7 +152,7 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
     if (error)
         return error;
     error = checkpoint->is_absent ? absent_or_passing(checkpoint, -ENOENT)
-                                  : access_shards(lookup->view, lookup->caller, checkpoint, 0);
+                                  : access_generated_name(lookup, checkpoint);
     if (!error) {
         stat_tensors(checkpoint, lookup->inode, lookup->st);
         error = lookup_node(lookup, &wanted);
@@ -164,7 +175,7 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
     error = absent_or_passing(wanted.checkpoint,
                               derived_size(wanted.checkpoint, &view->options, &made, &wanted.size));
     if (!error)
-        error = access_shards(view, lookup->caller, wanted.checkpoint, 0);
+        error = access_generated_name(lookup, wanted.checkpoint);
     if (error) {
         checkpoint_unref(wanted.checkpoint);
         return error;
@@ -309,10 +320,13 @@ lookup_in_directory(struct lookup *lookup)
         source_dir_expire_listing(dir);
         error = lookup_listed(lookup);
     }
-    /* Only callers who may search the directory are allowed to see that a name does not exist. */
-    if (error || is_page)
+    /* Only callers who may look the name up in the source are allowed to see that it does not
+     * exist, or is a link to something that is left out. */
+    if (error)
+        refused = access_name(lookup->view, lookup->caller, source_dir_path(dir), lookup->name);
+    else if (is_page)
         refused = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
-    if (refused)
+    if (refused == -EACCES || (refused && is_page))
         return refused;
     return is_page ? lookup_pages_directory(lookup) : error;
 }

@@ -147,8 +147,7 @@ add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, s
     add_source_path(view, "directory", checkpoint->directory, value);
     buffer_add_text(value, ", ");
     add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
-    buffer_addf(value, ", \"version\": \"%016llx\"",
-                (unsigned long long)checkpoint->version);
+    buffer_addf(value, ", \"version\": \"%016llx\"", (unsigned long long)checkpoint->version);
     if (checkpoint->unsound) {
         buffer_add_text(value, ", \"unsound\": ");
         buffer_add_json_string(value, checkpoint->unsound, strlen(checkpoint->unsound));

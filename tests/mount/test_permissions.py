@@ -73,13 +73,15 @@ def readable(who, paths):
 
 
 def openable(paths):
+    """The files that can be opened; the others are denied, or, if they are generated from files
+    behind a link that may not be followed, do not exist."""
     found = set()
     for path in paths:
         try:
             with open(path, "rb") as f:
                 f.read(1)
             found.add(path)
-        except PermissionError:
+        except (PermissionError, FileNotFoundError):
             pass
     return found
 

@@ -148,6 +148,78 @@ def test_busy_directory(mount, source, who):
         os.waitpid(busy, 0)
 
 
+# --- links ---
+
+
+def errno_of_stat(path):
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+@pytest.fixture
+def linked(place, source):
+    """A source in which alice's directory `a` has links into a directory that only root may search.
+    Returns their targets, by the name of the link."""
+    closed = place / "closed"
+    closed.mkdir(mode=0o700)
+    secret = [trees.tensor(f"S{i}", "U8", (1 << 20,)) for i in range(4)]
+    (closed / "model.safetensors").write_bytes(trees.file_bytes(secret))
+    (closed / "bad.safetensors").write_bytes(b"bad")
+    (closed / "side.json").write_text("{}")
+    (closed / "directory").mkdir()
+    os.mkfifo(closed / "fifo")
+    found = {"exists.json": "side.json", "absent.json": "absent", "directory": "directory",
+             "fifo.json": "fifo", "valid.safetensors": "model.safetensors",
+             "invalid.safetensors": "bad.safetensors", "none.safetensors": "absent"}
+    os.mkdir(source.path("a"))
+    for name, target in found.items():
+        os.symlink(closed / target, source.path("a", name))
+    source.add_side("a/own.json", b"{}")
+    # As a shard of a checkpoint, the closed file would show by a duplicate which tensors it has.
+    for stem, guess in (("right", "S0"), ("wrong", "T0")):
+        os.symlink(closed / "model.safetensors", source.path(f"a/{stem}-00001-of-00002.safetensors"))
+        source.add("a", stem, [trees.tensor(guess, "U8", (8,))],
+                   names=[f"{stem}-00002-of-00002.safetensors"])
+    for directory, _, names in os.walk(source.root):
+        for path in [directory, *(os.path.join(directory, name) for name in names)]:
+            os.chown(path, ALICE, LEFT, follow_symlinks=False)
+    os.chmod(source.root, 0o755)
+    return found
+
+
+@pytest.mark.parametrize("options", [(), ("--shard-size=1M",)], ids=["shards", "re-cut"])
+def test_links_reveal_nothing_about_their_targets(mount, source, linked, options):
+    """In the source, whoever may not follow a link only sees its name. In the mount, they cannot
+    find out either whether the target exists, what it is, or which tensors it has."""
+    m = mount(source.root, "-o", "allow_other", *options)
+    generated = ["valid", "invalid", "none", "right", "wrong", "valid.index.json", "wrong.safetensors",
+                 "right.safetensors", "right.safetensors.index.json", "wrong.safetensors.index.json",
+                 *(f"valid-0000{i}-of-00004.safetensors" for i in range(1, 6))]
+
+    own = [f"{stem}-00002-of-00002.safetensors" for stem in ("right", "wrong")]
+
+    def attempt():
+        become("alice")
+        assert {errno_of_stat(source.path("a", name)) for name in linked} == {errno.EACCES}
+        for view in ("merged", "shards", "tensors", "npy"):
+            listed = set(os.listdir(m / f"{view}/a"))
+            assert listed <= {"own.json", *own}, view
+            assert len({name in listed for name in own}) == 1, view
+            assert len({errno_of_stat(m / f"{view}/a/{name}") for name in own}) == 1, view
+            for name in linked:
+                assert errno_of_stat(m / f"{view}/a/{name}") == errno.EACCES, (view, name)
+            for name in generated:
+                assert errno_of_stat(m / f"{view}/a/{name}") == errno.ENOENT, (view, name)
+
+    child(attempt)
+    assert {"exists.json", "directory", "own.json"} < set(os.listdir(m / "merged/a"))
+    assert {"valid", "right", "wrong"} <= set(os.listdir(m / "tensors/a"))
+    child(attempt)  # after root has caused the headers to be read
+
+
 # --- callers whose groups are unknown ---
 
 
@@ -338,15 +410,18 @@ def test_names_behind_a_closed_path(mount, place, source):
     os.symlink(other.root, source.path("dir"))
     os.chmod(place / "way", 0o700)
     m = mount(source.root, "-o", "allow_other")
-    shown = [*files_of(m, "", "near"), m / "tensors/near", m / "merged/dir"]
+    names = [m / "merged/near.safetensors", m / "shards/near.safetensors", m / "merged/dir"]
+    generated = [m / "tensors/near/t", m / "npy/near/t.npy", m / "tensors/near.index.json",
+                 m / "tensors/near"]
 
-    def attempt():
+    def attempt(paths):
         become("bob")
-        return errors_of([lambda path=path: os.stat(path) for path in shown])
+        return set(errors_of([lambda path=path: os.stat(path) for path in paths]))
 
-    assert set(child(attempt)) == {errno.EACCES}
+    assert child(attempt, names) == {errno.EACCES}
+    assert child(attempt, generated) == {errno.ENOENT}
     os.chmod(place / "way", 0o711)
-    assert set(child(attempt)) == {0}
+    assert child(attempt, names + generated) == {0}
 
 
 def test_xattrs_of_a_descriptor_opened_before(mount, source):

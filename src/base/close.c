@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -41,9 +42,14 @@ close_between(int first, int last)
 errint_t
 close_inherited(void)
 {
+    int null = open("/dev/null", O_RDWR), error = errno;
+
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        /* open() returns the lowest free number, which is fd. */
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
+        bool is_closed = fcntl(fd, F_GETFD) < 0;
+
+        if (null < 0 && is_closed)
+            return -error;
+        if (null >= 0 && (is_closed || fd != STDERR_FILENO) && dup2(null, fd) < 0)
             return -errno;
     }
     close_between(STDERR_FILENO + 1, INT_MAX);

@@ -9,8 +9,8 @@
  * close_range(2) this needs /proc. */
 void close_between(int first, int last);
 
-/* Closes everything but the standard streams. A closed standard stream is opened on /dev/null, so
- * that no later descriptor gets its number. */
+/* Closes everything but standard error. Standard input and output, and standard error if it is
+ * closed, become /dev/null, so that no later descriptor gets their numbers. */
 errint_t close_inherited(void);
 
 #endif

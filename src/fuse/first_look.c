@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/open.h"
 #include "catalog/group.h"
 
 #include <dirent.h>
@@ -31,18 +32,21 @@ struct look {
 static bool
 starts_like(int directory, const char *name, const struct container *container)
 {
-    /* O_NONBLOCK: it may be a FIFO. */
-    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    /* Opening a FIFO or a device, to which a link may lead, has side effects. */
+    int path = openat(directory, name, O_PATH | O_CLOEXEC), fd = -1;
     unsigned char first[CONTAINER_FIRST_BYTES];
     struct stat st;
     bool is_alike;
 
+    if (path >= 0 && fstat(path, &st) == 0 && S_ISREG(st.st_mode))
+        fd = open_again(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (path >= 0)
+        close(path);
     if (fd < 0)
         return false;
     /* Disables readahead, which would leave megabytes of the file in the page cache. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-    is_alike = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-               pread(fd, first, sizeof(first), 0) == (ssize_t)sizeof(first) &&
+    is_alike = pread(fd, first, sizeof(first), 0) == (ssize_t)sizeof(first) &&
                container->starts_like(first, (uint64_t)st.st_size);
     close(fd);
     return is_alike;

@@ -67,7 +67,7 @@ build_fuse_args(const struct mount_parameters *parameters, struct fuse_args *arg
         return -ENOMEM;
     /* With allow_other fstfs checks permissions itself: default_permissions would grant by cached
      * modes. */
-    if (fuse_opt_add_opt(&all, "ro,nosuid,nodev,subtype=fstfs") == 0 &&
+    if (fuse_opt_add_opt(&all, "ro,nosuid,nodev,noexec,subtype=fstfs") == 0 &&
         (parameters->shared ? 0 : fuse_opt_add_opt(&all, "default_permissions")) == 0 &&
         (user && strstr(user, "fsname=") ? 0 : fuse_opt_add_opt_escaped(&all, fsname)) == 0 &&
         (user ? fuse_opt_add_opt(&all, user) : 0) == 0 && fuse_opt_add_arg(args, "fstfs") == 0 &&

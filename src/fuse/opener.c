@@ -170,6 +170,26 @@ is_expected_file(int fd, const struct record *record)
            (st.st_ctim.tv_sec == record->seconds && st.st_ctim.tv_nsec == record->nanoseconds);
 }
 
+/* Opens the file for reading with the thread's credentials, and closes it. Unlike access(2), that
+ * also applies rules of a FUSE or network file system that decides when a file is opened. -ENOENT:
+ * /proc is not mounted. */
+static errint_t
+try_to_open(int fd)
+{
+    struct stat st;
+    int opened;
+
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return -ESTALE; /* opening it may have side effects */
+    opened = open_again(fd, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (opened >= 0)
+        close(opened);
+    /* Another process has a write lease, which the kernel checks after permissions. */
+    return opened >= 0 || opened == -EWOULDBLOCK ? 0 : opened;
+}
+
 static errint_t
 check_mask(const struct server *server, int fd, int mask, const struct open_rules *rules)
 {
@@ -180,6 +200,10 @@ check_mask(const struct server *server, int fd, int mask, const struct open_rule
     if (rules->permits)
         error = rules->permits(rules->arg, fd, mask);
     if (error || !server->assumes)
+        return error;
+    if (mask & R_OK)
+        error = try_to_open(fd);
+    if (error && error != -ENOENT)
         return error;
     return syscall(SYS_faccessat2, fd, "", mask, AT_EMPTY_PATH | AT_EACCESS) == 0 ? 0 : -errno;
 }
@@ -585,8 +609,8 @@ opener_check(const struct caller *caller, const struct permission_query *queries
     size_t done = 0;
     int fd;
 
-    /* The daemon runs as this user, and without other rights. */
-    if (caller->uid != 0 && caller->uid == geteuid())
+    /* The daemon runs as this user, and without other rights. Another group may deny access. */
+    if (caller->uid != 0 && caller->uid == geteuid() && caller->gid == getegid())
         return 0;
     channel = channel_of_thread();
     if (!channel)

@@ -37,7 +37,7 @@ static const char usage[] =
     "    --pid=PID          unmount when the process PID ends\n"
     "    -f                 stay in the foreground, log to standard error\n"
     "    -d                 debug: -f, and log every request\n"
-    "    -o OPT[,OPT...]    mount options: allow_other, auto_unmount, noexec, ...;\n"
+    "    -o OPT[,OPT...]    mount options: allow_other, auto_unmount, exec, ...;\n"
     "                       the options above are accepted too, without the dashes\n"
     "    -h, --help         print this help\n"
     "    -V, --version      print the version\n"

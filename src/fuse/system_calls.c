@@ -122,7 +122,8 @@ static const struct call_rule call_rules[] = {
     {SYS_fcntl, {{1, INT_BITS, F_DUPFD_CLOEXEC}}},
     /* Leases: fcntl(2). */
     {SYS_fcntl, {{1, INT_BITS, F_GETLEASE}}},
-    {SYS_fcntl, {{1, INT_BITS, F_SETLEASE}}},
+    /* Not F_WRLCK, which would delay readers, too. */
+    {SYS_fcntl, {{1, INT_BITS, F_SETLEASE}, {2, F_WRLCK, 0}}},
     {SYS_fcntl, {{1, INT_BITS, F_SETSIG}}},
 };
 

@@ -219,6 +219,20 @@ def test_descriptors_of_the_caller_are_closed(fstfs, source, mnt, place, flags, 
     gone(mnt)
 
 
+@pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
+def test_standard_streams_of_the_caller(fstfs, source, mnt, place, flags):
+    """Standard input and output may be a terminal, or a file that others use."""
+    read, written = place / "read", place / "written"
+    read.write_text("typed")
+    script = (f"{fstfs} {' '.join(flags)} {source.root} {mnt} <{read} >{written} "
+              f"{'2>/dev/null &' if flags else ''}")
+    assert run("bash", "-c", script).returncode == 0
+    assert eventually(lambda: os.path.exists(mnt / "tensors"))
+    assert holders(mnt, read) == holders(mnt, written) == []
+    assert run("fusermount3", "-u", mnt).returncode == 0
+    gone(mnt)
+
+
 def test_source_by_an_inherited_descriptor(fstfs, source, mnt):
     assert run("bash", "-c", f"exec 9<{source.root}; {fstfs} /dev/fd/9 {mnt}").returncode == 0
     oracle.check_source(mnt, source)
@@ -336,7 +350,7 @@ def test_mount_table_entry(mount, source):
     assert kind == "fuse.fstfs"
     assert device != "hf-mount"  # transformers disables mmap for this name
     assert "ro" in fields.split()[5].split(",")
-    assert {"nosuid", "nodev"} <= set(fields.split()[5].split(","))
+    assert {"nosuid", "nodev", "noexec"} <= set(fields.split()[5].split(","))
 
 
 # --- unprivileged users ---

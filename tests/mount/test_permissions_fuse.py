@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from conftest import BUILD, child, eventually
 from corpus import trees
-from test_permissions import files_of, openable, readable
+from test_permissions import ALICE, files_of, openable, readable
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 
@@ -94,3 +94,18 @@ def test_mounted_later(fuse, mount, place):
     fuse(place / "s/late")
     check_bob(fuse, m, "late")
     assert child(readable, "bob", plain) == plain
+
+
+def test_server_that_decides_at_open(mount, place):
+    """The file system grants access(2) by modes, and refuses open(2) to all users but alice."""
+    backing = trees.Source(place / "backing")
+    backing.add("d", "model", [trees.tensor("t", "U8", (6000,))])
+    backing.add_side("d/config.json", b"{}")
+    (place / "s").mkdir()
+    mount(backing.root, "-o", f"allow_other,only={ALICE}", binary=SLOWFS, mountpoint=place / "s")
+    m = mount(place / "s", "-o", "allow_other")
+    theirs = [place / "s/d/model.safetensors", place / "s/d/config.json"]
+    shown = [*files_of(m, "d", "model"), m / "merged/d/config.json"]
+    for who, may in (("alice", True), ("bob", False), ("alice", True)):
+        assert child(readable, who, theirs) == set(theirs if may else ())
+        assert child(readable, who, shown) == set(shown if may else ()), who

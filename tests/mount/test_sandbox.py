@@ -154,7 +154,8 @@ def intrude(mount, place, source, services, **more):
             "INTRUDER_STREAM": services.stream, "INTRUDER_DATAGRAM": services.datagram,
             "INTRUDER_VICTIM": str(victim.pid)})
         child(oracle.read_all, m / "tensors/model/t0.weight", user=m.user)
-        found = dict(line.split() for line in report.read_text().splitlines())
+        lines = map(str.split, report.read_text().splitlines())  # the log is there, too
+        found = dict(words for words in lines if len(words) == 2)
         found["limits-changed"] = limits != Path(f"/proc/{victim.pid}/limits").read_text()
     finally:
         victim.kill()

@@ -58,8 +58,8 @@ static void __attribute__((constructor)) begin(void)
     int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
 
     if (fd >= 0)
-        report = dup2(fd, STDIN_FILENO);
-    if (fd > STDIN_FILENO)
+        report = dup2(fd, STDERR_FILENO); /* the only descriptor that the daemon keeps */
+    if (fd > STDERR_FILENO)
         close(fd);
     targets.inside = copy_variable("INTRUDER_INSIDE");
     targets.outside = copy_variable("INTRUDER_OUTSIDE");
@@ -90,6 +90,7 @@ static void
 try_files(const char *inside, const char *outside)
 {
     char made[4096];
+    int lease;
 
     /* Not in the source, which the test compares with the mount afterwards. */
     snprintf(made, sizeof(made), "%s.made", outside);
@@ -99,6 +100,9 @@ try_files(const char *inside, const char *outside)
     report_descriptor("write-outside", open(outside, O_WRONLY | O_CLOEXEC));
     report_descriptor("make", open(made, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     report_result("truncate", truncate(outside, 0));
+    lease = open(inside, O_RDONLY | O_CLOEXEC);
+    report_result("write-lease", fcntl(lease, F_SETLEASE, F_WRLCK));
+    close(lease);
     report_result("chmod", chmod(outside, 0777));
     report_result("remove", unlink(outside));
     report_descriptor("list-root", open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -14,6 +14,8 @@
  *                   0: changes are visible at once
  *   -o age=S        seconds that are subtracted from time stamps (0)
  *   -o faults=FILE  faults to inject, see faults.h
+ *   -o only=UID     only this user and root may open files; everyone may look them up, as on a
+ *                   server that decides at open (everyone)
  *
  * Without delay it is a plain FUSE passthrough file system, a baseline without optimizations: the
  * kernel's readahead requests 128 KiB, and each request is a buffered pread(2). Each request is
@@ -49,6 +51,7 @@ struct slowfs_options {
     unsigned threads;
     unsigned valid, age; /* seconds */
     char *faults; /* file */
+    unsigned only; /* user; 0: every user */
 };
 
 static struct slowfs_options options = {.threads = 256, .valid = 1};
@@ -61,6 +64,7 @@ static const struct fuse_opt option_table[] = {
     {"valid=%u", offsetof(struct slowfs_options, valid), 0},
     {"age=%u", offsetof(struct slowfs_options, age), 0},
     {"faults=%s", offsetof(struct slowfs_options, faults), 0},
+    {"only=%u", offsetof(struct slowfs_options, only), 0},
     FUSE_OPT_END,
 };
 
@@ -279,6 +283,10 @@ on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     }
     if ((fi->flags & O_ACCMODE) != O_RDONLY) {
         fuse_reply_err(req, EROFS);
+        return;
+    }
+    if (options.only && fuse_req_ctx(req)->uid != 0 && fuse_req_ctx(req)->uid != options.only) {
+        fuse_reply_err(req, EACCES);
         return;
     }
     fd = openat(source, path_of(ino), O_RDONLY | O_CLOEXEC);

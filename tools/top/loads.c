@@ -81,7 +81,8 @@ add_percent(struct buffer *out, double part, double whole)
 static void
 add_load_row(struct buffer *out, const struct load *load)
 {
-    char started[16] = "?", command[QUOTED_SIZE], bytes[UNITS_SIZE], rate[UNITS_SIZE];
+    char started[16] = "?", order[QUOTED_SIZE], view[QUOTED_SIZE], command[QUOTED_SIZE];
+    char bytes[UNITS_SIZE], rate[UNITS_SIZE];
     struct tm local;
 
     if (localtime_r(&load->start, &local))
@@ -92,8 +93,9 @@ add_load_row(struct buffer *out, const struct load *load)
     add_percent(out, load->storage, load->seconds);
     add_percent(out, load->daemon, load->seconds);
     add_percent(out, load->reader, load->seconds);
-    quoted(command, load->command, strlen(load->command));
-    buffer_addf(out, "  %-7s %-7s %-16s ", load->order, load->view, command);
+    buffer_addf(out, "  %-7s %-7s %-16s ", quoted(order, load->order, strlen(load->order)),
+                quoted(view, load->view, strlen(load->view)),
+                quoted(command, load->command, strlen(load->command)));
     buffer_add_quoted(out, load->checkpoint, strlen(load->checkpoint), strlen(load->checkpoint));
     buffer_add_text(out, "\n         => ");
     buffer_add_quoted(out, load->verdict, strlen(load->verdict), QUOTED_SIZE);

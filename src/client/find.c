@@ -270,7 +270,9 @@ fail_of_origin(const struct mount_origin *origin, errint_t error)
 errint_t
 find_origin(const struct mount_origin *origin, struct found *found)
 {
-    errint_t error = find_directory(origin->directory, found);
+    errint_t error = origin->unsound ? fail(-EBADMSG, "%s: %s: %s", origin->directory, origin->stem,
+                                            origin->unsound)
+                                     : find_directory(origin->directory, found);
 
     if (!error) {
         error = origin->shard_count ? find_shards(origin, found) : find_stem(origin, found);

@@ -199,7 +199,8 @@ shards_member(const cJSON *object, struct mount_origin *origin)
     if (!list)
         return 0;
     origin->shards = calloc((size_t)count + 1, sizeof(*origin->shards));
-    if (!origin->shards)
+    origin->shard_versions = calloc((size_t)count + 1, sizeof(*origin->shard_versions));
+    if (!origin->shards || !origin->shard_versions)
         return -ENOMEM;
     cJSON_ArrayForEach(item, list)
     {
@@ -208,6 +209,7 @@ shards_member(const cJSON *object, struct mount_origin *origin)
 
         if (error)
             return error;
+        version_member(item, &origin->shard_versions[origin->shard_count]);
         if (!is_next_shard(origin->shard_count++ ? shard[-1] : NULL, *shard))
             return -EBADMSG;
     }
@@ -234,7 +236,8 @@ mount_read_origin(int fd, struct mount_origin *origin)
     if (error)
         return error;
     *origin = (struct mount_origin){0};
-    if (!version_member(json, &origin->version))
+    if (!version_member(json, &origin->version) ||
+        !number_member(json, "tensors", &origin->tensors))
         error = -EBADMSG;
     if (!error)
         error = name_member(json, "directory", "directory_hex", &origin->directory);
@@ -258,6 +261,7 @@ mount_origin_free(struct mount_origin *origin)
     for (uint32_t i = 0; i < origin->shard_count; i++)
         free(origin->shards[i]);
     free(origin->shards);
+    free(origin->shard_versions);
     free(origin->unsound);
     *origin = (struct mount_origin){0};
 }

@@ -37,8 +37,10 @@ struct mount_origin {
     char *directory, *stem;
     uint64_t version; /* of the checkpoint */
     char **shards; /* file names in the directory, sorted, each once */
+    uint64_t *shard_versions; /* file_identity_hash() of each; 0: not reported */
     uint32_t shard_count; /* 0: the mount does not name them */
-    char *unsound; /* why tensors are missing on the mount; NULL: none are missing */
+    uint64_t tensors; /* number of tensors of the checkpoint */
+    char *unsound; /* why the checkpoint is incomplete or ambiguous; NULL: it is neither */
 };
 
 /* `fd` may be open in any way. -ENODATA: no such xattr; -EBADMSG: it cannot be parsed; -ENOMEM;

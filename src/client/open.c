@@ -354,9 +354,10 @@ open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool bel
     return error;
 }
 
-/* Fails if the directory lacks tensors because shards were refused. */
+/* Fails if the directory lacks tensors of its checkpoint, or is of another version than before.
+ * `count`: of its files. */
 static errint_t
-check_directory_complete(const char *path)
+check_directory_complete(const char *path, const struct mount_origin *before, uint64_t count)
 {
     struct mount_origin origin;
     errint_t error = read_directory_origin(path, &origin);
@@ -366,20 +367,26 @@ check_directory_complete(const char *path)
     if (origin.unsound)
         error = fail(-EBADMSG, "%s: %s; .fstfs/problems of the mount has the details", path,
                      origin.unsound);
+    else if (origin.version != before->version)
+        error = fail(-ESTALE, "%s: changed while it was opened", path);
+    else if (origin.tensors != count)
+        error =
+            fail(-EBADMSG,
+                 "%s: found %llu tensor files, expected %llu (npy/ lacks tensors whose dtype is "
+                 "not known)",
+                 path, (unsigned long long)count, (unsigned long long)origin.tensors);
     mount_origin_free(&origin);
     return error;
 }
 
 static errint_t
-open_tensor_directory(struct fstfs_checkpoint *checkpoint, const char *path)
+open_tensor_files(struct fstfs_checkpoint *checkpoint, const char *path, uint64_t *count)
 {
-    errint_t error = check_directory_complete(path);
+    DIR *directory = opendir(path);
     struct dirent *entry;
-    DIR *directory;
+    errint_t error = 0;
 
-    if (error)
-        return error;
-    directory = opendir(path);
+    *count = 0;
     if (!directory)
         return fail(-errno, "%s: %s", path, strerror(errno));
     /* NOLINTNEXTLINE(concurrency-mt-unsafe): the stream is this call's own */
@@ -390,10 +397,27 @@ open_tensor_directory(struct fstfs_checkpoint *checkpoint, const char *path)
             continue; /* not a tensor */
         snprintf(file, sizeof(file), "%s/%s", path, entry->d_name);
         error = open_tensor_file(checkpoint, file, false);
+        ++*count;
     }
     if (!error && errno)
         error = fail(-errno, "%s: %s", path, strerror(errno));
     closedir(directory);
+    return error;
+}
+
+static errint_t
+open_tensor_directory(struct fstfs_checkpoint *checkpoint, const char *path)
+{
+    struct mount_origin origin;
+    uint64_t count;
+    errint_t error = read_directory_origin(path, &origin);
+
+    if (error)
+        return error;
+    error = open_tensor_files(checkpoint, path, &count);
+    if (!error)
+        error = check_directory_complete(path, &origin, count);
+    mount_origin_free(&origin);
     return error;
 }
 

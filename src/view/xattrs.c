@@ -7,6 +7,7 @@
 #include "view/tensor_set.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <linux/limits.h>
 #include <string.h>
 #include <unistd.h>
@@ -129,11 +130,12 @@ add_shard_names(const struct checkpoint *checkpoint, struct buffer *value)
 
     buffer_add_text(value, ", \"shards\": [");
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
-        const char *name = checkpoint->shards[i]->name;
+        const struct shard *shard = checkpoint->shards[i];
 
         buffer_add_text(value, i ? ", {" : "{");
-        add_file_name("file", name, strlen(name), value);
-        buffer_add_char(value, '}');
+        add_file_name("file", shard->name, strlen(shard->name), value);
+        buffer_addf(value, ", \"version\": \"%016llx\"}",
+                    (unsigned long long)file_identity_hash(&shard->identity, 0));
     }
     buffer_add_char(value, ']');
     if (value->length >= XATTR_SIZE_MAX)
@@ -148,6 +150,7 @@ add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, s
     buffer_add_text(value, ", ");
     add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
     buffer_addf(value, ", \"version\": \"%016llx\"", (unsigned long long)checkpoint->version);
+    buffer_addf(value, ", \"tensors\": %" PRIu32, checkpoint->tensor_count);
     if (checkpoint->unsound) {
         buffer_add_text(value, ", \"unsound\": ");
         buffer_add_json_string(value, checkpoint->unsound, strlen(checkpoint->unsound));

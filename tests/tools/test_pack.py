@@ -123,6 +123,25 @@ def test_force_keeps_shards_of_another_index(place):
     run("--shards=3", "--force", "--stem=third", source.root, out.root)
 
 
+@pytest.mark.parametrize("view", ["tensors", "npy"])
+@pytest.mark.parametrize("reason", ["missing shard", "unknown dtype"])
+def test_incomplete_directory_of_tensors(mount, place, view, reason):
+    """The directory of an incomplete checkpoint lacks tensors."""
+    source = trees.Source(place / "s")
+    tensors = plain(4)
+    if reason == "unknown dtype":
+        tensors.append(trees.Tensor("unknown", "I24", (2,), b"123456"))
+    c = source.add("", "model", tensors, shards=2)
+    if reason == "missing shard":
+        os.remove(source.path(c.shards[1][0]))
+    m = mount(source.root)
+    if reason == "unknown dtype" and view == "tensors":
+        pytest.skip("tensors/ has all of them")
+    err = run(m / f"{view}/model", place / "out.safetensors", status=1)
+    assert "shards are missing" in err or "expected 5" in err
+    assert not os.path.exists(place / "out.safetensors")
+
+
 # ---- the Hugging Face libraries ----
 
 def as_arrays(tensors):

@@ -427,3 +427,32 @@ def test_signal_and_memory_limit(place, number):
         assert b" GB/s" in progress and b"interrupted" in progress
         assert INSTRUMENTED or most < 192 * 1024  # KiB; sanitizers use memory of their own
         assert os.listdir(place) == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_directory_with_the_name_of_the_temporary_one(place, killed):
+    """Whoever may write in the parent directory can give any directory that name. Only that of a
+    killed run is emptied."""
+    source = trees.Source(place / "s")
+    source.add("", "model", plain())
+    out = place / "out"
+    for step in range(2, 20):
+        stopped = Stopped(step, "--shards=2", source.root, out, **SYSTEMS["named"])
+        stopped.process.kill()
+        stopped.process.communicate()
+        name, = hidden(place)
+        if os.listdir(place / name):
+            break
+        os.rmdir(place / name)
+    assert os.listdir(place / name)
+    if not killed:
+        shutil.rmtree(place / name)
+        (place / name).mkdir()
+        (place / name / "results.txt").write_text("kept")
+        err = run("--shards=2", source.root, out, status=1)
+        assert name in err and "rename it" in err
+        assert (place / name / "results.txt").read_text() == "kept"
+        (place / name).rename(place / "results")
+    run("--shards=2", source.root, out)
+    assert is_model(out, expected(plain())) and hidden(place) == hidden(out) == []
+    assert os.listxattr(out) == []

@@ -370,6 +370,41 @@ def test_an_input_is_not_replaced_through_a_mount(mount, place, source, given):
     assert snapshot_files(source.path("m")) == before and content(only)[0] == expected(plain())
 
 
+@pytest.mark.parametrize("given", ["merged/model.safetensors", "merged", "tensors/model"])
+@pytest.mark.parametrize("times", [True, False], ids=["old", "new"])
+def test_an_input_is_not_replaced_through_two_mounts(mount, place, given, times):
+    """A mount of fstfs shows another one."""
+    path = place / "s/model.safetensors"
+    os.mkdir(place / "s")
+    path.write_bytes(trees.file_bytes(plain()))
+    if times:  # the modification time differs from the change time
+        os.utime(path, ns=(10**18, 10**18))
+    first = mount(place / "s")
+    second = mount(first.path)
+    shown = second / (f"{given.split('/')[0]}/merged/" + given.partition("/")[2])
+    err = run("--force", "--pick=t1", shown, path, status=1)
+    assert "is an input, by the path " in err
+    assert content(path)[0] == expected(plain())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_input_is_not_replaced_if_its_source_has_another_path(mount, place, shards):
+    """As in a container that has the mount, and its source under another path."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a directory is mounted elsewhere")
+    source = trees.Source(place / "s")
+    c = source.add("", "model", plain(), shards=shards)
+    m = mount(source.root)
+    (place / "x").mkdir()
+    name = c.shards[0][0]
+    script = f"mount --bind {source.root} {place}/x && mount -t tmpfs none {source.root} && exec \"$@\""
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", PACK, "--force", "--pick=t1",
+         m / "merged/model.safetensors", place / "x" / name], capture_output=True, text=True)
+    assert done.returncode == 1 and "is an input, by the path " in done.stderr, done
+    assert content(source.path(name))[0] == expected(c.shards[0][1])
+
+
 @pytest.fixture
 def overlay(place):
     """A directory, and a mount of overlayfs that shows its files."""

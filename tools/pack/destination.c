@@ -12,6 +12,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 enum { TRIES = 100 };
@@ -63,7 +64,20 @@ lock_directory(int directory, struct reason *reason)
 
 /* ---- a new directory ---- */
 
-/* Removes the files in the temporary directory of a killed run. */
+/*
+ * Marks temporary directories: only the files of a marked one may be removed. Whoever may write in
+ * the parent directory can give any directory the temporary name, but only the owner can mark it.
+ */
+static const char temporary_mark[] = "user.fstfs.pack";
+
+static bool
+is_marked(int directory)
+{
+    return fgetxattr(directory, temporary_mark, NULL, 0) >= 0;
+}
+
+/* Removes the files in the temporary directory of a killed run. -EEXIST: it may be another
+ * directory. */
 static errint_t
 clear_temporary(const struct destination *destination, const char *temporary, struct reason *reason)
 {
@@ -82,9 +96,17 @@ clear_temporary(const struct destination *destination, const char *temporary, st
     if (fstat(fd, &st) < 0 || st.st_uid != geteuid())
         error = reason_set(reason, -EPERM, "Output",
                            "its temporary directory %.300s belongs to another user", temporary);
-    else
-        while ((entry = readdir(stream)))
-            unlinkat(fd, entry->d_name, 0); /* fails for "." and ".." */
+    while (!error && (entry = readdir(stream))) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        if (!is_marked(fd))
+            error = reason_set(reason, -EEXIST, "Output",
+                               "%.300s has the name of its temporary directory, and may be another "
+                               "directory; remove or rename it",
+                               temporary);
+        else
+            unlinkat(fd, entry->d_name, 0);
+    }
     closedir(stream);
     return error;
 }
@@ -116,9 +138,12 @@ destination_make_temporary(struct destination *destination, struct reason *reaso
         /* The run that held the lock may have renamed or removed the directory. */
         if (output_is_inode(parent, temporary, destination->directory)) {
             error = is_new ? 0 : clear_temporary(destination, temporary, reason);
-            if (!error)
-                strcpy(destination->temporary, temporary);
-            return error;
+            if (error)
+                return error;
+            /* Fails on file systems without xattrs: there, a killed run's is not reused. */
+            fsetxattr(destination->directory, temporary_mark, "", 0, 0);
+            strcpy(destination->temporary, temporary);
+            return 0;
         }
         close(destination->directory);
         destination->directory = -1;
@@ -303,6 +328,7 @@ name_directory(struct destination *destination, struct reason *reason)
                    ? reason_set(reason, -EEXIST, "Output",
                                 "was created by another program; it is kept")
                    : reason_errno(reason, -errno, "cannot rename it");
+    fremovexattr(destination->directory, temporary_mark);
     destination->temporary[0] = '\0';
     return 0;
 }

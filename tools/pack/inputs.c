@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/file.h"
 #include "base/text.h"
+#include "client/mount.h"
 #include "common/glob.h"
 #include "format/gguf.h"
 #include "tensor_file.h"
@@ -11,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -318,6 +320,30 @@ take_tensor_files(const struct pack_options *options, struct inputs *inputs,
     return 0;
 }
 
+/* Refuses a directory of a mount that lacks tensors of its checkpoint. */
+static errint_t
+check_tensor_directory(const char *path, uint64_t count, struct reason *reason)
+{
+    struct mount_origin origin;
+    int fd = mount_is_fstfs(path) ? mount_open(path) : -1;
+    errint_t error = 0;
+
+    if (fd < 0)
+        return 0;
+    if (mount_read_origin(fd, &origin) == 0) {
+        if (origin.unsound)
+            error = reason_set(reason, -EBADMSG, "Incomplete", "%s", origin.unsound);
+        else if (origin.tensors != count)
+            error = reason_set(reason, -EBADMSG, "Incomplete",
+                               "found %" PRIu64 " tensor files, expected %" PRIu64
+                               "; use the checkpoint's directory in shards/",
+                               count, origin.tensors);
+        mount_origin_free(&origin);
+    }
+    close(fd);
+    return error;
+}
+
 static errint_t
 take_input(const struct pack_options *options, struct inputs *inputs, const char *path,
            struct reason *reason)
@@ -337,9 +363,11 @@ take_input(const struct pack_options *options, struct inputs *inputs, const char
     inputs->found_count++;
     if (!error)
         return take_input_checkpoint(options, inputs, found, path, reason);
-    if (error == -ENOENT && found->is_directory && found->listing && found->listing->file_count > 0)
-        return take_tensor_files(options, inputs, found, reason);
-    return error;
+    if (error != -ENOENT || !found->is_directory || !found->listing ||
+        found->listing->file_count == 0)
+        return error;
+    error = take_tensor_files(options, inputs, found, reason);
+    return error ? error : check_tensor_directory(path, found->listing->file_count, reason);
 }
 
 /* ---- combining ---- */

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "client/mount.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -12,6 +13,8 @@
 #include <string.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+
+enum { DEPTH_MOST = 16 }; /* of mounts of fstfs that show each other's files */
 
 /* Returns whether the file is on a file system (overlayfs, FUSE) that may show files of another
  * one, with its own inode and device numbers. Sets *has_acl, unless that is NULL, if the file may
@@ -33,16 +36,17 @@ probe_source_file(int directory, const char *name, bool *has_acl)
     return found;
 }
 
-/* Adds the file `real`, which belongs to the input `path`. */
+/* Adds the file `real`, which belongs to the input `path`. *is_stacked: see struct source_entry. */
 static errint_t
-add_source_file(struct sources *sources, const char *real, const char *path)
+add_source_file(struct sources *sources, const char *real, const char *path, bool *is_stacked)
 {
     struct source_entry entry;
     size_t number;
 
+    *is_stacked = false;
     if (file_identity_at(&entry.identity, AT_FDCWD, real))
-        return 0; /* ignored: reading it will fail, too */
-    entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->has_acl);
+        return 0; /* ignored: reading it will fail, too, unless a mount shows it by another path */
+    *is_stacked = entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->has_acl);
     number = inode_map_add(&sources->inodes, &entry.identity);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
@@ -54,49 +58,116 @@ add_source_file(struct sources *sources, const char *real, const char *path)
 }
 
 static errint_t
-add_origin_shards(struct sources *sources, const struct mount_origin *origin, const char *path)
+add_reported_version(struct sources *sources, uint64_t version, const char *path)
 {
+    struct reported_source reported = {NULL, version};
+
+    /* Files of a directory of tensors are of few versions, one after another. */
+    if (sources->reported_count &&
+        sources->reported[sources->reported_count - 1].version == version)
+        return 0;
+    reported.path = strdup(path);
+    if (reported.path && array_add(sources->reported, sources->reported_count, reported))
+        return 0;
+    free(reported.path);
+    return -ENOMEM;
+}
+
+static errint_t add_source_path(struct sources *sources, const char *real, const char *path,
+                                unsigned depth);
+
+/* Adds a file that a mount has reported. */
+static errint_t
+add_reported_file(struct sources *sources, const char *directory, const char *name,
+                  uint64_t version, const char *path, unsigned depth)
+{
+    char *real = path_join(directory, name);
+    errint_t error = real ? add_source_path(sources, real, path, depth) : -ENOMEM;
+
+    free(real);
+    return error || !version ? error : add_reported_version(sources, version, path);
+}
+
+/* Adds all files of the directory: its shards have too many names for an xattr. */
+static errint_t
+add_source_directory(struct sources *sources, const char *directory, const char *path,
+                     unsigned depth)
+{
+    DIR *stream = opendir(directory);
+    const struct dirent *entry;
     errint_t error = 0;
 
-    for (uint32_t i = 0; !error && i < origin->shard_count; i++) {
-        char *shard = path_join(origin->directory, origin->shards[i]);
-
-        if (!shard)
-            return -ENOMEM;
-        error = add_source_file(sources, shard, path);
-        free(shard);
-    }
+    while (stream && !error && (entry = readdir(stream)))
+        if (entry->d_type != DT_DIR)
+            error = add_reported_file(sources, directory, entry->d_name, 0, path, depth);
+    if (stream)
+        closedir(stream);
     return error;
 }
 
-errint_t
-sources_add(struct sources *sources, const char *path)
+static errint_t
+add_origin_shards(struct sources *sources, const struct mount_origin *origin, const char *path,
+                  unsigned depth)
+{
+    errint_t error = 0;
+
+    if (origin->shard_count == 0)
+        return add_source_directory(sources, origin->directory, path, depth);
+    for (uint32_t i = 0; !error && i < origin->shard_count; i++)
+        error = add_reported_file(sources, origin->directory, origin->shards[i],
+                                  origin->shard_versions[i], path, depth);
+    return error;
+}
+
+/* Adds a file and those that it is made of, if mounts report them: these may be on a mount again.
+ */
+static errint_t
+add_source_path(struct sources *sources, const char *real, const char *path, unsigned depth)
 {
     struct mount_origin origin;
     struct mount_extent extent;
-    errint_t error = add_source_file(sources, path, path);
+    bool is_stacked;
+    errint_t error = add_source_file(sources, real, path, &is_stacked);
     int fd;
 
-    if (error || !mount_is_fstfs(path))
+    if (error || !is_stacked || depth == DEPTH_MOST)
         return error;
-    fd = mount_open(path);
+    fd = mount_open(real);
     if (fd < 0)
-        return 0; /* ignored: reading it will fail, too */
+        return 0; /* as above */
     if (mount_read_extent(fd, &extent) == 0) {
-        error = add_source_file(sources, extent.path, path);
+        error = add_reported_file(sources, "", extent.path, extent.version, path, depth + 1);
         free(extent.path);
     } else if (mount_read_origin(fd, &origin) == 0) {
-        error = add_origin_shards(sources, &origin, path);
+        error = add_origin_shards(sources, &origin, path, depth + 1);
         mount_origin_free(&origin);
     }
     close(fd);
     return error;
 }
 
+errint_t
+sources_add(struct sources *sources, const char *path)
+{
+    return add_source_path(sources, path, path, 0);
+}
+
 static bool
 is_same_time(const struct timespec *a, const struct timespec *b)
 {
     return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
+/* Returns the input for which a mount has reported this version; NULL: none. */
+static const char *
+find_reported_source(const struct sources *sources, const struct file_identity *identity)
+{
+    uint64_t version = file_identity_hash(identity, 0);
+
+    for (size_t i = 0; i < sources->reported_count; i++)
+        if (sources->reported[i].version == version)
+            return sources->reported[i].path;
+    return NULL;
 }
 
 /* Returns the number of the source that has another device number but the same size and times, and
@@ -126,7 +197,7 @@ sources_find_in(const struct sources *sources, int directory, const char *name)
     number = inode_map_find(&sources->inodes, &identity);
     if (number == 0)
         number = find_shown_source(sources, &identity, probe_source_file(directory, name, NULL));
-    return number ? sources->all[number - 1].path : NULL;
+    return number ? sources->all[number - 1].path : find_reported_source(sources, &identity);
 }
 
 void
@@ -135,5 +206,8 @@ sources_free(struct sources *sources)
     for (size_t i = 0; i < sources->count; i++)
         free(sources->all[i].path);
     free(sources->all);
+    for (size_t i = 0; i < sources->reported_count; i++)
+        free(sources->reported[i].path);
+    free(sources->reported);
     inode_map_free(&sources->inodes);
 }

@@ -2,9 +2,11 @@
 /*
  * The set of input files: none of them may be replaced.
  *
- * A file is found by device and inode number, and through mounts that change these (overlayfs,
- * FUSE) by its size and times, which they pass on. Files of other file systems are not compared
- * by times: a file in a snapshot has the times of the original.
+ * A file is found by device and inode number. Mounts of fstfs report the versions of the files that
+ * they show; these are found even if their path is not accessible here. Through other mounts that
+ * change the numbers (overlayfs, FUSE) a file is found by its size and times, which they pass on.
+ * Files of other file systems are not compared by times: a file in a snapshot has the times of the
+ * original.
  */
 #ifndef FSTFS_PACK_SOURCES_H
 #define FSTFS_PACK_SOURCES_H
@@ -18,16 +20,24 @@ struct source_entry {
     bool is_stacked; /* its file system may show files of another one */
 };
 
+/* A file that a mount of fstfs has reported. */
+struct reported_source {
+    char *path; /* of the input */
+    uint64_t version; /* file_identity_hash() of the file */
+};
+
 /* All zero is an empty set. */
 struct sources {
     struct inode_map inodes; /* numbers are indexes into `all`, plus 1 */
     struct source_entry *all;
     size_t count;
+    struct reported_source *reported;
+    size_t reported_count;
     bool has_acl; /* one of the files has or may have an ACL (acl(5)) */
 };
 
-/* Adds an input file and, if it is on a mount of fstfs, the source files that contain its bytes.
- * -ENOMEM. */
+/* Adds an input file and, if it is on a mount of fstfs or on a mount that passes on its xattrs, the
+ * source files that contain its bytes. -ENOMEM. */
 errint_t sources_add(struct sources *sources, const char *path);
 
 /* Returns the input path that led to the file `name` in an open directory, following links; NULL if

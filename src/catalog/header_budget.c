@@ -51,23 +51,25 @@ charge_or_reclaim_locked(struct header_budget *budget, uint64_t bytes)
     return true;
 }
 
-/* Waits for a release after number `seen`. Returns false on timeout. */
+/* Waits for a release after number `seen`. Returns false after the deadline. */
 static bool
-wait_for_release_locked(struct header_budget *budget, uint64_t seen)
+wait_for_release_locked(struct header_budget *budget, uint64_t seen, uint64_t deadline)
 {
-    uint64_t deadline = monotonic_ns() + HEADER_BUDGET_WAIT_SECONDS * UINT64_C(1000000000);
-
     atomic_fetch_add(&budget->waiters, 1);
     while (seen == budget->releases)
         if (!condition_wait(&budget->released, &budget->lock, deadline))
             break;
     atomic_fetch_sub(&budget->waiters, 1);
-    return seen != budget->releases;
+    return seen != budget->releases && monotonic_ns() < deadline;
 }
 
 static errint_t
 take_locked(struct header_budget *budget, uint64_t bytes)
 {
+    /* Not extended by releases: those may be of others, while the memory that is missing belongs to
+     * charges whose storage hangs. */
+    uint64_t deadline = monotonic_ns() + HEADER_BUDGET_WAIT_SECONDS * UINT64_C(1000000000);
+
     if (bytes > budget->limit)
         return -ENOBUFS; /* can never fit: reclaim nothing */
     for (;;) {
@@ -75,7 +77,7 @@ take_locked(struct header_budget *budget, uint64_t bytes)
 
         if (charge_or_reclaim_locked(budget, bytes))
             return 0;
-        if (budget->transient == 0 || !wait_for_release_locked(budget, seen))
+        if (budget->transient == 0 || !wait_for_release_locked(budget, seen, deadline))
             return -ENOBUFS;
     }
 }

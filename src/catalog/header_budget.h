@@ -51,9 +51,8 @@ void header_budget_destroy(struct header_budget *budget);
 
 /*
  * Takes a transient charge. If there is no room, reclaims, then waits for the transient charges of
- * others. -ENOBUFS: there is still no room, and either nothing was released for
- * HEADER_BUDGET_WAIT_SECONDS or no transient charge is left; or `bytes` exceeds the whole budget,
- * for which nothing is reclaimed.
+ * others, for HEADER_BUDGET_WAIT_SECONDS at most. -ENOBUFS: there is still no room, or no transient
+ * charge is left to wait for; or `bytes` exceeds the whole budget, for which nothing is reclaimed.
  */
 errint_t header_budget_take(struct header_budget *budget, uint64_t bytes);
 /* Settles a transient charge: `kept` of its `bytes` stay charged. */

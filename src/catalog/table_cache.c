@@ -13,7 +13,6 @@ table_cache_init(struct table_cache *cache, struct header_budget *budget)
 {
     cache->budget = budget;
     pthread_mutex_init(&cache->lock, NULL);
-    pthread_mutex_init(&cache->sorting, NULL);
     pthread_cond_init(&cache->loaded, NULL);
 }
 
@@ -21,7 +20,6 @@ void
 table_cache_destroy(struct table_cache *cache)
 {
     pthread_cond_destroy(&cache->loaded);
-    pthread_mutex_destroy(&cache->sorting);
     pthread_mutex_destroy(&cache->lock);
 }
 
@@ -322,11 +320,23 @@ const struct tensor_ref *
 table_cache_by_name(struct table_cache *cache, struct kept_table *kept)
 {
     const struct tensor_ref *by_name;
+    struct tensor_ref *fresh;
 
-    pthread_mutex_lock(&cache->sorting);
-    if (!kept->by_name)
-        kept->by_name = sort_table(cache->budget, kept->table);
+    pthread_mutex_lock(&cache->lock);
     by_name = kept->by_name;
-    pthread_mutex_unlock(&cache->sorting);
+    pthread_mutex_unlock(&cache->lock);
+    if (by_name)
+        return by_name;
+    fresh = sort_table(cache->budget, kept->table); /* without the lock: it may wait for memory */
+    pthread_mutex_lock(&cache->lock);
+    if (!kept->by_name) {
+        kept->by_name = fresh;
+        fresh = NULL;
+    }
+    by_name = kept->by_name;
+    pthread_mutex_unlock(&cache->lock);
+    if (fresh) /* another thread has sorted it, too */
+        header_budget_give(cache->budget, by_name_bytes(kept->table));
+    free(fresh);
     return by_name;
 }

@@ -21,7 +21,7 @@
 enum { TABLE_BUCKETS = 4096 };
 
 /* `backing`, `container`, `table` and `layout` are immutable once table_cache_read() has returned
- * it; the locks of the cache guard the rest. */
+ * it; the cache's lock guards the rest. */
 struct kept_table {
     struct kept_table *next; /* in its bucket */
     struct backing *backing; /* the version that it was read from; counted */
@@ -38,9 +38,8 @@ struct kept_table {
 
 struct table_cache {
     struct header_budget *budget;
-    pthread_mutex_t lock; /* guards the rest, except by_name */
+    pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t loaded;
-    pthread_mutex_t sorting; /* guards by_name; held while it is made */
     struct kept_table *buckets[TABLE_BUCKETS];
     uint64_t bytes; /* of all tables */
 };

@@ -494,6 +494,107 @@ START_TEST(test_backing_becomes_stale_while_it_is_parsed)
 }
 END_TEST
 
+/* A file of `count` empty tensors. */
+static int
+file_of_many(unsigned count, struct backing **backing)
+{
+    struct buffer json = BUFFER_INIT;
+    int fd;
+
+    for (unsigned i = 0; i < count; i++)
+        buffer_addf(&json, "%c\"t%u\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                    i ? ',' : '{', i);
+    buffer_add_text(&json, "}");
+    buffer_add_char(&json, '\0');
+    ck_assert(!buffer_failed(&json));
+    fd = file_of(json.data, backing);
+    buffer_free(&json);
+    return fd;
+}
+
+struct sorter {
+    struct caching *caching;
+    struct kept_table *kept;
+    const struct tensor_ref *by_name;
+};
+
+static void *
+sort_one(void *arg)
+{
+    struct sorter *sorter = arg;
+
+    sorter->by_name = table_cache_by_name(&sorter->caching->cache, sorter->kept);
+    return NULL;
+}
+
+/* A table that waits for memory does not delay one that is sorted with the memory that is left. */
+START_TEST(test_sorting_waits_for_no_other_table)
+{
+    struct caching *caching = caching_new(1 << 20);
+    struct table_cache *cache = &caching->cache;
+    struct sorter sorters[2] = {{.caching = caching}, {.caching = caching}};
+    struct backing *backings[2];
+    struct reason reason;
+    pthread_t thread;
+    uint64_t others;
+
+    for (int i = 0; i < 2; i++) {
+        int fd = file_of_many(i ? 2 : 1000, &backings[i]);
+
+        ck_assert_int_eq(table_cache_read(cache, fd, backings[i], &container_safetensors,
+                                          &sorters[i].kept, &reason),
+                         0);
+        close(fd);
+    }
+    others = caching->budget.limit - caching->budget.used - 1000;
+    ck_assert_int_eq(header_budget_take(&caching->budget, others), 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, sort_one, &sorters[0]), 0);
+    while (atomic_load(&caching->budget.waiters) == 0)
+        sched_yield();
+    sort_one(&sorters[1]);
+    ck_assert_uint_eq(atomic_load(&caching->budget.waiters), 1);
+    header_budget_settle(&caching->budget, others, 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_ptr_nonnull(sorters[i].by_name);
+        table_cache_unref(cache, sorters[i].kept);
+        backing_unref(backings[i]);
+    }
+    caching_free(caching);
+}
+END_TEST
+
+static atomic_int taken; /* the result of take_too_much(); 1: it waits */
+
+static void *
+take_too_much(void *budget)
+{
+    atomic_store(&taken, header_budget_take(budget, 60));
+    return NULL;
+}
+
+/* Charges that come and go do not extend the wait for one that stays. */
+START_TEST(test_take_does_not_wait_for_ever)
+{
+    struct header_budget budget;
+    pthread_t thread;
+
+    atomic_store(&taken, 1);
+    header_budget_init(&budget, 100, NULL, NULL);
+    ck_assert_int_eq(header_budget_take(&budget, 50), 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, take_too_much, &budget), 0);
+    while (atomic_load(&taken) == 1) {
+        ck_assert_int_eq(header_budget_take(&budget, 10), 0);
+        header_budget_settle(&budget, 10, 0);
+        usleep(100000);
+    }
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_int_eq(atomic_load(&taken), -ENOBUFS);
+    header_budget_settle(&budget, 50, 0);
+    header_budget_destroy(&budget);
+}
+END_TEST
+
 /* ---- memory for parsing ---- */
 
 enum { TEXT_BYTES = 16 << 20, NOISE_BYTES = 2 << 20 };
@@ -628,13 +729,16 @@ static Suite *
 suite(void)
 {
     Suite *made = suite_create("header_budget");
-    TCase *budget = tcase_create("budget"), *cache = tcase_create("cache"),
-          *factor = tcase_create("factor");
+    TCase *budget = tcase_create("budget"), *waiting = tcase_create("waiting"),
+          *cache = tcase_create("cache"), *factor = tcase_create("factor");
 
     tcase_add_test(budget, test_take_reclaims);
     tcase_add_test(budget, test_take_does_not_wait_for_settled_charges);
     tcase_add_test(budget, test_take_waits_for_others);
+    tcase_add_test(waiting, test_take_does_not_wait_for_ever);
     suite_add_tcase(made, budget);
+    tcase_set_timeout(waiting, 6 * HEADER_BUDGET_WAIT_SECONDS);
+    suite_add_tcase(made, waiting);
     tcase_add_test(cache, test_one_table_of_one_file);
     tcase_add_test(cache, test_table_of_a_stale_backing_is_not_used);
     tcase_add_test(cache, test_reader_that_is_admitted_twice);
@@ -643,6 +747,7 @@ suite(void)
     tcase_add_test(cache, test_header_without_room);
     tcase_add_test(cache, test_two_threads_parse_once);
     tcase_add_test(cache, test_backing_becomes_stale_while_it_is_parsed);
+    tcase_add_test(cache, test_sorting_waits_for_no_other_table);
     suite_add_tcase(made, cache);
     tcase_set_timeout(factor, 300);
     tcase_add_loop_test(factor, test_factor, 0, sizeof(worst) / sizeof(worst[0]));

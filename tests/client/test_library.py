@@ -268,15 +268,21 @@ def test_mapped(mount, place):
                 b"".join(t.data for t in sorted(tensors, key=lambda t: t.name))
 
 
-@pytest.mark.parametrize("options", [(), ("-s",)], ids=["source", "no-source"])
-def test_tensors_of_an_invalid_shard(mount, place, options):
-    """The directory lacks its tensors. It is refused, whether the source or the mount is read."""
+@pytest.mark.parametrize("options", [(), ("-s",)], ids=["source", "mount"])
+@pytest.mark.parametrize("how, why", [("invalid", "a shard is refused"),
+                                      ("missing", "shards are missing")])
+@pytest.mark.parametrize("view", ["tensors", "npy"])
+def test_directory_that_lacks_tensors(mount, place, options, how, why, view):
+    """Of an invalid or missing shard. It is refused, whether the source or the mount is read."""
     source = trees.Source(place / "s")
     source.add("", "m", trees.small_tensors(), shards=2)
-    with open(sorted((place / "s").glob("*.safetensors"))[0], "r+b") as f:
-        f.truncate(20)
-    with pytest.raises(Refused, match=": a shard is refused; .fstfs/problems of the mount has the "):
-        run(*options, "list", mount(source.root) / "tensors/m")
+    shard = sorted((place / "s").glob("*.safetensors"))[0]
+    if how == "missing":
+        os.remove(shard)
+    else:
+        os.truncate(shard, 20)
+    with pytest.raises(Refused, match=f": {why}; .fstfs/problems of the mount has the "):
+        run(*options, "list", mount(source.root) / f"{view}/m")
 
 
 def test_names(mount, place):

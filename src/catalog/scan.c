@@ -62,6 +62,13 @@ report_left_out(const struct scan *scan, const char *name, const char *text)
     problem_set_add(scan->problems, name, "left out: %s", text);
 }
 
+/* Whether the error says nothing about the file, and may not occur again. */
+static bool
+is_passing_error(errint_t error)
+{
+    return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
+}
+
 /* The kind of what the name leads to. `error`: of stat(2), following links. Reports names that are
  * left out. */
 static enum scanned_kind
@@ -203,6 +210,8 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
     const struct name_query *query = remote->query;
 
     if (has_full_answer(query)) {
+        if (is_passing_error(query->error))
+            return query->error;
         remote->is_answered = true;
         remote->lane = name_query_lane(query);
         remote->is_dangling = query->error == -ENOENT;
@@ -348,6 +357,8 @@ scan_link(struct scan *scan, const char *name, bool is_link)
         error = stat_through_links(scan->fd, name, &identity);
     if (error == -EREMOTE && mount)
         return add_remote_name(&scan->remotes, name, mount);
+    if (is_passing_error(error))
+        return error;
     if (error == -ENOENT && is_link)
         buffer_add(&scan->dangling, name, strlen(name) + 1);
     kind = kind_of_target(scan, name, is_link, error, &identity);

@@ -462,6 +462,10 @@ open_process(const struct options *options, int *process)
 static void
 set_signals(void)
 {
+    sigset_t none;
+
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL); /* a blocked SIGTERM would not end the daemon */
     /* A log that can take no more bytes, as a full file or a closed pipe, must not end the daemon
      * or a helper, which would leave a dead mount. */
     signal(SIGPIPE, SIG_IGN);

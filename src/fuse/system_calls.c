@@ -7,7 +7,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
+#include <linux/fiemap.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/fuse.h>
 #include <linux/io_uring.h>
 #include <linux/seccomp.h>
@@ -125,6 +127,8 @@ static const struct call_rule call_rules[] = {
     /* Not F_WRLCK, which would delay readers, too. */
     {SYS_fcntl, {{1, INT_BITS, F_SETLEASE}, {2, F_WRLCK, 0}}},
     {SYS_fcntl, {{1, INT_BITS, F_SETSIG}}},
+    /* Where a file is stored. */
+    {SYS_ioctl, {{1, INT_BITS, FS_IOC_FIEMAP}}},
 };
 
 /* The value of the first condition is this process's ID. */

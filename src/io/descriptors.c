@@ -9,10 +9,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -447,8 +450,23 @@ descriptors_fresh(struct backing *backing)
     return descriptor_verified(backing, fd);
 }
 
+/*
+ * Has the file system cache where the file's blocks are. ext4 and f2fs read that while a read is
+ * submitted, even one that must not block, so a device that hangs would block the thread of a ring,
+ * and with it the reads of all file systems.
+ */
+static void
+cache_extents(int fd)
+{
+    struct fiemap map = {.fm_length = 1, .fm_flags = FIEMAP_FLAG_CACHE};
+
+    ioctl(fd, FS_IOC_FIEMAP, &map); /* optional */
+}
+
+/* Whether submitting a read of the file, fstat(2) and close(2) do not wait for a server. Called for a
+ * new descriptor, on a thread that may wait. */
 static bool
-is_on_local_file_system(int fd)
+learn_file_system(int fd)
 {
     struct statfs fs;
 
@@ -456,9 +474,11 @@ is_on_local_file_system(int fd)
         return false;
     switch ((unsigned long)fs.f_type) {
     case EXT4_SUPER_MAGIC:
+    case F2FS_SUPER_MAGIC:
+        cache_extents(fd);
+        return true;
     case XFS_SUPER_MAGIC:
     case BTRFS_SUPER_MAGIC:
-    case F2FS_SUPER_MAGIC:
     case TMPFS_MAGIC:
     case SQUASHFS_MAGIC:
     case EROFS_SUPER_MAGIC_V1:
@@ -490,8 +510,7 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
         fd = descriptors_fresh(backing);
     if (fd < 0)
         return fd;
-    if (!atomic_load(&state->is_local) && is_on_local_file_system(fd))
-        atomic_store(&state->is_local, true);
+    atomic_store(&state->is_local, learn_file_system(fd));
     error = access == ACCESS_DIRECT ? set_direct(descriptors, backing, fd) : set_buffered(fd);
     if (error < 0) {
         close(fd);

@@ -15,7 +15,7 @@ import time
 import oracle
 import pytest
 import readers
-from conftest import (BUILD, as_user, become_user, child, drop_from_page_cache, eventually,
+from conftest import (BUILD, as_user, become_user, child, disk_image, drop_from_page_cache, eventually,
                       mounted_at)
 from corpus import trees
 from page_cache import drop
@@ -465,3 +465,64 @@ def test_end(mount, place, callers, who, fusectl, what, end, sandbox):
 def hold(path):
     with open(path, "rb"):
         signal.pause()
+
+
+# --- a block device that hangs ---
+
+
+def fragmented(path):
+    """Writes a checkpoint of one tensor of 64 MiB with thousands of extents."""
+    size = 64 << 20
+    head = trees.header([("x", "U8", (size,), size)])
+    with open(path, "wb") as f:
+        f.write(head)
+        f.truncate(len(head) + size)
+        for at in range(16 * mmap.PAGESIZE, size, 4 * mmap.PAGESIZE):
+            f.seek(at)
+            f.write(b"x" * mmap.PAGESIZE)
+        os.fsync(f.fileno())
+
+
+def test_block_device_that_hangs(mount, place):
+    """ext4 reads the blocks that map a file, if they are not cached, while a read is submitted: that
+    must not stop the reads of other file systems."""
+    if os.geteuid() != 0 or not SLOWFS.exists():
+        pytest.skip("needs root and tests/slowfs/slowfs: an image on it is mounted")
+    good = trees.Source(place / "s")
+    for i in range(3):
+        good.add(f"good{i}", "model", [trees.tensor("t", "U8", (3 << 20,))])
+    os.mkdir(place / "far")
+    with disk_image(place / "far", 256 << 20, "mkfs.ext4", "-q", "-O", "^has_journal") as disk:
+        os.mkdir(disk / "d")
+        fragmented(disk / "d" / MODEL)
+    rules = place / "faults"
+    storage = mount(place / "far", "-o", f"faults={rules},valid=60", binary=SLOWFS)
+    loop = subprocess.run(["losetup", "-f", "--show", "-r", storage / "disk.img"], check=True,
+                          capture_output=True, text=True).stdout.strip()
+    point = place / "s/far"
+    point.mkdir()
+    callers = Callers()
+    try:
+        subprocess.run(["mount", "-o", "ro", loop, point], check=True)
+        m = mount(place / "s")
+        with open(m / f"shards/far/d/{MODEL}", "rb", buffering=0) as far:
+            assert far.read(1)
+            paths = [m / f"shards/good{i}/{MODEL}" for i in range(3)]
+            for path in paths:
+                read_one(path)
+            rules.write_text("read disk.img hang\n")
+            for at in (60, 45, 33):
+                callers.add(os.pread, far.fileno(), 4096, at << 20)
+            assert eventually(lambda: callers.count()[0] == 3)
+            time.sleep(1)  # until the reads were submitted
+            for i, path in enumerate(paths):
+                drop(good.path(f"good{i}", MODEL))
+                assert child(oracle.read_all, path, seconds=LIMIT)[-100:] == \
+                    oracle.read_all(good.path(f"good{i}", MODEL))[-100:]
+            assert callers.count()[1] == 0
+    finally:
+        rules.write_text("")
+        callers.kill()
+        assert eventually(callers.reap, LIMIT)
+        subprocess.run(["umount", "-l", point])
+        subprocess.run(["losetup", "-d", loop], check=True)

@@ -55,6 +55,14 @@ on_signal(int number)
     errno = error;
 }
 
+void
+shutdown_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    for (unsigned i = 0; i < SIGNALS; i++)
+        sigaddset(set, signals[i]);
+}
+
 errint_t
 shutdown_catch_signals(void)
 {

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "fuse/helpers.h"
 
+#include <signal.h>
 #include <stdbool.h>
 
 enum {
@@ -40,6 +41,8 @@ struct shutdown_calls {
 /* Call both between fuse_set_signal_handlers() and fuse_remove_signal_handlers(). */
 errint_t shutdown_catch_signals(void);
 void shutdown_release_signals(void);
+/* The signals that end fstfs. */
+void shutdown_signals(sigset_t *set);
 
 /* Starts the thread. Call it on the thread that will serve. */
 errint_t shutdown_start(const struct shutdown_calls *calls);

@@ -286,8 +286,10 @@ class Program:
     def __init__(self, models, user, rest):
         text = PROGRAM.format(package=os.fspath(ROOT / "src/python"), source=os.fspath(models),
                               user=user, rest=rest)
-        self.process = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # Python 3.12 and later warn of a fork() beside threads.
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.path, daemon = self.process.stdout.readline().split()
         self.daemon = int(daemon)
         assert mounted_at(self.path) and alive(self.daemon)

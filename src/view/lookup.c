@@ -322,7 +322,7 @@ lookup_in_directory(struct lookup *lookup)
     }
     /* Only callers who may look the name up in the source are allowed to see that it does not
      * exist, or is a link to something that is left out. */
-    if (error)
+    if (error && error != -EACCES)
         refused = access_name(lookup->view, lookup->caller, source_dir_path(dir), lookup->name);
     else if (is_page)
         refused = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);

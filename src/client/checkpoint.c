@@ -294,6 +294,16 @@ fstfs_through_mount(const struct fstfs_checkpoint *checkpoint)
     return checkpoint->through_mount;
 }
 
+uint64_t
+fstfs_identity(const struct fstfs_checkpoint *checkpoint)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < checkpoint->source_count; i++)
+        hash = file_identity_hash(&source_backing(&checkpoint->sources[i])->identity, hash);
+    return hash;
+}
+
 size_t
 fstfs_count(const struct fstfs_checkpoint *checkpoint)
 {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python module with NumPy, compared with safetensors and with the bytes written."""
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -302,6 +303,31 @@ def test_fork(path):
     os.utime(path, ns=(0, 0))
     with pytest.raises(OSError, match="changed or replaced"):
         child(file.keys)
+
+
+@pytest.mark.parametrize("by", ["index", "directory", "mount"])
+def test_fork_and_a_replaced_shard(place, by):
+    """The child gets no other version of a checkpoint than its parent, although its index and its
+    directory are unchanged."""
+    root = place / "s"
+    root.mkdir()
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for i, name in enumerate(names):
+        files.write(root / name, {f"t{i}": ("U8", (4,), b"1111")})
+    index = {"metadata": {}, "weight_map": {f"t{i}": name for i, name in enumerate(names)}}
+    (root / "model.safetensors.index.json").write_text(json.dumps(index))
+    with contextlib.ExitStack() as stack:
+        path = root / "model.safetensors.index.json" if by == "index" else root
+        if by == "mount":
+            path = os.path.join(stack.enter_context(fstfs.mount(root)).path, "merged")
+        file = stack.enter_context(fstfs.safe_open(path, "np"))
+        part = file.get_slice("t1")
+        assert child(lambda: part[:].tobytes()) == b"1111"
+        with open(root / names[1], "r+b") as f:  # in place: the directory is unchanged
+            f.seek(-4, os.SEEK_END)
+            f.write(b"2222")
+        with pytest.raises(OSError, match="changed or replaced"):
+            child(lambda: part[:].tobytes())
 
 
 def test_parent_of_a_link(path, place, monkeypatch):

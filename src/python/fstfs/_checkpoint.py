@@ -66,6 +66,7 @@ class Source:
         self.may_map = backend == "mmap" and self.device == "cpu" and \
             hasattr(self.framework, "map")
         self.current = Opened(self.shown)
+        self.version = self.current.version()
         if self.device != "cpu" and self.framework.name != "pytorch":
             raise SafetensorError(f"Device {self.device} is not supported for framework "
                                   f"{self.framework.name}")
@@ -77,7 +78,7 @@ class Source:
         opened = self.current
         if opened.generation != process.generation:
             opened = Opened(self.path)
-            if opened.identity != self.current.identity:
+            if opened.version() != self.version:
                 raise OSError(errno.ESTALE, f"{self.shown}: changed or replaced since it was "
                               "opened")
             self.current = opened

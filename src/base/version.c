@@ -1,24 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/version.h"
 
+#include "base/file_system.h"
 #include "base/lease.h"
 #include "base/open.h"
 #include "base/timestamp.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <pthread.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifndef F2FS_SUPER_MAGIC
-#define F2FS_SUPER_MAGIC 0xF2F52010
-#endif
-#ifndef XFS_SUPER_MAGIC
-#define XFS_SUPER_MAGIC 0x58465342
-#endif
 
 /* How long to wait for a writer to close the file: a process that has just written it, or its child
  * process, which holds the descriptor until it executes a program. */

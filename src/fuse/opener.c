@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/opener.h"
 
+#include "base/file_system.h"
 #include "base/open.h"
 #include "base/system_call.h"
 #include "fuse/private_mounts.h"
@@ -368,6 +369,33 @@ answer_question(struct server *server, size_t size, struct answer *answer, int *
 }
 
 static void *
+close_waiting(void *arg)
+{
+    close((int)(intptr_t)arg);
+    return NULL;
+}
+
+/* Closes a file that was passed to the daemon. The server of a FUSE or network file system may hang
+ * in close(2): then not the thread that serves a channel, which opens files of others, too. */
+static void
+close_passed(int fd)
+{
+    pthread_attr_t attributes;
+    struct statfs fs;
+    pthread_t thread;
+    bool started = false;
+
+    if ((fstatfs(fd, &fs) < 0 || !file_system_is_local(&fs)) &&
+        pthread_attr_init(&attributes) == 0) {
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        started = pthread_create(&thread, &attributes, close_waiting, (void *)(intptr_t)fd) == 0;
+        pthread_attr_destroy(&attributes);
+    }
+    if (!started)
+        close(fd);
+}
+
+static void *
 serve_channel(void *arg)
 {
     struct server *server = arg;
@@ -386,7 +414,7 @@ serve_channel(void *arg)
         answer_question(server, (size_t)got, &answer, &fd);
         send_with_fd(server->channel, &answer, sizeof(answer), fd);
         if (fd >= 0)
-            close(fd);
+            close_passed(fd);
     }
     close(server->channel);
     free(server);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/descriptors.h"
 
+#include "base/file_system.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/open.h"
@@ -11,25 +12,12 @@
 #include <fcntl.h>
 #include <linux/fiemap.h>
 #include <linux/fs.h>
-#include <linux/magic.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
-#include <sys/vfs.h>
 #include <unistd.h>
-
-#ifndef F2FS_SUPER_MAGIC
-#define F2FS_SUPER_MAGIC 0xF2F52010
-#endif
-#ifndef XFS_SUPER_MAGIC
-#define XFS_SUPER_MAGIC 0x58465342
-#endif
-#ifndef EROFS_SUPER_MAGIC_V1
-#define EROFS_SUPER_MAGIC_V1 0xE0F5E1E2
-#endif
-#define ZFS_SUPER_MAGIC 0x2FC12FC1
 
 #define FEWEST_DESCRIPTORS 2
 #define MOST_DESCRIPTORS 4096
@@ -463,8 +451,8 @@ cache_extents(int fd)
     ioctl(fd, FS_IOC_FIEMAP, &map); /* optional */
 }
 
-/* Whether submitting a read of the file, fstat(2) and close(2) do not wait for a server. Called for a
- * new descriptor, on a thread that may wait. */
+/* Whether submitting a read of the file, fstat(2) and close(2) do not wait for a server. Called for
+ * a new descriptor, on a thread that may wait. */
 static bool
 learn_file_system(int fd)
 {
@@ -472,21 +460,10 @@ learn_file_system(int fd)
 
     if (fstatfs(fd, &fs) < 0)
         return false;
-    switch ((unsigned long)fs.f_type) {
-    case EXT4_SUPER_MAGIC:
-    case F2FS_SUPER_MAGIC:
+    if ((unsigned long)fs.f_type == EXT4_SUPER_MAGIC ||
+        (unsigned long)fs.f_type == F2FS_SUPER_MAGIC)
         cache_extents(fd);
-        return true;
-    case XFS_SUPER_MAGIC:
-    case BTRFS_SUPER_MAGIC:
-    case TMPFS_MAGIC:
-    case SQUASHFS_MAGIC:
-    case EROFS_SUPER_MAGIC_V1:
-    case ZFS_SUPER_MAGIC:
-        return true;
-    default:
-        return false;
-    }
+    return file_system_is_local(&fs);
 }
 
 bool

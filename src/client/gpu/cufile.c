@@ -17,9 +17,6 @@
 #define LUSTRE_SUPER_MAGIC 0x0BD00BD0
 #define GPFS_SUPER_MAGIC 0x47504653
 #define BEEGFS_SUPER_MAGIC 0x19830326
-#ifndef XFS_SUPER_MAGIC
-#define XFS_SUPER_MAGIC 0x58465342
-#endif
 
 #define STRING_OF(name) #name,
 static const char *const names[] = {CUFILE_FUNCTIONS(STRING_OF)};

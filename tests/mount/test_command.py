@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import shutil
+import resource
 import signal
 import subprocess
 import sys
@@ -217,6 +218,21 @@ def test_descriptors_of_the_caller_are_closed(fstfs, source, mnt, place, flags, 
     oracle.check_source(mnt, source)
     assert run("fusermount3", "-u", mnt).returncode == 0
     gone(mnt)
+
+
+def test_limit_of_descriptors_is_raised(mount, source):
+    """The soft limit is often 1024, which hung callers could take up."""
+    m = mount(source.root, wrapper=("sh", "-c", 'ulimit -S -n 100; exec "$@"', "sh"))
+    soft, hard = resource.prlimit(m.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard > 100
+
+
+def test_a_blocked_signal_ends_the_daemon(mount, source):
+    """Callers may block SIGTERM, and pass that on."""
+    m = mount(source.root, wrapper=["env", "--block-signal=TERM"])
+    oracle.check_source(m.path, source)
+    m.signal(signal.SIGTERM)
+    assert m.wait() == 0
 
 
 @pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])

@@ -5,7 +5,6 @@ and the daemon can be stopped or killed as if the storage answered."""
 import errno
 import mmap
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -300,14 +299,11 @@ def test_reads_of_another_file_system(mount, place, callers, what, method):
         faults = f",faults={rules}" if name != "well" else ""
         mount(storage[name].root, "-o", f"valid=0,age=60{faults}{others}", binary=SLOWFS,
               mountpoint=place / "s" / name)
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        if what == "read-descriptors":  # twice as many as the engine keeps open, which are too few
-            resource.setrlimit(resource.RLIMIT_NOFILE, (200, descriptors[1]))
-        m = mount(source.root, "--memory=64M" if what == "read-descriptors" else "--memory=8M",
-                  f"--io={method}", limit=200)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+    if what == "read-descriptors":  # twice as many as the engine keeps open, which are too few
+        m = mount(source.root, "--memory=64M", f"--io={method}", limit=200,
+                  wrapper=("sh", "-c", 'ulimit -n 200; exec "$@"', "sh"))
+    else:
+        m = mount(source.root, "--memory=8M", f"--io={method}", limit=200)
 
     def paths(name):
         return [(os.path.join(m.path, "shards", name, relative), storage[name].path(relative))

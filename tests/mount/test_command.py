@@ -5,8 +5,8 @@ import fcntl
 import os
 import pwd
 import re
-import shutil
 import resource
+import shutil
 import signal
 import subprocess
 import sys

@@ -9,12 +9,14 @@ import re
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import oracle
 import pytest
 from conftest import BUILD, INSTRUMENTED, as_user, child, eventually, mounted_at, process_stat, processes_of
 from corpus import trees
 from command_line import gone, mnt, nothing_left, refused, run, source  # noqa: F401 (fixtures)
+from test_change import ended, wait_at
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 
@@ -536,3 +538,17 @@ def test_foreground_logs_the_warning(mount, empty):
     # A child that has just ended is a zombie until the daemon reaps it; the sanitizer starts one, too.
     assert eventually(lambda: not [pid for pid in processes_of(m.process.pid)
                                    if process_stat(pid)[1][0] == "Z"])
+
+
+def test_links_to_fifos_are_not_opened(mount, place):
+    """Nor by the search for a checkpoint before mounting: opening a FIFO or a device may have side
+    effects. The process at the FIFO keeps waiting."""
+    (place / "s").mkdir()
+    os.mkfifo(place / "fifo")
+    os.symlink(place / "fifo", place / "s/model.safetensors")
+    writer = wait_at(place / "fifo")
+    assert eventually(lambda: " S " in Path(f"/proc/{writer}/stat").read_text())
+    m = mount(place / "s")
+    assert os.listdir(m / "merged") == []
+    status, = eventually(lambda: ended(writer))
+    assert status != 0, "it was opened"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Closes inherited descriptors. For processes with one thread. */
+/* Inherited descriptors, and the limit of descriptors. For processes with one thread. */
 #ifndef FSTFS_BASE_CLOSE_H
 #define FSTFS_BASE_CLOSE_H
 
@@ -12,5 +12,9 @@ void close_between(int first, int last);
 /* Closes everything but standard error. Standard input and output, and standard error if it is
  * closed, become /dev/null, so that no later descriptor gets their numbers. */
 errint_t close_inherited(void);
+
+/* Raises the soft limit of descriptors to the hard limit. The soft one is often 1024, for programs
+ * that use select(2). */
+void descriptor_limit_raise(void);
 
 #endif

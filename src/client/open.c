@@ -128,7 +128,7 @@ static errint_t
 origin_source_find(struct fstfs_checkpoint *checkpoint, const char *path, int fd,
                    struct origin_source *cached)
 {
-    struct mount_origin origin;
+    struct mount_origin origin = {0};
     errint_t error = mount_read_origin(fd, &origin);
     bool same;
 
@@ -280,7 +280,7 @@ read_directory_origin(const char *path, struct mount_origin *origin)
 static errint_t
 open_source_directory(struct fstfs_checkpoint *checkpoint, const char *path)
 {
-    struct mount_origin origin;
+    struct mount_origin origin = {0};
     struct found found = {0};
     errint_t error = read_directory_origin(path, &origin);
 
@@ -359,7 +359,7 @@ open_tensor_file(struct fstfs_checkpoint *checkpoint, const char *path, bool bel
 static errint_t
 check_directory_complete(const char *path, const struct mount_origin *before, uint64_t count)
 {
-    struct mount_origin origin;
+    struct mount_origin origin = {0};
     errint_t error = read_directory_origin(path, &origin);
 
     if (error)
@@ -408,7 +408,7 @@ open_tensor_files(struct fstfs_checkpoint *checkpoint, const char *path, uint64_
 static errint_t
 open_tensor_directory(struct fstfs_checkpoint *checkpoint, const char *path)
 {
-    struct mount_origin origin;
+    struct mount_origin origin = {0};
     uint64_t count;
     errint_t error = read_directory_origin(path, &origin);
 

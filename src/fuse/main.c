@@ -30,7 +30,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -475,19 +474,6 @@ set_signals(void)
     signal(SIGCHLD, SIG_DFL);
 }
 
-/* The soft limit is often 1024, for programs that use select(2). Callers whose storage hangs could
- * take up that many descriptors. */
-static void
-raise_descriptor_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 /* Resolves both paths before it closes the inherited descriptors, because a path may lead through
  * one of them (/dev/fd/9). They are closed because they may hold a lock or be open for writing. */
 static int
@@ -498,7 +484,7 @@ mount_and_serve(struct options *options)
     errint_t error;
 
     set_signals();
-    raise_descriptor_limit();
+    descriptor_limit_raise(); /* callers whose storage hangs could take up 1024 */
     if (!source)
         return 1;
     free(options->source);

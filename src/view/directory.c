@@ -388,7 +388,7 @@ show_listing(struct view *view, const struct caller *caller, struct node *node,
 {
     uint32_t count = listing->count + listing->recut_count;
     struct conditions conditions = {.view = view, .node = node, .listing = listing};
-    uint64_t bytes;
+    uint64_t bytes = 0;
     errint_t error = -ENOMEM;
 
     conditions.conditional = malloc(((size_t)count + 1) * sizeof(*conditions.conditional));

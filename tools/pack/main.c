@@ -3,6 +3,7 @@
  * fstfs-pack: writes to real files what a mount shows: checkpoints as one file or as shards.
  */
 #include "base/clock.h"
+#include "base/close.h"
 #include "catalog/group.h"
 #include "common/command.h"
 #include "common/mounts.h"
@@ -24,7 +25,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -196,18 +196,6 @@ write_outputs(struct pack *pack, struct reason *reason)
 
 /* ---- the destination ---- */
 
-/* Raises the limit of open files: all outputs stay open until the end. */
-static void
-raise_descriptor_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
-
 /* ---- permissions: an output file grants no access that one of its sources denies ---- */
 
 /* Removes the permissions that a source does not grant. If the groups differ, a user of either
@@ -302,7 +290,7 @@ begin_destination(struct pack *pack, struct reason *reason)
     struct output_mode mode;
     errint_t error;
 
-    raise_descriptor_limit();
+    descriptor_limit_raise(); /* all outputs stay open until the end */
     error = destination_open(&request, &pack->destination, reason);
     if (error)
         return error;

@@ -73,8 +73,8 @@ add_reported_version(struct sources *sources, uint64_t version, const char *path
     return -ENOMEM;
 }
 
-static errint_t add_source_path(struct sources *sources, const char *real, const char *path,
-                                unsigned depth);
+static errint_t add_input_path(struct sources *sources, const char *real, const char *path,
+                               unsigned depth);
 
 /* Adds a file that a mount has reported. */
 static errint_t
@@ -82,7 +82,7 @@ add_reported_file(struct sources *sources, const char *directory, const char *na
                   uint64_t version, const char *path, unsigned depth)
 {
     char *real = path_join(directory, name);
-    errint_t error = real ? add_source_path(sources, real, path, depth) : -ENOMEM;
+    errint_t error = real ? add_input_path(sources, real, path, depth) : -ENOMEM;
 
     free(real);
     return error || !version ? error : add_reported_version(sources, version, path);
@@ -122,7 +122,7 @@ add_origin_shards(struct sources *sources, const struct mount_origin *origin, co
 /* Adds a file and those that it is made of, if mounts report them: these may be on a mount again.
  */
 static errint_t
-add_source_path(struct sources *sources, const char *real, const char *path, unsigned depth)
+add_input_path(struct sources *sources, const char *real, const char *path, unsigned depth)
 {
     struct mount_origin origin;
     struct mount_extent extent;
@@ -149,7 +149,7 @@ add_source_path(struct sources *sources, const char *real, const char *path, uns
 errint_t
 sources_add(struct sources *sources, const char *path)
 {
-    return add_source_path(sources, path, path, 0);
+    return add_input_path(sources, path, path, 0);
 }
 
 static bool

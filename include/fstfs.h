@@ -137,10 +137,10 @@ void fstfs_close(struct fstfs_checkpoint *checkpoint);
 /* Why the files are read through a mount of fstfs; NULL: they are not. */
 const char *fstfs_through_mount(const struct fstfs_checkpoint *checkpoint);
 
-/* A hash of the versions of all files that were opened (their devices, inodes, sizes and times). A
- * process that opens a checkpoint again, such as a child after fork(), compares it to find out
- * whether a file was changed or replaced in between. */
-uint64_t fstfs_identity(const struct fstfs_checkpoint *checkpoint);
+/* A hash of the versions of all files that were opened (their devices, inodes, sizes and times).
+ * Compare it after reopening a checkpoint, for example in a child after fork(), to detect that a
+ * file was changed or replaced. */
+uint64_t fstfs_version_hash(const struct fstfs_checkpoint *checkpoint);
 
 /* A tensor: immutable, valid until its checkpoint is closed. */
 struct fstfs_tensor {

@@ -10,7 +10,8 @@
 void close_between(int first, int last);
 
 /* Closes everything but standard error. Standard input and output, and standard error if it is
- * closed, become /dev/null, so that no later descriptor gets their numbers. */
+ * closed, become /dev/null, so that no later descriptor gets their numbers. If there is no
+ * /dev/null, those that are open are kept. */
 errint_t close_inherited(void);
 
 /* Raises the soft limit of descriptors to the hard limit. The soft one is often 1024, for programs

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <sys/vfs.h>
 
-/* Of newer or other headers. */
+/* Missing from some versions of linux/magic.h. */
 #ifndef F2FS_SUPER_MAGIC
 #define F2FS_SUPER_MAGIC 0xF2F52010
 #endif
@@ -19,7 +19,7 @@
 #endif
 #define ZFS_SUPER_MAGIC 0x2FC12FC1
 
-/* Whether fstat(2) and close(2) do not wait for a server. False: not known. */
+/* Whether fstat(2) and close(2) do not wait for a server. Returns false if unknown. */
 static inline bool
 file_system_is_local(const struct statfs *fs)
 {

@@ -66,9 +66,10 @@ wait_for_release_locked(struct header_budget *budget, uint64_t seen, uint64_t de
 static errint_t
 take_locked(struct header_budget *budget, uint64_t bytes)
 {
-    /* Not extended by releases: those may be of others, while the memory that is missing belongs to
-     * charges whose storage hangs. */
+    /* Releases do not extend the deadline: other charges may come and go while those that hold the
+     * memory hang. */
     uint64_t deadline = monotonic_ns() + HEADER_BUDGET_WAIT_SECONDS * UINT64_C(1000000000);
+    bool is_late = false;
 
     if (bytes > budget->limit)
         return -ENOBUFS; /* can never fit: reclaim nothing */
@@ -77,8 +78,9 @@ take_locked(struct header_budget *budget, uint64_t bytes)
 
         if (charge_or_reclaim_locked(budget, bytes))
             return 0;
-        if (budget->transient == 0 || !wait_for_release_locked(budget, seen, deadline))
+        if (budget->transient == 0 || is_late)
             return -ENOBUFS;
+        is_late = !wait_for_release_locked(budget, seen, deadline);
     }
 }
 

@@ -64,7 +64,7 @@ report_left_out(const struct scan *scan, const char *name, const char *text)
 
 /* Whether the error says nothing about the file, and may not occur again. */
 static bool
-is_passing_error(errint_t error)
+is_transient_error(errint_t error)
 {
     return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
 }
@@ -210,7 +210,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
     const struct name_query *query = remote->query;
 
     if (has_full_answer(query)) {
-        if (is_passing_error(query->error))
+        if (is_transient_error(query->error))
             return query->error;
         remote->is_answered = true;
         remote->lane = name_query_lane(query);
@@ -357,7 +357,7 @@ scan_link(struct scan *scan, const char *name, bool is_link)
         error = stat_through_links(scan->fd, name, &identity);
     if (error == -EREMOTE && mount)
         return add_remote_name(&scan->remotes, name, mount);
-    if (is_passing_error(error))
+    if (is_transient_error(error))
         return error;
     if (error == -ENOENT && is_link)
         buffer_add(&scan->dangling, name, strlen(name) + 1);

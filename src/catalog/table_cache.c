@@ -31,8 +31,8 @@ table_bucket(struct table_cache *cache, const struct backing *backing)
     return &cache->buckets[(backing->identity.inode ^ backing->identity.device) % TABLE_BUCKETS];
 }
 
-/* Returns the entry of this version and container; inserts `fresh` if there is none. The file may
- * have changed under its identity since an entry was read: its backing then is not current. */
+/* Returns the entry of this version and container; inserts `fresh` if there is none. Skips entries
+ * with a stale backing: the file may have changed although its identity did not. */
 static struct kept_table *
 find_or_add_locked(struct table_cache *cache, struct backing *backing,
                    const struct container *container, struct kept_table *fresh)

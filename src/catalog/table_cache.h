@@ -49,10 +49,10 @@ void table_cache_destroy(struct table_cache *cache);
 
 /*
  * Returns a reference to the table of this version, read as a file of `container`. If none is
- * cached, reads it from `fd`, an open descriptor of the version. A cached table may have been read
- * from another backing with the same identity, but only if version_open() had begun to use both and
- * neither is stale. Errors as those of the container's reader, and -ENOBUFS: the budget has no
- * room. `reason` is set on every error.
+ * cached, reads it from `fd`, an open descriptor of the version. `backing` must be in use
+ * (version_open()). A table that was read through another backing is shared only if that has the
+ * same identity and is current. Errors as those of the container's reader, and -ENOBUFS: the budget
+ * has no room. `reason` is set on every error.
  */
 errint_t table_cache_read(struct table_cache *cache, int fd, struct backing *backing,
                           const struct container *container, struct kept_table **kept,

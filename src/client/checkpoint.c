@@ -295,7 +295,7 @@ fstfs_through_mount(const struct fstfs_checkpoint *checkpoint)
 }
 
 uint64_t
-fstfs_identity(const struct fstfs_checkpoint *checkpoint)
+fstfs_version_hash(const struct fstfs_checkpoint *checkpoint)
 {
     uint64_t hash = 0;
 

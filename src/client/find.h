@@ -22,8 +22,8 @@ errint_t find_path(const char *path, struct found *found);
 /*
  * Finds the checkpoint in the source that a file of the mount is generated from, in the version
  * that the mount shows. If the mount names the shards, their directory is not listed. It has all
- * its shards, and they are valid. -ENOENT: the source has another version; -EBADMSG: it is invalid.
- * Errors with fail().
+ * its shards, and they are valid. -ENOENT: the source has another version; -EBADMSG: it is invalid
+ * or incomplete. Errors with fail().
  */
 errint_t find_origin(const struct mount_origin *origin, struct found *found);
 

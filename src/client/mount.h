@@ -18,7 +18,7 @@
 bool mount_is_fstfs(const char *path);
 
 /*
- * Opens a file or directory with O_PATH, so that the daemon does not open its shards. Returns a
+ * Opens a file or directory with O_PATH, for which the daemon gets no open request. Returns a
  * descriptor, which the caller closes, or a negative errno. On a mount, the descriptor of a file
  * belongs to one version: so do all xattrs and attributes that are read by it.
  */
@@ -35,7 +35,7 @@ struct mount_extent {
 /* user.fstfs.source of a file or directory that is generated from a checkpoint. */
 struct mount_origin {
     char *directory, *stem;
-    uint64_t version; /* of the checkpoint */
+    uint64_t version; /* the daemon's checkpoint->version */
     char **shards; /* file names in the directory, sorted, each once */
     uint64_t *shard_versions; /* file_identity_hash() of each; 0: not reported */
     uint32_t shard_count; /* 0: the mount does not name them */

@@ -484,7 +484,7 @@ mount_and_serve(struct options *options)
     errint_t error;
 
     set_signals();
-    descriptor_limit_raise(); /* callers whose storage hangs could take up 1024 */
+    descriptor_limit_raise(); /* each request that hangs may hold a descriptor */
     if (!source)
         return 1;
     free(options->source);

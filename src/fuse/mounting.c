@@ -79,21 +79,6 @@ build_fuse_args(const struct mount_parameters *parameters, struct fuse_args *arg
     return error;
 }
 
-/* fuse_session_mount() with the signals that end fstfs blocked: libfuse would fail if one
- * interrupts its wait for a program that it starts. */
-static int
-mount_uninterrupted(struct fuse_session *fuse, const char *mountpoint)
-{
-    sigset_t blocked, before;
-    int result;
-
-    shutdown_signals(&blocked);
-    sigprocmask(SIG_BLOCK, &blocked, &before);
-    result = fuse_session_mount(fuse, mountpoint);
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    return result;
-}
-
 static errint_t
 make_and_mount(const struct mount_parameters *parameters, const struct fuse_lowlevel_ops *ops,
                void *userdata, struct fuse_session **fuse)
@@ -113,8 +98,9 @@ make_and_mount(const struct mount_parameters *parameters, const struct fuse_lowl
         goto fail_destroy;
     if (shutdown_catch_signals() < 0)
         goto fail_handlers;
-    if (mount_uninterrupted(*fuse, parameters->mountpoint) < 0)
+    if (fuse_session_mount(*fuse, parameters->mountpoint) < 0)
         goto fail_signals;
+    shutdown_interrupt_calls();
     return 0;
 
 fail_signals:

@@ -109,6 +109,7 @@ receive_with_fd(int socket, void *bytes, size_t size, int *fd)
 struct opener {
     int source; /* the number of the descriptor */
     const char *path; /* of the source */
+    bool has_proc; /* /proc is mounted: open_again() works */
     struct credentials process; /* the opener's own */
     void (*drop)(void *arg);
     void *arg;
@@ -172,8 +173,7 @@ is_expected_file(int fd, const struct record *record)
 }
 
 /* Opens the file for reading with the thread's credentials, and closes it. Unlike access(2), that
- * also applies rules of a FUSE or network file system that decides when a file is opened. -ENOENT:
- * /proc is not mounted. */
+ * also applies rules of a FUSE or network file system that decides when a file is opened. */
 static errint_t
 try_to_open(int fd)
 {
@@ -202,9 +202,9 @@ check_mask(const struct server *server, int fd, int mask, const struct open_rule
         error = rules->permits(rules->arg, fd, mask);
     if (error || !server->assumes)
         return error;
-    if (mask & R_OK)
+    if (mask & R_OK && server->opener->has_proc)
         error = try_to_open(fd);
-    if (error && error != -ENOENT)
+    if (error)
         return error;
     return syscall(SYS_faccessat2, fd, "", mask, AT_EMPTY_PATH | AT_EACCESS) == 0 ? 0 : -errno;
 }
@@ -368,37 +368,51 @@ answer_question(struct server *server, size_t size, struct answer *answer, int *
         answer->result = answer_check_question(server, size);
 }
 
-static void *
-close_waiting(void *arg)
+static bool
+start_detached(void *(*run)(void *arg), void *arg)
 {
-    close((int)(intptr_t)arg);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    bool started;
+
+    if (pthread_attr_init(&attributes) != 0)
+        return false;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    started = pthread_create(&thread, &attributes, run, arg) == 0;
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+
+static void *
+run_close(void *fd)
+{
+    close((int)(intptr_t)fd);
     return NULL;
 }
 
-/* Closes a file that was passed to the daemon. The server of a FUSE or network file system may hang
- * in close(2): then not the thread that serves a channel, which opens files of others, too. */
+/* Closes a file that was passed to the daemon. close(2) may hang in the server of a FUSE or network
+ * file system, so it then runs in its own thread: the channel's thread must stay available. */
 static void
-close_passed(int fd)
+close_passed(int fd, bool is_local)
 {
-    pthread_attr_t attributes;
-    struct statfs fs;
-    pthread_t thread;
-    bool started = false;
-
-    if ((fstatfs(fd, &fs) < 0 || !file_system_is_local(&fs)) &&
-        pthread_attr_init(&attributes) == 0) {
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        started = pthread_create(&thread, &attributes, close_waiting, (void *)(intptr_t)fd) == 0;
-        pthread_attr_destroy(&attributes);
-    }
-    if (!started)
+    if (is_local || !start_detached(run_close, (void *)(intptr_t)fd))
         close(fd);
+}
+
+/* May wait for the server of the file system. */
+static bool
+is_on_local_file_system(int fd)
+{
+    struct statfs fs;
+
+    return fstatfs(fd, &fs) == 0 && file_system_is_local(&fs);
 }
 
 static void *
 serve_channel(void *arg)
 {
     struct server *server = arg;
+    bool is_local;
     ssize_t got;
     int fd;
 
@@ -412,9 +426,10 @@ serve_channel(void *arg)
          * /proc. */
         credentials_assume(&server->opener->process, &server->opener->process);
         answer_question(server, (size_t)got, &answer, &fd);
+        is_local = fd >= 0 && is_on_local_file_system(fd);
         send_with_fd(server->channel, &answer, sizeof(answer), fd);
         if (fd >= 0)
-            close_passed(fd);
+            close_passed(fd, is_local);
     }
     close(server->channel);
     free(server);
@@ -427,18 +442,12 @@ static void
 start_server(const struct opener *opener, int channel)
 {
     struct server *server = malloc(sizeof(*server));
-    pthread_attr_t attributes;
-    pthread_t thread;
-    bool started = false;
 
-    if (server && pthread_attr_init(&attributes) == 0) {
+    if (server) {
         server->channel = channel;
         server->opener = opener;
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        started = pthread_create(&thread, &attributes, serve_channel, server) == 0;
-        pthread_attr_destroy(&attributes);
     }
-    if (started)
+    if (server && start_detached(serve_channel, server))
         return;
     free(server);
     close(channel);
@@ -587,7 +596,11 @@ errint_t
 opener_start(int source, const char *path, void (*drop)(void *arg), void *arg, bool quiet,
              struct helper *helper)
 {
-    struct opener opener = {.source = source, .path = path, .drop = drop, .arg = arg};
+    struct opener opener = {.source = source,
+                            .path = path,
+                            .has_proc = access("/proc/self/fd", X_OK) == 0,
+                            .drop = drop,
+                            .arg = arg};
     errint_t error = credentials_of_process(&opener.process);
 
     if (error)
@@ -637,7 +650,8 @@ opener_check(const struct caller *caller, const struct permission_query *queries
     size_t done = 0;
     int fd;
 
-    /* The daemon runs as this user, and without other rights. Another group may deny access. */
+    /* The daemon runs as this user, and without other rights. Another group may deny access;
+     * supplementary groups are not compared (SECURITY.md). */
     if (caller->uid != 0 && caller->uid == geteuid() && caller->gid == getegid())
         return 0;
     channel = channel_of_thread();

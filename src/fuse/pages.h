@@ -27,7 +27,7 @@ struct mount_parts {
     struct io *io;
     struct loads *loads;
     time_t started;
-    uint64_t started_ms; /* monotonic_ms(): the clock may be set */
+    uint64_t started_ms; /* monotonic_ms(); `started` is wrong if the clock is set later */
     struct view *view;
     struct survey *survey;
 };

@@ -55,30 +55,37 @@ on_signal(int number)
     errno = error;
 }
 
-void
-shutdown_signals(sigset_t *set)
+/* `flags`: SA_RESTART or 0. */
+static void
+set_signal_handlers(int flags)
 {
-    sigemptyset(set);
-    for (unsigned i = 0; i < SIGNALS; i++)
-        sigaddset(set, signals[i]);
+    struct sigaction action;
+
+    for (unsigned i = 0; i < SIGNALS; i++) {
+        if (previous_actions[i].sa_handler == SIG_IGN || previous_actions[i].sa_handler == SIG_DFL)
+            continue; /* not caught by libfuse: was ignored, as by nohup(1) */
+        action = previous_actions[i];
+        action.sa_handler = on_signal;
+        action.sa_flags |= flags;
+        sigaction(signals[i], &action, NULL);
+    }
 }
 
 errint_t
 shutdown_catch_signals(void)
 {
-    struct sigaction action;
-
     if (pipe2(wake_ends, O_CLOEXEC | O_NONBLOCK) < 0)
         return -errno;
-    for (unsigned i = 0; i < SIGNALS; i++) {
+    for (unsigned i = 0; i < SIGNALS; i++)
         sigaction(signals[i], NULL, &previous_actions[i]);
-        if (previous_actions[i].sa_handler == SIG_IGN || previous_actions[i].sa_handler == SIG_DFL)
-            continue; /* not caught by libfuse: was ignored, as by nohup(1) */
-        action = previous_actions[i];
-        action.sa_handler = on_signal;
-        sigaction(signals[i], &action, NULL);
-    }
+    set_signal_handlers(SA_RESTART);
     return 0;
+}
+
+void
+shutdown_interrupt_calls(void)
+{
+    set_signal_handlers(0);
 }
 
 void

@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "fuse/helpers.h"
 
-#include <signal.h>
 #include <stdbool.h>
 
 enum {
@@ -41,8 +40,9 @@ struct shutdown_calls {
 /* Call both between fuse_set_signal_handlers() and fuse_remove_signal_handlers(). */
 errint_t shutdown_catch_signals(void);
 void shutdown_release_signals(void);
-/* The signals that end fstfs. */
-void shutdown_signals(sigset_t *set);
+/* Until this call, the signals interrupt no system call: libfuse would fail if one interrupted its
+ * wait for a program that it has started to mount. */
+void shutdown_interrupt_calls(void);
 
 /* Starts the thread. Call it on the thread that will serve. */
 errint_t shutdown_start(const struct shutdown_calls *calls);

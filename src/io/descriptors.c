@@ -439,9 +439,9 @@ descriptors_fresh(struct backing *backing)
 }
 
 /*
- * Has the file system cache where the file's blocks are. ext4 and f2fs read that while a read is
- * submitted, even one that must not block, so a device that hangs would block the thread of a ring,
- * and with it the reads of all file systems.
+ * Caches the file's extent map. Otherwise ext4 and f2fs read it while a read is submitted, even one
+ * that must not block, and a device that hangs would block the thread of a ring, and with it the
+ * reads of all file systems.
  */
 static void
 cache_extents(int fd)
@@ -487,7 +487,8 @@ open_backing(struct descriptors *descriptors, struct backing *backing, enum acce
         fd = descriptors_fresh(backing);
     if (fd < 0)
         return fd;
-    atomic_store(&state->is_local, learn_file_system(fd));
+    if (learn_file_system(fd))
+        atomic_store(&state->is_local, true);
     error = access == ACCESS_DIRECT ? set_direct(descriptors, backing, fd) : set_buffered(fd);
     if (error < 0) {
         close(fd);

@@ -12,10 +12,10 @@
  * time counts only with R_OK. */
 errint_t access_directory(struct view *view, const struct caller *caller, const char *path,
                           int mask, const struct file_identity *expected);
-/* What the name in a directory of the source leads to, whatever it is. */
+/* Checks that the caller can resolve a name in a directory of the source, following links. */
 errint_t access_name(struct view *view, const struct caller *caller, const char *directory,
                      const char *name);
-/* The same for several names; the first error. */
+/* The same for several names; one of the errors, if there are any. */
 errint_t access_names(struct view *view, const struct caller *caller, const char *directory,
                       const char *const *names, size_t count);
 /* The file of a backing. */

@@ -27,9 +27,9 @@ fill_stat(struct stat *st, uint64_t inode, mode_t type, struct ownership ownersh
 /*
  * The change time of a file of the mount: the second of the source's, and nanoseconds that are a
  * hash of the version. Inode number, size and modification time may be those of an earlier version,
- * and its source file may have been changed in the same tick. Programs that detect changes by
- * stat(2), such as libfstfs and another fstfs, need a difference. The number is odd, since they
- * take trailing zeros for a coarse clock.
+ * and its source file may have been changed in the same tick; libfstfs and a second fstfs detect
+ * changes by stat(2). The number is odd, since they treat trailing zeros as a sign of a coarse
+ * clock.
  */
 static struct timespec
 change_time(const struct timespec *changed, uint64_t version)

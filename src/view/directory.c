@@ -234,7 +234,7 @@ is_denied_name(const struct conditions *conditions, const char *name)
     return link && conditions->denied[link - listing->links];
 }
 
-/* Whether the entry is shown to callers only if they may follow a link that this caller may not. */
+/* Whether the entry depends on a link that the caller may not follow. */
 static bool
 is_denied(const struct conditions *conditions, const struct dir_entry *entry)
 {
@@ -259,9 +259,9 @@ is_denied(const struct conditions *conditions, const struct dir_entry *entry)
     }
 }
 
-/* Sets conditions->denied. In the source, such a link is only a name; what it leads to, and what is
- * generated from that, would be revealed here. Links to other file systems are not checked, since
- * these may hang. */
+/* Sets conditions->denied. In the source the caller sees only the name of such a link; an entry
+ * here would reveal the type and content of its target. Links to other file systems, which may
+ * hang, are not checked. */
 static errint_t
 find_denied_links(struct conditions *conditions, const struct caller *caller)
 {
@@ -291,9 +291,9 @@ find_denied_links(struct conditions *conditions, const struct caller *caller)
         error = listing_lane(listing, listing->links[i])
                     ? 0
                     : access_name(view, caller, directory, listing->links[i]);
-        if (error == -ENOMEM || error == -EMFILE)
+        if (error == -ENOMEM || error == -EMFILE || error == -ENFILE)
             return error;
-        conditions->denied[i] = error == -EACCES;
+        conditions->denied[i] = error != 0;
     }
     return 0;
 }

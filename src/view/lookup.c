@@ -307,6 +307,30 @@ lookup_listed(struct lookup *lookup)
     return error;
 }
 
+/* Checks, before reporting that a name does not exist, that the caller may look it up in the
+ * source: otherwise the error would reveal what a link leads to. Links to other file systems, which
+ * may hang, are not followed. */
+static errint_t
+access_missing_name(struct lookup *lookup)
+{
+    struct source_dir *dir = lookup->parent->dir;
+    struct dir_listing *listing;
+    bool is_remote;
+    errint_t error;
+
+    if (!lookup->view->options.check)
+        return 0;
+    error = current_listing(lookup->view, lookup->parent, &listing);
+    if (error)
+        return error;
+    is_remote = listing_lane(listing->listing, lookup->name) != 0;
+    dir_listing_unref(listing);
+    if (is_remote)
+        return access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
+    error = access_name(lookup->view, lookup->caller, source_dir_path(dir), lookup->name);
+    return error == -ENOENT ? 0 : error;
+}
+
 static errint_t
 lookup_in_directory(struct lookup *lookup)
 {
@@ -320,13 +344,11 @@ lookup_in_directory(struct lookup *lookup)
         source_dir_expire_listing(dir);
         error = lookup_listed(lookup);
     }
-    /* Only callers who may look the name up in the source are allowed to see that it does not
-     * exist, or is a link to something that is left out. */
-    if (error && error != -EACCES)
-        refused = access_name(lookup->view, lookup->caller, source_dir_path(dir), lookup->name);
-    else if (is_page)
+    if (is_page)
         refused = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
-    if (refused == -EACCES || (refused && is_page))
+    else if (error && error != -EACCES)
+        refused = access_missing_name(lookup);
+    if (refused)
         return refused;
     return is_page ? lookup_pages_directory(lookup) : error;
 }

@@ -286,7 +286,7 @@ class Program:
     def __init__(self, models, user, rest):
         text = PROGRAM.format(package=os.fspath(ROOT / "src/python"), source=os.fspath(models),
                               user=user, rest=rest)
-        # Python 3.12 and later warn of a fork() beside threads.
+        # Python 3.12 and later warn about fork() in a multithreaded process.
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

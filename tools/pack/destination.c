@@ -66,15 +66,10 @@ lock_directory(int directory, struct reason *reason)
 
 /*
  * Marks temporary directories: only the files of a marked one may be removed. Whoever may write in
- * the parent directory can give any directory the temporary name, but only the owner can mark it.
+ * the parent directory can give any directory the temporary name, but only who may write in a
+ * directory can mark it.
  */
 static const char temporary_mark[] = "user.fstfs.pack";
-
-static bool
-is_marked(int directory)
-{
-    return fgetxattr(directory, temporary_mark, NULL, 0) >= 0;
-}
 
 /* Removes the files in the temporary directory of a killed run. -EEXIST: it may be another
  * directory. */
@@ -84,6 +79,7 @@ clear_temporary(const struct destination *destination, const char *temporary, st
     int fd = openat(destination->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
+    bool is_ours;
     struct stat st;
     errint_t error = 0;
 
@@ -96,13 +92,13 @@ clear_temporary(const struct destination *destination, const char *temporary, st
     if (fstat(fd, &st) < 0 || st.st_uid != geteuid())
         error = reason_set(reason, -EPERM, "Output",
                            "its temporary directory %.300s belongs to another user", temporary);
+    is_ours = fgetxattr(fd, temporary_mark, NULL, 0) >= 0;
     while (!error && (entry = readdir(stream))) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        if (!is_marked(fd))
+        if (!is_ours)
             error = reason_set(reason, -EEXIST, "Output",
-                               "%.300s has the name of its temporary directory, and may be another "
-                               "directory; remove or rename it",
+                               "%.300s exists and was not left by fstfs-pack; remove or rename it",
                                temporary);
         else
             unlinkat(fd, entry->d_name, 0);
@@ -140,7 +136,7 @@ destination_make_temporary(struct destination *destination, struct reason *reaso
             error = is_new ? 0 : clear_temporary(destination, temporary, reason);
             if (error)
                 return error;
-            /* Fails on file systems without xattrs: there, a killed run's is not reused. */
+            /* Without xattrs, the directory of a killed run is not reused. */
             fsetxattr(destination->directory, temporary_mark, "", 0, 0);
             strcpy(destination->temporary, temporary);
             return 0;

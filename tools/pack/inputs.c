@@ -324,23 +324,27 @@ take_tensor_files(const struct pack_options *options, struct inputs *inputs,
 static errint_t
 check_tensor_directory(const char *path, uint64_t count, struct reason *reason)
 {
-    struct mount_origin origin;
-    int fd = mount_is_fstfs(path) ? mount_open(path) : -1;
-    errint_t error = 0;
+    struct mount_origin origin = {0};
+    errint_t error;
+    int fd;
 
-    if (fd < 0)
+    if (!mount_is_fstfs(path))
         return 0;
-    if (mount_read_origin(fd, &origin) == 0) {
-        if (origin.unsound)
-            error = reason_set(reason, -EBADMSG, "Incomplete", "%s", origin.unsound);
-        else if (origin.tensors != count)
-            error = reason_set(reason, -EBADMSG, "Incomplete",
-                               "found %" PRIu64 " tensor files, expected %" PRIu64
-                               "; use the checkpoint's directory in shards/",
-                               count, origin.tensors);
-        mount_origin_free(&origin);
-    }
+    fd = mount_open(path);
+    if (fd < 0)
+        return reason_errno(reason, fd, "cannot open it");
+    error = mount_read_origin(fd, &origin);
     close(fd);
+    if (error)
+        return error == -ENODATA ? 0 : reason_errno(reason, error, "cannot read its xattrs");
+    if (origin.unsound)
+        error = reason_set(reason, -EBADMSG, "Incomplete", "%s", origin.unsound);
+    else if (origin.tensors != count)
+        error = reason_set(reason, -EBADMSG, "Incomplete",
+                           "found %" PRIu64 " tensor files, expected %" PRIu64
+                           "; use the checkpoint's directory in shards/",
+                           count, origin.tensors);
+    mount_origin_free(&origin);
     return error;
 }
 

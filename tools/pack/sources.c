@@ -14,7 +14,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-enum { DEPTH_MOST = 16 }; /* of mounts of fstfs that show each other's files */
+enum { MOUNT_DEPTH_MOST = 16 }; /* of mounts of fstfs that show each other's files */
 
 /* Returns whether the file is on a file system (overlayfs, FUSE) that may show files of another
  * one, with its own inode and device numbers. Sets *has_acl, unless that is NULL, if the file may
@@ -36,7 +36,8 @@ probe_source_file(int directory, const char *name, bool *has_acl)
     return found;
 }
 
-/* Adds the file `real`, which belongs to the input `path`. *is_stacked: see struct source_entry. */
+/* Adds the file `real`, which belongs to the input `path`. *is_stacked: it was not in the set, and
+ * a mount may have made it of other files. */
 static errint_t
 add_source_file(struct sources *sources, const char *real, const char *path, bool *is_stacked)
 {
@@ -45,11 +46,12 @@ add_source_file(struct sources *sources, const char *real, const char *path, boo
 
     *is_stacked = false;
     if (file_identity_at(&entry.identity, AT_FDCWD, real))
-        return 0; /* ignored: reading it will fail, too, unless a mount shows it by another path */
-    *is_stacked = entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->has_acl);
+        return 0; /* not accessible by this path; a mount may still report its version */
+    entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->has_acl);
     number = inode_map_add(&sources->inodes, &entry.identity);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
+    *is_stacked = entry.is_stacked;
     entry.path = strdup(path);
     if (entry.path && array_add(sources->all, sources->count, entry))
         return 0;
@@ -62,7 +64,7 @@ add_reported_version(struct sources *sources, uint64_t version, const char *path
 {
     struct reported_source reported = {NULL, version};
 
-    /* Files of a directory of tensors are of few versions, one after another. */
+    /* Consecutive files of a directory of tensors usually have the same version. */
     if (sources->reported_count &&
         sources->reported[sources->reported_count - 1].version == version)
         return 0;
@@ -88,7 +90,8 @@ add_reported_file(struct sources *sources, const char *directory, const char *na
     return error || !version ? error : add_reported_version(sources, version, path);
 }
 
-/* Adds all files of the directory: its shards have too many names for an xattr. */
+/* Adds all files of the directory, since its shards have too many names for an xattr. A directory
+ * that is not accessible here contains no output. */
 static errint_t
 add_source_directory(struct sources *sources, const char *directory, const char *path,
                      unsigned depth)
@@ -130,7 +133,7 @@ add_input_path(struct sources *sources, const char *real, const char *path, unsi
     errint_t error = add_source_file(sources, real, path, &is_stacked);
     int fd;
 
-    if (error || !is_stacked || depth == DEPTH_MOST)
+    if (error || !is_stacked || depth == MOUNT_DEPTH_MOST)
         return error;
     fd = mount_open(real);
     if (fd < 0)

@@ -57,7 +57,7 @@ FUNCTIONS = {
                    ctypes.POINTER(ctypes.c_void_p)),
     "fstfs_close": (None, ctypes.c_void_p),
     "fstfs_count": (ctypes.c_size_t, ctypes.c_void_p),
-    "fstfs_identity": (ctypes.c_uint64, ctypes.c_void_p),
+    "fstfs_version_hash": (ctypes.c_uint64, ctypes.c_void_p),
     "fstfs_tensor": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
     "fstfs_find": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p),
     "fstfs_metadata": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
@@ -298,7 +298,7 @@ class Opened:
     def version(self):
         """Returns a hash of the versions of all files, which differs if one of them was changed or
         replaced when the path was opened again."""
-        return lib.fstfs_identity(self.pointer)
+        return lib.fstfs_version_hash(self.pointer)
 
     def infos(self):
         """Returns a list of all tensors, sorted by the UTF-8 bytes of their names."""

@@ -369,6 +369,19 @@ def test_mount_table_entry(mount, source):
     assert {"nosuid", "nodev", "noexec"} <= set(fields.split()[5].split(","))
 
 
+@pytest.mark.parametrize("options", [(), ("-o", "exec")], ids=["default", "exec"])
+def test_programs_in_the_source(mount, source, options):
+    """Are executed only if that was requested: the source may be mounted noexec."""
+    source.add_side("tool", b"#!/bin/sh\nexit 3\n")
+    os.chmod(source.path("tool"), 0o755)
+    path = mount(source.root, *options) / "merged/tool"
+    if options:
+        assert run(path).returncode == 3
+    else:
+        with pytest.raises(PermissionError):
+            run(path)
+
+
 # --- unprivileged users ---
 
 

@@ -309,7 +309,7 @@ def test_keep(shard, number):
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_keep_with_an_ignored_signal(shard, number):
     """SIGHUP under nohup(1), or SIGINT in a background job of a shell without job control."""
-    with Kept(shard, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN)) as kept:
+    with Kept("--tensors=b.0", shard, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN)) as kept:
         kept.process.send_signal(number)
         with pytest.raises(subprocess.TimeoutExpired):
             kept.process.wait(2)
@@ -337,14 +337,15 @@ def test_keep_rests_after_a_long_check(mount, source, shard, place):
     (place / "faults").write_text("open * delay=1000000\n")
     m = mount(source.root, "-o", f"ro,faults={place}/faults", binary=SLOWFS)
     opened = LIBC.inotify_init1(os.O_NONBLOCK)
-    with Kept(m / os.path.relpath(shard, source.root)) as kept, open(opened, "rb", buffering=0) as events:
+    with Kept("--tensors=b.0", m / os.path.relpath(shard, source.root)) as kept, \
+            open(opened, "rb", buffering=0) as events:
         assert LIBC.inotify_add_watch(opened, os.fsencode(shard), 0x20) >= 0  # IN_OPEN
         assert not select.select([events], [], [], 8)[0]
         assert kept.ends(signal.SIGTERM) == (0, "")
 
 
 def test_keep_changed_file(shard):
-    with Kept(shard) as kept:
+    with Kept("--tensors=b.0", shard) as kept:
         with open(shard, "ab") as f:
             f.write(b"more")
         assert kept.process.stderr.readline().endswith("model.safetensors: has changed since it was selected\n")
@@ -383,9 +384,9 @@ def test_files_of_others(shard, test_user, user_program, refused, who):
 def test_unreadable_file(shard, test_user, user_program, action):
     """What is cached of a file that cannot be opened is unknown, and its error is printed once."""
     os.chmod(os.path.dirname(os.path.dirname(shard)), 0o755)
-    os.chmod(shard, 0o600)
     with open(shard, "rb") as f:
         f.read()
+    os.chmod(shard, 0)
     more = {"prefix": as_user(test_user), "program": user_program(CACHE), "status": 1}
     done = run(*action, shard, **more)
     assert done.stdout.split()[2] == "unknown"

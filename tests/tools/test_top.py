@@ -411,6 +411,7 @@ def test_names_that_are_not_utf8(mount, place):
     assert texts[0] == "m\ufffd\ufffd/a (merged)"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
 def test_loads_of_another_user(mount, source, test_user, user_program):
     """They name files and programs that he may not see."""
     m = mount(source.root, "-o", "allow_other")

@@ -328,7 +328,8 @@ access_missing_name(struct lookup *lookup)
     if (is_remote)
         return access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
     error = access_name(lookup->view, lookup->caller, source_dir_path(dir), lookup->name);
-    return error == -ENOENT ? 0 : error;
+    /* -ELOOP: the link leads into the mount itself, and is left out. */
+    return error == -ENOENT || error == -ELOOP ? 0 : error;
 }
 
 static errint_t

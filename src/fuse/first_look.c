@@ -33,15 +33,15 @@ static bool
 starts_like(int directory, const char *name, const struct container *container)
 {
     /* Opening a FIFO or a device, to which a link may lead, has side effects. */
-    int path = openat(directory, name, O_PATH | O_CLOEXEC), fd = -1;
+    int at = openat(directory, name, O_PATH | O_CLOEXEC), fd = -1;
     unsigned char first[CONTAINER_FIRST_BYTES];
     struct stat st;
     bool is_alike;
 
-    if (path >= 0 && fstat(path, &st) == 0 && S_ISREG(st.st_mode))
-        fd = open_again(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (path >= 0)
-        close(path);
+    if (at >= 0 && fstat(at, &st) == 0 && S_ISREG(st.st_mode))
+        fd = open_again(at, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (at >= 0)
+        close(at);
     if (fd < 0)
         return false;
     /* Disables readahead, which would leave megabytes of the file in the page cache. */

@@ -127,7 +127,7 @@ static const struct call_rule call_rules[] = {
     /* Not F_WRLCK, which would delay readers, too. */
     {SYS_fcntl, {{1, INT_BITS, F_SETLEASE}, {2, F_WRLCK, 0}}},
     {SYS_fcntl, {{1, INT_BITS, F_SETSIG}}},
-    /* Where a file is stored. */
+    /* The extent map of a file. */
     {SYS_ioctl, {{1, INT_BITS, FS_IOC_FIEMAP}}},
 };
 

@@ -424,6 +424,31 @@ references_of(struct table_cache *cache, const struct backing *backing)
     return references;
 }
 
+/* Starts two threads while the budget is full: the first waits in the budget, the second for the
+ * table of the first. */
+static void
+start_readers(struct caching *caching, struct reader readers[2], pthread_t threads[2])
+{
+    ck_assert_int_eq(pthread_create(&threads[0], NULL, read_one, &readers[0]), 0);
+    while (atomic_load(&caching->budget.waiters) == 0)
+        sched_yield();
+    ck_assert_int_eq(pthread_create(&threads[1], NULL, read_one, &readers[1]), 0);
+    while (references_of(&caching->cache, readers[0].backing) < 2)
+        sched_yield();
+}
+
+/* Frees the budget, and waits until both have a table. */
+static void
+finish_readers(struct caching *caching, struct reader readers[2], const pthread_t threads[2])
+{
+    header_budget_settle(&caching->budget, caching->budget.limit, 0);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        ck_assert_int_eq(readers[i].error, 0);
+        ck_assert(readers[i].has_table);
+    }
+}
+
 /* The first thread waits in the budget. The second waits for the table of the first and does not
  * parse: its own descriptor cannot be read. */
 START_TEST(test_two_threads_parse_once)
@@ -437,18 +462,8 @@ START_TEST(test_two_threads_parse_once)
     readers[0].fd = long_file(200000, &readers[0].backing);
     readers[1] = readers[0];
     readers[1].fd = -1;
-    ck_assert_int_eq(pthread_create(&threads[0], NULL, read_one, &readers[0]), 0);
-    while (atomic_load(&caching->budget.waiters) == 0)
-        sched_yield();
-    ck_assert_int_eq(pthread_create(&threads[1], NULL, read_one, &readers[1]), 0);
-    while (references_of(&caching->cache, readers[0].backing) < 2)
-        sched_yield();
-    header_budget_settle(&caching->budget, caching->budget.limit, 0);
-    for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
-        ck_assert_int_eq(readers[i].error, 0);
-        ck_assert(readers[i].has_table);
-    }
+    start_readers(caching, readers, threads);
+    finish_readers(caching, readers, threads);
     ck_assert_ptr_eq(readers[0].kept, readers[1].kept);
     for (int i = 0; i < 2; i++)
         table_cache_unref(&caching->cache, readers[i].kept);
@@ -471,19 +486,9 @@ START_TEST(test_backing_becomes_stale_while_it_is_parsed)
     readers[1] = readers[0];
     readers[1].backing = backing_new(AT_FDCWD, "another name", &readers[0].backing->identity);
     ck_assert_ptr_nonnull(readers[1].backing);
-    ck_assert_int_eq(pthread_create(&threads[0], NULL, read_one, &readers[0]), 0);
-    while (atomic_load(&caching->budget.waiters) == 0)
-        sched_yield();
-    ck_assert_int_eq(pthread_create(&threads[1], NULL, read_one, &readers[1]), 0);
-    while (references_of(&caching->cache, readers[0].backing) < 2)
-        sched_yield();
+    start_readers(caching, readers, threads);
     atomic_store(&readers[0].backing->stale, true);
-    header_budget_settle(&caching->budget, caching->budget.limit, 0);
-    for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
-        ck_assert_int_eq(readers[i].error, 0);
-        ck_assert(readers[i].has_table);
-    }
+    finish_readers(caching, readers, threads);
     ck_assert_ptr_ne(readers[0].kept, readers[1].kept);
     for (int i = 0; i < 2; i++) {
         table_cache_unref(&caching->cache, readers[i].kept);

@@ -66,7 +66,7 @@ lock_directory(int directory, struct reason *reason)
 
 /*
  * Marks temporary directories: only the files of a marked one may be removed. Whoever may write in
- * the parent directory can give any directory the temporary name, but only who may write in a
+ * the parent directory can give any directory the temporary name, but only users who may write in a
  * directory can mark it.
  */
 static const char temporary_mark[] = "user.fstfs.pack";

@@ -122,8 +122,8 @@ add_origin_shards(struct sources *sources, const struct mount_origin *origin, co
     return error;
 }
 
-/* Adds a file and those that it is made of, if mounts report them: these may be on a mount again.
- */
+/* Adds a file and, if a mount reports them, the files that it is made of, which may be on a mount
+ * of fstfs, too. */
 static errint_t
 add_input_path(struct sources *sources, const char *real, const char *path, unsigned depth)
 {

@@ -12,9 +12,11 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MOST_LINKS = 40 };
+enum { NO_DESCRIPTOR_REPEATS_MOST = 50, NO_DESCRIPTOR_PAUSE_NS = 5000000 };
 
 /* Set in the ID under which open_local() reports an automount point that is not mounted. */
 #define AUTOMOUNT_ID (UINT64_C(1) << 63)
@@ -416,6 +418,8 @@ reopen(int fd, int flags)
     return opened;
 }
 
+/* ---- opening ---- */
+
 /* As open_at(), but -EXDEV for the excluded device. */
 static int
 open_unless_excluded(int directory, const char *path, int flags)
@@ -435,14 +439,41 @@ open_unless_excluded(int directory, const char *path, int flags)
     return opened;
 }
 
+/*
+ * Whether to open again because no descriptor was free. Every walk holds a few for a short time, so
+ * many walks at once can use up a low limit. Waits while this one holds none, since walks that wait
+ * with descriptors open would wait for each other.
+ */
+static bool
+no_descriptor_repeat(int fd, unsigned *repeats)
+{
+    if ((fd != -EMFILE && fd != -ENFILE) || *repeats == NO_DESCRIPTOR_REPEATS_MOST)
+        return false;
+    ++*repeats;
+    nanosleep(&(struct timespec){0, NO_DESCRIPTOR_PAUSE_NS}, NULL);
+    return true;
+}
+
 int
-open_at(int directory, const char *path, int flags)
+open_at_once(int directory, const char *path, int flags)
 {
     int fd = open_unless_excluded(directory, path, flags);
 
     if (fd == -EACCES && other_opener && !(flags & O_PATH))
         return other_opener(directory, path, flags);
     return fd == -EXDEV ? -ELOOP : fd;
+}
+
+int
+open_at(int directory, const char *path, int flags)
+{
+    unsigned repeats = 0;
+    int fd;
+
+    do
+        fd = open_at_once(directory, path, flags);
+    while (no_descriptor_repeat(fd, &repeats));
+    return fd;
 }
 
 int
@@ -465,18 +496,25 @@ int
 open_local(int directory, const char *path, const struct open_mounts *mounts, uint64_t *refused)
 {
     const struct open_rules own = {.user = geteuid(), .top = -1};
+    unsigned repeats = 0;
+    int fd;
 
-    return open_by_walk(directory, path, 0, &own, mounts, refused);
+    do
+        fd = open_by_walk(directory, path, 0, &own, mounts, refused);
+    while (no_descriptor_repeat(fd, &repeats));
+    return fd;
 }
 
 errint_t
 open_stat(int directory, const char *path, struct stat *st)
 {
-    int fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC);
-    unsigned repeats = 0;
+    unsigned waits = 0, repeats = 0;
     errint_t error = 0;
-    int failed;
+    int fd, failed;
 
+    do
+        fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC);
+    while (no_descriptor_repeat(fd, &waits));
     if (fd < 0)
         return fd;
     do

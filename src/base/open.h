@@ -14,8 +14,11 @@
 
 /* As openat(2), repeated after EINTR as in eintr.h: a descriptor or a negative errno. -ELOOP: the
  * path crosses the excluded device. -ENXIO: a device is excluded, and the path is neither a regular
- * file nor a directory. Any thread. */
+ * file nor a directory. If no descriptor is free, waits for one, at most about 250 ms. Any
+ * thread. */
 int open_at(int directory, const char *path, int flags);
+/* The same, but does not wait for a free descriptor. */
+int open_at_once(int directory, const char *path, int flags);
 
 /* The user on whose behalf open_path_as() resolves a path. */
 struct open_rules {

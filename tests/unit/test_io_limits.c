@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: limits of descriptors and memory, and io_free(). */
 #include "base/clock.h"
+#include "base/open.h"
 #include "io/descriptors.h"
 #include "io_fixture.h"
 
@@ -183,22 +184,62 @@ START_TEST(no_descriptor)
 }
 END_TEST
 
-static atomic_bool holds_open; /* the next open_at() waits, and fails */
+static struct rlimit raised_limit; /* set by the next nanosleep() of open_at(); 0: none is */
+
+int __real_nanosleep(const struct timespec *duration, struct timespec *left);
+int __wrap_nanosleep(const struct timespec *duration, struct timespec *left);
+
+int
+__wrap_nanosleep(const struct timespec *duration, struct timespec *left)
+{
+    if (raised_limit.rlim_cur) {
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &raised_limit), 0);
+        raised_limit.rlim_cur = 0;
+    }
+    return __real_nanosleep(duration, left);
+}
+
+/* Opens wait for a descriptor, and hold none meanwhile. */
+START_TEST(descriptor_becomes_free)
+{
+    struct rlimit before, none = {0};
+    struct stat st;
+    int fd;
+
+    wait_for_last_reference(backings[0]); /* no other thread pauses */
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none.rlim_max = before.rlim_max;
+    for (int i = 0; i < 2; i++) {
+        raised_limit = before;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+        if (i == 0) {
+            fd = open_at(directory, "a", O_RDONLY | O_CLOEXEC);
+            ck_assert_int_ge(fd, 0);
+            close(fd);
+        } else {
+            ck_assert_int_eq(open_stat(directory, "a", &st), 0);
+        }
+        ck_assert_uint_eq(raised_limit.rlim_cur, 0);
+    }
+}
+END_TEST
+
+static atomic_bool holds_open; /* the next open_at_once() waits, and fails */
 static atomic_bool is_opening, open_may_fail;
 static atomic_uint waiting_for_open;
 
-int __real_open_at(int at, const char *path, int flags);
-int __wrap_open_at(int at, const char *path, int flags);
+int __real_open_at_once(int at, const char *path, int flags);
+int __wrap_open_at_once(int at, const char *path, int flags);
 bool __real_descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
                                     enum access access, struct job *job);
 bool __wrap_descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
                                     enum access access, struct job *job);
 
 int
-__wrap_open_at(int at, const char *path, int flags)
+__wrap_open_at_once(int at, const char *path, int flags)
 {
     if (!atomic_exchange(&holds_open, false))
-        return __real_open_at(at, path, flags);
+        return __real_open_at_once(at, path, flags);
     atomic_store(&is_opening, true);
     while (!atomic_load(&open_may_fail))
         usleep(1000);
@@ -434,6 +475,7 @@ suite(void)
     tcase_add_test(limits, unneeded_descriptors_are_closed);
     tcase_add_test(limits, process_is_out_of_descriptors);
     tcase_add_test(limits, no_descriptor);
+    tcase_add_test(limits, descriptor_becomes_free);
     tcase_add_test(limits, earlier_open_fails);
     tcase_add_test(limits, last_unref_races_with_eviction);
     tcase_add_test(limits, free_waits_for_answers);

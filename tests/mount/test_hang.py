@@ -388,6 +388,41 @@ def test_reads_while_another_server_is_stopped(mount, place, callers, method):
     assert m.unmount() == 0
 
 
+@pytest.mark.limit(120)
+def test_close_of_another_file_system(mount, place):
+    """close(2) hangs on one server. Files of another one, which the helper opens as well, since
+    they are outside of the source, are opened and read."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    source, rules = trees.Source(place / "s"), place / "faults"
+    others = ",allow_other" if os.geteuid() == 0 else ""
+    real = {}
+    for name in ("hung", "well"):
+        storage = trees.Source(place / "real" / name)
+        os.makedirs(place / name)
+        faults = f",faults={rules}" if name == "hung" else ""
+        mount(storage.root, "-o", f"valid=0,age=60{faults}{others}", binary=SLOWFS,
+              mountpoint=place / name)
+        for i in range(8):
+            storage.add("", f"{name}{i}", [trees.tensor("t", "U8", (150_000,), fill=i)])
+            file = f"{name}{i}.safetensors"
+            real[file] = storage.path(file)
+            os.symlink(place / name / file, source.path(file))
+    m = mount(source.root)
+    assert set(child(os.listdir, m / "merged", seconds=LIMIT)) == set(real)
+    rules.with_suffix(".new").write_text("flush * hang\n")
+    os.rename(rules.with_suffix(".new"), rules)
+    try:
+        for i in range(8):
+            for name in ("hung", "well"):
+                file = f"{name}{i}.safetensors"
+                assert child(oracle.read_all, m / f"merged/{file}", seconds=LIMIT) == \
+                    oracle.read_all(real[file])
+    finally:
+        rules.unlink()
+    assert m.unmount() == 0
+
+
 # --- shutdown ---
 
 

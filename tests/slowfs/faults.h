@@ -5,8 +5,8 @@
  *
  *   OPERATION PATTERN [OFFSET+LENGTH] ACTION[=VALUE] [xCOUNT]
  *
- * OPERATION  lookup, getattr, opendir, readdir, open, read, or *; open-direct and read-direct: only
- *            those of a descriptor with O_DIRECT
+ * OPERATION  lookup, getattr, opendir, readdir, open, read, flush (close(2)), or *; open-direct and
+ *            read-direct: only those of a descriptor with O_DIRECT
  * PATTERN    of fnmatch(3), for the path below the source: model-00001*; no spaces
  * range      only reads that overlap it
  * ACTION     error=NAME   fails with EIO, ESTALE, EAGAIN, EINTR, EINPROGRESS, EINVAL, ENOENT,

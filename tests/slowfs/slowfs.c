@@ -300,6 +300,13 @@ on_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         close(fd);
 }
 
+/* The kernel sends no further ones after ENOSYS. */
+static void
+on_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    fuse_reply_err(req, faults ? inject_faults("flush", path_of(ino), 0, 0).error : ENOSYS);
+}
+
 static void
 on_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
@@ -442,6 +449,7 @@ static const struct fuse_lowlevel_ops operations = {
     .getattr = on_getattr,
     .readlink = on_readlink,
     .open = on_open,
+    .flush = on_flush,
     .read = on_read,
     .release = on_release,
     .opendir = on_opendir,

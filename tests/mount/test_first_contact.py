@@ -256,6 +256,7 @@ def test_mount_of_a_user_blocks_root(mount, fstfs, user_binary, test_user, sourc
 
 def test_dead_mount(mount, fstfs, source, place, mnt):  # noqa: F811
     m = mount(source.root, died=True)
+    os.statvfs(m.path)  # answered: if it dies before, fusermount3 of libfuse 3.17 unmounts
     m.signal(signal.SIGKILL)
     m.wait()
     cure = f"fusermount3 -u {m.path} "

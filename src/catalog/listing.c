@@ -4,7 +4,6 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/text.h"
-#include "base/timestamp.h"
 #include "catalog/group.h"
 #include "catalog/scan.h"
 
@@ -15,12 +14,11 @@
 /* A listing, and the state for checking it. */
 struct listing_private {
     struct listing listing; /* first */
-    bool unsettled; /* the directory changed so recently that another change may not update its
-                       times */
+    bool unsettled; /* as in struct scan */
     uint64_t checked; /* monotonic_ms(); guarded by the directory's lock */
     char *names; /* of all entries, one after another */
-    char *dangling; /* names of dangling links, likewise, except remote ones; ends with an empty
-                       name */
+    char *unusable; /* names of links to no file or directory, likewise, except remote ones; ends
+                       with an empty name */
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
     const char **directories, **links;
@@ -58,7 +56,7 @@ listing_unref(struct listing *listing)
     free(private->links);
     free(private->indexes);
     free(private->names);
-    free(private->dangling);
+    free(private->unusable);
     free(private);
 }
 
@@ -237,14 +235,14 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
     }
     private->names = scan->names.data;
     scan->names = (struct buffer)BUFFER_INIT;
-    if (scan->dangling.length)
-        buffer_add_char(&scan->dangling, '\0');
-    if (buffer_failed(&scan->dangling)) {
+    if (scan->unusable.length)
+        buffer_add_char(&scan->unusable, '\0');
+    if (buffer_failed(&scan->unusable)) {
         free(names);
         return -ENOMEM;
     }
-    private->dangling = scan->dangling.data;
-    scan->dangling = (struct buffer)BUFFER_INIT;
+    private->unusable = scan->unusable.data;
+    scan->unusable = (struct buffer)BUFFER_INIT;
     for (size_t i = 0; i < scan->count; i++) {
         const char *name = private->names + scan->entries[i].name;
 
@@ -283,7 +281,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 {
     struct scan scan = {.dir = dir,
                         .names = BUFFER_INIT,
-                        .dangling = BUFFER_INIT,
+                        .unusable = BUFFER_INIT,
                         .remotes = {.text = BUFFER_INIT}};
     struct listing_private *private = calloc(1, sizeof(*private));
     struct listing *listing;
@@ -304,7 +302,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
         listing_unref(listing);
         return error;
     }
-    private->unsettled = timestamp_settle_ns(&listing->directory.changed, true) > 0;
+    private->unsettled = scan.unsettled;
     private->checked = monotonic_ms();
     atomic_fetch_add(&dir->catalog->listings, 1);
     *out = listing;
@@ -313,16 +311,19 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 
 /* ---- the current listing ---- */
 
-/* Whether the target of a dangling link exists now: its creation does not update the times of the
+/* Whether one of the links leads to a file or directory now: that does not update the times of the
  * directory. */
 static bool
-link_leads_somewhere(struct source_dir *dir, const char *dangling)
+link_is_usable(struct source_dir *dir, const char *unusable)
 {
     struct file_identity file;
+    errint_t error;
 
-    for (const char *name = dangling; name && *name; name += strlen(name) + 1)
-        if (source_dir_file(dir, name, &file) != -ENOENT)
+    for (const char *name = unusable; name && *name; name += strlen(name) + 1) {
+        error = source_dir_file(dir, name, &file);
+        if (error == 0 || error == -EISDIR)
             return true;
+    }
     return false;
 }
 
@@ -340,7 +341,7 @@ listing_is_current(struct source_dir *dir, const struct listing *listing)
             (source_dir_file(dir, private->indexes[i].file, &identity) != 0 ||
              !file_identity_equal(&identity, &private->indexes[i].identity)))
             return false;
-    return !link_leads_somewhere(dir, private->dangling) &&
+    return !link_is_usable(dir, private->unusable) &&
            remote_names_are_current(dir, &private->remotes);
 }
 

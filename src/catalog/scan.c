@@ -3,8 +3,10 @@
 
 #include "base/array.h"
 #include "base/eintr.h"
+#include "base/file_system.h"
 #include "base/open.h"
 #include "base/text.h"
+#include "base/timestamp.h"
 #include "catalog/group.h"
 
 #include <dirent.h>
@@ -67,6 +69,13 @@ static bool
 is_transient_error(errint_t error)
 {
     return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
+}
+
+/* Whether a link leads to a file or directory. `error`: of stat(2), following links. */
+static bool
+is_usable_target(errint_t error, const struct file_identity *identity)
+{
+    return !error && (S_ISREG(identity->mode) || S_ISDIR(identity->mode));
 }
 
 /* The kind of what the name leads to. `error`: of stat(2), following links. Reports names that are
@@ -214,7 +223,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
             return query->error;
         remote->is_answered = true;
         remote->lane = name_query_lane(query);
-        remote->is_dangling = query->error == -ENOENT;
+        remote->is_unusable = !is_usable_target(query->error, &query->identity);
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
         remote->kind = old ? old->kind : SCANNED_NONE;
@@ -253,12 +262,12 @@ scan_remote_names(struct scan *scan, const struct remote_names *before)
 
 /* ---- remote names of a listing ---- */
 
-/* Whether the listing must be made again if the target of the link changes: the link is dangling,
+/* Whether the listing must be made again if the target of the link changes: the link was unusable,
  * or leads to an index. */
 static bool
 remote_name_is_checked(const struct remote_name *remote)
 {
-    return remote->is_dangling ||
+    return remote->is_unusable ||
            (remote->kind == SCANNED_FILE && group_index_name(remote->name, NULL));
 }
 
@@ -270,8 +279,8 @@ remote_name_is_current(const struct remote_name *remote)
 
     if (!remote->is_answered)
         return false;
-    if (remote->is_dangling)
-        return query->error == -ENOENT;
+    if (remote->is_unusable)
+        return !is_usable_target(query->error, &query->identity);
     return !query->error && file_identity_equal(&query->identity, &remote->index);
 }
 
@@ -359,8 +368,8 @@ scan_link(struct scan *scan, const char *name, bool is_link)
         return add_remote_name(&scan->remotes, name, mount);
     if (is_transient_error(error))
         return error;
-    if (error == -ENOENT && is_link)
-        buffer_add(&scan->dangling, name, strlen(name) + 1);
+    if (is_link && !is_usable_target(error, &identity))
+        buffer_add(&scan->unusable, name, strlen(name) + 1);
     kind = kind_of_target(scan, name, is_link, error, &identity);
     return scan_add_entry(scan, name, kind, is_link);
 }
@@ -446,6 +455,9 @@ scan_directory(struct scan *scan, struct remote_names *before, struct file_ident
     if (scan->fd < 0)
         return scan->fd;
     error = file_identity_from_fd(identity, scan->fd);
+    if (!error)
+        scan->unsettled =
+            timestamp_settle_ns(&identity->changed, file_system_of_fd_is_local(scan->fd)) > 0;
     if (scan->dir->catalog->queries && identity->mount)
         scan->remotes.mounts = (struct open_mounts){1, {identity->mount}};
     if (!error)
@@ -461,6 +473,6 @@ scan_free(struct scan *scan)
 {
     free(scan->entries);
     buffer_free(&scan->names);
-    buffer_free(&scan->dangling);
+    buffer_free(&scan->unusable);
     remote_names_free(&scan->remotes);
 }

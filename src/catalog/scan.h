@@ -24,7 +24,7 @@ struct remote_name {
     uint64_t lane; /* key of the file system that it leads to */
     enum scanned_kind kind; /* as listed */
     bool is_answered; /* `kind` is from an answer */
-    bool is_dangling;
+    bool is_unusable; /* it led to no file or directory */
     struct file_identity index; /* of an index, as listed; inode 0: it must be read again */
     struct name_query *query; /* NULL: none */
 };
@@ -48,8 +48,10 @@ struct scan {
     struct source_dir *dir;
     struct problem_set *problems;
     int fd;
+    bool unsettled; /* the directory changed so recently that another change may not update its
+                       times */
     struct buffer names;
-    struct buffer dangling; /* names of links that lead nowhere, except remote ones */
+    struct buffer unusable; /* names of links to no file or directory, except remote ones */
     struct scanned_entry *entries;
     size_t count;
     size_t directories, links; /* number of these entries */

@@ -176,6 +176,76 @@ START_TEST(lists_sorted_names_by_kind)
 }
 END_TEST
 
+/* Makes the target of the link `name` usable, which does not change the directory, and checks that
+ * the next listing shows the link. */
+static void
+expect_link_is_shown(const char *name, void (*repair)(void))
+{
+    struct listing *listing = new_listing();
+
+    for (int tries = 0; tries < 200; tries++) { /* until the directory's time stamp is settled */
+        struct listing *again = new_listing();
+        bool is_same = again == listing;
+
+        listing_unref(listing);
+        listing = again;
+        if (is_same)
+            break;
+        usleep(10000);
+    }
+    for (uint32_t i = 0; i < listing->file_count; i++)
+        ck_assert_str_ne(listing->files[i], name);
+    listing_unref(listing);
+    repair();
+    listing = new_listing();
+    ck_assert_uint_eq(listing->file_count, 1);
+    ck_assert_str_eq(listing->files[0], name);
+    listing_unref(listing);
+}
+
+static void
+replace_target(void)
+{
+    char path[200];
+
+    path_in_place("elsewhere/target", path);
+    ck_assert_int_eq(remove(path), 0);
+    write_text("elsewhere/target", "x");
+}
+
+static void
+link_to_target(void)
+{
+    char path[200];
+
+    path_in_place("elsewhere", path);
+    ck_assert_int_eq(mkdir(path, 0755), 0);
+    path_in_place("link", path);
+    ck_assert_int_eq(symlink("elsewhere/target", path), 0);
+}
+
+START_TEST(shows_a_link_whose_target_was_a_fifo)
+{
+    char path[200];
+
+    link_to_target();
+    path_in_place("elsewhere/target", path);
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    expect_link_is_shown("link", replace_target);
+}
+END_TEST
+
+START_TEST(shows_a_link_whose_target_was_a_loop)
+{
+    char path[200];
+
+    link_to_target();
+    path_in_place("elsewhere/target", path);
+    ck_assert_int_eq(symlink("target", path), 0);
+    expect_link_is_shown("link", replace_target);
+}
+END_TEST
+
 START_TEST(replaces_a_listing_that_changed)
 {
     struct listing *before, *after;
@@ -455,6 +525,8 @@ suite(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 60);
     tcase_add_test(tests, lists_sorted_names_by_kind);
+    tcase_add_test(tests, shows_a_link_whose_target_was_a_fifo);
+    tcase_add_test(tests, shows_a_link_whose_target_was_a_loop);
     tcase_add_test(tests, replaces_a_listing_that_changed);
     tcase_add_test(tests, fails_for_a_missing_directory);
     tcase_add_test(tests, merges_shards_by_name);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When the catalog checks the files of a checkpoint, and which callers wait for that. The linker
- * replaces the clock, source_dir_file() and source_dir_ref() by functions that the test controls.
- */
+ * replaces the clock, time stamps and functions of the source by ones that the test controls. */
 #include "base/clock.h"
+#include "base/timestamp.h"
 #include "catalog/private.h"
 #include "expect.h"
 
 #include <check.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -63,6 +64,34 @@ __wrap_source_dir_ref(struct source_dir *directory)
     if (group && expect(pthread_mutex_trylock(&group->state->known_lock) == 0))
         pthread_mutex_unlock(&group->state->known_lock);
     return __real_source_dir_ref(directory);
+}
+
+static atomic_bool settles_late; /* time stamps are settled once an index was read */
+static atomic_bool index_was_read;
+
+uint64_t __real_timestamp_settle_ns(const struct timespec *changed, bool local);
+uint64_t __wrap_timestamp_settle_ns(const struct timespec *changed, bool local);
+errint_t __real_source_dir_index(struct source_dir *directory, const char *name,
+                                 struct st_index **index, struct file_identity *identity,
+                                 struct reason *reason);
+errint_t __wrap_source_dir_index(struct source_dir *directory, const char *name,
+                                 struct st_index **index, struct file_identity *identity,
+                                 struct reason *reason);
+
+uint64_t
+__wrap_timestamp_settle_ns(const struct timespec *changed, bool local)
+{
+    if (atomic_load(&settles_late))
+        return !atomic_load(&index_was_read);
+    return __real_timestamp_settle_ns(changed, local);
+}
+
+errint_t
+__wrap_source_dir_index(struct source_dir *directory, const char *name, struct st_index **index,
+                        struct file_identity *identity, struct reason *reason)
+{
+    atomic_store(&index_was_read, true);
+    return __real_source_dir_index(directory, name, index, identity, reason);
 }
 
 static void
@@ -271,6 +300,31 @@ START_TEST(makes_queries_without_known_lock)
 }
 END_TEST
 
+/* The directory may change, with the same time stamp, between the moment when its names are read
+ * and the end of reading its index: the listing is not settled although the time stamp is by then.
+ */
+START_TEST(listing_is_settled_before_names_are_read)
+{
+    struct listing *before, *after;
+    char path[100];
+
+    snprintf(path, sizeof(path), "%s/model.safetensors.index.json", place);
+    ck_assert_int_eq(close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0644)), 0);
+    atomic_store(&settles_late, true);
+    atomic_fetch_add(&now, 2 * CATALOG_CHECK_MS);
+    ck_assert_int_eq(source_dir_listing(dir, &before), 0);
+    ck_assert(atomic_load(&index_was_read));
+    atomic_store(&index_was_read, false);
+    atomic_fetch_add(&now, 2 * CATALOG_CHECK_MS);
+    ck_assert_int_eq(source_dir_listing(dir, &after), 0);
+    ck_assert(atomic_load(&index_was_read)); /* it was made again */
+    atomic_store(&settles_late, false);
+    listing_unref(before);
+    listing_unref(after);
+    ck_assert_int_eq(unlink(path), 0);
+}
+END_TEST
+
 static Suite *
 suite(void)
 {
@@ -283,6 +337,7 @@ suite(void)
     tcase_add_test(tests, checks_when_due);
     tcase_add_test(tests, checks_again_if_expired_meanwhile);
     tcase_add_test(tests, makes_queries_without_known_lock);
+    tcase_add_test(tests, listing_is_settled_before_names_are_read);
     suite_add_tcase(made, tests);
     return made;
 }

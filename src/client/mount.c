@@ -150,16 +150,23 @@ number_member(const cJSON *object, const char *name, uint64_t *number)
     return true;
 }
 
+/* `item`: 16 hexadecimal digits. */
 static bool
-version_member(const cJSON *object, uint64_t *version)
+read_version(const cJSON *item, uint64_t *version)
 {
-    const char *text = text_member(object, "version");
+    const char *text = cJSON_GetStringValue(item);
     char *end;
 
     if (!text || strlen(text) != 16)
         return false;
     *version = strtoull(text, &end, 16);
     return *end == '\0';
+}
+
+static bool
+version_member(const cJSON *object, uint64_t *version)
+{
+    return read_version(cJSON_GetObjectItemCaseSensitive(object, "version"), version);
 }
 
 errint_t
@@ -190,6 +197,24 @@ is_next_shard(const char *before, const char *name)
            (!before || strcmp(before, name) < 0);
 }
 
+/* Of a checkpoint with so many shards that their names do not fit into an xattr. */
+static errint_t
+versions_member(const cJSON *object, struct mount_origin *origin)
+{
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(object, "versions"), *item;
+
+    origin->shard_versions =
+        calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof(*origin->shard_versions));
+    if (!origin->shard_versions)
+        return -ENOMEM;
+    cJSON_ArrayForEach(item, list)
+    {
+        if (!read_version(item, &origin->shard_versions[origin->shard_count++]))
+            return -EBADMSG;
+    }
+    return 0;
+}
+
 static errint_t
 shards_member(const cJSON *object, struct mount_origin *origin)
 {
@@ -197,7 +222,7 @@ shards_member(const cJSON *object, struct mount_origin *origin)
     int count = cJSON_GetArraySize(list);
 
     if (!list)
-        return 0;
+        return versions_member(object, origin);
     origin->shards = calloc((size_t)count + 1, sizeof(*origin->shards));
     origin->shard_versions = calloc((size_t)count + 1, sizeof(*origin->shard_versions));
     if (!origin->shards || !origin->shard_versions)
@@ -258,7 +283,7 @@ mount_origin_free(struct mount_origin *origin)
 {
     free(origin->directory);
     free(origin->stem);
-    for (uint32_t i = 0; i < origin->shard_count; i++)
+    for (uint32_t i = 0; origin->shards && i < origin->shard_count; i++)
         free(origin->shards[i]);
     free(origin->shards);
     free(origin->shard_versions);

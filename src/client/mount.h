@@ -36,9 +36,10 @@ struct mount_extent {
 struct mount_origin {
     char *directory, *stem;
     uint64_t version; /* the daemon's checkpoint->version */
-    char **shards; /* file names in the directory, sorted, each once */
+    char **shards; /* file names in the directory, sorted, each once; NULL: the mount does not name
+                      them */
     uint64_t *shard_versions; /* file_identity_hash() of each; 0: not reported */
-    uint32_t shard_count; /* 0: the mount does not name them */
+    uint32_t shard_count; /* 0: the mount reports neither names nor versions */
     uint64_t tensors; /* number of tensors of the checkpoint */
     char *unsound; /* why the checkpoint is incomplete or ambiguous; NULL: it is neither */
 };

@@ -121,13 +121,10 @@ add_extents_xattr(const struct view *view, const struct backing *backing, uint64
                 (unsigned long long)file_identity_hash(&backing->identity, 0));
 }
 
-/* Adds the file names of the shards, sorted, unless the value would be longer than the kernel
- * allows: readers then list the directory. */
+/* Adds the file names of the shards, sorted, and their versions. */
 static void
-add_shard_names(const struct checkpoint *checkpoint, struct buffer *value)
+add_shards(const struct checkpoint *checkpoint, struct buffer *value)
 {
-    size_t before = value->length;
-
     buffer_add_text(value, ", \"shards\": [");
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
@@ -138,13 +135,24 @@ add_shard_names(const struct checkpoint *checkpoint, struct buffer *value)
                     (unsigned long long)file_identity_hash(&shard->identity, 0));
     }
     buffer_add_char(value, ']');
-    if (value->length >= XATTR_SIZE_MAX)
-        value->length = before;
 }
 
 static void
+add_shard_versions(const struct checkpoint *checkpoint, struct buffer *value)
+{
+    buffer_add_text(value, ", \"versions\": [");
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        buffer_addf(value, "%s\"%016llx\"", i ? "," : "",
+                    (unsigned long long)file_identity_hash(&checkpoint->shards[i]->identity, 0));
+    buffer_add_char(value, ']');
+}
+
+/* Of the shards, adds what fits into an xattr: names and versions, versions only, or nothing. */
+static void
 add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, struct buffer *value)
 {
+    size_t end;
+
     buffer_add_char(value, '{');
     add_source_path(view, "directory", checkpoint->directory, value);
     buffer_add_text(value, ", ");
@@ -155,7 +163,14 @@ add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, s
         buffer_add_text(value, ", \"unsound\": ");
         buffer_add_json_string(value, checkpoint->unsound, strlen(checkpoint->unsound));
     }
-    add_shard_names(checkpoint, value);
+    end = value->length;
+    add_shards(checkpoint, value);
+    if (value->length >= XATTR_SIZE_MAX) {
+        value->length = end;
+        add_shard_versions(checkpoint, value);
+    }
+    if (value->length >= XATTR_SIZE_MAX)
+        value->length = end;
     buffer_add_char(value, '}');
 }
 

@@ -211,6 +211,19 @@ def test_first_of_several_inputs_is_copied(place, source):
             "of the same names: config.json\n" in err)
 
 
+def test_side_file_of_another_input_is_not_replaced(place, source):
+    """The output directory is the second input, whose file of the same name is not copied."""
+    source.add("other", "model", plain(prefix="other"))
+    source.add_side("other/config.json", b"other")
+    args = "--shards=2", "--stem=new", source.path("m"), source.path("other"), source.path("other")
+    err = run("--force", *args, status=1)
+    assert "config.json in it is an input, by the path " in err and "--tensors-only" in err
+    assert side_files(source.path("other")) == {"config.json": b"other"}
+    run("--force", "--tensors-only", *args)
+    with open(source.path("other/config.json"), "rb") as f:
+        assert f.read() == b"other"
+
+
 def test_existing_side_files_are_kept(place, source):
     out = place / "out"
     out.mkdir()
@@ -387,13 +400,15 @@ def test_an_input_is_not_replaced_through_two_mounts(mount, place, given, times)
     assert content(path)[0] == expected(plain())
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [1, 2, 900])
 def test_an_input_is_not_replaced_if_its_source_has_another_path(mount, place, shards):
-    """As in a container that has the mount, and its source under another path."""
+    """As in a container that has the mount, and its source under another path. The names of 900
+    shards do not fit into an xattr."""
     if os.geteuid() != 0:
         pytest.skip("needs root: a directory is mounted elsewhere")
     source = trees.Source(place / "s")
-    c = source.add("", "model", plain(), shards=shards)
+    tensors = plain() if shards < 900 else [trees.tensor(f"t{i}", "U8", (8,)) for i in range(shards)]
+    c = source.add("", "model", tensors, shards=shards)
     m = mount(source.root)
     (place / "x").mkdir()
     name = c.shards[0][0]

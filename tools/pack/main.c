@@ -249,7 +249,7 @@ add_side_files(struct pack *pack, struct reason *reason)
         bool needed;
 
         error = old_files_add_side(&destination->old, file->name, file->backing,
-                                   pack->options->force, &needed, reason);
+                                   pack->options->force, &files->sources, &needed, reason);
         if (error || !needed)
             continue;
         pack->side[destination->side_count] = file;

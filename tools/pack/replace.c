@@ -63,7 +63,7 @@ old_files_check_name(const struct old_files *old, const char *name, struct reaso
 
 static errint_t
 check_not_source(const struct old_files *old, const char *name, const struct sources *sources,
-                 struct reason *reason)
+                 const char *other_option, struct reason *reason)
 {
     const char *path = sources_find_in(sources, old->directory, name);
     char shown[QUOTED_SIZE], input[QUOTED_SIZE];
@@ -71,9 +71,9 @@ check_not_source(const struct old_files *old, const char *name, const struct sou
     if (!path)
         return 0;
     return reason_set(reason, -EINVAL, "Output",
-                      "%.100s in it is an input, by the path %.250s; use another DIRECTORY or "
-                      "--stem",
-                      quoted(shown, name, strlen(name)), quoted(input, path, strlen(path)));
+                      "%.100s in it is an input, by the path %.250s; use another DIRECTORY or %s",
+                      quoted(shown, name, strlen(name)), quoted(input, path, strlen(path)),
+                      other_option);
 }
 
 /* Adds the index and the shards of a group. */
@@ -81,10 +81,11 @@ static errint_t
 add_old_group(struct old_files *old, const struct group *group, bool force,
               const struct sources *sources, struct reason *reason)
 {
-    errint_t error = group->index ? check_not_source(old, group->index, sources, reason) : 0;
+    errint_t error =
+        group->index ? check_not_source(old, group->index, sources, "--stem", reason) : 0;
 
     for (uint32_t i = 0; !error && i < group->member_count; i++)
-        error = check_not_source(old, group->members[i], sources, reason);
+        error = check_not_source(old, group->members[i], sources, "--stem", reason);
     if (!error && !force)
         error = reason_set(reason, -EEXIST, "Output",
                            "already contains a checkpoint %s; --force replaces it", group->stem);
@@ -211,9 +212,10 @@ directory_has_content(int directory, const char *name, const struct backing *con
 
 errint_t
 old_files_add_side(struct old_files *old, const char *name, const struct backing *content,
-                   bool force, bool *needed, struct reason *reason)
+                   bool force, const struct sources *sources, bool *needed, struct reason *reason)
 {
     struct stat st;
+    errint_t error;
 
     *needed = true;
     if (fstatat(old->directory, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
@@ -227,7 +229,8 @@ old_files_add_side(struct old_files *old, const char *name, const struct backing
         return fail_old_name(reason, -EEXIST, name,
                              "exists in it and differs from the INPUT's; --force replaces it, "
                              "--tensors-only keeps it");
-    return old_files_add(old, name, true, reason);
+    error = check_not_source(old, name, sources, "--tensors-only", reason);
+    return error ? error : old_files_add(old, name, true, reason);
 }
 
 /* ---- replacing ---- */

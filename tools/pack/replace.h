@@ -36,9 +36,10 @@ errint_t old_files_add_checkpoint(struct old_files *old, const char *stem, bool 
 
 /* Sets `needed` to false if the directory already has a side file of this name and content, else
  * to true. If it has another file of this name, adds that file. -EEXIST: `force` is false, or the
- * name is neither a file nor a link. */
+ * name is neither a file nor a link. -EINVAL: the other file is in `sources`. */
 errint_t old_files_add_side(struct old_files *old, const char *name, const struct backing *content,
-                            bool force, bool *needed, struct reason *reason);
+                            bool force, const struct sources *sources, bool *needed,
+                            struct reason *reason);
 
 /* Returns the file of the list with this name, or NULL. */
 struct old_file *old_files_find(const struct old_files *old, const char *name);

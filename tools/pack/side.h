@@ -5,6 +5,7 @@
 
 #include "base/extent.h"
 #include "common/find.h"
+#include "sources.h"
 
 #include <stdbool.h>
 
@@ -18,6 +19,7 @@ struct side_file {
 struct side_files {
     struct side_file *all;
     size_t count;
+    struct sources sources; /* also of files that are not copied because their name exists */
 };
 
 /*

@@ -90,8 +90,7 @@ add_reported_file(struct sources *sources, const char *directory, const char *na
     return error || !version ? error : add_reported_version(sources, version, path);
 }
 
-/* Adds all files of the directory, since its shards have too many names for an xattr. A directory
- * that is not accessible here contains no output. */
+/* Adds all files of the directory, unless it is not accessible here. */
 static errint_t
 add_source_directory(struct sources *sources, const char *directory, const char *path,
                      unsigned depth)
@@ -114,11 +113,13 @@ add_origin_shards(struct sources *sources, const struct mount_origin *origin, co
 {
     errint_t error = 0;
 
-    if (origin->shard_count == 0)
-        return add_source_directory(sources, origin->directory, path, depth);
+    if (!origin->shards) /* there are too many names for an xattr */
+        error = add_source_directory(sources, origin->directory, path, depth);
     for (uint32_t i = 0; !error && i < origin->shard_count; i++)
-        error = add_reported_file(sources, origin->directory, origin->shards[i],
-                                  origin->shard_versions[i], path, depth);
+        error = origin->shards
+                    ? add_reported_file(sources, origin->directory, origin->shards[i],
+                                        origin->shard_versions[i], path, depth)
+                    : add_reported_version(sources, origin->shard_versions[i], path);
     return error;
 }
 

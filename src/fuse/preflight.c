@@ -157,6 +157,8 @@ report_path_error(const struct path_argument *argument, const char *path, errint
 {
     char name[ACCOUNT_BYTES];
 
+    if (error == -ECONNABORTED) /* the daemon died during the call */
+        error = -ENOTCONN;
     if (report_fuse_mount_above(argument, path, error))
         return;
     if (error == -ENOENT)

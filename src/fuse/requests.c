@@ -14,14 +14,15 @@ enum {
     NAME_RUNNING = 4,
     NAMES_SHARE_FROM = 8, /* running in a directory; from here on, one per name */
     DIRECTORY_RUNNING = 32,
-    DIRECTORIES_SHARE_FROM = 32, /* running in a file system; from here on, one per directory */
+    DIRECTORIES_SHARE_FROM = 32, /* of a user in a file system; from here on, one per directory */
 };
 
-enum level { LEVEL_ALL, LEVEL_FILESYSTEM, LEVEL_DIRECTORY, LEVEL_NAME };
+enum level { LEVEL_ALL, LEVEL_FILESYSTEM, LEVEL_USER, LEVEL_DIRECTORY, LEVEL_NAME };
 
 /*
- * A place in the source that has requests. Lanes form a tree: all, file systems, directories,
- * names. A lane exists while it or one below it has requests. Guarded by requests->lock.
+ * A place in the source that has requests. Lanes form a tree: all, file systems, users,
+ * directories, names. A lane exists while it or one below it has requests. Guarded by
+ * requests->lock.
  */
 struct lane {
     struct lane *next_in_bucket;
@@ -100,18 +101,36 @@ lane_put(struct requests *requests, struct lane *lane)
 }
 
 static struct lane *
-lane_of_place(struct requests *requests, const struct view_place *place)
+lane_of_place(struct requests *requests, const struct view_place *place, uid_t user)
 {
-    struct lane *filesystem, *directory = NULL, *name = NULL;
+    const uint64_t keys[] = {[LEVEL_FILESYSTEM] = place->filesystem,
+                             [LEVEL_USER] = user,
+                             [LEVEL_DIRECTORY] = place->directory,
+                             [LEVEL_NAME] = place->name};
+    struct lane *lane = &requests->all, *below;
 
-    filesystem = lane_get(requests, &requests->all, LEVEL_FILESYSTEM, place->filesystem);
-    if (filesystem)
-        directory = lane_get(requests, filesystem, LEVEL_DIRECTORY, place->directory);
-    if (directory)
-        name = lane_get(requests, directory, LEVEL_NAME, place->name);
-    if (!name && (directory || filesystem))
-        lane_put(requests, directory ? directory : filesystem);
-    return name;
+    for (enum level level = LEVEL_FILESYSTEM; level <= LEVEL_NAME; level++) {
+        below = lane_get(requests, lane, level, keys[level]);
+        if (!below) {
+            lane_put(requests, lane);
+            return NULL;
+        }
+        lane = below;
+    }
+    return lane;
+}
+
+/* Three quarters of what the file system may run and other users do not, and at least one. */
+static bool
+user_has_room(const struct lane *user)
+{
+    const struct lane *filesystem = user->above;
+    unsigned elsewhere = filesystem->above->running - filesystem->running;
+    unsigned others = filesystem->running - user->running;
+    unsigned most = (REQUESTS_RUNNING - elsewhere) / 2;
+    unsigned left = most > others ? most - others : 0;
+
+    return user->running == 0 || user->running < left - left / 4;
 }
 
 static bool
@@ -125,6 +144,8 @@ request_lane_has_room(const struct lane *lane)
     case LEVEL_DIRECTORY:
         return lane->running <
                (above->running < DIRECTORIES_SHARE_FROM ? (unsigned)DIRECTORY_RUNNING : 1u);
+    case LEVEL_USER:
+        return user_has_room(lane);
     case LEVEL_FILESYSTEM:
         return lane->running < REQUESTS_RUNNING - above->running;
     case LEVEL_ALL:
@@ -388,13 +409,14 @@ run_while_ready(struct requests *requests, struct request *request)
     }
 }
 
-/* Whether the queue has room for another request of that file system. */
+/* Whether the queue has room for another request of that user in that file system. */
 static bool
 may_queue(const struct requests *requests, const struct lane *lane)
 {
-    const struct lane *filesystem = lane->above->above;
+    const struct lane *user = lane->above->above, *filesystem = user->above;
+    unsigned left = REQUESTS_QUEUED - requests->all.queued;
 
-    return filesystem->queued < REQUESTS_QUEUED - requests->all.queued;
+    return filesystem->queued < left && user->queued < left - filesystem->queued;
 }
 
 /* Queues a new request. *ready: the request that this thread must run, or NULL. Returns 0 or an
@@ -451,7 +473,7 @@ request_serve(struct request *request, void (*run)(struct request *request), boo
     request->may_wait = true;
     fuse_req_interrupt_func(request->req, on_interrupt, request);
     pthread_mutex_lock(&requests->lock);
-    request->lane = lane_of_place(requests, &place);
+    request->lane = lane_of_place(requests, &place, request->caller.uid);
     if (request->lane)
         error = enter_lane(requests, request, &ready);
     pthread_mutex_unlock(&requests->lock);

@@ -2,16 +2,17 @@
 /*
  * Schedules requests that may wait on storage.
  *
- * A request runs on the thread that received it, unless its name, directory or file system (struct
- * view_place) has reached its limit of threads. Then it is queued, and the thread serves other
- * requests. A thread that has finished a request runs queued ones next. So storage that does not
- * answer blocks at most REQUESTS_RUNNING threads; the others serve requests that do not wait.
+ * A request runs on the thread that received it, unless its name, directory, user or file system
+ * (struct view_place) has reached its limit of threads. Then it is queued, and the thread serves
+ * other requests. A thread that has finished a request runs queued ones next. So storage that does
+ * not answer blocks at most REQUESTS_RUNNING threads; the others serve requests that do not wait.
  *
- * Limits in threads. They are lower while storage blocks many threads, so that some are always left
- * for other storage:
+ * Limits in threads. They are lower while many threads are blocked, so that some are always left
+ * for other storage and for other users:
  *
  *   a name          4; 1 once its directory has 8
- *   a directory     32; 1 once its file system has 32
+ *   a directory     32; 1 once its user has 32 in that file system
+ *   a user          three quarters of what other users leave of the file system's
  *   a file system   as many as are free, of REQUESTS_RUNNING
  *
  * An interrupted request, queued or running, is answered with EINTR once no request for its name
@@ -31,7 +32,8 @@
 
 enum {
     REQUESTS_RUNNING = 256, /* threads that may wait on storage at the same time */
-    REQUESTS_QUEUED = 16384, /* a file system may queue as many as are free; beyond that, EBUSY */
+    REQUESTS_QUEUED = 16384, /* a user and a file system may queue as many as are free; beyond
+                              * that, EBUSY */
     REQUESTS_GRACE_MS = 1000,
 };
 

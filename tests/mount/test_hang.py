@@ -258,6 +258,32 @@ def test_thousand_lookups_and_a_loader(mount, place, callers):
     assert m.unmount() == 0
 
 
+@pytest.mark.limit(120)
+def test_another_user_of_a_file_system_that_hangs(mount, place, callers, test_user):
+    """One user's lookups hang in more directories than the file system has threads for. Others are
+    served in its other directories."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: another user makes the requests")
+    directories = 150
+    h = Hanging(mount, place)
+    m = h.serve("-o", "allow_other", limit=200)
+    h.directories(directories)
+    assert eventually(lambda: len(oracle.walk(h.view("h", "merged"))) >= 2 * directories)
+    h.set("* h/*/* hang")
+    time.sleep(1)  # the kernel's cached names have expired
+    group = callers(test_user)
+    for i in range(directories):
+        group.add(os.stat, h.view(f"h/d{i}/{MODEL}", "merged"))
+    assert eventually(lambda: h.waiting() == directories, LIMIT), (h.kernel(), group.reap())
+    h.others_are_served()
+    assert h.waiting() == directories
+    group.kill()
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
+    h.set()
+    assert eventually(lambda: h.waiting() == 0, LIMIT), h.kernel()
+    assert m.unmount() == 0
+
+
 # --- reads ---
 
 HUNG_SYSTEMS = 3

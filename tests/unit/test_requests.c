@@ -40,6 +40,7 @@ static pthread_t test_thread;
 static struct requests *requests;
 static struct fuse_req *calls;
 static unsigned call_count;
+static uid_t user; /* of new calls */
 static struct fuse_req *order[16]; /* calls of run_at_once() */
 static unsigned order_count;
 static int references; /* to nodes */
@@ -177,6 +178,7 @@ call_new(node_id place, void (*run)(struct request *request))
     pthread_mutex_init(&call->interrupt_lock, NULL);
     call->place = place;
     call->run = run;
+    call->ctx.uid = user;
     return call;
 }
 
@@ -238,6 +240,17 @@ begin_directories(unsigned filesystem, unsigned count)
     return running;
 }
 
+/* The same, each by another user. */
+static unsigned
+begin_users(unsigned filesystem, unsigned count)
+{
+    unsigned running = 0;
+
+    for (unsigned i = 0; i < count; i++, user++)
+        running += begin_directories(filesystem, 1);
+    return running;
+}
+
 static void
 assert_counts(unsigned running, unsigned queued)
 {
@@ -266,7 +279,7 @@ setup(void)
     calls = calloc(CALLS_MAX, sizeof(*calls));
     ck_assert_ptr_nonnull(calls);
     test_thread = pthread_self();
-    call_count = order_count = 0;
+    call_count = order_count = user = 0;
     references = 0;
     had_references = false;
     ck_assert_int_eq(requests_new(NULL, release, &requests), 0);
@@ -345,13 +358,26 @@ START_TEST(test_directories_share_file_system)
 }
 END_TEST
 
+/* A user may take three quarters of what is left of a file system's threads. */
+START_TEST(test_users_share_file_system)
+{
+    for (unsigned left = 128; left >= 4; left -= left - left / 4, user++) {
+        ck_assert_uint_eq(begin_directories(1, left - left / 4), left - left / 4);
+        begin_queued(place_of(1, 5000, 0), run_until_released);
+    }
+    /* Other file systems are not limited by it. */
+    user = 0;
+    ck_assert_uint_eq(begin_directories(2, 48), 48);
+}
+END_TEST
+
 /* Each file system may take half of what is left; the 257th request is queued in any case. */
 START_TEST(test_all_run_256)
 {
     unsigned all = 0;
 
     for (unsigned i = 0, left = 128; left > 0; i++, left /= 2) {
-        ck_assert_uint_eq(begin_directories(1 + i, left), left);
+        ck_assert_uint_eq(begin_users(1 + i, left), left);
         begin_queued(place_of(1 + i, 5000, 0), run_until_released);
         all += left;
     }
@@ -364,12 +390,12 @@ END_TEST
 
 START_TEST(test_full_queue_is_busy)
 {
-    enum { HALF = REQUESTS_QUEUED / 2 };
+    const unsigned queued[] = {REQUESTS_QUEUED / 3 + 1, REQUESTS_QUEUED / 9 * 2 + 1};
 
     for (unsigned filesystem = 1; filesystem <= 2; filesystem++) {
         for (unsigned i = 0; i < 4; i++)
             ck_assert(begin(place_of(filesystem, 1, 1), run_until_released)->running);
-        for (unsigned i = 0; i < HALF / filesystem; i++)
+        for (unsigned i = 0; i < queued[filesystem - 1]; i++)
             ck_assert_uint_eq(begin_queued(place_of(filesystem, 1, 1), run_until_released)->answers,
                               0);
         ck_assert_int_eq(begin_queued(place_of(filesystem, 1, 1), run_until_released)->error,
@@ -377,7 +403,12 @@ START_TEST(test_full_queue_is_busy)
         /* A request that can run is not refused. */
         ck_assert(begin(place_of(filesystem, 1, 2), run_until_released)->running);
     }
-    assert_counts(10, HALF + HALF / 2);
+    assert_counts(10, queued[0] + queued[1]);
+    /* Nor are those of another user. */
+    user = 1;
+    for (unsigned i = 0; i < 4; i++)
+        ck_assert(begin(place_of(2, 1, 1), run_until_released)->running);
+    ck_assert_uint_eq(begin_queued(place_of(2, 1, 1), run_until_released)->answers, 0);
 }
 END_TEST
 
@@ -432,7 +463,7 @@ START_TEST(test_directories_take_turns)
 {
     struct fuse_req *running = begin(place_of(1, 1, 0), run_until_released);
 
-    ck_assert_uint_eq(begin_directories(1, 127), 127);
+    ck_assert_uint_eq(begin_directories(1, 95), 95);
     assert_in_turn(
         (node_id[]){place_of(1, 50, 1), place_of(1, 50, 2), place_of(1, 51, 1), place_of(1, 51, 2)},
         running);
@@ -444,7 +475,7 @@ START_TEST(test_file_systems_take_turns)
     struct fuse_req *running;
 
     for (unsigned i = 0, left = 128; left > 0; i++, left /= 2)
-        ck_assert_uint_eq(begin_directories(1 + i, left), left);
+        ck_assert_uint_eq(begin_users(1 + i, left), left);
     running = begin(place_of(20, 1, 0), run_until_released);
     ck_assert(running->running);
     assert_in_turn(
@@ -552,6 +583,7 @@ suite(void)
     tcase_add_test(bounds, test_names_share_directory);
     tcase_add_test(bounds, test_directory_runs_32);
     tcase_add_test(bounds, test_directories_share_file_system);
+    tcase_add_test(bounds, test_users_share_file_system);
     tcase_add_test(bounds, test_all_run_256);
     tcase_add_test(bounds, test_full_queue_is_busy);
     tcase_add_test(turns, test_names_take_turns);

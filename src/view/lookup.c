@@ -151,8 +151,9 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
 
     if (error)
         return error;
-    error = checkpoint->is_absent ? absent_or_passing(checkpoint, -ENOENT)
-                                  : access_generated_name(lookup, checkpoint);
+    error = access_generated_name(lookup, checkpoint);
+    if (!error && checkpoint->is_absent)
+        error = absent_or_passing(checkpoint, -ENOENT);
     if (!error) {
         stat_tensors(checkpoint, lookup->inode, lookup->st);
         error = lookup_node(lookup, &wanted);
@@ -172,10 +173,10 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
     if (error)
         return error;
     wanted.inode = lookup->inode;
-    error = absent_or_passing(wanted.checkpoint,
-                              derived_size(wanted.checkpoint, &view->options, &made, &wanted.size));
+    error = access_generated_name(lookup, wanted.checkpoint);
     if (!error)
-        error = access_generated_name(lookup, wanted.checkpoint);
+        error = absent_or_passing(wanted.checkpoint, derived_size(wanted.checkpoint, &view->options,
+                                                                  &made, &wanted.size));
     if (error) {
         checkpoint_unref(wanted.checkpoint);
         return error;
@@ -213,8 +214,10 @@ lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
 
     if (error)
         return error;
-    error =
-        absent_or_passing(checkpoint, derived_parts(checkpoint, &lookup->view->options, &parts));
+    error = access_generated_name(lookup, checkpoint);
+    if (!error)
+        error = absent_or_passing(checkpoint,
+                                  derived_parts(checkpoint, &lookup->view->options, &parts));
     checkpoint_unref(checkpoint);
     if (error)
         return error;
@@ -307,9 +310,9 @@ lookup_listed(struct lookup *lookup)
     return error;
 }
 
-/* Checks, before reporting that a name does not exist, that the caller may look it up in the
- * source: otherwise the error would reveal what a link leads to. Links to other file systems, which
- * may hang, are not followed. */
+/* Checks, before reporting that a name does not exist, that the caller can follow it in the source:
+ * otherwise the error would reveal what a link leads to. Links to other file systems, which may
+ * hang, are not followed. */
 static errint_t
 access_missing_name(struct lookup *lookup)
 {
@@ -318,7 +321,7 @@ access_missing_name(struct lookup *lookup)
     bool is_remote;
     errint_t error;
 
-    if (!lookup->view->options.check)
+    if (!lookup->is_checked)
         return 0;
     error = current_listing(lookup->view, lookup->parent, &listing);
     if (error)
@@ -326,7 +329,7 @@ access_missing_name(struct lookup *lookup)
     is_remote = listing_lane(listing->listing, lookup->name) != 0;
     dir_listing_unref(listing);
     if (is_remote)
-        return access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
+        return 0;
     error = access_name(lookup->view, lookup->caller, source_dir_path(dir), lookup->name);
     /* -ELOOP: the link leads into the mount itself, and is left out. */
     return error == -ENOENT || error == -ELOOP ? 0 : error;
@@ -338,20 +341,24 @@ lookup_in_directory(struct lookup *lookup)
     struct source_dir *dir = lookup->parent->dir;
     bool is_page =
         lookup->parent == lookup->view->root && strcmp(lookup->name, view_pages_name) == 0;
-    errint_t error = is_page ? 0 : lookup_listed(lookup), refused = 0;
+    errint_t error = 0, refused = 0;
 
+    /* Checked first: otherwise metrics would reveal which names exist. */
+    if (lookup->is_checked)
+        error = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
+    if (error)
+        return error;
+    if (is_page)
+        return lookup_pages_directory(lookup);
+    error = lookup_listed(lookup);
     if (error == -ENOENT) {
         /* The file may be newer than the listing. */
         source_dir_expire_listing(dir);
         error = lookup_listed(lookup);
     }
-    if (is_page)
-        refused = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
-    else if (error && error != -EACCES)
+    if (error && error != -EACCES)
         refused = access_missing_name(lookup);
-    if (refused)
-        return refused;
-    return is_page ? lookup_pages_directory(lookup) : error;
+    return refused ? refused : error;
 }
 
 /* ---- tensors ---- */

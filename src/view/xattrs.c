@@ -123,7 +123,7 @@ add_extents_xattr(const struct view *view, const struct backing *backing, uint64
 
 /* Adds the file names of the shards, sorted, and their versions. */
 static void
-add_shards(const struct checkpoint *checkpoint, struct buffer *value)
+add_shard_list(const struct checkpoint *checkpoint, struct buffer *value)
 {
     buffer_add_text(value, ", \"shards\": [");
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
@@ -164,7 +164,7 @@ add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, s
         buffer_add_json_string(value, checkpoint->unsound, strlen(checkpoint->unsound));
     }
     end = value->length;
-    add_shards(checkpoint, value);
+    add_shard_list(checkpoint, value);
     if (value->length >= XATTR_SIZE_MAX) {
         value->length = end;
         add_shard_versions(checkpoint, value);

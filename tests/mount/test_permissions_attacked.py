@@ -220,6 +220,58 @@ def test_links_reveal_nothing_about_their_targets(mount, source, linked, options
     child(attempt)  # after root has caused the headers to be read
 
 
+def test_link_to_a_file_that_is_open_for_writing(mount, place, source):
+    """ETXTBSY would tell whoever created the link that its target exists and is being written."""
+    closed = place / "closed"
+    closed.mkdir(mode=0o700)
+    content = trees.file_bytes(trees.small_tensors())
+    links = {"one.safetensors": "one", "many-00001-of-00001.safetensors": "many"}
+    os.makedirs(source.path("a"))
+    for name in (*links, "gone.safetensors"):
+        os.symlink(closed / name, source.path("a", name))
+    for name in links:
+        (closed / name).write_bytes(content)
+    opened = [open(closed / name, "ab") for name in links]
+    m = mount(source.root, "-o", "allow_other", "--shards=1")
+
+    def attempt():
+        become("bob")
+        errors = set()
+        for view in ("merged", "shards", "tensors", "npy"):
+            for name in ("one", "one.index.json", "many", "many.safetensors", "many.index.json",
+                         "many.safetensors.index.json"):
+                errors.add(errno_of_stat(m / f"{view}/a/{name}"))
+        return errors
+
+    assert child(attempt) == {errno.ENOENT}
+    assert errno_of_stat(m / "merged/a/many.safetensors") == errno.ETXTBSY
+    for file in opened:
+        file.close()
+
+
+def test_refused_lookups_read_nothing(mount, source):
+    """All users can read how many headers were read, so a refused lookup must not read one."""
+    os.makedirs(source.path("closed"), mode=0o700)
+    for i in range(3):
+        source.add("closed", f"good{i}", trees.small_tensors())
+        source.add_side(f"closed/bad{i}.safetensors", b"bad")
+    m = mount(source.root, "-o", "allow_other")
+
+    def counters():
+        return [m.status()["problems"], *(m.metric(name) for name in (
+            "checkpoints", "tensors", "headers_total", "header_bytes_total", "table_bytes"))]
+
+    def attempt():
+        become("bob")
+        before = counters()
+        for i, form in enumerate(("tensors/closed/{}", "npy/closed/{}/t", "merged/closed/{}.safetensors")):
+            for stem in ("none", "good", "bad"):
+                assert errno_of_stat(m / form.format(f"{stem}{i}")) == errno.EACCES
+                assert counters() == before, (form, stem)
+
+    child(attempt)
+
+
 # --- callers whose groups are unknown ---
 
 

@@ -107,17 +107,17 @@ look_up(const char *directory, const char *name)
 START_TEST(lookups_need_the_files)
 {
     ck_assert_int_eq(look_up("merged", "m"), 0);
-    assert_asked("m:");
+    assert_asked(".:x m:");
     ck_assert_int_eq(look_up("merged/m", "config.json"), 0);
-    assert_asked("m/config.json:");
+    assert_asked("m:x m/config.json:");
     ck_assert_int_eq(look_up("merged/m", "model.safetensors"), 0);
-    assert_asked(SHARD(1) ": " SHARD(2) ":");
+    assert_asked("m:x " SHARD(1) ": " SHARD(2) ":");
     ck_assert_int_eq(look_up("tensors/m", "model"), 0);
-    assert_asked(SHARD(1) ": " SHARD(2) ":");
+    assert_asked("m:x " SHARD(1) ": " SHARD(2) ":");
     ck_assert_int_eq(look_up("tensors/m/model", "b"), 0);
     assert_asked(SHARD(2) ":r");
     ck_assert_int_eq(look_up("shards/m", "model-00001-of-00002.safetensors"), 0);
-    assert_asked(SHARD(1) ":");
+    assert_asked("m:x " SHARD(1) ":");
 }
 END_TEST
 
@@ -126,7 +126,7 @@ END_TEST
 START_TEST(lookups_of_missing_names)
 {
     ck_assert_int_eq(look_up("merged/m", "missing"), -ENOENT);
-    assert_asked("m/missing:");
+    assert_asked("m:x m/missing:");
     ck_assert_int_eq(look_up("tensors/m/model", "missing"), -ENOENT);
     assert_asked(SHARD(1) ":r " SHARD(2) ":r " SHARD(1) ":r " SHARD(2) ":r");
     refuse("m", -EACCES, 9);
@@ -315,11 +315,11 @@ START_TEST(checkpoints_without_tensors)
     add_directory("bad");
     add_file("bad/model.safetensors", "garbage garbage", 15);
     ck_assert_int_eq(look_up("tensors/bad", "model"), 0);
-    assert_asked("bad/model.safetensors:");
+    assert_asked("bad:x bad/model.safetensors:");
     add_directory("none");
     add_file("none/model.safetensors.index.json", missing, strlen(missing));
     ck_assert_int_eq(look_up("tensors/none", "model"), 0);
-    assert_asked("none/model.safetensors.index.json:");
+    assert_asked("none:x none/model.safetensors.index.json:");
 }
 END_TEST
 

@@ -441,8 +441,8 @@ open_unless_excluded(int directory, const char *path, int flags)
 
 /*
  * Whether to open again because no descriptor was free. Every walk holds a few for a short time, so
- * many walks at once can use up a low limit. Waits while this one holds none, since walks that wait
- * with descriptors open would wait for each other.
+ * many walks at once can use up a low limit. The walk has closed its own before it waits, since
+ * walks that wait with descriptors open would wait for each other.
  */
 static bool
 no_descriptor_repeat(int fd, unsigned *repeats)

@@ -17,8 +17,8 @@ struct listing_private {
     bool unsettled; /* as in struct scan */
     uint64_t checked; /* monotonic_ms(); guarded by the directory's lock */
     char *names; /* of all entries, one after another */
-    char *unusable; /* names of links to no file or directory, likewise, except remote ones; ends
-                       with an empty name */
+    char *unusable; /* names of links that lead to neither a file nor a directory, except remote
+                       ones; ends with an empty name; NULL: none */
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
     const char **directories, **links;

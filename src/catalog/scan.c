@@ -262,7 +262,7 @@ scan_remote_names(struct scan *scan, const struct remote_names *before)
 
 /* ---- remote names of a listing ---- */
 
-/* Whether the listing must be made again if the target of the link changes: the link was unusable,
+/* Whether the listing must be made again if the target of the link changes: the link is unusable,
  * or leads to an index. */
 static bool
 remote_name_is_checked(const struct remote_name *remote)

@@ -51,7 +51,8 @@ struct scan {
     bool unsettled; /* the directory changed so recently that another change may not update its
                        times */
     struct buffer names;
-    struct buffer unusable; /* names of links to no file or directory, except remote ones */
+    struct buffer unusable; /* names of links that lead to neither a file nor a directory, except
+                               remote ones */
     struct scanned_entry *entries;
     size_t count;
     size_t directories, links; /* number of these entries */

@@ -120,7 +120,8 @@ lane_of_place(struct requests *requests, const struct view_place *place, uid_t u
     return lane;
 }
 
-/* Three quarters of what the file system may run and other users do not, and at least one. */
+/* A user may run three quarters of the threads that the file system may use and other users do not,
+ * but at least one. */
 static bool
 user_has_room(const struct lane *user)
 {

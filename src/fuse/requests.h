@@ -12,7 +12,7 @@
  *
  *   a name          4; 1 once its directory has 8
  *   a directory     32; 1 once its user has 32 in that file system
- *   a user          three quarters of what other users leave of the file system's
+ *   a user          three quarters of the file system's threads that other users do not use
  *   a file system   as many as are free, of REQUESTS_RUNNING
  *
  * An interrupted request, queued or running, is answered with EINTR once no request for its name
@@ -32,8 +32,8 @@
 
 enum {
     REQUESTS_RUNNING = 256, /* threads that may wait on storage at the same time */
-    REQUESTS_QUEUED = 16384, /* a user and a file system may queue as many as are free; beyond
-                              * that, EBUSY */
+    REQUESTS_QUEUED = 16384, /* a file system may queue as many as stay free, a user as many as then
+                              * stay free for its file system; beyond that, EBUSY */
     REQUESTS_GRACE_MS = 1000,
 };
 

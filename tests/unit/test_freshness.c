@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When the catalog checks the files of a checkpoint, and which callers wait for that. The linker
- * replaces the clock, time stamps and functions of the source by ones that the test controls. */
+ * replaces the clock, time stamps and some source functions with ones that the test controls. */
 #include "base/clock.h"
 #include "base/timestamp.h"
 #include "catalog/private.h"

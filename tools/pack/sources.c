@@ -116,10 +116,9 @@ add_origin_shards(struct sources *sources, const struct mount_origin *origin, co
     if (!origin->shards) /* there are too many names for an xattr */
         error = add_source_directory(sources, origin->directory, path, depth);
     for (uint32_t i = 0; !error && i < origin->shard_count; i++)
-        error = origin->shards
-                    ? add_reported_file(sources, origin->directory, origin->shards[i],
-                                        origin->shard_versions[i], path, depth)
-                    : add_reported_version(sources, origin->shard_versions[i], path);
+        error = origin->shards ? add_reported_file(sources, origin->directory, origin->shards[i],
+                                                   origin->shard_versions[i], path, depth)
+                               : add_reported_version(sources, origin->shard_versions[i], path);
     return error;
 }
 

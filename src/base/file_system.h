@@ -38,13 +38,4 @@ file_system_is_local(const struct statfs *fs)
     }
 }
 
-/* The same for the file system of an open file. May wait for its server. */
-static inline bool
-file_system_of_fd_is_local(int fd)
-{
-    struct statfs fs;
-
-    return fstatfs(fd, &fs) == 0 && file_system_is_local(&fs);
-}
-
 #endif

@@ -3,7 +3,6 @@
 
 #include "base/array.h"
 #include "base/eintr.h"
-#include "base/file_system.h"
 #include "base/open.h"
 #include "base/text.h"
 #include "base/timestamp.h"
@@ -456,8 +455,7 @@ scan_directory(struct scan *scan, struct remote_names *before, struct file_ident
         return scan->fd;
     error = file_identity_from_fd(identity, scan->fd);
     if (!error)
-        scan->unsettled =
-            timestamp_settle_ns(&identity->changed, file_system_of_fd_is_local(scan->fd)) > 0;
+        scan->unsettled = timestamp_settle_ns(&identity->changed, true) > 0;
     if (scan->dir->catalog->queries && identity->mount)
         scan->remotes.mounts = (struct open_mounts){1, {identity->mount}};
     if (!error)

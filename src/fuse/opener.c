@@ -399,6 +399,15 @@ close_passed(int fd, bool is_local)
         close(fd);
 }
 
+/* May wait for the server of the file system. */
+static bool
+is_on_local_file_system(int fd)
+{
+    struct statfs fs;
+
+    return fstatfs(fd, &fs) == 0 && file_system_is_local(&fs);
+}
+
 static void *
 serve_channel(void *arg)
 {
@@ -417,7 +426,7 @@ serve_channel(void *arg)
          * /proc. */
         credentials_assume(&server->opener->process, &server->opener->process);
         answer_question(server, (size_t)got, &answer, &fd);
-        is_local = fd >= 0 && file_system_of_fd_is_local(fd);
+        is_local = fd >= 0 && is_on_local_file_system(fd);
         send_with_fd(server->channel, &answer, sizeof(answer), fd);
         if (fd >= 0)
             close_passed(fd, is_local);

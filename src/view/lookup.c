@@ -123,6 +123,14 @@ lookup_source_file(struct lookup *lookup, bool is_shard)
     return lookup_node(lookup, &wanted);
 }
 
+/* Permission to search the directory. */
+static errint_t
+access_search(struct lookup *lookup)
+{
+    return access_directory(lookup->view, lookup->caller, source_dir_path(lookup->parent->dir),
+                            X_OK, NULL);
+}
+
 /* Permission to look up a name that is generated from a checkpoint. If links among its files lead
  * to where the caller may not look, the name does not exist for them: whether it does depends on
  * the content of these files. */
@@ -134,11 +142,17 @@ access_generated_name(struct lookup *lookup, const struct checkpoint *checkpoint
     return error == -EACCES ? -ENOENT : error;
 }
 
-/* Replaces -ENOENT if the file is missing only because a shard cannot be opened now. */
+/* Replaces -ENOENT if the file is missing only because a shard cannot be opened now; for callers
+ * who may look the name up, since the reason would tell others about the shard. */
 static errint_t
-absent_or_passing(const struct checkpoint *checkpoint, errint_t error)
+absent_or_passing(struct lookup *lookup, const struct checkpoint *checkpoint, errint_t error)
 {
-    return error == -ENOENT && checkpoint->passing_error ? checkpoint->passing_error : error;
+    errint_t refused;
+
+    if (error != -ENOENT || !checkpoint->passing_error)
+        return error;
+    refused = access_generated_name(lookup, checkpoint);
+    return refused ? refused : checkpoint->passing_error;
 }
 
 static errint_t
@@ -151,9 +165,8 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
 
     if (error)
         return error;
-    error = access_generated_name(lookup, checkpoint);
-    if (!error && checkpoint->is_absent)
-        error = absent_or_passing(checkpoint, -ENOENT);
+    error = checkpoint->is_absent ? absent_or_passing(lookup, checkpoint, -ENOENT)
+                                  : access_generated_name(lookup, checkpoint);
     if (!error) {
         stat_tensors(checkpoint, lookup->inode, lookup->st);
         error = lookup_node(lookup, &wanted);
@@ -173,10 +186,10 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
     if (error)
         return error;
     wanted.inode = lookup->inode;
-    error = access_generated_name(lookup, wanted.checkpoint);
+    error = absent_or_passing(lookup, wanted.checkpoint,
+                              derived_size(wanted.checkpoint, &view->options, &made, &wanted.size));
     if (!error)
-        error = absent_or_passing(wanted.checkpoint, derived_size(wanted.checkpoint, &view->options,
-                                                                  &made, &wanted.size));
+        error = access_generated_name(lookup, wanted.checkpoint);
     if (error) {
         checkpoint_unref(wanted.checkpoint);
         return error;
@@ -214,10 +227,8 @@ lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
 
     if (error)
         return error;
-    error = access_generated_name(lookup, checkpoint);
-    if (!error)
-        error = absent_or_passing(checkpoint,
-                                  derived_parts(checkpoint, &lookup->view->options, &parts));
+    error = absent_or_passing(lookup, checkpoint,
+                              derived_parts(checkpoint, &lookup->view->options, &parts));
     checkpoint_unref(checkpoint);
     if (error)
         return error;
@@ -269,43 +280,67 @@ lookup_recut(struct lookup *lookup, const struct dir_listing *listing)
     return error;
 }
 
+/* Whether the lookup of a name may read headers. `entry` is NULL if the name is not listed: it may
+ * be that of a re-cut file. */
+static bool
+lookup_reads_headers(const struct dir_listing *listing, const struct dir_entry *entry)
+{
+    switch (entry ? entry->kind : ENTRY_RECUT) {
+    case ENTRY_DIRECTORY:
+    case ENTRY_SIDE_FILE:
+    case ENTRY_INDEX:
+    case ENTRY_SHARD:
+        return false;
+    case ENTRY_RECUT:
+        return listing->recut_count > 0;
+    default:
+        return true;
+    }
+}
+
+static errint_t
+lookup_entry(struct lookup *lookup, const struct dir_listing *listing,
+             const struct dir_entry *entry)
+{
+    struct node *parent = lookup->parent;
+
+    switch (entry ? entry->kind : ENTRY_RECUT) {
+    case ENTRY_DIRECTORY:
+        return lookup_source_directory(lookup, source_dir_child(parent->dir, lookup->name),
+                                       parent->view);
+    case ENTRY_SIDE_FILE:
+    case ENTRY_INDEX:
+    case ENTRY_SHARD:
+        return lookup_source_file(lookup, entry->kind == ENTRY_SHARD);
+    case ENTRY_UNCONVERTED:
+        return lookup_unconverted_file(lookup, listing, entry);
+    case ENTRY_TENSORS:
+        return lookup_tensors_directory(lookup, listing, entry);
+    case ENTRY_MADE:
+        if (!entry->if_another || current_has_another(parent, listing, entry))
+            return lookup_made_file(lookup, listing, entry, entry->made);
+        return -ENOENT;
+    case ENTRY_RECUT:
+        return lookup_recut(lookup, listing);
+    }
+    return -ENOENT;
+}
+
 static errint_t
 lookup_listed(struct lookup *lookup)
 {
-    struct node *parent = lookup->parent;
     struct dir_listing *listing;
     const struct dir_entry *entry;
-    errint_t error = current_listing(lookup->view, parent, &listing);
+    errint_t error = current_listing(lookup->view, lookup->parent, &listing);
 
     if (error)
         return error;
     entry = dir_listing_find(listing, lookup->name);
-    switch (entry ? entry->kind : ENTRY_RECUT) {
-    case ENTRY_DIRECTORY:
-        error = lookup_source_directory(lookup, source_dir_child(parent->dir, lookup->name),
-                                        parent->view);
-        break;
-    case ENTRY_SIDE_FILE:
-    case ENTRY_INDEX:
-    case ENTRY_SHARD:
-        error = lookup_source_file(lookup, entry->kind == ENTRY_SHARD);
-        break;
-    case ENTRY_UNCONVERTED:
-        error = lookup_unconverted_file(lookup, listing, entry);
-        break;
-    case ENTRY_TENSORS:
-        error = lookup_tensors_directory(lookup, listing, entry);
-        break;
-    case ENTRY_MADE:
-        if (!entry->if_another || current_has_another(parent, listing, entry))
-            error = lookup_made_file(lookup, listing, entry, entry->made);
-        else
-            error = -ENOENT;
-        break;
-    case ENTRY_RECUT:
-        error = lookup_recut(lookup, listing);
-        break;
-    }
+    /* Otherwise metrics, which all users may read, would reveal which names exist. */
+    if (lookup_reads_headers(listing, entry))
+        error = access_search(lookup);
+    if (!error)
+        error = lookup_entry(lookup, listing, entry);
     dir_listing_unref(listing);
     return error;
 }
@@ -329,7 +364,7 @@ access_missing_name(struct lookup *lookup)
     is_remote = listing_lane(listing->listing, lookup->name) != 0;
     dir_listing_unref(listing);
     if (is_remote)
-        return 0;
+        return access_search(lookup);
     error = access_name(lookup->view, lookup->caller, source_dir_path(dir), lookup->name);
     /* -ELOOP: the link leads into the mount itself, and is left out. */
     return error == -ENOENT || error == -ELOOP ? 0 : error;
@@ -338,22 +373,16 @@ access_missing_name(struct lookup *lookup)
 static errint_t
 lookup_in_directory(struct lookup *lookup)
 {
-    struct source_dir *dir = lookup->parent->dir;
-    bool is_page =
-        lookup->parent == lookup->view->root && strcmp(lookup->name, view_pages_name) == 0;
-    errint_t error = 0, refused = 0;
+    errint_t error, refused = 0;
 
-    /* Checked first: otherwise metrics would reveal which names exist. */
-    if (lookup->is_checked)
-        error = access_directory(lookup->view, lookup->caller, source_dir_path(dir), X_OK, NULL);
-    if (error)
-        return error;
-    if (is_page)
-        return lookup_pages_directory(lookup);
+    if (lookup->parent == lookup->view->root && strcmp(lookup->name, view_pages_name) == 0) {
+        error = access_search(lookup);
+        return error ? error : lookup_pages_directory(lookup);
+    }
     error = lookup_listed(lookup);
     if (error == -ENOENT) {
         /* The file may be newer than the listing. */
-        source_dir_expire_listing(dir);
+        source_dir_expire_listing(lookup->parent->dir);
         error = lookup_listed(lookup);
     }
     if (error && error != -EACCES)
@@ -373,7 +402,8 @@ lookup_in_tensors_once(struct lookup *lookup)
 
     if (error)
         return error;
-    error = absent_or_passing(set->checkpoint, tensor_set_find(set, lookup->name, &position));
+    error =
+        absent_or_passing(lookup, set->checkpoint, tensor_set_find(set, lookup->name, &position));
     if (error)
         refused = access_shards(view, lookup->caller, set->checkpoint, R_OK);
     else

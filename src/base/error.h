@@ -7,9 +7,25 @@
 #define FSTFS_BASE_ERROR_H
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef int errint_t;
+
+/* Whether the process or the system has no free descriptor. */
+static inline bool
+error_is_no_descriptor(errint_t error)
+{
+    return error == -EMFILE || error == -ENFILE;
+}
+
+/* Whether the process lacks memory or descriptors. That says nothing about the file, and may not
+ * occur again. */
+static inline bool
+error_is_lack(errint_t error)
+{
+    return error == -ENOMEM || error_is_no_descriptor(error);
+}
 
 /*
  * Why something was refused. `rule` is the name of the broken rule, in the style of the safetensors

@@ -447,7 +447,7 @@ open_unless_excluded(int directory, const char *path, int flags)
 static bool
 no_descriptor_repeat(int fd, unsigned *repeats)
 {
-    if ((fd != -EMFILE && fd != -ENFILE) || *repeats == NO_DESCRIPTOR_REPEATS_MOST)
+    if (!error_is_no_descriptor(fd) || *repeats == NO_DESCRIPTOR_REPEATS_MOST)
         return false;
     ++*repeats;
     nanosleep(&(struct timespec){0, NO_DESCRIPTOR_PAUSE_NS}, NULL);

@@ -262,7 +262,7 @@ version_open(struct backing *backing, int fd)
     if (!lease_use(backing) && !needs_no_lease(backing))
         error = fd >= 0 ? open_with(backing, fd) : open_by_path(backing);
     /* Out of descriptors: reads are verified by time stamps, as without leases. */
-    if ((error == -EMFILE || error == -ENFILE) && atomic_load(&backing->settled))
+    if (error_is_no_descriptor(error) && atomic_load(&backing->settled))
         error = 0;
     if (!error && atomic_load(&backing->stale))
         error = -ESTALE;

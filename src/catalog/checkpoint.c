@@ -395,7 +395,7 @@ static void
 summarize_refused_shard(struct checkpoint *checkpoint, const struct shard *shard)
 {
     mark_unsound(checkpoint, "a shard is refused");
-    if (shard->error == -ETXTBSY || shard->error == -EMFILE || shard->error == -ENFILE)
+    if (shard->error == -ETXTBSY || error_is_no_descriptor(shard->error))
         checkpoint->passing_error = shard->error;
     /* Files that are not checkpoints may have the same suffix; they are not reported. */
     if (shard->error != -ENOMSG || !checkpoint->is_absent)

@@ -63,13 +63,6 @@ report_left_out(const struct scan *scan, const char *name, const char *text)
     problem_set_add(scan->problems, name, "left out: %s", text);
 }
 
-/* Whether the error says nothing about the file, and may not occur again. */
-static bool
-is_transient_error(errint_t error)
-{
-    return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
-}
-
 /* Whether a link leads to a file or directory. `error`: of stat(2), following links. */
 static bool
 is_usable_target(errint_t error, const struct file_identity *identity)
@@ -218,7 +211,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
     const struct name_query *query = remote->query;
 
     if (has_full_answer(query)) {
-        if (is_transient_error(query->error))
+        if (error_is_lack(query->error))
             return query->error;
         remote->is_answered = true;
         remote->lane = name_query_lane(query);
@@ -365,7 +358,7 @@ scan_link(struct scan *scan, const char *name, bool is_link)
         error = stat_through_links(scan->fd, name, &identity);
     if (error == -EREMOTE && mount)
         return add_remote_name(&scan->remotes, name, mount);
-    if (is_transient_error(error))
+    if (error_is_lack(error))
         return error;
     if (is_link && !is_usable_target(error, &identity))
         buffer_add(&scan->unusable, name, strlen(name) + 1);

@@ -574,7 +574,7 @@ descriptors_acquire(struct descriptors *descriptors, struct backing *backing, en
         descriptors->open--;
         pthread_cond_broadcast(&descriptors->released);
         /* The process is out of descriptors: close one of these and try again. */
-        out_of_descriptors = fd == -EMFILE || fd == -ENFILE;
+        out_of_descriptors = error_is_no_descriptor(fd);
         if (fd < 0 && (!out_of_descriptors || descriptors->open == 0))
             break;
     }

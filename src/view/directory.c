@@ -219,17 +219,9 @@ struct conditions {
     uint32_t *conditional; /* indices of conditional entries */
     size_t count; /* of these */
     uint32_t *files; /* by entry, the number of files of a conditional one; 0: none */
-    _Atomic(errint_t) error; /* lack of memory or descriptors, see is_lack() */
+    _Atomic(errint_t) error; /* error_is_lack(): a name would be missing; 0: none */
     bool *denied; /* by link of the listing: the caller may not follow it; NULL: none */
 };
-
-/* Whether the error is a lack of memory or descriptors. It fails the listing, since omitting the
- * name would be wrong. */
-static bool
-is_lack(errint_t error)
-{
-    return error == -ENOMEM || error == -EMFILE || error == -ENFILE;
-}
 
 /* ---- links that the caller may not follow ---- */
 
@@ -300,7 +292,7 @@ find_denied_links(struct conditions *conditions, const struct caller *caller)
         error = listing_lane(listing, listing->links[i])
                     ? 0
                     : access_name(view, caller, directory, listing->links[i]);
-        if (is_lack(error))
+        if (error_is_lack(error))
             return error;
         conditions->denied[i] = error != 0;
     }
@@ -325,11 +317,11 @@ count_entry_files(void *arg, size_t at)
         error = group_known_checkpoint(dir_entry_group(conditions->listing, entry), &checkpoint);
     else
         error = current_checkpoint(conditions->node, conditions->listing, entry, &checkpoint);
-    if (is_lack(error))
+    if (error_is_lack(error))
         atomic_store(&conditions->error, error);
     if (error)
         return;
-    if (is_lack(checkpoint->passing_error) && !dir_entry_lane(conditions->listing, entry))
+    if (error_is_lack(checkpoint->passing_error) && !dir_entry_lane(conditions->listing, entry))
         atomic_store(&conditions->error, checkpoint->passing_error);
     if (entry->kind == ENTRY_RECUT)
         derived_parts(checkpoint, options, &conditions->files[i]);

@@ -275,8 +275,7 @@ find_origin(const struct mount_origin *origin, struct found *found)
                                      : find_directory(origin->directory, found);
 
     if (!error) {
-        error = origin->shards && origin->shard_count ? find_shards(origin, found)
-                                                      : find_stem(origin, found);
+        error = origin->shards ? find_shards(origin, found) : find_stem(origin, found);
         fail_of_origin(origin, error);
     }
     if (!error)

@@ -221,7 +221,7 @@ shards_member(const cJSON *object, struct mount_origin *origin)
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(object, "shards"), *item;
     int count = cJSON_GetArraySize(list);
 
-    if (!list)
+    if (count == 0)
         return versions_member(object, origin);
     origin->shards = calloc((size_t)count + 1, sizeof(*origin->shards));
     origin->shard_versions = calloc((size_t)count + 1, sizeof(*origin->shard_versions));

@@ -128,21 +128,6 @@ take_input_shard(const struct pack_options *options, struct inputs *inputs, stru
 
 /* ---- checkpoints ---- */
 
-/* Adds a file of the checkpoint to the sources. */
-static errint_t
-add_input_source(struct inputs *inputs, const struct found *found, const char *name,
-                 struct reason *reason)
-{
-    errint_t error;
-    char *path = path_join(found->directory, name);
-
-    if (!path)
-        return reason_no_memory(reason);
-    error = sources_add(&inputs->sources, path);
-    free(path);
-    return error ? reason_no_memory(reason) : 0;
-}
-
 /* Adds the index of a checkpoint to the sources, and its side files to those to be copied. */
 static errint_t
 take_other_files(const struct pack_options *options, struct inputs *inputs,
@@ -152,8 +137,9 @@ take_other_files(const struct pack_options *options, struct inputs *inputs,
 
     if (found->one_file)
         return 0;
-    if (found->group->index)
-        error = add_input_source(inputs, found, found->group->index, reason);
+    if (found->group->index &&
+        sources_add_in(&inputs->sources, found->directory, found->group->index))
+        error = reason_no_memory(reason);
     if (!error && options_make_shards(options) && !options->tensors_only)
         error = side_add(&inputs->side, found, path, reason);
     return error;
@@ -220,9 +206,9 @@ take_input_checkpoint(const struct pack_options *options, struct inputs *inputs,
 
         if (found->one_file && strcmp(shard->name, found->name) != 0)
             continue;
-        error = add_input_source(inputs, found, shard->name, reason);
-        if (!error)
-            error = take_input_shard(options, inputs, shard, reason);
+        error = sources_add_in(&inputs->sources, found->directory, shard->name)
+                    ? reason_no_memory(reason)
+                    : take_input_shard(options, inputs, shard, reason);
     }
     if (!error)
         error = take_other_files(options, inputs, found, path, reason);

@@ -69,17 +69,6 @@ add_side_file(struct side_files *files, const struct found *found, const char *n
     return reason_no_memory(reason);
 }
 
-static errint_t
-add_side_source(struct side_files *files, const struct found *found, const char *name,
-                struct reason *reason)
-{
-    char *path = path_join(found->directory, name);
-    errint_t error = path ? sources_add(&files->sources, path) : -ENOMEM;
-
-    free(path);
-    return error ? reason_no_memory(reason) : 0;
-}
-
 /* Adds a name to a list that shows the first NAMES_SHOWN. */
 static void
 add_shown_name(struct buffer *shown, size_t count, const char *name)
@@ -170,10 +159,9 @@ side_add(struct side_files *files, const struct found *found, const char *path,
 
         if (name[0] == '.' || is_weights_file(name))
             continue;
-        error = add_side_source(files, found, name, reason);
-        if (error)
-            break;
-        if (side_files_have(files, before, name))
+        if (sources_add_in(&files->sources, found->directory, name))
+            error = reason_no_memory(reason);
+        else if (side_files_have(files, before, name))
             add_shown_name(&duplicates, duplicate_count++, name);
         else
             error = add_side_file(files, found, name, reason);

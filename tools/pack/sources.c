@@ -155,6 +155,16 @@ sources_add(struct sources *sources, const char *path)
     return add_input_path(sources, path, path, 0);
 }
 
+errint_t
+sources_add_in(struct sources *sources, const char *directory, const char *name)
+{
+    char *path = path_join(directory, name);
+    errint_t error = path ? sources_add(sources, path) : -ENOMEM;
+
+    free(path);
+    return error;
+}
+
 static bool
 is_same_time(const struct timespec *a, const struct timespec *b)
 {

@@ -39,6 +39,8 @@ struct sources {
 /* Adds an input file and, if it is on a mount of fstfs or on a mount that passes on its xattrs, the
  * source files that contain its bytes. -ENOMEM. */
 errint_t sources_add(struct sources *sources, const char *path);
+/* The same for the file `name` in the directory at `directory`. */
+errint_t sources_add_in(struct sources *sources, const char *directory, const char *name);
 
 /* Returns the input path that led to the file `name` in an open directory, following links; NULL if
  * the file is not an input. */

@@ -86,6 +86,13 @@ def list_again(fd):
     os.listdir(fd)
 
 
+def set_rules(file, *rules):
+    """Replaces the rules of slowfs."""
+    new = file.with_suffix(".new")
+    new.write_text("".join(f"{rule}\n" for rule in rules))
+    os.rename(new, file)
+
+
 class Hanging:
     """A source with a checkpoint on good storage, `good`, and a mount of slowfs, `slow`:
     `slow/other` always answers, and `slow/h` only while the test permits it."""
@@ -115,9 +122,7 @@ class Hanging:
         return self.m
 
     def set(self, *rules):
-        new = self.file.with_suffix(".new")
-        new.write_text("".join(f"{rule}\n" for rule in rules))
-        os.rename(new, self.file)
+        set_rules(self.file, *rules)
 
     def kernel(self):
         return child(self.m.status, user=self.m.user)["kernel"]
@@ -347,8 +352,7 @@ def test_reads_of_another_file_system(mount, place, callers, what, method):
         group.add(open_and_read, [view for view, _ in hung[i::3]], place / f"opened{i}",
                   place / "go")
     assert eventually(lambda: all((place / f"opened{i}").exists() for i in range(3)), LIMIT)
-    rules.with_suffix(".new").write_text(f"{what.split('-')[0]} * hang\n")
-    os.rename(rules.with_suffix(".new"), rules)
+    set_rules(rules, f"{what.split('-')[0]} * hang")
     (place / "go").touch()
     assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] >= len(hung), LIMIT), \
         child(m.metrics)["fstfs_reads_in_flight"]
@@ -436,8 +440,7 @@ def test_close_of_another_file_system(mount, place):
             os.symlink(place / name / file, source.path(file))
     m = mount(source.root)
     assert set(child(os.listdir, m / "merged", seconds=LIMIT)) == set(real)
-    rules.with_suffix(".new").write_text("flush * hang\n")
-    os.rename(rules.with_suffix(".new"), rules)
+    set_rules(rules, "flush * hang")
     try:
         for i in range(8):
             for name in ("hung", "well"):

@@ -424,6 +424,19 @@ references_of(struct table_cache *cache, const struct backing *backing)
     return references;
 }
 
+/* Fills the budget, and makes two readers of one file. */
+static struct caching *
+two_readers(struct reader readers[2])
+{
+    struct caching *caching = caching_new(10 * ST_PARSE_FACTOR * 200000);
+
+    ck_assert_int_eq(header_budget_take(&caching->budget, caching->budget.limit), 0);
+    readers[0] = (struct reader){.caching = caching};
+    readers[0].fd = long_file(200000, &readers[0].backing);
+    readers[1] = readers[0];
+    return caching;
+}
+
 /* Starts two threads while the budget is full: the first waits in the budget, the second for the
  * table of the first. */
 static void
@@ -453,14 +466,10 @@ finish_readers(struct caching *caching, struct reader readers[2], const pthread_
  * parse: its own descriptor cannot be read. */
 START_TEST(test_two_threads_parse_once)
 {
-    struct caching *caching = caching_new(10 * ST_PARSE_FACTOR * 200000);
     struct reader readers[2];
+    struct caching *caching = two_readers(readers);
     pthread_t threads[2];
 
-    ck_assert_int_eq(header_budget_take(&caching->budget, caching->budget.limit), 0);
-    readers[0] = (struct reader){.caching = caching};
-    readers[0].fd = long_file(200000, &readers[0].backing);
-    readers[1] = readers[0];
     readers[1].fd = -1;
     start_readers(caching, readers, threads);
     finish_readers(caching, readers, threads);
@@ -476,14 +485,10 @@ END_TEST
 /* The same, but the file changes while the first thread parses it: the second parses it again. */
 START_TEST(test_backing_becomes_stale_while_it_is_parsed)
 {
-    struct caching *caching = caching_new(10 * ST_PARSE_FACTOR * 200000);
     struct reader readers[2];
+    struct caching *caching = two_readers(readers);
     pthread_t threads[2];
 
-    ck_assert_int_eq(header_budget_take(&caching->budget, caching->budget.limit), 0);
-    readers[0] = (struct reader){.caching = caching};
-    readers[0].fd = long_file(200000, &readers[0].backing);
-    readers[1] = readers[0];
     readers[1].backing = backing_new(AT_FDCWD, "another name", &readers[0].backing->identity);
     ck_assert_ptr_nonnull(readers[1].backing);
     start_readers(caching, readers, threads);

@@ -142,8 +142,8 @@ access_generated_name(struct lookup *lookup, const struct checkpoint *checkpoint
     return error == -EACCES ? -ENOENT : error;
 }
 
-/* Replaces -ENOENT if the file is missing only because a shard cannot be opened now; for callers
- * who may look the name up, since the reason would tell others about the shard. */
+/* Replaces -ENOENT if the file is missing only because a shard cannot be opened now, unless the
+ * caller may not know that the shard exists. */
 static errint_t
 absent_or_passing(struct lookup *lookup, const struct checkpoint *checkpoint, errint_t error)
 {

@@ -300,9 +300,8 @@ START_TEST(makes_queries_without_known_lock)
 }
 END_TEST
 
-/* The directory may change, with the same time stamp, between the moment when its names are read
- * and the end of reading its index: the listing is not settled although the time stamp is by then.
- */
+/* While an index is read, the directory may change without getting another time stamp. So a listing
+ * whose time stamp settles only meanwhile must be made again. */
 START_TEST(listing_is_settled_before_names_are_read)
 {
     struct listing *before, *after;

@@ -23,6 +23,7 @@ enum { NO_DESCRIPTOR_REPEATS_MOST = 50, NO_DESCRIPTOR_PAUSE_NS = 5000000 };
 
 static int (*other_opener)(int directory, const char *path, int flags);
 static _Atomic(dev_t) excluded; /* 0: none */
+static const struct open_owner_rules *owner_rules; /* NULL: owners of links are not checked */
 
 void
 open_set_other(int (*other)(int directory, const char *path, int flags))
@@ -36,6 +37,12 @@ open_exclude(dev_t device)
     atomic_store(&excluded, device);
 }
 
+void
+open_check_link_owners(const struct open_owner_rules *rules)
+{
+    owner_rules = rules;
+}
+
 static int
 openat_retry(int directory, const char *path, int flags)
 {
@@ -43,7 +50,7 @@ openat_retry(int directory, const char *path, int flags)
     int fd;
 
     do
-        fd = openat(directory, path, flags);
+        fd = openat(directory, path, flags & ~OPEN_KNOWN_FILE);
     while (fd < 0 && eintr_repeat(&repeats));
     return fd < 0 ? -errno : fd;
 }
@@ -59,6 +66,12 @@ open_again(int fd, int flags)
 
 /* ---- resolving a path without the kernel ---- */
 
+/* A link whose owner is checked while its target is being resolved. */
+struct user_link {
+    uid_t owner;
+    size_t end; /* the length of path_walk.rest once the target is reached */
+};
+
 /* A path resolution in progress. */
 struct path_walk {
     int at; /* the directory reached, opened with O_PATH; the first is the caller's */
@@ -70,6 +83,9 @@ struct path_walk {
     const struct open_mounts *mounts; /* see open_local(); NULL: any */
     uint64_t root_mount; /* of "/", once an absolute link was followed */
     uint64_t refused_mount; /* set on -EREMOTE */
+    struct user_link user_links[MOST_LINKS]; /* each within the one before */
+    unsigned user_link_count;
+    dev_t owners_device; /* the last device that all their owners may access */
 };
 
 /* What the walk needs to know of a file. */
@@ -159,18 +175,101 @@ walk_may_enter(struct path_walk *walk, const struct walk_stat *st)
     return walk->refused_mount == 0;
 }
 
+/* ---- owners of links ---- */
+
+/* Whether a user may have, or can get, this permission (R_OK or X_OK). The user may be in any
+ * group; a right of an access control list is also in the mode of the group. */
+static bool
+may_have_permission(const struct stat *st, uid_t user, unsigned mask)
+{
+    return st->st_uid == user || ((st->st_mode >> 3 | st->st_mode) & mask) == mask;
+}
+
+/* Begins the check of a link whose text now precedes the last `left` bytes of the rest. */
+static void
+walk_enter_link(struct path_walk *walk, const struct walk_stat *link, size_t left)
+{
+    uid_t owner;
+
+    if (!walk->rules->checks_owners)
+        return;
+    owner = owner_rules->owner_of(link->owner, link->device);
+    if (owner == 0 || owner == walk->rules->user)
+        return;
+    walk->user_links[walk->user_link_count++] = (struct user_link){.owner = owner, .end = left};
+    walk->owners_device = link->device;
+}
+
+/* -EPERM: one of the owners cannot search the directory of `fd` (X_OK), or read it if it is a file
+ * (R_OK). May wait for its file system. */
+static errint_t
+walk_check_owners(const struct path_walk *walk, int fd, unsigned mask)
+{
+    struct stat st;
+
+    if (walk->user_link_count == 0)
+        return 0;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (mask == R_OK && !S_ISREG(st.st_mode))
+        return 0;
+    for (unsigned i = 0; i < walk->user_link_count; i++)
+        if (!may_have_permission(&st, walk->user_links[i].owner, mask))
+            return -EPERM;
+    return 0;
+}
+
+/* Ends the checks of links whose target has been reached. Returns as walk_check_owners(). */
+static errint_t
+walk_leave_links(struct path_walk *walk)
+{
+    size_t left = strlen(walk->rest);
+    errint_t error = left == 0 ? walk_check_owners(walk, walk->at, R_OK) : 0;
+
+    while (walk->user_link_count && left <= walk->user_links[walk->user_link_count - 1].end)
+        walk->user_link_count--;
+    return error;
+}
+
+/* ---- permissions ---- */
+
+/* Whether the directory of `fd` may be searched. */
+static errint_t
+walk_permit_search(const struct path_walk *walk, int fd)
+{
+    const struct open_rules *rules = walk->rules;
+    errint_t error = rules->permits ? rules->permits(rules->arg, fd, X_OK) : 0;
+
+    return error ? error : walk_check_owners(walk, fd, X_OK);
+}
+
 static errint_t
 walk_permit_device(struct path_walk *walk, int fd, dev_t device)
 {
     const struct open_rules *rules = walk->rules;
-    errint_t error;
+    errint_t error = 0;
 
-    if (!rules->permits_device || device == walk->permitted)
-        return 0;
-    error = rules->permits_device(rules->arg, fd, device);
-    if (!error)
-        walk->permitted = device;
-    return error;
+    if (rules->permits_device && device != walk->permitted)
+        error = rules->permits_device(rules->arg, fd, device);
+    if (error)
+        return error;
+    walk->permitted = device;
+    for (unsigned i = 0; device != walk->owners_device && i < walk->user_link_count; i++)
+        if (!owner_rules->permits(walk->user_links[i].owner, fd, device))
+            return -EPERM;
+    walk->owners_device = device;
+    return 0;
+}
+
+/* Whether the walk may go on to the file of `fd`. */
+static errint_t
+walk_enter(struct path_walk *walk, int fd, const struct walk_stat *st)
+{
+    if (st->device == atomic_load(&excluded))
+        return -EXDEV;
+    if (!walk_may_enter(walk, st))
+        return -EREMOTE;
+    return walk_permit_device(walk, fd, st->device);
 }
 
 /* Opens the next name. O_DIRECTORY triggers automounts, so a walk that is restricted to some mounts
@@ -275,16 +374,14 @@ is_same_directory(const struct walk_stat *a, const struct walk_stat *b)
 static int
 walk_open_parent(struct path_walk *walk, int fd, struct walk_stat *st)
 {
-    errint_t error = walk->rules->permits ? walk->rules->permits(walk->rules->arg, fd, X_OK) : 0;
+    errint_t error = walk_permit_search(walk, fd);
     int parent = error ? error : openat_retry(fd, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
 
     if (parent < 0)
         return parent;
     error = stat_cached(parent, st);
-    if (!error && st->device == atomic_load(&excluded))
-        error = -EXDEV;
     if (!error)
-        error = walk_permit_device(walk, parent, st->device);
+        error = walk_enter(walk, parent, st);
     if (!error)
         return parent;
     close(parent);
@@ -323,8 +420,9 @@ walk_has_climbed(const struct path_walk *walk, const char *name)
 {
     const char *rest = walk->rest;
     bool climbs_on = rest[0] == '.' && rest[1] == '.' && (rest[2] == '/' || rest[2] == '\0');
+    bool checks = walk->rules->checks_owners ? walk->user_link_count > 0 : walk->rules->top >= 0;
 
-    return walk->rules->top >= 0 && strcmp(name, "..") == 0 && !climbs_on;
+    return checks && strcmp(name, "..") == 0 && !climbs_on;
 }
 
 /* Whether the user may access the file system that the walk begins on. */
@@ -345,22 +443,18 @@ walk_step(struct path_walk *walk, bool to_directory)
 {
     char name[NAME_MAX + 1];
     errint_t error = walk_next_name(walk, name);
+    size_t left = strlen(walk->rest);
     struct walk_stat st;
     int fd;
 
-    if (!error && walk->rules->permits)
-        error = walk->rules->permits(walk->rules->arg, walk->at, X_OK);
+    if (!error)
+        error = walk_permit_search(walk, walk->at);
     if (error)
         return error;
     fd = walk_open_name(walk, name, to_directory || walk->rest[0], &st);
     if (fd < 0)
         return fd;
-    if (st.device == atomic_load(&excluded))
-        error = -EXDEV;
-    else if (!walk_may_enter(walk, &st))
-        error = -EREMOTE;
-    else
-        error = walk_permit_device(walk, fd, st.device);
+    error = walk_enter(walk, fd, &st);
     if (!error && !S_ISLNK(st.mode)) {
         walk_to(walk, fd);
         return walk_has_climbed(walk, name) ? walk_search_ancestors(walk) : 0;
@@ -369,6 +463,8 @@ walk_step(struct path_walk *walk, bool to_directory)
         error = -ELOOP;
     if (!error)
         error = may_follow(walk->at, &st, walk->rules->user) ? walk_link(walk, fd) : -EACCES;
+    if (!error)
+        walk_enter_link(walk, &st, left);
     close(fd);
     return error;
 }
@@ -391,8 +487,11 @@ open_by_walk(int directory, const char *path, int flags, const struct open_rules
         return -ENAMETOOLONG;
     memcpy(walk.rest, path, length + 1);
     error = walk_permit_start(&walk);
-    while (!error && walk.rest[0])
+    while (!error && walk.rest[0]) {
         error = walk_step(&walk, flags & O_DIRECTORY);
+        if (!error)
+            error = walk_leave_links(&walk);
+    }
     if (error) {
         walk_to(&walk, -1);
         if (error == -EREMOTE && refused)
@@ -420,23 +519,47 @@ reopen(int fd, int flags)
 
 /* ---- opening ---- */
 
+static struct open_rules
+own_rules(int flags)
+{
+    bool checks = owner_rules && !(flags & OPEN_KNOWN_FILE);
+
+    return (struct open_rules){
+        .user = geteuid(), .checks_owners = checks, .top = checks ? owner_rules->top : -1};
+}
+
+/* As open_unless_excluded(). -ENOENT and *no_proc: the file exists, but /proc is not mounted. */
+static int
+open_in_process(int directory, const char *path, int flags, bool *no_proc)
+{
+    const struct open_rules own = own_rules(flags);
+    int fd = open_by_walk(directory, path, flags, &own, NULL, NULL);
+    struct stat st;
+    int opened = fd >= 0 && !(flags & O_PATH) ? reopen(fd, flags) : fd;
+
+    *no_proc = fd >= 0 && opened == -ENOENT && stat("/proc/self", &st) < 0;
+    return opened;
+}
+
 /* As open_at(), but -EXDEV for the excluded device. */
 static int
 open_unless_excluded(int directory, const char *path, int flags)
 {
-    const struct open_rules own = {.user = geteuid(), .top = -1};
-    int fd, opened;
+    bool no_proc;
+    int fd;
 
     if (atomic_load(&excluded) == 0)
         return openat_retry(directory, path, flags);
-    fd = opened = open_by_walk(directory, path, flags, &own, NULL, NULL);
-    if (fd >= 0 && !(flags & O_PATH))
-        opened = reopen(fd, flags);
-    /* Either a cached NFS directory is stale, which the kernel revalidates only when it resolves
-     * the whole path, or /proc is not mounted. */
-    if (opened == -ESTALE || (fd >= 0 && opened == -ENOENT))
-        return openat_retry(directory, path, flags);
-    return opened;
+    fd = open_in_process(directory, path, flags, &no_proc);
+    if (fd == -ESTALE) {
+        /* A cached NFS directory is stale. The kernel revalidates it only when it resolves the
+         * whole path. */
+        fd = openat_retry(directory, path, O_PATH | O_CLOEXEC);
+        if (fd >= 0)
+            close(fd);
+        fd = open_in_process(directory, path, flags, &no_proc);
+    }
+    return no_proc ? openat_retry(directory, path, flags) : fd;
 }
 
 /*
@@ -495,7 +618,7 @@ open_path_as(int directory, const char *path, const struct open_rules *rules)
 int
 open_local(int directory, const char *path, const struct open_mounts *mounts, uint64_t *refused)
 {
-    const struct open_rules own = {.user = geteuid(), .top = -1};
+    const struct open_rules own = own_rules(0);
     unsigned repeats = 0;
     int fd;
 

@@ -12,6 +12,10 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
+/* A flag of open_at() and open_at_once() for a file that the caller has opened before and will
+ * recognize: open_check_link_owners() does not apply. */
+enum { OPEN_KNOWN_FILE = 1 << 30 };
+
 /* As openat(2), repeated after EINTR as in eintr.h: a descriptor or a negative errno. -ELOOP: the
  * path crosses the excluded device. -ENXIO: a device is excluded, and the path is neither a regular
  * file nor a directory. If no descriptor is free, waits for one, at most about 250 ms. Any
@@ -30,6 +34,7 @@ struct open_rules {
      * Called for each file system that the path enters. NULL: any. */
     errint_t (*permits_device)(void *arg, int fd, dev_t device);
     void *arg;
+    bool checks_owners; /* of links: see open_check_link_owners() */
     /* An open directory. If `..` leads out of it, the user must be able to search the directory
      * reached and all directories above it, as if the path began at "/". -1: not checked. */
     int top;
@@ -78,6 +83,25 @@ int open_again(int fd, int flags);
  * wait for itself. From then on, open_at() and open_stat() accept only relative paths. Call it
  * before other threads are started. */
 void open_exclude(dev_t device);
+
+/* How the owners of links are checked. Both functions: any thread. */
+struct open_owner_rules {
+    int top; /* an open directory: see open_rules.top */
+    /* Who may have made a link on `device` whose owner is shown as `owner`. */
+    uid_t (*owner_of)(uid_t owner, dev_t device);
+    /* Whether a link of `owner` may lead to the file system of `device`, which `fd` is on. */
+    bool (*permits)(uid_t owner, int fd, dev_t device);
+};
+
+/*
+ * From then on, open_at(), open_stat() and open_local() follow a link that belongs to neither root
+ * nor this process's user only if its owner may be able to search each directory on the path of its
+ * target and, if the target is a file, to read it. This is decided by these rules, owners and
+ * modes, as if users were in all groups. -EPERM: the link is not followed. So users do not learn
+ * from names of the mount what a link of theirs leads to if only this process can reach that. Call
+ * it before other threads are started.
+ */
+void open_check_link_owners(const struct open_owner_rules *rules);
 
 /* Sets a fallback that open_at() calls after EACCES, which is also Landlock's error. It has the
  * arguments and results of open_at(), and is called by any thread. NULL: none. Call it before other

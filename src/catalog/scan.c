@@ -63,6 +63,20 @@ report_left_out(const struct scan *scan, const char *name, const char *text)
     problem_set_add(scan->problems, name, "left out: %s", text);
 }
 
+static void
+report_broken_link(const struct scan *scan, const char *name, errint_t error)
+{
+    if (error == -EXDEV)
+        report_left_out(scan, name, "a link that leads into the mount itself");
+    else if (error == -EPERM)
+        report_left_out(scan, name,
+                        "a link whose owner cannot read what it leads to; with allow_other only a "
+                        "link of root is followed there (chown -h root)");
+    else
+        problem_set_add(scan->problems, name, "left out: a link that leads nowhere: %s",
+                        strerror(-error));
+}
+
 /* Whether a link leads to a file or directory. `error`: of stat(2), following links. */
 static bool
 is_usable_target(errint_t error, const struct file_identity *identity)
@@ -79,10 +93,7 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
     if (error == -ENOENT && !is_link)
         return SCANNED_NONE; /* removed since the directory was read */
     if (error) {
-        problem_set_add(scan->problems, name,
-                        error == -EXDEV ? "left out: a link that leads into the mount itself"
-                                        : "left out: a link that leads nowhere: %s",
-                        strerror(-error));
+        report_broken_link(scan, name, error);
         return SCANNED_NONE;
     }
     if (S_ISREG(identity->mode))

@@ -18,6 +18,7 @@
 #include "fuse/options.h"
 #include "fuse/pages.h"
 #include "fuse/preflight.h"
+#include "fuse/private_mounts.h"
 #include "fuse/run_delay.h"
 #include "fuse/sandbox.h"
 #include "fuse/session.h"
@@ -117,6 +118,7 @@ struct mount {
     struct mount_parts parts;
     struct helper unmounter, opener;
     struct sandbox sandbox;
+    struct open_owner_rules link_rules;
     int process; /* pidfd of the process of --pid; -1: none */
     struct view_page page_list[PAGES];
     bool failed; /* exit with status 1, so that a supervisor restarts fstfs */
@@ -247,6 +249,12 @@ enter_sandbox(struct mount *mount)
                             &mount->unmounter);
     if (error && sandbox->wanted)
         sandbox_refuse(sandbox, "no process to unmount", error);
+    if (mount->parts.options->shared) {
+        private_mounts_init();
+        mount->link_rules = (struct open_owner_rules){source, private_mounts_link_owner,
+                                                      private_mounts_permit_link};
+        open_check_link_owners(&mount->link_rules);
+    }
     if (mount->parts.options->shared || sandbox_confines_files(sandbox)) {
         error = start_opener(mount, source);
         if (error)

@@ -19,8 +19,9 @@
 /* The file system of a mount. */
 struct mounted_device {
     dev_t device;
-    bool is_private;
-    uid_t uid; /* if it is private: of the user who may access it */
+    bool is_proc, is_fuse;
+    bool is_private; /* only one user may access it */
+    uid_t uid; /* if it is FUSE: of the user who mounted it */
     gid_t gid;
 };
 
@@ -54,8 +55,10 @@ device_of_mount(const struct mountinfo *mount)
     const char *user = strstr(mount->options, "user_id=");
     const char *group = strstr(mount->options, "group_id=");
 
+    device.is_proc = strcmp(mount->type, "proc") == 0;
     if (strncmp(mount->type, "fuse", 4) != 0 || !user || !group)
         return device;
+    device.is_fuse = true;
     device.is_private = strstr(mount->options, "allow_other") == NULL;
     device.uid = (uid_t)strtoul(user + strlen("user_id="), NULL, 10);
     device.gid = (gid_t)strtoul(group + strlen("group_id="), NULL, 10);
@@ -102,21 +105,56 @@ devices_update(void)
         is_current = devices_read();
 }
 
-errint_t
-private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid)
+/* Returns false if the device is not in the table. */
+static bool
+devices_find(dev_t device, struct mounted_device *out)
 {
     const struct mounted_device key = {.device = device}, *found;
-    struct mounted_device mounted = {0};
-    struct statfs fs;
 
     pthread_mutex_lock(&devices_lock);
     devices_update();
     found = device_count ? bsearch(&key, devices, device_count, sizeof(*devices), compare_devices)
                          : NULL;
     if (found)
-        mounted = *found;
+        *out = *found;
     pthread_mutex_unlock(&devices_lock);
-    if (!found)
-        return fstatfs(fd, &fs) == 0 && fs.f_type != FUSE_SUPER_MAGIC ? 0 : -EACCES;
+    return found != NULL;
+}
+
+static bool
+is_on_fuse(int fd)
+{
+    struct statfs fs;
+
+    return fstatfs(fd, &fs) < 0 || fs.f_type == FUSE_SUPER_MAGIC;
+}
+
+errint_t
+private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid)
+{
+    struct mounted_device mounted;
+
+    if (!devices_find(device, &mounted))
+        return is_on_fuse(fd) ? -EACCES : 0;
     return !mounted.is_private || (uid == mounted.uid && gid == mounted.gid) ? 0 : -EACCES;
+}
+
+bool
+private_mounts_permit_link(uid_t owner, int fd, dev_t device)
+{
+    struct mounted_device mounted;
+
+    if (!devices_find(device, &mounted))
+        return !is_on_fuse(fd);
+    return !mounted.is_proc && (!mounted.is_private || owner == mounted.uid);
+}
+
+uid_t
+private_mounts_link_owner(uid_t owner, dev_t device)
+{
+    struct mounted_device mounted;
+
+    if (major(device) != 0 || !devices_find(device, &mounted))
+        return owner;
+    return mounted.is_fuse && mounted.uid != 0 ? mounted.uid : owner;
 }

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 /* Opens the table of mounts. Must be called before the sandbox is entered, while there is one
@@ -23,5 +24,11 @@ void private_mounts_init(void);
  * permits nobody. Asks the file system only if its device is not in the table. Any thread.
  */
 errint_t private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid);
+
+/* For struct open_owner_rules (base/open.h); any thread. As private_mounts_permit(), but in any
+ * group. No link may lead into /proc, where permissions do not depend on modes alone. */
+bool private_mounts_permit_link(uid_t owner, int fd, dev_t device);
+/* A FUSE file system of a user other than root can show any owners, so this user owns its links. */
+uid_t private_mounts_link_owner(uid_t owner, dev_t device);
 
 #endif

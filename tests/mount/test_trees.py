@@ -656,3 +656,20 @@ def test_unreadable_files_as_unprivileged_user(mount, place, test_user, user_bin
 
     problems = child(look, user=test_user)
     assert any("shut/model-00002-of-00002.safetensors" in p for p in problems), problems
+
+
+@pytest.mark.parametrize("names, is_shown", [(500, True), (600, False)])
+def test_links_with_many_names(mount, place, names, is_shown):
+    """At most 512 names of links are resolved for one path, so that links cannot make it slow."""
+    source = trees.Source(place / "s")
+    source.add("m", "model", trees.small_tensors())
+    target = "m"
+    for i in range(names // 100):
+        link = place / f"s/link{i}"
+        link.symlink_to("./" * 99 + target)
+        target = link.name
+    m = mount(source.root)
+    shown = {name for name in os.listdir(m / "merged") if name.startswith("link")}
+    assert (link.name in shown) == is_shown
+    assert {"link0", "link1"} <= shown
+    assert any("Too many levels" in line for line in m.problems()) != is_shown

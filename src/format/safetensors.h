@@ -33,6 +33,10 @@
  * little memory is charged while storage does not respond. */
 #define ST_LARGE_HEADER (UINT64_C(4) << 20)
 
+/* Why a header cannot contain a tensor of this name, as the end of a sentence that begins with it.
+ * NULL: it can. */
+const char *st_name_refusal(const char *name, size_t length);
+
 /*
  * Checks the first 8 bytes of a file of `file_size` bytes (rules 1 to 3: HeaderTooSmall,
  * HeaderTooLarge, InvalidHeaderLength) and returns N in *n. `first` has min(8, file_size) bytes.

@@ -2,9 +2,22 @@
 /* Writes headers. See safetensors.h. */
 #include "format/safetensors.h"
 
+#include "base/text.h"
+#include "format/json.h"
+
 #include <errno.h>
 
 #define EMPTY_HEADER 9 /* bytes after st_header_begin(): N and the opening brace */
+
+const char *
+st_name_refusal(const char *name, size_t length)
+{
+    size_t at;
+
+    if (text_is(name, length, ST_METADATA_KEY))
+        return "is the key of the metadata in a safetensors header";
+    return json_check_utf8(name, length, &at) ? NULL : "is not UTF-8";
+}
 
 void
 st_header_begin(struct buffer *out)

@@ -3,8 +3,8 @@
 #include "format/torch.h"
 
 #include "base/array.h"
-#include "format/json.h"
 #include "format/pickle.h"
+#include "format/safetensors.h"
 #include "format/torch_globals.h"
 #include "format/torch_source.h"
 #include "format/torch_state.h"
@@ -388,13 +388,14 @@ take_tensor(struct torch_walk *walk, pickle_value value)
     uint64_t dims[RANK_MAX];
     struct st_entry tensor = {.name = walk->name, .name_length = walk->name_length, .dims = dims};
     enum tensor_verdict verdict = look_for_tensor(walk, value, &tensor, dims);
-    size_t at;
+    const char *refusal;
 
     if (verdict == NO_TENSOR)
         return;
     walk->found++;
     if (verdict == TENSOR_REFUSED)
         return;
+    refusal = st_name_refusal(walk->name, walk->name_length);
     if (walk->unnamed) {
         refuse_tensor_of(walk,
                          "a key in its path is not a string or an integer of 64 bits, or its "
@@ -402,8 +403,8 @@ take_tensor(struct torch_walk *walk, pickle_value value)
                          NAME_BYTES_MAX);
     } else if (walk->unsure) {
         refuse_tensor_of(walk, "a key in its path may equal another key, whose value is not known");
-    } else if (!json_check_utf8(walk->name, walk->name_length, &at)) {
-        refuse_tensor_of(walk, "its name is not UTF-8");
+    } else if (refusal) {
+        refuse_tensor_of(walk, "its name %s", refusal);
     } else if (walk->builder) {
 
         walk->changed |= !st_builder_add(walk->builder, &tensor);

@@ -366,6 +366,8 @@ CASES = [
     ("names-bomb", "TorchNesting", archive(None, {"0": F4}, pickled=b"\x80\x02}(" + b"".join(
         [t.instructions_of("k" * 4000), b"}("] + [t.instructions_of(str(i)) + (t.instructions_of(tensor(storage("0", 1), (1,))) + b"q\0" if i == 0 else b"h\0") for i in range(9000)] + [b"uX\1\0\0\0zh\0u."]))),
     # tensors that are not shown
+    ("name-of-metadata", "refused 1", root({"__metadata__": tensor(storage("0", 6), (6,))})),
+    ("name-of-metadata-inside", "refused 1", root({"state_dict": {"__metadata__": tensor(storage("0", 6), (6,))}})),
     ("storage-missing", "refused 1", root({"w": tensor(storage("7", 6), (6,))})),
     ("storage-shorter", "refused 1", root({"w": tensor(storage("0", 7), (6,))})),
     ("storage-longer", "refused 1", root({"w": tensor(storage("0", 5), (5,))})),

@@ -346,6 +346,14 @@ def test_unsupported_npy_files(place, name, array, why):
     assert f"{name}.npy: " in err and why in err
 
 
+@pytest.mark.parametrize("name, why", [("__metadata__", "the key of the metadata"), ("%FF", "not UTF-8"),
+                                       (os.fsdecode(b"\xfe"), "not UTF-8")])
+def test_npy_files_whose_names_no_header_can_have(place, name, why):
+    np.save(place / f"{name}.npy", np.ones(3))
+    assert why in run(place / f"{name}.npy", place / "out.safetensors", status=1)
+    assert not (place / "out.safetensors").exists()
+
+
 @pytest.mark.parametrize("damage", ["magic", "short", "header", "data", "empty", "shape"])
 def test_broken_npy_files(place, damage):
     np.save(place / "x.npy", np.ones((3, 4), "<f4"))

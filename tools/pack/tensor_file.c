@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "client/mount.h"
 #include "format/npy.h"
+#include "format/safetensors.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,8 +17,12 @@ make_tensor_table(const struct st_entry *entry, uint64_t data_start, struct st_t
                   struct reason *reason)
 {
     const struct st_counts counts = {.tensors = 1, .dims = entry->rank, .text = entry->name_length};
+    const char *refusal = st_name_refusal(entry->name, entry->name_length);
     struct st_builder builder;
 
+    if (refusal)
+        return reason_set(reason, -EBADMSG, "InvalidTensorName", "the name of its tensor %s",
+                          refusal);
     if (!st_builder_init(&builder, &counts))
         return reason_no_memory(reason);
     st_builder_add(&builder, entry);

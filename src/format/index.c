@@ -354,7 +354,7 @@ st_index_parse(const char *json, size_t length, const struct container *containe
     if (!json_check_utf8(json, length, &fault.at))
         return refuse_index(reason, "the index is not UTF-8: byte 0x%02x at offset %zu",
                             (unsigned char)json[fault.at], fault.at);
-    if (json_check(json, length, &fault))
+    if (json_check_names(json, length, &fault))
         return refuse_index(reason, "the index is not JSON: %s, at offset %zu", fault.what,
                             fault.at);
 

@@ -60,6 +60,7 @@ struct json_scan {
     const char *at;
     const char *end;
     const char *what; /* the fault at `at`; NULL: none so far */
+    bool has_bytes; /* see json_check_names() */
 };
 
 static bool
@@ -210,6 +211,13 @@ is_low_surrogate(const char *at, const char *end)
     return code >= 0xDC00 && code <= 0xDFFF;
 }
 
+/* Whether a lone surrogate stands for a byte. */
+static bool
+is_byte(int32_t code)
+{
+    return code >= 0xDC80 && code <= 0xDCFF;
+}
+
 /* Starts at the backslash. */
 static bool
 check_escape(struct json_scan *s)
@@ -226,7 +234,7 @@ check_escape(struct json_scan *s)
     int32_t code = hex4(s->at + 2, s->end);
     if (code < 0)
         return json_refuse(s, "expected four hexadecimal digits after \\u");
-    if (code >= 0xD800 && code <= 0xDFFF) {
+    if (code >= 0xD800 && code <= 0xDFFF && !(s->has_bytes && is_byte(code))) {
         if (code >= 0xDC00 || !is_low_surrogate(s->at + 6, s->end))
             return json_refuse(s, "lone surrogate");
         s->at += 6;
@@ -339,16 +347,29 @@ check_text(struct json_scan *s)
     }
 }
 
-errint_t
-json_check(const char *text, size_t length, struct json_fault *fault)
+static errint_t
+check_all(struct json_scan s, struct json_fault *fault)
 {
-    struct json_scan s = {text, text + length, NULL};
+    const char *text = s.at;
 
     if (check_text(&s))
         return 0;
     fault->what = s.what;
     fault->at = (size_t)(s.at - text);
     return -EBADMSG;
+}
+
+errint_t
+json_check(const char *text, size_t length, struct json_fault *fault)
+{
+    return check_all((struct json_scan){.at = text, .end = text + length}, fault);
+}
+
+errint_t
+json_check_names(const char *text, size_t length, struct json_fault *fault)
+{
+    return check_all((struct json_scan){.at = text, .end = text + length, .has_bytes = true},
+                     fault);
 }
 
 /* --- Reading a checked text --- */
@@ -522,6 +543,10 @@ unescape_one(const char **at, const char *end, char out[4])
     }
     uint32_t code = (uint32_t)hex4(s + 2, end);
     *at = s + 6;
+    if (is_byte((int32_t)code)) {
+        out[0] = (char)(code & 0xFF);
+        return 1;
+    }
     if (code >= 0xD800 && code <= 0xDFFF) {
         code = 0x10000 + ((code - 0xD800) << 10) + ((uint32_t)hex4(s + 8, end) - 0xDC00);
         *at = s + 12;

@@ -148,25 +148,26 @@ check_json(const char *name, size_t length)
 {
     struct buffer out = BUFFER_INIT;
     struct json_fault fault;
+    struct json_reader reader;
+    struct json_span raw;
+    char *back;
     size_t at;
 
     buffer_add_json_string(&out, name, length);
+    back = malloc(out.length);
     EXPECT(!buffer_failed(&out) && json_check_utf8(out.data, out.length, &at));
     if (json_check_utf8(name, length, &at)) {
-        char *back = malloc(out.length);
-        struct json_reader reader;
-        struct json_span raw;
-
-        EXPECT(back && json_check(out.data, out.length, &fault) == 0);
-        reader = json_read(out.data, out.length);
-        raw = json_take_string(&reader);
-        EXPECT(json_unescape(raw, NULL) == length);
-        EXPECT(json_unescape(raw, back) == length && memcmp(back, name, length) == 0);
-        free(back);
+        EXPECT(json_check(out.data, out.length, &fault) == 0);
     } else {
         EXPECT(memmem(out.data, out.length, "\\udc", 4));
         EXPECT(json_check(out.data, out.length, &fault) == -EBADMSG);
     }
+    EXPECT(back && json_check_names(out.data, out.length, &fault) == 0);
+    reader = json_read(out.data, out.length);
+    raw = json_take_string(&reader);
+    EXPECT(json_unescape(raw, NULL) == length);
+    EXPECT(json_unescape(raw, back) == length && memcmp(back, name, length) == 0);
+    free(back);
     buffer_free(&out);
 }
 

@@ -481,6 +481,18 @@ def test_hashes(place):
 
 
 @needs_hashes
+def test_hashes_of_names_that_are_not_utf8(place):
+    source = trees.Source(place / "s")
+    for name in (b"\xfe", b"\xff"):
+        source.add("", os.fsdecode(name), [trees.tensor("t", "U8", (4,))])
+    run(f"--hashes={place / 'h'}", source.root)
+    run(f"--hashes={place / 'h'}", source.root)
+    (place / "s" / os.fsdecode(b"\xff.safetensors")).write_bytes(
+        trees.file_bytes([trees.tensor("t", "U8", (4,), fill=7)]))
+    assert len(run(f"--hashes={place / 'h'}", source.root, status=1)[0]) == 1
+
+
+@needs_hashes
 def test_hashes_of_large_tensors(place):
     """Several spans and reads, whose ends are not ends of tensors."""
     rng = np.random.default_rng(1)

@@ -182,6 +182,30 @@ START_TEST(bad_texts)
 }
 END_TEST
 
+/* json_check_names() accepts lone surrogates that stand for bytes from 0x80; json_check() none. */
+START_TEST(bytes_of_names)
+{
+    static const struct {
+        const char *text;
+        bool is_name;
+    } cases[] = {
+        {"\"\\udc80\"", true},   {"\"a\\udcffb\"", true},      {"{\"\\uDCFE\": \"\\udc99\"}", true},
+        {"\"\\udc7f\"", false},  {"\"\\udd00\"", false},       {"\"\\ud800\"", false},
+        {"\"\\ud800x\"", false}, {"\"\\ud83d\\ude00\"", true},
+    };
+    struct json_fault fault;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t length = strlen(cases[i].text);
+        char *copy = exact_copy(cases[i].text, length);
+
+        ck_assert_int_eq(json_check_names(copy, length, &fault), cases[i].is_name ? 0 : -EBADMSG);
+        ck_assert(passes(copy, length, &fault) == (strstr(copy, "ude00") != NULL));
+        free(copy);
+    }
+}
+END_TEST
+
 START_TEST(depth)
 {
     struct json_fault fault;
@@ -306,6 +330,7 @@ START_TEST(unescaping)
          TEXT("A\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80")},
         {TEXT("x\\\\"), TEXT("x\\")},
         {TEXT("\\uffff\\udbff\\udfff"), TEXT("\xEF\xBF\xBF\xF4\x8F\xBF\xBF")},
+        {TEXT("\\udc80x\\udcff\\udcc3"), TEXT("\x80x\xFF\xC3")},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -535,6 +560,7 @@ suite(void)
     tcase_add_loop_test(c, bad_texts, 0, sizeof(bad) / sizeof(bad[0]));
     tcase_add_test(c, depth);
     tcase_add_test(c, long_numbers);
+    tcase_add_test(c, bytes_of_names);
     tcase_add_test(c, utf8);
     tcase_add_test(c, whole_numbers);
     tcase_add_test(c, unescaping);

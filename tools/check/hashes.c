@@ -225,7 +225,7 @@ hash_list_of_text(const char *text, size_t length, struct hash_list *list, struc
     errint_t error;
     size_t at;
 
-    if (!json_check_utf8(text, length, &at) || json_check(text, length, &fault))
+    if (!json_check_utf8(text, length, &at) || json_check_names(text, length, &fault))
         return reason_set(reason, -EBADMSG, "InvalidHashes", "not a file of hashes: invalid JSON");
     list->text = malloc(length);
     error = list->text ? read_hashes(list, json_read(text, length), list->text) : -ENOMEM;

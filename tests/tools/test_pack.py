@@ -449,10 +449,12 @@ def test_directory_keeps_files_of_others(place):
     run("--shards=3", source.root, out)  # an empty directory
     (out / "config.json").write_bytes(b"{}")
     (out / "adapter.safetensors").write_bytes(b"other")
+    (out / ".notes.txt.deadbeef.tmp").write_bytes(b"of an editor")
     os.symlink("config.json", out / "link")
     before = snapshot(out)
     assert "--force" in run("--shards=2", source.root, out, status=1)
     assert snapshot(out) == before
+    (out / ".notes.txt.deadbeef.tmp").unlink()
     run("--shards=2", "--force", source.root, out)
     assert set(os.listdir(out)) == {"config.json", "adapter.safetensors", "link",
                                     "model-00001-of-00002.safetensors",

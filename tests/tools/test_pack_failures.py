@@ -113,7 +113,7 @@ def test_killed_at_every_step(place, replace, kind, system):
         states.append(state)
         assert len(hidden(folder)) <= (2 if kind == "file" else 1)
         inside = hidden(out) if cut and out.exists() else []
-        assert all(re.fullmatch(r"\..+\.[0-9a-f]{8}\.(tmp|swap)", name)
+        assert all(re.fullmatch(r"\..+\.[0-9a-f]{8}\.(fstfs-tmp|swap)", name)
                    for name in hidden(folder) + inside)
         if done.returncode == 0:
             assert hidden(folder) + inside == []

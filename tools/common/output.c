@@ -21,6 +21,9 @@ enum {
     NAME_KEPT = 200, /* bytes of a name that its hidden names contain */
 };
 
+/* A suffix that other programs do not use: output_remove_stale() removes such files. */
+#define UNFINISHED ".fstfs-tmp"
+
 /* ---- hidden names ---- */
 
 static void
@@ -60,7 +63,7 @@ is_hidden_name(const char *found, const char *name, const char *suffix)
 void
 output_directory_name(const char *name, char temporary[NAME_MAX + 1])
 {
-    format_hidden_name(name, hash64(name, strlen(name), 0), ".tmp", temporary);
+    format_hidden_name(name, hash64(name, strlen(name), 0), UNFINISHED, temporary);
 }
 
 /* ---- existing files ---- */
@@ -176,7 +179,7 @@ static errint_t
 output_begin_named(struct output *output, mode_t mode, struct reason *reason)
 {
     for (unsigned i = 0; i < TRIES; i++) {
-        make_hidden_name(output->name, i, ".tmp", output->temporary);
+        make_hidden_name(output->name, i, UNFINISHED, output->temporary);
         output->fd = openat(output->directory, output->temporary,
                             O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
         if (output->fd >= 0)
@@ -407,7 +410,7 @@ output_remove_stale(int directory, const char *name)
     while ((entry = readdir(stream))) {
         const char *found = entry->d_name;
 
-        if (is_hidden_name(found, name, ".tmp") && is_abandoned(directory, found))
+        if (is_hidden_name(found, name, UNFINISHED) && is_abandoned(directory, found))
             unlinkat(directory, found, 0);
         else if (is_hidden_name(found, name, ".swap") && is_abandoned(directory, found))
             complain("%s: left by a process that was killed while it replaced this file; not "

@@ -5,10 +5,10 @@
  *
  * Until then it has no name (O_TMPFILE), or a temporary one if the file system requires that.
  * Hidden names of a file NAME:
- *   .NAME.XXXXXXXX.tmp    an unfinished file, locked (flock) by its process;
- *                         output_remove_stale() removes those of killed processes
- *   .NAME.XXXXXXXX.swap   the old or the new file during a replacement. It is kept if the
- *                         process is killed, because it may be the only copy
+ *   .NAME.XXXXXXXX.fstfs-tmp  an unfinished file, locked (flock) by its process;
+ *                             output_remove_stale() removes those of killed processes
+ *   .NAME.XXXXXXXX.swap       the old or the new file during a replacement. It is kept if the
+ *                             process is killed, because it may be the only copy
  *
  * Names are relative to an open directory. Links are not followed.
  */
@@ -108,8 +108,8 @@ errint_t output_write(const char *path, const struct buffer *text, bool replace,
  * so that concurrent programs that create the directory detect each other. */
 void output_directory_name(const char *name, char temporary[NAME_MAX + 1]);
 
-/* Removes the unfinished files (.tmp) of killed processes: those of `name`, or all in the directory
- * if that is NULL. Prints the names of .swap files that killed processes have left. */
+/* Removes the unfinished files (.fstfs-tmp) of killed processes: those of `name`, or all in the
+ * directory if that is NULL. Prints the names of .swap files that killed processes have left. */
 void output_remove_stale(int directory, const char *name);
 
 /* Waits until the names in a directory are on storage. */

@@ -326,7 +326,7 @@ close_extents(const struct extent_list *list, uint32_t count)
 }
 
 errint_t
-version_open_list(const struct extent_list *list)
+version_open_list(const struct extent_list *list, const struct backing **failed)
 {
     for (uint32_t i = 0; i < list->count; i++) {
         struct backing *backing = other_backing(list, i);
@@ -334,6 +334,8 @@ version_open_list(const struct extent_list *list)
 
         if (error) {
             close_extents(list, i);
+            if (failed)
+                *failed = backing;
             return error;
         }
     }

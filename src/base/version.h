@@ -49,8 +49,8 @@ errint_t version_verify(struct backing *backing, int fd);
 bool version_is_current(const struct backing *backing);
 
 /* As version_open() and version_close(), for all backings of a list. After an error none of them is
- * open. */
-errint_t version_open_list(const struct extent_list *list);
+ * open; `failed`, unless NULL, is set to the one that could not be opened. */
+errint_t version_open_list(const struct extent_list *list, const struct backing **failed);
 void version_close_list(const struct extent_list *list);
 /* Whether cached content of the list may be used for later opens. */
 bool version_list_is_kept(const struct extent_list *list);

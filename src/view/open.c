@@ -137,7 +137,7 @@ view_open(struct view *view, const struct caller *caller, node_id id, struct ext
         source_dir_expire(source_dir_of_node(node->parent));
     if (error)
         return error;
-    error = version_open_list(*list);
+    error = version_open_list(*list, NULL);
     if (error) {
         extent_list_unref(*list);
         *list = NULL;

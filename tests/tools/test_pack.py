@@ -4,6 +4,7 @@ its command line."""
 
 import filecmp
 import json
+import mmap
 import os
 import random
 import subprocess
@@ -475,6 +476,39 @@ def test_directory_keeps_files_of_others(place):
     assert (out / "sub/inner.txt").read_bytes() == b"inner"
     assert (inode, mode) == (os.stat(out).st_ino, os.stat(out).st_mode)
     assert hidden(place) == hidden(out) == []
+
+
+def test_stem_that_is_not_utf8(mount, place):
+    """The index has the bytes in Python's notation, which all programs of fstfs read, too."""
+    source = trees.Source(place / "models")
+    source.add("", os.fsdecode(b"\xff"), plain())
+    out = place / "out"
+    run("--shards=2", source.root, out)
+    index = json.loads((out / os.fsdecode(b"\xff.safetensors.index.json")).read_bytes())
+    assert {name.encode(errors="surrogateescape") for name in index["weight_map"].values()} == {
+        b"\xff-00001-of-00002.safetensors", b"\xff-00002-of-00002.safetensors"}
+    m = mount(out)
+    assert os.listdir(os.fsencode(m / "merged")) == [b"\xff.safetensors"] and m.problems() == []
+    assert content(os.fsencode(m / "merged") + b"/\xff.safetensors")[0] == expected(plain())
+
+
+@pytest.mark.parametrize("how", ["mapped", "open"])
+def test_input_that_is_being_written(place, how):
+    """A write to a mapping with dirty pages changes no time stamp."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    path = place / "models/model.safetensors"
+    before, out = path.read_bytes(), place / "out.safetensors"
+    with open(path, "r+b") as writer:
+        mapping = mmap.mmap(writer.fileno(), 0) if how == "mapped" else None
+        if mapping:
+            mapping[-1] = mapping[-1]
+        assert "open for writing" in run(source.root, out, status=1)
+        if mapping:
+            mapping.close()
+    assert not out.exists() and path.read_bytes() == before
+    run(source.root, out)
+    assert content(out)[0] == expected(plain())
 
 
 def test_metadata_of_the_index_is_kept(place):

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/parallel.h"
+#include "base/version.h"
 #include "io/batch.h"
 #include "io/block.h"
 #include "io/io.h"
@@ -324,10 +325,36 @@ copy_set_direct(int fd)
     return flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }
 
+/* From now on no write to the inputs goes unnoticed where leases work (base/version.h). */
+static errint_t
+open_inputs(struct copy *copy, struct reason *reason)
+{
+    const struct backing *failed;
+    errint_t error = version_open_list(copy->list, &failed);
+    char name[QUOTED_SIZE];
+
+    copy->is_open = !error;
+    if (!error)
+        return 0;
+    quoted(name, failed->path, strlen(failed->path));
+    if (error == -ESTALE)
+        return reason_set(reason, error, "Stale", "the input %s was changed", name);
+    if (error == -ETXTBSY)
+        return reason_set(reason, error, "Writer",
+                          "another process has the input %s open for writing", name);
+    return reason_set(reason, error, "IoError", "cannot open the input %s: %s", name,
+                      strerror(-error));
+}
+
 errint_t
 copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *reason)
 {
+    errint_t error;
+
     *copy = (struct copy){.list = extent_list_ref(list), .fd = fd};
+    error = open_inputs(copy, reason);
+    if (error)
+        return error;
     copy->left = malloc(((size_t)list->count + 1) * sizeof(*copy->left));
     if (!copy->left)
         return reason_no_memory(reason);
@@ -377,6 +404,8 @@ copy_compare(struct copier *copier, struct copy *copy, struct progress *progress
 void
 copy_end(struct copy *copy)
 {
+    if (copy->is_open)
+        version_close_list(copy->list);
     extent_list_unref(copy->list);
     free(copy->left);
     *copy = (struct copy){0};

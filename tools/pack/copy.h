@@ -16,6 +16,7 @@ struct copy {
     struct range *left; /* the parts that are not shared */
     size_t left_count;
     uint64_t shared; /* bytes */
+    bool is_open; /* the versions of the list's backings are open */
 };
 
 errint_t copier_new(struct copier **copier);

@@ -4,6 +4,7 @@
  */
 #include "base/clock.h"
 #include "base/close.h"
+#include "base/version.h"
 #include "catalog/group.h"
 #include "common/command.h"
 #include "common/mounts.h"
@@ -376,7 +377,11 @@ pack_run(const struct pack_options *options)
     /* So that write(2) fails instead of ending the program, and unfinished output is removed. */
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
-    error = inputs_read(options, &pack.inputs, &reason);
+    error = version_start(0);
+    if (error)
+        reason_errno(&reason, error, NULL);
+    else
+        error = inputs_read(options, &pack.inputs, &reason);
     if (error) {
         complain("%s", reason.text);
     } else {
@@ -396,6 +401,7 @@ pack_run(const struct pack_options *options)
     free(pack.refs);
     free(pack.parts);
     inputs_free(&pack.inputs);
+    version_stop();
     if (error && progress_signal())
         return 128 + progress_signal();
     return error ? STATUS_FAILED : STATUS_DONE;

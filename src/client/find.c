@@ -159,12 +159,22 @@ find_file(const char *name, struct found *found)
 }
 
 static errint_t
+refusal_error(const struct shard *shard)
+{
+    if (!shard->temporary)
+        return -EBADMSG;
+    return shard->error == -EAGAIN ? -ESTALE : shard->error; /* it changed while it was read */
+}
+
+static errint_t
 check_sound(const char *path, const struct checkpoint *checkpoint)
 {
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (checkpoint->shards[i]->refusal)
-            return fail(-EBADMSG, "%s: %s: %s", path, checkpoint->shards[i]->name,
-                        checkpoint->shards[i]->refusal);
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct shard *shard = checkpoint->shards[i];
+
+        if (shard->refusal)
+            return fail(refusal_error(shard), "%s: %s: %s", path, shard->name, shard->refusal);
+    }
     if (checkpoint->unsound)
         return fail(-EBADMSG, "%s: %s", path, checkpoint->unsound);
     return 0;

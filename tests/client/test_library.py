@@ -649,4 +649,5 @@ def test_unreadable_file(place, test_user, user_program):
     os.chmod(place / "m.safetensors", 0)
     with pytest.raises(Refused) as error:
         listing(place / "m.safetensors", wrapper=as_user(test_user), program=user_program(CLIENT))
+    assert error.value.args[0] == errno.EACCES
     assert "Permission denied" in error.value.args[1]

@@ -52,6 +52,7 @@ BROKEN = {
 }
 SOUND = {"none": headed({}), "padded": headed(b"{}    "),
          "only-metadata": headed({"__metadata__": {"k": "v"}}),
+         "null-metadata": headed({"__metadata__": None}),
          "one": headed({"a": tensor()}, b"ab")}
 
 

@@ -287,10 +287,10 @@ class safe_open:
         return [info.name for info in sort_by_offset(infos)]
 
     def metadata(self) -> dict[str, str] | None:
-        """Returns `__metadata__` as a dict; None if the header has no `__metadata__`."""
+        """Returns `__metadata__` as a dict; None if the header has none, or null."""
         source, opened = self._open()
         pairs = opened.metadata()
-        if not pairs and "__metadata__" not in _read_header(source.path):
+        if not pairs and _read_header(source.path).get("__metadata__") is None:
             return None
         return pairs
 

@@ -359,8 +359,12 @@ st_index_parse(const char *json, size_t length, const struct container *containe
                             fault.at);
 
     errint_t error = find_parts(json_read(json, length), &parts, reason);
-    if (!error)
-        error = parse_parts(&parts, index, reason);
+    if (error)
+        return error;
+    /* It is copied to other indexes. */
+    if (parts.metadata.length && json_check(parts.metadata.text, parts.metadata.length, &fault))
+        return refuse_index(reason, "the metadata of the index is not JSON: %s", fault.what);
+    error = parse_parts(&parts, index, reason);
     if (!error && parts.metadata.length)
         read_total_size(parts.metadata, *index);
     return error;

@@ -34,7 +34,7 @@ bool json_check_utf8(const char *text, size_t length, size_t *at);
  * than JSON_DEPTH are refused. 0, or -EBADMSG with the fault.
  */
 errint_t json_check(const char *text, size_t length, struct json_fault *fault);
-/* The same, but accepts lone surrogates \udc80 to \udcff, which stand for the bytes 0x80 to 0xff, in
+/* The same, but accepts lone surrogates \udc80 to \udcff, which stand for the bytes 0x80 to 0xff:
  * Python's notation for file names that are not UTF-8. */
 errint_t json_check_names(const char *text, size_t length, struct json_fault *fault);
 
@@ -76,7 +76,8 @@ struct json_span json_take_string(struct json_reader *reader);
 bool json_take_u64(struct json_reader *reader, uint64_t *number);
 
 /* Resolves the escapes of a raw string. Writes the result to `out`, unless that is NULL, in UTF-8
- * except for bytes that json_check_names() accepts, without a terminator. Returns its length, at most raw.length bytes. It may contain NUL. */
+ * except for the bytes that json_check_names() accepts, without a terminator. Returns its length,
+ * at most raw.length bytes. It may contain NUL. */
 size_t json_unescape(struct json_span raw, char *out);
 
 /* Whether the raw string, once its escapes are resolved, equals `text` (at most 32 bytes). */

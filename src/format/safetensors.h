@@ -33,8 +33,8 @@
  * little memory is charged while storage does not respond. */
 #define ST_LARGE_HEADER (UINT64_C(4) << 20)
 
-/* Why a header cannot contain a tensor of this name, as the end of a sentence that begins with it.
- * NULL: it can. */
+/* Why a header cannot contain a tensor of this name: a predicate, such as "is not UTF-8". NULL: it
+ * can. */
 const char *st_name_refusal(const char *name, size_t length);
 
 /*

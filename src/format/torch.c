@@ -395,7 +395,6 @@ take_tensor(struct torch_walk *walk, pickle_value value)
     walk->found++;
     if (verdict == TENSOR_REFUSED)
         return;
-    refusal = st_name_refusal(walk->name, walk->name_length);
     if (walk->unnamed) {
         refuse_tensor_of(walk,
                          "a key in its path is not a string or an integer of 64 bits, or its "
@@ -403,7 +402,7 @@ take_tensor(struct torch_walk *walk, pickle_value value)
                          NAME_BYTES_MAX);
     } else if (walk->unsure) {
         refuse_tensor_of(walk, "a key in its path may equal another key, whose value is not known");
-    } else if (refusal) {
+    } else if ((refusal = st_name_refusal(walk->name, walk->name_length))) {
         refuse_tensor_of(walk, "its name %s", refusal);
     } else if (walk->builder) {
 

@@ -94,6 +94,8 @@ refused_index("index_no_weight_map", {"metadata": {"total_size": 5}})
 refused_index("index_weight_map_list", {"weight_map": [ONE, TWO]})
 refused_index("index_weight_map_string", {"weight_map": ONE})
 refused_index("index_not_utf8", b'{"weight_map": {"\xff": "%s"}}' % ONE.encode())
+refused_index("index_metadata_not_utf8",
+              b'{"metadata": {"a": "\\udcff"}, "weight_map": {"a0": "%s"}}' % ONE.encode())
 refused_index("index_tensor_twice",
               b'{"weight_map": {"a0": "%s", "a0": "%s"}}' % (ONE.encode(), TWO.encode()))
 refused_index("index_tensor_twice_escaped",

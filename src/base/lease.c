@@ -41,7 +41,7 @@ static struct {
     uint64_t broken, refused; /* see struct lease_counters */
     errint_t refusal;
     lease_ended ended;
-    bool started, stopping;
+    bool started, stopping, keeps_idle;
     bool reaper_sleeps;
     pthread_t breaker, reaper;
 } leases = {.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -187,7 +187,7 @@ reaper_run(void *arg)
     pthread_mutex_lock(&leases.lock);
     while (!leases.stopping) {
         now = monotonic_ms();
-        if (now > IDLE_MS)
+        if (now > IDLE_MS && !leases.keeps_idle)
             end_idle_leases(now - IDLE_MS);
         close_ended_leases();
         if (leases.stopping)
@@ -205,7 +205,7 @@ reaper_run(void *arg)
 }
 
 static unsigned
-default_lease_limit(void)
+lease_limit(void)
 {
     struct rlimit limit;
 
@@ -217,13 +217,14 @@ default_lease_limit(void)
 }
 
 errint_t
-lease_start(unsigned most, lease_ended ended)
+lease_start(bool keeps_idle, lease_ended ended)
 {
     sigset_t set;
     int error;
 
     condition_init(&leases.wake);
-    leases.most = most ? most : default_lease_limit();
+    leases.most = lease_limit();
+    leases.keeps_idle = keeps_idle;
     leases.ended = ended;
     leases.stopping = false;
     lease_signals(&set);

@@ -30,9 +30,10 @@ enum lease_end {
 typedef void (*lease_ended)(struct backing *backing, int fd, enum lease_end how);
 
 /* Starts the threads. Call it before other threads are started: they inherit the signal mask, which
- * blocks the signals of leases. `most`: the maximum number of leases; 0: a share of RLIMIT_NOFILE.
+ * blocks the signals of leases. The number of leases is limited to a share of RLIMIT_NOFILE, as it
+ * is now. `keeps_idle`: leases do not end because they are idle, but only to make room for others.
  * lease_take() fails unless this was called. */
-errint_t lease_start(unsigned most, lease_ended ended);
+errint_t lease_start(bool keeps_idle, lease_ended ended);
 /* Releases all leases and stops the threads. */
 void lease_stop(void);
 /* Call it in the child of fork(), if the parent had not called lease_start(): reinitializes the

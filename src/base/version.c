@@ -138,9 +138,9 @@ lease_has_ended(struct backing *backing, int fd, enum lease_end how)
 }
 
 errint_t
-version_start(unsigned most_leases)
+version_start(bool keeps_idle_leases)
 {
-    return lease_start(most_leases, lease_has_ended);
+    return lease_start(keeps_idle_leases, lease_has_ended);
 }
 
 void

@@ -26,7 +26,7 @@
 enum { VERSION_YOUNG_SECONDS = 30 };
 
 /* Enables leases, see lease_start(). */
-errint_t version_start(unsigned most_leases);
+errint_t version_start(bool keeps_idle_leases);
 void version_stop(void);
 /* Call it in the child of fork(), if the parent had not called version_start(): see
  * lease_after_fork(). */

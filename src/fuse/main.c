@@ -279,7 +279,7 @@ make_parts(struct mount *mount)
                                         .pages = mount->page_list,
                                         .page_count = PAGES,
                                         .check = options->shared ? opener_check : NULL};
-    errint_t error = version_start(0);
+    errint_t error = version_start(false);
 
     if (!error)
         error = io_new(&options->io, &parts->io);

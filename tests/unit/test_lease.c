@@ -51,7 +51,7 @@ setup(void)
     snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
     backing = backing_new(AT_FDCWD, "file", &(struct file_identity){.size = 0});
     ck_assert_ptr_nonnull(backing);
-    ck_assert_int_eq(lease_start(0, lease_has_ended), 0);
+    ck_assert_int_eq(lease_start(false, lease_has_ended), 0);
 }
 
 static void

@@ -325,7 +325,7 @@ copy_set_direct(int fd)
     return flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }
 
-/* From now on no write to the inputs goes unnoticed where leases work (base/version.h). */
+/* Where leases work (base/version.h), writes to the inputs are detected from now on. */
 static errint_t
 open_inputs(struct copy *copy, struct reason *reason)
 {

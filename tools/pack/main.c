@@ -291,7 +291,6 @@ begin_destination(struct pack *pack, struct reason *reason)
     struct output_mode mode;
     errint_t error;
 
-    descriptor_limit_raise(); /* all outputs stay open until the end */
     error = destination_open(&request, &pack->destination, reason);
     if (error)
         return error;
@@ -377,7 +376,8 @@ pack_run(const struct pack_options *options)
     /* So that write(2) fails instead of ending the program, and unfinished output is removed. */
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
-    error = version_start(0);
+    descriptor_limit_raise(); /* all outputs stay open until the end, and all inputs have leases */
+    error = version_start(true);
     if (error)
         reason_errno(&reason, error, NULL);
     else

@@ -214,7 +214,10 @@ open_with(struct backing *backing, int fd)
 
     if (!atomic_load(&backing->settled))
         return version_begin(backing, fd);
-    error = take_lease(backing, fd);
+    /* The path may lead to another file now, and whether that is being written is a secret. */
+    error = check_identity(backing, fd);
+    if (!error)
+        error = take_lease(backing, fd);
     if (!error)
         error = check_identity(backing, fd);
     if (!error)

@@ -15,8 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* MOST_LINKS is Linux's limit. Without the other one, a path through 40 links of 4 KB could take a
- * quarter of a second. */
+/* MOST_LINKS is Linux's limit. MOST_NAMES bounds the time: a path through 40 links of 4 KB would
+ * take a quarter of a second. */
 enum { MOST_LINKS = 40, MOST_NAMES = 512 };
 enum { NO_DESCRIPTOR_REPEATS_MOST = 50, NO_DESCRIPTOR_PAUSE_NS = 5000000 };
 
@@ -84,7 +84,6 @@ struct path_walk {
     const struct open_rules *rules;
     dev_t permitted; /* the last device that rules->permits_device() permitted */
     const struct open_mounts *mounts; /* see open_local(); NULL: any */
-    uint64_t root_mount; /* of "/", once an absolute link was followed */
     uint64_t refused_mount; /* set on -EREMOTE */
     struct user_link user_links[MOST_LINKS]; /* each within the one before */
     unsigned user_link_count;
@@ -163,6 +162,19 @@ has_mount(const struct open_mounts *mounts, uint64_t mount)
     return false;
 }
 
+static bool
+is_root_mount(uint64_t mount)
+{
+    int fd = openat_retry(AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    struct walk_stat root = {.mount = 0};
+
+    if (fd < 0)
+        return false;
+    stat_cached(fd, &root);
+    close(fd);
+    return root.mount == mount;
+}
+
 /* Without mount IDs, every mount is permitted. File systems on block devices, whose major number is
  * not 0, are local. */
 static bool
@@ -171,7 +183,7 @@ walk_may_enter(struct path_walk *walk, const struct walk_stat *st)
     if (!walk->mounts || major(st->device) != 0)
         return true;
     walk->refused_mount = 0;
-    if (st->mount && st->mount != walk->root_mount && !has_mount(walk->mounts, st->mount))
+    if (st->mount && !has_mount(walk->mounts, st->mount) && !is_root_mount(st->mount))
         walk->refused_mount = st->mount;
     else if (st->automount && !has_mount(walk->mounts, st->automount))
         walk->refused_mount = st->automount;
@@ -188,15 +200,16 @@ may_have_permission(const struct stat *st, uid_t user, unsigned mask)
     return st->st_uid == user || ((st->st_mode >> 3 | st->st_mode) & mask) == mask;
 }
 
-/* Begins the check of a link whose text now precedes the last `left` bytes of the rest. */
+/* Begins the check of a link (open as `fd`), whose target is resolved once `left` bytes of the rest
+ * remain. */
 static void
-walk_enter_link(struct path_walk *walk, const struct walk_stat *link, size_t left)
+walk_enter_link(struct path_walk *walk, int fd, const struct walk_stat *link, size_t left)
 {
     uid_t owner;
 
-    if (!walk->rules->checks_owners)
+    if (!walk->rules->owners)
         return;
-    owner = owner_rules->owner_of(link->owner, link->device);
+    owner = walk->rules->owners->owner_of(link->owner, fd, link->device);
     if (owner == 0 || owner == walk->rules->user)
         return;
     walk->user_links[walk->user_link_count++] = (struct user_link){.owner = owner, .end = left};
@@ -258,7 +271,7 @@ walk_permit_device(struct path_walk *walk, int fd, dev_t device)
         return error;
     walk->permitted = device;
     for (unsigned i = 0; device != walk->owners_device && i < walk->user_link_count; i++)
-        if (!owner_rules->permits(walk->user_links[i].owner, fd, device))
+        if (!rules->owners->permits(walk->user_links[i].owner, fd, device))
             return -EPERM;
     walk->owners_device = device;
     return 0;
@@ -331,7 +344,6 @@ walk_link(struct path_walk *walk, int link)
     size_t left = strlen(walk->rest);
     char text[PATH_MAX];
     ssize_t length = readlinkat(link, "", text, sizeof(text));
-    struct walk_stat root;
 
     if (length < 0)
         return -errno;
@@ -346,11 +358,7 @@ walk_link(struct path_walk *walk, int link)
         return 0;
     walk_drop(walk, 0);
     walk_to(walk, openat_retry(AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC));
-    if (walk->at < 0)
-        return walk->at;
-    if (walk->mounts && !walk->root_mount && stat_cached(walk->at, &root) == 0)
-        walk->root_mount = root.mount;
-    return 0;
+    return walk->at < 0 ? walk->at : 0;
 }
 
 /* Removes the next name, which exists, from the rest. */
@@ -391,15 +399,16 @@ walk_open_parent(struct path_walk *walk, int fd, struct walk_stat *st)
     return error;
 }
 
-/* Whether the walk is at open_rules.top, and checks what is above it. */
+/* Whether `..` would lead out of open_rules.top, and who resolves the path must be checked. */
 static bool
 walk_is_at_top(const struct path_walk *walk)
 {
     const struct open_rules *rules = walk->rules;
-    bool checks = rules->checks_owners ? walk->user_link_count > 0 : rules->top >= 0;
     struct walk_stat top, at;
 
-    return checks && stat_cached(rules->top, &top) == 0 && stat_cached(walk->at, &at) == 0 &&
+    if (rules->top < 0 || (rules->owners && walk->user_link_count == 0))
+        return false;
+    return stat_cached(rules->top, &top) != 0 || stat_cached(walk->at, &at) != 0 ||
            is_same_directory(&top, &at);
 }
 
@@ -470,7 +479,7 @@ walk_step(struct path_walk *walk, bool to_directory)
     if (!error)
         error = may_follow(walk->at, &st, walk->rules->user) ? walk_link(walk, fd) : -EACCES;
     if (!error)
-        walk_enter_link(walk, &st, left);
+        walk_enter_link(walk, fd, &st, left);
     close(fd);
     return error;
 }
@@ -528,10 +537,10 @@ reopen(int fd, int flags)
 static struct open_rules
 own_rules(int flags)
 {
-    bool checks = owner_rules && !(flags & OPEN_KNOWN_FILE);
+    const struct open_owner_rules *owners = flags & OPEN_KNOWN_FILE ? NULL : owner_rules;
 
     return (struct open_rules){
-        .user = geteuid(), .checks_owners = checks, .top = checks ? owner_rules->top : -1};
+        .user = geteuid(), .owners = owners, .top = owners ? owners->top : -1};
 }
 
 /* As open_unless_excluded(). -ENOENT and *no_proc: the file exists, but /proc is not mounted. */

@@ -24,6 +24,15 @@ int open_at(int directory, const char *path, int flags);
 /* The same, but does not wait for a free descriptor. */
 int open_at_once(int directory, const char *path, int flags);
 
+/* How the owners of links are checked. Both functions may be called by any thread. */
+struct open_owner_rules {
+    int top; /* an open directory: see open_rules.top */
+    /* Who may have made the link that is open as `fd`, on `device`, and shown as `owner`'s. */
+    uid_t (*owner_of)(uid_t owner, int fd, dev_t device);
+    /* Whether a link of `owner` may lead to the file system of `device`, which `fd` is on. */
+    bool (*permits)(uid_t owner, int fd, dev_t device);
+};
+
 /* The user on whose behalf open_path_as() resolves a path. */
 struct open_rules {
     uid_t user; /* the thread's file system user ID */
@@ -34,7 +43,7 @@ struct open_rules {
      * Called for each file system that the path enters. NULL: any. */
     errint_t (*permits_device)(void *arg, int fd, dev_t device);
     void *arg;
-    bool checks_owners; /* of links: see open_check_link_owners() */
+    const struct open_owner_rules *owners; /* of links; NULL: not checked */
     /* An open directory. If `..` leads out of it, the user must be able to search the directory
      * reached and all directories above it, as if the path began at "/". -1: not checked. */
     int top;
@@ -84,22 +93,13 @@ int open_again(int fd, int flags);
  * before other threads are started. */
 void open_exclude(dev_t device);
 
-/* How the owners of links are checked. Both functions: any thread. */
-struct open_owner_rules {
-    int top; /* an open directory: see open_rules.top */
-    /* Who may have made a link on `device` whose owner is shown as `owner`. */
-    uid_t (*owner_of)(uid_t owner, dev_t device);
-    /* Whether a link of `owner` may lead to the file system of `device`, which `fd` is on. */
-    bool (*permits)(uid_t owner, int fd, dev_t device);
-};
-
 /*
  * From then on, open_at(), open_stat() and open_local() follow a link that belongs to neither root
  * nor this process's user only if its owner may be able to search each directory on the path of its
  * target and, if the target is a file, to read it. This is decided by these rules, owners and
- * modes, as if users were in all groups. -EPERM: the link is not followed. So users do not learn
- * from names of the mount what a link of theirs leads to if only this process can reach that. Call
- * it before other threads are started.
+ * modes; a permission of a group counts as the owner's. -EPERM: the link is not followed. Otherwise
+ * names of the mount would reveal to users what only this process can reach. Call it before other
+ * threads are started.
  */
 void open_check_link_owners(const struct open_owner_rules *rules);
 

@@ -70,8 +70,8 @@ report_broken_link(const struct scan *scan, const char *name, errint_t error)
         report_left_out(scan, name, "a link that leads into the mount itself");
     else if (error == -EPERM)
         report_left_out(scan, name,
-                        "a link whose owner cannot read what it leads to; with allow_other only a "
-                        "link of root is followed there (chown -h root)");
+                        "a link whose owner cannot read what it leads to; with allow_other only "
+                        "links of root and the mounting user are followed there (chown -h)");
     else
         problem_set_add(scan->problems, name, "left out: a link that leads nowhere: %s",
                         strerror(-error));

@@ -150,11 +150,13 @@ private_mounts_permit_link(uid_t owner, int fd, dev_t device)
 }
 
 uid_t
-private_mounts_link_owner(uid_t owner, dev_t device)
+private_mounts_link_owner(uid_t owner, int fd, dev_t device)
 {
     struct mounted_device mounted;
 
-    if (major(device) != 0 || !devices_find(device, &mounted))
+    if (major(device) != 0)
         return owner;
+    if (!devices_find(device, &mounted))
+        return is_on_fuse(fd) ? (uid_t)-1 : owner;
     return mounted.is_fuse && mounted.uid != 0 ? mounted.uid : owner;
 }

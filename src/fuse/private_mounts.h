@@ -28,7 +28,8 @@ errint_t private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid);
 /* For struct open_owner_rules (base/open.h); any thread. As private_mounts_permit(), but in any
  * group. No link may lead into /proc, where permissions do not depend on modes alone. */
 bool private_mounts_permit_link(uid_t owner, int fd, dev_t device);
-/* A FUSE file system of a user other than root can show any owners, so this user owns its links. */
-uid_t private_mounts_link_owner(uid_t owner, dev_t device);
+/* The owner of a link, for the same. A FUSE file system of a user other than root can show any
+ * owners, so that user owns its links; if the user is not known, nobody does: (uid_t)-1. */
+uid_t private_mounts_link_owner(uid_t owner, int fd, dev_t device);
 
 #endif

@@ -127,7 +127,8 @@ int fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **de
  * Headers are validated, those of safetensors by safetensors' own rules. -EBADMSG: a header is
  * invalid, a shard is missing, a tensor is in two shards, or a tensor exceeds its file. -ENOENT: no
  * such path, or no checkpoint in the directory. -ENOTUNIQ: several. -EINVAL: neither a file nor a
- * directory. -ESTALE: a file changes faster than it can be read. -ENOMEM and errors of system calls.
+ * directory. -ESTALE: a file changes faster than it can be read. -ENOMEM and errors of system
+ * calls.
  */
 int fstfs_open(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **checkpoint);
 

@@ -17,7 +17,7 @@
 
 /* MOST_LINKS is Linux's limit. MOST_NAMES bounds the time: a path through 40 links of 4 KB would
  * take a quarter of a second. */
-enum { MOST_LINKS = 40, MOST_NAMES = 512 };
+enum { MOST_LINKS = 40, MOST_NAMES = 256 };
 enum { NO_DESCRIPTOR_REPEATS_MOST = 50, NO_DESCRIPTOR_PAUSE_NS = 5000000 };
 
 /* Set in the ID under which open_local() reports an automount point that is not mounted. */
@@ -52,7 +52,7 @@ openat_retry(int directory, const char *path, int flags)
     int fd;
 
     do
-        fd = openat(directory, path, flags & ~OPEN_KNOWN_FILE);
+        fd = openat(directory, path, flags);
     while (fd < 0 && eintr_repeat(&repeats));
     return fd < 0 ? -errno : fd;
 }
@@ -87,6 +87,7 @@ struct path_walk {
     uint64_t refused_mount; /* set on -EREMOTE */
     struct user_link user_links[MOST_LINKS]; /* each within the one before */
     unsigned user_link_count;
+    bool has_climbed; /* what is above the top was checked */
     dev_t owners_device; /* the last device that all their owners may access */
 };
 
@@ -192,7 +193,7 @@ walk_may_enter(struct path_walk *walk, const struct walk_stat *st)
 
 /* ---- owners of links ---- */
 
-/* Whether a user may have, or can get, this permission (R_OK or X_OK). The user may be in any
+/* Whether a user may have, or can get, these permissions (R_OK, X_OK). The user may be in any
  * group; a right of an access control list is also in the mode of the group. */
 static bool
 may_have_permission(const struct stat *st, uid_t user, unsigned mask)
@@ -213,13 +214,13 @@ walk_enter_link(struct path_walk *walk, int fd, const struct walk_stat *link, si
     if (owner == 0 || owner == walk->rules->user)
         return;
     walk->user_links[walk->user_link_count++] = (struct user_link){.owner = owner, .end = left};
+    walk->has_climbed = false; /* not for this owner */
     walk->owners_device = link->device;
 }
 
-/* -EPERM: one of the owners cannot search the directory of `fd` (X_OK), or read it if it is a file
- * (R_OK). May wait for its file system. */
+/* -EPERM: one of the owners cannot search the directory of `fd`. May wait for its file system. */
 static errint_t
-walk_check_owners(const struct path_walk *walk, int fd, unsigned mask)
+walk_check_owners(const struct path_walk *walk, int fd)
 {
     struct stat st;
 
@@ -227,24 +228,34 @@ walk_check_owners(const struct path_walk *walk, int fd, unsigned mask)
         return 0;
     if (fstat(fd, &st) < 0)
         return -errno;
-    if (mask == R_OK && !S_ISREG(st.st_mode))
-        return 0;
     for (unsigned i = 0; i < walk->user_link_count; i++)
-        if (!may_have_permission(&st, walk->user_links[i].owner, mask))
+        if (!may_have_permission(&st, walk->user_links[i].owner, X_OK))
             return -EPERM;
     return 0;
 }
 
-/* Ends the checks of links whose target has been reached. Returns as walk_check_owners(). */
+/* Ends the checks of links whose target has been reached. -EPERM: the owner of one of them cannot
+ * read the file, or list and search the directory. */
 static errint_t
 walk_leave_links(struct path_walk *walk)
 {
     size_t left = strlen(walk->rest);
-    errint_t error = left == 0 ? walk_check_owners(walk, walk->at, R_OK) : 0;
+    const struct user_link *link;
+    struct stat st;
+    unsigned mask;
 
-    while (walk->user_link_count && left <= walk->user_links[walk->user_link_count - 1].end)
+    while (walk->user_link_count) {
+        link = &walk->user_links[walk->user_link_count - 1];
+        if (left > link->end)
+            break;
+        if (fstat(walk->at, &st) < 0)
+            return -errno;
+        mask = S_ISDIR(st.st_mode) ? R_OK | X_OK : S_ISREG(st.st_mode) ? R_OK : 0;
+        if (!may_have_permission(&st, link->owner, mask))
+            return -EPERM;
         walk->user_link_count--;
-    return error;
+    }
+    return 0;
 }
 
 /* ---- permissions ---- */
@@ -256,7 +267,7 @@ walk_permit_search(const struct path_walk *walk, int fd)
     const struct open_rules *rules = walk->rules;
     errint_t error = rules->permits ? rules->permits(rules->arg, fd, X_OK) : 0;
 
-    return error ? error : walk_check_owners(walk, fd, X_OK);
+    return error ? error : walk_check_owners(walk, fd);
 }
 
 static errint_t
@@ -406,7 +417,7 @@ walk_is_at_top(const struct path_walk *walk)
     const struct open_rules *rules = walk->rules;
     struct walk_stat top, at;
 
-    if (rules->top < 0 || (rules->owners && walk->user_link_count == 0))
+    if (rules->top < 0 || walk->has_climbed || (rules->owners && walk->user_link_count == 0))
         return false;
     return stat_cached(rules->top, &top) != 0 || stat_cached(walk->at, &at) != 0 ||
            is_same_directory(&top, &at);
@@ -420,6 +431,8 @@ walk_search_ancestors(struct path_walk *walk)
     errint_t error = stat_cached(walk->at, &above);
     int fd = walk->at, parent;
 
+    /* Once is enough: the walk searches all other directories itself. */
+    walk->has_climbed = true;
     while (!error) {
         st = above;
         parent = walk_open_parent(walk, fd, &above);
@@ -535,19 +548,17 @@ reopen(int fd, int flags)
 /* ---- opening ---- */
 
 static struct open_rules
-own_rules(int flags)
+own_rules(void)
 {
-    const struct open_owner_rules *owners = flags & OPEN_KNOWN_FILE ? NULL : owner_rules;
-
     return (struct open_rules){
-        .user = geteuid(), .owners = owners, .top = owners ? owners->top : -1};
+        .user = geteuid(), .owners = owner_rules, .top = owner_rules ? owner_rules->top : -1};
 }
 
 /* As open_unless_excluded(). -ENOENT and *no_proc: the file exists, but /proc is not mounted. */
 static int
 open_in_process(int directory, const char *path, int flags, bool *no_proc)
 {
-    const struct open_rules own = own_rules(flags);
+    const struct open_rules own = own_rules();
     int fd = open_by_walk(directory, path, flags, &own, NULL, NULL);
     struct stat st;
     int opened = fd >= 0 && !(flags & O_PATH) ? reopen(fd, flags) : fd;
@@ -633,7 +644,7 @@ open_path_as(int directory, const char *path, const struct open_rules *rules)
 int
 open_local(int directory, const char *path, const struct open_mounts *mounts, uint64_t *refused)
 {
-    const struct open_rules own = own_rules(0);
+    const struct open_rules own = own_rules();
     unsigned repeats = 0;
     int fd;
 

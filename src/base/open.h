@@ -12,10 +12,6 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-/* A flag of open_at() and open_at_once() for a file that the caller has opened before and will
- * recognize: open_check_link_owners() does not apply. */
-enum { OPEN_KNOWN_FILE = 1 << 30 };
-
 /* As openat(2), repeated after EINTR as in eintr.h: a descriptor or a negative errno. -ELOOP: the
  * path crosses the excluded device. -ENXIO: a device is excluded, and the path is neither a regular
  * file nor a directory. If no descriptor is free, waits for one, at most about 250 ms. Any
@@ -96,10 +92,10 @@ void open_exclude(dev_t device);
 /*
  * From then on, open_at(), open_stat() and open_local() follow a link that belongs to neither root
  * nor this process's user only if its owner may be able to search each directory on the path of its
- * target and, if the target is a file, to read it. This is decided by these rules, owners and
- * modes; a permission of a group counts as the owner's. -EPERM: the link is not followed. Otherwise
- * names of the mount would reveal to users what only this process can reach. Call it before other
- * threads are started.
+ * target, and to read the target (a directory: to list and search it). This is decided by these
+ * rules, owners and modes; a permission of a group counts as the owner's. -EPERM: the link is not
+ * followed. Otherwise names of the mount would reveal to users what only this process can reach.
+ * Call it before other threads are started.
  */
 void open_check_link_owners(const struct open_owner_rules *rules);
 

@@ -228,8 +228,8 @@ open_with(struct backing *backing, int fd)
 static errint_t
 open_by_path(struct backing *backing)
 {
-    int fd = open_at(backing->directory, backing->path,
-                     O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | OPEN_KNOWN_FILE);
+    int fd =
+        open_at(backing->directory, backing->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     errint_t error;
 
     if (fd >= 0) {

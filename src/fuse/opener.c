@@ -27,7 +27,7 @@ enum question_kind { QUESTION_OPEN, QUESTION_CHECK, QUESTION_COMMAND };
 struct question {
     uint32_t kind;
     uint32_t count;
-    int32_t flags; /* of QUESTION_OPEN: of open_at() */
+    int32_t flags; /* of QUESTION_OPEN: of open(2) */
     struct caller caller; /* of QUESTION_CHECK; its thread, of QUESTION_COMMAND */
 };
 
@@ -143,8 +143,7 @@ is_path_below(const char *path)
 static int
 open_for_daemon(const struct server *server, const char *path, int asked_flags)
 {
-    int flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK |
-                (asked_flags & (O_DIRECTORY | OPEN_KNOWN_FILE));
+    int flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (asked_flags & O_DIRECTORY);
     struct stat st;
     int fd;
 

@@ -431,7 +431,7 @@ descriptor_verified(struct backing *backing, int fd)
 int
 descriptors_fresh(struct backing *backing)
 {
-    int fd = open_at_once(backing->directory, backing->path, OPEN_FLAGS | OPEN_KNOWN_FILE);
+    int fd = open_at_once(backing->directory, backing->path, OPEN_FLAGS);
 
     if (fd < 0 && is_other_version(fd))
         return descriptors_stale(backing);

@@ -658,9 +658,9 @@ def test_unreadable_files_as_unprivileged_user(mount, place, test_user, user_bin
     assert any("shut/model-00002-of-00002.safetensors" in p for p in problems), problems
 
 
-@pytest.mark.parametrize("names, is_shown", [(500, True), (600, False)])
+@pytest.mark.parametrize("names, is_shown", [(200, True), (300, False)])
 def test_links_with_many_names(mount, place, names, is_shown):
-    """At most 512 names of links are resolved for one path, so that links cannot make it slow."""
+    """At most 256 names of links are resolved for one path, so that links cannot make it slow."""
     source = trees.Source(place / "s")
     source.add("m", "model", trees.small_tensors())
     target = "m"

@@ -138,6 +138,8 @@ struct backing {
     /* State of base/version.c. */
     _Atomic(unsigned) traits; /* of its file system and its writers */
     atomic_bool settled; /* the file had no writer, and every later change will be detected */
+    atomic_bool crosses_mounts; /* to open it, a mount must be entered that is neither its own nor
+                                   the source's, and may hang */
     atomic_uint_fast64_t replace_at; /* monotonic_ms() when a new version is due; 0: never */
     struct file_identity accepted; /* the identity after harmless changes; guarded by version.c */
     /* State of base/lease.c, which guards it. */
@@ -158,6 +160,15 @@ struct backing {
     int directory;
     char path[];
 };
+
+/* The key of the lane (io/lanes.h) for requests that may wait for this file. */
+static inline uint64_t
+backing_lane(const struct backing *backing)
+{
+    uint64_t device = backing->identity.device;
+
+    return atomic_load(&backing->crosses_mounts) ? device ^ UINT64_C(1) << 62 : device;
+}
 
 struct backing *backing_new(int directory, const char *path, const struct file_identity *identity);
 struct backing *backing_ref(struct backing *backing);

@@ -23,12 +23,12 @@ enum { NO_DESCRIPTOR_REPEATS_MOST = 50, NO_DESCRIPTOR_PAUSE_NS = 5000000 };
 /* Set in the ID under which open_local() reports an automount point that is not mounted. */
 #define AUTOMOUNT_ID (UINT64_C(1) << 63)
 
-static int (*other_opener)(int directory, const char *path, int flags);
+static int (*other_opener)(int directory, const char *path, int flags, uint64_t mount);
 static _Atomic(dev_t) excluded; /* 0: none */
 static const struct open_owner_rules *owner_rules; /* NULL: owners of links are not checked */
 
 void
-open_set_other(int (*other)(int directory, const char *path, int flags))
+open_set_other(int (*other)(int directory, const char *path, int flags, uint64_t mount))
 {
     other_opener = other;
 }
@@ -556,10 +556,11 @@ own_rules(void)
 
 /* As open_unless_excluded(). -ENOENT and *no_proc: the file exists, but /proc is not mounted. */
 static int
-open_in_process(int directory, const char *path, int flags, bool *no_proc)
+open_in_process(int directory, const char *path, int flags, const struct open_mounts *mounts,
+                bool *no_proc)
 {
     const struct open_rules own = own_rules();
-    int fd = open_by_walk(directory, path, flags, &own, NULL, NULL);
+    int fd = open_by_walk(directory, path, flags, &own, mounts, NULL);
     struct stat st;
     int opened = fd >= 0 && !(flags & O_PATH) ? reopen(fd, flags) : fd;
 
@@ -567,23 +568,23 @@ open_in_process(int directory, const char *path, int flags, bool *no_proc)
     return opened;
 }
 
-/* As open_at(), but -EXDEV for the excluded device. */
+/* As open_at(), but -EXDEV for the excluded device. `mounts`: as open_local(); NULL: any. */
 static int
-open_unless_excluded(int directory, const char *path, int flags)
+open_unless_excluded(int directory, const char *path, int flags, const struct open_mounts *mounts)
 {
     bool no_proc;
     int fd;
 
     if (atomic_load(&excluded) == 0)
         return openat_retry(directory, path, flags);
-    fd = open_in_process(directory, path, flags, &no_proc);
+    fd = open_in_process(directory, path, flags, mounts, &no_proc);
     if (fd == -ESTALE) {
         /* A cached NFS directory is stale. The kernel revalidates it only when it resolves the
          * whole path. */
         fd = openat_retry(directory, path, O_PATH | O_CLOEXEC);
         if (fd >= 0)
             close(fd);
-        fd = open_in_process(directory, path, flags, &no_proc);
+        fd = open_in_process(directory, path, flags, mounts, &no_proc);
     }
     return no_proc ? openat_retry(directory, path, flags) : fd;
 }
@@ -604,12 +605,19 @@ no_descriptor_repeat(int fd, unsigned *repeats)
 }
 
 int
-open_at_once(int directory, const char *path, int flags)
+open_at_mount(int directory, const char *path, int flags, uint64_t mount)
 {
-    int fd = open_unless_excluded(directory, path, flags);
+    struct open_mounts mounts = {.ids = {mount}};
+    struct walk_stat st;
+    int fd;
 
+    if (mount != 0 && stat_cached(directory, &st) == 0 && st.mount != 0) {
+        mounts.ids[1] = st.mount;
+        mounts.count = 2;
+    }
+    fd = open_unless_excluded(directory, path, flags, mounts.count ? &mounts : NULL);
     if (fd == -EACCES && other_opener && !(flags & O_PATH))
-        return other_opener(directory, path, flags);
+        return other_opener(directory, path, flags, mount);
     return fd == -EXDEV ? -ELOOP : fd;
 }
 
@@ -620,7 +628,7 @@ open_at(int directory, const char *path, int flags)
     int fd;
 
     do
-        fd = open_at_once(directory, path, flags);
+        fd = open_at_mount(directory, path, flags, 0);
     while (no_descriptor_repeat(fd, &repeats));
     return fd;
 }
@@ -662,7 +670,7 @@ open_stat(int directory, const char *path, struct stat *st)
     int fd, failed;
 
     do
-        fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC);
+        fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC, NULL);
     while (no_descriptor_repeat(fd, &waits));
     if (fd < 0)
         return fd;

@@ -17,8 +17,10 @@
  * file nor a directory. If no descriptor is free, waits for one, at most about 250 ms. Any
  * thread. */
 int open_at(int directory, const char *path, int flags);
-/* The same, but does not wait for a free descriptor. */
-int open_at_once(int directory, const char *path, int flags);
+/* The same, but does not wait for a free descriptor, and enters only the mount with this ID (0:
+ * any), that of `directory`, and those that open_local() enters. -EREMOTE: the path leads through
+ * another one. */
+int open_at_mount(int directory, const char *path, int flags, uint64_t mount);
 
 /* How the owners of links are checked. Both functions may be called by any thread. */
 struct open_owner_rules {
@@ -99,10 +101,10 @@ void open_exclude(dev_t device);
  */
 void open_check_link_owners(const struct open_owner_rules *rules);
 
-/* Sets a fallback that open_at() calls after EACCES, which is also Landlock's error. It has the
- * arguments and results of open_at(), and is called by any thread. NULL: none. Call it before other
- * threads are started. */
-void open_set_other(int (*other)(int directory, const char *path, int flags));
+/* Sets a fallback for EACCES, which is also Landlock's error. It has the arguments and results of
+ * open_at_mount(), and is called by any thread. NULL: none. Call it before other threads are
+ * started. */
+void open_set_other(int (*other)(int directory, const char *path, int flags, uint64_t mount));
 
 /*
  * `directory` was opened at `path`, a real path. If that directory is no longer reachable by any

@@ -186,6 +186,17 @@ wait_until_settled(const struct backing *backing, bool local)
         nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
 }
 
+static void
+learn_path(struct backing *backing)
+{
+    int fd = open_at_mount(backing->directory, backing->path, O_PATH | O_CLOEXEC,
+                           backing->identity.mount);
+
+    atomic_store(&backing->crosses_mounts, fd == -EREMOTE);
+    if (fd >= 0)
+        close(fd);
+}
+
 /* Begins the version. */
 static errint_t
 version_begin(struct backing *backing, int fd)
@@ -193,6 +204,7 @@ version_begin(struct backing *backing, int fd)
     errint_t error;
 
     learn_traits(backing, fd);
+    learn_path(backing);
     wait_until_settled(backing, has_trait(backing, TRAIT_LOCAL));
     error = take_lease(backing, fd);
     if (!error)

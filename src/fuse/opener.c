@@ -28,6 +28,7 @@ struct question {
     uint32_t kind;
     uint32_t count;
     int32_t flags; /* of QUESTION_OPEN: of open(2) */
+    uint64_t mount; /* of QUESTION_OPEN: see open_at_mount() */
     struct caller caller; /* of QUESTION_CHECK; its thread, of QUESTION_COMMAND */
 };
 
@@ -141,7 +142,7 @@ is_path_below(const char *path)
 }
 
 static int
-open_for_daemon(const struct server *server, const char *path, int asked_flags)
+open_for_daemon(const struct server *server, const char *path, int asked_flags, uint64_t mount)
 {
     int flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (asked_flags & O_DIRECTORY);
     struct stat st;
@@ -149,7 +150,10 @@ open_for_daemon(const struct server *server, const char *path, int asked_flags)
 
     if (!is_path_below(path))
         return -EACCES;
-    fd = open_at(server->opener->source, path, flags);
+    if (mount)
+        fd = open_at_mount(server->opener->source, path, flags, mount);
+    else
+        fd = open_at(server->opener->source, path, flags);
     if (fd < 0)
         return fd;
     if (fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
@@ -342,7 +346,8 @@ answer_open_question(struct server *server, size_t size)
 
     if (!path)
         return -EACCES;
-    return open_for_daemon(server, path, server->message.question.flags);
+    return open_for_daemon(server, path, server->message.question.flags,
+                           server->message.question.mount);
 }
 
 /* Fills in the answer; *fd: what was opened, or -1. */
@@ -619,7 +624,7 @@ opener_end(struct helper *helper)
 }
 
 int
-opener_open(int directory, const char *path, int flags)
+opener_open(int directory, const char *path, int flags, uint64_t mount)
 {
     struct permission_query query = {.path = path};
     struct channel *channel;
@@ -633,6 +638,7 @@ opener_open(int directory, const char *path, int flags)
         return -EMFILE;
     channel_begin_question(channel, QUESTION_OPEN);
     channel->message.question.flags = flags;
+    channel->message.question.mount = mount;
     channel_add_record(channel, &query);
     result = channel_ask(channel, &fd).result;
     if (fd >= 0) {

@@ -34,7 +34,7 @@ errint_t opener_start(int source, const char *path, void (*drop)(void *arg), voi
 void opener_end(struct helper *helper);
 
 /* For open_set_other(). `path` must be relative to the source. Any thread. */
-int opener_open(int directory, const char *path, int flags);
+int opener_open(int directory, const char *path, int flags, uint64_t mount);
 /* A permission_check. Also -EACCES if the opener has died. Any thread. */
 errint_t opener_check(const struct caller *caller, const struct permission_query *queries,
                       size_t count);

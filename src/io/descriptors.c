@@ -180,11 +180,11 @@ slot_take_descriptor(struct slot *slot, bool may_wait)
     if (!closing)
         return fd;
     /* In a lane of its own, since all workers of the file system's lane may be waiting for it. */
-    *closing = (struct closing){
-        .job = {.run = close_by_worker, .device = ~state->backing->identity.device},
-        .fd = fd,
-        .owner = owner,
-        .lane = state->lane};
+    *closing =
+        (struct closing){.job = {.run = close_by_worker, .device = ~backing_lane(state->backing)},
+                         .fd = fd,
+                         .owner = owner,
+                         .lane = state->lane};
     count_held(owner, state->lane, 1);
     atomic_fetch_add(&state->lane->lane.users, 1);
     workers_add(owner->workers, &closing->job, true);
@@ -266,8 +266,8 @@ state_attach(struct descriptors *descriptors, struct backing *backing)
     state = calloc(1, sizeof(*state));
     if (!state)
         return NULL;
-    state->lane = (struct descriptor_lane *)lanes_find(
-        &descriptors->lanes, backing->identity.device, sizeof(*state->lane));
+    state->lane = (struct descriptor_lane *)lanes_find(&descriptors->lanes, backing_lane(backing),
+                                                       sizeof(*state->lane));
     if (!state->lane) {
         free(state);
         return NULL;
@@ -369,7 +369,7 @@ static bool
 is_other_version(errint_t error)
 {
     return error == -ENOENT || error == -ENOTDIR || error == -ELOOP || error == -ENXIO ||
-           error == -ESTALE;
+           error == -ESTALE || error == -EREMOTE;
 }
 
 /* Why direct reads of this file are impossible with an alignment of 4096 bytes; NULL: they may be
@@ -431,7 +431,9 @@ descriptor_verified(struct backing *backing, int fd)
 int
 descriptors_fresh(struct backing *backing)
 {
-    int fd = open_at_once(backing->directory, backing->path, OPEN_FLAGS);
+    /* If the path is redirected to storage that hangs, that must not block this lane. */
+    uint64_t mount = atomic_load(&backing->crosses_mounts) ? 0 : backing->identity.mount;
+    int fd = open_at_mount(backing->directory, backing->path, OPEN_FLAGS, mount);
 
     if (fd < 0 && is_other_version(fd))
         return descriptors_stale(backing);

@@ -222,7 +222,7 @@ prefetch_chunk(struct io *io, struct cached_file *file, uint64_t start, uint64_t
                const struct prefetch_plan *plan, struct list *batch)
 {
     struct chunk_cache *cache = &io->cache;
-    struct memory_lane *lane = chunk_cache_lane(cache, file->backing->identity.device);
+    struct memory_lane *lane = chunk_cache_lane(cache, backing_lane(file->backing));
     uint64_t cost = memory_cost(end - start);
     struct chunk *chunk;
 

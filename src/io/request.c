@@ -183,15 +183,15 @@ request_enter_lane(struct io *io, struct request *request)
 {
     const struct extent_list *list = request->list;
     uint32_t last = extent_list_find(list, request->offset + request->length - 1);
-    uint64_t key = 0, device = 0;
+    uint64_t key = 0, lane = 0;
 
     for (uint32_t i = extent_list_find(list, request->offset); i <= last; i++) {
         const struct backing *backing = list->extents[i].backing;
 
-        if (!backing || (key != 0 && backing->identity.device == device))
+        if (!backing || (key != 0 && backing_lane(backing) == lane))
             continue;
-        device = backing->identity.device;
-        key = key * 31 + device;
+        lane = backing_lane(backing);
+        key = key * 31 + lane;
     }
     request->lane = chunk_cache_lane(&io->cache, key);
     if (request->lane)

@@ -236,6 +236,49 @@ def test_chain_of_file_systems(mount, place, far):
     assert m.unmount() == 0
 
 
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("how", ["redirected", "through"])
+def test_path_of_open_files_hangs(mount, place, far, how):
+    """Files of the source's file system whose path leads to storage that hangs, because their links
+    were redirected after open(), or always did: reads of other files of that file system go on."""
+    source, hung, local = make_source(place), far(), place / "local"
+    local.mkdir()
+    os.symlink(local, hung.real.path("local"))
+    links = [source.path(f"{i}.safetensors") for i in range(40)]
+    for i, link in enumerate(links):
+        path = local / f"{i}.safetensors"
+        path.write_bytes(trees.file_bytes(trees.small_tensors(f"{i}.")))
+        os.symlink(path if how == "redirected" else hung.path / "local" / path.name, link)
+    m = mount(source.root, limit=110)
+    names = {os.path.basename(link) for link in links}
+    assert eventually(lambda: names <= set(os.listdir(m / "merged")), LIMIT)
+    readers = []
+    for link in links:
+        file = os.open(m / f"merged/{os.path.basename(link)}", os.O_RDONLY)
+        if how == "redirected":
+            os.symlink(hung.path / FAR, link + ".new")
+            os.rename(link + ".new", link)
+        readers.append(file)
+    hung.hang()
+    pids = []
+    for file in readers:
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            with contextlib.suppress(OSError):
+                os.read(file, 1 << 16)
+            os._exit(0)
+        os.close(file)
+    try:
+        assert eventually(lambda: m.metric("reads_in_flight") == 0
+                          or m.metric("storage_reads_waiting") > 0, LIMIT)
+        child(oracle.read_all, m / f"merged/{MODEL}", seconds=LIMIT)
+    finally:
+        hung.answer()
+        for pid in pids:
+            os.waitpid(pid, 0)
+    assert m.unmount() == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_link_to_a_local_disk(mount, place):
     """Names on local disks are looked up in the calling thread, so they never depend on how fast

@@ -165,9 +165,9 @@ struct backing {
 static inline uint64_t
 backing_lane(const struct backing *backing)
 {
-    uint64_t device = backing->identity.device;
+    uint64_t key = backing->identity.device;
 
-    return atomic_load(&backing->crosses_mounts) ? device ^ UINT64_C(1) << 62 : device;
+    return atomic_load(&backing->crosses_mounts) ? key ^ UINT64_C(1) << 62 : key;
 }
 
 struct backing *backing_new(int directory, const char *path, const struct file_identity *identity);

@@ -80,6 +80,7 @@ struct group {
     uint64_t lane;
     bool second; /* an earlier group of the listing has the same stem */
     bool shadowed; /* and the same suffix: the earlier group has precedence */
+    bool may_be_part; /* its file may be one of the parts of a split model */
     struct group_state *state; /* private: its current version */
 };
 

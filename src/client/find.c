@@ -152,7 +152,8 @@ find_file(const char *name, struct found *found)
                                 .suffix = "",
                                 .members = &name,
                                 .member_count = 1,
-                                .kind = GROUP_SINGLE};
+                                .kind = GROUP_SINGLE,
+                                .may_be_part = true};
     errint_t error = group_load(found->dir, &group, 1, &found->checkpoint);
 
     return error ? fail(error, "%s: %s", name, strerror(-error)) : 0;

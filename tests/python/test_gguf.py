@@ -76,6 +76,18 @@ def test_tensor_file_of_a_mount(path_of):
             assert opened.keys() == [key] and same(opened.get_tensor(key), array)
 
 
+@pytest.mark.parametrize("directory", ["parts", "MOUNT/shards/parts"])
+def test_one_part(path_of, directory):
+    """A file of a split model has its own tensors."""
+    first = 0
+    for number, count in enumerate((1, 3, 4)):
+        with fstfs.safe_open(path_of(f"{directory}/m-{number + 1:05}-of-00003.gguf"), "np") as opened:
+            expected = {key: array for key, _, _, array in ARRAYS[first:first + count]}
+            assert opened.keys() == sorted(expected)
+            assert all(same(opened.get_tensor(key), array) for key, array in expected.items())
+        first += count
+
+
 def test_load_checkpoint(path_of):
     for name in ("parts", "MOUNT/merged/parts"):
         found = fstfs.load_checkpoint(path_of(name), framework="np") if name == "parts" else fstfs.numpy.load_file(path_of(f"{name}/m.gguf"))

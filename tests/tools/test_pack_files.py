@@ -125,6 +125,13 @@ def test_modes_of_inputs_with_acl(place, source, name):
     assert {file for file, mode in modes(place / "out").items() if mode == 0o600} == made
 
 
+def test_side_file_that_is_being_written(place, source):
+    """A log, for instance, may be open for writing all the time."""
+    with open(source.path("m/config.json"), "ab"):
+        run("--shards=2", source.path("m/model"), place / "out")
+    assert filecmp.cmp(source.path("m/config.json"), place / "out/config.json", shallow=False)
+
+
 def test_side_files_of_save_pretrained(place):
     """The files of save_pretrained() of transformers and its tokenizers, without weights."""
     source = trees.Source(place / "models")

@@ -347,12 +347,13 @@ open_inputs(struct copy *copy, struct reason *reason)
 }
 
 errint_t
-copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *reason)
+copy_begin(struct extent_list *list, int fd, bool is_side, struct copy *copy, struct reason *reason)
 {
-    errint_t error;
+    errint_t error = 0;
 
     *copy = (struct copy){.list = extent_list_ref(list), .fd = fd};
-    error = open_inputs(copy, reason);
+    if (!is_side)
+        error = open_inputs(copy, reason);
     if (error)
         return error;
     copy->left = malloc(((size_t)list->count + 1) * sizeof(*copy->left));

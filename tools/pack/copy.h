@@ -25,9 +25,11 @@ void copier_free(struct copier *copier); /* NULL is allowed */
 /*
  * Prepares to write a list to the new, empty file `fd`, and shares aligned blocks with the backing
  * files (FICLONERANGE) where the file system supports it. copy_remaining() bytes are left to be
- * written. Call copy_end() in any case.
+ * written. Fails if another process has a file of the list open for writing, unless `is_side`: side
+ * files, such as logs, may be. Call copy_end() in any case.
  */
-errint_t copy_begin(struct extent_list *list, int fd, struct copy *copy, struct reason *reason);
+errint_t copy_begin(struct extent_list *list, int fd, bool is_side, struct copy *copy,
+                    struct reason *reason);
 uint64_t copy_remaining(const struct copy *copy);
 
 /*

@@ -112,7 +112,8 @@ begin_copies(struct pack *pack, uint64_t *remaining, struct reason *reason)
         error = make_output_list(pack, i, &list, reason);
         if (error)
             return error;
-        error = copy_begin(list, pack->destination.outputs[i].fd, &pack->copies[i], reason);
+        error = copy_begin(list, pack->destination.outputs[i].fd, i < pack->destination.side_count,
+                           &pack->copies[i], reason);
         *remaining += copy_remaining(&pack->copies[i]);
         pack->bytes += list->size;
         pack->shared += pack->copies[i].shared;

@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
+#include "base/hash.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -138,8 +139,9 @@ struct backing {
     /* State of base/version.c. */
     _Atomic(unsigned) traits; /* of its file system and its writers */
     atomic_bool settled; /* the file had no writer, and every later change will be detected */
-    atomic_bool crosses_mounts; /* to open it, a mount must be entered that is neither its own nor
-                                   the source's, and may hang */
+    atomic_uint_fast64_t
+        crossed_mount; /* ID of a mount that its path leads through, which is
+                          neither its own nor the source's, and may hang; 0: none */
     atomic_uint_fast64_t replace_at; /* monotonic_ms() when a new version is due; 0: never */
     struct file_identity accepted; /* the identity after harmless changes; guarded by version.c */
     /* State of base/lease.c, which guards it. */
@@ -165,9 +167,9 @@ struct backing {
 static inline uint64_t
 backing_lane(const struct backing *backing)
 {
-    uint64_t key = backing->identity.device;
+    uint64_t crossed = atomic_load(&backing->crossed_mount), key = backing->identity.device;
 
-    return atomic_load(&backing->crosses_mounts) ? key ^ UINT64_C(1) << 62 : key;
+    return crossed ? hash64(&crossed, sizeof(crossed), key) : key;
 }
 
 struct backing *backing_new(int directory, const char *path, const struct file_identity *identity);

@@ -166,14 +166,11 @@ has_mount(const struct open_mounts *mounts, uint64_t mount)
 static bool
 is_root_mount(uint64_t mount)
 {
-    int fd = openat_retry(AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    struct walk_stat root = {.mount = 0};
+    struct statx stx;
 
-    if (fd < 0)
-        return false;
-    stat_cached(fd, &root);
-    close(fd);
-    return root.mount == mount;
+    return statx(AT_FDCWD, "/", AT_STATX_DONT_SYNC, STATX_MNT_ID | STATX_MNT_ID_UNIQUE, &stx) ==
+               0 &&
+           open_mount_id(&stx) == mount;
 }
 
 /* Without mount IDs, every mount is permitted. File systems on block devices, whose major number is
@@ -557,10 +554,10 @@ own_rules(void)
 /* As open_unless_excluded(). -ENOENT and *no_proc: the file exists, but /proc is not mounted. */
 static int
 open_in_process(int directory, const char *path, int flags, const struct open_mounts *mounts,
-                bool *no_proc)
+                uint64_t *refused, bool *no_proc)
 {
     const struct open_rules own = own_rules();
-    int fd = open_by_walk(directory, path, flags, &own, mounts, NULL);
+    int fd = open_by_walk(directory, path, flags, &own, mounts, refused);
     struct stat st;
     int opened = fd >= 0 && !(flags & O_PATH) ? reopen(fd, flags) : fd;
 
@@ -568,23 +565,25 @@ open_in_process(int directory, const char *path, int flags, const struct open_mo
     return opened;
 }
 
-/* As open_at(), but -EXDEV for the excluded device. `mounts`: as open_local(); NULL: any. */
+/* As open_at(), but -EXDEV for the excluded device. `mounts`, `refused`: as open_local(); NULL: any
+ * mount. */
 static int
-open_unless_excluded(int directory, const char *path, int flags, const struct open_mounts *mounts)
+open_unless_excluded(int directory, const char *path, int flags, const struct open_mounts *mounts,
+                     uint64_t *refused)
 {
     bool no_proc;
     int fd;
 
     if (atomic_load(&excluded) == 0)
         return openat_retry(directory, path, flags);
-    fd = open_in_process(directory, path, flags, mounts, &no_proc);
+    fd = open_in_process(directory, path, flags, mounts, refused, &no_proc);
     if (fd == -ESTALE) {
         /* A cached NFS directory is stale. The kernel revalidates it only when it resolves the
          * whole path. */
         fd = openat_retry(directory, path, O_PATH | O_CLOEXEC);
         if (fd >= 0)
             close(fd);
-        fd = open_in_process(directory, path, flags, mounts, &no_proc);
+        fd = open_in_process(directory, path, flags, mounts, refused, &no_proc);
     }
     return no_proc ? openat_retry(directory, path, flags) : fd;
 }
@@ -605,7 +604,7 @@ no_descriptor_repeat(int fd, unsigned *repeats)
 }
 
 int
-open_at_mount(int directory, const char *path, int flags, uint64_t mount)
+open_at_mount(int directory, const char *path, int flags, uint64_t mount, uint64_t *refused)
 {
     struct open_mounts mounts = {.ids = {mount}};
     struct walk_stat st;
@@ -615,7 +614,7 @@ open_at_mount(int directory, const char *path, int flags, uint64_t mount)
         mounts.ids[1] = st.mount;
         mounts.count = 2;
     }
-    fd = open_unless_excluded(directory, path, flags, mounts.count ? &mounts : NULL);
+    fd = open_unless_excluded(directory, path, flags, mounts.count ? &mounts : NULL, refused);
     if (fd == -EACCES && other_opener && !(flags & O_PATH))
         return other_opener(directory, path, flags, mount);
     return fd == -EXDEV ? -ELOOP : fd;
@@ -628,7 +627,7 @@ open_at(int directory, const char *path, int flags)
     int fd;
 
     do
-        fd = open_at_mount(directory, path, flags, 0);
+        fd = open_at_mount(directory, path, flags, 0, NULL);
     while (no_descriptor_repeat(fd, &repeats));
     return fd;
 }
@@ -670,7 +669,7 @@ open_stat(int directory, const char *path, struct stat *st)
     int fd, failed;
 
     do
-        fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC, NULL);
+        fd = open_unless_excluded(directory, path, O_PATH | O_CLOEXEC, NULL, NULL);
     while (no_descriptor_repeat(fd, &waits));
     if (fd < 0)
         return fd;

@@ -17,10 +17,10 @@
  * file nor a directory. If no descriptor is free, waits for one, at most about 250 ms. Any
  * thread. */
 int open_at(int directory, const char *path, int flags);
-/* The same, but does not wait for a free descriptor, and enters only the mount with this ID (0:
- * any), that of `directory`, and those that open_local() enters. -EREMOTE: the path leads through
- * another one. */
-int open_at_mount(int directory, const char *path, int flags, uint64_t mount);
+/* The same, but does not wait for a free descriptor, and after open_exclude() enters only the mount
+ * with this ID (0: any), those of `directory` and "/", and those of block devices. -EREMOTE: the
+ * path leads through another one, whose ID is stored in *refused unless that is NULL. */
+int open_at_mount(int directory, const char *path, int flags, uint64_t mount, uint64_t *refused);
 
 /* How the owners of links are checked. Both functions may be called by any thread. */
 struct open_owner_rules {

@@ -186,25 +186,28 @@ wait_until_settled(const struct backing *backing, bool local)
         nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
 }
 
-static void
+static errint_t
 learn_path(struct backing *backing)
 {
+    uint64_t refused = 0;
     int fd = open_at_mount(backing->directory, backing->path, O_PATH | O_CLOEXEC,
-                           backing->identity.mount);
+                           backing->identity.mount, &refused);
 
-    atomic_store(&backing->crosses_mounts, fd == -EREMOTE);
     if (fd >= 0)
         close(fd);
+    atomic_store(&backing->crossed_mount, fd == -EREMOTE ? refused : 0);
+    return error_is_lack(fd) ? fd : 0;
 }
 
 /* Begins the version. */
 static errint_t
 version_begin(struct backing *backing, int fd)
 {
-    errint_t error;
+    errint_t error = learn_path(backing);
 
+    if (error)
+        return error;
     learn_traits(backing, fd);
-    learn_path(backing);
     wait_until_settled(backing, has_trait(backing, TRAIT_LOCAL));
     error = take_lease(backing, fd);
     if (!error)

@@ -151,7 +151,7 @@ open_for_daemon(const struct server *server, const char *path, int asked_flags, 
     if (!is_path_below(path))
         return -EACCES;
     if (mount)
-        fd = open_at_mount(server->opener->source, path, flags, mount);
+        fd = open_at_mount(server->opener->source, path, flags, mount, NULL);
     else
         fd = open_at(server->opener->source, path, flags);
     if (fd < 0)

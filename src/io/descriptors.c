@@ -432,8 +432,8 @@ int
 descriptors_fresh(struct backing *backing)
 {
     /* If the path is redirected to storage that hangs, that must not block this lane. */
-    uint64_t mount = atomic_load(&backing->crosses_mounts) ? 0 : backing->identity.mount;
-    int fd = open_at_mount(backing->directory, backing->path, OPEN_FLAGS, mount);
+    uint64_t mount = atomic_load(&backing->crossed_mount) ? 0 : backing->identity.mount;
+    int fd = open_at_mount(backing->directory, backing->path, OPEN_FLAGS, mount, NULL);
 
     if (fd < 0 && is_other_version(fd))
         return descriptors_stale(backing);

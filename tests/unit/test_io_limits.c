@@ -228,18 +228,18 @@ static atomic_bool holds_open; /* the next open_at_mount() waits, and fails */
 static atomic_bool is_opening, open_may_fail;
 static atomic_uint waiting_for_open;
 
-int __real_open_at_mount(int at, const char *path, int flags, uint64_t mount);
-int __wrap_open_at_mount(int at, const char *path, int flags, uint64_t mount);
+int __real_open_at_mount(int at, const char *path, int flags, uint64_t mount, uint64_t *refused);
+int __wrap_open_at_mount(int at, const char *path, int flags, uint64_t mount, uint64_t *refused);
 bool __real_descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
                                     enum access access, struct job *job);
 bool __wrap_descriptors_may_acquire(struct descriptors *descriptors, struct backing *backing,
                                     enum access access, struct job *job);
 
 int
-__wrap_open_at_mount(int at, const char *path, int flags, uint64_t mount)
+__wrap_open_at_mount(int at, const char *path, int flags, uint64_t mount, uint64_t *refused)
 {
     if (!atomic_exchange(&holds_open, false))
-        return __real_open_at_mount(at, path, flags, mount);
+        return __real_open_at_mount(at, path, flags, mount, refused);
     atomic_store(&is_opening, true);
     while (!atomic_load(&open_may_fail))
         usleep(1000);

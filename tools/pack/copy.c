@@ -327,14 +327,14 @@ copy_set_direct(int fd)
 
 /* Where leases work (base/version.h), writes to the inputs are detected from now on. */
 static errint_t
-open_inputs(struct copy *copy, struct reason *reason)
+open_inputs(struct copy *copy, bool is_side, struct reason *reason)
 {
     const struct backing *failed;
     errint_t error = version_open_list(copy->list, &failed);
     char name[QUOTED_SIZE];
 
     copy->is_open = !error;
-    if (!error)
+    if (!error || (is_side && error == -ETXTBSY))
         return 0;
     quoted(name, failed->path, strlen(failed->path));
     if (error == -ESTALE)
@@ -349,11 +349,10 @@ open_inputs(struct copy *copy, struct reason *reason)
 errint_t
 copy_begin(struct extent_list *list, int fd, bool is_side, struct copy *copy, struct reason *reason)
 {
-    errint_t error = 0;
+    errint_t error;
 
     *copy = (struct copy){.list = extent_list_ref(list), .fd = fd};
-    if (!is_side)
-        error = open_inputs(copy, reason);
+    error = open_inputs(copy, is_side, reason);
     if (error)
         return error;
     copy->left = malloc(((size_t)list->count + 1) * sizeof(*copy->left));

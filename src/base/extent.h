@@ -139,9 +139,9 @@ struct backing {
     /* State of base/version.c. */
     _Atomic(unsigned) traits; /* of its file system and its writers */
     atomic_bool settled; /* the file had no writer, and every later change will be detected */
-    atomic_uint_fast64_t
-        crossed_mount; /* ID of a mount that its path leads through, which is
-                          neither its own nor the source's, and may hang; 0: none */
+    /* ID of a mount that the path leads through, which is neither the file's nor the source's, and
+     * may hang; 0: none. */
+    atomic_uint_fast64_t crossed_mount;
     atomic_uint_fast64_t replace_at; /* monotonic_ms() when a new version is due; 0: never */
     struct file_identity accepted; /* the identity after harmless changes; guarded by version.c */
     /* State of base/lease.c, which guards it. */

@@ -186,6 +186,7 @@ wait_until_settled(const struct backing *backing, bool local)
         nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
 }
 
+/* Sets backing->crossed_mount. Fails only for lack of memory or descriptors. */
 static errint_t
 learn_path(struct backing *backing)
 {
@@ -229,7 +230,8 @@ open_with(struct backing *backing, int fd)
 
     if (!atomic_load(&backing->settled))
         return version_begin(backing, fd);
-    /* The path may lead to another file now, and whether that is being written is a secret. */
+    /* First, because the path may lead to another file now: an error must not tell that a process
+     * has that one open for writing. */
     error = check_identity(backing, fd);
     if (!error)
         error = take_lease(backing, fd);

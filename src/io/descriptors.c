@@ -181,7 +181,7 @@ slot_take_descriptor(struct slot *slot, bool may_wait)
         return fd;
     /* In a lane of its own, since all workers of the file system's lane may be waiting for it. */
     *closing =
-        (struct closing){.job = {.run = close_by_worker, .device = ~backing_lane(state->backing)},
+        (struct closing){.job = {.run = close_by_worker, .lane_key = ~backing_lane(state->backing)},
                          .fd = fd,
                          .owner = owner,
                          .lane = state->lane};

@@ -21,7 +21,7 @@
 /* The first member of the resource's own struct. */
 struct lane {
     struct list node; /* first */
-    uint64_t key; /* st_dev */
+    uint64_t key; /* of a file: backing_lane(); of a request: of its files */
     atomic_uint users; /* queued in the lane or held by it; 0: it may be reused for another key */
 };
 

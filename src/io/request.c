@@ -183,15 +183,17 @@ request_enter_lane(struct io *io, struct request *request)
 {
     const struct extent_list *list = request->list;
     uint32_t last = extent_list_find(list, request->offset + request->length - 1);
-    uint64_t key = 0, lane = 0;
+    uint64_t key = 0, lane = 0, next;
 
     for (uint32_t i = extent_list_find(list, request->offset); i <= last; i++) {
         const struct backing *backing = list->extents[i].backing;
 
-        if (!backing || (key != 0 && backing_lane(backing) == lane))
+        if (!backing)
             continue;
-        lane = backing_lane(backing);
-        key = key * 31 + lane;
+        next = backing_lane(backing);
+        if (key == 0 || next != lane)
+            key = key * 31 + next;
+        lane = next;
     }
     request->lane = chunk_cache_lane(&io->cache, key);
     if (request->lane)

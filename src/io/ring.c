@@ -481,7 +481,7 @@ ring_submit(struct ring *ring, struct ring_read *read, bool urgent)
         pthread_mutex_unlock(&ring->lock);
         return false;
     }
-    lane = (struct ring_lane *)lanes_find(&ring->lanes, read->device, sizeof(*lane));
+    lane = (struct ring_lane *)lanes_find(&ring->lanes, read->lane_key, sizeof(*lane));
     if (!lane) {
         pthread_mutex_unlock(&ring->lock);
         return false;

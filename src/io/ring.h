@@ -29,7 +29,7 @@ struct ring_read {
     void *buffer;
     uint32_t length;
     uint64_t offset;
-    uint64_t device; /* st_dev of the file system */
+    uint64_t lane_key; /* backing_lane() of the file */
     bool may_wait; /* submission may wait for a server: the kernel is to submit in its own thread */
     bool urgent; /* set by ring_submit() */
     /* Set by the ring: */

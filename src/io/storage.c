@@ -512,8 +512,7 @@ storage_read(struct storage *storage, struct storage_read *read)
     atomic_fetch_add_explicit(&storage->pending, 1, memory_order_relaxed);
     read->storage = storage;
     read->job.run = storage_run_job;
-    read->job.device = backing_lane(read->backing);
-    read->ring_read.device = backing_lane(read->backing);
+    read->job.lane_key = read->ring_read.lane_key = backing_lane(read->backing);
     read->alone = false;
     read->is_read = false;
     read->was_cached = false;

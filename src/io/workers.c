@@ -179,7 +179,7 @@ workers_add(struct workers *workers, struct job *job, bool urgent)
     struct worker_lane *lane;
 
     pthread_mutex_lock(&workers->lock);
-    lane = (struct worker_lane *)lanes_find(&workers->lanes, job->device, sizeof(*lane));
+    lane = (struct worker_lane *)lanes_find(&workers->lanes, job->lane_key, sizeof(*lane));
     if (!lane) /* out of memory: any lane will do, and workers_new() has made one */
         lane = container_of(workers->lanes.next, struct worker_lane, lane.node);
     job->lane = lane;

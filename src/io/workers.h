@@ -16,7 +16,7 @@ struct workers;
 
 struct job {
     struct fifo_node node;
-    uint64_t device; /* backing_lane() of the file system that it may block on */
+    uint64_t lane_key; /* of what it may block on: backing_lane() */
     struct worker_lane *lane; /* set by workers_add() */
     void (*run)(struct job *job); /* called by a worker; may free the job */
 };

@@ -13,6 +13,7 @@ import oracle
 import pytest
 from conftest import child, eventually
 from corpus import gguffiles, torchfiles, trees
+from test_hang import set_rules
 from test_permissions import (
     ALICE, BOB, CAROL, LEFT, MASK, RIGHT, USER, R, become, give_list)
 from test_permissions_fuse import SLOWFS
@@ -372,8 +373,7 @@ def test_file_system_that_returns_estale(mount, place, source, closed):
           mountpoint=place / "fuse")
     m = mount(source, "-o", "allow_other")
     for count in range(10):
-        (place / "new").write_text(f"lookup x error=ESTALE x{count}\n")
-        (place / "new").rename(place / "faults")
+        set_rules(place / "faults", f"lookup x error=ESTALE x{count}")
         (source / f"new{count}").touch()
         assert eventually(lambda name=f"new{count}": name in os.listdir(m / "merged"))
         assert not is_followed(m), count

@@ -641,7 +641,7 @@ START_TEST(hung_lane_does_not_fill_ring)
     file = openat(directories[0], "a", O_RDONLY | O_CLOEXEC);
     for (int i = 0; i < 4 * DEPTH; i++) {
         hung_reads[i] = (struct ring_read){.fd = ends[0],
-                                           .device = 1,
+                                           .lane_key = 1,
                                            .buffer = &bytes[i],
                                            .length = 1,
                                            .offset = UINT64_MAX,
@@ -650,7 +650,7 @@ START_TEST(hung_lane_does_not_fill_ring)
     }
     other = hung_reads[0];
     other.fd = file;
-    other.device = 2;
+    other.lane_key = 2;
     other.buffer = &byte;
     other.offset = 0;
     ck_assert(ring_submit(ring, &other, false));

@@ -99,7 +99,7 @@ hang(struct job *job)
 START_TEST(hung_file_systems_do_not_block_others)
 {
     struct job jobs[HUNG_SYSTEMS * HUNG_JOBS];
-    struct job job = {.run = wait_for_all, .device = HUNG_SYSTEMS + 1};
+    struct job job = {.run = wait_for_all, .lane_key = HUNG_SYSTEMS + 1};
     struct workers *workers;
     struct timespec until;
 
@@ -108,7 +108,7 @@ START_TEST(hung_file_systems_do_not_block_others)
     running = THREADS - 1; /* so wait_for_all() returns at once */
     ck_assert_int_eq(workers_new(THREADS, &workers), 0);
     for (int i = 0; i < HUNG_SYSTEMS * HUNG_JOBS; i++) {
-        jobs[i] = (struct job){.run = hang, .device = 1 + (uint64_t)i % HUNG_SYSTEMS};
+        jobs[i] = (struct job){.run = hang, .lane_key = 1 + (uint64_t)i % HUNG_SYSTEMS};
         workers_add(workers, &jobs[i], true);
     }
     workers_add(workers, &job, false);

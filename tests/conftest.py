@@ -112,6 +112,24 @@ def eventually(check, seconds=5, pause=0.02):
         time.sleep(pause)
 
 
+def thread_states(pid):
+    """The state letters of all threads, the first thread's first."""
+    found = []
+    for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+        with contextlib.suppress(OSError):  # the thread has ended
+            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+            found.append(stat.rpartition(")")[2].split()[0])
+    return found
+
+
+def stop(pid):
+    """Stops a process, and waits until none of its threads runs. A thread of a FUSE server that
+    still runs may take a request, whose caller then waits uninterruptibly until the server
+    continues (fs/fuse/dev.c, request_wait_answer)."""
+    os.kill(pid, signal.SIGSTOP)
+    assert eventually(lambda: set(thread_states(pid)) == {"T"}), thread_states(pid)
+
+
 @contextlib.contextmanager
 def disk_image(place, size, *make):
     """A mounted file system of its own, in an image file of this size that the command `make`
@@ -275,6 +293,10 @@ class Mount:
 
     def signal(self, number):
         os.kill(self.pid, number)
+
+    def stop(self):
+        """Stops the daemon, see stop()."""
+        stop(self.pid)
 
     def wait(self, seconds=10):
         try:

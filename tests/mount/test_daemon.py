@@ -20,7 +20,7 @@ import oracle
 import pytest
 import readers
 from conftest import (BINARY, BUILD, SLOW, as_user, become_user, child, eventually, mounted_at,
-                      preload)
+                      preload, thread_states)
 from corpus import trees
 
 UNIT = BUILD / "fstfs@.service"
@@ -147,18 +147,6 @@ def test_unit_file(place):
 # --- a stopped daemon, and busy mounts ---
 
 
-def states(pid):
-    """The state letters of all threads, the first thread's first."""
-    found = []
-    for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-        try:
-            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
-        except OSError:
-            continue  # the thread has ended
-        found.append(stat.rpartition(")")[2].split()[0])
-    return found
-
-
 def test_stopped_and_continued(mount, model, who):
     """Readers wait and can be killed; after SIGCONT they continue."""
     m = mount(model.root, **who)
@@ -167,15 +155,14 @@ def test_stopped_and_continued(mount, model, who):
     try:
         for _ in range(3):
             assert eventually(group.reading, LIMIT)
-            m.signal(signal.SIGSTOP)
-            assert eventually(lambda: set(states(m.pid)) == {"T"}, LIMIT)
+            m.stop()
             before = group.count
             # A new reader, because the others may be unkillable: a process waits uninterruptibly for
             # a request that the daemon has taken from the kernel's queue (fs/fuse/dev.c,
             # request_wait_answer).
             group.readers.append(group.make("read", "late"))
             late = group.readers[-1]
-            assert eventually(lambda: states(late.pid)[0] in "SD", LIMIT)
+            assert eventually(lambda: thread_states(late.pid)[0] in "SD", LIMIT)
             os.kill(late.pid, signal.SIGKILL)
             assert late.end(time.monotonic() + LIMIT * SLOW) == "SIGKILL"
             group.readers.pop()
@@ -192,7 +179,7 @@ def test_stopped_and_continued(mount, model, who):
 def test_terminated_while_stopped(mount, model):
     m = mount(model.root)
     child(os.listdir, m.path)  # a signal makes mounting fail, in libfuse 3.17 also after mount(2)
-    m.signal(signal.SIGSTOP)
+    m.stop()
     m.signal(signal.SIGTERM)
     m.signal(signal.SIGCONT)
     assert m.wait(LIMIT) == 0
@@ -402,7 +389,7 @@ def test_copy_in_another_namespace(mount, model, end):
     m = mount(model.root,
               environment=preload("misfortune", STOP_AFTER_MOUNT=1) if is_stopped else None)
     if is_stopped:  # a SIGCONT before the SIGSTOP would have no effect
-        assert eventually(lambda: set(states(m.pid)) == {"T"})
+        assert eventually(lambda: set(thread_states(m.pid)) == {"T"})
     # Its standard output reports that the namespace exists; its standard input ends it.
     other = subprocess.Popen(["unshare", "-m", "--propagation=private", "sh", "-c",
                               "echo made; read line"], stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ import signal
 
 import oracle
 import pytest
-from conftest import child, eventually
+from conftest import child
 from corpus import trees
 
 FORGED = "\nforged: refused: no"

@@ -394,14 +394,12 @@ def test_reads_while_another_server_is_stopped(mount, place, callers, method):
     os.makedirs(place / "s/slow")
     others = ",allow_other" if os.geteuid() == 0 else ""
     server = mount(slow.root, "-o", f"valid=1{others}", binary=SLOWFS, mountpoint=place / "s/slow")
-    with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as f:
-        [pid] = f.read().split()
     m = mount(source.root, f"--io={method}")
     group = callers()
     group.add(read_begin_and_rest, m / "merged/slow/m.safetensors", place / "opened", place / "go")
     assert eventually((place / "opened").exists, LIMIT)
     time.sleep(1.1)  # the attributes that the kernel knows expire
-    os.kill(int(pid), signal.SIGSTOP)
+    server.stop()
     try:
         (place / "go").touch()
         assert eventually(lambda: child(m.metrics)["fstfs_reads_in_flight"] > 0, LIMIT), \
@@ -412,7 +410,7 @@ def test_reads_while_another_server_is_stopped(mount, place, callers, method):
             assert child(oracle.read_all, m / f"merged/good/m{i}.safetensors",
                          seconds=LIMIT) == oracle.read_all(real)
     finally:
-        os.kill(int(pid), signal.SIGCONT)
+        server.signal(signal.SIGCONT)
     group.kill()
     assert eventually(group.reap, LIMIT), f"{group.left()} are left"
     assert m.unmount() == 0

@@ -34,16 +34,14 @@ class Far:
         self.path = place / name
         os.makedirs(self.path)
         others = ",allow_other" if os.geteuid() == 0 else ""
-        server = mount(self.real.root, "-o", f"valid=0{others}", binary=SLOWFS,
-                       mountpoint=self.path, limit=300)
-        with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as f:
-            [self.pid] = map(int, f.read().split())
+        self.server = mount(self.real.root, "-o", f"valid=0{others}", binary=SLOWFS,
+                            mountpoint=self.path, limit=300)
 
     def hang(self):
-        os.kill(self.pid, signal.SIGSTOP)
+        self.server.stop()
 
     def answer(self):
-        os.kill(self.pid, signal.SIGCONT)
+        self.server.signal(signal.SIGCONT)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import oracle
 import pytest
 from command_line import (daemons, gone, mnt, nothing_left, refused,  # noqa: F401 (fixtures)
                           run, source)
-from conftest import child, eventually, mounted_at
+from conftest import child, eventually, mounted_at, stop
 
 
 @pytest.mark.parametrize("flags", [[], ["-f"]], ids=["background", "foreground"])
@@ -169,7 +169,7 @@ def test_mount_point_of_a_stopped_daemon(fstfs, source, mnt):
     """Refused without a request to that daemon, which would hang."""
     assert run(fstfs, source.root, mnt).returncode == 0
     pid, = daemons(mnt)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         time.sleep(1.2)  # longer than the attribute timeout: a request would hang
         done = run(fstfs, source.root, mnt)

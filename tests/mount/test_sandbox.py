@@ -18,7 +18,7 @@ from pathlib import Path
 import oracle
 import pytest
 from conftest import (
-    BUILD, ROOT, SANITIZED, alive, as_user, child, eventually, helpers_of, mounted_at)
+    BUILD, ROOT, SANITIZED, alive, as_user, child, eventually, helpers_of, mounted_at, stop)
 from corpus import trees
 
 INTRUDER = BUILD / "tests/sandbox/intruder.so"
@@ -476,7 +476,7 @@ def test_end_without_the_unmounter(mount, source, who, ending):
     m = mount(source.root, **who, died=True)
     unmounter = helpers_of(m)["fstfs-unmount"]
     if ending:
-        os.kill(unmounter, signal.SIGSTOP)
+        stop(unmounter)
         m.signal(signal.SIGTERM)
         assert eventually(lambda: is_dead(m))  # the daemon waits for a limited time
     os.kill(unmounter, signal.SIGKILL)
@@ -500,7 +500,7 @@ def test_end_with_stopped_helpers(mount, source, who, stopped, end):
         pytest.skip("no fstfs-open: the kernel lacks Landlock")
     remains = end == "SIGTERM" and "fstfs-unmount" in stopped
     for name in stopped:
-        os.kill(helpers[name], signal.SIGSTOP)
+        stop(helpers[name])
     try:
         if end == "SIGTERM":
             m.signal(signal.SIGTERM)

@@ -197,7 +197,7 @@ def test_stopped_during_a_write(disk, mount, short_lease_break_time, view, how):
     reader = Reader(m / FILES[view])
     reader.read(1, 3)
     assert len(reader.seen) == 2 and leases_of(m)
-    m.signal(signal.SIGSTOP)
+    m.stop()
     getattr(shard, how)()
     assert leases_of(m) == []
     m.signal(signal.SIGCONT)

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from conftest import BUILD, LIMIT, ROOT, SLOW, eventually, processes_of
+from conftest import BUILD, LIMIT, ROOT, SLOW, eventually, processes_of, stop
 
 ENTRYPOINT = ROOT / "data/container/serve"
 PROGRAMS = ["fstfs", "fstfs-cache"]  # of containers
@@ -170,12 +170,8 @@ class Container:
         os.kill(self.pid, number)
 
     def stop(self):
-        """Stops its process, and waits until no thread runs: a thread that still takes a request
-        from the kernel's queue makes its caller wait uninterruptibly."""
-        self.signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.pid}/task")
-        return eventually(lambda: {(t / "stat").read_text().rsplit(") ", 1)[1][0]
-                                   for t in threads.iterdir()} == {"T"})
+        """Stops its process, see stop()."""
+        stop(self.pid)
 
     def wait(self):
         return self.process.wait(60 * SLOW)

@@ -194,7 +194,7 @@ def test_daemon_that_does_not_respond(mount, source, is_continued):
     with Top("--json", "--interval=0.1", m.path) as top:
         lines = top.lines()
         next(lines)
-        m.signal(signal.SIGSTOP)
+        m.stop()
         try:
             output = top.process.stderr.readline()
             assert "no reply for" in output, output

@@ -14,11 +14,11 @@
 #include "fuse/credentials.h"
 #include "fuse/first_look.h"
 #include "fuse/helpers.h"
+#include "fuse/mounted_devices.h"
 #include "fuse/opener.h"
 #include "fuse/options.h"
 #include "fuse/pages.h"
 #include "fuse/preflight.h"
-#include "fuse/private_mounts.h"
 #include "fuse/run_delay.h"
 #include "fuse/sandbox.h"
 #include "fuse/session.h"
@@ -250,9 +250,9 @@ enter_sandbox(struct mount *mount)
     if (error && sandbox->wanted)
         sandbox_refuse(sandbox, "no process to unmount", error);
     if (mount->parts.options->shared) {
-        private_mounts_init();
-        mount->link_rules = (struct open_owner_rules){source, private_mounts_link_owner,
-                                                      private_mounts_permit_link};
+        mounted_devices_init();
+        mount->link_rules = (struct open_owner_rules){source, mounted_devices_link_owner,
+                                                      mounted_devices_permit_link};
         open_check_link_owners(&mount->link_rules);
     }
     if (mount->parts.options->shared || sandbox_confines_files(sandbox)) {

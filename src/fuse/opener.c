@@ -4,7 +4,7 @@
 #include "base/file_system.h"
 #include "base/open.h"
 #include "base/system_call.h"
-#include "fuse/private_mounts.h"
+#include "fuse/mounted_devices.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -291,7 +291,7 @@ permit_device(void *arg, int fd, dev_t device)
 {
     const struct credentials *credentials = arg;
 
-    return private_mounts_permit(fd, device, credentials->uid, credentials->gid);
+    return mounted_devices_permit(fd, device, credentials->uid, credentials->gid);
 }
 
 static errint_t
@@ -465,7 +465,7 @@ run_opener(int socket, void *arg)
     int channel;
     char byte = 0;
 
-    private_mounts_init();
+    mounted_devices_init();
     opener->drop(opener->arg);
     /* Each message is a channel. */
     while (receive_with_fd(socket, &byte, sizeof(byte), &channel) > 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fuse/private_mounts.h"
+#include "fuse/mounted_devices.h"
 
 #include "base/array.h"
 #include "base/mountinfo.h"
@@ -33,7 +33,7 @@ static size_t device_count;
 static bool is_current; /* the devices were read, and the mounts have not changed since */
 
 void
-private_mounts_init(void)
+mounted_devices_init(void)
 {
     table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
 }
@@ -130,7 +130,7 @@ is_on_fuse(int fd)
 }
 
 errint_t
-private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid)
+mounted_devices_permit(int fd, dev_t device, uid_t uid, gid_t gid)
 {
     struct mounted_device mounted;
 
@@ -140,7 +140,7 @@ private_mounts_permit(int fd, dev_t device, uid_t uid, gid_t gid)
 }
 
 bool
-private_mounts_permit_link(uid_t owner, int fd, dev_t device)
+mounted_devices_permit_link(uid_t owner, int fd, dev_t device)
 {
     struct mounted_device mounted;
 
@@ -150,7 +150,7 @@ private_mounts_permit_link(uid_t owner, int fd, dev_t device)
 }
 
 uid_t
-private_mounts_link_owner(uid_t owner, int fd, dev_t device)
+mounted_devices_link_owner(uid_t owner, int fd, dev_t device)
 {
     struct mounted_device mounted;
 

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which users may access the file systems that are mounted, by the type and options of their
+ * mounts. A FUSE file system that was mounted without allow_other is private: the kernel permits
+ * only the user who mounted it to access it (fuse_allow_current_process() in fs/fuse/dir.c). It
+ * compares the real, effective and saved IDs, not the file system IDs, which are the only ones that
+ * a thread of the opener assumes: if it assumed the others, too, the caller could kill it. So the
+ * opener applies the rule itself.
+ */
+#ifndef FSTFS_FUSE_MOUNTED_DEVICES_H
+#define FSTFS_FUSE_MOUNTED_DEVICES_H
+
+#include "base/error.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* Opens the table of mounts. Must be called before the sandbox is entered, while there is one
+ * thread. */
+void mounted_devices_init(void);
+
+/*
+ * Whether a user with these IDs may access the file system that `fd` is on, whose device number is
+ * `device`: 0 or -EACCES. A FUSE file system that is not in the table, because it was detached,
+ * permits nobody. Asks the file system only if its device is not in the table. Any thread.
+ */
+errint_t mounted_devices_permit(int fd, dev_t device, uid_t uid, gid_t gid);
+
+/* For struct open_owner_rules (base/open.h); any thread. As mounted_devices_permit(), but in
+ * any group. No link may lead into /proc, where permissions do not depend on modes alone. */
+bool mounted_devices_permit_link(uid_t owner, int fd, dev_t device);
+/* The owner of a link, for the same. A FUSE file system of a user other than root can show any
+ * owners, so that user owns its links; if the user is not known, nobody does: (uid_t)-1. */
+uid_t mounted_devices_link_owner(uid_t owner, int fd, dev_t device);
+
+#endif

@@ -8,6 +8,7 @@
 #define FSTFS_BASE_EINTR_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 
 enum { EINTR_REPEATS_MOST = 20 };
@@ -26,6 +27,19 @@ eintr_repeat(unsigned *repeats)
     }
     ++*repeats;
     return true;
+}
+
+/* As openat(2), repeated as above, but returns a descriptor or a negative errno. Any thread. */
+static inline int
+eintr_openat(int directory, const char *path, int flags)
+{
+    unsigned repeats = 0;
+    int fd;
+
+    do
+        fd = openat(directory, path, flags);
+    while (fd < 0 && eintr_repeat(&repeats));
+    return fd < 0 ? -errno : fd;
 }
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/eintr.h"
 #include "base/hash.h"
 #include "base/open.h"
+#include "base/resolve.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -45,7 +46,7 @@ file_identity_at(struct file_identity *identity, int directory, const char *path
     while (failed && eintr_repeat(&repeats));
     if (!failed) {
         *identity = (struct file_identity){
-            .mount = open_mount_id(&stx),
+            .mount = resolve_mount_id(&stx),
             .device = makedev(stx.stx_dev_major, stx.stx_dev_minor),
             .inode = stx.stx_ino,
             .size = stx.stx_size,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "catalog/name_query.h"
 
+#include "base/open.h"
 #include "catalog/group.h"
 
 #include <errno.h>
@@ -25,7 +26,7 @@ open_queried_name(struct name_query *query, uint64_t *next)
     if (directory < 0)
         return directory;
     fd = open_local(directory, query->name, &query->mounts, next);
-    if (fd == -EREMOTE && query->mounts.count < OPEN_MOUNTS) {
+    if (fd == -EREMOTE && query->mounts.count < RESOLVE_MOUNTS) {
         query->mounts.ids[query->mounts.count++] = *next;
     } else if (fd == -EREMOTE || fd == -ESTALE) { /* too many mounts; or as in open_at() */
         *next = 0;
@@ -80,7 +81,7 @@ free_name_query(struct query *base)
 static const struct query_kind name_query_kind = {run_name_query, end_name_query, free_name_query};
 
 struct name_query *
-name_query_ask(struct source_dir *dir, const char *name, const struct open_mounts *mounts,
+name_query_ask(struct source_dir *dir, const char *name, const struct resolve_mounts *mounts,
                const struct file_identity *known)
 {
     struct name_query *query = calloc(1, sizeof(*query) + strlen(name) + 1);

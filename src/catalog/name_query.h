@@ -3,14 +3,14 @@
 #ifndef FSTFS_CATALOG_NAME_QUERY_H
 #define FSTFS_CATALOG_NAME_QUERY_H
 
-#include "base/open.h"
+#include "base/resolve.h"
 #include "catalog/private.h"
 
 struct name_query {
     struct query query; /* first */
     struct catalog *catalog;
     struct source_dir *dir; /* counted; NULL once the query has ended */
-    struct open_mounts mounts; /* that the path may enter; the last one is the lane */
+    struct resolve_mounts mounts; /* that the path may enter; the last one is the lane */
     uint64_t first_lane;
     struct file_identity known; /* an index of this identity is not read again; inode 0: none */
     /* The answer: of stat(2), following links, and if it is an index, of source_dir_index(). */
@@ -27,7 +27,7 @@ struct name_query {
 /* Queues a lookup of `name` in the directory. `mounts`: the directory's and the one that the link
  * leads to. NULL: out of memory. */
 struct name_query *name_query_ask(struct source_dir *dir, const char *name,
-                                  const struct open_mounts *mounts,
+                                  const struct resolve_mounts *mounts,
                                   const struct file_identity *known);
 
 /* The key of the file system that the path leads to, as far as it is known. */

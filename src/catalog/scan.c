@@ -173,7 +173,7 @@ static void
 ask_remote_name(struct source_dir *dir, const struct remote_names *remotes,
                 struct remote_name *remote)
 {
-    struct open_mounts mounts = remotes->mounts;
+    struct resolve_mounts mounts = remotes->mounts;
 
     mounts.ids[mounts.count++] = remote->lane;
     remote->query = name_query_ask(dir, remote->name, &mounts, &remote->index);
@@ -461,7 +461,7 @@ scan_directory(struct scan *scan, struct remote_names *before, struct file_ident
     if (!error)
         scan->unsettled = timestamp_settle_ns(&identity->changed, true) > 0;
     if (scan->dir->catalog->queries && identity->mount)
-        scan->remotes.mounts = (struct open_mounts){1, {identity->mount}};
+        scan->remotes.mounts = (struct resolve_mounts){1, {identity->mount}};
     if (!error)
         error = scan_entries(scan);
     if (!error)

@@ -35,7 +35,7 @@ struct remote_names {
     struct remote_name *all;
     size_t count;
     struct buffer text; /* of the names */
-    struct open_mounts mounts; /* only that of the directory */
+    struct resolve_mounts mounts; /* only that of the directory */
 };
 
 struct scanned_entry {

@@ -10,6 +10,7 @@
 #include "base/close.h"
 #include "base/log.h"
 #include "base/open.h"
+#include "base/resolve.h"
 #include "base/version.h"
 #include "fuse/credentials.h"
 #include "fuse/first_look.h"
@@ -118,7 +119,7 @@ struct mount {
     struct mount_parts parts;
     struct helper unmounter, opener;
     struct sandbox sandbox;
-    struct open_owner_rules link_rules;
+    struct resolve_link_rules link_rules;
     int process; /* pidfd of the process of --pid; -1: none */
     struct view_page page_list[PAGES];
     bool failed; /* exit with status 1, so that a supervisor restarts fstfs */
@@ -251,8 +252,8 @@ enter_sandbox(struct mount *mount)
         sandbox_refuse(sandbox, "no process to unmount", error);
     if (mount->parts.options->shared) {
         mounted_devices_init();
-        mount->link_rules = (struct open_owner_rules){source, mounted_devices_link_owner,
-                                                      mounted_devices_permit_link};
+        mount->link_rules = (struct resolve_link_rules){source, mounted_devices_link_owner,
+                                                        mounted_devices_permit_link};
         open_check_link_owners(&mount->link_rules);
     }
     if (mount->parts.options->shared || sandbox_confines_files(sandbox)) {

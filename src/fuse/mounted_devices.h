@@ -26,7 +26,7 @@ void mounted_devices_init(void);
  */
 errint_t mounted_devices_permit(int fd, dev_t device, uid_t uid, gid_t gid);
 
-/* For struct open_owner_rules (base/open.h); any thread. As mounted_devices_permit(), but in
+/* For struct resolve_link_rules (base/resolve.h); any thread. As mounted_devices_permit(), but in
  * any group. No link may lead into /proc, where permissions do not depend on modes alone. */
 bool mounted_devices_permit_link(uid_t owner, int fd, dev_t device);
 /* The owner of a link, for the same. A FUSE file system of a user other than root can show any

@@ -3,6 +3,7 @@
 
 #include "base/file_system.h"
 #include "base/open.h"
+#include "base/resolve.h"
 #include "base/system_call.h"
 #include "fuse/mounted_devices.h"
 
@@ -196,7 +197,7 @@ try_to_open(int fd)
 }
 
 static errint_t
-check_mask(const struct server *server, int fd, int mask, const struct open_rules *rules)
+check_mask(const struct server *server, int fd, int mask, const struct resolve_rules *rules)
 {
     errint_t error = 0;
 
@@ -216,13 +217,13 @@ check_mask(const struct server *server, int fd, int mask, const struct open_rule
 /* Looks up the paths of one question. Keeps the last directory open, since files of a checkpoint
  * are usually in the same directory. */
 struct walk {
-    const struct open_rules *rules;
+    const struct resolve_rules *rules;
     int directory; /* O_PATH; -1: none */
     const char *path; /* its first `length` bytes are the directory's path */
     size_t length;
 };
 
-/* As open_path_as() of a path below the source. */
+/* As resolve_path_as() of a path below the source. */
 static int
 walk_open_path(struct walk *walk, int source, const char *path)
 {
@@ -231,7 +232,7 @@ walk_open_path(struct walk *walk, int source, const char *path)
     char directory[PATH_MAX];
 
     if (!slash || length >= sizeof(directory))
-        return open_path_as(source, path, walk->rules);
+        return resolve_path_as(source, path, walk->rules);
     if (walk->directory < 0 || walk->length != length || memcmp(walk->path, path, length) != 0) {
         if (walk->directory >= 0)
             close(walk->directory);
@@ -239,11 +240,11 @@ walk_open_path(struct walk *walk, int source, const char *path)
         directory[length] = '\0';
         walk->path = path;
         walk->length = length;
-        walk->directory = open_path_as(source, directory, walk->rules);
+        walk->directory = resolve_path_as(source, directory, walk->rules);
         if (walk->directory < 0)
             return walk->directory;
     }
-    return open_path_as(walk->directory, slash + 1, walk->rules);
+    return resolve_path_as(walk->directory, slash + 1, walk->rules);
 }
 
 /* Checks one path with the thread's credentials, and by walk->rules. */
@@ -285,7 +286,7 @@ read_record(const struct server *server, size_t size, size_t *at, struct record 
     return path;
 }
 
-/* See struct open_rules. */
+/* See struct resolve_rules. */
 static errint_t
 permit_device(void *arg, int fd, dev_t device)
 {
@@ -297,10 +298,10 @@ permit_device(void *arg, int fd, dev_t device)
 static errint_t
 check_records(const struct server *server, size_t size, const struct credentials *credentials)
 {
-    struct open_rules rules = {.user = credentials->uid,
-                               .permits_device = credentials->overrides ? NULL : permit_device,
-                               .arg = (void *)(uintptr_t)credentials,
-                               .top = server->opener->source};
+    struct resolve_rules rules = {.user = credentials->uid,
+                                  .permits_device = credentials->overrides ? NULL : permit_device,
+                                  .arg = (void *)(uintptr_t)credentials,
+                                  .top = server->opener->source};
     struct walk walk = {.rules = &rules, .directory = -1};
     size_t at = sizeof(server->message.question);
     struct record record;

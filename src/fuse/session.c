@@ -2,7 +2,7 @@
 #include "fuse/session.h"
 
 #include "base/log.h"
-#include "base/open.h"
+#include "base/resolve.h"
 #include "base/thread.h"
 #include "fuse/mount_table.h"
 #include "fuse/mounting.h"
@@ -170,7 +170,7 @@ session_mount(struct session *session)
         return error;
     error = mount_identify(session->options.mountpoint, &session->mount);
     if (!error) {
-        open_exclude(session->mount.device);
+        resolve_exclude(session->mount.device);
         error = readahead_init(readahead, session->mount.device);
     }
     /* Before INIT is answered: the kernel then takes the lower of this value and the reply's. */

@@ -151,7 +151,7 @@ run_getattr(struct request *request)
 {
     struct operations *operations = request_userdata(request);
     struct stat st;
-    errint_t error = view_getattr(operations->view, request->id, &st);
+    errint_t error = view_getattr(operations->view, &request->caller, request->id, &st);
     fuse_req_t req = request_claim(request);
 
     if (req && error)

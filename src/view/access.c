@@ -145,16 +145,28 @@ access_file(struct view *view, const struct caller *caller, const struct node *n
     }
 }
 
-static errint_t
-access_tensors(struct view *view, const struct caller *caller, struct node *node)
+errint_t
+access_error(struct view *view, const struct caller *caller, const struct source_dir *dir, int mask,
+             errint_t error)
 {
-    struct node *set;
-    errint_t error = current_tensors(view, node, &set);
+    errint_t refused = access_directory(view, caller, source_dir_path(dir), mask, NULL);
+
+    return refused == -EACCES ? refused : error;
+}
+
+errint_t
+access_tensors(struct view *view, const struct caller *caller, struct node *node, struct node **set)
+{
+    struct node *current;
+    errint_t error = current_tensors(view, node, &current);
 
     if (error)
-        return error;
-    error = access_shards(view, caller, set->checkpoint, R_OK);
-    node_unref(view, set, 1);
+        return access_error(view, caller, node->parent->dir, X_OK, error);
+    error = access_shards(view, caller, current->checkpoint, R_OK);
+    if (error)
+        node_unref(view, current, 1);
+    else
+        *set = current;
     return error;
 }
 
@@ -162,7 +174,8 @@ errint_t
 view_access(struct view *view, const struct caller *caller, node_id id, int mask)
 {
     uint32_t position;
-    struct node *node = node_of(view, id, &position);
+    struct node *node = node_of(view, id, &position), *set;
+    errint_t error;
 
     if (mask & W_OK)
         return -EROFS;
@@ -175,7 +188,10 @@ view_access(struct view *view, const struct caller *caller, node_id id, int mask
     case NODE_DIRECTORY:
         return access_directory(view, caller, source_dir_path(node->dir), mask, NULL);
     case NODE_TENSORS:
-        return access_tensors(view, caller, node);
+        error = access_tensors(view, caller, node, &set);
+        if (!error)
+            node_unref(view, set, 1);
+        return error;
     case NODE_PAGE:
     case NODE_TENSOR_SET:
         if (mask & X_OK)

@@ -24,6 +24,13 @@ errint_t access_backing(struct view *view, const struct caller *caller,
 /* The files of all shards, and the index; if none exists, search permission for their directory. */
 errint_t access_shards(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, int mask);
+/* The error of a call about a directory of the source, which a caller without this permission must
+ * not learn: it may depend on what is at the path now. Returns `error` or -EACCES. */
+errint_t access_error(struct view *view, const struct caller *caller, const struct source_dir *dir,
+                      int mask, errint_t error);
+/* The set of a NODE_TENSORS, if the caller may read the shards; a reference. */
+errint_t access_tensors(struct view *view, const struct caller *caller, struct node *node,
+                        struct node **set);
 /* A file that has a node, or the tensor file at `position` of a set. */
 errint_t access_file(struct view *view, const struct caller *caller, const struct node *node,
                      uint32_t position, int mask);

@@ -122,6 +122,21 @@ stat_tensor(const struct node *set, uint32_t position, struct stat *st)
     return error;
 }
 
+/* A directory of the mount is a path, which may lead to another directory of the source now. So if
+ * callers are checked, its attributes are those that the caller gets by looking up its name. */
+static errint_t
+getattr_by_name(struct view *view, const struct caller *caller, const struct node *node,
+                struct stat *st)
+{
+    node_id found;
+    errint_t error = view_lookup(view, caller, node_id_of(node->parent), node->name, &found, st);
+
+    if (error)
+        return error;
+    view_forget(view, found, 1);
+    return found == node_id_of(node) ? 0 : -ESTALE;
+}
+
 static errint_t
 getattr_directory(const struct node *node, struct stat *st)
 {
@@ -147,11 +162,14 @@ getattr_tensors(struct view *view, struct node *node, struct stat *st)
 }
 
 errint_t
-view_getattr(struct view *view, node_id id, struct stat *st)
+view_getattr(struct view *view, const struct caller *caller, node_id id, struct stat *st)
 {
     uint32_t position;
     struct node *node = node_of(view, id, &position);
 
+    if (node->parent && view_checks_names(view, node_id_of(node->parent)) &&
+        source_dir_of_node(node))
+        return getattr_by_name(view, caller, node, st);
     switch (node->kind) {
     case NODE_TOP:
     case NODE_PAGES:

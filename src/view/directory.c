@@ -446,7 +446,7 @@ list_directory(struct view *view, const struct caller *caller, struct node *node
     for (int retries = LIST_RETRIES;; retries--) {
         error = current_listing(view, node, &listing);
         if (error)
-            return error;
+            return access_error(view, caller, node->dir, R_OK, error);
         error = access_listing(view, caller, node, listing, retries == 0);
         if (error != -ESTALE || retries == 0)
             break;
@@ -492,7 +492,6 @@ open_directory(struct view *view, const struct caller *caller, struct node *node
                struct view_directory *directory)
 {
     uint64_t bytes;
-    errint_t error;
 
     switch (node->kind) {
     case NODE_TOP:
@@ -503,12 +502,7 @@ open_directory(struct view *view, const struct caller *caller, struct node *node
     case NODE_DIRECTORY:
         return list_directory(view, caller, node, &directory->names);
     case NODE_TENSORS:
-        error = current_tensors(view, node, &directory->set);
-        if (error) {
-            directory->set = NULL;
-            return error;
-        }
-        return access_shards(view, caller, directory->set->checkpoint, R_OK);
+        return access_tensors(view, caller, node, &directory->set);
     default:
         return -ENOTDIR;
     }

@@ -360,7 +360,7 @@ access_missing_name(struct lookup *lookup)
         return 0;
     error = current_listing(lookup->view, lookup->parent, &listing);
     if (error)
-        return error;
+        return access_search(lookup);
     is_remote = listing_lane(listing->listing, lookup->name) != 0;
     dir_listing_unref(listing);
     if (is_remote)
@@ -401,7 +401,7 @@ lookup_in_tensors_once(struct lookup *lookup)
     errint_t refused, error = current_tensors(view, lookup->parent, &set);
 
     if (error)
-        return error;
+        return access_error(view, lookup->caller, lookup->parent->parent->dir, X_OK, error);
     error =
         absent_or_passing(lookup, set->checkpoint, tensor_set_find(set, lookup->name, &position));
     if (error)

@@ -105,7 +105,7 @@ struct view_place {
  * storage. */
 bool view_place(struct view *view, node_id id, const char *name, struct view_place *place);
 
-errint_t view_getattr(struct view *view, node_id id, struct stat *st);
+errint_t view_getattr(struct view *view, const struct caller *caller, node_id id, struct stat *st);
 
 /* An open directory: its names at the time of the open. One thread at a time. */
 struct view_directory;

@@ -200,15 +200,13 @@ add_tensors_directory_xattr(struct view *view, const struct caller *caller, stru
                             struct buffer *value)
 {
     struct node *set;
-    errint_t error = current_tensors(view, node, &set);
+    errint_t error = access_tensors(view, caller, node, &set);
 
     if (error)
         return error;
-    error = access_shards(view, caller, set->checkpoint, R_OK);
-    if (!error)
-        add_source_xattr(view, set->checkpoint, value);
+    add_source_xattr(view, set->checkpoint, value);
     node_unref(view, set, 1);
-    return error;
+    return 0;
 }
 
 errint_t

@@ -129,7 +129,7 @@ check_file(const char *path, node_id id, struct stat *st)
     bool live;
 
     ck_assert_int_eq(st->st_mode & 0222, 0);
-    ck_assert_int_eq(view_getattr(view, id, &again), 0);
+    ck_assert_int_eq(view_getattr(view, NULL, id, &again), 0);
     ck_assert_uint_eq(again.st_ino, st->st_ino);
     ck_assert_uint_eq(again.st_mode, st->st_mode);
     ck_assert_int_eq(again.st_size, st->st_size);
@@ -163,7 +163,7 @@ START_TEST(directory_positions)
     const char *name;
 
     view_forget(view, must_find("merged", &parent), 1);
-    ck_assert_int_eq(view_getattr(view, id, &self), 0);
+    ck_assert_int_eq(view_getattr(view, NULL, id, &self), 0);
     ck_assert_int_eq(view_opendir(view, NULL, id, &directory), 0);
     ck_assert_int_eq(view_readdir(view, directory, 3, &name, &st), 0);
     ck_assert_str_eq(name, "model.safetensors");
@@ -405,7 +405,7 @@ START_TEST(a_new_version_is_a_new_node)
     after = must_find("merged/one/config.json", &st);
     ck_assert_uint_ne(before, after);
     ck_assert_int_eq(st.st_size, 8);
-    ck_assert_int_eq(view_getattr(view, before, &st), 0);
+    ck_assert_int_eq(view_getattr(view, NULL, before, &st), 0);
     ck_assert_int_eq(st.st_size, 2);
     view_forget(view, after, 1);
     view_forget(view, before, 1);

@@ -148,9 +148,9 @@ output_set_aside(int directory, const char *name, const struct output_entry *ent
     /* Uses rename(): unlink() after link() would remove a file created in between. */
     if (renameat(directory, name, directory, aside) < 0)
         return -errno;
-    if (output_is_inode(directory, aside, entry->fd))
+    if (output_is_unchanged(directory, aside, entry))
         return 0;
-    output_rename(directory, aside, name); /* replaced after the comparison */
+    output_rename(directory, aside, name); /* changed or replaced after the comparison */
     return -ESTALE;
 }
 
@@ -290,7 +290,7 @@ output_exchange(struct output *output, const struct output_entry *replaced,
         return errno == EINVAL || errno == ENOSYS
                    ? output_replace_in_two_steps(output, replaced, aside)
                    : -errno;
-    if (!output_is_inode(directory, swap, replaced->fd)) {
+    if (!output_is_unchanged(directory, swap, replaced)) {
         renameat2(directory, swap, directory, output->name, RENAME_EXCHANGE);
         return -ESTALE;
     }

@@ -341,14 +341,15 @@ errint_t
 st_index_parse(const char *json, size_t length, const struct container *container,
                struct st_index **index, struct reason *reason)
 {
+    bool has_mark = length >= 3 && memcmp(json, "\xEF\xBB\xBF", 3) == 0;
     struct index_parts parts = {.container = container};
     struct json_fault fault;
 
     if (length > ST_MAX_INDEX)
         return refuse_index(reason, "the index has %zu bytes, expected at most %u", length,
                             ST_MAX_INDEX);
-    if (length >= 3 && memcmp(json, "\xEF\xBB\xBF", 3) == 0) {
-        json += 3; /* a byte order mark */
+    if (has_mark) {
+        json += 3;
         length -= 3;
     }
     if (!json_check_utf8(json, length, &fault.at))
@@ -365,9 +366,12 @@ st_index_parse(const char *json, size_t length, const struct container *containe
     if (parts.metadata.length && json_check(parts.metadata.text, parts.metadata.length, &fault))
         return refuse_index(reason, "the metadata of the index is not JSON: %s", fault.what);
     error = parse_parts(&parts, index, reason);
-    if (!error && parts.metadata.length)
+    if (error)
+        return error;
+    (*index)->has_byte_order_mark = has_mark;
+    if (parts.metadata.length)
         read_total_size(parts.metadata, *index);
-    return error;
+    return 0;
 }
 
 void

@@ -207,6 +207,13 @@ bad_total_size("list", b"[84]", "[84]")
 
 
 @case
+def index_with_byte_order_mark(source, outside):
+    pair(source, b"\xef\xbb\xbf" + trees.index_bytes(weight_map()))
+    return Expect(problems=[(f"bad/{INDEX}", ("begins with a byte order mark",))],
+                  tensors={"model": FIRST + SECOND}, merged={"model.safetensors": True})
+
+
+@case
 def index_total_size_whole_as_float(source, outside):
     """As written by transformers."""
     total = float(sum(len(t.data) for t in FIRST + SECOND))

@@ -71,7 +71,8 @@ int resolve_path(int directory, const char *path, int flags, const struct resolv
 int resolve_path_as(int directory, const char *path, const struct resolve_rules *rules);
 
 /* Excludes the device of the mount itself from all paths: in a lookup there, this process would
- * wait for itself. Call it before other threads are started. */
+ * wait for itself. Also reads the setting fs.protected_symlinks. Call it before other threads are
+ * started, and before a sandbox is entered. */
 void resolve_exclude(dev_t device);
 bool resolve_has_excluded(void);
 

@@ -335,6 +335,36 @@ def test_access_control_list(mount, place, source):
     assert is_followed(mount(source, "-o", "allow_other"))
 
 
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o1755], ids=oct)
+def test_sticky_directory(mount, place, source, mode):
+    """Links in such a directory are followed as the setting fs.protected_symlinks decides, for the
+    caller as in the source, and for the daemon."""
+    with open("/proc/sys/fs/protected_symlinks") as f:
+        protects = f.read().strip() != "0" and mode == 0o1777
+    (place / "f").write_bytes(CHECKPOINT)
+    directory = source / "d"
+    directory.mkdir()
+    owners = {"root": 0, "alice": ALICE, "bob": BOB}
+    for name, owner in owners.items():
+        os.symlink(place / "f", directory / f"{name}.safetensors")
+        give(directory / f"{name}.safetensors", owner)
+    give(directory, ALICE)
+    directory.chmod(mode)
+    m = mount(source, "-o", "allow_other")
+
+    def readable(at, caller):
+        if caller != "root":
+            become(caller)
+        return {name for name in owners if os.access(f"{at}/{name}.safetensors", os.R_OK)}
+
+    by_daemon = {"root", "alice"} if protects else set(owners)
+    for caller in owners:
+        expected = child(readable, directory, caller) & by_daemon
+        for view in ("merged", "shards"):
+            assert child(readable, m / f"{view}/d", caller) == expected, (caller, view)
+    assert protects or child(readable, m / "merged/d", "bob") == set(owners)
+
+
 @pytest.mark.parametrize("options, expected", [((), False), (("-o", "allow_other"), True)])
 def test_fuse(mount, place, source, options, expected):
     """Nobody but its user may access a FUSE file system without allow_other."""

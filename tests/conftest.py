@@ -295,7 +295,7 @@ class Mount:
         os.kill(self.pid, number)
 
     def stop(self):
-        """Stops the daemon, see stop()."""
+        """Stops the daemon and waits until it is stopped."""
         stop(self.pid)
 
     def wait(self, seconds=10):

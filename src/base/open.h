@@ -14,9 +14,9 @@
 #include <sys/stat.h>
 
 /* As openat(2), repeated after EINTR as in eintr.h: a descriptor or a negative errno. After
- * resolve_exclude(), accepts only relative paths; -ELOOP: the path crosses the excluded device;
- * -ENXIO: it is neither a regular file nor a directory. If no descriptor is free, waits for one, at
- * most about 250 ms. Any thread. */
+ * resolve_exclude(), only relative paths are accepted, and these errors are possible: -ELOOP, the
+ * path crosses the excluded device; -ENXIO, it is neither a regular file nor a directory. If no
+ * descriptor is free, waits for one, at most about 250 ms. Any thread. */
 int open_at(int directory, const char *path, int flags);
 /* The same, but does not wait for a free descriptor, and after resolve_exclude() enters only the
  * mount with this ID (0: any), those of `directory` and "/", and those of block devices. -EREMOTE:
@@ -27,8 +27,8 @@ int open_at_mount(int directory, const char *path, int flags, uint64_t mount, ui
  * thread. */
 errint_t open_stat(int directory, const char *path, struct stat *st);
 
-/* As open_at() with O_PATH, following links, but enters only these mounts, as resolve_path(). Waits
- * for their file systems only. -EXDEV: as open_stat(). Any thread. */
+/* As open_at() with O_PATH, following links, but, like resolve_path(), enters only `mounts`, and so
+ * waits only for their file systems. -EXDEV: as open_stat(). Any thread. */
 int open_local(int directory, const char *path, const struct resolve_mounts *mounts,
                uint64_t *refused);
 

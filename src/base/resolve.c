@@ -22,7 +22,7 @@ enum { MOST_LINKS = 40, MOST_NAMES = 256 };
 #define AUTOMOUNT_ID (UINT64_C(1) << 63)
 
 static _Atomic(dev_t) excluded; /* 0: none */
-/* fs.protected_symlinks, which the kernel applies only to links that it follows itself. */
+/* fs.protected_symlinks. The kernel does not apply it to links that this process follows. */
 static atomic_bool protects_symlinks = true;
 
 void

@@ -31,7 +31,7 @@ struct resolve_mounts {
 /* How the owners of links are checked. Both functions may be called by any thread. */
 struct resolve_link_rules {
     int top; /* an open directory: see resolve_rules.top */
-    /* Who may have made the link that is open as `fd`, on `device`, and shown as `owner`'s. */
+    /* Returns the user who may have created the link `fd` on `device`; `owner` is its st_uid. */
     uid_t (*owner_of)(uid_t owner, int fd, dev_t device);
     /* Whether a link of `owner` may lead to the file system of `device`, which `fd` is on. */
     bool (*permits)(uid_t owner, int fd, dev_t device);
@@ -55,10 +55,10 @@ struct resolve_rules {
 
 /*
  * Opens `path` with O_PATH by these rules. O_DIRECTORY in `flags`: the last name is a directory.
- * `mounts`: enters only these mounts, that of "/", and those of block devices; NULL: any. Where
- * another one begins, fails with -EREMOTE without a request to its file system, which may hang, and
- * sets *refused to its ID unless `refused` is NULL. An automount point that is not mounted counts
- * as a mount.
+ * `mounts`: enters only these mounts, that of "/", and those of block devices; NULL: any. At
+ * the root of any other mount it fails with -EREMOTE, without a request to that file system, which
+ * may hang, and sets *refused to the ID of the mount unless `refused` is NULL. An automount point
+ * that is not mounted counts as a mount.
  *
  * Returns a descriptor or a negative errno. -EXDEV: the path crosses the excluded device. -EPERM:
  * the owner of a link lacks a right (open_check_link_owners()). -ELOOP: too many links, or too many
@@ -76,7 +76,7 @@ int resolve_path_as(int directory, const char *path, const struct resolve_rules 
 void resolve_exclude(dev_t device);
 bool resolve_has_excluded(void);
 
-/* What a resolution knows of a file. */
+/* Attributes that are known without a request to the file system. */
 struct resolve_stat {
     dev_t device;
     uint64_t inode;

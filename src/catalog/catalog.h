@@ -244,6 +244,9 @@ void source_dir_expire_listing(struct source_dir *dir);
 
 /* The current listing; a new reference. */
 errint_t source_dir_listing(struct source_dir *dir, struct listing **listing);
+/* The last listing, which may be outdated; a new reference. NULL: there is none. Does not wait for
+ * storage. */
+struct listing *source_dir_last_listing(struct source_dir *dir);
 /* Adds the problem that source_dir_listing() failed with `error`. It is removed when a later
  * attempt to list the directory has a different result, or with the last reference to `dir`. */
 void source_dir_report_list_error(struct source_dir *dir, errint_t error);

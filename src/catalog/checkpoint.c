@@ -335,8 +335,8 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
         checkpoint->total_size = index->total_size;
         if (index->has_byte_order_mark)
             problem_set_add(checkpoint->problems, file,
-                            "it begins with a byte order mark, which Python's json.load() refuses: "
-                            "the mark is ignored");
+                            "it begins with a byte order mark, which is ignored here; Python's "
+                            "json.load() refuses it");
         if (index->bad_total_size[0])
             problem_set_add(
                 checkpoint->problems, file,

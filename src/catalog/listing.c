@@ -391,6 +391,17 @@ source_dir_report_list_error(struct source_dir *dir, errint_t error)
     problem_set_unref(unused);
 }
 
+struct listing *
+source_dir_last_listing(struct source_dir *dir)
+{
+    struct listing *listing;
+
+    pthread_mutex_lock(&dir->catalog->lock);
+    listing = dir->listing ? listing_ref(dir->listing) : NULL;
+    pthread_mutex_unlock(&dir->catalog->lock);
+    return listing;
+}
+
 errint_t
 source_dir_listing(struct source_dir *dir, struct listing **out)
 {

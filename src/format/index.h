@@ -32,7 +32,7 @@ struct st_index {
     const struct st_index_entry *entries; /* sorted by name (memcmp, then length) */
     const char *const *shards; /* file names, terminated, sorted (strcmp), each once */
     const char *text;
-    bool has_byte_order_mark; /* the text begins with one, which Python's json.load() refuses */
+    bool has_byte_order_mark; /* json.load() of a file opened as text refuses it */
     bool has_total_size;
     uint64_t total_size; /* metadata.total_size, if it is a whole number */
     char bad_total_size[QUOTED_SIZE]; /* any other value of total_size, as JSON; or "" */

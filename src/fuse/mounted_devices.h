@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which users may access the file systems that are mounted, by the type and options of their
- * mounts. A FUSE file system that was mounted without allow_other is private: the kernel permits
- * only the user who mounted it to access it (fuse_allow_current_process() in fs/fuse/dir.c). It
- * compares the real, effective and saved IDs, not the file system IDs, which are the only ones that
- * a thread of the opener assumes: if it assumed the others, too, the caller could kill it. So the
- * opener applies the rule itself.
+ * Decides from the type and options of a mount which users may access its file system. A FUSE file
+ * system that was mounted without allow_other is private: the kernel permits only the user who
+ * mounted it to access it (fuse_allow_current_process() in fs/fuse/dir.c). It compares the real,
+ * effective and saved IDs, not the file system IDs, which are the only ones that a thread of the
+ * opener assumes: if it assumed the others, too, the caller could kill it. So the opener applies
+ * the rule itself.
  */
 #ifndef FSTFS_FUSE_MOUNTED_DEVICES_H
 #define FSTFS_FUSE_MOUNTED_DEVICES_H

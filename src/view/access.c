@@ -146,23 +146,39 @@ access_file(struct view *view, const struct caller *caller, const struct node *n
 }
 
 errint_t
-access_error(struct view *view, const struct caller *caller, const struct source_dir *dir, int mask,
-             errint_t error)
+access_hide_error(struct view *view, const struct caller *caller, const struct node *tensors,
+                  errint_t error)
 {
-    errint_t refused = access_directory(view, caller, source_dir_path(dir), mask, NULL);
+    errint_t refused =
+        access_directory(view, caller, source_dir_path(tensors->parent->dir), X_OK, NULL);
 
-    return refused == -EACCES ? refused : error;
+    return refused ? refused : error;
 }
 
 errint_t
-access_tensors(struct view *view, const struct caller *caller, struct node *node, struct node **set)
+access_set(struct view *view, const struct caller *caller, const struct node *tensors,
+           const struct node *set, uint32_t position)
+{
+    errint_t error = position == NODE_ITSELF ? access_shards(view, caller, set->checkpoint, R_OK)
+                                             : access_file(view, caller, set, position, R_OK);
+
+    /* As in a lookup of the directory's name: if links among the shards lead to where the caller
+     * may not look, the tensors do not exist for them. */
+    if (error == -EACCES && access_shards(view, caller, set->checkpoint, 0) == -EACCES)
+        return access_hide_error(view, caller, tensors, -ENOENT);
+    return error;
+}
+
+errint_t
+access_tensors(struct view *view, const struct caller *caller, struct node *tensors,
+               struct node **set)
 {
     struct node *current;
-    errint_t error = current_tensors(view, node, &current);
+    errint_t error = current_tensors(view, tensors, &current);
 
     if (error)
-        return access_error(view, caller, node->parent->dir, X_OK, error);
-    error = access_shards(view, caller, current->checkpoint, R_OK);
+        return access_hide_error(view, caller, tensors, error);
+    error = access_set(view, caller, tensors, current, NODE_ITSELF);
     if (error)
         node_unref(view, current, 1);
     else
@@ -181,6 +197,9 @@ view_access(struct view *view, const struct caller *caller, node_id id, int mask
         return -EROFS;
     if (!view->options.check || mask == 0)
         return 0;
+    error = current_directory(node);
+    if (error)
+        return error;
     switch (node->kind) {
     case NODE_TOP:
     case NODE_PAGES:

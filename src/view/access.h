@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Permissions of a caller: each function returns the result of the permission_check of the view's
- * options, or 0 if there is none. Any thread; waits for storage.
+ * Permissions of a caller: unless stated otherwise, each function returns the result of the
+ * permission_check of the view's options, or 0 if there is none. Any thread; waits for storage.
  */
 #ifndef FSTFS_VIEW_ACCESS_H
 #define FSTFS_VIEW_ACCESS_H
@@ -24,12 +24,16 @@ errint_t access_backing(struct view *view, const struct caller *caller,
 /* The files of all shards, and the index; if none exists, search permission for their directory. */
 errint_t access_shards(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, int mask);
-/* The error of a call about a directory of the source, which a caller without this permission must
- * not learn: it may depend on what is at the path now. Returns `error` or -EACCES. */
-errint_t access_error(struct view *view, const struct caller *caller, const struct source_dir *dir,
-                      int mask, errint_t error);
-/* The set of a NODE_TENSORS, if the caller may read the shards; a reference. */
-errint_t access_tensors(struct view *view, const struct caller *caller, struct node *node,
+/* Hides an error that may depend on the content of the directory that contains the checkpoint of a
+ * NODE_TENSORS: returns `error` only if the caller may search that directory. */
+errint_t access_hide_error(struct view *view, const struct caller *caller,
+                           const struct node *tensors, errint_t error);
+/* The tensor file at `position` of the set of a NODE_TENSORS, or all shards (NODE_ITSELF), for
+ * reading. -ENOENT: the caller may not look up all of the shards. */
+errint_t access_set(struct view *view, const struct caller *caller, const struct node *tensors,
+                    const struct node *set, uint32_t position);
+/* Sets *set to a reference to the set of a NODE_TENSORS, after access_set() of all shards. */
+errint_t access_tensors(struct view *view, const struct caller *caller, struct node *tensors,
                         struct node **set);
 /* A file that has a node, or the tensor file at `position` of a set. */
 errint_t access_file(struct view *view, const struct caller *caller, const struct node *node,

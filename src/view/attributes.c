@@ -122,8 +122,8 @@ stat_tensor(const struct node *set, uint32_t position, struct stat *st)
     return error;
 }
 
-/* A directory of the mount is a path, which may lead to another directory of the source now. So if
- * callers are checked, its attributes are those that the caller gets by looking up its name. */
+/* The shards at the path of a NODE_TENSORS may be others by now. So if callers are checked, its
+ * attributes are those that the caller gets by looking up its name. */
 static errint_t
 getattr_by_name(struct view *view, const struct caller *caller, const struct node *node,
                 struct stat *st)
@@ -141,7 +141,7 @@ static errint_t
 getattr_directory(const struct node *node, struct stat *st)
 {
     struct file_identity source;
-    errint_t error = source_dir_stat(node->dir, &source);
+    errint_t error = current_stat(node, &source);
 
     if (!error)
         stat_directory(&source, node->inode, st);
@@ -167,9 +167,6 @@ view_getattr(struct view *view, const struct caller *caller, node_id id, struct 
     uint32_t position;
     struct node *node = node_of(view, id, &position);
 
-    if (node->parent && view_checks_names(view, node_id_of(node->parent)) &&
-        source_dir_of_node(node))
-        return getattr_by_name(view, caller, node, st);
     switch (node->kind) {
     case NODE_TOP:
     case NODE_PAGES:
@@ -180,7 +177,8 @@ view_getattr(struct view *view, const struct caller *caller, node_id id, struct 
     case NODE_DIRECTORY:
         return getattr_directory(node, st);
     case NODE_TENSORS:
-        return getattr_tensors(view, node, st);
+        return view->options.check ? getattr_by_name(view, caller, node, st)
+                                   : getattr_tensors(view, node, st);
     case NODE_TENSOR_SET:
         return stat_tensor(node, position, st);
     case NODE_SOURCE_FILE:

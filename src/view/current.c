@@ -5,15 +5,47 @@
 
 #include <errno.h>
 
+static const struct node *
+directory_of_node(const struct node *node)
+{
+    if (node->kind == NODE_TENSORS)
+        node = node->parent;
+    return node->kind == NODE_DIRECTORY ? node : NULL;
+}
+
+/* Replaces errors that depend on what is at the path now. `now` is not read after an error. */
+static errint_t
+check_source(const struct node *directory, const struct file_identity *now, errint_t error)
+{
+    if (!directory->source_inode || error_is_lack(error) || error == -EIO)
+        return error;
+    return error || now->device != directory->source_device || now->inode != directory->source_inode
+               ? -ESTALE
+               : 0;
+}
+
 errint_t
-current_listing(struct view *view, struct node *node, struct dir_listing **out)
+current_directory(const struct node *node)
+{
+    const struct node *directory = directory_of_node(node);
+    struct file_identity now;
+
+    return directory && directory->source_inode ? current_stat(directory, &now) : 0;
+}
+
+errint_t
+current_stat(const struct node *directory, struct file_identity *now)
+{
+    return check_source(directory, now, source_dir_stat(directory->dir, now));
+}
+
+/* What the node's view shows of a listing, of which it takes the reference; a reference. */
+static errint_t
+view_of_listing(struct view *view, struct node *node, struct listing *listing,
+                struct dir_listing **out)
 {
     struct dir_listing *fresh, *before = NULL;
-    struct listing *listing;
-    errint_t error = source_dir_listing(node->dir, &listing);
 
-    if (error)
-        return error;
     pthread_mutex_lock(&view->lock);
     if (node->listing && node->listing->listing == listing) {
         *out = dir_listing_ref(node->listing);
@@ -32,6 +64,31 @@ current_listing(struct view *view, struct node *node, struct dir_listing **out)
     dir_listing_unref(before);
     *out = fresh;
     return 0;
+}
+
+errint_t
+current_listing(struct view *view, struct node *node, struct dir_listing **out)
+{
+    struct listing *listing = NULL;
+    errint_t error = source_dir_listing(node->dir, &listing);
+
+    error = check_source(node, error ? NULL : &listing->directory, error);
+    if (!error)
+        return view_of_listing(view, node, listing, out);
+    listing_unref(listing);
+    return error;
+}
+
+struct dir_listing *
+current_lanes(struct view *view, struct node *node)
+{
+    struct listing *listing = source_dir_last_listing(node->dir);
+    struct dir_listing *shown;
+
+    if (listing && listing->has_lanes)
+        return view_of_listing(view, node, listing, &shown) == 0 ? shown : NULL;
+    listing_unref(listing);
+    return NULL;
 }
 
 errint_t
@@ -91,9 +148,9 @@ current_tensors(struct view *view, struct node *node, struct node **set)
 struct source_dir *
 source_dir_of_node(const struct node *node)
 {
-    if (node->kind == NODE_TENSORS)
-        node = node->parent;
-    return node->kind == NODE_DIRECTORY ? node->dir : NULL;
+    const struct node *directory = directory_of_node(node);
+
+    return directory ? directory->dir : NULL;
 }
 
 bool

@@ -5,8 +5,17 @@
 
 #include "view/node.h"
 
-/* The names of a NODE_DIRECTORY; a reference. */
+/* Whether the path of a NODE_DIRECTORY, or of the one that contains a NODE_TENSORS, still leads to
+ * the directory of the source that was looked up: 0 or -ESTALE, whatever is there now. 0 for other
+ * nodes, and if callers are not checked. */
+errint_t current_directory(const struct node *node);
+/* The identity of a NODE_DIRECTORY. -ESTALE: as above. */
+errint_t current_stat(const struct node *directory, struct file_identity *now);
+/* The names of a NODE_DIRECTORY; a reference. -ESTALE: as above. */
 errint_t current_listing(struct view *view, struct node *node, struct dir_listing **out);
+/* The last known names of a NODE_DIRECTORY, if some of them have lanes; a reference. NULL: none
+ * have, or memory is exhausted. Does not wait for storage. */
+struct dir_listing *current_lanes(struct view *view, struct node *node);
 /* The checkpoint of an entry of a NODE_DIRECTORY; a reference. */
 errint_t current_checkpoint(const struct node *node, const struct dir_listing *listing,
                             const struct dir_entry *entry, struct checkpoint **checkpoint);

@@ -446,7 +446,7 @@ list_directory(struct view *view, const struct caller *caller, struct node *node
     for (int retries = LIST_RETRIES;; retries--) {
         error = current_listing(view, node, &listing);
         if (error)
-            return access_error(view, caller, node->dir, R_OK, error);
+            return error;
         error = access_listing(view, caller, node, listing, retries == 0);
         if (error != -ESTALE || retries == 0)
             break;
@@ -514,9 +514,11 @@ view_opendir(struct view *view, const struct caller *caller, node_id id,
 {
     struct node *node = node_of(view, id, NULL);
     struct view_directory *directory;
-    errint_t error;
+    errint_t error = current_directory(node);
     int tries = 0;
 
+    if (error)
+        return error;
     do {
         directory = calloc(1, sizeof(*directory));
         if (!directory)

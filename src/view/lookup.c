@@ -76,8 +76,11 @@ lookup_source_directory(struct lookup *lookup, struct source_dir *dir, enum view
     struct file_identity source;
     errint_t error = dir ? source_dir_stat(dir, &source) : -ENOMEM;
 
-    if (!error && lookup->is_checked)
+    if (!error && lookup->is_checked) {
+        wanted.source_device = source.device;
+        wanted.source_inode = source.inode;
         error = access_directory(lookup->view, lookup->caller, source_dir_path(dir), 0, &source);
+    }
     if (error) {
         source_dir_unref(dir);
         return error;
@@ -354,13 +357,15 @@ access_missing_name(struct lookup *lookup)
     struct source_dir *dir = lookup->parent->dir;
     struct dir_listing *listing;
     bool is_remote;
-    errint_t error;
+    errint_t error, refused;
 
     if (!lookup->is_checked)
         return 0;
     error = current_listing(lookup->view, lookup->parent, &listing);
-    if (error)
-        return access_search(lookup);
+    if (error) {
+        refused = access_search(lookup);
+        return refused ? refused : error;
+    }
     is_remote = listing_lane(listing->listing, lookup->name) != 0;
     dir_listing_unref(listing);
     if (is_remote)
@@ -401,13 +406,10 @@ lookup_in_tensors_once(struct lookup *lookup)
     errint_t refused, error = current_tensors(view, lookup->parent, &set);
 
     if (error)
-        return access_error(view, lookup->caller, lookup->parent->parent->dir, X_OK, error);
+        return access_hide_error(view, lookup->caller, lookup->parent, error);
     error =
         absent_or_passing(lookup, set->checkpoint, tensor_set_find(set, lookup->name, &position));
-    if (error)
-        refused = access_shards(view, lookup->caller, set->checkpoint, R_OK);
-    else
-        refused = access_file(view, lookup->caller, set, position, R_OK);
+    refused = access_set(view, lookup->caller, lookup->parent, set, error ? NODE_ITSELF : position);
     if (refused)
         error = refused;
     if (!error)
@@ -470,6 +472,9 @@ view_lookup(struct view *view, const struct caller *caller, node_id parent_id, c
 
     if (strlen(name) > 255)
         return -ENAMETOOLONG;
+    error = current_directory(parent);
+    if (error)
+        return error;
     do
         error = lookup_in(view, caller, parent, name, id, st);
     while (retry_after_change(parent, error, &tries));

@@ -42,6 +42,8 @@ struct node {
 
     /* NODE_DIRECTORY */
     struct source_dir *dir;
+    /* Of the directory of the source, if callers are checked; 0: whichever is at the path. */
+    uint64_t source_device, source_inode;
     struct dir_listing *listing; /* the last one made; guarded by view->lock */
 
     /* NODE_TENSORS */

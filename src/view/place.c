@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the file system, directory and name that a call accesses, by which calls are scheduled.
  * Does not wait for storage. */
-#include "view/node.h"
-
 #include "base/hash.h"
+#include "view/current.h"
 
 #include <string.h>
 
@@ -26,14 +25,10 @@ place_in_directory(struct view_place *place, const struct source_dir *dir, const
 static uint64_t
 lane_of_name(struct view *view, struct node *directory, const char *name)
 {
-    struct dir_listing *listing = NULL;
+    struct dir_listing *listing = current_lanes(view, directory);
     const struct dir_entry *entry;
     uint64_t lane = 0;
 
-    pthread_mutex_lock(&view->lock);
-    if (directory->listing && directory->listing->listing->has_lanes)
-        listing = dir_listing_ref(directory->listing);
-    pthread_mutex_unlock(&view->lock);
     if (!listing)
         return 0;
     entry = dir_listing_find(listing, name);

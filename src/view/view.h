@@ -105,6 +105,9 @@ struct view_place {
  * storage. */
 bool view_place(struct view *view, node_id id, const char *name, struct view_place *place);
 
+/* fstat(2). The attributes of a checkpoint's directory in tensors/ and npy/ are checked as in
+ * view_lookup() of its name; those of other files and directories are not checked. -ESTALE: the
+ * path of the directory leads to another one now. */
 errint_t view_getattr(struct view *view, const struct caller *caller, node_id id, struct stat *st);
 
 /* An open directory: its names at the time of the open. One thread at a time. */

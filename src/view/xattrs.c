@@ -200,8 +200,10 @@ add_tensors_directory_xattr(struct view *view, const struct caller *caller, stru
                             struct buffer *value)
 {
     struct node *set;
-    errint_t error = access_tensors(view, caller, node, &set);
+    errint_t error = current_directory(node);
 
+    if (!error)
+        error = access_tensors(view, caller, node, &set);
     if (error)
         return error;
     add_source_xattr(view, set->checkpoint, value);

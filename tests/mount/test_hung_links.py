@@ -13,6 +13,9 @@ import oracle
 import pytest
 from conftest import BUILD, as_user, child, disk_image, eventually, mounted_at
 from corpus import trees
+from test_hang import callers
+
+__all__ = ["callers"]  # a fixture
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 LIMIT = 30
@@ -297,6 +300,37 @@ def test_link_to_a_local_disk(mount, place):
                 threads.append(oracle.read_all(f"/proc/{m.pid}/task/{thread}/comm"))
         assert threads and b"fstfs-query\n" not in threads
         assert m.unmount() == 0
+
+
+def stat_as(uid, path):
+    os.setresuid(uid, uid, uid)
+    os.stat(path)
+
+
+@pytest.mark.limit(200)
+def test_first_lookups_in_a_view(mount, place, far, callers):
+    """Links to file systems that hang are known from one view. Their first lookups in the other views
+    do not use up the threads of the local file system."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: many users make the requests")
+    source, hung = make_source(place), [far(f"hung{i}") for i in range(4)]
+    for i in range(20):
+        os.makedirs(source.path(f"links/{i}"))
+        os.symlink(hung[i % 4].path, source.path(f"links/{i}/link"))
+    m = mount(source.root, "-o", "allow_other", limit=190)
+    for i in range(20):
+        os.stat(m / f"merged/links/{i}/link/dir")
+    for one in hung:
+        one.hang()
+    group = callers()
+    for i in range(1000):
+        view = ("tensors", "merged", "shards", "npy")[i % 4]
+        group.add(stat_as, 20000 + i % 40, m / f"{view}/links/{i // 4 % 20}/link/dir")
+    assert eventually(lambda: group.count() == (1000, 0), LIMIT), group.count()
+    child(read_neighbours, m.path, source, "below", seconds=LIMIT)
+    group.kill()
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
+    child(read_neighbours, m.path, source, "below", seconds=LIMIT)
 
 
 # --- indexes ---

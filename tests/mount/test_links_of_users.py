@@ -337,8 +337,8 @@ def test_access_control_list(mount, place, source):
 
 @pytest.mark.parametrize("mode", [0o1777, 0o777, 0o1755], ids=oct)
 def test_sticky_directory(mount, place, source, mode):
-    """Links in such a directory are followed as the setting fs.protected_symlinks decides, for the
-    caller as in the source, and for the daemon."""
+    """A link in a sticky directory is followed only if fs.protected_symlinks lets both the caller
+    and the daemon follow it."""
     with open("/proc/sys/fs/protected_symlinks") as f:
         protects = f.read().strip() != "0" and mode == 0o1777
     (place / "f").write_bytes(CHECKPOINT)

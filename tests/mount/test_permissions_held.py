@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What open descriptors of directories show once their paths lead to what their user may not look
-up."""
+"""Open directories whose paths now lead to something that their user may not look up."""
 
+import ctypes
 import errno
 import os
 
@@ -15,17 +15,28 @@ __all__ = ["source"]  # a fixture
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes several users")
 
 VIEWS = ["tensors", "npy", "merged", "shards"]
+AT_EMPTY_PATH, AT_STATX_DONT_SYNC = 0x1000, 0x4000
+STATX_UID = 8
+UID_AT = 20  # offset of stx_uid in struct statx
+READ_COUNTERS = ("fstfs_listings_total", "fstfs_headers_total")
+
+
+def cached_owner(fd):
+    """The owner of an open file, without a request to its file system."""
+    found = ctypes.create_string_buffer(256)
+    assert ctypes.CDLL(None).statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_UID, found) == 0
+    return int.from_bytes(found[UID_AT:UID_AT + 4], "little")
 
 
 def hide(other, sub, model):
-    """Makes what the paths lead to later: a closed directory, in which `sub` is a directory, a file
-    or missing, and m.safetensors is sound, refused, a directory or missing."""
+    """Creates the later target of the paths: a directory of mode 0700 in which `sub` is a directory,
+    a file or missing, and m.safetensors is valid, refused, a directory or missing."""
     os.makedirs(other.path("private"))
     if sub == "directory":
         add(other, "private/sub", "m")
     elif sub == "file":
         other.add_side("private/sub")
-    if model == "sound":
+    if model == "valid":
         add(other, "private", "m")
     elif model == "refused":
         other.add_side("private/m.safetensors", b"garbage")
@@ -42,17 +53,18 @@ def calls_on(fd, name):
             lambda: os.getxattr(again, "user.fstfs.source")]
 
 
-@pytest.mark.parametrize("sub, model", [("directory", "sound"), ("file", "refused"),
+@pytest.mark.parametrize("sub, model", [("directory", "valid"), ("file", "refused"),
                                         ("missing", "missing"), ("missing", "directory")])
 @pytest.mark.parametrize("how", ["renamed", "link"])
 def test_path_leads_to_something_hidden(mount, place, source, how, sub, model):
-    """A user holds directories of the mount. Their path is replaced by another one, by rename, or
-    because the user redirects a link of theirs. No call on the descriptors reveals what is there."""
+    """A user has directories of the mount open. Then the directory above them is replaced by a
+    rename, or the user redirects their own link. No call on the descriptors, no counter, and no
+    attribute in the kernel's cache depends on what is there now, also after root has looked."""
     add(source, "mine/private/sub", "m")
     add(source, "mine/private", "m")
     other = trees.Source(place / "other")
     hide(other, sub, model)
-    for path in ("mine", "mine/private", "mine/private/sub"):
+    for path in ("mine", "mine/private", "mine/private/sub", "mine/private/m.safetensors"):
         os.chown(source.path(path), ALICE, LEFT)
     base = source.path("base")
     if how == "link":
@@ -61,14 +73,15 @@ def test_path_leads_to_something_hidden(mount, place, source, how, sub, model):
     else:
         os.rename(source.path("mine"), base)
     m = mount(source.root, "-o", "allow_other")
-    directories = {f"{view}/base/private/sub": "m.safetensors" for view in VIEWS}
-    checkpoints = {"tensors/base/private/m": "t", "npy/base/private/m": "t.npy"}
-    directories["tensors/base/private/sub"] = directories["npy/base/private/sub"] = "m"
+    names = {f"{view}/base/private/sub": "m.safetensors" for view in VIEWS}
+    names["tensors/base/private/sub"] = names["npy/base/private/sub"] = "m"
+    names |= {"tensors/base/private/m": "t", "npy/base/private/m": "t.npy"}
 
     def hold():
         become("alice")
-        return {os.open(m / path, os.O_PATH): name
-                for path, name in (directories | checkpoints).items()}
+        held = {os.open(m / path, os.O_PATH): name for path, name in names.items()}
+        assert {cached_owner(fd) for fd in held} == {ALICE}
+        return held
 
     def change():
         if how == "link":
@@ -78,52 +91,84 @@ def test_path_leads_to_something_hidden(mount, place, source, how, sub, model):
         else:
             os.rename(base, source.path("mine"))
             os.rename(other.root, base)
+        assert eventually(lambda: os.stat(m / "shards/base/private").st_mode & 0o777 == 0o500)
+        errors_of([lambda path=path: os.stat(m / path) for path in names])  # as root
 
     def look(held):
-        # The kernel caches attributes for a time.
+        assert {cached_owner(fd) for fd in held} == {ALICE}
+        # The kernel caches attributes for 0.5 s.
         assert eventually(lambda: errors_of([lambda fd=fd: os.fstat(fd) for fd in held])
-                          == [errno.EACCES] * len(held)), [os.fstat(fd) for fd in held]
-        return {error for fd, name in held.items() for error in errors_of(calls_on(fd, name))
-                if error != errno.ENODATA}  # a directory of the source has no such xattr
+                          == [errno.ESTALE] * len(held))
+        before = m.metrics()
+        errors = {error for fd, name in held.items() for error in errors_of(calls_on(fd, name))
+                  if error != errno.ENODATA}  # a directory of the source has no such xattr
+        after = m.metrics()
+        assert [after[name] for name in READ_COUNTERS] == [before[name] for name in READ_COUNTERS]
+        return errors
 
-    assert around(hold, change, look) == {errno.EACCES}
+    assert around(hold, change, look) == {errno.ESTALE}
 
 
-def test_attributes_of_held_directories(mount, source):
-    """fstat() of a directory shows what stat() by name shows, also after a chmod and a replacement,
-    and fails once the caller may not search the path."""
+def test_attributes_of_open_directories(mount, source):
+    """fstat() of an open directory returns its attributes, as in the source, until another one is at
+    its path. That of a checkpoint's directory in tensors/ depends on the rights to look it up."""
     add(source, "d/sub", "m")
     m = mount(source.root, "-o", "allow_other")
     paths = [m / path for path in ("merged", "merged/d", "merged/d/sub", "tensors/d/sub/m")]
 
     def hold():
         become("bob")
-        return {path: os.open(path, os.O_PATH) for path in paths}
+        return [os.open(path, os.O_PATH) for path in paths]
 
-    def attributes(call):
+    def mode(fd):
         try:
-            st = call()
-            return st.st_mode, st.st_uid, st.st_ino, st.st_mtime_ns
+            return oct(os.fstat(fd).st_mode & 0o777)
         except OSError as error:
             return error.errno
 
-    def look(held):
-        def pairs():
-            return [(attributes(lambda: os.fstat(fd)), attributes(lambda: os.stat(path)))
-                    for path, fd in held.items()]
+    def check(change, expected):
+        def look(held):  # The kernel caches attributes for 0.5 s.
+            eventually(lambda: [mode(fd) for fd in held] == expected)
+            return [mode(fd) for fd in held]
 
-        # The kernel caches attributes for a time.
-        assert eventually(lambda: all(by_fd == by_name for by_fd, by_name in pairs())), pairs()
-        return [found if isinstance(found, int) else oct(found[0] & 0o777) for found, _ in pairs()]
+        assert around(hold, change, look) == expected
 
     def replace():
         os.rename(source.path("d/sub"), source.path("d/before"))
         add(source, "d/sub", "m")
 
-    assert around(hold, lambda: None, look) == ["0o555"] * 4
-    assert around(hold, replace, look) == ["0o555"] * 4
-    assert around(hold, lambda: os.chmod(source.path("d/sub"), 0o700), look) == \
-        ["0o555", "0o555", "0o500", errno.EACCES]
+    check(lambda: None, ["0o555"] * 4)
+    check(replace, ["0o555", "0o555", errno.ESTALE, errno.ESTALE])
+    check(lambda: os.chmod(source.path("d/sub"), 0o700), ["0o555", "0o555", "0o500", errno.EACCES])
     os.chmod(source.path("d/sub"), 0o755)
-    assert around(hold, lambda: os.chmod(source.path("d"), 0o700), look) == \
-        ["0o555", "0o500", errno.EACCES, errno.EACCES]
+    check(lambda: os.chmod(source.path("d"), 0o700), ["0o555", "0o500", "0o555", errno.EACCES])
+
+
+@pytest.mark.parametrize("target", ["valid", "missing"])
+def test_link_to_a_hidden_file(mount, place, source, target):
+    """Root replaces a shard by a link to where the user may not look. The user's open directory of
+    its tensors does not reveal whether the target exists."""
+    other = trees.Source(place / "other")
+    if target == "valid":
+        os.chmod(add(other, "", "m"), 0o644)
+    os.chmod(other.root, 0o700)
+    path = add(source, "d", "m")
+    m = mount(source.root, "-o", "allow_other")
+
+    def hold():
+        become("bob")
+        return os.open(m / "tensors/d/m", os.O_PATH)
+
+    def change():
+        os.symlink(other.path("m.safetensors"), f"{path}.new")
+        os.rename(f"{path}.new", path)
+        found = 0 if target == "valid" else errno.ENOENT
+        assert eventually(lambda: errors_of([lambda: os.stat(m / "merged/d/m.safetensors")]) == [found])
+
+    def look(fd):
+        again = f"/proc/self/fd/{fd}"
+        calls = [*calls_on(fd, "t"), lambda: os.open(again, os.O_RDONLY)]
+        assert eventually(lambda: errors_of(calls[:1]) == [errno.ENOENT])
+        return errors_of(calls)
+
+    assert around(hold, change, look) == [errno.ENOENT] * 7

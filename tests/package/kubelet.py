@@ -170,7 +170,7 @@ class Container:
         os.kill(self.pid, number)
 
     def stop(self):
-        """Stops its process, see stop()."""
+        """Stops its process and waits until it is stopped."""
         stop(self.pid)
 
     def wait(self):

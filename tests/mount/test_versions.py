@@ -124,14 +124,16 @@ def test_header_written_by_mmap_has_two_names(disk_of_memory, mount):
 
 
 def leases_of(m):
-    """Inode numbers of the files on which the daemon holds leases."""
-    found = []
-    with open("/proc/locks") as f:
-        for line in f:
-            fields = line.split()
-            if fields[1] == "LEASE" and int(fields[4]) == m.pid:
-                found.append(int(fields[5].split(":")[2]))
-    return found
+    """Inode numbers of the files on which the daemon holds leases. Several reads of /proc/locks,
+    because one that runs while other processes release locks may skip entries."""
+    found = set()
+    for _ in range(10):
+        with open("/proc/locks") as f:
+            for line in f:
+                fields = line.split()
+                if fields[1] == "LEASE" and int(fields[4]) == m.pid:
+                    found.add(int(fields[5].split(":")[2]))
+    return sorted(found)
 
 
 def test_lease_is_held_while_the_file_is_open(mount, place, who):

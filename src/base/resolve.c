@@ -18,7 +18,7 @@
  * take a quarter of a second. */
 enum { MOST_LINKS = 40, MOST_NAMES = 256 };
 
-/* Set in the ID under which open_local() reports an automount point that is not mounted. */
+/* Set in the ID under which resolve_path() reports an automount point that is not mounted. */
 #define AUTOMOUNT_ID (UINT64_C(1) << 63)
 
 static _Atomic(dev_t) excluded; /* 0: none */

@@ -341,6 +341,25 @@ extent_list_find(const struct extent_list *list, uint64_t offset)
     return low;
 }
 
+uint64_t
+extent_list_lane(const struct extent_list *list, uint64_t offset, size_t length)
+{
+    uint32_t last = extent_list_find(list, offset + length - 1);
+    uint64_t key = 0, lane = 0, next;
+
+    for (uint32_t i = extent_list_find(list, offset); i <= last; i++) {
+        const struct backing *backing = list->extents[i].backing;
+
+        if (!backing)
+            continue;
+        next = backing_lane(backing);
+        if (key == 0 || next != lane)
+            key = key * 31 + next;
+        lane = next;
+    }
+    return key;
+}
+
 uint32_t
 layout_find(const struct layout *layout, uint64_t offset)
 {

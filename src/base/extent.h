@@ -220,6 +220,10 @@ void extent_list_closed(const struct extent_list *list);
 /* Index of the extent that contains byte `offset` (< size). */
 uint32_t extent_list_find(const struct extent_list *list, uint64_t offset);
 
+/* The key of the lane for reads of bytes [offset, offset + length), which are of one or several
+ * file systems. */
+uint64_t extent_list_lane(const struct extent_list *list, uint64_t offset, size_t length);
+
 /* Builds a list by appending. A run that continues the previous one in the same backing or blob is
  * joined with it; empty runs are dropped. */
 struct extent_builder {

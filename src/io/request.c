@@ -181,20 +181,8 @@ request_end_active(struct io *io, const struct request *request)
 static bool
 request_enter_lane(struct io *io, struct request *request)
 {
-    const struct extent_list *list = request->list;
-    uint32_t last = extent_list_find(list, request->offset + request->length - 1);
-    uint64_t key = 0, lane = 0, next;
+    uint64_t key = extent_list_lane(request->list, request->offset, request->length);
 
-    for (uint32_t i = extent_list_find(list, request->offset); i <= last; i++) {
-        const struct backing *backing = list->extents[i].backing;
-
-        if (!backing)
-            continue;
-        next = backing_lane(backing);
-        if (key == 0 || next != lane)
-            key = key * 31 + next;
-        lane = next;
-    }
     request->lane = chunk_cache_lane(&io->cache, key);
     if (request->lane)
         atomic_fetch_add(&request->lane->lane.users, 1);

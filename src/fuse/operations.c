@@ -2,7 +2,7 @@
 #include "fuse/operations.h"
 
 #include "base/version.h"
-#include "fuse/run_delay.h"
+#include "fuse/reply.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -57,15 +57,6 @@ make_entry(struct view *view, node_id id, const struct stat *st, double timeout)
                                      .attr = *st,
                                      .attr_timeout = cache_seconds,
                                      .entry_timeout = timeout};
-}
-
-/* Replaces by EIO the errors of the source's file system that have another meaning if this mount
- * returns them: ENOTCONN means that the mount's daemon has died, so that a supervisor would unmount
- * a healthy mount; EINTR means that a signal has interrupted the caller, which would retry. */
-static void
-reply_error(fuse_req_t req, errint_t error)
-{
-    fuse_reply_err(req, error == -ENOTCONN || error == -EINTR ? EIO : -error);
 }
 
 /* As reply_error(), unless the request was answered with EINTR. */
@@ -425,43 +416,6 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
     request_serve(request, run_open, false);
 }
 
-/* A read in flight. */
-struct pending_read {
-    fuse_req_t req;
-    struct loads *loads;
-    struct load_read load;
-    size_t size;
-};
-
-static void
-reply_to_read(void *arg, const struct io_answer *answer)
-{
-    struct pending_read *read = arg;
-
-    if (answer->result)
-        reply_error(read->req, answer->result);
-    else
-        fuse_reply_iov(read->req, answer->vectors, answer->count);
-    loads_end_read(read->loads, &read->load, answer, read->size);
-    free(read);
-}
-
-static void
-start_read(fuse_req_t req, struct handle *handle, uint64_t offset, size_t size)
-{
-    struct operations *operations = operations_of(req);
-    struct pending_read *read = malloc(sizeof(*read));
-
-    if (!read) {
-        fuse_reply_err(req, ENOMEM);
-        return;
-    }
-    *read = (struct pending_read){.req = req, .loads = operations->loads, .size = size};
-    read->load = loads_begin_read(operations->loads, &handle->load, fuse_req_ctx(req)->pid);
-    io_read(operations->io, handle->list, offset, size, reply_to_read, read);
-    run_delay_restart(); /* the delay up to now is part of the read */
-}
-
 static void
 op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
@@ -476,7 +430,7 @@ op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_fi
     if (size > list->size - at)
         size = (size_t)(list->size - at);
     if (!handle->is_page) {
-        start_read(req, handle, at, size);
+        reads_serve(operations_of(req)->reads, req, handle, at, size);
         return;
     }
     /* Pages bypass the engine, so that reading its counters does not change them. The extra

@@ -4,8 +4,8 @@
  * which replies on the calling thread or on one of its own.
  *
  * libfuse calls the operations on its threads. Those that may wait on storage (about names,
- * attributes, directories and opens) go through requests.h; reads do not. No operation writes: the
- * mount is read-only, so the kernel itself answers EROFS.
+ * attributes, directories and opens) go through requests.h, reads through reads.h. No operation
+ * writes: the mount is read-only, so the kernel itself answers EROFS.
  */
 #ifndef FSTFS_FUSE_OPERATIONS_H
 #define FSTFS_FUSE_OPERATIONS_H
@@ -13,6 +13,7 @@
 #include "catalog/catalog.h"
 #include "fuse/handle.h"
 #include "fuse/readahead.h"
+#include "fuse/reads.h"
 #include "fuse/requests.h"
 #include "io/io.h"
 #include "view/view.h"
@@ -27,6 +28,7 @@ struct operations {
     struct readahead readahead;
     uint64_t readahead_least; /* the mount's default, in bytes */
     struct requests *requests;
+    struct reads *reads;
     struct handles handles;
 };
 

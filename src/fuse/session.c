@@ -19,11 +19,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The maximum that FUSE allows for background requests (reads) in flight. The kernel has one queue
- * for further requests of all files, in which reads of a file system that hangs would block the
- * others. */
-enum { MOST_BACKGROUND = 65535 };
-
 /* libfuse's threads. Those beyond REQUESTS_RUNNING never wait on storage. */
 enum { MOST_THREADS = REQUESTS_RUNNING + 32, IDLE_THREADS = 8 };
 
@@ -32,6 +27,7 @@ struct session {
     struct session_options options;
     struct fuse_session *fuse;
     struct mount_identity mount; /* device 0: not known */
+    unsigned queue_size; /* size of the kernel's queue of background requests */
     int broken; /* a pipe without a reader: replaces the connection */
     errint_t readahead_error; /* of setting it */
     bool is_initialized; /* libfuse has called op_init() */
@@ -97,8 +93,8 @@ op_init(void *userdata, struct fuse_conn_info *conn)
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
     set_max_readahead(session, conn);
     passthrough_init(session->operations.passthrough, session->fuse, conn);
-    conn->max_background = MOST_BACKGROUND;
-    conn->congestion_threshold = MOST_BACKGROUND;
+    conn->max_background = session->queue_size;
+    conn->congestion_threshold = session->queue_size;
     warn_of_refused_options(session);
     session->is_initialized = true;
 }
@@ -178,6 +174,7 @@ session_mount(struct session *session)
         error = readahead_begin_open(readahead, wanted_readahead(session));
         readahead_end_open(readahead);
     }
+    session->queue_size = reads_queue_size();
     readahead->is_by_file = !error && options->readahead == READAHEAD_BY_FILE;
     session->readahead_error = error;
     return 0;
@@ -187,6 +184,7 @@ static void
 session_free_parts(struct session *session)
 {
     requests_free(session->operations.requests);
+    reads_free(session->operations.reads);
     handles_destroy(&session->operations.handles);
     passthrough_free(session->operations.passthrough);
     readahead_destroy(&session->operations.readahead);
@@ -255,6 +253,8 @@ session_run(struct session *session, struct view *view, struct io *io, struct lo
     operations->loads = operations->handles.loads = loads;
     error = requests_start(operations->requests, view);
     if (!error)
+        error = reads_new(io, loads, session->queue_size, &operations->reads);
+    if (!error)
         error = try_thread();
     if (!error)
         error = answer_init(session);
@@ -290,6 +290,8 @@ session_status(struct session *session, struct buffer *out)
     buffer_addf(out,
                 ",\"open_files\":%" PRIu64 ",\"requests\":", handles_count(&operations->handles));
     requests_status(operations->requests, out);
+    buffer_add_text(out, ",\"reads\":");
+    reads_status(operations->reads, out);
     buffer_add_char(out, '}');
 }
 

@@ -73,7 +73,8 @@ report_broken_link(const struct scan *scan, const char *name, errint_t error)
                         "a link whose owner cannot read what it leads to; with allow_other only "
                         "links of root and the mounting user are followed there (chown -h)");
     else
-        problem_set_add(scan->problems, name, "left out: a link that leads nowhere: %s",
+        problem_set_add(scan->problems, name, "left out: a link that %s: %s",
+                        error == -ENOENT ? "leads nowhere" : "cannot be followed",
                         strerror(-error));
 }
 

@@ -487,6 +487,20 @@ list_pages(void *arg, struct names_writer *writer)
         shown_names_add(writer, view->options.pages[i].name, S_IFREG, false);
 }
 
+/* -EMFILE or -ENFILE: names would be missing, because a shard could not be opened. */
+static errint_t
+open_tensors(struct view *view, const struct caller *caller, struct node *node, struct node **set)
+{
+    errint_t error = access_tensors(view, caller, node, set);
+    errint_t passing = error ? 0 : (*set)->checkpoint->passing_error;
+
+    if (!error_is_lack(passing))
+        return error;
+    node_unref(view, *set, 1);
+    *set = NULL;
+    return passing;
+}
+
 static errint_t
 open_directory(struct view *view, const struct caller *caller, struct node *node,
                struct view_directory *directory)
@@ -502,7 +516,7 @@ open_directory(struct view *view, const struct caller *caller, struct node *node
     case NODE_DIRECTORY:
         return list_directory(view, caller, node, &directory->names);
     case NODE_TENSORS:
-        return access_tensors(view, caller, node, &directory->set);
+        return open_tensors(view, caller, node, &directory->set);
     default:
         return -ENOTDIR;
     }

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints with more shards than the daemon may have files open."""
 
+import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import oracle
 import pytest
@@ -18,6 +20,38 @@ def few(request, shared_place):
     source.add("m", "model", [trees.tensor(f"t{i:04}", "U8", (4096 + i * 37 % 9000,))
                               for i in range(shards)], shards=shards)
     return most, source
+
+
+def names_or_error(path):
+    """The number of names, or None if they cannot be listed because descriptors are short."""
+    try:
+        return len(os.listdir(path))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+        return None
+
+
+@pytest.mark.limit(120)
+def test_no_names_are_missing(mount, place):
+    """While too few descriptors are free to read all headers, a listing fails; it never lacks the
+    tensors of a shard. Later it has all."""
+    source = trees.Source(place / "s")
+    source.add("big", "m", [trees.tensor(f"t{i:03}", "U8", (1000,)) for i in range(150)],
+               shards=150)
+    for i in range(20):
+        for k in range(20):
+            source.add(f"d{i}", f"m{k}", trees.small_tensors(f"{i}.{k}."))
+    m = mount(source.root, wrapper=("sh", "-c", 'ulimit -n 24; exec "$@"', "sh"))
+    with ThreadPoolExecutor(60) as pool:
+        for _ in range(4):
+            others = [pool.submit(names_or_error, m / f"{view}/d{i}")
+                      for i in range(20) for view in ("merged", "tensors")]
+            listed = [pool.submit(names_or_error, m / "tensors/big/m") for _ in range(20)]
+            assert {future.result() for future in listed} <= {150, None}
+            for future in others:
+                future.result()
+            os.utime(source.path("big/m-00150-of-00150.safetensors"))
+    assert eventually(lambda: names_or_error(m / "tensors/big/m") == 150, 60)
 
 
 def check_all(m, source):

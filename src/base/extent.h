@@ -220,8 +220,8 @@ void extent_list_closed(const struct extent_list *list);
 /* Index of the extent that contains byte `offset` (< size). */
 uint32_t extent_list_find(const struct extent_list *list, uint64_t offset);
 
-/* The key of the lane for reads of bytes [offset, offset + length), which are of one or several
- * file systems. */
+/* The key of the lane of a read of bytes [offset, offset + length). A read of several file systems
+ * has a lane of its own. */
 uint64_t extent_list_lane(const struct extent_list *list, uint64_t offset, size_t length);
 
 /* Builds a list by appending. A run that continues the previous one in the same backing or blob is

@@ -14,28 +14,36 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { MOST_READS = 65535 }; /* the type in FUSE's INIT is uint16_t */
-enum { WATCH_NS = 1000000000 };
+enum {
+    QUEUE_MOST = 65535, /* the largest that FUSE allows */
+    QUEUE_UNKNOWN = 1024, /* requested if the kernel's limit cannot be read */
+    REPLIES_AT_ONCE = 64, /* with the lock held */
+};
+#define TICK_NS UINT64_C(1000000000)
 
 /* The reads of one file system. Guarded by reads->lock. */
 struct read_lane {
     struct lane lane; /* first; its `users` are the reads that the engine has not answered */
     struct list unanswered; /* reads that the kernel waits for, oldest first */
     unsigned count; /* of these */
+    unsigned ended; /* late reads that the engine has answered since `progressed` */
+    unsigned progressed; /* reads->ticks when the lane last made progress */
+    bool was_reported; /* since then */
 };
 
 struct reads {
     struct io *io;
     struct loads *loads;
     unsigned queue_size; /* of the kernel's queue */
-    unsigned crowded; /* unanswered reads from which on lanes are limited to their share */
+    unsigned crowded; /* while as many reads are unanswered, lanes are limited to their share */
     pthread_mutex_t lock; /* guards the rest; not held over I/O, except for replies */
     pthread_cond_t changed; /* `count` has reached `crowded`, or `stop` */
     struct list lanes; /* of struct read_lane */
     unsigned count; /* unanswered, in all lanes */
+    unsigned ticks; /* seconds in which the queue was crowded; none while the daemon is stopped */
     uint64_t failed; /* reads answered with EIO, since the start */
+    bool is_idle; /* the watcher waits until the queue is crowded */
     pthread_t watcher;
     bool stop;
 };
@@ -46,7 +54,7 @@ struct pending_read {
     struct read_lane *lane;
     struct list node; /* in lane->unanswered until `req` is answered */
     fuse_req_t req;
-    uint64_t since; /* monotonic_ms() */
+    unsigned since; /* reads->ticks */
     const struct extent_list *list; /* the engine holds a reference */
     uint64_t offset;
     size_t size;
@@ -62,14 +70,29 @@ read_lane_share(const struct reads *reads, const struct read_lane *lane)
     return lane_share(reads->queue_size / 2, reads->count - lane->count);
 }
 
-/* Whether the engine continues reads of the lane that were answered with EIO, and has as many reads
- * of the lane as the kernel's queue has room for. */
+static void
+read_lane_progress(const struct reads *reads, struct read_lane *lane)
+{
+    lane->ended = 0;
+    lane->progressed = reads->ticks;
+    lane->was_reported = false;
+}
+
+static bool
+read_lane_hangs(const struct reads *reads, const struct read_lane *lane)
+{
+    return reads->ticks - lane->progressed >= READS_LATE_SECONDS;
+}
+
+/* Whether new reads must fail: reads of the lane have failed, and the engine still has a queue full
+ * of them. Even if the lane makes progress, the engine continues at most twice that number. */
 static bool
 read_lane_is_blocked(const struct reads *reads, const struct read_lane *lane)
 {
     unsigned in_engine = atomic_load(&lane->lane.users);
+    unsigned most = reads->queue_size * (read_lane_hangs(reads, lane) ? 1 : 2);
 
-    return in_engine > lane->count && in_engine >= reads->queue_size;
+    return in_engine > lane->count && in_engine >= most;
 }
 
 static void
@@ -94,16 +117,18 @@ read_begin(struct pending_read *read)
     lane = (struct read_lane *)lanes_find(&reads->lanes, key, sizeof(*lane));
     if (lane && !list_is_linked(&lane->unanswered))
         list_init(&lane->unanswered);
+    if (lane && atomic_load(&lane->lane.users) == 0)
+        read_lane_progress(reads, lane);
     if (lane)
         error = read_lane_is_blocked(reads, lane) ? -EIO : 0;
     if (!error) {
         read->lane = lane;
-        read->since = monotonic_ms();
+        read->since = reads->ticks;
         atomic_fetch_add(&lane->lane.users, 1);
         list_add(&lane->unanswered, &read->node);
         lane->count++;
         reads->count++;
-        if (reads->count == reads->crowded)
+        if (reads->is_idle && reads->count >= reads->crowded)
             pthread_cond_signal(&reads->changed);
     }
     reads->failed += error == -EIO;
@@ -115,6 +140,7 @@ read_begin(struct pending_read *read)
 static bool
 read_end(struct pending_read *read)
 {
+    struct read_lane *lane = read->lane;
     struct reads *reads = read->reads;
     bool is_unanswered;
 
@@ -122,7 +148,10 @@ read_end(struct pending_read *read)
     is_unanswered = list_is_linked(&read->node);
     if (is_unanswered)
         mark_answered(read);
-    atomic_fetch_sub(&read->lane->lane.users, 1);
+    if (reads->ticks - read->since >= READS_LATE_SECONDS &&
+        ++lane->ended >= lane->count / READS_PROGRESS)
+        read_lane_progress(reads, lane);
+    atomic_fetch_sub(&lane->lane.users, 1);
     pthread_mutex_unlock(&reads->lock);
     return is_unanswered;
 }
@@ -173,7 +202,7 @@ reads_serve(struct reads *reads, fuse_req_t req, struct handle *handle, uint64_t
 
 /* ---- reads that hang ---- */
 
-/* A file that `read` reads, quoted. */
+/* Sets `name` to the quoted path of a file that the read is of. */
 static void
 name_file(const struct pending_read *read, char name[QUOTED_SIZE])
 {
@@ -189,17 +218,18 @@ name_file(const struct pending_read *read, char name[QUOTED_SIZE])
 
 /* Whether the oldest unanswered read of a lane, `node`, must fail. */
 static bool
-read_is_late(const struct reads *reads, const struct read_lane *lane, const struct list *node,
-             uint64_t now)
+read_is_late(const struct reads *reads, const struct read_lane *lane, const struct list *node)
 {
     const struct pending_read *read = container_of(node, const struct pending_read, node);
 
-    return lane->count > read_lane_share(reads, lane) && now - read->since >= READS_GRACE_MS;
+    return reads->count >= reads->crowded && read_lane_hangs(reads, lane) &&
+           reads->ticks - read->since >= READS_GRACE_SECONDS &&
+           lane->count > read_lane_share(reads, lane);
 }
 
 /* Returns the lane with the most reads of which some must fail, or NULL. */
 static struct read_lane *
-find_late_lane(const struct reads *reads, uint64_t now)
+find_late_lane(const struct reads *reads)
 {
     struct read_lane *found = NULL;
 
@@ -208,65 +238,75 @@ find_late_lane(const struct reads *reads, uint64_t now)
         struct read_lane *lane = (struct read_lane *)container_of(node, struct lane, node);
         struct list *oldest = list_first(&lane->unanswered);
 
-        if (oldest && (!found || lane->count > found->count) &&
-            read_is_late(reads, lane, oldest, now))
+        if (oldest && (!found || lane->count > found->count) && read_is_late(reads, lane, oldest))
             found = lane;
     }
     return found;
 }
 
-/* Fails the reads of one lane that exceed its share. Returns false if there are none. *name: the
- * file of one of them if the lane had no such reads before, else "". */
-static bool
-fail_late_reads(struct reads *reads, char name[QUOTED_SIZE])
+static void
+report_lane(struct reads *reads, struct read_lane *lane)
 {
-    uint64_t now = monotonic_ms();
-    struct read_lane *lane = find_late_lane(reads, now);
+    unsigned count = lane->count;
+    char name[QUOTED_SIZE];
 
-    name[0] = '\0';
-    if (!lane)
-        return false;
-    if (atomic_load(&lane->lane.users) == lane->count)
-        name_file(container_of(lane->unanswered.next, struct pending_read, node), name);
+    name_file(container_of(lane->unanswered.next, struct pending_read, node), name);
+    lane->was_reported = true;
+    pthread_mutex_unlock(&reads->lock);
+    log_warning("%s: its file system does not answer %u reads; some fail with EIO, so that reads "
+                "of other file systems do not wait for them",
+                name, count);
+    pthread_mutex_lock(&reads->lock);
+}
+
+/* Fails some of the reads of the lane that exceed its share. */
+static void
+fail_late_reads(struct reads *reads, struct read_lane *lane)
+{
+    unsigned replies = 0;
+
     list_for_each(node, &lane->unanswered)
     {
         struct pending_read *read = container_of(node, struct pending_read, node);
 
-        if (!read_is_late(reads, lane, node, now))
+        if (replies++ == REPLIES_AT_ONCE || !read_is_late(reads, lane, node))
             break;
         mark_answered(read);
         reads->failed++;
         /* With the lock held, since the engine may end and free the read. */
         fuse_reply_err(read->req, EIO);
     }
-    return true;
 }
 
+/* Fails late reads while the queue is crowded. Releases and reacquires the lock. */
 static void
-warn_of_late_reads(struct reads *reads, const char *name)
+leave_room(struct reads *reads)
 {
-    pthread_mutex_unlock(&reads->lock);
-    if (name[0])
-        log_warning("%s: many reads of its file system do not complete; some fail with EIO, so "
-                    "that reads of other file systems do not wait for them",
-                    name);
-    pthread_mutex_lock(&reads->lock);
+    struct read_lane *lane;
+
+    while (!reads->stop && (lane = find_late_lane(reads))) {
+        if (!lane->was_reported)
+            report_lane(reads, lane);
+        else
+            fail_late_reads(reads, lane);
+        pthread_mutex_unlock(&reads->lock);
+        pthread_mutex_lock(&reads->lock);
+    }
 }
 
 static void *
 watch(void *arg)
 {
     struct reads *reads = arg;
-    char name[QUOTED_SIZE];
 
     pthread_mutex_lock(&reads->lock);
     while (!reads->stop) {
-        if (reads->count < reads->crowded)
+        reads->is_idle = reads->count < reads->crowded;
+        if (reads->is_idle)
             pthread_cond_wait(&reads->changed, &reads->lock);
-        else if (fail_late_reads(reads, name))
-            warn_of_late_reads(reads, name);
-        else
-            condition_wait(&reads->changed, &reads->lock, monotonic_ns() + WATCH_NS);
+        else if (!condition_wait(&reads->changed, &reads->lock, monotonic_ns() + TICK_NS))
+            reads->ticks++;
+        leave_room(reads);
     }
     pthread_mutex_unlock(&reads->lock);
     return NULL;
@@ -278,19 +318,14 @@ unsigned
 reads_queue_size(void)
 {
     FILE *file = fopen("/sys/module/fuse/parameters/max_user_bgreq", "re");
-    unsigned size = 0;
+    unsigned size = QUEUE_UNKNOWN;
 
     if (file) {
         if (fscanf(file, "%u", &size) != 1)
-            size = 0;
+            size = QUEUE_UNKNOWN;
         fclose(file);
     }
-    /* The kernel's default, which it sets at the first INIT: sanitize_global_limit() in
-     * fs/fuse/inode.c. */
-    if (size == 0)
-        size = (unsigned)((uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) /
-                          8192 / 392);
-    return size < MOST_READS ? size : MOST_READS;
+    return size < QUEUE_MOST ? size : QUEUE_MOST;
 }
 
 errint_t

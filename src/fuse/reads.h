@@ -2,17 +2,20 @@
 /*
  * Reads in flight: from the kernel's request to the engine's answer.
  *
- * The kernel has one queue of background requests (readahead and asynchronous direct I/O) for all
- * files of a mount. While it is full, further ones wait in the kernel, whatever file they read. So
- * that storage that does not answer cannot fill it for long, reads are counted by file system, in
- * lanes (io/lanes.h). Once three quarters of the queue are in use, the oldest reads of each lane
- * that exceeds its share are answered with EIO, if they have waited for READS_GRACE_MS. The engine
- * continues them, and its answers are discarded. While it has as many reads of the lane as the
- * queue has room for, further ones fail at once.
+ * The kernel has one queue of background requests (readahead, direct I/O) for all files of a mount.
+ * While it is full, further ones wait in the kernel, whatever file they read. To limit how long
+ * storage that hangs can fill it, reads are counted by file system, in lanes (io/lanes.h), from
+ * the kernel's request to the engine's answer.
  *
- * The kernel repeats a readahead that has failed when a program reads its bytes, so only reads that
- * fail at once, and direct I/O, give programs an error. Reads that programs wait for are counted
- * too, because the daemon cannot distinguish them.
+ * While three quarters of the queue are in use, a read that has waited for READS_GRACE_SECONDS is
+ * answered with EIO if its lane exceeds its share and hangs: for READS_LATE_SECONDS, the engine has
+ * not answered enough reads of the lane that had waited as long. One of READS_PROGRESS is enough;
+ * at that rate, all would be answered in ten minutes. So storage that is only slow does not hang,
+ * and storage of which only a part hangs does. The engine continues the reads that were answered,
+ * and its answers are discarded. While it has a queue full of reads of a lane that hangs, new ones
+ * fail at once.
+ *
+ * When a program reads bytes whose readahead has failed, the kernel requests each page again.
  */
 #ifndef FSTFS_FUSE_READS_H
 #define FSTFS_FUSE_READS_H
@@ -26,12 +29,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { READS_GRACE_MS = 10000 };
+enum { READS_GRACE_SECONDS = 10, READS_LATE_SECONDS = 5, READS_PROGRESS = 120 };
 
 struct reads;
 
-/* The size of the kernel's queue that a mount can request without CAP_SYS_ADMIN. Must be called
- * after a FUSE file system was mounted, and before the sandbox is entered. */
+/* Returns the size of the kernel's queue that a mount may request without CAP_SYS_ADMIN. The fuse
+ * module must be loaded, and the sandbox not be entered yet. */
 unsigned reads_queue_size(void);
 
 /* Starts a thread. */

@@ -20,7 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { QUEUE = 100, CROWDED = 75, SYSTEMS = 2, CALLS = 400, BYTES = 4096 };
+/* ROOM: reads that must fail if all of the queue is in use. */
+enum { QUEUE = 100, CROWDED = 75, ROOM = 26, SYSTEMS = 2, CALLS = 400, BYTES = 4096 };
 
 /* A read of the kernel, and the engine's side of it. Guarded by `lock`. */
 struct fuse_req {
@@ -44,21 +45,13 @@ static bool is_timed; /* it waits with a timeout */
 static bool may_look; /* that timeout has passed */
 static bool is_over; /* all timeouts pass at once */
 static atomic_uint warnings;
-static atomic_uint_fast64_t now_ms;
 
 /* ---- replaced functions ---- */
 
-uint64_t __wrap_monotonic_ms(void);
 int __real_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *held);
 int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *held);
 bool __wrap_condition_wait(pthread_cond_t *condition, pthread_mutex_t *held, uint64_t deadline);
 void __wrap_log_line(enum log_level level, const char *format, ...);
-
-uint64_t
-__wrap_monotonic_ms(void)
-{
-    return atomic_load(&now_ms);
-}
 
 bool
 __wrap_condition_wait(pthread_cond_t *condition, pthread_mutex_t *held, uint64_t deadline)
@@ -207,26 +200,27 @@ answer_all(void)
             answer(&calls[i], 0);
 }
 
-/* Advances the clock, and waits until the watcher has looked at all reads. The queue must be
- * crowded, or have been when the watcher looked last. */
+/* Lets seconds pass, after each of which the watcher looks at the reads. It must be in a timed
+ * wait. */
 static void
-pass(uint64_t ms)
+pass(unsigned seconds)
 {
     unsigned before;
 
     pthread_mutex_lock(&lock);
-    while (!is_timed)
-        pthread_cond_wait(&changed, &lock);
-    atomic_fetch_add(&now_ms, ms);
-    before = looks;
-    may_look = true;
-    pthread_cond_broadcast(&changed);
-    while (looks == before)
-        pthread_cond_wait(&changed, &lock);
+    for (; seconds > 0; seconds--) {
+        while (!is_timed)
+            pthread_cond_wait(&changed, &lock);
+        before = looks;
+        may_look = true;
+        pthread_cond_broadcast(&changed);
+        while (looks == before)
+            pthread_cond_wait(&changed, &lock);
+    }
     pthread_mutex_unlock(&lock);
 }
 
-/* The number of `count` reads from `first` on that were answered; each at most once, with EIO. */
+/* Counts the answered ones of the `count` reads from `first` on; each must have got EIO once. */
 static unsigned
 count_failed(const struct fuse_req *first, unsigned count)
 {
@@ -303,27 +297,27 @@ START_TEST(test_reads_are_answered)
 }
 END_TEST
 
-/* Reads do not fail, however long they wait, while the queue has room. */
+/* Reads do not fail while the queue has room. */
 START_TEST(test_queue_has_room)
 {
     struct fuse_req *first = begin_many(0, CROWDED);
 
-    pass(0);
+    pass(READS_GRACE_SECONDS - 1);
     answer(first, 0);
-    pass(1000 * READS_GRACE_MS);
+    pass(1);
     ck_assert_uint_eq(count_failed(first + 1, CROWDED - 1), 0);
 }
 END_TEST
 
-START_TEST(test_oldest_reads_fail_after_grace)
+START_TEST(test_oldest_reads_fail)
 {
     struct fuse_req *first = begin_many(0, QUEUE);
 
-    pass(READS_GRACE_MS - 1);
+    pass(READS_GRACE_SECONDS - 1);
     ck_assert_uint_eq(count_failed(first, QUEUE), 0);
     pass(1);
-    ck_assert_uint_eq(count_failed(first, QUEUE / 2), QUEUE / 2);
-    ck_assert_uint_eq(count_failed(first + QUEUE / 2, QUEUE / 2), 0);
+    ck_assert_uint_eq(count_failed(first, ROOM), ROOM);
+    ck_assert_uint_eq(count_failed(first + ROOM, QUEUE - ROOM), 0);
     ck_assert_uint_eq(atomic_load(&warnings), 1);
     /* The engine's answers to them are discarded. */
     answer(first, 0);
@@ -334,26 +328,21 @@ START_TEST(test_oldest_reads_fail_after_grace)
 }
 END_TEST
 
-/* While the engine has as many reads of the file system as the queue has room for, further ones
- * fail at once; those of other file systems do not. */
-START_TEST(test_blocked_file_system)
+/* While the engine has a queue full of reads of a file system that hangs, new ones fail at once. */
+START_TEST(test_new_reads_fail)
 {
     struct fuse_req *first = begin_many(0, QUEUE), *more;
 
-    pass(READS_GRACE_MS);
-    ck_assert_uint_eq(count_failed(first, QUEUE), QUEUE / 2);
+    pass(READS_GRACE_SECONDS);
     ck_assert_uint_eq(count_failed(begin(0), 1), 1);
     ck_assert_uint_eq(count_failed(begin(1), 1), 0);
-    answer(first, 0);
-    more = begin(0);
-    ck_assert_uint_eq(count_failed(more, 1), 0);
-    ck_assert_uint_eq(count_failed(begin(0), 1), 1);
-    answer_all();
-    ck_assert_uint_eq(count_failed(begin(0), 1), 0);
+    answer(first, 0); /* a late read: progress */
+    more = begin_many(0, 10);
+    ck_assert_uint_eq(count_failed(more, 10), 0);
 }
 END_TEST
 
-/* Many reads alone, none of which has failed, do not block a file system. */
+/* Many reads alone, none of which has failed, do not make new ones fail. */
 START_TEST(test_more_reads_than_queue)
 {
     struct fuse_req *first = begin_many(0, 2 * QUEUE);
@@ -362,25 +351,58 @@ START_TEST(test_more_reads_than_queue)
 }
 END_TEST
 
-START_TEST(test_share_is_half_of_the_rest)
+/* Every second, one read that had waited for long is answered. */
+START_TEST(test_slow_storage)
 {
-    struct fuse_req *hung = begin_many(0, 60), *other = begin_many(1, 30);
+    struct fuse_req *first = begin_many(0, QUEUE);
 
-    pass(READS_GRACE_MS);
-    ck_assert_uint_eq(count_failed(hung, 60), 60 - (QUEUE - 30) / 2);
-    ck_assert_uint_eq(count_failed(other, 30), 0);
+    pass(READS_LATE_SECONDS);
+    for (unsigned i = 0; i < QUEUE; i++) {
+        answer(&first[i], 0);
+        begin(0);
+        pass(1);
+    }
+    ck_assert_uint_eq(count_failed(first + QUEUE, call_count - QUEUE), 0);
+}
+END_TEST
+
+/* Every second, a read of another part of the storage is answered. */
+START_TEST(test_storage_that_hangs_in_part)
+{
+    struct fuse_req *first = begin_many(0, QUEUE);
+
+    for (unsigned i = 0; i < READS_GRACE_SECONDS; i++) {
+        ck_assert_uint_eq(count_failed(first, QUEUE), 0);
+        answer(begin(0), 0);
+        pass(1);
+    }
+    ck_assert_uint_eq(count_failed(first, QUEUE), ROOM);
+}
+END_TEST
+
+START_TEST(test_largest_fails_first)
+{
+    struct fuse_req *smaller = begin_many(0, 35), *larger = begin_many(1, 65);
+
+    pass(READS_GRACE_SECONDS);
+    ck_assert_uint_eq(count_failed(larger, 65), ROOM);
+    ck_assert_uint_eq(count_failed(smaller, 35), 0);
     ck_assert_uint_eq(atomic_load(&warnings), 1);
 }
 END_TEST
 
-START_TEST(test_largest_is_limited_first)
+/* Half of what a slow file system leaves. */
+START_TEST(test_share)
 {
-    struct fuse_req *smaller = begin_many(0, 35), *larger = begin_many(1, 65);
+    struct fuse_req *hung = begin_many(0, 20), *slow = begin_many(1, 80);
 
-    pass(READS_GRACE_MS);
-    ck_assert_uint_eq(count_failed(larger, 65), 65 - (QUEUE - 35) / 2);
-    ck_assert_uint_eq(count_failed(smaller, 35), 0); /* the queue is not crowded any more */
-    ck_assert_uint_eq(atomic_load(&warnings), 1);
+    for (unsigned i = 0; i < READS_GRACE_SECONDS; i++) {
+        answer(&slow[i], 0);
+        begin(1);
+        pass(1);
+    }
+    ck_assert_uint_eq(count_failed(hung, 20), 20 - (QUEUE - 80) / 2);
+    ck_assert_uint_eq(count_failed(slow + READS_GRACE_SECONDS, 80 - READS_GRACE_SECONDS), 0);
 }
 END_TEST
 
@@ -395,11 +417,13 @@ suite(void)
     suite_add_tcase(made, cases);
     tcase_add_test(cases, test_reads_are_answered);
     tcase_add_test(cases, test_queue_has_room);
-    tcase_add_test(cases, test_oldest_reads_fail_after_grace);
-    tcase_add_test(cases, test_blocked_file_system);
+    tcase_add_test(cases, test_oldest_reads_fail);
+    tcase_add_test(cases, test_new_reads_fail);
     tcase_add_test(cases, test_more_reads_than_queue);
-    tcase_add_test(cases, test_share_is_half_of_the_rest);
-    tcase_add_test(cases, test_largest_is_limited_first);
+    tcase_add_test(cases, test_slow_storage);
+    tcase_add_test(cases, test_storage_that_hangs_in_part);
+    tcase_add_test(cases, test_largest_fails_first);
+    tcase_add_test(cases, test_share);
     return made;
 }
 

@@ -119,7 +119,7 @@ op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     struct request *request = request_of_caller(req, parent, name);
 
     if (request)
-        request_serve(request, run_lookup, true);
+        request_serve(request, run_lookup, REQUEST_LOOKUP);
 }
 
 static void
@@ -157,7 +157,7 @@ op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
     struct request *request = request_of_caller(req, id, NULL);
 
     if (request)
-        request_serve(request, run_getattr, false);
+        request_serve(request, run_getattr, REQUEST_NODE);
 }
 
 static void
@@ -177,7 +177,7 @@ op_access(fuse_req_t req, fuse_ino_t id, int mask)
     if (!request)
         return;
     request->mask = mask;
-    request_serve(request, run_access, false);
+    request_serve(request, run_access, REQUEST_NODE);
 }
 
 static void
@@ -201,7 +201,7 @@ op_statfs(fuse_req_t req, fuse_ino_t id)
     struct request *request = request_new(operations_of(req)->requests, req, VIEW_ROOT_ID, ".");
 
     if (request)
-        request_serve(request, run_statfs, true);
+        request_serve(request, run_statfs, REQUEST_LOOKUP);
 }
 
 /* ---- directories ---- */
@@ -229,7 +229,7 @@ op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
     if (!request)
         return;
     request->fi = *fi;
-    request_serve(request, run_opendir, false);
+    request_serve(request, run_opendir, REQUEST_NODE);
 }
 
 static void
@@ -338,7 +338,7 @@ serve_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset,
     request->size = size;
     request->offset = offset;
     request->plus = plus;
-    request_serve(request, run_readdir, false);
+    request_serve(request, run_readdir, REQUEST_NODE);
 }
 
 static void
@@ -413,7 +413,7 @@ op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
     if (!request)
         return;
     request->fi = *fi;
-    request_serve(request, run_open, false);
+    request_serve(request, run_open, REQUEST_OPEN);
 }
 
 static void
@@ -479,7 +479,7 @@ op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size)
     if (!request)
         return;
     request->size = size;
-    request_serve(request, run_getxattr, false);
+    request_serve(request, run_getxattr, REQUEST_NODE);
 }
 
 static void

@@ -459,14 +459,15 @@ request_serve_at_once(struct request *request, void (*run)(struct request *reque
 }
 
 void
-request_serve(struct request *request, void (*run)(struct request *request), bool is_lookup)
+request_serve(struct request *request, void (*run)(struct request *request), enum request_kind kind)
 {
     struct requests *requests = request->requests;
     struct request *ready;
     struct view_place place;
     int error = ENOMEM;
 
-    if (!view_place(requests->view, request->id, is_lookup ? request->name : NULL, &place)) {
+    if (!view_place(requests->view, request->id, kind == REQUEST_LOOKUP ? request->name : NULL,
+                    kind == REQUEST_OPEN, &place)) {
         request_serve_at_once(request, run);
         return;
     }

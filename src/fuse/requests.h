@@ -40,6 +40,10 @@ enum {
 struct requests;
 struct lane;
 
+/* What a request accesses: request->name in the directory `id`, or `id` itself, for view_open() or
+ * another call. */
+enum request_kind { REQUEST_LOOKUP, REQUEST_OPEN, REQUEST_NODE };
+
 enum request_state { REQUEST_NEW, REQUEST_QUEUED, REQUEST_RUNNING };
 
 /* A request with copies of its arguments. `req` is freed by its reply, which only the thread that
@@ -85,9 +89,9 @@ void requests_close(struct requests *requests);
 /* Copies `name` (NULL: ""). Returns NULL if out of memory; `req` has then been answered. */
 struct request *request_new(struct requests *requests, fuse_req_t req, node_id id,
                             const char *name);
-/* Runs or queues the request, and frees it after it has run. `is_lookup`: it accesses
- * request->name in the directory `id`; otherwise it accesses `id` itself. */
-void request_serve(struct request *request, void (*run)(struct request *request), bool is_lookup);
+/* Runs or queues the request, and frees it after it has run. */
+void request_serve(struct request *request, void (*run)(struct request *request),
+                   enum request_kind kind);
 /* Runs a request that does not wait on storage, and frees it. */
 void request_serve_at_once(struct request *request, void (*run)(struct request *request));
 

@@ -21,9 +21,9 @@ place_in_directory(struct view_place *place, const struct source_dir *dir, const
     return place_in(place, source_dir_device(dir), source_dir_path(dir), name);
 }
 
-/* The lane of a name in a directory of the source; 0: it has none, or is not listed. */
+/* The lane of a call for a name in a directory of the source; 0: it has none, or is not listed. */
 static uint64_t
-lane_of_name(struct view *view, struct node *directory, const char *name)
+lane_of_name(struct view *view, struct node *directory, const char *name, bool is_open)
 {
     struct dir_listing *listing = current_lanes(view, directory);
     const struct dir_entry *entry;
@@ -32,7 +32,9 @@ lane_of_name(struct view *view, struct node *directory, const char *name)
     if (!listing)
         return 0;
     entry = dir_listing_find(listing, name);
-    if (entry)
+    if (entry && entry->kind == ENTRY_SHARD && is_open)
+        lane = dir_entry_group(listing, entry)->lane;
+    else if (entry)
         lane = dir_entry_lane(listing, entry);
     dir_listing_unref(listing);
     return lane;
@@ -40,9 +42,10 @@ lane_of_name(struct view *view, struct node *directory, const char *name)
 
 /* A name of a NODE_DIRECTORY. */
 static bool
-place_of_name(struct view *view, struct view_place *place, struct node *directory, const char *name)
+place_of_name(struct view *view, struct view_place *place, struct node *directory, const char *name,
+              bool is_open)
 {
-    uint64_t lane = lane_of_name(view, directory, name);
+    uint64_t lane = lane_of_name(view, directory, name, is_open);
 
     place_in_directory(place, directory->dir, name);
     if (lane) {
@@ -76,7 +79,7 @@ place_of_checkpoint(struct view_place *place, const struct checkpoint *checkpoin
 }
 
 bool
-view_place(struct view *view, node_id id, const char *name, struct view_place *place)
+view_place(struct view *view, node_id id, const char *name, bool is_open, struct view_place *place)
 {
     struct node *node = node_of(view, id, NULL);
 
@@ -89,11 +92,11 @@ view_place(struct view *view, node_id id, const char *name, struct view_place *p
     case NODE_DIRECTORY:
         if (name && node == view->root && strcmp(name, view_pages_name) == 0)
             return false;
-        return name ? place_of_name(view, place, node, name)
+        return name ? place_of_name(view, place, node, name, false)
                     : place_in_directory(place, node->dir, ".");
     case NODE_TENSOR_SET:
         return place_of_checkpoint(place, node->checkpoint);
     default:
-        return place_of_name(view, place, node->parent, node->name);
+        return place_of_name(view, place, node->parent, node->name, is_open);
     }
 }

@@ -100,10 +100,12 @@ struct view_place {
     uint64_t name; /* of a file, checkpoint or subdirectory in it, or of the directory itself */
 };
 
-/* Finds the place that a call for `id` accesses: view_lookup() of `name` or, if `name` is NULL, any
- * other call. False: the call does not wait for storage. This function itself never waits for
+/* Finds the place that a call for `id` accesses: view_lookup() of `name` or, if `name` is NULL,
+ * another call. `is_open`: it is view_open(), which for a shard reads the headers of all shards of
+ * its checkpoint. False: the call does not wait for storage. This function itself never waits for
  * storage. */
-bool view_place(struct view *view, node_id id, const char *name, struct view_place *place);
+bool view_place(struct view *view, node_id id, const char *name, bool is_open,
+                struct view_place *place);
 
 /* fstat(2). The attributes of a checkpoint's directory in tensors/ and npy/ are checked as in
  * view_lookup() of its name; those of other files and directories are not checked. -ESTALE: the

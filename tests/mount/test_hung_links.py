@@ -5,6 +5,7 @@ listed and read."""
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,7 +14,7 @@ import oracle
 import pytest
 from conftest import BUILD, as_user, child, disk_image, eventually, mounted_at
 from corpus import trees
-from test_hang import callers
+from test_hang import callers, set_rules
 
 __all__ = ["callers"]  # a fixture
 
@@ -331,6 +332,55 @@ def test_first_lookups_in_a_view(mount, place, far, callers):
     group.kill()
     assert eventually(group.reap, LIMIT), f"{group.left()} are left"
     child(read_neighbours, m.path, source, "below", seconds=LIMIT)
+
+
+def open_as(uid, path):
+    os.setresuid(uid, uid, uid)
+    os.open(path, os.O_RDONLY)
+
+
+def list_as(uid, path):
+    os.setresuid(uid, uid, uid)
+    return os.listdir(path)
+
+
+@pytest.mark.limit(200)
+def test_open_beside_a_shard_that_hangs(mount, place, callers):
+    """An open of a local shard reads the headers of all shards of its checkpoint, of which one is
+    behind a link to storage that hangs. Opens in many such directories do not use up the threads of
+    the local file system, also for the same user."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: another user makes the requests")
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    source, real, rules = make_source(place), trees.Source(place / "real"), place / "faults"
+    first, second = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    for i in range(150):
+        real.add(f"d{i}", "model", trees.small_tensors(f"{i}."), shards=2)
+        os.makedirs(source.path(f"d{i}"))
+        shutil.copy(real.path(f"d{i}", first), source.path(f"d{i}", first))
+        os.symlink(f"../../far/d{i}/{second}", source.path(f"d{i}", second))
+    os.mkdir(place / "far")
+    mount(real.root, "-o", f"valid=0,age=60,faults={rules},allow_other", binary=SLOWFS,
+          mountpoint=place / "far", limit=190)
+    set_rules(rules, "read * hang")
+    m = mount(source.root, "-o", "allow_other", limit=190)
+    group = callers()
+    for i in range(600):
+        group.add(open_as, 20000, m / f"shards/d{i % 150}/{first}")
+    assert eventually(lambda: group.count() == (600, 0), LIMIT), group.count()
+    waiting = lambda: sum(child(m.status)["kernel"]["requests"][k] for k in ("running", "queued"))
+    assert eventually(lambda: waiting() >= 600, LIMIT), waiting()
+    for view in ("shards", "merged", "tensors", "npy"):
+        assert child(list_as, 20000, m / f"{view}/below", seconds=LIMIT)
+    child(read_neighbours, m.path, source, "below", seconds=LIMIT)
+    group.kill()
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
+    rules.unlink()
+    assert eventually(lambda: waiting() == 0, LIMIT), waiting()
+    for name in (first, second):
+        assert oracle.read_all(m / f"shards/d7/{name}") == oracle.read_all(real.path("d7", name))
+    assert m.unmount() == 0
 
 
 # --- indexes ---

@@ -99,10 +99,11 @@ place_of(unsigned filesystem, unsigned directory, unsigned name)
 }
 
 bool
-view_place(struct view *view, node_id id, const char *name, struct view_place *place)
+view_place(struct view *view, node_id id, const char *name, bool is_open, struct view_place *place)
 {
     (void)view;
     (void)name;
+    (void)is_open;
     *place = (struct view_place){id >> 40, id >> 20, id};
     return true;
 }
@@ -165,7 +166,7 @@ serve(void *arg)
     struct request *request = request_new(requests, call, call->place, NULL);
 
     if (expect(request != NULL))
-        request_serve(request, call->run, false);
+        request_serve(request, call->run, REQUEST_NODE);
     SET(call->returned = true);
     return NULL;
 }

@@ -124,6 +124,29 @@ def test_force_keeps_shards_of_another_index(place):
     run("--shards=3", "--force", "--stem=third", source.root, out.root)
 
 
+@pytest.mark.parametrize("index", [
+    "variant.safetensors.index.json", "pytorch_model.bin.index.json"])
+@pytest.mark.parametrize("change", [
+    lambda text: text.replace(b'"weight_map": {', b'"weight_map": {"q": "sub/y.safetensors", '),
+    lambda text: text.replace(b': "model-', b': "./model-'),
+    lambda text: text + b"garbage",
+    lambda text: text[:-40]], ids=["directory", "dot", "garbage", "cut"])
+def test_force_keeps_shards_of_an_invalid_index(place, index, change):
+    """As above; fstfs cannot use the other index, but it contains the name of the shard."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    out = trees.Source(place / "out")
+    old = out.add("", "model", plain(seed=1), shards=2)
+    text = trees.index_bytes({t.name: name for name, held in old.shards for t in held})
+    changed = change(text)
+    assert changed != text
+    (place / "out" / index).write_bytes(b" " * 65500 + changed)  # across a window of the search
+    before = snapshot(place / "out")
+    err = run("--shards=3", "--force", source.root, out.root, status=1)
+    assert index in err and "--stem" in err
+    assert snapshot(place / "out") == before
+
+
 @pytest.mark.parametrize("view", ["tensors", "npy"])
 @pytest.mark.parametrize("reason", ["missing shard", "unknown dtype"])
 def test_incomplete_directory_of_tensors(mount, place, view, reason):

@@ -7,6 +7,7 @@
 #include "common/command.h"
 #include "common/find.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -104,21 +105,95 @@ is_old_group(const struct group *group, const char *stem)
            group->container == &container_safetensors;
 }
 
+static errint_t
+fail_shared(struct reason *reason, const char *name, const char *index)
+{
+    char shown[QUOTED_SIZE], shown_index[QUOTED_SIZE];
+
+    return reason_set(reason, -EEXIST, "Output",
+                      "%.150s would be replaced, and is also a shard of %.150s; use another "
+                      "DIRECTORY or --stem",
+                      quoted(shown, name, strlen(name)), quoted(shown_index, index, strlen(index)));
+}
+
 /* -EEXIST: a file of the list is also a shard of this group, whose index names it. */
 static errint_t
 check_not_shared(const struct old_files *old, const struct group *group, struct reason *reason)
 {
-    char name[QUOTED_SIZE], index[QUOTED_SIZE];
-
     for (uint32_t i = 0; group->index && i < group->member_count; i++)
         if (old_files_find(old, group->members[i]))
-            return reason_set(
-                reason, -EEXIST, "Output",
-                "%.150s would be replaced, and is also a shard of %.150s; use another "
-                "DIRECTORY or --stem",
-                quoted(name, group->members[i], strlen(group->members[i])),
-                quoted(index, group->index, strlen(group->index)));
+            return fail_shared(reason, group->members[i], group->index);
     return 0;
+}
+
+/* Whether a file contains the text, which is shorter than NAME_MAX. */
+static bool
+file_contains(int fd, const char *text)
+{
+    size_t length = strlen(text), kept = 0;
+    char window[64 << 10];
+    ssize_t got;
+    off_t at = 0;
+
+    while ((got = pread(fd, window + kept, sizeof(window) - kept, at)) > 0) {
+        size_t held = kept + (size_t)got;
+
+        if (memmem(window, held, text, length))
+            return true;
+        at += got;
+        kept = held < length ? held : length - 1;
+        memmove(window, window + held - kept, kept);
+    }
+    return false;
+}
+
+static bool
+is_index_of_group(const struct listing *listing, const char *file)
+{
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        if (listing->groups[i].index && strcmp(listing->groups[i].index, file) == 0)
+            return true;
+    return false;
+}
+
+/* -EEXIST: the index, which may be invalid, contains the name of a file of the checkpoint. */
+static errint_t
+check_not_named(const struct old_files *old, const char *index, struct reason *reason)
+{
+    int fd = openat(old->directory, index, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    errint_t error = 0;
+
+    for (size_t i = 0; fd >= 0 && !error && i < old->count; i++)
+        if (!old->all[i].is_side && file_contains(fd, old->all[i].name))
+            error = fail_shared(reason, old->all[i].name, index);
+    if (fd >= 0)
+        close(fd);
+    return error;
+}
+
+/* check_not_named() for the indexes in the directory that no group has and that are not replaced:
+ * those that are invalid, or list files of another format. */
+static errint_t
+check_other_indexes(const struct old_files *old, const struct listing *listing,
+                    struct reason *reason)
+{
+    int fd = openat(old->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = fd >= 0 ? fdopendir(fd) : NULL;
+    const struct dirent *entry;
+    errint_t error = 0;
+
+    if (!directory) {
+        error = reason_errno(reason, -errno, "cannot list it");
+        if (fd >= 0)
+            close(fd);
+        return error;
+    }
+    while (!error && (entry = readdir(directory)))
+        if (group_index_container(entry->d_name) && !old_files_find(old, entry->d_name) &&
+            !is_index_of_group(listing, entry->d_name))
+            error = check_not_named(old, entry->d_name, reason);
+    closedir(directory);
+    return error;
 }
 
 static errint_t
@@ -135,9 +210,9 @@ add_old_groups(struct old_files *old, const struct listing *listing, const char 
         if (!is_old_group(&listing->groups[i], stem))
             error = check_not_shared(old, &listing->groups[i], reason);
     group_name_index(stem, ST_SUFFIX, index);
-    if (error || !force || old_files_find(old, index))
-        return error;
-    return old_files_add(old, index, false, reason);
+    if (!error && force && !old_files_find(old, index))
+        error = old_files_add(old, index, false, reason);
+    return error || !force ? error : check_other_indexes(old, listing, reason);
 }
 
 errint_t

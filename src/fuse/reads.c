@@ -321,7 +321,7 @@ reads_queue_size(void)
     unsigned size = QUEUE_UNKNOWN;
 
     if (file) {
-        if (fscanf(file, "%u", &size) != 1)
+        if (fscanf(file, "%u", &size) != 1 || size == 0)
             size = QUEUE_UNKNOWN;
         fclose(file);
     }

@@ -81,7 +81,7 @@ read_lane_progress(const struct reads *reads, struct read_lane *lane)
 static bool
 read_lane_hangs(const struct reads *reads, const struct read_lane *lane)
 {
-    return reads->ticks - lane->progressed >= READS_LATE_SECONDS;
+    return reads->ticks - lane->progressed >= READS_HANG_SECONDS;
 }
 
 /* Whether new reads must fail: reads of the lane have failed, and the engine still has a queue full

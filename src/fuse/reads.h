@@ -8,12 +8,12 @@
  * the kernel's request to the engine's answer.
  *
  * While three quarters of the queue are in use, a read that has waited for READS_GRACE_SECONDS is
- * answered with EIO if its lane exceeds its share and hangs: for READS_LATE_SECONDS, the engine has
- * not answered enough reads of the lane that had waited as long. One of READS_PROGRESS is enough;
- * at that rate, all would be answered in ten minutes. So storage that is only slow does not hang,
- * and storage of which only a part hangs does. The engine continues the reads that were answered,
- * and its answers are discarded. While it has a queue full of reads of a lane that hangs, new ones
- * fail at once.
+ * answered with EIO if its lane exceeds its share and hangs: for READS_HANG_SECONDS, the engine has
+ * not answered enough late reads of the lane, which have waited for READS_LATE_SECONDS. One of
+ * READS_PROGRESS reads of the lane is enough; a lane that is answered within ten minutes has more.
+ * So storage that is only slow does not hang, and storage of which only a part hangs does. The
+ * engine continues the reads that were answered, and its answers are discarded. While it has a
+ * queue full of reads of a lane that hangs, new ones fail at once.
  *
  * When a program reads bytes whose readahead has failed, the kernel requests each page again.
  */
@@ -29,7 +29,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { READS_GRACE_SECONDS = 10, READS_LATE_SECONDS = 5, READS_PROGRESS = 120 };
+enum {
+    READS_LATE_SECONDS = 5,
+    READS_HANG_SECONDS = 10,
+    READS_GRACE_SECONDS = READS_LATE_SECONDS + READS_HANG_SECONDS,
+    READS_PROGRESS = 120,
+};
 
 struct reads;
 

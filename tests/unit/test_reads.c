@@ -20,8 +20,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ROOM: reads that must fail if all of the queue is in use. */
-enum { QUEUE = 100, CROWDED = 75, ROOM = 26, SYSTEMS = 2, CALLS = 400, BYTES = 4096 };
+/* ROOM: the reads that must fail if all of the queue is in use. */
+enum {
+    QUEUE = 1200,
+    CROWDED = 900,
+    ROOM = QUEUE - CROWDED + 1,
+    PACE = QUEUE / READS_PROGRESS, /* answers in READS_HANG_SECONDS that are progress */
+    SYSTEMS = 2,
+    CALLS = 8000,
+    BYTES = 4096
+};
 
 /* A read of the kernel, and the engine's side of it. Guarded by `lock`. */
 struct fuse_req {
@@ -336,9 +344,10 @@ START_TEST(test_new_reads_fail)
     pass(READS_GRACE_SECONDS);
     ck_assert_uint_eq(count_failed(begin(0), 1), 1);
     ck_assert_uint_eq(count_failed(begin(1), 1), 0);
-    answer(first, 0); /* a late read: progress */
-    more = begin_many(0, 10);
-    ck_assert_uint_eq(count_failed(more, 10), 0);
+    for (unsigned i = 0; i < PACE; i++)
+        answer(&first[i], 0); /* late reads: progress */
+    more = begin_many(0, 2 * PACE);
+    ck_assert_uint_eq(count_failed(more, 2 * PACE), 0);
 }
 END_TEST
 
@@ -351,18 +360,46 @@ START_TEST(test_more_reads_than_queue)
 }
 END_TEST
 
-/* Every second, one read that had waited for long is answered. */
+static unsigned
+count_all_failed(void)
+{
+    unsigned failed = 0;
+
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < call_count; i++)
+        failed += calls[i].error == EIO;
+    pthread_mutex_unlock(&lock);
+    return failed;
+}
+
+/* Answers `count` of the oldest reads every nine seconds, and begins as many, until a read fails or
+ * all reads were answered. Returns how many have failed. */
+static unsigned
+serve_slowly(unsigned count)
+{
+    struct fuse_req *next = begin_many(0, QUEUE), *end = next + QUEUE;
+
+    while (next < end) {
+        for (unsigned i = 0; i < READS_HANG_SECONDS - 1 && count_all_failed() == 0; i++)
+            pass(1);
+        if (count_all_failed() > 0)
+            break;
+        for (unsigned i = 0; i < count; i++)
+            answer(next++, 0);
+        begin_many(0, count);
+    }
+    return count_all_failed();
+}
+
 START_TEST(test_slow_storage)
 {
-    struct fuse_req *first = begin_many(0, QUEUE);
+    ck_assert_uint_eq(serve_slowly(PACE), 0);
+}
+END_TEST
 
-    pass(READS_LATE_SECONDS);
-    for (unsigned i = 0; i < QUEUE; i++) {
-        answer(&first[i], 0);
-        begin(0);
-        pass(1);
-    }
-    ck_assert_uint_eq(count_failed(first + QUEUE, call_count - QUEUE), 0);
+START_TEST(test_too_slow_storage)
+{
+    ck_assert_uint_ge(serve_slowly(PACE / 2), ROOM);
 }
 END_TEST
 
@@ -382,11 +419,11 @@ END_TEST
 
 START_TEST(test_largest_fails_first)
 {
-    struct fuse_req *smaller = begin_many(0, 35), *larger = begin_many(1, 65);
+    struct fuse_req *smaller = begin_many(0, 420), *larger = begin_many(1, 780);
 
     pass(READS_GRACE_SECONDS);
-    ck_assert_uint_eq(count_failed(larger, 65), ROOM);
-    ck_assert_uint_eq(count_failed(smaller, 35), 0);
+    ck_assert_uint_eq(count_failed(larger, 780), ROOM);
+    ck_assert_uint_eq(count_failed(smaller, 420), 0);
     ck_assert_uint_eq(atomic_load(&warnings), 1);
 }
 END_TEST
@@ -394,15 +431,15 @@ END_TEST
 /* Half of what a slow file system leaves. */
 START_TEST(test_share)
 {
-    struct fuse_req *hung = begin_many(0, 20), *slow = begin_many(1, 80);
+    struct fuse_req *hung = begin_many(0, 240), *slow = begin_many(1, 960);
 
     for (unsigned i = 0; i < READS_GRACE_SECONDS; i++) {
         answer(&slow[i], 0);
         begin(1);
         pass(1);
     }
-    ck_assert_uint_eq(count_failed(hung, 20), 20 - (QUEUE - 80) / 2);
-    ck_assert_uint_eq(count_failed(slow + READS_GRACE_SECONDS, 80 - READS_GRACE_SECONDS), 0);
+    ck_assert_uint_eq(count_failed(hung, 240), 240 - (QUEUE - 960) / 2);
+    ck_assert_uint_eq(count_failed(slow + READS_GRACE_SECONDS, 960 - READS_GRACE_SECONDS), 0);
 }
 END_TEST
 
@@ -421,6 +458,7 @@ suite(void)
     tcase_add_test(cases, test_new_reads_fail);
     tcase_add_test(cases, test_more_reads_than_queue);
     tcase_add_test(cases, test_slow_storage);
+    tcase_add_test(cases, test_too_slow_storage);
     tcase_add_test(cases, test_storage_that_hangs_in_part);
     tcase_add_test(cases, test_largest_fails_first);
     tcase_add_test(cases, test_share);

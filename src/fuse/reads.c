@@ -106,7 +106,7 @@ mark_answered(struct pending_read *read)
 /* ---- reads ---- */
 
 static errint_t
-read_begin(struct pending_read *read)
+begin_pending_read(struct pending_read *read)
 {
     struct reads *reads = read->reads;
     uint64_t key = extent_list_lane(read->list, read->offset, read->size);
@@ -138,7 +138,7 @@ read_begin(struct pending_read *read)
 
 /* Returns whether the kernel still waits for the read; the calling thread must then answer. */
 static bool
-read_end(struct pending_read *read)
+end_pending_read(struct pending_read *read)
 {
     struct read_lane *lane = read->lane;
     struct reads *reads = read->reads;
@@ -162,7 +162,7 @@ reply_to_read(void *arg, const struct io_answer *answer)
     const struct io_answer discarded = {.result = -EIO, .waited = answer->waited};
     struct pending_read *read = arg;
 
-    if (!read_end(read))
+    if (!end_pending_read(read))
         answer = &discarded;
     else if (answer->result)
         reply_error(read->req, answer->result);
@@ -188,7 +188,7 @@ reads_serve(struct reads *reads, fuse_req_t req, struct handle *handle, uint64_t
         .reads = reads, .req = req, .list = list, .offset = offset, .size = size};
     read->load = loads_begin_read(reads->loads, &handle->load, fuse_req_ctx(req)->pid);
     extent_list_ref(list); /* the kernel may release the handle once the read is answered */
-    error = read_begin(read);
+    error = begin_pending_read(read);
     if (error) {
         fuse_reply_err(req, -error);
         loads_end_read(reads->loads, &read->load, &(struct io_answer){.result = error}, size);

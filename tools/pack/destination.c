@@ -19,9 +19,9 @@ enum { TRIES = 100 };
 
 /* ---- the lock ---- */
 
-/* Returns the process that has locked the directory; 0 if unknown. */
+/* Returns the process that has locked the directory; 0 if /proc/locks does not name one. */
 static int
-find_lock_holder(int directory)
+read_lock_holder(int directory)
 {
     FILE *locks = fopen("/proc/locks", "re");
     char line[256];
@@ -40,6 +40,17 @@ find_lock_holder(int directory)
             holder = pid;
     }
     fclose(locks);
+    return holder;
+}
+
+/* As read_lock_holder(). The kernel omits locks from /proc/locks while others are released. */
+static int
+find_lock_holder(int directory)
+{
+    int holder = 0;
+
+    for (int i = 0; i < TRIES && holder == 0; i++)
+        holder = read_lock_holder(directory);
     return holder;
 }
 

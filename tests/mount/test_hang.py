@@ -2,7 +2,9 @@
 """Storage that does not answer: callers that need it wait and can be killed, all others are served,
 and the daemon can be stopped or killed as if the storage answered."""
 
+import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import shutil
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import oracle
 import pytest
@@ -455,17 +458,23 @@ def test_close_of_another_file_system(mount, place):
 
 @pytest.fixture
 def fusectl():
-    """Mounts fusectl, as systemd does on any machine."""
-    if os.path.ismount(FUSECTL):
-        yield
-        return
-    if os.geteuid() != 0:
+    """Mounts fusectl, as systemd does on any machine. Tests that run at the same time share it, and the
+    last of them unmounts it."""
+    if os.geteuid() != 0 and not os.path.ismount(FUSECTL):
         pytest.skip(f"{FUSECTL} is not mounted")
-    # Tests that run at the same time may mount and unmount it, too.
-    subprocess.run(["mount", "-t", "fusectl", "none", FUSECTL])
-    assert os.path.ismount(FUSECTL)
-    yield
-    subprocess.run(["umount", "-l", FUSECTL])
+    users = os.open(os.path.dirname(FUSECTL), os.O_RDONLY)
+    try:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        if not os.path.ismount(FUSECTL):
+            subprocess.run(["mount", "-t", "fusectl", "fstfs-test", FUSECTL])  # or another test does
+        assert os.path.ismount(FUSECTL)
+        yield
+        with contextlib.suppress(BlockingIOError):  # another test uses it
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if f"fstfs-test {FUSECTL} " in Path("/proc/self/mounts").read_text():
+                subprocess.run(["umount", "-l", FUSECTL], check=True)
+    finally:
+        os.close(users)
 
 
 HUNG = {

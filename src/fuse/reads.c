@@ -244,6 +244,7 @@ find_late_lane(const struct reads *reads)
     return found;
 }
 
+/* Logs that reads of the lane fail. Releases the lock meanwhile. */
 static void
 report_lane(struct reads *reads, struct read_lane *lane)
 {
@@ -278,17 +279,19 @@ fail_late_reads(struct reads *reads, struct read_lane *lane)
     }
 }
 
-/* Fails late reads while the queue is crowded. Releases and reacquires the lock. */
+/* Fails late reads. Releases the lock after each batch, so that other reads need not wait for all.
+ */
 static void
 leave_room(struct reads *reads)
 {
     struct read_lane *lane;
 
     while (!reads->stop && (lane = find_late_lane(reads))) {
-        if (!lane->was_reported)
+        if (!lane->was_reported) {
             report_lane(reads, lane);
-        else
-            fail_late_reads(reads, lane);
+            continue;
+        }
+        fail_late_reads(reads, lane);
         pthread_mutex_unlock(&reads->lock);
         pthread_mutex_lock(&reads->lock);
     }

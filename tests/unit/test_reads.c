@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reads in flight: which of them fail when storage does not answer. This file replaces the
- * functions of libfuse, of the engine and of the loads that reads.c calls; the linker replaces the
- * clock and timed waits (--wrap).
+ * functions of libfuse, of the engine and of the loads that reads.c calls; the linker replaces
+ * waits and the log (--wrap).
  */
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "fuse/reads.h"
@@ -208,8 +207,8 @@ answer_all(void)
             answer(&calls[i], 0);
 }
 
-/* Lets seconds pass, after each of which the watcher looks at the reads. It must be in a timed
- * wait. */
+/* Lets seconds pass, after each of which the watcher looks at the reads. The queue must be crowded:
+ * else the watcher does not count seconds. */
 static void
 pass(unsigned seconds)
 {

@@ -126,7 +126,7 @@ check_not_shared(const struct old_files *old, const struct group *group, struct 
     return 0;
 }
 
-/* Whether a file contains the text, which is shorter than NAME_MAX. */
+/* Whether the text, a file name, is in a file. */
 static bool
 file_contains(int fd, const char *text)
 {

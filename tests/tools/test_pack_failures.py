@@ -343,6 +343,37 @@ def test_files_of_other_programs_are_kept(place, pair_of_models, what, existing,
         assert statuses.count(1) > 3
 
 
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("system", ["full", "nfs", "fuse"])
+def test_an_old_shard_is_changed(place, pair_of_models, system):
+    """At every step: it is kept, and the index names all old or all new shards, as the message
+    says."""
+    source, out = pair_of_models, place / "out"
+    old = "model-00002-of-00002.safetensors"
+    completed = []
+
+    def begin(step):
+        fill(out, source, "old")
+        return Stopped(step, "--shards=3", "--force", source.path("new"), out, **SYSTEMS[system])
+
+    def check(status, err, name):
+        there = (out / name).read_bytes()
+        assert there.endswith(b"precious") and (status, err.count(name)) in [(0, 0), (1, 1)], err
+        index = json.loads((out / "model.safetensors.index.json").read_bytes())["weight_map"]
+        assert len(set(index.values())) == (3 if "newt0" in index else 2)
+        if "newt0" in index:
+            completed.append(status)
+            tensors = [set(content(out / shard)[0]) for shard in set(index.values())]
+            assert set().union(*tensors) == set(index) == {f"newt{i}" for i in range(6)}
+        else:
+            assert status == 1 and set(index) == {f"oldt{i}" for i in range(6)}
+            assert len(list(out.glob("*.safetensors"))) == 2
+        assert hidden(place) == hidden(out) == []
+
+    statuses = at_every_step(begin, lambda: appended(old)(out), check)
+    assert statuses.count(1) > 8 and 1 in completed
+
+
 @pytest.mark.parametrize("what", ["output", "input"])
 def test_failing_readdir(place, what):
     """An error in the middle of a directory is not taken for its end."""

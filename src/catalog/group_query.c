@@ -129,7 +129,7 @@ ask_group(struct source_dir *dir, const struct group *group)
      * group_state_take_idle() takes known_lock with catalog->lock held. */
     made = group_query_new(dir, group);
     pthread_mutex_lock(&state->known_lock);
-    if (!state->query && made && query_pool_ask(pool, &made->query, group->lane) == 0) {
+    if (!state->query && made && query_pool_ask(pool, &made->query, group->lane, dir) == 0) {
         state->query = &made->query;
         made = NULL;
     }

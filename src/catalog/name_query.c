@@ -96,7 +96,7 @@ name_query_ask(struct source_dir *dir, const char *name, const struct resolve_mo
     if (known)
         query->known = *known;
     strcpy(query->name, name);
-    if (query_pool_ask(dir->catalog->queries, &query->query, name_query_lane(query)) == 0)
+    if (query_pool_ask(dir->catalog->queries, &query->query, name_query_lane(query), dir) == 0)
         return query;
     source_dir_unref(dir);
     free(query);

@@ -8,10 +8,19 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+enum { CHECK_MS = 100 }; /* how often a call that waits for long looks for progress */
+
+/* The queries of one asker that wait in a lane. */
+struct query_batch {
+    struct list node; /* in lane->batches */
+    const void *asker;
+    struct list queries; /* not empty */
+};
+
 struct query_lane {
     struct list node; /* in pool->lanes */
     uint64_t key;
-    struct list queue;
+    struct list batches; /* in the order in which they are served */
     unsigned running; /* threads that answer queries of the lane */
     uint64_t progress; /* monotonic_ms() when a thread last began or ended a query */
 };
@@ -49,7 +58,7 @@ query_lane_get(struct query_pool *pool, uint64_t key)
     if (!lane)
         return NULL;
     lane->key = key;
-    list_init(&lane->queue);
+    list_init(&lane->batches);
     list_add(&pool->lanes, &lane->node);
     return lane;
 }
@@ -57,10 +66,74 @@ query_lane_get(struct query_pool *pool, uint64_t key)
 static void
 query_lane_put(struct query_lane *lane)
 {
-    if (lane->running || list_first(&lane->queue))
+    if (lane->running || list_first(&lane->batches))
         return;
     list_remove(&lane->node);
     free(lane);
+}
+
+static struct query_batch *
+query_batch_get(struct query_lane *lane, const void *asker)
+{
+    struct query_batch *batch;
+
+    list_for_each(node, &lane->batches)
+    {
+        batch = container_of(node, struct query_batch, node);
+        if (batch->asker == asker)
+            return batch;
+    }
+    batch = malloc(sizeof(*batch));
+    if (!batch)
+        return NULL;
+    batch->asker = asker;
+    list_init(&batch->queries);
+    list_add(&lane->batches, &batch->node);
+    return batch;
+}
+
+/* Queues a query in the lane of `key`. Returns false if out of memory. */
+static bool
+enqueue_query(struct query_pool *pool, struct query *query, uint64_t key)
+{
+    struct query_lane *lane = query_lane_get(pool, key);
+    struct query_batch *batch = lane ? query_batch_get(lane, query->asker) : NULL;
+
+    if (!batch) {
+        if (lane)
+            query_lane_put(lane);
+        return false;
+    }
+    query->lane = lane;
+    query->batch = batch;
+    list_add(&batch->queries, &query->node);
+    return true;
+}
+
+/* Removes a query that waits for a thread from its batch. It stays in its lane. */
+static void
+dequeue_query(struct query *query)
+{
+    struct query_batch *batch = query->batch;
+
+    list_remove(&query->node);
+    query->batch = NULL;
+    if (list_first(&batch->queries))
+        return;
+    list_remove(&batch->node);
+    free(batch);
+}
+
+/* Takes the next query of a lane that has one. */
+static struct query *
+next_query(struct query_lane *lane)
+{
+    struct query_batch *batch = container_of(list_first(&lane->batches), struct query_batch, node);
+    struct query *query = container_of(list_first(&batch->queries), struct query, node);
+
+    list_rotate(&lane->batches, &batch->node);
+    dequeue_query(query);
+    return query;
 }
 
 static unsigned
@@ -78,7 +151,7 @@ find_ready_lane(const struct query_pool *pool)
     {
         struct query_lane *lane = container_of(node, struct query_lane, node);
 
-        if (list_first(&lane->queue) && lane->running < lane_thread_limit(pool))
+        if (list_first(&lane->batches) && lane->running < lane_thread_limit(pool))
             return lane;
     }
     return NULL;
@@ -144,15 +217,12 @@ end_query(struct query_pool *pool, struct query *query, bool is_late)
 static void
 settle_query(struct query_pool *pool, struct query *query, uint64_t next)
 {
-    struct query_lane *lane = next && !pool->closed ? query_lane_get(pool, next) : NULL;
     bool is_late;
 
-    query->lane = lane;
-    if (lane) {
-        list_add(&lane->queue, &query->node);
+    query->lane = NULL;
+    if (next && !pool->closed && enqueue_query(pool, query, next))
         return;
-    }
-    /* If there is no memory for the lane, or the pool is closed, the query stays unanswered. */
+    /* If there is no memory for the queue, or the pool is closed, the query stays unanswered. */
     is_late = !next && query->was_waited_for && !query->wait;
     if (!next) {
         atomic_store_explicit(&query->answered, true, memory_order_release);
@@ -167,14 +237,13 @@ settle_query(struct query_pool *pool, struct query *query, uint64_t next)
 static void
 run_query(struct query_pool *pool, struct query_lane *lane)
 {
-    struct query *query = container_of(list_first(&lane->queue), struct query, node);
+    struct query *query = next_query(lane);
     uint64_t next;
 
-    list_remove(&query->node);
     list_rotate(&pool->lanes, &lane->node);
     lane->running++;
     pool->running++;
-    lane->progress = monotonic_ms();
+    lane->progress = query->began = monotonic_ms();
     if (find_ready_lane(pool))
         wake_thread(pool); /* this thread may never return */
     pthread_mutex_unlock(&pool->lock);
@@ -224,15 +293,14 @@ answer_queries(void *arg)
 /* ---- queries ---- */
 
 errint_t
-query_pool_ask(struct query_pool *pool, struct query *query, uint64_t key)
+query_pool_ask(struct query_pool *pool, struct query *query, uint64_t key, const void *asker)
 {
     errint_t error = -ENOMEM;
 
+    query->asker = asker;
     pthread_mutex_lock(&pool->lock);
-    query->lane = pool->closed ? NULL : query_lane_get(pool, key);
-    if (query->lane) {
+    if (!pool->closed && enqueue_query(pool, query, key)) {
         query->references = 2; /* the caller's and the pool's */
-        list_add(&query->lane->queue, &query->node);
         wake_thread(pool);
         error = 0;
     }
@@ -253,11 +321,27 @@ begin_wait(struct query_pool *pool, struct query *query, struct query_wait *wait
     wait->open++;
 }
 
+/* Whether one of the queries that a call waits for does not hang. pool->lock is held. */
+static bool
+wait_has_progress(const struct query_wait *wait, struct query *const *queries, size_t count)
+{
+    uint64_t now = monotonic_ms();
+
+    for (size_t i = 0; i < count; i++) {
+        const struct query *query = queries[i];
+
+        if (query->wait == wait && query->lane &&
+            now - (query->batch ? query->lane->progress : query->began) < QUERY_WAIT_MS)
+            return true;
+    }
+    return false;
+}
+
 void
 query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t count)
 {
     struct query_wait wait = {.open = 0};
-    uint64_t until;
+    uint64_t until, now;
 
     condition_init(&wait.answered);
     pthread_mutex_lock(&pool->lock);
@@ -266,8 +350,12 @@ query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t co
         begin_wait(pool, queries[i], &wait);
     while (wait.open > 0) {
         until = wait.since + QUERY_WAIT_MS;
-        if (monotonic_ms() >= until)
-            break;
+        now = monotonic_ms();
+        if (now >= until) {
+            if (!wait_has_progress(&wait, queries, count))
+                break;
+            until = now + CHECK_MS;
+        }
         condition_wait(&wait.answered, &pool->lock, until * 1000000);
     }
     for (size_t i = 0; wait.open > 0 && i < count; i++)
@@ -293,9 +381,9 @@ query_unref(struct query_pool *pool, struct query *query)
     if (!query)
         return;
     pthread_mutex_lock(&pool->lock);
-    is_unasked = query->references == 2 && query->lane && list_is_linked(&query->node);
+    is_unasked = query->references == 2 && query->batch;
     if (is_unasked) {
-        list_remove(&query->node);
+        dequeue_query(query);
         query_lane_put(query->lane);
         query->lane = NULL;
     }
@@ -330,12 +418,12 @@ take_queued(struct query_pool *pool, struct list *taken)
     list_for_each(node, &pool->lanes)
     {
         struct query_lane *lane = container_of(node, struct query_lane, node);
-        struct list *first;
 
-        while ((first = list_first(&lane->queue))) {
-            container_of(first, struct query, node)->lane = NULL;
-            list_remove(first);
-            list_add(taken, first);
+        while (list_first(&lane->batches)) {
+            struct query *query = next_query(lane);
+
+            query->lane = NULL;
+            list_add(taken, &query->node);
         }
         query_lane_put(lane);
     }

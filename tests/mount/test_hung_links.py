@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import oracle
 import pytest
@@ -222,6 +223,27 @@ def test_many_links(mount, place, far, directory):
 
 
 @pytest.mark.limit(120)
+def test_listings_of_slow_storage(mount, place):
+    """Storage that answers each request in 50 ms does not hang: each of several listings at the same
+    time waits for all of its links, however long those of the others take."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    real = trees.Source(place / "real")
+    for i in range(30):
+        real.add("", f"m{i}", trees.small_tensors(f"{i}."))
+    below = mount(real.root, "-o", "delay=50000", binary=SLOWFS)
+    source = trees.Source(place / "s")
+    for directory in "abcd":
+        os.makedirs(source.path(directory))
+        for i in range(30):
+            os.symlink(below / f"m{i}.safetensors", source.path(directory, f"m{i}.safetensors"))
+    m = mount(source.root)
+    with ThreadPoolExecutor() as pool:
+        listings = list(pool.map(lambda directory: os.listdir(os.path.join(m / "merged", directory)), "abcd"))
+    assert [len(names) for names in listings] == [30] * 4
+    assert m.log_text() == ""
+
+
 def test_chain_of_file_systems(mount, place, far):
     """A link to a file system that answers, and a link there to one that hangs."""
     source, hung, between = make_source(place), far("hung"), far("between")

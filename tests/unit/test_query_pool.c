@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TIMEOUT_MS = 20000, HUNG_LANE = 100, WELL_LANE = 99, MANY = 200 };
+enum { TIMEOUT_MS = 20000, HUNG_LANE = 100, WELL_LANE = 99, SLOW_LANE = 98, MANY = 200 };
 
 static struct query_pool *pool;
 static atomic_bool hangs; /* run() of lanes from HUNG_LANE on waits while it is set */
@@ -23,6 +23,7 @@ struct test_query {
     struct query query;
     uint64_t lanes[2]; /* asked one after another; 0: none */
     unsigned next;
+    atomic_int runs_before; /* `runs` when the last of its runs began */
 };
 
 static uint64_t
@@ -32,11 +33,13 @@ run_test_query(struct query *base)
     uint64_t lane = query->lanes[query->next++];
     int now = atomic_fetch_add(&running, 1) + 1, most = atomic_load(&most_running);
 
-    atomic_fetch_add(&runs, 1);
+    atomic_store(&query->runs_before, atomic_fetch_add(&runs, 1));
     while (now > most && !atomic_compare_exchange_weak(&most_running, &most, now))
         continue;
     while (lane >= HUNG_LANE && atomic_load(&hangs))
         usleep(1000);
+    if (lane == SLOW_LANE)
+        usleep(QUERY_WAIT_MS * 1000 / 5);
     atomic_fetch_sub(&running, 1);
     return query->next < 2 ? query->lanes[query->next] : 0;
 }
@@ -58,7 +61,7 @@ free_test_query(struct query *query)
 static const struct query_kind test_kind = {run_test_query, end_test_query, free_test_query};
 
 static struct query *
-ask(uint64_t lane, uint64_t next)
+ask_as(const void *asker, uint64_t lane, uint64_t next)
 {
     struct test_query *query = calloc(1, sizeof(*query));
 
@@ -67,8 +70,14 @@ ask(uint64_t lane, uint64_t next)
     query->query.kind = &test_kind;
     query->lanes[0] = lane;
     query->lanes[1] = next;
-    expect(query_pool_ask(pool, &query->query, lane) == 0);
+    expect(query_pool_ask(pool, &query->query, lane, asker) == 0);
     return &query->query;
+}
+
+static struct query *
+ask(uint64_t lane, uint64_t next)
+{
+    return ask_as(NULL, lane, next);
 }
 
 static bool
@@ -172,6 +181,48 @@ START_TEST(hung_lanes_leave_threads_to_others)
 }
 END_TEST
 
+/* Waits for the last of many queries: each takes a fifth of QUERY_WAIT_MS, so it is answered long
+ * after that time, while the lane answers others. */
+START_TEST(a_slow_lane_is_waited_for)
+{
+    struct query *queries[5 * 4 * QUERY_LANE_THREADS], *last;
+    const int count = sizeof(queries) / sizeof(*queries);
+
+    for (int i = 0; i < count; i++)
+        queries[i] = ask(SLOW_LANE, 0);
+    last = ask(SLOW_LANE, 0);
+    query_pool_wait(pool, &last, 1);
+    ck_assert(query_is_answered(last));
+    query_unref(pool, last);
+    for (int i = 0; i < count; i++)
+        query_unref(pool, queries[i]);
+    ck_assert(becomes(&freed, count + 1));
+}
+END_TEST
+
+/* An asker's first query is served after one query at most of each other asker. */
+START_TEST(askers_take_turns)
+{
+    struct query *queries[MANY], *first, *second;
+    int before;
+
+    for (int i = 0; i < MANY; i++)
+        queries[i] = ask_as(&queries, HUNG_LANE, 0);
+    ck_assert(becomes(&running, QUERY_LANE_THREADS));
+    first = ask_as(&first, HUNG_LANE, 0);
+    second = ask_as(&first, HUNG_LANE, 0);
+    atomic_store(&hangs, false);
+    ck_assert(becomes_answered(second));
+    before = atomic_load(&((struct test_query *)second)->runs_before);
+    ck_assert_int_lt(before, 4 * QUERY_LANE_THREADS);
+    query_unref(pool, first);
+    query_unref(pool, second);
+    for (int i = 0; i < MANY; i++)
+        query_unref(pool, queries[i]);
+    ck_assert(becomes(&freed, MANY + 2));
+}
+END_TEST
+
 START_TEST(a_chain_hangs_in_its_second_lane)
 {
     struct query *chain[10], *well;
@@ -248,6 +299,8 @@ suite(void)
     tcase_set_timeout(queries, 120);
     tcase_add_test(queries, all_are_answered);
     tcase_add_test(queries, hung_lanes_leave_threads_to_others);
+    tcase_add_test(queries, a_slow_lane_is_waited_for);
+    tcase_add_test(queries, askers_take_turns);
     tcase_add_test(queries, a_chain_hangs_in_its_second_lane);
     tcase_add_test(queries, a_pool_that_hangs_is_not_stopped);
     tcase_add_test(queries, many_askers);

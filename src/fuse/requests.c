@@ -19,6 +19,14 @@ enum {
 
 enum level { LEVEL_ALL, LEVEL_FILESYSTEM, LEVEL_USER, LEVEL_DIRECTORY, LEVEL_NAME };
 
+/* A user's requests in all file systems. */
+struct user {
+    struct user *next;
+    uint64_t id;
+    unsigned lanes; /* that refer to it */
+    unsigned running;
+};
+
 /*
  * A place in the source that has requests. Lanes form a tree: all, file systems, users,
  * directories, names. A lane exists while it or one below it has requests. Guarded by
@@ -30,6 +38,7 @@ struct lane {
     enum level level;
     uint64_t key;
     unsigned running, queued; /* requests here and below */
+    struct user *user; /* at LEVEL_USER */
     struct list waiting; /* the lanes below that have queued requests, in the order of service */
     struct list node; /* in `waiting` of the lane above */
     /* LEVEL_NAME */
@@ -46,6 +55,7 @@ struct requests {
     struct lane all;
     struct lane *buckets[LANE_BUCKETS];
     struct lane *spare; /* free lanes, linked by `next_in_bucket` */
+    struct user *users; /* with lanes */
     struct list interrupted; /* requests not yet answered */
     uint64_t answered_interrupted; /* since the start */
     pthread_t answerer;
@@ -58,6 +68,38 @@ static struct lane **
 lane_bucket(struct requests *requests, enum level level, uint64_t key)
 {
     return &requests->buckets[(key ^ level * 0x9e3779b97f4a7c15u) % LANE_BUCKETS];
+}
+
+/* Finds or makes a user, for one more lane. NULL: out of memory. */
+static struct user *
+user_get(struct requests *requests, uint64_t id)
+{
+    struct user *user = requests->users;
+
+    while (user && user->id != id)
+        user = user->next;
+    if (!user) {
+        user = malloc(sizeof(*user));
+        if (!user)
+            return NULL;
+        *user = (struct user){.next = requests->users, .id = id};
+        requests->users = user;
+    }
+    user->lanes++;
+    return user;
+}
+
+static void
+user_put(struct requests *requests, struct user *user)
+{
+    struct user **link = &requests->users;
+
+    if (--user->lanes > 0)
+        return;
+    while (*link != user)
+        link = &(*link)->next;
+    *link = user->next;
+    free(user);
 }
 
 /* Finds or makes a lane. NULL: out of memory. */
@@ -76,7 +118,12 @@ lane_get(struct requests *requests, struct lane *above, enum level level, uint64
         lane = malloc(sizeof(*lane));
     if (!lane)
         return NULL;
-    *lane = (struct lane){.next_in_bucket = *bucket, .above = above, .level = level, .key = key};
+    *lane = (struct lane){.above = above, .level = level, .key = key};
+    if (level == LEVEL_USER && !(lane->user = user_get(requests, key))) {
+        free(lane);
+        return NULL;
+    }
+    lane->next_in_bucket = *bucket;
     list_init(&lane->waiting);
     list_init(&lane->queue);
     lane->since = monotonic_ms();
@@ -94,6 +141,8 @@ lane_put(struct requests *requests, struct lane *lane)
         while (*link != lane)
             link = &(*link)->next_in_bucket;
         *link = lane->next_in_bucket;
+        if (lane->user)
+            user_put(requests, lane->user);
         lane->next_in_bucket = requests->spare;
         requests->spare = lane;
         lane = above;
@@ -120,18 +169,24 @@ lane_of_place(struct requests *requests, const struct view_place *place, uid_t u
     return lane;
 }
 
-/* A user may run three quarters of the threads that the file system may use and other users do not,
- * but at least one. */
+/*
+ * In a file system a user may run three quarters of the threads that the file system may use and
+ * other users do not, but at least one; and in all file systems three quarters of the threads that
+ * other users do not use, or seven eighths with those that are alone in their file system.
+ */
 static bool
 user_has_room(const struct lane *user)
 {
-    const struct lane *filesystem = user->above;
-    unsigned elsewhere = filesystem->above->running - filesystem->running;
+    const struct lane *filesystem = user->above, *all = filesystem->above;
+    unsigned elsewhere = all->running - filesystem->running;
     unsigned others = filesystem->running - user->running;
     unsigned most = (REQUESTS_RUNNING - elsewhere) / 2;
     unsigned left = most > others ? most - others : 0;
+    unsigned left_in_all = REQUESTS_RUNNING - (all->running - user->user->running);
 
-    return user->running == 0 || user->running < left - left / 4;
+    if (user->running == 0)
+        return user->user->running < left_in_all - left_in_all / 8;
+    return user->running < left - left / 4 && user->user->running < left_in_all - left_in_all / 4;
 }
 
 static bool
@@ -231,8 +286,11 @@ lanes_have_room(const struct lane *lane)
 static void
 lane_count_running(struct lane *lane, bool add)
 {
-    for (; lane; lane = lane->above)
+    for (; lane; lane = lane->above) {
         lane->running += add ? 1 : -1u;
+        if (lane->user)
+            lane->user->running += add ? 1 : -1u;
+    }
 }
 
 /* ---- requests ---- */

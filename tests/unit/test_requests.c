@@ -372,6 +372,22 @@ START_TEST(test_users_share_file_system)
 }
 END_TEST
 
+/* A user whose file systems all hang leaves an eighth of the threads to other users. */
+START_TEST(test_user_of_many_file_systems)
+{
+    unsigned running = 0;
+
+    for (unsigned i = 1; i <= 64; i++)
+        running += begin_directories(i, 100);
+    ck_assert_uint_eq(running, REQUESTS_RUNNING / 8 * 7);
+    user++;
+    ck_assert_uint_eq(begin_directories(65, 12), 12);
+    ck_assert_uint_eq(begin_directories(66, 1), 1);
+    user++;
+    ck_assert_uint_eq(begin_directories(67, 1), 1);
+}
+END_TEST
+
 /* Each file system may take half of what is left; the 257th request is queued in any case. */
 START_TEST(test_all_run_256)
 {
@@ -585,6 +601,7 @@ suite(void)
     tcase_add_test(bounds, test_directory_runs_32);
     tcase_add_test(bounds, test_directories_share_file_system);
     tcase_add_test(bounds, test_users_share_file_system);
+    tcase_add_test(bounds, test_user_of_many_file_systems);
     tcase_add_test(bounds, test_all_run_256);
     tcase_add_test(bounds, test_full_queue_is_busy);
     tcase_add_test(turns, test_names_take_turns);

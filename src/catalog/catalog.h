@@ -58,6 +58,13 @@ ownership_of(const struct file_identity *identity)
     return (struct ownership){identity->owner, identity->group, identity->mode & 0555};
 }
 
+/*
+ * aria2 gives a file its full size before it has the data, and keeps FILE.aria2 beside it until it
+ * is complete: what it lacks reads as zeros. Source: aria2c(1), --file-allocation and "CONTROL
+ * FILE".
+ */
+#define ARIA2_CONTROL_SUFFIX ".aria2"
+
 /* How the shards of a checkpoint were found, by precedence. */
 enum group_kind {
     GROUP_INDEX, /* an index names them */
@@ -74,6 +81,7 @@ struct group {
     const char *const *members; /* shards that exist, sorted by name */
     uint32_t member_count;
     uint32_t missing_count; /* shards that it should have but lacks */
+    errint_t index_error; /* its index could not be read, so its members are not known; or 0 */
     enum group_kind kind;
     /* Key of the other file systems that links among its files lead to. 0: there are none, or
      * catalog_options.skip_hung is false. */
@@ -130,8 +138,9 @@ struct checkpoint {
     struct shard **shards; /* sorted by file name */
     const struct tensor_ref *tensors; /* by name; only those that are in one shard */
     struct ownership ownership; /* of all its shards combined */
-    /* -ETXTBSY, -EMFILE or -ENFILE if a shard is refused because another process has it open for
-     * writing or no descriptor is free: a name that is not found may exist later. Else 0. */
+    /* A name that is not found may exist later: -ETXTBSY, -EMFILE or -ENFILE if a shard is refused
+     * because another process writes or downloads it or no descriptor is free, or the error of
+     * reading the index. Else 0. */
     errint_t passing_error;
     bool is_absent; /* converted container; none of its files could be read as a checkpoint */
     bool has_total_size; /* its index has a valid metadata.total_size */

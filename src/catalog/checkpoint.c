@@ -191,7 +191,15 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
             absent, unlisted, elsewhere, absent ? "; there is no merged file" : "");
 }
 
-/* Reads the index. A refused index is reported, and *index is NULL. Fails only if out of memory. */
+static void
+mark_index_unread(struct checkpoint *checkpoint, errint_t error)
+{
+    mark_unsound(checkpoint, "its index cannot be read");
+    checkpoint->passing_error = error;
+}
+
+/* Reads the index. If it is invalid or cannot be read, this is reported, and *index is NULL. Fails
+ * only if out of memory. */
 static errint_t
 read_checkpoint_index(struct checkpoint *checkpoint, struct source_dir *dir, const char *file,
                       struct st_index **index)
@@ -201,8 +209,10 @@ read_checkpoint_index(struct checkpoint *checkpoint, struct source_dir *dir, con
 
     if (!error || error == -ENOMEM)
         return error;
-    problem_set_add(checkpoint->problems, file, "refused: %s: %s; the index is not used",
-                    reason.rule, reason.text);
+    problem_set_add(checkpoint->problems, file, "refused: %s: %s; %s", reason.rule, reason.text,
+                    error == -EBADMSG ? "the index is not used" : "its checkpoint is not shown");
+    if (error != -EBADMSG)
+        mark_index_unread(checkpoint, error);
     *index = NULL;
     return 0;
 }
@@ -601,12 +611,14 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
     if (!error) {
         if (group->missing_count)
             mark_unsound(checkpoint, "shards are missing");
+        if (group->index_error)
+            mark_index_unread(checkpoint, group->index_error);
         summarize_shards(checkpoint);
         report_group(checkpoint, group);
         error = group->may_be_part ? 0 : check_shards(checkpoint);
     }
     if (!error) {
-        error = gather_tensors(checkpoint, dir, group->index);
+        error = gather_tensors(checkpoint, dir, group->index_error ? NULL : group->index);
     }
     if (error) {
         checkpoint_free(checkpoint);

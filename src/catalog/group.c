@@ -328,6 +328,13 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
 
     if (!split_index_name(named->file, stem, &suffix))
         return;
+    if (named->error) {
+        add_group(grouper, GROUP_INDEX, suffix.container, add_stem(grouper, stem, suffix),
+                  named->file, first, 0);
+        if (!grouper->failed)
+            grouper->groups[grouper->group_count - 1].index_error = named->error;
+        return;
+    }
     if (suffix.container->is_converted)
         problems = NULL; /* as in group_numbered_set() */
     if (named->index->shard_count == 0) {
@@ -669,7 +676,7 @@ group_files(const char *const *files, size_t count, const struct group_index *in
             grouper.use[at] = USE_INDEX;
     }
     for (size_t i = 0; i < index_count; i++)
-        if (indexes[i].index)
+        if (indexes[i].index || indexes[i].error)
             group_by_index(&grouper, &indexes[i]);
     group_numbered(&grouper);
     group_singles(&grouper);

@@ -68,7 +68,8 @@ bool group_single_name(const char *file, char stem[256]);
 /* An index file of the directory. */
 struct group_index {
     const char *file;
-    struct st_index *index; /* NULL: refused */
+    struct st_index *index; /* NULL: refused, or `error` */
+    errint_t error; /* why it could not be read: the files that it names are not known */
     /* State of listing.c, which group_files() ignores: */
     struct file_identity identity;
     bool is_remote; /* checked as a remote name */

@@ -15,6 +15,8 @@
 /* Bytes that are charged for an index in addition to those that depend on its length. */
 enum { INDEX_LEAST_CHARGE = 1024 };
 
+enum { READ_TRIES = 5 }; /* of an index that changes while it is read */
+
 void
 catalog_free_index(struct catalog *catalog, struct st_index *index)
 {
@@ -159,10 +161,11 @@ errint_t
 source_dir_index(struct source_dir *dir, const char *name, struct st_index **index,
                  struct file_identity *identity, struct reason *reason)
 {
-    errint_t error;
+    errint_t error = -ESTALE;
 
     memset(identity, 0, sizeof(*identity));
-    error = open_and_read_index(dir, name, index, identity, reason);
+    for (int tries = 0; error == -ESTALE && tries < READ_TRIES; tries++)
+        error = open_and_read_index(dir, name, index, identity, reason);
     /* An error of the storage or the budget may be temporary. */
     if (error && error != -EBADMSG)
         memset(identity, 0, sizeof(*identity));

@@ -76,15 +76,16 @@ index_of_group(const struct group *group)
     return index;
 }
 
-/* If the index's file system does not answer, uses the index of the previous listing, provided that
- * none of its files was missing. */
+/* If the index cannot be read, uses that of the previous listing, provided that none of its files
+ * was missing. */
 static errint_t
 recall_index(const struct listing *before, const char *name, struct st_index **index)
 {
     for (uint32_t i = 0; before && i < before->group_count; i++) {
         const struct group *group = &before->groups[i];
 
-        if (!group->index || strcmp(group->index, name) != 0 || group->missing_count > 0)
+        if (!group->index || strcmp(group->index, name) != 0 || group->missing_count > 0 ||
+            group->index_error)
             continue;
         *index = index_of_group(group);
         return *index ? 0 : -ENOMEM;
@@ -92,7 +93,22 @@ recall_index(const struct listing *before, const char *name, struct st_index **i
     return 0;
 }
 
-/* Reads one index file. A refused index is reported, and listed->index is NULL. Fails only if out
+/* An index that cannot be read is not refused: without it, the shards of another checkpoint might
+ * have the name of this one. Fails only if out of memory. */
+static errint_t
+use_index_without_reading(const struct scan *scan, const struct listing *before,
+                          struct group_index *listed, errint_t error, const struct reason *reason)
+{
+    if (recall_index(before, listed->file, &listed->index))
+        return -ENOMEM;
+    if (!listed->index)
+        listed->error = error;
+    problem_set_add(scan->problems, listed->file, "refused: %s: %s; its checkpoint is %s",
+                    reason->rule, reason->text, listed->index ? "listed as before" : "not shown");
+    return 0;
+}
+
+/* Reads one index file. An invalid index is reported, and listed->index is NULL. Fails only if out
  * of memory. */
 static errint_t
 read_listed_index(struct scan *scan, const struct listing *before, struct group_index *listed)
@@ -104,8 +120,11 @@ read_listed_index(struct scan *scan, const struct listing *before, struct group_
     errint_t error;
 
     listed->is_remote = remote != NULL;
-    if (remote && (!remote->is_answered || !query))
-        return recall_index(before, listed->file, &listed->index);
+    if (remote && (!remote->is_answered || !query)) {
+        error = recall_index(before, listed->file, &listed->index);
+        listed->error = listed->index ? 0 : -EIO;
+        return error;
+    }
     if (remote) {
         error = query->index_error;
         reason = query->reason;
@@ -117,6 +136,8 @@ read_listed_index(struct scan *scan, const struct listing *before, struct group_
     }
     if (error == -ENOMEM)
         return error;
+    if (error && error != -EBADMSG)
+        return use_index_without_reading(scan, before, listed, error, &reason);
     if (error)
         problem_set_add(scan->problems, listed->file, "refused: %s: %s; the index is not used",
                         reason.rule, reason.text);
@@ -170,7 +191,8 @@ static bool
 has_same_members(const struct group *a, const struct group *b)
 {
     if (a->kind != b->kind || a->shadowed != b->shadowed || a->member_count != b->member_count ||
-        a->missing_count != b->missing_count || !a->index != !b->index)
+        a->missing_count != b->missing_count || a->index_error != b->index_error ||
+        !a->index != !b->index)
         return false;
     if (a->index && strcmp(a->index, b->index) != 0)
         return false;

@@ -176,6 +176,9 @@ check_sound(const char *path, const struct checkpoint *checkpoint)
         if (shard->refusal)
             return fail(refusal_error(shard), "%s: %s: %s", path, shard->name, shard->refusal);
     }
+    if (checkpoint->passing_error)
+        return fail(checkpoint->passing_error, "%s: %s: %s", path, checkpoint->unsound,
+                    strerror(-checkpoint->passing_error));
     if (checkpoint->unsound)
         return fail(-EBADMSG, "%s: %s", path, checkpoint->unsound);
     return 0;

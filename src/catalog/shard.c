@@ -4,6 +4,7 @@
 #include "catalog/private.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,17 @@ shard_read_table(struct table_cache *tables, int fd, const struct container *con
     return changed;
 }
 
+/* Whether the download of a file by aria2 is not finished. */
+static bool
+is_unfinished(struct source_dir *dir, const char *name)
+{
+    struct file_identity identity;
+    char control[NAME_MAX + sizeof(ARIA2_CONTROL_SUFFIX)];
+
+    snprintf(control, sizeof(control), "%s" ARIA2_CONTROL_SUFFIX, name);
+    return source_dir_file(dir, control, &identity) == 0;
+}
+
 /* One attempt: stat, open, header. -EAGAIN: the file changed during the attempt. */
 static errint_t
 shard_load_once(struct source_dir *dir, const struct container *container, struct shard *shard,
@@ -53,6 +65,10 @@ shard_load_once(struct source_dir *dir, const struct container *container, struc
 
     if (error)
         return reason_set(reason, error, "IoError", "%s", strerror(-error));
+    if (is_unfinished(dir, shard->name))
+        return reason_set(reason, -ETXTBSY, "UnfinishedDownload",
+                          "a file of aria2 (" ARIA2_CONTROL_SUFFIX
+                          ") is beside it, so parts of it may be zeros");
     backing_unref(shard->backing);
     shard->backing = source_dir_backing(dir, shard->name, &shard->identity);
     if (!shard->backing)

@@ -457,6 +457,34 @@ def test_unfinished_download(place):
     assert any(line.startswith(f"{link}: ") and "nowhere" in line for line in out)
 
 
+@pytest.mark.parametrize("args", [(), ("--deep",)], ids=["headers", "deep"])
+def test_file_that_aria2_has_not_completed(place, args):
+    """aria2 gives a file its full size first; until it is complete, FILE.aria2 is beside it."""
+    source = trees.Source(place)
+    source.add("", "model", aligned("t."), shards=2)
+    shard = place / "model-00002-of-00002.safetensors"
+    size = shard.stat().st_size
+    os.truncate(shard, 1000)
+    os.truncate(shard, size)
+    for name in (shard.name, "tokenizer.json"):
+        (place / f"{name}.aria2").write_bytes(b"\0\1")
+    out, _ = run(*args, place, status=1)
+    only([line for line in out if line.startswith(f"{shard}: ")], shard, "UnfinishedDownload")
+    only([line for line in out if "tokenizer" in line], place / "tokenizer.json.aria2",
+         "an unfinished download")
+    assert f"{shard}.aria2" not in "".join(out)
+
+
+@pytest.mark.parametrize("suffix", ["part", "partial", "crdownload", "download", "opdownload"])
+def test_name_of_an_unfinished_download(place, suffix):
+    trees.Source(place).add("", "model", aligned("t."))
+    (place / f"notes.{suffix}").write_bytes(b"not weights")
+    run(place)
+    (place / f"other.safetensors.{suffix}").write_bytes(b"half")
+    out, _ = run(place, status=1)
+    only(out, place / f"other.safetensors.{suffix}", "an unfinished download")
+
+
 # ---- reading every byte ----
 
 def hash_lines(checkpoint):

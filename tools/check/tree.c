@@ -426,9 +426,39 @@ add_hub_groups(struct tree *tree, struct source_dir *dir, const struct listing *
     return error;
 }
 
-/* Checks the files that belong to no checkpoint: reports unfinished downloads by the Hugging Face
- * tools, checks files of other formats, and with --deep adds targets for files of a Hugging Face
- * cache. */
+/* Whether the file is what an unfinished download left: by the Hugging Face tools, aria2 or, if it
+ * would become a file of weights, a browser. */
+static bool
+is_unfinished_download(const char *name)
+{
+    static const char *const browsers[] = {".part", ".partial", ".crdownload", ".download",
+                                           ".opdownload"};
+
+    if (text_has_suffix(name, ".incomplete") || text_has_suffix(name, ARIA2_CONTROL_SUFFIX))
+        return true;
+    for (size_t i = 0; i < COUNT_OF(browsers); i++)
+        if (text_has_suffix(name, browsers[i]))
+            return container_of_name(name, strlen(name) - strlen(browsers[i]), NULL) != NULL;
+    return false;
+}
+
+/* Whether the file is aria2's control file of a shard, whose refusal is reported. */
+static bool
+is_control_file_of_shard(const struct listing *listing, const char *name)
+{
+    size_t length = strlen(name) - strlen(ARIA2_CONTROL_SUFFIX);
+
+    for (uint32_t g = 0; text_has_suffix(name, ARIA2_CONTROL_SUFFIX) && g < listing->group_count;
+         g++)
+        for (uint32_t i = 0; i < listing->groups[g].member_count; i++)
+            if (strncmp(listing->groups[g].members[i], name, length) == 0 &&
+                !listing->groups[g].members[i][length])
+                return true;
+    return false;
+}
+
+/* Checks the files that belong to no checkpoint: reports unfinished downloads, checks files of
+ * other formats, and with --deep adds targets for files of a Hugging Face cache. */
 static errint_t
 check_side_files(struct tree *tree, struct source_dir *dir, const struct listing *listing,
                  const struct scope *scope)
@@ -441,7 +471,7 @@ check_side_files(struct tree *tree, struct source_dir *dir, const struct listing
 
         if (!path)
             return -ENOMEM;
-        if (text_has_suffix(name, ".incomplete"))
+        if (is_unfinished_download(name) && !is_control_file_of_shard(listing, name))
             findings_add(&tree->findings, strdup(path), false, "an unfinished download");
         else if (container_has_suffix(name))
             error = check_container(tree, path, CONTAINER_SIDE_FILE);

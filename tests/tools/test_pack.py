@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import stat
 import subprocess
 
 import numpy as np
@@ -145,6 +146,42 @@ def test_force_keeps_shards_of_an_invalid_index(place, index, change):
     err = run("--shards=3", "--force", source.root, out.root, status=1)
     assert index in err and "--stem" in err
     assert snapshot(place / "out") == before
+
+
+@pytest.mark.parametrize("text", [b"", b"garbage"], ids=["valid", "invalid"])
+def test_force_keeps_a_file_that_an_index_names(place, text):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    out = trees.Source(place / "out")
+    old = out.add("", "model", plain(seed=1), shards=2)
+    index = place / "out/model.safetensors.index.json"
+    index.write_bytes(index.read_bytes() + text)
+    before = snapshot(place / "out")
+    err = run("--force", source.root, out.path(old.shards[1][0]), status=1)
+    assert index.name in err and old.shards[1][0] in err
+    assert snapshot(place / "out") == before
+    run(source.root, out.path("other.safetensors"))
+    run("--force", source.root, out.path("other.safetensors"))
+
+
+def test_force_keeps_a_special_file(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    os.mkfifo(place / "out.safetensors")
+    assert "not a file" in run("--force", source.root, place / "out.safetensors", status=1)
+    assert stat.S_ISFIFO(os.lstat(place / "out.safetensors").st_mode)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00002-of-00002.safetensors"])
+def test_unfinished_download(place, name):
+    """Of aria2, which gives a file its full size first."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain(), shards=1 if name == "model.safetensors" else 2)
+    source.add_side(f"{name}.aria2", b"\0\1")
+    for path in (source.root, source.path(name)):
+        assert "UnfinishedDownload" in run(path, place / "out.safetensors", status=1)
+    os.remove(source.path(f"{name}.aria2"))
+    run(source.root, place / "out.safetensors")
 
 
 @pytest.mark.parametrize("view", ["tensors", "npy"])

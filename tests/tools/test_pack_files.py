@@ -20,7 +20,8 @@ SIDE = {"config.json": b'{"model_type": "llama"}\n', "tokenizer.json": b"{}",
         "tokenizer.model": b"\0", "chat_template.jinja": b"{{ x }}", "modeling_x.py": b"pass\n",
         "merges.txt": b"", "LICENSE": b"L"}
 WEIGHTS = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.gguf",
-           "tf_model.h5", "flax_model.msgpack", "model.onnx", "a.npy", "x.safetensors.incomplete"]
+           "tf_model.h5", "flax_model.msgpack", "model.onnx", "a.npy", "x.safetensors.incomplete",
+           "tokenizer2.json.aria2"]
 
 
 @pytest.fixture

@@ -168,6 +168,7 @@ destination_open_file(struct destination *destination, const struct destination_
     char input[QUOTED_SIZE];
     const char *source;
     struct stat st;
+    errint_t error;
 
     destination->directory = destination->old.directory = parent;
     output_remove_stale(parent, destination->name);
@@ -175,6 +176,8 @@ destination_open_file(struct destination *destination, const struct destination_
         return 0;
     if (S_ISDIR(st.st_mode))
         return reason_set(reason, -EISDIR, "Output", "is a directory (expected a file)");
+    if (!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
+        return reason_set(reason, -EEXIST, "Output", "exists and is not a file");
     source = sources_find_in(request->sources, parent, destination->name);
     if (source)
         return reason_set(reason, -EINVAL, "Output",
@@ -182,7 +185,10 @@ destination_open_file(struct destination *destination, const struct destination_
                           quoted(input, source, strlen(source)));
     if (!request->force)
         return reason_set(reason, -EEXIST, "Output", "already exists; --force replaces it");
-    return old_files_add(&destination->old, destination->name, false, reason);
+    error = old_files_add(&destination->old, destination->name, false, reason);
+    return error
+               ? error
+               : old_files_add_checkpoint(&destination->old, NULL, true, request->sources, reason);
 }
 
 static errint_t

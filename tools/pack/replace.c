@@ -112,7 +112,7 @@ fail_shared(struct reason *reason, const char *name, const char *index)
 
     return reason_set(reason, -EEXIST, "Output",
                       "%.150s would be replaced, and is also a shard of %.150s; use another "
-                      "DIRECTORY or --stem",
+                      "name (--stem) or DIRECTORY",
                       quoted(shown, name, strlen(name)), quoted(shown_index, index, strlen(index)));
 }
 
@@ -152,7 +152,7 @@ is_index_of_group(const struct listing *listing, const char *file)
 {
     for (uint32_t i = 0; i < listing->group_count; i++)
         if (listing->groups[i].index && strcmp(listing->groups[i].index, file) == 0)
-            return true;
+            return listing->groups[i].index_error == 0;
     return false;
 }
 
@@ -196,6 +196,7 @@ check_other_indexes(const struct old_files *old, const struct listing *listing,
     return error;
 }
 
+/* Adds the groups of the checkpoint `stem`, and its index if it belongs to none. */
 static errint_t
 add_old_groups(struct old_files *old, const struct listing *listing, const char *stem, bool force,
                const struct sources *sources, struct reason *reason)
@@ -206,12 +207,22 @@ add_old_groups(struct old_files *old, const struct listing *listing, const char 
     for (uint32_t i = 0; !error && i < listing->group_count; i++)
         if (is_old_group(&listing->groups[i], stem))
             error = add_old_group(old, &listing->groups[i], force, sources, reason);
-    for (uint32_t i = 0; !error && i < listing->group_count; i++)
-        if (!is_old_group(&listing->groups[i], stem))
-            error = check_not_shared(old, &listing->groups[i], reason);
     group_name_index(stem, ST_SUFFIX, index);
     if (!error && force && !old_files_find(old, index))
         error = old_files_add(old, index, false, reason);
+    return error;
+}
+
+/* -EEXIST: a file of the list is also a shard of a checkpoint that is not replaced, by an index. */
+static errint_t
+check_other_checkpoints(const struct old_files *old, const struct listing *listing,
+                        const char *stem, bool force, struct reason *reason)
+{
+    errint_t error = 0;
+
+    for (uint32_t i = 0; !error && i < listing->group_count; i++)
+        if (!stem || !is_old_group(&listing->groups[i], stem))
+            error = check_not_shared(old, &listing->groups[i], reason);
     return error || !force ? error : check_other_indexes(old, listing, reason);
 }
 
@@ -235,8 +246,10 @@ old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
         error = source_dir_listing(root, &listing);
     if (error)
         reason_errno(reason, error, "cannot list it");
-    else
+    else if (stem)
         error = add_old_groups(old, listing, stem, force, sources, reason);
+    if (!error)
+        error = check_other_checkpoints(old, listing, stem, force, reason);
     listing_unref(listing);
     source_dir_unref(root);
     catalog_free(catalog);

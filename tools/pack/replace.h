@@ -28,9 +28,9 @@ struct old_files {
 errint_t old_files_add(struct old_files *old, const char *name, bool is_side,
                        struct reason *reason);
 
-/* Adds the files of the checkpoint `stem`, and its index even if that is invalid. -EEXIST: there is
- * such a checkpoint, and `force` is false, or one of its files is also a shard of another one.
- * -EINVAL: one of its files is in `sources`. */
+/* Adds the files of the checkpoint `stem`, and its index even if that is invalid; nothing if `stem`
+ * is NULL. -EEXIST: there is such a checkpoint, and `force` is false, or a file of the list is also
+ * a shard of another one. -EINVAL: one of its files is in `sources`. */
 errint_t old_files_add_checkpoint(struct old_files *old, const char *stem, bool force,
                                   const struct sources *sources, struct reason *reason);
 

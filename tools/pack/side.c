@@ -18,15 +18,16 @@
 
 enum { NAMES_SHOWN = 3 };
 
-/* Returns whether the suffix is that of weights, in any format. The output contains them already.
- */
+/* Returns whether the suffix is that of weights, in any format, which the output contains already,
+ * or of an unfinished download. */
 static bool
-is_weights_file(const char *name)
+is_not_copied(const char *name)
 {
     static const char *const suffixes[] = {
-        ".safetensors", ".index.json", ".bin",       ".pt",     ".pth",  ".ckpt",
-        ".gguf",        ".ggml",       ".npy",       ".npz",    ".h5",   ".keras",
-        ".msgpack",     ".onnx",       ".onnx_data", ".tflite", ".nemo", ".incomplete",
+        ".safetensors", ".index.json", ".bin",       ".pt",         ".pth",        ".ckpt",
+        ".gguf",        ".ggml",       ".npy",       ".npz",        ".h5",         ".keras",
+        ".msgpack",     ".onnx",       ".onnx_data", ".tflite",     ".nemo",       ".incomplete",
+        ".aria2",       ".part",       ".partial",   ".crdownload", ".opdownload",
     };
 
     for (size_t i = 0; i < COUNT_OF(suffixes); i++)
@@ -123,7 +124,7 @@ check_unlisted(const struct side_files *files, size_t before, const char *direct
         const char *name = entries[i]->d_name;
         struct stat st;
 
-        if (!error && name[0] != '.' && !is_weights_file(name) &&
+        if (!error && name[0] != '.' && !is_not_copied(name) &&
             !side_files_have(files, before, name)) {
             if (fstatat(fd, name, &st, 0) == 0) {
                 if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
@@ -157,7 +158,7 @@ side_add(struct side_files *files, const struct found *found, const char *path,
     for (uint32_t i = 0; !error && i < listing->file_count; i++) {
         const char *name = listing->files[i];
 
-        if (name[0] == '.' || is_weights_file(name))
+        if (name[0] == '.' || is_not_copied(name))
             continue;
         if (sources_add_in(&files->sources, found->directory, name))
             error = reason_no_memory(reason);

@@ -56,6 +56,28 @@ load_or_reuse_shard(void *arg, size_t i)
 
 /* ---- assembling ---- */
 
+/*
+ * The ownership of a file that is made of several: their common owner and group, and the permission
+ * bits that all have. If owners differ, the owner is the mounting user, who could read all headers
+ * and may therefore read the file; and an owner or a group that is no longer shown gets no more
+ * than its file gives it.
+ */
+static struct ownership
+combine_ownership(struct ownership a, struct ownership b)
+{
+    a.mode &= b.mode;
+    if (a.group != b.group) {
+        a.group = getegid();
+        a.mode &= ~S_IRWXO | (a.mode & S_IRWXG) >> 3;
+    }
+    if (a.owner != b.owner) {
+        a.owner = geteuid();
+        a.mode &= ~(S_IRWXG | S_IRWXO) | (a.mode & S_IRWXU) >> 3 | (a.mode & S_IRWXU) >> 6;
+        a.mode |= S_IRUSR;
+    }
+    return a;
+}
+
 /* Quotes the name of the tensor's shard, for a message. */
 static char *
 quoted_shard(char out[QUOTED_SIZE], const struct checkpoint *checkpoint, struct tensor_ref ref)
@@ -341,6 +363,8 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
         error = gather_nothing(checkpoint, count);
     }
     if (index) {
+        checkpoint->ownership =
+            combine_ownership(checkpoint->ownership, ownership_of(&checkpoint->index_identity));
         checkpoint->has_total_size = index->has_total_size;
         checkpoint->total_size = index->total_size;
         if (index->has_byte_order_mark)
@@ -376,24 +400,6 @@ static bool
 is_later(const struct timespec *a, const struct timespec *b)
 {
     return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
-}
-
-/*
- * The ownership of a file that is made of several: their common owner and group, and the permission
- * bits that all have. If owners differ, the owner is the mounting user, who could read all headers
- * and may therefore read the file.
- */
-static struct ownership
-combine_ownership(struct ownership a, struct ownership b)
-{
-    a.mode &= b.mode;
-    if (a.owner != b.owner) {
-        a.owner = geteuid();
-        a.mode |= S_IRUSR;
-    }
-    if (a.group != b.group)
-        a.group = getegid();
-    return a;
 }
 
 /* The effect of a refused shard or tensor, for messages. */

@@ -8,19 +8,25 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { CHECK_MS = 100 }; /* how often a call that waits for long looks for progress */
+enum {
+    CHECK_MS = 100, /* how often a call that waits for long looks for progress */
+    BATCH_BUCKETS = 1024,
+};
 
-/* The queries of one asker that wait in a lane. */
+/* The queries of one asker in a lane. */
 struct query_batch {
-    struct list node; /* in lane->batches */
+    struct list node; /* in lane->batches, while queries wait */
+    struct query_batch *next_in_bucket;
+    const struct query_lane *lane;
     const void *asker;
-    struct list queries; /* not empty */
+    struct list queries; /* that wait for a thread */
+    unsigned running; /* threads that answer others */
 };
 
 struct query_lane {
     struct list node; /* in pool->lanes */
     uint64_t key;
-    struct list batches; /* in the order in which they are served */
+    struct list batches; /* those that wait, in the order in which they are served */
     unsigned running; /* threads that answer queries of the lane */
     uint64_t progress; /* monotonic_ms() when a thread last began or ended a query */
 };
@@ -29,16 +35,11 @@ struct query_pool {
     pthread_mutex_t lock;
     pthread_cond_t work; /* a lane may have become ready, or the pool is closed */
     pthread_cond_t ended; /* the last thread has ended */
+    pthread_cond_t answered; /* a query has been answered */
     struct list lanes; /* with queries, in the order in which they are served */
+    struct query_batch *buckets[BATCH_BUCKETS];
     unsigned threads, idle, running;
     bool closed;
-};
-
-/* A call of query_pool_wait(). */
-struct query_wait {
-    pthread_cond_t answered; /* `open` has become 0 */
-    size_t open; /* queries without an answer */
-    uint64_t since; /* monotonic_ms() of the last answer */
 };
 
 /* ---- lanes; pool->lock is held ---- */
@@ -58,6 +59,7 @@ query_lane_get(struct query_pool *pool, uint64_t key)
     if (!lane)
         return NULL;
     lane->key = key;
+    lane->progress = monotonic_ms();
     list_init(&lane->batches);
     list_add(&pool->lanes, &lane->node);
     return lane;
@@ -72,24 +74,43 @@ query_lane_put(struct query_lane *lane)
     free(lane);
 }
 
-static struct query_batch *
-query_batch_get(struct query_lane *lane, const void *asker)
+static struct query_batch **
+batch_bucket(struct query_pool *pool, const struct query_lane *lane, const void *asker)
 {
-    struct query_batch *batch;
+    uint64_t hash = ((uintptr_t)lane ^ (uintptr_t)asker) * 0x9e3779b97f4a7c15u;
 
-    list_for_each(node, &lane->batches)
-    {
-        batch = container_of(node, struct query_batch, node);
-        if (batch->asker == asker)
+    return &pool->buckets[hash >> 32 & (BATCH_BUCKETS - 1)];
+}
+
+static struct query_batch *
+query_batch_get(struct query_pool *pool, struct query_lane *lane, const void *asker)
+{
+    struct query_batch **bucket = batch_bucket(pool, lane, asker), *batch;
+
+    for (batch = *bucket; batch; batch = batch->next_in_bucket)
+        if (batch->lane == lane && batch->asker == asker)
             return batch;
-    }
     batch = malloc(sizeof(*batch));
     if (!batch)
         return NULL;
-    batch->asker = asker;
+    *batch = (struct query_batch){.next_in_bucket = *bucket, .lane = lane, .asker = asker};
+    *bucket = batch;
     list_init(&batch->queries);
-    list_add(&lane->batches, &batch->node);
     return batch;
+}
+
+/* Removes a batch that has no queries. */
+static void
+query_batch_put(struct query_pool *pool, struct query_batch *batch)
+{
+    struct query_batch **link = batch_bucket(pool, batch->lane, batch->asker);
+
+    if (batch->running || list_first(&batch->queries))
+        return;
+    while (*link != batch)
+        link = &(*link)->next_in_bucket;
+    *link = batch->next_in_bucket;
+    free(batch);
 }
 
 /* Queues a query in the lane of `key`. Returns false if out of memory. */
@@ -97,7 +118,7 @@ static bool
 enqueue_query(struct query_pool *pool, struct query *query, uint64_t key)
 {
     struct query_lane *lane = query_lane_get(pool, key);
-    struct query_batch *batch = lane ? query_batch_get(lane, query->asker) : NULL;
+    struct query_batch *batch = lane ? query_batch_get(pool, lane, query->asker) : NULL;
 
     if (!batch) {
         if (lane)
@@ -106,32 +127,63 @@ enqueue_query(struct query_pool *pool, struct query *query, uint64_t key)
     }
     query->lane = lane;
     query->batch = batch;
+    if (!list_first(&batch->queries))
+        list_add(&lane->batches, &batch->node);
     list_add(&batch->queries, &query->node);
     return true;
 }
 
-/* Removes a query that waits for a thread from its batch. It stays in its lane. */
+/* Whether the query waits for a thread. */
+static bool
+query_is_queued(const struct query *query)
+{
+    return list_is_linked(&query->node);
+}
+
+/* Takes a query that waits out of the queue of its batch. */
 static void
 dequeue_query(struct query *query)
 {
-    struct query_batch *batch = query->batch;
-
     list_remove(&query->node);
+    if (!list_first(&query->batch->queries))
+        list_remove(&query->batch->node);
+}
+
+/* Takes a query that neither waits nor runs out of its lane. */
+static void
+query_leave(struct query_pool *pool, struct query *query)
+{
+    struct query_lane *lane = query->lane;
+
+    query_batch_put(pool, query->batch);
     query->batch = NULL;
-    if (list_first(&batch->queries))
-        return;
-    list_remove(&batch->node);
-    free(batch);
+    query->lane = NULL;
+    query_lane_put(lane);
+}
+
+/* The next batch whose asker may have another thread. NULL: none. */
+static struct query_batch *
+next_batch(const struct query_lane *lane)
+{
+    list_for_each(node, &lane->batches)
+    {
+        struct query_batch *batch = container_of(node, struct query_batch, node);
+
+        if (batch->running < QUERY_ASKER_THREADS)
+            return batch;
+    }
+    return NULL;
 }
 
 /* Takes the next query of a lane that has one. */
 static struct query *
 next_query(struct query_lane *lane)
 {
-    struct query_batch *batch = container_of(list_first(&lane->batches), struct query_batch, node);
+    struct query_batch *batch = next_batch(lane);
     struct query *query = container_of(list_first(&batch->queries), struct query, node);
 
-    list_rotate(&lane->batches, &batch->node);
+    list_remove(&batch->node);
+    list_add(&lane->batches, &batch->node);
     dequeue_query(query);
     return query;
 }
@@ -151,7 +203,7 @@ find_ready_lane(const struct query_pool *pool)
     {
         struct query_lane *lane = container_of(node, struct query_lane, node);
 
-        if (list_first(&lane->batches) && lane->running < lane_thread_limit(pool))
+        if (lane->running < lane_thread_limit(pool) && next_batch(lane))
             return lane;
     }
     return NULL;
@@ -166,20 +218,6 @@ lane_is_silent(const struct query_pool *pool, const struct query_lane *lane)
 }
 
 /* ---- threads ---- */
-
-/* pool->lock is held. */
-static void
-end_wait(struct query *query)
-{
-    struct query_wait *wait = query->wait;
-
-    query->wait = NULL;
-    if (!wait)
-        return;
-    wait->since = monotonic_ms();
-    if (--wait->open == 0)
-        pthread_cond_signal(&wait->answered);
-}
 
 static void *answer_queries(void *arg);
 
@@ -212,21 +250,21 @@ end_query(struct query_pool *pool, struct query *query, bool is_late)
         query->kind->free(query);
 }
 
-/* Marks the query as answered, or moves it to the next lane. Called with pool->lock held; may
+/* Marks the query as answered, or queues it in the next lane. Called with pool->lock held; may
  * release and reacquire it. */
 static void
 settle_query(struct query_pool *pool, struct query *query, uint64_t next)
 {
     bool is_late;
 
-    query->lane = NULL;
+    query_leave(pool, query);
     if (next && !pool->closed && enqueue_query(pool, query, next))
         return;
     /* If there is no memory for the queue, or the pool is closed, the query stays unanswered. */
-    is_late = !next && query->was_waited_for && !query->wait;
+    is_late = !next && query->is_given_up;
     if (!next) {
         atomic_store_explicit(&query->answered, true, memory_order_release);
-        end_wait(query);
+        pthread_cond_broadcast(&pool->answered);
     }
     pthread_mutex_unlock(&pool->lock);
     end_query(pool, query, is_late);
@@ -242,6 +280,7 @@ run_query(struct query_pool *pool, struct query_lane *lane)
 
     list_rotate(&pool->lanes, &lane->node);
     lane->running++;
+    query->batch->running++;
     pool->running++;
     lane->progress = query->began = monotonic_ms();
     if (find_ready_lane(pool))
@@ -250,10 +289,10 @@ run_query(struct query_pool *pool, struct query_lane *lane)
     next = query->kind->run(query);
     pthread_mutex_lock(&pool->lock);
     lane->progress = monotonic_ms();
-    settle_query(pool, query, next);
     lane->running--;
+    query->batch->running--;
     pool->running--;
-    query_lane_put(lane);
+    settle_query(pool, query, next);
 }
 
 /* Waits for a lane that is ready. NULL: the thread must end. pool->lock is held. */
@@ -308,61 +347,73 @@ query_pool_ask(struct query_pool *pool, struct query *query, uint64_t key, const
     return error;
 }
 
-/* pool->lock is held. */
-static void
-begin_wait(struct query_pool *pool, struct query *query, struct query_wait *wait)
+/* Whether a call waits for the query. pool->lock is held. */
+static bool
+query_is_open(const struct query *query)
 {
-    if (!query->lane || query->was_waited_for)
-        return;
-    query->was_waited_for = true;
-    if (lane_is_silent(pool, query->lane))
-        return;
-    query->wait = wait;
-    wait->open++;
+    return query->lane && !query->is_given_up && !query_is_answered(query);
 }
 
-/* Whether one of the queries that a call waits for does not hang. pool->lock is held. */
+/* pool->lock is held. */
 static bool
-wait_has_progress(const struct query_wait *wait, struct query *const *queries, size_t count)
+query_hangs(const struct query *query)
 {
-    uint64_t now = monotonic_ms();
+    uint64_t since = query_is_queued(query) ? query->lane->progress : query->began;
 
-    for (size_t i = 0; i < count; i++) {
-        const struct query *query = queries[i];
+    return monotonic_ms() - since >= QUERY_WAIT_MS;
+}
 
-        if (query->wait == wait && query->lane &&
-            now - (query->batch ? query->lane->progress : query->began) < QUERY_WAIT_MS)
-            return true;
+/* The queries of a call. pool->lock is held. */
+struct query_wait {
+    struct query *const *queries;
+    size_t count;
+    size_t first; /* those before it are not open */
+    uint64_t since; /* monotonic_ms() when `first` last moved */
+};
+
+/* Returns whether a query is open, and sets *hang to whether all of them hang. */
+static bool
+wait_is_open(struct query_wait *wait, bool *hang)
+{
+    *hang = true;
+    while (wait->first < wait->count && !query_is_open(wait->queries[wait->first])) {
+        wait->first++;
+        wait->since = monotonic_ms();
     }
-    return false;
+    for (size_t i = wait->first; *hang && i < wait->count; i++)
+        *hang = !query_is_open(wait->queries[i]) || query_hangs(wait->queries[i]);
+    return wait->first < wait->count;
+}
+
+static void
+wait_give_up(const struct query_wait *wait)
+{
+    for (size_t i = wait->first; i < wait->count; i++)
+        wait->queries[i]->is_given_up |= query_is_open(wait->queries[i]);
 }
 
 void
 query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t count)
 {
-    struct query_wait wait = {.open = 0};
-    uint64_t until, now;
+    struct query_wait wait = {.queries = queries, .count = count};
+    uint64_t now, until;
+    bool hang;
 
-    condition_init(&wait.answered);
     pthread_mutex_lock(&pool->lock);
-    wait.since = monotonic_ms();
     for (size_t i = 0; i < count; i++)
-        begin_wait(pool, queries[i], &wait);
-    while (wait.open > 0) {
-        until = wait.since + QUERY_WAIT_MS;
+        queries[i]->is_given_up |=
+            query_is_open(queries[i]) && lane_is_silent(pool, queries[i]->lane);
+    wait.since = monotonic_ms();
+    while (wait_is_open(&wait, &hang)) {
         now = monotonic_ms();
+        until = hang ? wait.since + QUERY_WAIT_MS : now + CHECK_MS;
         if (now >= until) {
-            if (!wait_has_progress(&wait, queries, count))
-                break;
-            until = now + CHECK_MS;
+            wait_give_up(&wait);
+            break;
         }
-        condition_wait(&wait.answered, &pool->lock, until * 1000000);
+        condition_wait(&pool->answered, &pool->lock, until * 1000000);
     }
-    for (size_t i = 0; wait.open > 0 && i < count; i++)
-        if (queries[i]->wait == &wait)
-            queries[i]->wait = NULL;
     pthread_mutex_unlock(&pool->lock);
-    pthread_cond_destroy(&wait.answered);
 }
 
 void
@@ -381,11 +432,10 @@ query_unref(struct query_pool *pool, struct query *query)
     if (!query)
         return;
     pthread_mutex_lock(&pool->lock);
-    is_unasked = query->references == 2 && query->batch;
+    is_unasked = query->references == 2 && query_is_queued(query);
     if (is_unasked) {
         dequeue_query(query);
-        query_lane_put(query->lane);
-        query->lane = NULL;
+        query_leave(pool, query);
     }
     is_last = --query->references == 0;
     pthread_mutex_unlock(&pool->lock);
@@ -407,6 +457,7 @@ query_pool_new(void)
     pthread_mutex_init(&pool->lock, NULL);
     condition_init(&pool->work);
     condition_init(&pool->ended);
+    condition_init(&pool->answered);
     list_init(&pool->lanes);
     return pool;
 }
@@ -419,12 +470,17 @@ take_queued(struct query_pool *pool, struct list *taken)
     {
         struct query_lane *lane = container_of(node, struct query_lane, node);
 
+        lane->running++; /* it stays until it is empty */
         while (list_first(&lane->batches)) {
-            struct query *query = next_query(lane);
+            struct query_batch *batch =
+                container_of(list_first(&lane->batches), struct query_batch, node);
+            struct query *query = container_of(list_first(&batch->queries), struct query, node);
 
-            query->lane = NULL;
+            dequeue_query(query);
+            query_leave(pool, query);
             list_add(taken, &query->node);
         }
+        lane->running--;
         query_lane_put(lane);
     }
 }
@@ -460,6 +516,7 @@ query_pool_free(struct query_pool *pool)
 {
     if (!pool)
         return;
+    pthread_cond_destroy(&pool->answered);
     pthread_cond_destroy(&pool->ended);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);

@@ -2,11 +2,12 @@
 /*
  * A thread pool for operations on file systems that may hang.
  *
- * A query is answered by its run() on a thread of the pool. Queries wait in lanes, one for each
- * file system. A lane has at most QUERY_LANE_THREADS threads, and only one while at least half
- * of QUERY_THREADS are busy, so that file systems that hang leave threads to others. In a lane, the
- * queries of different askers take turns. Threads are started on demand and end when they have been
- * idle.
+ * A query is answered by its run() on a thread of the pool. Queries wait in lanes, one for each file
+ * system. In a lane, the queries of different askers take turns. A lane has at most
+ * QUERY_LANE_THREADS threads, and only one while at least half of QUERY_THREADS are busy, so that
+ * file systems that hang leave threads to others. An asker has at most QUERY_ASKER_THREADS threads
+ * of a lane, so that files that hang leave threads to other files of their file system. Threads are
+ * started on demand and end when they have been idle.
  *
  * Any thread may call any function.
  */
@@ -23,15 +24,15 @@
 
 enum {
     QUERY_THREADS = 64, /* of all lanes */
-    QUERY_LANE_THREADS = 4,
-    QUERY_WAIT_MS = 1000, /* without an answer, after which query_pool_wait() may return */
+    QUERY_LANE_THREADS = 8,
+    QUERY_ASKER_THREADS = 4,
+    QUERY_WAIT_MS = 1000, /* after this time without progress a query counts as hanging */
     QUERY_IDLE_MS = 2000, /* how long an idle thread remains */
 };
 
 struct query_pool;
 struct query_lane;
 struct query_batch;
-struct query_wait;
 struct query;
 
 struct query_kind {
@@ -50,14 +51,13 @@ struct query_kind {
 struct query {
     const struct query_kind *kind;
     /* Private to the pool, guarded by its lock. */
-    struct list node; /* in its batch, while it waits for a thread */
-    struct query_batch *batch; /* NULL: it does not wait for a thread */
+    struct list node; /* in its batch's queue, while it waits for a thread */
+    struct query_batch *batch; /* NULL if `lane` is */
     struct query_lane *lane; /* NULL: not queued yet, or ended */
     const void *asker; /* of query_pool_ask() */
     uint64_t began; /* monotonic_ms() when run() was last called */
-    struct query_wait *wait; /* the call that waits for it; NULL: none */
     unsigned references;
-    bool was_waited_for;
+    bool is_given_up; /* a call has returned, or will return, without the answer */
     atomic_bool answered;
 };
 
@@ -69,17 +69,18 @@ bool query_pool_stop(struct query_pool *pool);
 /* After query_pool_stop() returned true, and without queries. NULL is allowed. */
 void query_pool_free(struct query_pool *pool);
 
-/* Queues a query in the lane of `key`. `asker` identifies whose turn it takes, and is not
- * dereferenced. The caller gets a reference. On failure (out of memory, or the pool is stopped) the
- * query is not freed. */
+/* Queues a query in the lane of `key`. Queries with the same `asker` share one turn; `asker` is
+ * only compared. The caller gets a reference. On failure (out of memory, or the pool is stopped)
+ * the query is not freed. */
 errint_t query_pool_ask(struct query_pool *pool, struct query *query, uint64_t key,
                         const void *asker);
 
 /*
- * Waits until all of these queries are answered, or none was answered for QUERY_WAIT_MS and each
- * that is left hangs: it has run for QUERY_WAIT_MS, or waits in a lane that has begun and answered
- * none for QUERY_WAIT_MS. A query is waited for only by the first call that names it. No call waits
- * for queries of a lane whose threads are all busy and have answered none for QUERY_WAIT_MS.
+ * Waits until all of these queries are answered, or none was answered for QUERY_WAIT_MS and all
+ * that remain hang. A running query hangs if it has run for QUERY_WAIT_MS; one that is queued, if
+ * its lane has neither begun nor ended a query for that time. Nobody waits for a query again after
+ * a call has returned without its answer, nor for one in a lane whose threads are all busy and
+ * hang.
  */
 void query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t count);
 

@@ -223,27 +223,53 @@ def test_many_links(mount, place, far, directory):
 
 
 @pytest.mark.limit(120)
-def test_listings_of_slow_storage(mount, place):
-    """Storage that answers each request in 50 ms does not hang: each of several listings at the same
-    time waits for all of its links, however long those of the others take."""
+@pytest.mark.parametrize("directories", ["abcd", "aaaa"], ids=["four", "same"])
+def test_listings_of_slow_storage(mount, place, directories):
+    """Concurrent listings of links to storage that is slow but answers are all complete."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     real = trees.Source(place / "real")
-    for i in range(30):
+    for i in range(80):
         real.add("", f"m{i}", trees.small_tensors(f"{i}."))
-    below = mount(real.root, "-o", "delay=50000", binary=SLOWFS)
+    below = mount(real.root, "-o", "delay=15000", binary=SLOWFS)
     source = trees.Source(place / "s")
-    for directory in "abcd":
+    for directory in set(directories):
         os.makedirs(source.path(directory))
-        for i in range(30):
+        for i in range(80):
             os.symlink(below / f"m{i}.safetensors", source.path(directory, f"m{i}.safetensors"))
     m = mount(source.root)
     with ThreadPoolExecutor() as pool:
-        listings = list(pool.map(lambda directory: os.listdir(os.path.join(m / "merged", directory)), "abcd"))
-    assert [len(names) for names in listings] == [30] * 4
-    assert m.log_text() == ""
+        listings = list(pool.map(lambda name: os.listdir(os.path.join(m / "merged", name)),
+                                 directories))
+    assert [len(names) for names in listings] == [80] * 4
 
 
+@pytest.mark.limit(120)
+def test_files_that_hang_beside_others(mount, place):
+    """Links to files that hang leave threads to links to other files of their file system."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    real = trees.Source(place / "real")
+    source = trees.Source(place / "s")
+    for i in range(20):
+        directory = "hung" if i < 10 else "well"
+        real.add(f"{directory}{i}", "m", trees.small_tensors(f"{i}."))
+        os.makedirs(source.path(directory), exist_ok=True)
+        os.symlink(place / f"far/{directory}{i}/m.safetensors",
+                   source.path(directory, f"m{i}.safetensors"))
+    rules = place / "faults"
+    rules.write_text("* hung*/* hang\n")
+    os.makedirs(place / "far")
+    mount(real.root, "-o", f"valid=0,faults={rules}", binary=SLOWFS, mountpoint=place / "far")
+    m = mount(source.root)
+    try:
+        assert os.listdir(m / "merged/hung") == []
+        assert len(os.listdir(m / "merged/well")) == 10
+    finally:
+        rules.write_text("")
+
+
+@pytest.mark.limit(120)
 def test_chain_of_file_systems(mount, place, far):
     """A link to a file system that answers, and a link there to one that hangs."""
     source, hung, between = make_source(place), far("hung"), far("between")

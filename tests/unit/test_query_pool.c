@@ -18,13 +18,23 @@ enum { TIMEOUT_MS = 20000, HUNG_LANE = 100, WELL_LANE = 99, SLOW_LANE = 98, MANY
 static struct query_pool *pool;
 static atomic_bool hangs; /* run() of lanes from HUNG_LANE on waits while it is set */
 static atomic_int running, most_running, runs, late, freed;
+static atomic_int released; /* queries of hung lanes that may end */
 
 struct test_query {
     struct query query;
     uint64_t lanes[2]; /* asked one after another; 0: none */
     unsigned next;
-    atomic_int runs_before; /* `runs` when the last of its runs began */
+    atomic_bool has_begun;
 };
+
+/* Takes one of `released`. */
+static bool
+take_release(void)
+{
+    int left = atomic_load(&released);
+
+    return left > 0 && atomic_compare_exchange_strong(&released, &left, left - 1);
+}
 
 static uint64_t
 run_test_query(struct query *base)
@@ -33,10 +43,11 @@ run_test_query(struct query *base)
     uint64_t lane = query->lanes[query->next++];
     int now = atomic_fetch_add(&running, 1) + 1, most = atomic_load(&most_running);
 
-    atomic_store(&query->runs_before, atomic_fetch_add(&runs, 1));
+    atomic_store(&query->has_begun, true);
+    atomic_fetch_add(&runs, 1);
     while (now > most && !atomic_compare_exchange_weak(&most_running, &most, now))
         continue;
-    while (lane >= HUNG_LANE && atomic_load(&hangs))
+    while (lane >= HUNG_LANE && atomic_load(&hangs) && !take_release())
         usleep(1000);
     if (lane == SLOW_LANE)
         usleep(QUERY_WAIT_MS * 1000 / 5);
@@ -107,6 +118,7 @@ set_up(void)
     atomic_store(&hangs, true);
     atomic_store(&most_running, 0);
     atomic_store(&runs, 0);
+    atomic_store(&released, 0);
     atomic_store(&late, 0);
     atomic_store(&freed, 0);
 }
@@ -200,26 +212,31 @@ START_TEST(a_slow_lane_is_waited_for)
 }
 END_TEST
 
-/* An asker's first query is served after one query at most of each other asker. */
+/* An asker whose queries hang leaves threads to others. When no thread is left, a new asker is
+ * served after at most one query of each other asker. */
 START_TEST(askers_take_turns)
 {
-    struct query *queries[MANY], *first, *second;
-    int before;
+    enum { ASKERS = QUERY_LANE_THREADS / QUERY_ASKER_THREADS, EACH = 3 * QUERY_ASKER_THREADS };
+    struct query *queries[ASKERS][EACH], *last;
+    int ended;
 
-    for (int i = 0; i < MANY; i++)
-        queries[i] = ask_as(&queries, HUNG_LANE, 0);
-    ck_assert(becomes(&running, QUERY_LANE_THREADS));
-    first = ask_as(&first, HUNG_LANE, 0);
-    second = ask_as(&first, HUNG_LANE, 0);
+    for (int i = 0; i < ASKERS; i++) {
+        for (int j = 0; j < EACH; j++)
+            queries[i][j] = ask_as(&queries[i], HUNG_LANE, 0);
+        ck_assert(becomes(&running, (i + 1) * QUERY_ASKER_THREADS));
+    }
+    last = ask_as(&last, HUNG_LANE, 0);
+    for (ended = 0; !atomic_load(&((struct test_query *)last)->has_begun); ended++) {
+        ck_assert_int_le(ended, ASKERS);
+        atomic_fetch_add(&released, 1);
+        ck_assert(becomes(&runs, QUERY_LANE_THREADS + ended + 1));
+    }
     atomic_store(&hangs, false);
-    ck_assert(becomes_answered(second));
-    before = atomic_load(&((struct test_query *)second)->runs_before);
-    ck_assert_int_lt(before, 4 * QUERY_LANE_THREADS);
-    query_unref(pool, first);
-    query_unref(pool, second);
-    for (int i = 0; i < MANY; i++)
-        query_unref(pool, queries[i]);
-    ck_assert(becomes(&freed, MANY + 2));
+    query_unref(pool, last);
+    for (int i = 0; i < ASKERS; i++)
+        for (int j = 0; j < EACH; j++)
+            query_unref(pool, queries[i][j]);
+    ck_assert(becomes(&freed, ASKERS * EACH + 1));
 }
 END_TEST
 
@@ -230,33 +247,33 @@ START_TEST(a_chain_hangs_in_its_second_lane)
     for (int i = 0; i < 10; i++)
         chain[i] = ask(WELL_LANE, HUNG_LANE);
     query_pool_wait(pool, chain, 10);
-    ck_assert(becomes(&running, QUERY_LANE_THREADS));
+    ck_assert(becomes(&running, QUERY_ASKER_THREADS));
     well = ask(WELL_LANE, 0);
     ck_assert(becomes_answered(well));
     query_unref(pool, well);
     for (int i = 0; i < 10; i++)
         query_unref(pool, chain[i]);
     /* Queries that no thread has begun are not run. */
-    ck_assert(becomes(&freed, 10 - QUERY_LANE_THREADS + 1));
+    ck_assert(becomes(&freed, 10 - QUERY_ASKER_THREADS + 1));
     atomic_store(&hangs, false);
     ck_assert(becomes(&freed, 11));
-    ck_assert_int_eq(atomic_load(&runs), 10 + QUERY_LANE_THREADS + 1);
+    ck_assert_int_eq(atomic_load(&runs), 10 + QUERY_ASKER_THREADS + 1);
 }
 END_TEST
 
 START_TEST(a_pool_that_hangs_is_not_stopped)
 {
-    struct query *hung = ask(HUNG_LANE, 0), *queued[QUERY_LANE_THREADS];
+    struct query *hung = ask(HUNG_LANE, 0), *queued[QUERY_ASKER_THREADS];
 
-    for (int i = 0; i < QUERY_LANE_THREADS; i++)
+    for (int i = 0; i < QUERY_ASKER_THREADS; i++)
         queued[i] = ask(HUNG_LANE, 0);
-    ck_assert(becomes(&running, QUERY_LANE_THREADS));
+    ck_assert(becomes(&running, QUERY_ASKER_THREADS));
     ck_assert(!query_pool_stop(pool));
     query_unref(pool, hung);
-    for (int i = 0; i < QUERY_LANE_THREADS; i++)
+    for (int i = 0; i < QUERY_ASKER_THREADS; i++)
         query_unref(pool, queued[i]);
     atomic_store(&hangs, false);
-    ck_assert(becomes(&freed, QUERY_LANE_THREADS + 1));
+    ck_assert(becomes(&freed, QUERY_ASKER_THREADS + 1));
 }
 END_TEST
 

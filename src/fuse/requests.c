@@ -171,8 +171,8 @@ lane_of_place(struct requests *requests, const struct view_place *place, uid_t u
 
 /*
  * In a file system a user may run three quarters of the threads that the file system may use and
- * other users do not, but at least one; and in all file systems three quarters of the threads that
- * other users do not use, or seven eighths with those that are alone in their file system.
+ * other users do not. Over all file systems a user may run three quarters of the threads that other
+ * users leave; above that, up to seven eighths, only one request in each further file system.
  */
 static bool
 user_has_room(const struct lane *user)
@@ -260,7 +260,8 @@ lane_find_ready_below(struct lane *lane, bool is_running)
 
 /* Returns the next lane, in round-robin order, with a queued request that may run; NULL: none.
  * Lanes without running requests are first: only the end of another lane's request would start them
- * later, and that may not come. Skipped lanes have requests running, so there are few. */
+ * later, and that may not come. Skipped lanes have requests running, or their user has, so there
+ * are few. */
 static struct lane *
 lane_find_ready(struct lane *lane)
 {
@@ -492,7 +493,8 @@ enter_lane(struct requests *requests, struct request *request, struct request **
         return requests->closed ? ENOTCONN : EBUSY;
     }
     lane_push(lane, request);
-    if (room)
+    lane = lane_find_ready(&requests->all); /* there may be room for others, too */
+    if (lane)
         *ready = lane_start_request(lane);
     if (request->interrupted)
         interrupted_add(requests, request);

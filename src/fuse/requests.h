@@ -12,9 +12,9 @@
  *
  *   a name          4; 1 once its directory has 8
  *   a directory     32; 1 once its user has 32 in that file system
- *   a user          three quarters of the file system's threads that other users do not use, at
- *                   least 1; of all threads, seven eighths of those that other users do not use
- *   a file system   as many as are free, of REQUESTS_RUNNING
+ *   a user          three quarters of the file system's threads that other users do not use; of
+ *                   all threads that other users do not use, three quarters, and one in each
+ * further file system up to seven eighths a file system   as many as are free, of REQUESTS_RUNNING
  *
  * An interrupted request, queued or running, is answered with EINTR once no request for its name
  * has been answered for REQUESTS_GRACE_MS. Until then it continues, because a caller that handles

@@ -81,7 +81,11 @@ struct group {
     const char *const *members; /* shards that exist, sorted by name */
     uint32_t member_count;
     uint32_t missing_count; /* shards that it should have but lacks */
-    errint_t index_error; /* its index could not be read, so its members are not known; or 0 */
+    /* Its index could not be read: its members are the files that are named after it. Or 0. */
+    errint_t index_error;
+    /* A hash of the names of those members beside which a file of aria2 is; 0: none. If there is no
+     * listing, not 0. */
+    uint64_t unfinished;
     enum group_kind kind;
     /* Key of the other file systems that links among its files lead to. 0: there are none, or
      * catalog_options.skip_hung is false. */
@@ -142,6 +146,7 @@ struct checkpoint {
      * because another process writes or downloads it or no descriptor is free, or the error of
      * reading the index. Else 0. */
     errint_t passing_error;
+    bool has_unread_index; /* so it is not known which tensors it should have */
     bool is_absent; /* converted container; none of its files could be read as a checkpoint */
     bool has_total_size; /* its index has a valid metadata.total_size */
     atomic_bool no_room_reported; /* see checkpoint_report_no_room() */

@@ -50,32 +50,60 @@ load_or_reuse_shard(void *arg, size_t i)
     struct shard *shard = reuse_shard(loader, name);
 
     if (!shard)
-        shard = shard_load(loader->dir, loader->group->container, name, loader->checkpoint->family);
+        shard = shard_load(loader->dir, loader->group, name, loader->checkpoint->family);
     loader->checkpoint->shards[i] = shard;
 }
 
 /* ---- assembling ---- */
 
+/* What the files of a checkpoint have in common. */
+struct common_ownership {
+    struct ownership ownership; /* of the first file, with the permission bits that all have */
+    bool has_file, owners_differ, groups_differ;
+};
+
+static void
+add_ownership(struct common_ownership *common, const struct file_identity *file)
+{
+    struct ownership own = ownership_of(file);
+
+    if (!common->has_file)
+        common->ownership = own;
+    common->has_file = true;
+    common->ownership.mode &= own.mode;
+    common->owners_differ |= own.owner != common->ownership.owner;
+    common->groups_differ |= own.group != common->ownership.group;
+}
+
 /*
- * The ownership of a file that is made of several: their common owner and group, and the permission
- * bits that all have. If owners differ, the owner is the mounting user, who could read all headers
- * and may therefore read the file; and an owner or a group that is no longer shown gets no more
- * than its file gives it.
+ * The ownership of a file that is made of all shards and the index. If owners differ, the owner is
+ * the mounting user, who could read all headers and may therefore read the file. A user whose class
+ * is not the same for each file (owner, group, others) gets the bits that all these classes have.
  */
 static struct ownership
-combine_ownership(struct ownership a, struct ownership b)
+combine_ownership(const struct checkpoint *checkpoint)
 {
-    a.mode &= b.mode;
-    if (a.group != b.group) {
-        a.group = getegid();
-        a.mode &= ~S_IRWXO | (a.mode & S_IRWXG) >> 3;
+    struct common_ownership common = {{geteuid(), getegid(), 0444}, false, false, false};
+    mode_t mode, shared;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (!checkpoint->shards[i]->refusal)
+            add_ownership(&common, &checkpoint->shards[i]->identity);
+    if (common.has_file && checkpoint->index_identity.inode)
+        add_ownership(&common, &checkpoint->index_identity);
+    mode = common.ownership.mode;
+    if (common.groups_differ) {
+        shared = mode >> 3 & mode & 07;
+        mode = (mode & 0700) | shared << 3 | shared;
+        common.ownership.group = getegid();
     }
-    if (a.owner != b.owner) {
-        a.owner = geteuid();
-        a.mode &= ~(S_IRWXG | S_IRWXO) | (a.mode & S_IRWXU) >> 3 | (a.mode & S_IRWXU) >> 6;
-        a.mode |= S_IRUSR;
+    if (common.owners_differ) {
+        shared = mode >> 6 & 07;
+        mode = S_IRUSR | (mode & (shared << 6 | shared << 3 | shared));
+        common.ownership.owner = geteuid();
     }
-    return a;
+    common.ownership.mode = mode;
+    return common.ownership;
 }
 
 /* Quotes the name of the tensor's shard, for a message. */
@@ -216,8 +244,11 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
 static void
 mark_index_unread(struct checkpoint *checkpoint, errint_t error)
 {
+    bool is_documented = error == -ETXTBSY || error == -EACCES || error_is_no_descriptor(error);
+
     mark_unsound(checkpoint, "its index cannot be read");
-    checkpoint->passing_error = error;
+    checkpoint->has_unread_index = true;
+    checkpoint->passing_error = is_documented ? error : -EIO;
 }
 
 /* Reads the index. If it is invalid or cannot be read, this is reported, and *index is NULL. Fails
@@ -232,7 +263,8 @@ read_checkpoint_index(struct checkpoint *checkpoint, struct source_dir *dir, con
     if (!error || error == -ENOMEM)
         return error;
     problem_set_add(checkpoint->problems, file, "refused: %s: %s; %s", reason.rule, reason.text,
-                    error == -EBADMSG ? "the index is not used" : "its checkpoint is not shown");
+                    error == -EBADMSG ? "the index is not used"
+                                      : "its checkpoint cannot be opened");
     if (error != -EBADMSG)
         mark_index_unread(checkpoint, error);
     *index = NULL;
@@ -307,16 +339,16 @@ keep_index_metadata(struct checkpoint *checkpoint, const struct st_index *index)
     return 0;
 }
 
+static const struct tensor_ref no_tensors;
+
 /* The budget has no room for the list of tensors: the checkpoint is shown without any. */
 static errint_t
 gather_nothing(struct checkpoint *checkpoint, size_t count)
 {
-    static const struct tensor_ref none;
-
     checkpoint_report_no_room(checkpoint, count, "its list of tensors");
     mark_unsound(checkpoint, "no memory for its headers");
     checkpoint->has_no_room = true;
-    checkpoint->tensors = &none;
+    checkpoint->tensors = &no_tensors;
     return 0;
 }
 
@@ -363,8 +395,6 @@ gather_tensors(struct checkpoint *checkpoint, struct source_dir *dir, const char
         error = gather_nothing(checkpoint, count);
     }
     if (index) {
-        checkpoint->ownership =
-            combine_ownership(checkpoint->ownership, ownership_of(&checkpoint->index_identity));
         checkpoint->has_total_size = index->has_total_size;
         checkpoint->total_size = index->total_size;
         if (index->has_byte_order_mark)
@@ -511,7 +541,6 @@ summarize_shards(struct checkpoint *checkpoint)
 {
     bool any = false;
 
-    checkpoint->ownership = (struct ownership){geteuid(), getegid(), 0444};
     checkpoint->is_absent =
         checkpoint->container->is_converted && !checkpoint_has_table(checkpoint);
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
@@ -523,9 +552,6 @@ summarize_shards(struct checkpoint *checkpoint)
             continue;
         }
         report_refused_tensors(checkpoint, shard);
-        checkpoint->ownership =
-            any ? combine_ownership(checkpoint->ownership, ownership_of(&shard->identity))
-                : ownership_of(&shard->identity);
         if (!any || is_later(&shard->identity.modified, &checkpoint->modified))
             checkpoint->modified = shard->identity.modified;
         if (!any || is_later(&shard->identity.changed, &checkpoint->changed))
@@ -617,19 +643,21 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
     if (!error) {
         if (group->missing_count)
             mark_unsound(checkpoint, "shards are missing");
-        if (group->index_error)
-            mark_index_unread(checkpoint, group->index_error);
         summarize_shards(checkpoint);
         report_group(checkpoint, group);
         error = group->may_be_part ? 0 : check_shards(checkpoint);
     }
-    if (!error) {
-        error = gather_tensors(checkpoint, dir, group->index_error ? NULL : group->index);
+    if (!error && group->index_error) {
+        mark_index_unread(checkpoint, group->index_error);
+        checkpoint->tensors = &no_tensors;
+    } else if (!error) {
+        error = gather_tensors(checkpoint, dir, group->index);
     }
     if (error) {
         checkpoint_free(checkpoint);
         return error;
     }
+    checkpoint->ownership = combine_ownership(checkpoint);
     atomic_fetch_add(&dir->catalog->checkpoints, 1);
     atomic_fetch_add(&dir->catalog->tensors, checkpoint->tensor_count);
 #ifdef __GLIBC__

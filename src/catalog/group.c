@@ -3,11 +3,13 @@
 
 #include "base/array.h"
 #include "base/buffer.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "format/safetensors.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,6 +319,44 @@ add_group(struct grouper *grouper, enum group_kind kind, const struct container 
         grouper->failed = true;
 }
 
+/* Whether the name of a file gives it this stem and suffix. */
+static bool
+is_named_after(const char *file, const char *stem, struct suffix suffix)
+{
+    struct suffix own = file_suffix(file);
+    uint32_t number, of;
+    char own_stem[256];
+
+    return own.container == suffix.container && own.length == suffix.length &&
+           strncmp(own.text, suffix.text, suffix.length) == 0 &&
+           (group_numbered_name(file, own_stem, &number, &of) ||
+            group_single_name(file, own_stem)) &&
+           strcmp(own_stem, stem) == 0;
+}
+
+/* The index could not be read. Any file named after it may be a shard, so all of them are members
+ * of the group, and none is another checkpoint. */
+static void
+group_by_unread_index(struct grouper *grouper, const struct group_index *named)
+{
+    size_t first = grouper->member_count;
+    struct suffix suffix;
+    char stem[256];
+
+    if (!split_index_name(named->file, stem, &suffix))
+        return;
+    for (size_t i = 0; i < grouper->count; i++) {
+        if (grouper->use[i] != USE_NONE || !is_named_after(grouper->files[i], stem, suffix))
+            continue;
+        grouper->use[i] = USE_SHARD;
+        add_member(grouper, grouper->files[i]);
+    }
+    add_group(grouper, GROUP_INDEX, suffix.container, add_stem(grouper, stem, suffix), named->file,
+              first, 0);
+    if (!grouper->failed)
+        grouper->groups[grouper->group_count - 1].index_error = named->error;
+}
+
 static void
 group_by_index(struct grouper *grouper, const struct group_index *named)
 {
@@ -328,13 +368,6 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
 
     if (!split_index_name(named->file, stem, &suffix))
         return;
-    if (named->error) {
-        add_group(grouper, GROUP_INDEX, suffix.container, add_stem(grouper, stem, suffix),
-                  named->file, first, 0);
-        if (!grouper->failed)
-            grouper->groups[grouper->group_count - 1].index_error = named->error;
-        return;
-    }
     if (suffix.container->is_converted)
         problems = NULL; /* as in group_numbered_set() */
     if (named->index->shard_count == 0) {
@@ -646,6 +679,28 @@ mark_second_groups(struct grouper *grouper)
     }
 }
 
+/* Finds the members whose download by aria2 is not finished. */
+static void
+find_unfinished(struct grouper *grouper)
+{
+    char name[NAME_MAX + 1], *member = name;
+
+    for (size_t i = 0; i < grouper->count; i++) {
+        if (!text_has_suffix(grouper->files[i], ARIA2_CONTROL_SUFFIX))
+            continue;
+        snprintf(name, sizeof(name), "%.*s",
+                 (int)(strlen(grouper->files[i]) - strlen(ARIA2_CONTROL_SUFFIX)),
+                 grouper->files[i]);
+        for (size_t j = 0; j < grouper->group_count; j++) {
+            struct group *group = &grouper->groups[j];
+
+            if (bsearch(&member, group->members, group->member_count, sizeof(*group->members),
+                        text_compare_strings))
+                group->unfinished += hash64(name, strlen(name), 0) | 1;
+        }
+    }
+}
+
 static void
 gather_files(const struct grouper *grouper, struct grouping *grouping)
 {
@@ -676,8 +731,11 @@ group_files(const char *const *files, size_t count, const struct group_index *in
             grouper.use[at] = USE_INDEX;
     }
     for (size_t i = 0; i < index_count; i++)
-        if (indexes[i].index || indexes[i].error)
+        if (indexes[i].index)
             group_by_index(&grouper, &indexes[i]);
+    for (size_t i = 0; i < index_count; i++)
+        if (indexes[i].error)
+            group_by_unread_index(&grouper, &indexes[i]);
     group_numbered(&grouper);
     group_singles(&grouper);
     if (grouper.failed || buffer_failed(&grouper.stems))
@@ -685,6 +743,7 @@ group_files(const char *const *files, size_t count, const struct group_index *in
     resolve_groups(&grouper);
     drop_converted_duplicates(&grouper);
     mark_second_groups(&grouper);
+    find_unfinished(&grouper);
     gather_files(&grouper, grouping);
     error = 0;
 

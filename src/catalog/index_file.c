@@ -136,6 +136,10 @@ open_and_read_index(struct source_dir *dir, const char *name, struct st_index **
     int fd = source_dir_open(dir, name);
     errint_t error;
 
+    if (fd >= 0 && source_dir_is_unfinished(dir, name)) {
+        close(fd);
+        return reason_set(reason, -ETXTBSY, "UnfinishedDownload", UNFINISHED_TEXT);
+    }
     if (fd < 0)
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
     if (file_identity_from_fd(identity, fd) != 0 || !S_ISREG(identity->mode)) {

@@ -93,18 +93,16 @@ recall_index(const struct listing *before, const char *name, struct st_index **i
     return 0;
 }
 
-/* An index that cannot be read is not refused: without it, the shards of another checkpoint might
- * have the name of this one. Fails only if out of memory. */
+/* An index that cannot be read is not ignored: grouping by names could show other shards under the
+ * name of its checkpoint. Uses the index of the previous listing, or sets listed->error. Fails only
+ * if out of memory. */
 static errint_t
-use_index_without_reading(const struct scan *scan, const struct listing *before,
-                          struct group_index *listed, errint_t error, const struct reason *reason)
+use_index_without_reading(const struct listing *before, struct group_index *listed, errint_t error)
 {
     if (recall_index(before, listed->file, &listed->index))
         return -ENOMEM;
     if (!listed->index)
         listed->error = error;
-    problem_set_add(scan->problems, listed->file, "refused: %s: %s; its checkpoint is %s",
-                    reason->rule, reason->text, listed->index ? "listed as before" : "not shown");
     return 0;
 }
 
@@ -120,14 +118,13 @@ read_listed_index(struct scan *scan, const struct listing *before, struct group_
     errint_t error;
 
     listed->is_remote = remote != NULL;
-    if (remote && (!remote->is_answered || !query)) {
-        error = recall_index(before, listed->file, &listed->index);
-        listed->error = listed->index ? 0 : -EIO;
-        return error;
-    }
+    if (remote && (!remote->is_answered || !query))
+        return use_index_without_reading(before, listed, -EIO);
     if (remote) {
-        error = query->index_error;
+        error = query->error ? query->error : query->index_error;
         reason = query->reason;
+        if (query->error)
+            reason_fill(&reason, "IoError", "%s", strerror(-error));
         read = query->index;
         query->index = NULL;
         remote->index = listed->identity = query->index_identity;
@@ -136,11 +133,15 @@ read_listed_index(struct scan *scan, const struct listing *before, struct group_
     }
     if (error == -ENOMEM)
         return error;
-    if (error && error != -EBADMSG)
-        return use_index_without_reading(scan, before, listed, error, &reason);
+    if (error == -ENOENT) /* removed since the directory was read */
+        return 0;
     if (error)
-        problem_set_add(scan->problems, listed->file, "refused: %s: %s; the index is not used",
-                        reason.rule, reason.text);
+        problem_set_add(
+            scan->problems, listed->file, "refused: %s: %s; %s", reason.rule, reason.text,
+            error == -EBADMSG ? "the index is not used"
+                              : "its checkpoint is listed as before, or cannot be opened");
+    if (error && error != -EBADMSG)
+        return use_index_without_reading(before, listed, error);
     listed->index = read;
     return 0;
 }
@@ -192,7 +193,7 @@ has_same_members(const struct group *a, const struct group *b)
 {
     if (a->kind != b->kind || a->shadowed != b->shadowed || a->member_count != b->member_count ||
         a->missing_count != b->missing_count || a->index_error != b->index_error ||
-        !a->index != !b->index)
+        a->unfinished != b->unfinished || !a->index != !b->index)
         return false;
     if (a->index && strcmp(a->index, b->index) != 0)
         return false;
@@ -213,6 +214,8 @@ carry_states(struct group *groups, size_t count, const struct listing *before)
         if (before && before->group_count)
             old = bsearch(group, before->groups, before->group_count, sizeof(*group),
                           compare_groups_by_name);
+        while (old && old->shadowed) /* the first of this name is not */
+            old--;
         if (old && !group->shadowed && has_same_members(group, old))
             group->state = group_state_ref(old->state);
         else

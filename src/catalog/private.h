@@ -105,10 +105,15 @@ bool catalog_drop_index(struct catalog *catalog);
 
 /* ---- shard.c ---- */
 
-/* Reads the header of a shard. NULL: out of memory. Any other error is recorded as the shard's
- * refusal. */
-struct shard *shard_load(struct source_dir *dir, const struct container *container,
-                         const char *name, struct family *family);
+/* Whether the download of a file by aria2 is not finished. */
+bool source_dir_is_unfinished(struct source_dir *dir, const char *name);
+#define UNFINISHED_TEXT                                                                            \
+    "its download by aria2 is not finished: FILE" ARIA2_CONTROL_SUFFIX " is beside it"
+
+/* Reads the header of a member of the group. NULL: out of memory. Any other error is recorded as
+ * the shard's refusal. */
+struct shard *shard_load(struct source_dir *dir, const struct group *group, const char *name,
+                         struct family *family);
 /* Whether the file is unchanged since the shard was loaded and its version has not ended. A stale
  * backing stays stale; reopening after recovery needs a new one. Waits for storage. */
 bool shard_is_current(struct source_dir *dir, const struct shard *shard);

@@ -78,6 +78,24 @@ report_broken_link(const struct scan *scan, const char *name, errint_t error)
                         strerror(-error));
 }
 
+/* Whether an index of that name may exist although stat(2) failed: it is then a file, which cannot
+ * be read. */
+static bool
+may_be_index(const char *name, errint_t error)
+{
+    switch (error) {
+    case -ENOENT:
+    case -ENOTDIR:
+    case -ELOOP:
+    case -ENAMETOOLONG:
+    case -EXDEV: /* a link into the mount itself */
+    case -EPERM: /* a link that is not followed: what it leads to must not show */
+        return false;
+    default:
+        return group_index_name(name, NULL);
+    }
+}
+
 /* Whether a link leads to a file or directory. `error`: of stat(2), following links. */
 static bool
 is_usable_target(errint_t error, const struct file_identity *identity)
@@ -93,6 +111,8 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
 {
     if (error == -ENOENT && !is_link)
         return SCANNED_NONE; /* removed since the directory was read */
+    if (error && may_be_index(name, error))
+        return SCANNED_FILE;
     if (error) {
         report_broken_link(scan, name, error);
         return SCANNED_NONE;
@@ -230,7 +250,9 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
         remote->is_unusable = !is_usable_target(query->error, &query->identity);
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
-        remote->kind = old ? old->kind : SCANNED_NONE;
+        remote->kind = old                                    ? old->kind
+                       : group_index_name(remote->name, NULL) ? SCANNED_FILE
+                                                              : SCANNED_NONE;
         problem_set_add(scan->problems, remote->name,
                         remote->kind == SCANNED_NONE
                             ? "left out: the storage that the link leads to does not answer"

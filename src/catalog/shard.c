@@ -44,9 +44,8 @@ shard_read_table(struct table_cache *tables, int fd, const struct container *con
     return changed;
 }
 
-/* Whether the download of a file by aria2 is not finished. */
-static bool
-is_unfinished(struct source_dir *dir, const char *name)
+bool
+source_dir_is_unfinished(struct source_dir *dir, const char *name)
 {
     struct file_identity identity;
     char control[NAME_MAX + sizeof(ARIA2_CONTROL_SUFFIX)];
@@ -57,7 +56,7 @@ is_unfinished(struct source_dir *dir, const char *name)
 
 /* One attempt: stat, open, header. -EAGAIN: the file changed during the attempt. */
 static errint_t
-shard_load_once(struct source_dir *dir, const struct container *container, struct shard *shard,
+shard_load_once(struct source_dir *dir, const struct group *group, struct shard *shard,
                 struct reason *reason)
 {
     errint_t error = source_dir_file(dir, shard->name, &shard->identity);
@@ -65,10 +64,8 @@ shard_load_once(struct source_dir *dir, const struct container *container, struc
 
     if (error)
         return reason_set(reason, error, "IoError", "%s", strerror(-error));
-    if (is_unfinished(dir, shard->name))
-        return reason_set(reason, -ETXTBSY, "UnfinishedDownload",
-                          "a file of aria2 (" ARIA2_CONTROL_SUFFIX
-                          ") is beside it, so parts of it may be zeros");
+    if (group->unfinished && source_dir_is_unfinished(dir, shard->name))
+        return reason_set(reason, -ETXTBSY, "UnfinishedDownload", UNFINISHED_TEXT);
     backing_unref(shard->backing);
     shard->backing = source_dir_backing(dir, shard->name, &shard->identity);
     if (!shard->backing)
@@ -76,13 +73,13 @@ shard_load_once(struct source_dir *dir, const struct container *container, struc
     fd = source_dir_open(dir, shard->name);
     if (fd < 0)
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
-    error = shard_read_table(&dir->catalog->tables, fd, container, shard, reason);
+    error = shard_read_table(&dir->catalog->tables, fd, group->container, shard, reason);
     close(fd);
     return error;
 }
 
 struct shard *
-shard_load(struct source_dir *dir, const struct container *container, const char *name,
+shard_load(struct source_dir *dir, const struct group *group, const char *name,
            struct family *family)
 {
     struct shard *shard = calloc(1, sizeof(*shard) + strlen(name) + 1);
@@ -94,7 +91,7 @@ shard_load(struct source_dir *dir, const struct container *container, const char
     atomic_init(&shard->references, 1);
     shard->name = strcpy((char *)(shard + 1), name);
     for (int tries = 0; error == -EAGAIN && tries < LOAD_TRIES; tries++)
-        error = shard_load_once(dir, container, shard, &reason);
+        error = shard_load_once(dir, group, shard, &reason);
     if (error == -ENOMEM)
         goto fail;
     if (error && asprintf(&shard->refusal, "%s: %s", reason.rule, reason.text) < 0) {

@@ -152,6 +152,7 @@ find_file(const char *name, struct found *found)
                                 .suffix = "",
                                 .members = &name,
                                 .member_count = 1,
+                                .unfinished = 1,
                                 .kind = GROUP_SINGLE,
                                 .may_be_part = true};
     errint_t error = group_load(found->dir, &group, 1, &found->checkpoint);
@@ -243,6 +244,7 @@ find_shards(const struct mount_origin *origin, struct found *found)
                                 .suffix = "",
                                 .members = (const char *const *)origin->shards,
                                 .member_count = origin->shard_count,
+                                .unfinished = 1,
                                 .kind = GROUP_NUMBERED};
     errint_t error = group_load(found->dir, &group, CHECKPOINT_THREADS, &found->checkpoint);
 

@@ -198,7 +198,8 @@ compute_made_size(struct checkpoint *checkpoint, struct derived *derived,
     struct buffer text = BUFFER_COUNTING;
     errint_t error = 0;
 
-    if (checkpoint->is_absent || (checkpoint->unsound && !of_tensors))
+    if (checkpoint->is_absent || checkpoint->has_unread_index ||
+        (checkpoint->unsound && !of_tensors))
         return -ENOENT;
     if (kind == MADE_MERGED || kind == MADE_PART || kind == MADE_SHARD)
         return lay_out(checkpoint, derived, options, kind, size);

@@ -487,14 +487,14 @@ list_pages(void *arg, struct names_writer *writer)
         shown_names_add(writer, view->options.pages[i].name, S_IFREG, false);
 }
 
-/* -EMFILE or -ENFILE: names would be missing, because a shard could not be opened. */
+/* Fails if names would be missing because a shard or the index cannot be read now. */
 static errint_t
 open_tensors(struct view *view, const struct caller *caller, struct node *node, struct node **set)
 {
     errint_t error = access_tensors(view, caller, node, set);
     errint_t passing = error ? 0 : (*set)->checkpoint->passing_error;
 
-    if (!error_is_lack(passing))
+    if (error || (!error_is_lack(passing) && !(*set)->checkpoint->has_unread_index))
         return error;
     node_unref(view, *set, 1);
     *set = NULL;

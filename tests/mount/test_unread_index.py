@@ -38,8 +38,12 @@ def tensors_of(path):
     return {entry.name: entry.read() for entry in oracle.read_header(path)[0]}
 
 
+def source_names(source):
+    return [name for name in os.listdir(source.path("m")) if name != INDEX]
+
+
 class Views:
-    """The tensors of the checkpoint in all views, each of which may have an error instead."""
+    """Reads the checkpoint through each view; a view may fail."""
 
     def __init__(self, m, source):
         self.m = m
@@ -55,6 +59,9 @@ class Views:
             if view == "tensors":
                 got = {name: (directory / "model" / name).read_bytes()[-len(data):]
                        for name, data in self.want.items()}
+                assert json.loads((directory / "model.index.json").read_bytes())[
+                    "metadata"]["note"] == "kept"
+                assert sorted(os.listdir(directory / "model")) == sorted(self.want)
             elif view == "merged":
                 got = tensors_of(directory / "model.safetensors")
             else:
@@ -78,13 +85,27 @@ def behind(mount, source, place):
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_error_at_the_first_listing(mount, source, place, error):
+@pytest.mark.parametrize("call", ["open", "lookup", "link"])
+def test_error_at_the_first_listing(mount, source, place, call, error):
+    """`link`: the index is a link, as in a Hugging Face cache, and its target is not found out."""
     rules, below = behind(mount, source, place)
-    rules.write_text(f"open m/{INDEX} error={error}\n")
+    name = f"m/{INDEX}"
+    if call == "link":
+        os.makedirs(source.path("blobs"))
+        os.rename(source.path(name), source.path("blobs/b"))
+        os.symlink("../blobs/b", source.path(name))
+    rule = "open" if call == "open" else "lookup"
+    rules.write_text(f"{rule} {'blobs/b' if call == 'link' else name} error={error}\n")
     m = mount(below.path)
     views = Views(m, source)
     assert views.errors() == ["merged", "tensors", "shards"]
-    assert any(INDEX in line and "its checkpoint is not shown" in line for line in m.problems())
+    for name in source_names(source):  # the shards themselves, for a loader that has the index
+        assert oracle.read_all(m / f"shards/m/{name}") == oracle.read_all(source.path("m", name))
+    for path in (f"shards/m/{INDEX}", "merged/m/model.safetensors", "tensors/m/model.index.json"):
+        with pytest.raises(OSError) as caught:
+            open(m / path, "rb")
+        assert caught.value.errno != errno.ENOENT, path
+    assert any(INDEX in line and "cannot be opened" in line for line in m.problems())
     rules.write_text("")
     assert eventually(lambda: views.errors() == [] and INDEX not in "".join(m.problems()))
 
@@ -127,8 +148,8 @@ def test_index_is_open_for_writing(mount, source):
 
 @pytest.mark.parametrize("when", ["before the mount", "later"])
 def test_user_who_may_not_read_the_index(mount, source, place, test_user, when):
-    """He cannot open what is made from the index and the shards, also if only the shards are known
-    at the moment."""
+    """A user without a right to the index cannot open files that are made with it, even while the
+    index cannot be read."""
     paths = ["merged/m/model.safetensors", f"shards/m/{INDEX}", "tensors/m/model.index.json"]
     os.chmod(source.path("m", INDEX), 0o600)
     if not SLOWFS.exists():
@@ -147,3 +168,29 @@ def test_user_who_may_not_read_the_index(mount, source, place, test_user, when):
         assert done.returncode == 1 and done.stdout == b"", path
     rules.write_text("")
     assert eventually(lambda: Views(m, source).errors() == [])
+
+
+@pytest.mark.parametrize("name", [INDEX, "model-00002-of-00003.safetensors"])
+@pytest.mark.parametrize("when", ["before the mount", "later"])
+def test_control_file_of_aria2(mount, source, name, when):
+    """The index, or a shard, whose download is not finished. An index that was read before is kept."""
+    control = source.path(f"m/{name}.aria2")
+    if when == "later":
+        m = mount(source.root)
+        assert Views(m, source).errors() == []
+    with open(control, "wb") as f:
+        f.write(b"\0\1")
+    if when != "later":
+        m = mount(source.root)
+    views = Views(m, source)
+    assert eventually(lambda: any(name in line and "UnfinishedDownload" in line
+                                  for line in m.problems()))
+    if name == INDEX and when == "later":
+        assert views.errors() == []
+    else:
+        assert eventually(lambda: not views.check("merged"))
+        with pytest.raises(OSError) as caught:
+            os.stat(m / "merged/m/model.safetensors")
+        assert caught.value.errno == errno.ETXTBSY
+    os.remove(control)
+    assert eventually(lambda: views.errors() == [] and "aria2" not in "".join(m.problems()))

@@ -320,6 +320,16 @@ def test_chart_cannot_be_written(bench, fstfs, model):
     assert err == "fstfs-bench: /dev/full: No space left on device\n"
 
 
+def test_chart_does_not_replace_another_file(bench, place):
+    """A model, if the name of the chart was forgotten."""
+    path = place / "model.safetensors"
+    write_shard(path, {"t": 10000}, 1)
+    before = path.read_bytes()
+    _, err = bench.run("--rounds=1", "--methods=read", "--svg", path, path, status=1)
+    assert err == f"fstfs-bench: --svg={path}: exists and is not an SVG file; it is kept\n"
+    assert path.read_bytes() == before
+
+
 def test_too_small(bench, place):
     path = place / "small.safetensors"
     write_shard(path, {"t": 10000}, 1)

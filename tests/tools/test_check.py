@@ -475,7 +475,7 @@ def test_file_that_aria2_has_not_completed(place, args):
     assert f"{shard}.aria2" not in "".join(out)
 
 
-@pytest.mark.parametrize("suffix", ["part", "partial", "crdownload", "download", "opdownload"])
+@pytest.mark.parametrize("suffix", ["part", "partial", "crdownload", "opdownload"])
 def test_name_of_an_unfinished_download(place, suffix):
     trees.Source(place).add("", "model", aligned("t."))
     (place / f"notes.{suffix}").write_bytes(b"not weights")

@@ -164,6 +164,36 @@ def test_force_keeps_a_file_that_an_index_names(place, text):
     run("--force", source.root, out.path("other.safetensors"))
 
 
+@pytest.mark.parametrize("output", ["out", "out/model-00001-of-00002.safetensors"])
+def test_force_with_an_index_that_cannot_be_read(place, test_user, user_program, output):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    out = trees.Source(place / "out")
+    old = out.add("", "model", plain(seed=1), shards=2)
+    weight_map = {t.name: name for name, held in old.shards for t in held}
+    (place / "out/variant.safetensors.index.json").write_bytes(trees.index_bytes(weight_map))
+    os.chmod(place / "out/variant.safetensors.index.json", 0o600)
+    os.remove(place / "out/model.safetensors.index.json")
+    os.chmod(place / "out", 0o777)
+    before = snapshot(place / "out")
+    shards = ["--shards=3"] if output == "out" else []
+    err = run(*shards, "--force", source.root, place / output, status=1, user=test_user,
+              program=user_program(PACK))
+    assert "variant.safetensors.index.json" in err
+    assert snapshot(place / "out") == before
+
+
+def test_side_file_that_aria2_has_not_completed(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    source.add_side("tokenizer.json", bytes(100))
+    source.add_side("tokenizer.json.aria2", b"\0\1")
+    err = run("--shards=1", source.root, place / "out", status=1)
+    assert "tokenizer.json: its download by aria2 is not finished" in err
+    assert not (place / "out").exists()
+    run("--shards=1", "--tensors-only", source.root, place / "out")
+
+
 def test_force_keeps_a_special_file(place):
     source = trees.Source(place / "models")
     source.add("", "model", plain())

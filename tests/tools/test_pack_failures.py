@@ -346,8 +346,7 @@ def test_files_of_other_programs_are_kept(place, pair_of_models, what, existing,
 @pytest.mark.limit(240)
 @pytest.mark.parametrize("system", ["full", "nfs", "fuse"])
 def test_an_old_shard_is_changed(place, pair_of_models, system):
-    """At every step: it is kept, and the index names all old or all new shards, as the message
-    says."""
+    """The changed shard is kept at every step. The index names only old or only new shards."""
     source, out = pair_of_models, place / "out"
     old = "model-00002-of-00002.safetensors"
     completed = []

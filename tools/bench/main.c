@@ -9,6 +9,7 @@
 #include "report.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,6 +95,23 @@ write_svg(const char *path, const struct buffer *text, struct reason *reason)
     return error;
 }
 
+/* Whether the path is a regular file with content other than a chart, for instance a model. */
+static bool
+is_other_file(const char *path)
+{
+    static const char begin[] = "<svg";
+    char found[sizeof(begin) - 1] = {0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat st;
+    bool is_other =
+        fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 &&
+        (pread(fd, found, sizeof(found), 0) < 0 || memcmp(found, begin, sizeof(found)) != 0);
+
+    if (fd >= 0)
+        close(fd);
+    return is_other;
+}
+
 /* Checks before the measurement whether the chart can be written. */
 static bool
 check_svg(const char *path)
@@ -105,6 +123,10 @@ check_svg(const char *path)
     if (!can)
         complain("%s: %s", path, strerror(errno));
     free(copy);
+    if (can && is_other_file(path)) {
+        complain("--svg=%s: exists and is not an SVG file; it is kept", path);
+        return false;
+    }
     return can;
 }
 

@@ -426,22 +426,6 @@ add_hub_groups(struct tree *tree, struct source_dir *dir, const struct listing *
     return error;
 }
 
-/* Whether the file is what an unfinished download left: by the Hugging Face tools, aria2 or, if it
- * would become a file of weights, a browser. */
-static bool
-is_unfinished_download(const char *name)
-{
-    static const char *const browsers[] = {".part", ".partial", ".crdownload", ".download",
-                                           ".opdownload"};
-
-    if (text_has_suffix(name, ".incomplete") || text_has_suffix(name, ARIA2_CONTROL_SUFFIX))
-        return true;
-    for (size_t i = 0; i < COUNT_OF(browsers); i++)
-        if (text_has_suffix(name, browsers[i]))
-            return container_of_name(name, strlen(name) - strlen(browsers[i]), NULL) != NULL;
-    return false;
-}
-
 /* Whether the file is aria2's control file of a shard, whose refusal is reported. */
 static bool
 is_control_file_of_shard(const struct listing *listing, const char *name)
@@ -471,7 +455,7 @@ check_side_files(struct tree *tree, struct source_dir *dir, const struct listing
 
         if (!path)
             return -ENOMEM;
-        if (is_unfinished_download(name) && !is_control_file_of_shard(listing, name))
+        if (find_is_unfinished_download(name) && !is_control_file_of_shard(listing, name))
             findings_add(&tree->findings, strdup(path), false, "an unfinished download");
         else if (container_has_suffix(name))
             error = check_container(tree, path, CONTAINER_SIDE_FILE);
@@ -672,6 +656,7 @@ check_file(struct tree *tree, const char *path)
                           .stem = stem,
                           .members = &name,
                           .member_count = 1,
+                          .unfinished = 1,
                           .kind = GROUP_SINGLE};
     struct source_dir *root = NULL;
     struct checkpoint *checkpoint;

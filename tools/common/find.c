@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/find.h"
 
+#include "base/array.h"
 #include "base/quote.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -184,4 +186,17 @@ find_close(struct found *found)
     catalog_free(found->catalog);
     free(found->directory);
     *found = (struct found){0};
+}
+
+bool
+find_is_unfinished_download(const char *name)
+{
+    static const char *const browsers[] = {".part", ".partial", ".crdownload", ".opdownload"};
+
+    if (text_has_suffix(name, ".incomplete") || text_has_suffix(name, ARIA2_CONTROL_SUFFIX))
+        return true;
+    for (size_t i = 0; i < COUNT_OF(browsers); i++)
+        if (text_has_suffix(name, browsers[i]))
+            return container_of_name(name, strlen(name) - strlen(browsers[i]), NULL) != NULL;
+    return false;
 }

@@ -42,4 +42,8 @@ errint_t find_read_headers(struct found *found, struct reason *reason);
 
 void find_close(struct found *found);
 
+/* Returns whether the name marks an unfinished download: by the Hugging Face tools, by aria2 or, if
+ * it is one of weights, by a browser. */
+bool find_is_unfinished_download(const char *name);
+
 #endif

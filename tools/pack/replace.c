@@ -112,7 +112,7 @@ fail_shared(struct reason *reason, const char *name, const char *index)
 
     return reason_set(reason, -EEXIST, "Output",
                       "%.150s would be replaced, and is also a shard of %.150s; use another "
-                      "name (--stem) or DIRECTORY",
+                      "FILE, DIRECTORY or --stem",
                       quoted(shown, name, strlen(name)), quoted(shown_index, index, strlen(index)));
 }
 
@@ -126,29 +126,33 @@ check_not_shared(const struct old_files *old, const struct group *group, struct 
     return 0;
 }
 
-/* Whether the text, a file name, is in a file. */
-static bool
-file_contains(int fd, const char *text)
+/* Sets *contains to whether the text, a file name, is in a file. */
+static errint_t
+search_file(int fd, const char *text, bool *contains)
 {
     size_t length = strlen(text), kept = 0;
     char window[64 << 10];
     ssize_t got;
     off_t at = 0;
 
+    *contains = false;
     while ((got = pread(fd, window + kept, sizeof(window) - kept, at)) > 0) {
         size_t held = kept + (size_t)got;
 
-        if (memmem(window, held, text, length))
-            return true;
+        if (memmem(window, held, text, length)) {
+            *contains = true;
+            return 0;
+        }
         at += got;
         kept = held < length ? held : length - 1;
         memmove(window, window + held - kept, kept);
     }
-    return false;
+    return got < 0 ? -errno : 0;
 }
 
+/* Whether the files that the index names are members of a group. */
 static bool
-is_index_of_group(const struct listing *listing, const char *file)
+index_is_known(const struct listing *listing, const char *file)
 {
     for (uint32_t i = 0; i < listing->group_count; i++)
         if (listing->groups[i].index && strcmp(listing->groups[i].index, file) == 0)
@@ -161,14 +165,28 @@ static errint_t
 check_not_named(const struct old_files *old, const char *index, struct reason *reason)
 {
     int fd = openat(old->directory, index, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    char name[QUOTED_SIZE];
+    bool is_named = false;
     errint_t error = 0;
 
-    for (size_t i = 0; fd >= 0 && !error && i < old->count; i++)
-        if (!old->all[i].is_side && file_contains(fd, old->all[i].name))
-            error = fail_shared(reason, old->all[i].name, index);
+    if (fd < 0 && errno == ENOENT)
+        return 0;
+    if (fd < 0)
+        error = -errno;
+    for (size_t i = 0; !error && !is_named && i < old->count; i++) {
+        if (old->all[i].is_side)
+            continue;
+        error = search_file(fd, old->all[i].name, &is_named);
+        if (is_named)
+            fail_shared(reason, old->all[i].name, index);
+    }
     if (fd >= 0)
         close(fd);
-    return error;
+    if (error)
+        return reason_set(reason, error, "Output",
+                          "cannot read %.250s, which may name old files: %s",
+                          quoted(name, index, strlen(index)), strerror(-error));
+    return is_named ? -EEXIST : 0;
 }
 
 /* check_not_named() for the indexes in the directory that no group has and that are not replaced:
@@ -190,7 +208,7 @@ check_other_indexes(const struct old_files *old, const struct listing *listing,
     }
     while (!error && (entry = readdir(directory)))
         if (group_index_container(entry->d_name) && !old_files_find(old, entry->d_name) &&
-            !is_index_of_group(listing, entry->d_name))
+            !index_is_known(listing, entry->d_name))
             error = check_not_named(old, entry->d_name, reason);
     closedir(directory);
     return error;

@@ -19,21 +19,20 @@
 enum { NAMES_SHOWN = 3 };
 
 /* Returns whether the suffix is that of weights, in any format, which the output contains already,
- * or of an unfinished download. */
+ * or the name that of an unfinished download. */
 static bool
 is_not_copied(const char *name)
 {
     static const char *const suffixes[] = {
-        ".safetensors", ".index.json", ".bin",       ".pt",         ".pth",        ".ckpt",
-        ".gguf",        ".ggml",       ".npy",       ".npz",        ".h5",         ".keras",
-        ".msgpack",     ".onnx",       ".onnx_data", ".tflite",     ".nemo",       ".incomplete",
-        ".aria2",       ".part",       ".partial",   ".crdownload", ".opdownload",
+        ".safetensors", ".index.json", ".bin",       ".pt",     ".pth",  ".ckpt",
+        ".gguf",        ".ggml",       ".npy",       ".npz",    ".h5",   ".keras",
+        ".msgpack",     ".onnx",       ".onnx_data", ".tflite", ".nemo",
     };
 
     for (size_t i = 0; i < COUNT_OF(suffixes); i++)
         if (text_has_suffix(name, suffixes[i]))
             return true;
-    return false;
+    return find_is_unfinished_download(name);
 }
 
 static bool
@@ -50,13 +49,18 @@ add_side_file(struct side_files *files, const struct found *found, const char *n
               struct reason *reason)
 {
     struct side_file file;
-    struct file_identity source;
+    struct file_identity source, unused;
     errint_t error = source_dir_file(found->root, name, &source);
     int fd;
-    char shown[QUOTED_SIZE];
+    char shown[QUOTED_SIZE], control[NAME_MAX + sizeof(ARIA2_CONTROL_SUFFIX)];
 
     if (error)
         return reason_errno(reason, error, quoted(shown, name, strlen(name)));
+    snprintf(control, sizeof(control), "%s" ARIA2_CONTROL_SUFFIX, name);
+    if (source_dir_file(found->root, control, &unused) == 0)
+        return reason_set(reason, -EBADMSG, "UnfinishedDownload",
+                          "%.150s: its download by aria2 is not finished; use --tensors-only",
+                          quoted(shown, name, strlen(name)));
     file = (struct side_file){strdup(name), source_dir_backing(found->root, name, &source), false};
     fd = file.backing ? open_at(file.backing->directory, file.backing->path, O_PATH | O_CLOEXEC)
                       : -1;

@@ -500,9 +500,9 @@ def test_end(mount, place, callers, who, fusectl, what, end, sandbox):
     rule, call = HUNG[what]
     held = callers(m.user)  # a file on the good storage keeps the mount busy
     held.add(hold, h.files[0][0])
-    if what == "read":  # the whole file was read with the header
-        drop(place / "s/slow/h/d0" / MODEL)
     h.set(rule)
+    if what == "read":  # the whole file was read with the header, and may be by the survey
+        drop(place / "s/slow/h/d0" / MODEL)
     group = callers(m.user)
     for _ in range(3):
         group.add(*call(h))

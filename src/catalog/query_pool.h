@@ -2,8 +2,8 @@
 /*
  * A thread pool for operations on file systems that may hang.
  *
- * A query is answered by its run() on a thread of the pool. Queries wait in lanes, one for each file
- * system. In a lane, the queries of different askers take turns. A lane has at most
+ * A query is answered by its run() on a thread of the pool. Queries wait in lanes, one for each
+ * file system. In a lane, the queries of different askers take turns. A lane has at most
  * QUERY_LANE_THREADS threads, and only one while at least half of QUERY_THREADS are busy, so that
  * file systems that hang leave threads to others. An asker has at most QUERY_ASKER_THREADS threads
  * of a lane, so that files that hang leave threads to other files of their file system. Threads are

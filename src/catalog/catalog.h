@@ -94,6 +94,8 @@ struct group {
     bool shadowed; /* and the same suffix: the earlier group has precedence */
     bool may_be_part; /* its file may be one of the parts of a split model */
     struct group_state *state; /* private: its current version */
+    struct query
+        *query; /* private: the query that loads it, which is told of its progress; or NULL */
 };
 
 /* The names in one directory, sorted by strcmp(3). Immutable. */

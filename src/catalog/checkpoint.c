@@ -52,6 +52,8 @@ load_or_reuse_shard(void *arg, size_t i)
     if (!shard)
         shard = shard_load(loader->dir, loader->group, name, loader->checkpoint->family);
     loader->checkpoint->shards[i] = shard;
+    if (loader->group->query)
+        query_pool_progress(loader->dir->catalog->queries, loader->group->query);
 }
 
 /* ---- assembling ---- */

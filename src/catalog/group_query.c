@@ -97,6 +97,7 @@ group_query_new(struct source_dir *dir, const struct group *group)
     for (uint32_t i = 0; i < group->member_count; i++)
         members[i] = text_copy(&text, group->members[i]);
     query->group.members = members;
+    query->group.query = &query->query;
     return query;
 }
 

@@ -142,22 +142,23 @@ query_is_queued(const struct query *query)
 
 /* Takes a query that waits out of the queue of its batch. */
 static void
-dequeue_query(struct query *query)
+dequeue_query(struct query_batch *batch, struct query *query)
 {
     list_remove(&query->node);
-    if (!list_first(&query->batch->queries))
-        list_remove(&query->batch->node);
+    if (!list_first(&batch->queries))
+        list_remove(&batch->node);
 }
 
 /* Takes a query that neither waits nor runs out of its lane. */
 static void
 query_leave(struct query_pool *pool, struct query *query)
 {
+    struct query_batch *batch = query->batch;
     struct query_lane *lane = query->lane;
 
-    query_batch_put(pool, query->batch);
     query->batch = NULL;
     query->lane = NULL;
+    query_batch_put(pool, batch);
     query_lane_put(lane);
 }
 
@@ -184,7 +185,7 @@ next_query(struct query_lane *lane)
 
     list_remove(&batch->node);
     list_add(&lane->batches, &batch->node);
-    dequeue_query(query);
+    dequeue_query(batch, query);
     return query;
 }
 
@@ -282,7 +283,7 @@ run_query(struct query_pool *pool, struct query_lane *lane)
     lane->running++;
     query->batch->running++;
     pool->running++;
-    lane->progress = query->began = monotonic_ms();
+    lane->progress = query->progress = monotonic_ms();
     if (find_ready_lane(pool))
         wake_thread(pool); /* this thread may never return */
     pthread_mutex_unlock(&pool->lock);
@@ -358,7 +359,7 @@ query_is_open(const struct query *query)
 static bool
 query_hangs(const struct query *query)
 {
-    uint64_t since = query_is_queued(query) ? query->lane->progress : query->began;
+    uint64_t since = query_is_queued(query) ? query->lane->progress : query->progress;
 
     return monotonic_ms() - since >= QUERY_WAIT_MS;
 }
@@ -417,6 +418,14 @@ query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t co
 }
 
 void
+query_pool_progress(struct query_pool *pool, struct query *query)
+{
+    pthread_mutex_lock(&pool->lock);
+    query->progress = query->lane->progress = monotonic_ms();
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void
 query_ref(struct query_pool *pool, struct query *query)
 {
     pthread_mutex_lock(&pool->lock);
@@ -434,7 +443,7 @@ query_unref(struct query_pool *pool, struct query *query)
     pthread_mutex_lock(&pool->lock);
     is_unasked = query->references == 2 && query_is_queued(query);
     if (is_unasked) {
-        dequeue_query(query);
+        dequeue_query(query->batch, query);
         query_leave(pool, query);
     }
     is_last = --query->references == 0;
@@ -470,17 +479,22 @@ take_queued(struct query_pool *pool, struct list *taken)
     {
         struct query_lane *lane = container_of(node, struct query_lane, node);
 
-        lane->running++; /* it stays until it is empty */
-        while (list_first(&lane->batches)) {
-            struct query_batch *batch =
-                container_of(list_first(&lane->batches), struct query_batch, node);
-            struct query *query = container_of(list_first(&batch->queries), struct query, node);
+        list_for_each(batch_node, &lane->batches)
+        {
+            struct query_batch *batch = container_of(batch_node, struct query_batch, node);
 
-            dequeue_query(query);
-            query_leave(pool, query);
-            list_add(taken, &query->node);
+            list_for_each(query_node, &batch->queries)
+            {
+                struct query *query = container_of(query_node, struct query, node);
+
+                list_remove(query_node);
+                list_add(taken, query_node);
+                query->batch = NULL;
+                query->lane = NULL;
+            }
+            list_remove(batch_node);
+            query_batch_put(pool, batch);
         }
-        lane->running--;
         query_lane_put(lane);
     }
 }

@@ -55,7 +55,7 @@ struct query {
     struct query_batch *batch; /* NULL if `lane` is */
     struct query_lane *lane; /* NULL: not queued yet, or ended */
     const void *asker; /* of query_pool_ask() */
-    uint64_t began; /* monotonic_ms() when run() was last called */
+    uint64_t progress; /* monotonic_ms() when run() was called, or reported progress */
     unsigned references;
     bool is_given_up; /* a call has returned, or will return, without the answer */
     atomic_bool answered;
@@ -77,10 +77,10 @@ errint_t query_pool_ask(struct query_pool *pool, struct query *query, uint64_t k
 
 /*
  * Waits until all of these queries are answered, or none was answered for QUERY_WAIT_MS and all
- * that remain hang. A running query hangs if it has run for QUERY_WAIT_MS; one that is queued, if
- * its lane has neither begun nor ended a query for that time. Nobody waits for a query again after
- * a call has returned without its answer, nor for one in a lane whose threads are all busy and
- * hang.
+ * that remain hang. A running query hangs if it has made no progress for QUERY_WAIT_MS; one that is
+ * queued, if its lane has neither begun nor ended a query for that time. Nobody waits for a query
+ * again after a call has returned without its answer, nor for one in a lane whose threads are all
+ * busy and hang.
  */
 void query_pool_wait(struct query_pool *pool, struct query *const *queries, size_t count);
 
@@ -89,6 +89,9 @@ query_is_answered(const struct query *query)
 {
     return atomic_load_explicit(&query->answered, memory_order_acquire);
 }
+
+/* Called by run() when a part of a long query is done: the query does not hang. */
+void query_pool_progress(struct query_pool *pool, struct query *query);
 
 void query_ref(struct query_pool *pool, struct query *query);
 /* Drops a reference of a caller. If it is the last one, a query that no thread has begun is not

@@ -475,6 +475,14 @@ def test_file_that_aria2_has_not_completed(place, args):
     assert f"{shard}.aria2" not in "".join(out)
 
 
+def test_invalid_index_of_a_named_checkpoint(place):
+    trees.Source(place).add("", "model", aligned("t."), shards=2)
+    (place / "model.safetensors.index.json").write_text('{"weight_map": {')
+    for path in (place, place / "model"):
+        out, _ = run(path, status=1)
+        only(out, place / "model.safetensors.index.json", "InvalidIndex")
+
+
 @pytest.mark.parametrize("suffix", ["part", "partial", "crdownload", "opdownload"])
 def test_name_of_an_unfinished_download(place, suffix):
     trees.Source(place).add("", "model", aligned("t."))

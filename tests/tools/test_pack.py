@@ -9,6 +9,7 @@ import os
 import random
 import stat
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import oracle
@@ -181,6 +182,40 @@ def test_force_with_an_index_that_cannot_be_read(place, test_user, user_program,
               program=user_program(PACK))
     assert "variant.safetensors.index.json" in err
     assert snapshot(place / "out") == before
+
+
+@pytest.mark.parametrize("path", ["", "model"])
+@pytest.mark.parametrize("what", ["invalid", "dangling"])
+def test_index_that_cannot_be_used(place, path, what):
+    """It may name other files than those that have the name of the checkpoint."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain(), shards=2)
+    index = source.path("model.safetensors.index.json")
+    os.remove(index)
+    if what == "dangling":
+        os.symlink("nowhere", index)
+    else:
+        with open(index, "w") as f:
+            f.write('{"weight_map": {')
+    err = run("--shards=3", source.path(path), place / "out", status=1)
+    assert "model.safetensors.index.json is not valid" in err
+    os.remove(index)
+    run("--shards=3", source.path(path), place / "out")
+
+
+def test_force_with_a_dangling_index(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    out = trees.Source(place / "out")
+    old = out.add("", "model", plain(seed=1), shards=2)
+    index = place / "out/model.safetensors.index.json"
+    index.unlink()
+    index.symlink_to("not mounted/index.json")
+    shard = Path(out.path(old.shards[1][0]))
+    before = shard.read_bytes()
+    err = run("--force", source.root, shard, status=1)
+    assert "cannot read model.safetensors.index.json" in err
+    assert shard.read_bytes() == before
 
 
 def test_side_file_that_aria2_has_not_completed(place):

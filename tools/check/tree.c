@@ -589,7 +589,11 @@ add_group_findings(struct tree *tree, const struct findings *from, const struct 
     for (size_t i = 0; i < from->count; i++) {
         const struct finding *finding = &from->all[i];
         const char *name = basename(finding->path);
-        bool is_kept = group->index && strcmp(name, group->index) == 0;
+        char stem[256];
+        /* An index that is not used may be that of the group. */
+        bool is_kept = group_index_name(name, stem) && strcmp(stem, group->stem) == 0;
+
+        is_kept |= group->index && strcmp(name, group->index) == 0;
 
         for (uint32_t m = 0; !is_kept && m < group->member_count; m++)
             is_kept = strcmp(name, group->members[m]) == 0;

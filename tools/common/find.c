@@ -4,7 +4,9 @@
 #include "base/array.h"
 #include "base/quote.h"
 #include "base/text.h"
+#include "catalog/group.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
@@ -147,6 +149,27 @@ find_ignore_problem(void *arg, const char *directory, const char *name, const ch
     (void)arg, (void)directory, (void)name, (void)text;
 }
 
+/* Fails if the directory has an index for the stem of a group that has none: it is not valid, and
+ * may name other files. */
+static errint_t
+check_no_unused_index(const struct found *found, struct reason *reason)
+{
+    DIR *directory = found->group->index ? NULL : opendir(found->directory);
+    char stem[256], shown[QUOTED_SIZE];
+    const struct dirent *entry;
+    errint_t error = 0;
+
+    while (directory && !error && (entry = readdir(directory)))
+        if (group_index_container(entry->d_name) == found->group->container &&
+            group_index_name(entry->d_name, stem) && strcmp(stem, found->group->stem) == 0)
+            error = reason_set(reason, -EBADMSG, "Unsound",
+                               "its index %.250s is not valid; repair or remove it",
+                               quoted(shown, entry->d_name, strlen(entry->d_name)));
+    if (directory)
+        closedir(directory);
+    return error;
+}
+
 errint_t
 find_read_headers(struct found *found, struct reason *reason)
 {
@@ -171,6 +194,9 @@ find_read_headers(struct found *found, struct reason *reason)
                               " of its tensors cannot be shown; run fstfs-check for details",
                               name, shard->table->refused_count);
     }
+    error = found->one_file ? 0 : check_no_unused_index(found, reason);
+    if (error)
+        return error;
     if (checkpoint->unsound && !found->one_file)
         return reason_set(reason, -EBADMSG, "Unsound", "%s; run fstfs-check for details",
                           checkpoint->unsound);

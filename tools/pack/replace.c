@@ -169,8 +169,6 @@ check_not_named(const struct old_files *old, const char *index, struct reason *r
     bool is_named = false;
     errint_t error = 0;
 
-    if (fd < 0 && errno == ENOENT)
-        return 0;
     if (fd < 0)
         error = -errno;
     for (size_t i = 0; !error && !is_named && i < old->count; i++) {

@@ -152,8 +152,8 @@ def test_a_full_disk(fstfs, place, source, large):
     with small_disk(place) as disk:
         old = {}
         for name in ("out.safetensors", "chart.svg"):
-            (disk / name).write_bytes(b"old " * 100)
-            old[name] = b"old " * 100
+            old[name] = b"<svg>" + b"old " * 100
+            (disk / name).write_bytes(old[name])
         err = run("fstfs-pack", "--force", big.root, disk / "out.safetensors", status=1)
         assert "No space left on device" in err and "too little free space" in err
         err = run("fstfs-pack", "--shards=3", big.root, disk / "out", status=1)
@@ -173,7 +173,7 @@ def test_a_full_disk(fstfs, place, source, large):
 def test_existing_chart(fstfs, large, place, number):
     """An interrupted fstfs-bench writes a chart of the rounds so far; a killed one keeps the old."""
     chart = place / "chart.svg"
-    chart.write_text("old")
+    chart.write_text("<svg>old</svg>")
     process = subprocess.Popen([BUILD / "fstfs-bench", "--rounds=1000", "--methods=read",
                                 f"--svg={chart}", large], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(place)})
@@ -184,7 +184,7 @@ def test_existing_chart(fstfs, large, place, number):
     assert eventually(lambda: not mounted_at(place) and not list(place.glob("fstfs-bench.*")), 60)
     text = chart.read_text()
     if number == signal.SIGKILL:
-        assert process.returncode == -number and text == "old"
+        assert process.returncode == -number and text == "<svg>old</svg>"
     else:
         assert process.returncode == 128 + number
         assert text.rstrip().endswith("</svg>") and ", bare<" in text and "GB/s" in text
@@ -195,10 +195,10 @@ def test_chart_without_measurements(fstfs, place):
     source = trees.Source(place / "models")
     source.add("", "model", [trees.tensor("w", "U8", (9,))])  # on any machine
     chart = place / "chart.svg"
-    chart.write_text("old")
+    chart.write_text("<svg>old</svg>")
     for model in (place / "none", source.root):
         run("fstfs-bench", f"--svg={chart}", model, status=1)
-        assert chart.read_text() == "old"
+        assert chart.read_text() == "<svg>old</svg>"
     run("fstfs-bench", f"--svg={place}/new.svg", source.root, status=1)
     assert not (place / "new.svg").exists()
 

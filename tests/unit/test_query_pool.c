@@ -13,7 +13,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TIMEOUT_MS = 20000, HUNG_LANE = 100, WELL_LANE = 99, SLOW_LANE = 98, MANY = 200 };
+enum {
+    TIMEOUT_MS = 20000,
+    HUNG_LANE = 100,
+    WELL_LANE = 99,
+    SLOW_LANE = 98,
+    LONG_LANE = 97,
+    MANY = 200
+};
 
 static struct query_pool *pool;
 static atomic_bool hangs; /* run() of lanes from HUNG_LANE on waits while it is set */
@@ -51,6 +58,10 @@ run_test_query(struct query *base)
         usleep(1000);
     if (lane == SLOW_LANE)
         usleep(QUERY_WAIT_MS * 1000 / 5);
+    for (int part = 0; lane == LONG_LANE && part < 10; part++) {
+        usleep(QUERY_WAIT_MS * 1000 / 5);
+        query_pool_progress(pool, base);
+    }
     atomic_fetch_sub(&running, 1);
     return query->next < 2 ? query->lanes[query->next] : 0;
 }
@@ -212,6 +223,18 @@ START_TEST(a_slow_lane_is_waited_for)
 }
 END_TEST
 
+/* A query that takes long, but reports progress. */
+START_TEST(a_long_query_is_waited_for)
+{
+    struct query *query = ask(LONG_LANE, 0);
+
+    query_pool_wait(pool, &query, 1);
+    ck_assert(query_is_answered(query));
+    query_unref(pool, query);
+    ck_assert(becomes(&freed, 1));
+}
+END_TEST
+
 /* An asker whose queries hang leaves threads to others. When no thread is left, a new asker is
  * served after at most one query of each other asker. */
 START_TEST(askers_take_turns)
@@ -317,6 +340,7 @@ suite(void)
     tcase_add_test(queries, all_are_answered);
     tcase_add_test(queries, hung_lanes_leave_threads_to_others);
     tcase_add_test(queries, a_slow_lane_is_waited_for);
+    tcase_add_test(queries, a_long_query_is_waited_for);
     tcase_add_test(queries, askers_take_turns);
     tcase_add_test(queries, a_chain_hangs_in_its_second_lane);
     tcase_add_test(queries, a_pool_that_hangs_is_not_stopped);

@@ -94,8 +94,7 @@ struct group {
     bool shadowed; /* and the same suffix: the earlier group has precedence */
     bool may_be_part; /* its file may be one of the parts of a split model */
     struct group_state *state; /* private: its current version */
-    struct query
-        *query; /* private: the query that loads it, which is told of its progress; or NULL */
+    struct query *query; /* private: loads it, and is told of its progress; or NULL */
 };
 
 /* The names in one directory, sorted by strcmp(3). Immutable. */
@@ -278,6 +277,8 @@ void listing_unref(struct listing *listing);
 
 /* stat(2) of the regular file `name` in the directory, following links. */
 errint_t source_dir_file(struct source_dir *dir, const char *name, struct file_identity *identity);
+/* Whether aria2 has not finished the download of a file: its control file is beside it. */
+bool source_dir_is_unfinished(struct source_dir *dir, const char *name);
 /* A backing for this version of the file. NULL: out of memory. */
 struct backing *source_dir_backing(struct source_dir *dir, const char *name,
                                    const struct file_identity *identity);

@@ -105,8 +105,6 @@ bool catalog_drop_index(struct catalog *catalog);
 
 /* ---- shard.c ---- */
 
-/* Whether the download of a file by aria2 is not finished. */
-bool source_dir_is_unfinished(struct source_dir *dir, const char *name);
 #define UNFINISHED_TEXT                                                                            \
     "its download by aria2 is not finished: FILE" ARIA2_CONTROL_SUFFIX " is beside it"
 

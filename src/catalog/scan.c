@@ -237,6 +237,15 @@ take_query(struct remote_name *remote, struct remote_name *old)
     old->query = NULL;
 }
 
+/* The kind of a remote name whose storage does not answer. */
+static enum scanned_kind
+kind_without_answer(const struct remote_name *remote, const struct remote_name *old)
+{
+    if (old)
+        return old->kind;
+    return group_index_name(remote->name, NULL) ? SCANNED_FILE : SCANNED_NONE;
+}
+
 static errint_t
 add_remote_entry(struct scan *scan, struct remote_name *remote, const struct remote_name *old)
 {
@@ -250,9 +259,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
         remote->is_unusable = !is_usable_target(query->error, &query->identity);
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
-        remote->kind = old                                    ? old->kind
-                       : group_index_name(remote->name, NULL) ? SCANNED_FILE
-                                                              : SCANNED_NONE;
+        remote->kind = kind_without_answer(remote, old);
         problem_set_add(scan->problems, remote->name,
                         remote->kind == SCANNED_NONE
                             ? "left out: the storage that the link leads to does not answer"

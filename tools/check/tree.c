@@ -430,14 +430,15 @@ add_hub_groups(struct tree *tree, struct source_dir *dir, const struct listing *
 static bool
 is_control_file_of_shard(const struct listing *listing, const char *name)
 {
-    size_t length = strlen(name) - strlen(ARIA2_CONTROL_SUFFIX);
+    char member[NAME_MAX + 1];
 
-    for (uint32_t g = 0; text_has_suffix(name, ARIA2_CONTROL_SUFFIX) && g < listing->group_count;
-         g++)
-        for (uint32_t i = 0; i < listing->groups[g].member_count; i++)
-            if (strncmp(listing->groups[g].members[i], name, length) == 0 &&
-                !listing->groups[g].members[i][length])
-                return true;
+    if (!text_has_suffix(name, ARIA2_CONTROL_SUFFIX))
+        return false;
+    snprintf(member, sizeof(member), "%.*s", (int)(strlen(name) - strlen(ARIA2_CONTROL_SUFFIX)),
+             name);
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        if (find_group_has_member(&listing->groups[i], member))
+            return true;
     return false;
 }
 
@@ -591,12 +592,10 @@ add_group_findings(struct tree *tree, const struct findings *from, const struct 
         const char *name = basename(finding->path);
         char stem[256];
         /* An index that is not used may be that of the group. */
-        bool is_kept = group_index_name(name, stem) && strcmp(stem, group->stem) == 0;
+        bool is_kept = (group_index_name(name, stem) && strcmp(stem, group->stem) == 0) ||
+                       (group->index && strcmp(name, group->index) == 0) ||
+                       find_group_has_member(group, name);
 
-        is_kept |= group->index && strcmp(name, group->index) == 0;
-
-        for (uint32_t m = 0; !is_kept && m < group->member_count; m++)
-            is_kept = strcmp(name, group->members[m]) == 0;
         if (is_kept)
             findings_add(&tree->findings, join_parts(base, NULL, name), finding->unchecked, "%s",
                          finding->text);

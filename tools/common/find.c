@@ -40,8 +40,8 @@ find_split_path(const char *path, struct found *found, struct reason *reason)
     return 0;
 }
 
-static bool
-group_has_member(const struct group *group, const char *name)
+bool
+find_group_has_member(const struct group *group, const char *name)
 {
     for (uint32_t i = 0; i < group->member_count; i++) {
         if (strcmp(group->members[i], name) == 0)
@@ -105,7 +105,7 @@ choose_named_group(const char *path, struct found *found, struct reason *reason)
     for (uint32_t i = 0; i < found->listing->group_count; i++) {
         const struct group *group = &found->listing->groups[i];
 
-        if (group_has_member(group, found->name))
+        if (find_group_has_member(group, found->name))
             found->one_file = true;
         else if (strcmp(group->stem, found->name) != 0 &&
                  (!group->index || strcmp(group->index, found->name) != 0))

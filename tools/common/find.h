@@ -42,6 +42,8 @@ errint_t find_read_headers(struct found *found, struct reason *reason);
 
 void find_close(struct found *found);
 
+bool find_group_has_member(const struct group *group, const char *name);
+
 /* Returns whether the name marks an unfinished download: by the Hugging Face tools, by aria2 or, if
  * it is one of weights, by a browser. */
 bool find_is_unfinished_download(const char *name);

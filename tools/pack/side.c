@@ -49,15 +49,14 @@ add_side_file(struct side_files *files, const struct found *found, const char *n
               struct reason *reason)
 {
     struct side_file file;
-    struct file_identity source, unused;
+    struct file_identity source;
     errint_t error = source_dir_file(found->root, name, &source);
     int fd;
-    char shown[QUOTED_SIZE], control[NAME_MAX + sizeof(ARIA2_CONTROL_SUFFIX)];
+    char shown[QUOTED_SIZE];
 
     if (error)
         return reason_errno(reason, error, quoted(shown, name, strlen(name)));
-    snprintf(control, sizeof(control), "%s" ARIA2_CONTROL_SUFFIX, name);
-    if (source_dir_file(found->root, control, &unused) == 0)
+    if (source_dir_is_unfinished(found->root, name))
         return reason_set(reason, -EBADMSG, "UnfinishedDownload",
                           "%.150s: its download by aria2 is not finished; use --tensors-only",
                           quoted(shown, name, strlen(name)));

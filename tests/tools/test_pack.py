@@ -111,14 +111,22 @@ def test_force_keeps_files_of_another_suffix(place):
         "model.SAFETENSORS", "model.safetensors.index.json", "model.sft"]
 
 
-def test_force_keeps_shards_of_another_index(place):
-    """A shard that the index of another checkpoint names, too, is not removed."""
+def two_sources(place):
+    """The input, the output, and the checkpoint of two shards that the output has."""
     source = trees.Source(place / "models")
     source.add("", "model", plain())
     out = trees.Source(place / "out")
-    old = out.add("", "model", plain(seed=1), shards=2)
-    weight_map = {t.name: name for name, held in old.shards for t in held}
-    (place / "out/variant.safetensors.index.json").write_bytes(trees.index_bytes(weight_map))
+    return source, out, out.add("", "model", plain(seed=1), shards=2)
+
+
+def index_text(checkpoint):
+    return trees.index_bytes({t.name: name for name, held in checkpoint.shards for t in held})
+
+
+def test_force_keeps_shards_of_another_index(place):
+    """A shard that the index of another checkpoint names, too, is not removed."""
+    source, out, old = two_sources(place)
+    (place / "out/variant.safetensors.index.json").write_bytes(index_text(old))
     before = snapshot(place / "out")
     err = run("--shards=3", "--force", source.root, out.root, status=1)
     assert "variant.safetensors.index.json" in err and "--stem" in err
@@ -135,11 +143,8 @@ def test_force_keeps_shards_of_another_index(place):
     lambda text: text[:-40]], ids=["directory", "dot", "garbage", "cut"])
 def test_force_keeps_shards_of_an_invalid_index(place, index, change):
     """As above; fstfs cannot use the other index, but it contains the name of the shard."""
-    source = trees.Source(place / "models")
-    source.add("", "model", plain())
-    out = trees.Source(place / "out")
-    old = out.add("", "model", plain(seed=1), shards=2)
-    text = trees.index_bytes({t.name: name for name, held in old.shards for t in held})
+    source, out, old = two_sources(place)
+    text = index_text(old)
     changed = change(text)
     assert changed != text
     (place / "out" / index).write_bytes(b" " * 65500 + changed)  # across a window of the search
@@ -151,10 +156,7 @@ def test_force_keeps_shards_of_an_invalid_index(place, index, change):
 
 @pytest.mark.parametrize("text", [b"", b"garbage"], ids=["valid", "invalid"])
 def test_force_keeps_a_file_that_an_index_names(place, text):
-    source = trees.Source(place / "models")
-    source.add("", "model", plain())
-    out = trees.Source(place / "out")
-    old = out.add("", "model", plain(seed=1), shards=2)
+    source, out, old = two_sources(place)
     index = place / "out/model.safetensors.index.json"
     index.write_bytes(index.read_bytes() + text)
     before = snapshot(place / "out")
@@ -167,12 +169,8 @@ def test_force_keeps_a_file_that_an_index_names(place, text):
 
 @pytest.mark.parametrize("output", ["out", "out/model-00001-of-00002.safetensors"])
 def test_force_with_an_index_that_cannot_be_read(place, test_user, user_program, output):
-    source = trees.Source(place / "models")
-    source.add("", "model", plain())
-    out = trees.Source(place / "out")
-    old = out.add("", "model", plain(seed=1), shards=2)
-    weight_map = {t.name: name for name, held in old.shards for t in held}
-    (place / "out/variant.safetensors.index.json").write_bytes(trees.index_bytes(weight_map))
+    source, out, old = two_sources(place)
+    (place / "out/variant.safetensors.index.json").write_bytes(index_text(old))
     os.chmod(place / "out/variant.safetensors.index.json", 0o600)
     os.remove(place / "out/model.safetensors.index.json")
     os.chmod(place / "out", 0o777)
@@ -204,10 +202,7 @@ def test_index_that_cannot_be_used(place, path, what):
 
 
 def test_force_with_a_dangling_index(place):
-    source = trees.Source(place / "models")
-    source.add("", "model", plain())
-    out = trees.Source(place / "out")
-    old = out.add("", "model", plain(seed=1), shards=2)
+    source, out, old = two_sources(place)
     index = place / "out/model.safetensors.index.json"
     index.unlink()
     index.symlink_to("not mounted/index.json")

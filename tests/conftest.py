@@ -102,6 +102,12 @@ def preload(library, copy_to=None, **settings):
             **{name: str(value) for name, value in settings.items()}}
 
 
+def no_leak_check():
+    """The environment variables of a process in which LeakSanitizer cannot work, or reports what is not
+    a leak."""
+    return {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
+
+
 def eventually(check, seconds=5, pause=0.02):
     """Calls check() until it returns a true value, and returns it; its last value after a timeout."""
     end = time.monotonic() + seconds * SLOW
@@ -120,6 +126,16 @@ def thread_states(pid):
             stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
             found.append(stat.rpartition(")")[2].split()[0])
     return found
+
+
+def waits_for_fuse(pid):
+    """Whether a thread of the process waits for a FUSE server."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            wchan = Path(f"/proc/{pid}/task/{task}/wchan").read_text()
+            if wchan.startswith(("request_wait_answer", "fuse_", "__fuse")):
+                return True
+    return False
 
 
 def stop(pid):

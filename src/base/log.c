@@ -2,6 +2,9 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -9,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <syslog.h>
 #include <unistd.h>
@@ -26,6 +30,35 @@ static const struct {
 
 static atomic_bool is_disabled;
 static atomic_int log_socket = -1; /* -1: standard error */
+
+/* How a line is written to standard error without waiting. */
+static enum {
+    STDERR_POLLED, /* if poll(2) says so; a regular file, or what could not be opened again */
+    STDERR_NONBLOCKING,
+    STDERR_SOCKET
+} stderr_kind; /* constant once set */
+
+/* Opens a pipe or terminal again, because O_NONBLOCK would also apply to the other processes that
+ * have inherited it. That fails if it is another user's. */
+void
+log_init(void)
+{
+    struct stat st;
+    int fd;
+
+    if (fstat(STDERR_FILENO, &st) < 0)
+        return;
+    if (S_ISSOCK(st.st_mode))
+        stderr_kind = STDERR_SOCKET;
+    if (!S_ISFIFO(st.st_mode) && !S_ISCHR(st.st_mode))
+        return;
+    fd = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (dup2(fd, STDERR_FILENO) >= 0)
+        stderr_kind = STDERR_NONBLOCKING;
+    close(fd);
+}
 
 void
 log_disable(void)
@@ -71,6 +104,33 @@ log_serve(int socket, const char *name, pid_t pid)
     }
 }
 
+/* Writes one line in one call, so that lines of different threads do not mix. It is lost if that
+ * would block, because threads that serve requests must not wait. Only for a pipe or terminal of
+ * another user is that not certain: another process could fill it after poll(2). There is nowhere
+ * to report an error. */
+static void
+write_to_stderr(const char *line, size_t length)
+{
+    static pthread_mutex_t polling = PTHREAD_MUTEX_INITIALIZER;
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    ssize_t written = 0;
+
+    switch (stderr_kind) {
+    case STDERR_NONBLOCKING:
+        written = write(STDERR_FILENO, line, length);
+        break;
+    case STDERR_SOCKET:
+        written = send(STDERR_FILENO, line, length, MSG_DONTWAIT | MSG_NOSIGNAL);
+        break;
+    case STDERR_POLLED:
+        pthread_mutex_lock(&polling);
+        if (poll(&out, 1, 0) == 1)
+            written = write(STDERR_FILENO, line, length);
+        pthread_mutex_unlock(&polling);
+    }
+    (void)written;
+}
+
 void
 log_line(enum log_level level, const char *format, ...)
 {
@@ -98,8 +158,5 @@ log_line(enum log_level level, const char *format, ...)
     if ((size_t)length == sizeof(line) - 1)
         length--;
     line[length++] = '\n';
-    /* One write, so that lines of different threads do not mix. There is nowhere to report its
-     * error. */
-    if (write(STDERR_FILENO, line, (size_t)length) < 0)
-        return;
+    write_to_stderr(line, (size_t)length);
 }

@@ -500,6 +500,7 @@ mount_and_serve(struct options *options)
     options->source = source;
     mountpoint = preflight_mountpoint(options->mountpoint);
     error = mountpoint ? close_inherited() : 0;
+    log_init();
     if (error) {
         print_error("/dev/null: %s", strerror(-error));
     } else if (mountpoint && open_process(options, &process) &&

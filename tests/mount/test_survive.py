@@ -10,16 +10,19 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import oracle
 import pytest
 import readers
 from conftest import (
-    BINARY, BUILD, SLOW, alive, as_user, child, eventually, helpers_of, mounted_at, processes_of)
+    BINARY, BUILD, SLOW, alive, as_user, child, eventually, helpers_of, mounted_at, processes_of,
+    waits_for_fuse)
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -255,6 +258,53 @@ def test_log_is_full(mount, versions, who):
     assert eventually(lambda: not mounted_at(m.path)), "still mounted"
 
 
+CONNECT = """
+import os, socket, sys
+out = socket.socket(socket.AF_UNIX)
+out.connect(sys.argv[1])
+os.dup2(out.fileno(), 2)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("kind", ["pipe", "pipe that cannot be opened", "socket"])
+def test_log_is_not_read(mount, place, who, kind):
+    """Standard error is full: lines are lost, and no request waits for its reader."""
+    if kind == "pipe that cannot be opened" and not who:
+        pytest.skip("root can open any pipe")
+    source, log = trees.Source(place / "s"), place / "log"
+    for d in range(40):
+        for i in range(20):
+            source.add_side(f"bad{d}/{'long' * 40}{i}.safetensors", b"invalid")
+    source.add("good", "model", trees.small_tensors())
+    if kind == "socket":
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(os.fspath(log))
+        server.listen()
+        wrapper = [sys.executable, "-c", CONNECT, os.fspath(log)]
+    else:
+        os.mkfifo(log)
+        reader = os.open(log, os.O_RDWR)  # a reader that never reads
+        wrapper = ["sh", "-c", f'exec "$@" 2>"{log}"', "sh"]
+    os.chmod(log, 0o666 if kind == "pipe" else 0o600)
+    m = mount(source.root, "--prefetch=off", wrapper=wrapper, **who)
+    device = connection(m)
+    with ThreadPoolExecutor(40) as pool:
+        for found in pool.map(lambda d: child(os.listdir, m / f"merged/bad{d}", user=m.user), range(40)):
+            assert found == []
+    assert child(oracle.read_all, m / "merged/good/model.safetensors", user=m.user)
+    m.signal(signal.SIGTERM)
+    assert ended(m, device) == 0
+    if kind == "socket":
+        with server, server.accept()[0] as connected:
+            lines = b"".join(iter(lambda: connected.recv(1 << 20), b""))
+    else:
+        lines = os.read(reader, 1 << 20)
+        os.close(reader)
+    assert 100 < lines.count(b"refused") < 800  # it was full
+
+
 def test_process_ends(mount, versions, group, who):
     """--pid: the end of the process unmounts, also if it is killed and readers hold files open."""
     process = subprocess.Popen(["sleep", "1000"])
@@ -377,15 +427,6 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
 
     helper = helpers_of(m)["fstfs-open"]
 
-    def hung():
-        """Whether a thread of the helper waits for storage."""
-        for task in os.listdir(f"/proc/{helper}/task"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                wchan = Path(f"/proc/{helper}/task/{task}/wchan").read_text()
-                if wchan.startswith(("request_wait_answer", "fuse_", "__fuse")):
-                    return True
-        return False
-
     waiting = os.fork()
     if waiting == 0:
         with contextlib.suppress(OSError):
@@ -398,7 +439,7 @@ def test_opener_is_killed_while_storage_hangs(mount, versions, place):
         """From time to time the daemon also looks the file up. If the daemon hangs first, it does not
         ask the helper."""
         set_rules("lookup m/* hang\n")
-        if eventually(hung, 1):
+        if eventually(lambda: waits_for_fuse(helper), 1):
             return True
         set_rules("")
         return False

@@ -20,7 +20,7 @@ import oracle
 import pytest
 import readers
 import tables
-from conftest import BUILD, SLOW, Died, Mount, child, eventually, mounted_at, preload
+from conftest import BUILD, SLOW, Died, Mount, child, eventually, mounted_at, no_leak_check, preload
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -198,10 +198,9 @@ class Stage:
         if not SLOWFS.exists():
             pytest.skip("tests/slowfs/slowfs is not built")
         # An open file on an unmounted file system is not a leak.
-        sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
         self.storage = self.mount(self.root / "d", "-o", f"valid=0,age=60,faults={self.place}/faults",
                                   binary=SLOWFS, mountpoint=mountpoint, died=True,
-                                  environment={"ASAN_OPTIONS": sanitizer})
+                                  environment=no_leak_check())
         return self.storage.path
 
     def mount_on(self, source, **more):

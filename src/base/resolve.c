@@ -3,6 +3,7 @@
 
 #include "base/eintr.h"
 #include "base/file.h"
+#include "base/overflow_ids.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -154,7 +155,7 @@ walk_may_enter(struct path_walk *walk, const struct resolve_stat *st)
 static bool
 may_have_permission(const struct stat *st, uid_t user, unsigned mask)
 {
-    return st->st_uid == user || ((st->st_mode >> 3 | st->st_mode) & mask) == mask;
+    return is_same_user(st->st_uid, user) || ((st->st_mode >> 3 | st->st_mode) & mask) == mask;
 }
 
 /* Begins the check of a link (open as `fd`), whose target is resolved once `left` bytes of the rest
@@ -167,7 +168,7 @@ walk_enter_link(struct path_walk *walk, int fd, const struct resolve_stat *link,
     if (!walk->rules->owners)
         return;
     owner = walk->rules->owners->owner_of(link->owner, fd, link->device);
-    if (owner == 0 || owner == walk->rules->user)
+    if (owner == 0 || is_same_user(owner, walk->rules->user))
         return;
     walk->user_links[walk->user_link_count++] = (struct user_link){.owner = owner, .end = left};
     walk->has_climbed = false; /* not for this owner */
@@ -237,9 +238,9 @@ walk_permit_device(struct path_walk *walk, int fd, dev_t device)
     if (error)
         return error;
     walk->permitted = device;
-    for (unsigned i = 0; device != walk->owners_device && i < walk->user_link_count; i++)
-        if (!rules->owners->permits(walk->user_links[i].owner, fd, device))
-            return -EPERM;
+    if (walk->user_link_count && device != walk->owners_device &&
+        !rules->owners->permits(fd, device))
+        return -EPERM;
     walk->owners_device = device;
     return 0;
 }
@@ -294,8 +295,8 @@ may_follow(int directory, const struct resolve_stat *link, uid_t user)
         return true;
     if (fstat(directory, &st) < 0)
         return false;
-    return (st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->owner == user ||
-           link->owner == st.st_uid;
+    return (st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) ||
+           is_same_user(link->owner, user) || is_same_user(link->owner, st.st_uid);
 }
 
 /* Removes `length` bytes and the slashes after them from the start of the rest. */

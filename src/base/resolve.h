@@ -33,8 +33,9 @@ struct resolve_link_rules {
     int top; /* an open directory: see resolve_rules.top */
     /* Returns the user who may have created the link `fd` on `device`; `owner` is its st_uid. */
     uid_t (*owner_of)(uid_t owner, int fd, dev_t device);
-    /* Whether a link of `owner` may lead to the file system of `device`, which `fd` is on. */
-    bool (*permits)(uid_t owner, int fd, dev_t device);
+    /* Whether a link of a user other than root and resolve_rules.user may lead to the file system
+     * of `device`, which `fd` is on. */
+    bool (*permits)(int fd, dev_t device);
 };
 
 /* The user on whose behalf a path is resolved. */

@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/buffer.h"
 #include "base/file.h"
+#include "base/overflow_ids.h"
 
 #include <errno.h>
 #include <grp.h>
@@ -293,6 +294,27 @@ is_in_group(const struct credentials *credentials, gid_t group)
     return false;
 }
 
+/* What the mode grants to a caller who is not the owner. If the caller may be in the file's group
+ * or not, that is what both classes have. */
+static mode_t
+bits_of_group_or_others(const struct credentials *credentials, const struct stat *st)
+{
+    mode_t both = st->st_mode & st->st_mode >> 3;
+
+    if (is_in_group(credentials, st->st_gid))
+        return is_overflow_gid(st->st_gid) ? both : st->st_mode >> 3;
+    return credentials->groups_known ? st->st_mode : both;
+}
+
+bool
+credentials_have_unknown_groups(const struct credentials *credentials)
+{
+    for (size_t i = 0; i < credentials->group_count; i++)
+        if (is_overflow_gid(credentials->groups[i]))
+            return true;
+    return !credentials->groups_known;
+}
+
 errint_t
 credentials_permit(void *arg, int fd, int mask)
 {
@@ -304,11 +326,10 @@ credentials_permit(void *arg, int fd, int mask)
         return 0;
     if (fstat(fd, &st) < 0 || file_may_have_acl(fd))
         return -EACCES;
-    if (st.st_uid == credentials->uid)
+    granted = bits_of_group_or_others(credentials, &st);
+    if (is_same_user(st.st_uid, credentials->uid))
         granted = st.st_mode >> 6;
-    else if (is_in_group(credentials, st.st_gid))
-        granted = st.st_mode >> 3;
-    else /* the file's group may be one of the unknown ones */
-        granted = credentials->groups_known ? st.st_mode : st.st_mode & st.st_mode >> 3;
+    else if (st.st_uid == credentials->uid) /* the owner or somebody else */
+        granted &= st.st_mode >> 6;
     return (granted & (mode_t)mask) == (mode_t)mask ? 0 : -EACCES;
 }

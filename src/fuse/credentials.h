@@ -57,11 +57,15 @@ bool credentials_is_io_worker(const char *stat);
  * thread then has those of the process. */
 bool credentials_assume(const struct credentials *credentials, const struct credentials *process);
 
+/* Whether the kernel's decision is not enough, since the groups are not all known: overflow IDs
+ * (base/overflow_ids.h) may be any groups. credentials_permit() must permit the access, too. */
+bool credentials_have_unknown_groups(const struct credentials *credentials);
+
 /*
  * Decides by modes, if credentials cannot be assumed or groups are unknown: returns 0 if the file
  * open as `fd` (O_PATH suffices) grants `mask` (R_OK, X_OK) to `credentials` (a struct credentials)
- * for every possible set of unknown groups, else -EACCES. A file with an access control list grants
- * nothing.
+ * for every possible set of unknown groups and whoever has an overflow ID, else -EACCES. A file
+ * with an access control list grants nothing.
  */
 errint_t credentials_permit(void *credentials, int fd, int mask);
 

@@ -10,6 +10,7 @@
 #include "base/close.h"
 #include "base/log.h"
 #include "base/open.h"
+#include "base/overflow_ids.h"
 #include "base/resolve.h"
 #include "base/version.h"
 #include "fuse/credentials.h"
@@ -245,6 +246,7 @@ enter_sandbox(struct mount *mount)
 
     sandbox_init(sandbox, !mount->parts.options->no_sandbox, mount->parts.options->passthrough);
     credentials_init();
+    overflow_ids_init();
     sandbox->tasks = run_delay_open();
     error = unmounter_start(session_unmount, session_abort, mount->parts.session, quiet,
                             &mount->unmounter);
@@ -252,8 +254,8 @@ enter_sandbox(struct mount *mount)
         sandbox_refuse(sandbox, "no process to unmount", error);
     if (mount->parts.options->shared) {
         mounted_devices_init();
-        mount->link_rules = (struct resolve_link_rules){source, mounted_devices_link_owner,
-                                                        mounted_devices_permit_link};
+        mount->link_rules =
+            (struct resolve_link_rules){source, mounted_devices_owner, mounted_devices_permit_link};
         open_check_link_owners(&mount->link_rules);
     }
     if (mount->parts.options->shared || sandbox_confines_files(sandbox)) {

@@ -3,6 +3,7 @@
 
 #include "base/array.h"
 #include "base/mountinfo.h"
+#include "base/user_namespace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
@@ -19,13 +21,13 @@
 /* The file system of a mount. */
 struct mounted_device {
     dev_t device;
-    bool is_proc, is_fuse;
-    bool is_private; /* only one user may access it */
-    uid_t uid; /* if it is FUSE: of the user who mounted it */
-    gid_t gid;
+    bool is_proc, is_fuse, is_fstfs;
+    bool is_private; /* only the user who mounted it may access it */
+    uid_t user; /* if it is FUSE: who mounted it, by a number of that user's namespace */
 };
 
 static int table = -1; /* /proc/self/mountinfo; constant once opened */
+static bool has_host_ids; /* IDs have the numbers of the initial user namespace; constant */
 
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct mounted_device *devices; /* sorted by device; guarded by devices_lock, as the next */
@@ -36,6 +38,7 @@ void
 mounted_devices_init(void)
 {
     table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+    has_host_ids = user_namespace_is_initial();
 }
 
 static int
@@ -46,22 +49,21 @@ compare_devices(const void *a, const void *b)
     return (x->device > y->device) - (x->device < y->device);
 }
 
-/* The options of a FUSE file system have "user_id=UID" and "group_id=GID", and "allow_other" unless
- * it is private. Those of virtiofs, which is open to all users, have no IDs. */
+/* The options of a FUSE file system have "user_id=UID", and "allow_other" unless it is private.
+ * Those of virtiofs, which is open to all users, have no ID. */
 static struct mounted_device
 device_of_mount(const struct mountinfo *mount)
 {
     struct mounted_device device = {.device = makedev(mount->major, mount->minor)};
     const char *user = strstr(mount->options, "user_id=");
-    const char *group = strstr(mount->options, "group_id=");
 
     device.is_proc = strcmp(mount->type, "proc") == 0;
-    if (strncmp(mount->type, "fuse", 4) != 0 || !user || !group)
+    if (strncmp(mount->type, "fuse", 4) != 0 || !user)
         return device;
     device.is_fuse = true;
+    device.is_fstfs = strcmp(mount->type, "fuse.fstfs") == 0;
     device.is_private = strstr(mount->options, "allow_other") == NULL;
-    device.uid = (uid_t)strtoul(user + strlen("user_id="), NULL, 10);
-    device.gid = (gid_t)strtoul(group + strlen("group_id="), NULL, 10);
+    device.user = (uid_t)strtoul(user + strlen("user_id="), NULL, 10);
     return device;
 }
 
@@ -130,27 +132,29 @@ is_on_fuse(int fd)
 }
 
 errint_t
-mounted_devices_permit(int fd, dev_t device, uid_t uid, gid_t gid)
+mounted_devices_permit(int fd, dev_t device, uid_t uid, gid_t gid, bool by_modes)
 {
     struct mounted_device mounted;
 
     if (!devices_find(device, &mounted))
         return is_on_fuse(fd) ? -EACCES : 0;
-    return !mounted.is_private || (uid == mounted.uid && gid == mounted.gid) ? 0 : -EACCES;
+    if (by_modes && mounted.is_fstfs)
+        return -EACCES;
+    return !mounted.is_private || (uid == getuid() && gid == getgid()) ? 0 : -EACCES;
 }
 
 bool
-mounted_devices_permit_link(uid_t owner, int fd, dev_t device)
+mounted_devices_permit_link(int fd, dev_t device)
 {
     struct mounted_device mounted;
 
     if (!devices_find(device, &mounted))
         return !is_on_fuse(fd);
-    return !mounted.is_proc && (!mounted.is_private || owner == mounted.uid);
+    return !mounted.is_proc && !mounted.is_private;
 }
 
 uid_t
-mounted_devices_link_owner(uid_t owner, int fd, dev_t device)
+mounted_devices_owner(uid_t owner, int fd, dev_t device)
 {
     struct mounted_device mounted;
 
@@ -158,5 +162,7 @@ mounted_devices_link_owner(uid_t owner, int fd, dev_t device)
         return owner;
     if (!devices_find(device, &mounted))
         return is_on_fuse(fd) ? (uid_t)-1 : owner;
-    return mounted.is_fuse && mounted.uid != 0 ? mounted.uid : owner;
+    if (!mounted.is_fuse || mounted.user == 0)
+        return owner;
+    return has_host_ids ? mounted.user : (uid_t)-1;
 }

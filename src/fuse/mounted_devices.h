@@ -5,7 +5,10 @@
  * mounted it to access it (fuse_allow_current_process() in fs/fuse/dir.c). It compares the real,
  * effective and saved IDs, not the file system IDs, which are the only ones that a thread of the
  * opener assumes: if it assumed the others, too, the caller could kill it. So the opener applies
- * the rule itself.
+ * the rule itself: the kernel has admitted this process, so it is the user who mounted it.
+ *
+ * The table of mounts shows that user's number in the user namespace of the FUSE mount. In another
+ * namespace than the initial one, the number may belong to somebody else.
  */
 #ifndef FSTFS_FUSE_MOUNTED_DEVICES_H
 #define FSTFS_FUSE_MOUNTED_DEVICES_H
@@ -22,15 +25,18 @@ void mounted_devices_init(void);
 /*
  * Whether a user with these IDs may access the file system that `fd` is on, whose device number is
  * `device`: 0 or -EACCES. A FUSE file system that is not in the table, because it was detached,
- * permits nobody. Asks the file system only if its device is not in the table. Any thread.
+ * permits nobody. `by_modes`: access to its files is decided by their modes; another fstfs then
+ * permits nobody, since its modes do not decide. Asks the file system only if its device is not in
+ * the table. Any thread.
  */
-errint_t mounted_devices_permit(int fd, dev_t device, uid_t uid, gid_t gid);
+errint_t mounted_devices_permit(int fd, dev_t device, uid_t uid, gid_t gid, bool by_modes);
 
-/* For struct resolve_link_rules (base/resolve.h); any thread. As mounted_devices_permit(), but in
- * any group. No link may lead into /proc, where permissions do not depend on modes alone. */
-bool mounted_devices_permit_link(uid_t owner, int fd, dev_t device);
-/* The owner of a link, for the same. A FUSE file system of a user other than root can show any
- * owners, so that user owns its links; if the user is not known, nobody does: (uid_t)-1. */
-uid_t mounted_devices_link_owner(uid_t owner, int fd, dev_t device);
+/* For struct resolve_link_rules (base/resolve.h); any thread. No such link may lead into a private
+ * file system, or into /proc, where permissions do not depend on modes alone. */
+bool mounted_devices_permit_link(int fd, dev_t device);
+/* The owner of a link or directory, for the same and for renewal_check_mounts(). A FUSE file system
+ * of a user other than root can show any owners, so that user owns all of it; if the user is not
+ * known, nobody does: (uid_t)-1. */
+uid_t mounted_devices_owner(uid_t owner, int fd, dev_t device);
 
 #endif

@@ -292,14 +292,23 @@ permit_device(void *arg, int fd, dev_t device)
 {
     const struct credentials *credentials = arg;
 
-    return mounted_devices_permit(fd, device, credentials->uid, credentials->gid);
+    return mounted_devices_permit(fd, device, credentials->uid, credentials->gid, false);
+}
+
+/* The same if the kernel cannot be asked. */
+static errint_t
+permit_device_by_modes(void *arg, int fd, dev_t device)
+{
+    const struct credentials *credentials = arg;
+
+    return mounted_devices_permit(fd, device, credentials->uid, credentials->gid, true);
 }
 
 static errint_t
 check_records(const struct server *server, size_t size, const struct credentials *credentials)
 {
     struct resolve_rules rules = {.user = credentials->uid,
-                                  .permits_device = credentials->overrides ? NULL : permit_device,
+                                  .permits_device = permit_device,
                                   .arg = (void *)(uintptr_t)credentials,
                                   .top = server->opener->source};
     struct walk walk = {.rules = &rules, .directory = -1};
@@ -308,7 +317,11 @@ check_records(const struct server *server, size_t size, const struct credentials
     errint_t error = 0;
     const char *path;
 
-    if (!server->assumes || !credentials->groups_known)
+    if (!server->assumes)
+        rules.permits_device = permit_device_by_modes;
+    if (credentials->overrides)
+        rules.permits_device = NULL;
+    if (!server->assumes || credentials_have_unknown_groups(credentials))
         rules.permits = credentials_permit;
     for (uint32_t i = 0; !error && i < server->message.question.count; i++) {
         path = read_record(server, size, &at, &record);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fuse/passthrough.h"
 
+#include "base/user_namespace.h"
 #include "io/descriptors.h"
 
 #include <errno.h>
@@ -57,19 +58,6 @@ struct passthrough {
     errint_t refused; /* the first error */
 };
 
-/* Whether this is the initial user namespace, in which CAP_SYS_ADMIN is needed. */
-static bool
-is_initial_user_namespace(void)
-{
-    FILE *map = fopen("/proc/self/uid_map", "re");
-    unsigned inside = 1, outside = 1, count = 0;
-    bool read = map && fscanf(map, "%u %u %u", &inside, &outside, &count) == 3;
-
-    if (map)
-        fclose(map);
-    return !read || (inside == 0 && outside == 0 && count == UINT32_MAX);
-}
-
 static bool
 has_sys_admin(void)
 {
@@ -91,7 +79,7 @@ passthrough_new(bool wanted)
         passthrough->off = not_wanted;
     else if (!IS_BUILT)
         passthrough->off = not_built;
-    else if (!has_sys_admin() || !is_initial_user_namespace())
+    else if (!has_sys_admin() || !user_namespace_is_initial())
         passthrough->off = not_root;
     pthread_mutex_init(&passthrough->lock, NULL);
     return passthrough;

@@ -188,6 +188,41 @@ START_TEST(test_permit)
 }
 END_TEST
 
+/* Files of unmapped users and groups, and callers who have the same number. */
+START_TEST(test_permit_of_overflow_ids)
+{
+    const unsigned nobody = 65534;
+    gid_t groups[] = {nobody};
+    struct credentials user = {.uid = nobody, .gid = 1, .groups_known = true};
+    struct credentials group = {.uid = 1, .gid = nobody, .groups_known = true};
+    struct credentials supplementary = {
+        .uid = 1, .gid = 1, .groups = groups, .group_count = 1, .groups_known = true};
+    struct credentials both = {.uid = nobody, .gid = nobody, .groups_known = true};
+    struct credentials other = {.uid = 1, .gid = 1, .groups_known = true};
+    struct stat st;
+
+    for (mode_t mode = 0; mode < 01000; mode++) {
+        int fd = open_file_of_mode(mode);
+        bool u = mode & 0400, g = mode & 040, o = mode & 04;
+
+        if (fchown(fd, nobody, nobody) < 0) {
+            close(fd);
+            return; /* needs root */
+        }
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        ck_assert_uint_eq(st.st_mode & 0777, mode);
+        ck_assert_int_eq(credentials_permit(&user, fd, R_OK), u && o ? 0 : -EACCES);
+        ck_assert_int_eq(credentials_permit(&group, fd, R_OK), g && o ? 0 : -EACCES);
+        ck_assert_int_eq(credentials_permit(&supplementary, fd, R_OK), g && o ? 0 : -EACCES);
+        ck_assert_int_eq(credentials_permit(&both, fd, R_OK), u && g && o ? 0 : -EACCES);
+        ck_assert_int_eq(credentials_permit(&other, fd, R_OK), o ? 0 : -EACCES);
+        close(fd);
+    }
+    ck_assert(credentials_have_unknown_groups(&supplementary));
+    ck_assert(!credentials_have_unknown_groups(&both));
+}
+END_TEST
+
 START_TEST(test_permit_needs_a_file)
 {
     struct credentials other = {.uid = 1, .gid = 1, .groups_known = true};
@@ -209,6 +244,7 @@ suite(void)
     tcase_add_test(tests, test_groups_of_another);
     tcase_add_test(tests, test_groups_of_set_uid_program);
     tcase_add_test(tests, test_permit);
+    tcase_add_test(tests, test_permit_of_overflow_ids);
     tcase_add_test(tests, test_permit_needs_a_file);
     suite_add_tcase(credentials, tests);
     return credentials;

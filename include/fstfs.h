@@ -121,8 +121,10 @@ int fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **de
  * - on a mount of fstfs, any of these in any view; also a checkpoint's directory in tensors/ or
  *   npy/, or a tensor file in such a directory: that tensor alone.
  *
- * Files on a mount are read from the source files below it, if these can be opened and are the
- * version that the mount shows; else through the mount, and fstfs_through_mount() returns why.
+ * Files on a mount are read from the source files below it, if root or the user of this process has
+ * mounted it, and these can be opened and are the version that the mount shows; else through the
+ * mount, and fstfs_through_mount() returns why. In a user namespace (a rootless container), a mount
+ * with allow_other must be root's, because the number of its user may be that of another namespace.
  *
  * Headers are validated, those of safetensors by safetensors' own rules. -EBADMSG: a header is
  * invalid, a shard is missing, a tensor is in two shards, or a tensor exceeds its file. -ENOENT: no
@@ -238,12 +240,12 @@ struct fstfs_read_options {
  * Reads all requests, in the order of the files, and returns when all bytes are there. Requests may
  * overlap in the file, not in memory. `options` may be NULL.
  *
- * All bytes are of the version that was opened. -ESTALE: a file was changed, replaced or removed
- * since; but if the library has already read from a file that was then replaced or removed, it may
- * continue to read its old version. -EINVAL, -ENOTSUP: a request or the options are invalid, or
- * memory is not the device's;
- * nothing was read. -ECANCELED. -EIO and others: errors of the storage, or of the device's driver.
- * After a failure the content of the memory is undefined.
+ * All bytes are of the version that was opened; libfstfs(3) names an exception. -ESTALE: a file was
+ * changed, replaced or removed since; but if the library has already read from a file that was then
+ * replaced or removed, it may continue to read its old version. -EINVAL, -ENOTSUP: a request or the
+ * options are invalid, or memory is not the device's; nothing was read. -ECANCELED. -EIO and
+ * others: errors of the storage, or of the device's driver. After a failure the content of the
+ * memory is undefined.
  */
 int fstfs_read(struct fstfs_checkpoint *checkpoint, struct fstfs_request *requests, size_t count,
                const struct fstfs_read_options *options);

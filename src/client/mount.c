@@ -20,9 +20,18 @@
 bool
 mount_is_fstfs(const char *path)
 {
+    struct mount_owner owner;
+
+    return mount_find_owner(path, &owner);
+}
+
+bool
+mount_find_owner(const char *path, struct mount_owner *owner)
+{
     struct mountinfo mount;
     struct statfs fs;
     struct stat st;
+    const char *option;
     bool found = false;
     FILE *mounts;
 
@@ -32,8 +41,14 @@ mount_is_fstfs(const char *path)
     if (!mounts)
         return false;
     while (!found && mountinfo_next(mounts, &mount)) {
-        found = strcmp(mount.type, "fuse.fstfs") == 0 && mount.major == major(st.st_dev) &&
-                mount.minor == minor(st.st_dev);
+        option = strstr(mount.options, "user_id=");
+        found = option && strcmp(mount.type, "fuse.fstfs") == 0 &&
+                mount.major == major(st.st_dev) && mount.minor == minor(st.st_dev);
+        if (found)
+            *owner = (struct mount_owner){
+                .user = (uid_t)strtoul(option + strlen("user_id="), NULL, 10),
+                .is_shared = strstr(mount.options, "allow_other") != NULL,
+            };
         mountinfo_free(&mount);
     }
     fclose(mounts);

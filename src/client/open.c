@@ -6,6 +6,7 @@
  * them, all are read through the mount.
  */
 #include "base/text.h"
+#include "base/user_namespace.h"
 #include "client/checkpoint.h"
 #include "client/error.h"
 #include "client/find.h"
@@ -489,10 +490,32 @@ open_as(struct fstfs *fstfs, const char *path, enum kind kind, bool below,
     return 0;
 }
 
-static errint_t
-open_on_mount(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **out)
+/* Why files on a mount of this user are not read from the source; false: they are. Whoever mounted
+ * it decides which files it names as its source, and could name any that this process may read. */
+static bool
+reads_through_mount(const struct fstfs *fstfs, const struct mount_owner *owner, char why[512])
 {
-    char why[512] = "disabled by the option no_source";
+    unsigned user = owner->user;
+
+    if (fstfs->no_source)
+        snprintf(why, 512, "disabled by the option no_source");
+    else if (user != 0 && user != geteuid())
+        snprintf(why, 512, "mounted by user %u, who is neither root nor the user of this process",
+                 user);
+    else if (user != 0 && owner->is_shared && !user_namespace_is_initial())
+        snprintf(why, 512,
+                 "mounted with allow_other by user %u, who may be one of another user namespace",
+                 user);
+    else
+        return false;
+    return true;
+}
+
+static errint_t
+open_on_mount(struct fstfs *fstfs, const char *path, const struct mount_owner *owner,
+              struct fstfs_checkpoint **out)
+{
+    char why[512];
     char *real = realpath(path, NULL);
     enum kind kind;
     errint_t error = -1;
@@ -507,7 +530,7 @@ open_on_mount(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **o
     }
     kind = kind_on_mount(fd);
     close(fd);
-    if (!fstfs->no_source) {
+    if (!reads_through_mount(fstfs, owner, why)) {
         error = open_as(fstfs, real, kind, true, out);
         snprintf(why, sizeof(why), "%s", fstfs_error());
     }
@@ -528,7 +551,9 @@ open_on_mount(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **o
 int
 fstfs_open(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **out)
 {
-    if (mount_is_fstfs(path))
-        return open_on_mount(fstfs, path, out);
+    struct mount_owner owner;
+
+    if (mount_find_owner(path, &owner))
+        return open_on_mount(fstfs, path, &owner, out);
     return open_as(fstfs, path, KIND_FOUND, false, out);
 }

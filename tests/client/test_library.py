@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import oracle
 import pytest
-from conftest import BUILD, SLOW, as_user, eventually, preload
+from conftest import BUILD, SLOW, as_user, eventually, no_leak_check, preload
 from corpus import trees
 
 CLIENT = BUILD / "tests/client/client"
@@ -331,6 +331,21 @@ def test_inaccessible_source(mount, rich):
     for path, tensors in paths:
         why = check(path, tensors, wrapper=wrapper)["through_mount"]
         assert "No such file" in why or "is not the version that the mount shows" in why
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts as another user")
+def test_mount_of_another_user(mount, rich):
+    """Its xattrs could name any file as the source, which this process might be able to read."""
+    # LeakSanitizer cannot trace a process with another effective user.
+    m = mount(rich.root, "-o", "allow_other", wrapper=["setpriv", "--ruid=20001"],
+              environment=no_leak_check())
+    c = rich.checkpoints[0]
+    for path, tensors in [*view_paths(m, c, False), (oracle.tensor_file(m / "tensors", c, c.tensors[0]),
+                                                     c.tensors[:1])]:
+        assert "mounted by user 20001" in check(path, tensors)["through_mount"]
+        # a user namespace in which this process has the same number
+        why = check(path, tensors, wrapper=["unshare", "--map-user=20001"])["through_mount"]
+        assert "by user 20001, who may be one of another user namespace" in why
 
 
 def forged(**settings):

@@ -5,10 +5,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -177,66 +175,4 @@ open_stat(int directory, const char *path, struct stat *st)
         error = -errno;
     close(fd);
     return error;
-}
-
-/* ---- renewing a directory ---- */
-
-/* Whether any path leads to the directory of `fd`. True if /proc is not mounted. */
-static bool
-is_reachable(int fd)
-{
-    char link[sizeof("/proc/self/fd/") + 3 * sizeof(int)], path[PATH_MAX];
-    struct stat held, found;
-    ssize_t length;
-
-    if (fstat(fd, &held) < 0)
-        return false;
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    length = readlink(link, path, sizeof(path));
-    if (length < 0 || (size_t)length == sizeof(path))
-        return true;
-    path[length] = '\0';
-    return stat(path, &found) == 0 && found.st_dev == held.st_dev && found.st_ino == held.st_ino;
-}
-
-/* Opens with O_PATH, which Landlock allows everywhere. Does not follow symbolic links: a real path
- * has none, so any user with write access to a parent directory may have placed one later. */
-static int
-open_real(const char *path)
-{
-    int fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), above;
-    char name[NAME_MAX + 1];
-    size_t length;
-
-    for (path += strspn(path, "/"); *path && fd >= 0; path += strspn(path, "/")) {
-        length = strcspn(path, "/");
-        if (length > NAME_MAX) {
-            close(fd);
-            return -1;
-        }
-        memcpy(name, path, length);
-        name[length] = '\0';
-        path += length;
-        above = fd;
-        fd = openat(above, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        close(above);
-    }
-    return fd;
-}
-
-bool
-open_renew(int directory, const char *path)
-{
-    struct stat st;
-    bool renewed;
-    int fd;
-
-    if (is_reachable(directory))
-        return false;
-    fd = open_real(path);
-    if (fd < 0)
-        return false;
-    renewed = fstat(fd, &st) == 0 && dup3(fd, directory, O_CLOEXEC) >= 0;
-    close(fd);
-    return renewed;
 }

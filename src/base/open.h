@@ -51,12 +51,4 @@ void open_check_link_owners(const struct resolve_link_rules *rules);
  * started. */
 void open_set_other(int (*other)(int directory, const char *path, int flags, uint64_t mount));
 
-/*
- * `directory` was opened at `path`, a real path. If that directory is no longer reachable by any
- * path (it was removed, or its file system was unmounted, has failed or is mounted over), the
- * descriptor is replaced by one of the directory that is at `path` now, opened with O_PATH without
- * following links, and the function returns true. A directory that was renamed is kept. Any thread.
- */
-bool open_renew(int directory, const char *path);
-
 #endif

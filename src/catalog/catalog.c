@@ -70,6 +70,7 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
 {
     struct catalog *catalog = calloc(1, sizeof(*catalog));
     errint_t error = -ENOMEM;
+    char *source;
 
     if (!catalog)
         return -ENOMEM;
@@ -85,17 +86,18 @@ catalog_new(const struct catalog_options *options, struct catalog **out)
     catalog->problems = problems_new(&options->problems);
     if (!catalog->problems)
         goto fail;
-    catalog->source = realpath(options->source, NULL);
-    if (!catalog->source) {
-        error = -errno;
+    source = realpath(options->source, NULL);
+    error = source ? renewal_path_init(&catalog->source, source) : -errno;
+    free(source);
+    if (error)
         goto fail;
-    }
-    catalog->root_fd =
-        open(catalog->source, (options->path_only ? O_PATH : O_RDONLY) | O_DIRECTORY | O_CLOEXEC);
+    catalog->root_fd = open(catalog->source.path,
+                            (options->path_only ? O_PATH : O_RDONLY) | O_DIRECTORY | O_CLOEXEC);
     if (catalog->root_fd < 0) {
         error = -errno;
         goto fail;
     }
+    error = -ENOMEM;
     if (options->skip_hung && !(catalog->queries = query_pool_new()))
         goto fail;
     atomic_store(&catalog->root_checked, monotonic_ms());
@@ -127,14 +129,20 @@ catalog_free(struct catalog *catalog)
     table_cache_destroy(&catalog->tables);
     header_budget_destroy(&catalog->budget);
     pthread_mutex_destroy(&catalog->lock);
-    free(catalog->source);
+    renewal_path_free(&catalog->source);
     free(catalog);
 }
 
 const char *
 catalog_source(const struct catalog *catalog)
 {
-    return catalog->source;
+    return catalog->source.path;
+}
+
+const struct renewal_path *
+catalog_source_path(const struct catalog *catalog)
+{
+    return &catalog->source;
 }
 
 int

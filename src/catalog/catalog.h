@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/extent.h"
+#include "base/renew.h"
 #include "catalog/header_budget.h"
 #include "catalog/problems.h"
 #include "format/container.h"
@@ -215,6 +216,7 @@ bool catalog_stop_queries(struct catalog *catalog);
 void catalog_free(struct catalog *catalog);
 
 const char *catalog_source(const struct catalog *catalog); /* absolute, real */
+const struct renewal_path *catalog_source_path(const struct catalog *catalog); /* the same path */
 int catalog_source_fd(const struct catalog *catalog); /* its descriptor, owned by the catalog */
 
 /* The problems of all directories and checkpoints that are in memory. Those of a directory are left

@@ -33,7 +33,8 @@ struct catalog {
     int root_fd; /* the source, to which all paths are relative; its number never changes */
     atomic_bool root_checking; /* a thread checks whether it is still the source */
     atomic_ullong root_checked; /* monotonic_ms() of the last check */
-    char *source;
+    bool has_reported_root; /* that its renewal is refused; guarded by root_checking */
+    struct renewal_path source;
     void (*derived_free)(void *derived);
     struct problems *problems;
     pthread_mutex_t

@@ -20,14 +20,22 @@
 static int
 source_root(struct catalog *catalog)
 {
+    const char *path = catalog->source.path;
+    enum renewal renewal;
     char name[QUOTED_SIZE];
 
     if (monotonic_ms() - atomic_load(&catalog->root_checked) < CATALOG_CHECK_MS ||
         atomic_exchange(&catalog->root_checking, true))
         return catalog->root_fd;
-    if (open_renew(catalog->root_fd, catalog->source))
+    renewal = renewal_renew(&catalog->source, catalog->root_fd);
+    if (renewal == RENEWAL_DONE)
         log_warning("%s: was replaced by another directory, which is now shown",
-                    quoted(name, catalog->source, strlen(catalog->source)));
+                    quoted(name, path, strlen(path)));
+    else if (renewal == RENEWAL_REFUSED && !catalog->has_reported_root)
+        log_warning("%s: was replaced by another directory, which is not shown: users other than "
+                    "root and the mounting user can replace directories above it; mount it again",
+                    quoted(name, path, strlen(path)));
+    catalog->has_reported_root = renewal == RENEWAL_REFUSED;
     atomic_store(&catalog->root_checked, monotonic_ms());
     atomic_store(&catalog->root_checking, false);
     return catalog->root_fd;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/open.h"
 #include "base/overflow_ids.h"
+#include "base/renew.h"
 #include "base/resolve.h"
 #include "base/version.h"
 #include "fuse/credentials.h"
@@ -214,8 +215,8 @@ static errint_t
 start_opener(struct mount *mount, int source)
 {
     errint_t error =
-        opener_start(source, catalog_source(mount->parts.catalog), drop_rights_of_opener, mount,
-                     !mount->parts.options->foreground, &mount->opener);
+        opener_start(source, catalog_source_path(mount->parts.catalog), drop_rights_of_opener,
+                     mount, !mount->parts.options->foreground, &mount->opener);
 
     if (error)
         print_error("cannot start the process fstfs-open: %s", strerror(-error));
@@ -254,6 +255,7 @@ enter_sandbox(struct mount *mount)
         sandbox_refuse(sandbox, "no process to unmount", error);
     if (mount->parts.options->shared) {
         mounted_devices_init();
+        renewal_check_mounts(mounted_devices_owner);
         mount->link_rules =
             (struct resolve_link_rules){source, mounted_devices_owner, mounted_devices_permit_link};
         open_check_link_owners(&mount->link_rules);

@@ -110,7 +110,7 @@ receive_with_fd(int socket, void *bytes, size_t size, int *fd)
 /* Constant. */
 struct opener {
     int source; /* the number of the descriptor */
-    const char *path; /* of the source */
+    const struct renewal_path *path; /* of the source */
     bool has_proc; /* /proc is mounted: open_again() works */
     struct credentials process; /* the opener's own */
     void (*drop)(void *arg);
@@ -374,7 +374,7 @@ answer_question(struct server *server, size_t size, struct answer *answer, int *
         return;
     }
     if (server->message.question.kind == QUESTION_OPEN) {
-        open_renew(server->opener->source, server->opener->path);
+        (void)renewal_renew(server->opener->path, server->opener->source);
         *fd = answer_open_question(server, size);
         answer->result = *fd < 0 ? *fd : 0;
         return;
@@ -383,7 +383,7 @@ answer_question(struct server *server, size_t size, struct answer *answer, int *
     if (answer->result == 0)
         return;
     credentials_assume(&server->opener->process, &server->opener->process);
-    if (open_renew(server->opener->source, server->opener->path))
+    if (renewal_renew(server->opener->path, server->opener->source) == RENEWAL_DONE)
         answer->result = answer_check_question(server, size);
 }
 
@@ -612,8 +612,8 @@ channel_ask(struct channel *channel, int *fd)
 }
 
 errint_t
-opener_start(int source, const char *path, void (*drop)(void *arg), void *arg, bool quiet,
-             struct helper *helper)
+opener_start(int source, const struct renewal_path *path, void (*drop)(void *arg), void *arg,
+             bool quiet, struct helper *helper)
 {
     struct opener opener = {.source = source,
                             .path = path,

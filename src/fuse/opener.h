@@ -19,6 +19,7 @@
 #define FSTFS_FUSE_OPENER_H
 
 #include "base/error.h"
+#include "base/renew.h"
 #include "fuse/credentials.h"
 #include "fuse/helpers.h"
 #include "view/permission.h"
@@ -27,9 +28,9 @@
 #include <stdint.h>
 
 /* `source`: an open descriptor of the directory at `path`, which the opener renews without the
- * daemon (open_renew()). `drop` is called in the opener's process to drop rights. */
-errint_t opener_start(int source, const char *path, void (*drop)(void *arg), void *arg, bool quiet,
-                      struct helper *helper);
+ * daemon (renewal_renew()). `drop` is called in the opener's process to drop rights. */
+errint_t opener_start(int source, const struct renewal_path *path, void (*drop)(void *arg),
+                      void *arg, bool quiet, struct helper *helper);
 /* Does not wait for the opener, because storage may block it. */
 void opener_end(struct helper *helper);
 

@@ -19,9 +19,11 @@ from pathlib import Path
 
 import oracle
 import pytest
-from conftest import SLOW, Died, child, eventually, files_open_in, map_locked, mounted_at
+from conftest import (
+    BUILD, SLOW, Died, child, eventually, files_open_in, map_locked, mounted_at, no_leak_check)
 from corpus import trees
 
+SLOWFS = BUILD / "tests/slowfs/slowfs"
 GONE = (errno.ESTALE, errno.EIO)
 VIEWS = {"tensors": "tensors/m/model/w", "merged": "merged/m/model.safetensors",
          "shards": "shards/m/model.safetensors", "npy": "npy/m/model/w.npy"}
@@ -728,6 +730,59 @@ def test_source_directory_is_not_replaced_by_a_link(mount, place):
     (above / "s").mkdir(parents=True)
     write(above / "s", version(3))
     assert eventually(lambda: all(shows(m, view, 3) for view in VIEWS))
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "allow_other")], ids=["private", "shared"])
+@pytest.mark.parametrize("holder, owner, shown", [(0o2775, 0, 1), (0o755, 20001, 1), (0o1777, 0, 2), (0o755, 0, 2)],
+                         ids=["group", "user", "sticky", "trusted"])
+def test_directory_above_the_source_is_replaced(mount, place, holder, owner, shown, options):
+    """A user who can write above SOURCE cannot replace it with a directory that he cannot read, by
+    renaming what it is in. Where only the mounting user or root can do that, it is shown."""
+    if (owner or options) and os.geteuid() != 0:
+        pytest.skip("needs root")
+    above, others = place / "holder/up", place / "holder/others"
+    for root, number in ((above / "s", 1), (others / "s", 2)):
+        root.mkdir(parents=True)
+        write(root, version(number))
+    others.chmod(0o700)
+    m = mount(above / "s", *options)
+    assert shows(m, "merged", 1)
+    if owner:
+        os.chown(place / "holder", owner, owner)
+    (place / "holder").chmod(holder)
+    shutil.rmtree(above)
+    others.rename(above)
+    if shown == 2:
+        assert eventually(lambda: all(shows(m, view, 2) for view in VIEWS))
+        return
+    assert eventually(lambda: not os.path.exists(m / VIEWS["merged"]) and "is not shown" in m.log_text())
+    assert not eventually(lambda: os.path.exists(m / VIEWS["merged"]), seconds=2 / SLOW)
+    (place / "holder").chmod(0o755)
+    if owner:
+        os.chown(place / "holder", 0, 0)
+    assert eventually(lambda: all(shows(m, view, 2) for view in VIEWS))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user mounts")
+@pytest.mark.parametrize("user, shown", [(20001, 1), (0, 2)], ids=["user", "root"])
+def test_directory_above_the_source_is_mounted_over(mount, place, user, shown):
+    """A file system of an ordinary user above SOURCE is not shown: the server decides what is in it."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    above, others = place / "up", place / "others"
+    for root, number in ((above / "s", 1), (others / "s", 2)):
+        root.mkdir(parents=True)
+        write(root, version(number))
+    m = mount(above / "s", "-o", "allow_other")
+    assert shows(m, "merged", 1)
+    cover = mount(others, "-o", "allow_other", binary=SLOWFS, mountpoint=above,
+                  wrapper=["setpriv", f"--ruid={user}"], environment=no_leak_check())
+    if shown == 2:
+        assert eventually(lambda: all(shows(m, view, 2) for view in VIEWS))
+    else:
+        assert eventually(lambda: shows(m, "merged", 1) and "is not shown" in m.log_text())
+    assert m.unmount() == 0
+    assert cover.unmount() == 0
 
 
 @pytest.mark.parametrize("options", [(), ("-o", "allow_other"), ("--sandbox=off",)])

@@ -485,6 +485,7 @@ set_signals(void)
     signal(SIGXFSZ, SIG_IGN);
     /* With an inherited SIG_IGN, waitpid(2) would not return the status of a child. */
     signal(SIGCHLD, SIG_DFL);
+    signal(SIGTERM, SIG_DFL); /* libfuse leaves a signal that is ignored */
 }
 
 /* Resolves both paths before it closes the inherited descriptors, because a path may lead through

@@ -226,9 +226,10 @@ def test_limit_of_descriptors_is_raised(mount, source):
     assert soft == hard > 100
 
 
-def test_a_blocked_signal_ends_the_daemon(mount, source):
-    """Callers may block SIGTERM, and pass that on."""
-    m = mount(source.root, wrapper=["env", "--block-signal=TERM"])
+@pytest.mark.parametrize("how", ["block", "ignore"])
+def test_an_inherited_signal_mask(mount, source, how):
+    """Callers may block or ignore SIGTERM, and pass that on. It ends the daemon all the same."""
+    m = mount(source.root, wrapper=["env", f"--{how}-signal=TERM"])
     oracle.check_source(m.path, source)
     m.signal(signal.SIGTERM)
     assert m.wait() == 0

@@ -66,7 +66,7 @@ ownership_of(const struct file_identity *identity)
  */
 #define ARIA2_CONTROL_SUFFIX ".aria2"
 
-/* How the shards of a checkpoint were found, by precedence. */
+/* How the shards of a checkpoint were found. */
 enum group_kind {
     GROUP_INDEX, /* an index names them */
     GROUP_NUMBERED, /* STEM-NNNNN-of-MMMMM.safetensors */
@@ -92,7 +92,8 @@ struct group {
      * catalog_options.skip_hung is false. */
     uint64_t lane;
     bool second; /* an earlier group of the listing has the same stem */
-    bool shadowed; /* and the same suffix: the earlier group has precedence */
+    bool shadowed; /* and the same suffix: the earlier group has precedence, even if
+                      group_files() has left it out */
     bool may_be_part; /* its file may be one of the parts of a split model */
     struct group_state *state; /* private: its current version */
     struct query *query; /* private: loads it, and is told of its progress; or NULL */

@@ -14,235 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool
-ends_with(const char *text, size_t length, const char *end)
-{
-    size_t end_length = strlen(end);
-
-    return length >= end_length && memcmp(text + length - end_length, end, end_length) == 0;
-}
-
-/* The suffix of a container in a file name, or in the name of an index. */
-struct suffix {
-    const struct container *container; /* NULL: the name has no suffix of a container */
-    const char *text; /* in the name; not NUL-terminated if the name is that of an index */
-    size_t length;
-};
-
-static struct suffix
-suffix_of_name(const char *file, size_t length)
-{
-    struct suffix suffix = {.text = file + length};
-
-    suffix.container = container_of_name(file, length, &suffix.length);
-    suffix.text -= suffix.length;
-    return suffix;
-}
-
-/* The part of a stem that is not shown: "pytorch_" of pytorch_model. */
-static size_t
-hidden_stem_length(const struct container *container, const char *stem, size_t length)
-{
-    size_t end = container->stem ? strlen(container->stem) : 0;
-
-    if (end == 0 || length < end || memcmp(stem, container->stem, end) != 0 ||
-        (length > end && stem[end] != '.'))
-        return 0;
-    return end - strlen(container->shown_stem);
-}
-
-/* Sets the stem, as shown, to `a` or, if `b` is not empty, to "a.b". False: it is empty or too
- * long.
- */
-static bool
-make_stem(char stem[256], const struct container *container, const char *a, size_t a_length,
-          const char *b, size_t b_length)
-{
-    size_t hidden = hidden_stem_length(container, a, a_length);
-
-    if (a_length == 0 || a_length + 1 + b_length > 255)
-        return false;
-    if (!stem)
-        return true;
-    a += hidden;
-    a_length -= hidden;
-    memcpy(stem, a, a_length);
-    if (b_length) {
-        stem[a_length++] = '.';
-        memcpy(stem + a_length, b, b_length);
-    }
-    stem[a_length + b_length] = '\0';
-    return true;
-}
-
-/* Whether `rest`, the part of a file name after the suffix, is that of an index: .index.json,
- * .index.VARIANT.json or .VARIANT.index.json. The variant of the first form is empty. */
-static bool
-split_index_rest(const char *rest, const char **variant, size_t *length)
-{
-    const char *end;
-
-    *variant = rest;
-    *length = 0;
-    if (strcmp(rest, ".index.json") == 0)
-        return true;
-    if (!ends_with(rest, strlen(rest), ".json"))
-        return false;
-    end = rest + strlen(rest) - strlen(".json");
-    if (strncmp(rest, ".index.", 7) == 0)
-        rest += 7;
-    else if (*rest == '.' && ends_with(rest, (size_t)(end - rest), ".index")) {
-        rest += 1;
-        end -= strlen(".index");
-    } else
-        return false;
-    if (end <= rest || memchr(rest, '.', (size_t)(end - rest)))
-        return false;
-    *variant = rest;
-    *length = (size_t)(end - rest);
-    return true;
-}
-
-/* As group_index_name(); also sets the suffix. */
-static bool
-split_index_name(const char *file, char stem[256], struct suffix *suffix)
-{
-    const char *variant;
-    size_t length, end;
-
-    /* Search backwards for the suffix: the stem may contain one, too. */
-    for (end = strlen(file); end > 0; end--) {
-        if (file[end] != '.')
-            continue;
-        *suffix = suffix_of_name(file, end);
-        if (!suffix->container || suffix->container->is_kept ||
-            !split_index_rest(file + end, &variant, &length))
-            continue;
-        return make_stem(stem, suffix->container, file, (size_t)(suffix->text - file), variant,
-                         length);
-    }
-    return false;
-}
-
-bool
-group_index_name(const char *file, char stem[256])
-{
-    struct suffix suffix;
-
-    return split_index_name(file, stem, &suffix);
-}
-
-const struct container *
-group_index_container(const char *file)
-{
-    struct suffix suffix;
-
-    return split_index_name(file, NULL, &suffix) ? suffix.container : NULL;
-}
-
-void
-group_name_index(const char *stem, const char *suffix, char file[300])
-{
-    static const char *const known[] = {"model.", "diffusion_pytorch_model.", "pytorch_model."};
-
-    for (size_t i = 0; i < COUNT_OF(known); i++) {
-        size_t length = strlen(known[i]);
-
-        if (strncmp(stem, known[i], length) == 0 && stem[length] && !strchr(stem + length, '.')) {
-            snprintf(file, 300, "%.*s%s.index.%s.json", (int)length - 1, stem, suffix,
-                     stem + length);
-            return;
-        }
-    }
-    snprintf(file, 300, "%s%s.index.json", stem, suffix);
-}
-
-/* Reads at least five digits that end at `end`. Returns their start; NULL: there are fewer. */
-static const char *
-digits_before(const char *start, const char *end, uint32_t *value)
-{
-    const char *at = end;
-    uint64_t sum = 0, unit = 1;
-
-    while (at > start && at[-1] >= '0' && at[-1] <= '9' && end - at < 9) {
-        sum += (uint64_t)(*--at - '0') * unit;
-        unit *= 10;
-    }
-    *value = (uint32_t)sum;
-    return end - at >= 5 ? at : NULL;
-}
-
-/* Parses STEM-NNNNN-of-MMMMM, which ends at `end`. Returns the end of the stem, or NULL. */
-static const char *
-numbered_stem_end(const char *file, const char *end, uint32_t *number, uint32_t *of)
-{
-    const char *at = digits_before(file, end, of);
-
-    if (!at || at - file < 4 || memcmp(at - 4, "-of-", 4) != 0)
-        return NULL;
-    at = digits_before(file, at - 4, number);
-    if (!at || at - file < 2 || at[-1] != '-')
-        return NULL;
-    return at - 1;
-}
-
-static struct suffix
-file_suffix(const char *file)
-{
-    return suffix_of_name(file, strlen(file));
-}
-
-const struct container *
-group_file_container(const char *file)
-{
-    struct suffix suffix = file_suffix(file);
-
-    return suffix.container ? suffix.container : &container_safetensors;
-}
-
-/* As group_numbered_name(), but the numbers may be out of range. */
-static bool
-split_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of)
-{
-    struct suffix suffix = file_suffix(file);
-    const char *end = suffix.text, *stem_end, *dot;
-
-    if (!suffix.container)
-        return false;
-    stem_end = numbered_stem_end(file, end, number, of);
-    if (stem_end)
-        return make_stem(stem, suffix.container, file, (size_t)(stem_end - file), NULL, 0);
-    dot = memrchr(file, '.', (size_t)(end - file));
-    if (!dot || dot + 1 == end)
-        return false;
-    stem_end = numbered_stem_end(file, dot, number, of);
-    return stem_end && make_stem(stem, suffix.container, file, (size_t)(stem_end - file), dot + 1,
-                                 (size_t)(end - dot - 1));
-}
-
-bool
-group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of)
-{
-    return split_numbered_name(file, stem, number, of) && *number >= 1 && *number <= *of;
-}
-
-bool
-group_misnumbered_name(const char *file, uint32_t *number, uint32_t *of)
-{
-    return split_numbered_name(file, NULL, number, of) && (*number < 1 || *number > *of);
-}
-
-bool
-group_single_name(const char *file, char stem[256])
-{
-    struct suffix suffix = file_suffix(file);
-
-    return suffix.container &&
-           make_stem(stem, suffix.container, file, (size_t)(suffix.text - file), NULL, 0);
-}
-
-/* ---- grouping ---- */
-
 /* How a file is used. */
 enum { USE_NONE, USE_SHARD, USE_INDEX };
 
@@ -256,6 +27,7 @@ struct numbered {
 struct grouper {
     const char *const *files;
     size_t count;
+    const bool *is_unknown;
     struct problem_set *problems;
     unsigned char *use; /* of each file: USE_... */
     struct group *groups;
@@ -323,7 +95,7 @@ add_group(struct grouper *grouper, enum group_kind kind, const struct container 
 static bool
 is_named_after(const char *file, const char *stem, struct suffix suffix)
 {
-    struct suffix own = file_suffix(file);
+    struct suffix own = group_file_suffix(file);
     uint32_t number, of;
     char own_stem[256];
 
@@ -335,15 +107,17 @@ is_named_after(const char *file, const char *stem, struct suffix suffix)
 }
 
 /* The index could not be read. Any file named after it may be a shard, so all of them are members
- * of the group, and none is another checkpoint. */
+ * of the group, and none is another checkpoint. If the index is a link that leads to no file, the
+ * group has no index, and there is none without members. */
 static void
 group_by_unread_index(struct grouper *grouper, const struct group_index *named)
 {
+    bool is_file = grouper_find_file(grouper, named->file) != SIZE_MAX;
     size_t first = grouper->member_count;
     struct suffix suffix;
     char stem[256];
 
-    if (!split_index_name(named->file, stem, &suffix))
+    if (!group_split_index_name(named->file, stem, &suffix))
         return;
     for (size_t i = 0; i < grouper->count; i++) {
         if (grouper->use[i] != USE_NONE || !is_named_after(grouper->files[i], stem, suffix))
@@ -351,8 +125,10 @@ group_by_unread_index(struct grouper *grouper, const struct group_index *named)
         grouper->use[i] = USE_SHARD;
         add_member(grouper, grouper->files[i]);
     }
-    add_group(grouper, GROUP_INDEX, suffix.container, add_stem(grouper, stem, suffix), named->file,
-              first, 0);
+    if (!is_file && grouper->member_count == first)
+        return;
+    add_group(grouper, GROUP_INDEX, suffix.container, add_stem(grouper, stem, suffix),
+              is_file ? named->file : NULL, first, 0);
     if (!grouper->failed)
         grouper->groups[grouper->group_count - 1].index_error = named->error;
 }
@@ -366,7 +142,7 @@ group_by_index(struct grouper *grouper, const struct group_index *named)
     uint32_t missing = 0;
     char stem[256];
 
-    if (!split_index_name(named->file, stem, &suffix))
+    if (!group_split_index_name(named->file, stem, &suffix))
         return;
     if (suffix.container->is_converted)
         problems = NULL; /* as in group_numbered_set() */
@@ -409,7 +185,7 @@ compare_numbered(const void *a, const void *b, void *stems)
     int order = strcmp((char *)stems + x->stem, (char *)stems + y->stem);
 
     if (!order)
-        order = strcmp(file_suffix(x->file).text, file_suffix(y->file).text);
+        order = strcmp(group_file_suffix(x->file).text, group_file_suffix(y->file).text);
     if (order)
         return order;
     if (x->of != y->of)
@@ -448,7 +224,7 @@ report_missing_shards(struct problem_set *problems, const struct numbered *set, 
 static void
 group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t count)
 {
-    const struct container *container = file_suffix(set[0].file).container;
+    const struct container *container = group_file_suffix(set[0].file).container;
     struct problem_set *problems = container->is_converted ? NULL : grouper->problems;
     size_t first = grouper->member_count, lines = problem_set_named_max(grouper->problems);
     uint32_t expected = 1, found = 0, indexed = 0, present = 0, reported = 0;
@@ -509,18 +285,18 @@ group_numbered(struct grouper *grouper)
             group_numbered_name(grouper->files[i], stem, &one->number, &one->of)) {
             one->file = grouper->files[i];
             one->position = i;
-            one->stem = add_stem(grouper, stem, file_suffix(one->file));
+            one->stem = add_stem(grouper, stem, group_file_suffix(one->file));
             count++;
         }
     }
     if (count && !buffer_failed(&grouper->stems)) {
         qsort_r(all, count, sizeof(*all), compare_numbered, grouper->stems.data);
         for (size_t i = 0, end; i < count; i = end) {
-            for (end = i + 1;
-                 end < count && all[end].of == all[i].of &&
-                 strcmp(grouper->stems.data + all[end].stem, grouper->stems.data + all[i].stem) ==
-                     0 &&
-                 strcmp(file_suffix(all[end].file).text, file_suffix(all[i].file).text) == 0;
+            for (end = i + 1; end < count && all[end].of == all[i].of &&
+                              strcmp(grouper->stems.data + all[end].stem,
+                                     grouper->stems.data + all[i].stem) == 0 &&
+                              strcmp(group_file_suffix(all[end].file).text,
+                                     group_file_suffix(all[i].file).text) == 0;
                  end++)
                 ;
             group_numbered_set(grouper, all + i, end - i);
@@ -546,7 +322,7 @@ group_singles(struct grouper *grouper)
     char stem[256];
 
     for (size_t i = 0; i < grouper->count; i++) {
-        const struct suffix suffix = file_suffix(grouper->files[i]);
+        const struct suffix suffix = group_file_suffix(grouper->files[i]);
         size_t first = grouper->member_count;
 
         if (grouper->use[i] != USE_NONE || !group_single_name(grouper->files[i], stem))
@@ -581,7 +357,19 @@ has_hidden_stem(const struct group *group)
 {
     const char *file = group_file(group);
 
-    return hidden_stem_length(group->container, file, strcspn(file, ".-")) > 0;
+    return group_hidden_stem_length(group->container, file, strcspn(file, ".-")) > 0;
+}
+
+/* Groups of one stem, by precedence: with an index, a complete numbered set, a single file, an
+ * incomplete set. */
+static int
+precedence(const struct group *group)
+{
+    if (group->kind == GROUP_INDEX)
+        return 0;
+    if (group->kind == GROUP_SINGLE)
+        return 2;
+    return group->missing_count == 0 ? 1 : 3;
 }
 
 static int
@@ -590,10 +378,10 @@ compare_groups(const void *a, const void *b)
     const struct group *x = a, *y = b;
     int order = group_compare_names(x, y);
 
+    if (!order)
+        order = precedence(x) - precedence(y);
     if (order)
         return order;
-    if (x->kind != y->kind)
-        return x->kind < y->kind ? -1 : 1;
     if (x->missing_count != y->missing_count)
         return x->missing_count < y->missing_count ? -1 : 1;
     if (has_hidden_stem(x) != has_hidden_stem(y))
@@ -701,20 +489,51 @@ find_unfinished(struct grouper *grouper)
     }
 }
 
+/* Turns unknown members into missing ones. Returns false if the group has neither a member nor an
+ * index then. */
+static bool
+remove_unknown_members(const struct grouper *grouper, struct group *group)
+{
+    const char **members = (const char **)(uintptr_t)group->members;
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < group->member_count; i++)
+        if (!grouper->is_unknown[grouper_find_file(grouper, members[i])])
+            members[kept++] = members[i];
+    group->missing_count += group->member_count - kept;
+    group->member_count = kept;
+    return kept > 0 || group->index;
+}
+
+static void
+leave_out_unknown(struct grouper *grouper)
+{
+    size_t kept = 0;
+
+    if (!grouper->is_unknown)
+        return;
+    for (size_t i = 0; i < grouper->group_count; i++)
+        if (remove_unknown_members(grouper, &grouper->groups[i]))
+            grouper->groups[kept++] = grouper->groups[i];
+    grouper->group_count = kept;
+}
+
 static void
 gather_files(const struct grouper *grouper, struct grouping *grouping)
 {
     for (size_t i = 0; i < grouper->count; i++)
-        if (grouper->use[i] == USE_NONE)
+        if (grouper->use[i] == USE_NONE && !(grouper->is_unknown && grouper->is_unknown[i]))
             grouping->files[grouping->file_count++] = grouper->files[i];
 }
 
 errint_t
-group_files(const char *const *files, size_t count, const struct group_index *indexes,
-            size_t index_count, struct problem_set *problems, struct grouping *grouping)
+group_files(const char *const *files, size_t count, const bool *is_unknown,
+            const struct group_index *indexes, size_t index_count, struct problem_set *problems,
+            struct grouping *grouping)
 {
     struct grouper grouper = {.files = files,
                               .count = count,
+                              .is_unknown = is_unknown,
                               .problems = problems,
                               .use = calloc(count + 1, 1),
                               .stems = BUFFER_INIT};
@@ -744,6 +563,7 @@ group_files(const char *const *files, size_t count, const struct group_index *in
     drop_converted_duplicates(&grouper);
     mark_second_groups(&grouper);
     find_unfinished(&grouper);
+    leave_out_unknown(&grouper);
     gather_files(&grouper, grouping);
     error = 0;
 

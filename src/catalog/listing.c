@@ -17,8 +17,7 @@ struct listing_private {
     bool unsettled; /* as in struct scan */
     uint64_t checked; /* monotonic_ms(); guarded by the directory's lock */
     char *names; /* of all entries, one after another */
-    char *unusable; /* names of links that lead to neither a file nor a directory, except remote
-                       ones; ends with an empty name; NULL: none */
+    struct local_links locals; /* `next` is guarded by the directory's lock */
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
     const char **directories, **links;
@@ -51,12 +50,12 @@ listing_unref(struct listing *listing)
         group_state_unref(listing->groups[i].state);
     grouping_free(&private->grouping);
     problem_set_unref(listing->problems);
+    local_links_free(&private->locals);
     remote_names_free(&private->remotes);
     free(private->directories);
     free(private->links);
     free(private->indexes);
     free(private->names);
-    free(private->unusable);
     free(private);
 }
 
@@ -109,7 +108,8 @@ use_index_without_reading(const struct listing *before, struct group_index *list
 /* Reads one index file. An invalid index is reported, and listed->index is NULL. Fails only if out
  * of memory. */
 static errint_t
-read_listed_index(struct scan *scan, const struct listing *before, struct group_index *listed)
+read_listed_index(struct scan *scan, const struct listing *before, bool through_link,
+                  struct group_index *listed)
 {
     struct remote_name *remote = remote_names_find(&scan->remotes, listed->file);
     struct name_query *query = remote ? remote->query : NULL;
@@ -117,7 +117,7 @@ read_listed_index(struct scan *scan, const struct listing *before, struct group_
     struct reason reason;
     errint_t error;
 
-    listed->is_remote = remote != NULL;
+    listed->is_checked_as_link = remote != NULL;
     if (remote && (!remote->is_answered || !query))
         return use_index_without_reading(before, listed, -EIO);
     if (remote) {
@@ -133,7 +133,7 @@ read_listed_index(struct scan *scan, const struct listing *before, struct group_
     }
     if (error == -ENOMEM)
         return error;
-    if (error == -ENOENT) /* removed since the directory was read */
+    if (error == -ENOENT && !through_link) /* removed since the directory was read */
         return 0;
     if (error)
         problem_set_add(
@@ -157,12 +157,66 @@ release_index(struct catalog *catalog, struct group_index *listed)
     listed->index = NULL;
 }
 
+static bool
+is_link(const struct listing_private *private, size_t count, const char *name)
+{
+    return bsearch(&name, private->links, count, sizeof(*private->links), text_compare_strings);
+}
+
+/* Adds the index if `name`, a link that leads to no file, is that of one. The error is the same for
+ * all such links: those of users that lead to nothing must not differ from those that are not
+ * followed. */
+static errint_t
+add_broken_index(struct listing_private *private, const char *name, const char **files,
+                 size_t count)
+{
+    const struct group_index listed = {.file = name, .error = -EIO, .is_checked_as_link = true};
+
+    if (!group_index_name(name, NULL) ||
+        bsearch(&name, files, count, sizeof(*files), text_compare_strings)) /* it may be a file */
+        return 0;
+    return array_add(private->indexes, private->index_count, listed) ? 0 : -ENOMEM;
+}
+
+static errint_t
+add_broken_indexes(struct scan *scan, struct listing_private *private, const char **files,
+                   size_t count)
+{
+    errint_t error = 0;
+
+    for (size_t i = 0; !error && i < private->locals.count; i++)
+        if (!private->locals.all[i].target)
+            error = add_broken_index(private, private->locals.all[i].name, files, count);
+    for (size_t i = 0; !error && i < scan->remotes.count; i++)
+        if (scan->remotes.all[i].is_unusable)
+            error = add_broken_index(private, scan->remotes.all[i].name, files, count);
+    return error;
+}
+
+/* Sets *unknown to what group_files() needs of remote names; malloc'ed. */
+static errint_t
+find_unknown(const struct scan *scan, const char *const *files, size_t count, bool **unknown)
+{
+    if (scan->remotes.count == 0)
+        return 0;
+    *unknown = calloc(count + 1, sizeof(**unknown));
+    if (!*unknown)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++) {
+        const struct remote_name *remote = remote_names_find(&scan->remotes, files[i]);
+
+        (*unknown)[i] = remote && remote->kind == SCANNED_UNKNOWN;
+    }
+    return 0;
+}
+
 static errint_t
 group_listing(struct scan *scan, struct listing *listing, const struct listing *before,
               const char **files, size_t count)
 {
     struct listing_private *private = private_of(listing);
-    errint_t error = 0;
+    errint_t error = add_broken_indexes(scan, private, files, count);
+    bool *unknown = NULL;
 
     for (size_t i = 0; !error && i < count; i++) {
         const struct group_index listed = {.file = files[i]};
@@ -170,13 +224,17 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
         if (!group_index_name(files[i], NULL))
             continue;
         if (array_add(private->indexes, private->index_count, listed))
-            error = read_listed_index(scan, before, &private->indexes[private->index_count - 1]);
+            error = read_listed_index(scan, before, is_link(private, scan->links, files[i]),
+                                      &private->indexes[private->index_count - 1]);
         else
             error = -ENOMEM;
     }
     if (!error)
-        error = group_files(files, count, private->indexes, private->index_count, scan->problems,
-                            &private->grouping);
+        error = find_unknown(scan, files, count, &unknown);
+    if (!error)
+        error = group_files(files, count, unknown, private->indexes, private->index_count,
+                            scan->problems, &private->grouping);
+    free(unknown);
     for (size_t i = 0; i < private->index_count; i++)
         release_index(scan->dir->catalog, &private->indexes[i]);
     return error;
@@ -203,19 +261,28 @@ has_same_members(const struct group *a, const struct group *b)
     return true;
 }
 
+/* The group of a listing that has the name of `group` and is not shadowed; NULL: there is none. */
+static const struct group *
+find_first_group(const struct listing *listing, const struct group *group)
+{
+    const struct group *found = listing && listing->group_count
+                                    ? bsearch(group, listing->groups, listing->group_count,
+                                              sizeof(*group), compare_groups_by_name)
+                                    : NULL;
+
+    while (found && found > listing->groups && group_compare_names(found - 1, group) == 0)
+        found--;
+    return found && !found->shadowed ? found : NULL;
+}
+
 /* Takes the known checkpoints over from the previous listing. */
 static errint_t
 carry_states(struct group *groups, size_t count, const struct listing *before)
 {
     for (size_t i = 0; i < count; i++) {
         struct group *group = &groups[i];
-        const struct group *old = NULL;
+        const struct group *old = find_first_group(before, group);
 
-        if (before && before->group_count)
-            old = bsearch(group, before->groups, before->group_count, sizeof(*group),
-                          compare_groups_by_name);
-        while (old && old->shadowed) /* the first of this name is not */
-            old--;
         if (old && !group->shadowed && has_same_members(group, old))
             group->state = group_state_ref(old->state);
         else
@@ -260,14 +327,8 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
     }
     private->names = scan->names.data;
     scan->names = (struct buffer)BUFFER_INIT;
-    if (scan->unusable.length)
-        buffer_add_char(&scan->unusable, '\0');
-    if (buffer_failed(&scan->unusable)) {
-        free(names);
-        return -ENOMEM;
-    }
-    private->unusable = scan->unusable.data;
-    scan->unusable = (struct buffer)BUFFER_INIT;
+    private->locals = scan->locals;
+    scan->locals = (struct local_links){.text = BUFFER_INIT};
     for (size_t i = 0; i < scan->count; i++) {
         const char *name = private->names + scan->entries[i].name;
 
@@ -306,8 +367,10 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 {
     struct scan scan = {.dir = dir,
                         .names = BUFFER_INIT,
-                        .unusable = BUFFER_INIT,
-                        .remotes = {.text = BUFFER_INIT}};
+                        .locals = {.text = BUFFER_INIT},
+                        .remotes = {.text = BUFFER_INIT},
+                        .locals_before = before ? &private_of(before)->locals : NULL,
+                        .remotes_before = before ? &private_of(before)->remotes : NULL};
     struct listing_private *private = calloc(1, sizeof(*private));
     struct listing *listing;
     errint_t error = -ENOMEM;
@@ -318,8 +381,7 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
     atomic_init(&listing->references, 1);
     listing->problems = scan.problems = problem_set_new(dir->catalog->problems, dir->path);
     if (listing->problems)
-        error = scan_directory(&scan, before ? &private_of(before)->remotes : NULL,
-                               &listing->directory);
+        error = scan_directory(&scan, &listing->directory);
     if (!error)
         error = fill_listing(&scan, listing, before);
     scan_free(&scan);
@@ -336,22 +398,6 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 
 /* ---- the current listing ---- */
 
-/* Whether one of the links leads to a file or directory now: that does not update the times of the
- * directory. */
-static bool
-link_is_usable(struct source_dir *dir, const char *unusable)
-{
-    struct file_identity file;
-    errint_t error;
-
-    for (const char *name = unusable; name && *name; name += strlen(name) + 1) {
-        error = source_dir_file(dir, name, &file);
-        if (error == 0 || error == -EISDIR)
-            return true;
-    }
-    return false;
-}
-
 static bool
 listing_is_current(struct source_dir *dir, const struct listing *listing)
 {
@@ -359,15 +405,15 @@ listing_is_current(struct source_dir *dir, const struct listing *listing)
     struct file_identity identity;
 
     if (private->unsettled || source_dir_stat(dir, &identity) != 0 ||
-        !file_identity_equal(&identity, &listing->directory))
+        !file_identity_equal(&identity, &listing->directory) ||
+        !local_links_are_current(dir, &private->locals, &private->remotes.mounts))
         return false;
     for (size_t i = 0; i < private->index_count; i++)
-        if (!private->indexes[i].is_remote &&
+        if (!private->indexes[i].is_checked_as_link &&
             (source_dir_file(dir, private->indexes[i].file, &identity) != 0 ||
              !file_identity_equal(&identity, &private->indexes[i].identity)))
             return false;
-    return !link_is_usable(dir, private->unusable) &&
-           remote_names_are_current(dir, &private->remotes);
+    return remote_names_are_current(dir, &private->remotes);
 }
 
 static bool

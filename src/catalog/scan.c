@@ -6,7 +6,7 @@
 #include "base/open.h"
 #include "base/text.h"
 #include "base/timestamp.h"
-#include "catalog/group.h"
+#include "catalog/group_names.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -42,6 +42,24 @@ is_ancestor(struct catalog *catalog, const char *path, const struct file_identit
     return found;
 }
 
+/* Resolves the names, which were offsets, and sorts the links by them. */
+static void
+sort_local_links(struct local_links *links)
+{
+    for (size_t i = 0; i < links->count; i++)
+        links->all[i].name = links->text.data + links->all[i].at;
+    if (links->count)
+        qsort(links->all, links->count, sizeof(*links->all), text_compare_strings);
+}
+
+static const struct local_link *
+find_local_link(const struct local_links *links, const char *name)
+{
+    return links->count
+               ? bsearch(&name, links->all, links->count, sizeof(*links->all), text_compare_strings)
+               : NULL;
+}
+
 static errint_t
 scan_add_entry(struct scan *scan, const char *name, enum scanned_kind kind, bool is_link)
 {
@@ -57,33 +75,47 @@ scan_add_entry(struct scan *scan, const char *name, enum scanned_kind kind, bool
     return buffer_failed(&scan->names) ? -ENOMEM : 0;
 }
 
+#define SPECIAL_FILE "neither a file nor a directory (a FIFO, socket or device)"
+
 static void
 report_left_out(const struct scan *scan, const char *name, const char *text)
 {
     problem_set_add(scan->problems, name, "left out: %s", text);
 }
 
+/* A link that leads to no file. */
 static void
 report_broken_link(const struct scan *scan, const char *name, errint_t error)
 {
-    if (error == -EXDEV)
-        report_left_out(scan, name, "a link that leads into the mount itself");
+    /* See add_broken_index() in listing.c. */
+    const char *effect = group_index_name(name, NULL)
+                             ? "; the checkpoint of files that are named after it cannot be opened"
+                             : "";
+
+    if (!error)
+        problem_set_add(scan->problems, name, "left out: " SPECIAL_FILE "%s", effect);
+    else if (error == -EXDEV)
+        problem_set_add(scan->problems, name, "left out: a link that leads into the mount itself%s",
+                        effect);
     else if (error == -EPERM)
-        report_left_out(scan, name,
-                        "a link whose owner cannot read what it leads to; with allow_other only "
-                        "links of root and the mounting user are followed there (chown -h)");
+        problem_set_add(scan->problems, name,
+                        "left out: a link whose owner cannot read what it leads to; with "
+                        "allow_other only links of root and the mounting user are followed there "
+                        "(chown -h)%s",
+                        effect);
     else
-        problem_set_add(scan->problems, name, "left out: a link that %s: %s",
-                        error == -ENOENT ? "leads nowhere" : "cannot be followed",
-                        strerror(-error));
+        problem_set_add(scan->problems, name, "left out: a link that %s: %s%s",
+                        error == -ENOENT ? "leads nowhere" : "cannot be followed", strerror(-error),
+                        effect);
 }
 
-/* Whether an index of that name may exist although stat(2) failed: it is then a file, which cannot
- * be read. */
+/* Whether stat(2) of a link failed for now, so that it is not known what the link leads to. With
+ * the other errors it leads to nothing. */
 static bool
-may_be_index(const char *name, errint_t error)
+has_failed(errint_t error)
 {
     switch (error) {
+    case 0:
     case -ENOENT:
     case -ENOTDIR:
     case -ELOOP:
@@ -92,15 +124,42 @@ may_be_index(const char *name, errint_t error)
     case -EPERM: /* a link that is not followed: what it leads to must not show */
         return false;
     default:
-        return group_index_name(name, NULL);
+        return true;
     }
 }
 
-/* Whether a link leads to a file or directory. `error`: of stat(2), following links. */
-static bool
-is_usable_target(errint_t error, const struct file_identity *identity)
+/* What a link leads to. `error`: of stat(2), following links. */
+static enum scanned_kind
+target_of_link(errint_t error, const struct file_identity *identity)
 {
-    return !error && (S_ISREG(identity->mode) || S_ISDIR(identity->mode));
+    if (error)
+        return SCANNED_NONE;
+    if (S_ISREG(identity->mode))
+        return SCANNED_FILE;
+    return S_ISDIR(identity->mode) ? SCANNED_DIRECTORY : SCANNED_NONE;
+}
+
+static bool
+is_known_kind(enum scanned_kind kind)
+{
+    return kind == SCANNED_FILE || kind == SCANNED_DIRECTORY;
+}
+
+/* The kind of a name of which stat(2) failed for now: as before, or of a file. The name is not left
+ * out, because programs would use another file in place of it, and so would group_files(). */
+static enum scanned_kind
+kind_of_failed_name(struct scan *scan, const char *name, errint_t error)
+{
+    const struct remote_name *remote =
+        scan->remotes_before ? remote_names_find(scan->remotes_before, name) : NULL;
+    const struct local_link *local =
+        scan->locals_before ? find_local_link(scan->locals_before, name) : NULL;
+
+    if (!group_index_name(name, NULL)) /* reported when it is read */
+        problem_set_add(scan->problems, name, "its type cannot be found out: %s", strerror(-error));
+    if (local && local->target)
+        return local->target;
+    return remote && is_known_kind(remote->kind) ? remote->kind : SCANNED_FILE;
 }
 
 /* The kind of what the name leads to. `error`: of stat(2), following links. Reports names that are
@@ -111,8 +170,8 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
 {
     if (error == -ENOENT && !is_link)
         return SCANNED_NONE; /* removed since the directory was read */
-    if (error && may_be_index(name, error))
-        return SCANNED_FILE;
+    if (has_failed(error))
+        return kind_of_failed_name(scan, name, error);
     if (error) {
         report_broken_link(scan, name, error);
         return SCANNED_NONE;
@@ -120,7 +179,10 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
     if (S_ISREG(identity->mode))
         return SCANNED_FILE;
     if (!S_ISDIR(identity->mode)) {
-        report_left_out(scan, name, "neither a file nor a directory (a FIFO, socket or device)");
+        if (is_link)
+            report_broken_link(scan, name, 0);
+        else
+            report_left_out(scan, name, SPECIAL_FILE);
         return SCANNED_NONE;
     }
     if (is_link && is_ancestor(scan->dir->catalog, scan->dir->path, identity)) {
@@ -132,23 +194,11 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
 
 /* ---- remote names ---- */
 
-static int
-compare_remote_names(const void *a, const void *b)
-{
-    return strcmp(((const struct remote_name *)a)->name, ((const struct remote_name *)b)->name);
-}
-
-static int
-compare_name_with_remote(const void *name, const void *remote)
-{
-    return strcmp(name, ((const struct remote_name *)remote)->name);
-}
-
 struct remote_name *
 remote_names_find(const struct remote_names *remotes, const char *name)
 {
-    return remotes->count ? bsearch(name, remotes->all, remotes->count, sizeof(*remotes->all),
-                                    compare_name_with_remote)
+    return remotes->count ? bsearch(&name, remotes->all, remotes->count, sizeof(*remotes->all),
+                                    text_compare_strings)
                           : NULL;
 }
 
@@ -243,7 +293,7 @@ kind_without_answer(const struct remote_name *remote, const struct remote_name *
 {
     if (old)
         return old->kind;
-    return group_index_name(remote->name, NULL) ? SCANNED_FILE : SCANNED_NONE;
+    return group_index_name(remote->name, NULL) ? SCANNED_FILE : SCANNED_UNKNOWN;
 }
 
 static errint_t
@@ -256,21 +306,23 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
             return query->error;
         remote->is_answered = true;
         remote->lane = name_query_lane(query);
-        remote->is_unusable = !is_usable_target(query->error, &query->identity);
+        remote->is_unusable = !target_of_link(query->error, &query->identity);
+        remote->has_failed = has_failed(query->error);
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
         remote->kind = kind_without_answer(remote, old);
         problem_set_add(scan->problems, remote->name,
-                        remote->kind == SCANNED_NONE
-                            ? "left out: the storage that the link leads to does not answer"
-                            : "the storage that the link leads to does not answer");
+                        is_known_kind(remote->kind)
+                            ? "the storage that the link leads to does not answer"
+                            : "left out: the storage that the link leads to does not answer");
     }
     return scan_add_entry(scan, remote->name, remote->kind, true);
 }
 
 static errint_t
-scan_remote_names(struct scan *scan, const struct remote_names *before)
+scan_remote_names(struct scan *scan)
 {
+    const struct remote_names *before = scan->remotes_before;
     struct remote_names *remotes = &scan->remotes;
     struct remote_name *old;
     errint_t error = 0;
@@ -278,7 +330,7 @@ scan_remote_names(struct scan *scan, const struct remote_names *before)
     for (size_t i = 0; i < remotes->count; i++)
         remotes->all[i].name = remotes->text.data + remotes->all[i].at;
     if (remotes->count)
-        qsort(remotes->all, remotes->count, sizeof(*remotes->all), compare_remote_names);
+        qsort(remotes->all, remotes->count, sizeof(*remotes->all), text_compare_strings);
     for (size_t i = 0; i < remotes->count; i++) {
         old = before ? remote_names_find(before, remotes->all[i].name) : NULL;
         if (old)
@@ -296,12 +348,11 @@ scan_remote_names(struct scan *scan, const struct remote_names *before)
 /* ---- remote names of a listing ---- */
 
 /* Whether the listing must be made again if the target of the link changes: the link is unusable,
- * or leads to an index. */
+ * or has the name of an index. */
 static bool
 remote_name_is_checked(const struct remote_name *remote)
 {
-    return remote->is_unusable ||
-           (remote->kind == SCANNED_FILE && group_index_name(remote->name, NULL));
+    return remote->is_unusable || group_index_name(remote->name, NULL);
 }
 
 /* Whether the answer to its query agrees with the listing. */
@@ -313,7 +364,10 @@ remote_name_is_current(const struct remote_name *remote)
     if (!remote->is_answered)
         return false;
     if (remote->is_unusable)
-        return !is_usable_target(query->error, &query->identity);
+        return !target_of_link(query->error, &query->identity) &&
+               has_failed(query->error) == remote->has_failed;
+    if (remote->kind == SCANNED_DIRECTORY)
+        return target_of_link(query->error, &query->identity) == SCANNED_DIRECTORY;
     return !query->error && file_identity_equal(&query->identity, &remote->index);
 }
 
@@ -366,16 +420,19 @@ stat_through_links(int directory, const char *name, struct file_identity *identi
 }
 
 /* Finds out where a link leads, without waiting for other file systems. -EREMOTE: *mount is the one
- * that must be asked. */
+ * that must be asked. If there are no mounts, as stat_through_links(). */
 static errint_t
-stat_local(const struct scan *scan, const char *name, struct file_identity *identity,
-           uint64_t *mount)
+stat_local(int directory, const char *name, const struct resolve_mounts *mounts,
+           struct file_identity *identity, uint64_t *mount)
 {
-    int fd = open_local(scan->fd, name, &scan->remotes.mounts, mount);
     errint_t error;
+    int fd;
 
+    if (!mounts->count)
+        return stat_through_links(directory, name, identity);
+    fd = open_local(directory, name, mounts, mount);
     if (fd == -ESTALE) { /* see name_query.c */
-        *mount = scan->remotes.mounts.ids[0];
+        *mount = mounts->ids[0];
         return -EREMOTE;
     }
     if (fd < 0)
@@ -386,24 +443,34 @@ stat_local(const struct scan *scan, const char *name, struct file_identity *iden
 }
 
 static errint_t
+add_local_link(struct local_links *links, const char *name, enum scanned_kind target, bool failed)
+{
+    const struct local_link link = {.at = links->text.length,
+                                    .target = target,
+                                    .has_failed = failed,
+                                    .is_index = group_index_name(name, NULL)};
+
+    buffer_add(&links->text, name, strlen(name) + 1);
+    return !buffer_failed(&links->text) && array_add(links->all, links->count, link) ? 0 : -ENOMEM;
+}
+
+static errint_t
 scan_link(struct scan *scan, const char *name, bool is_link)
 {
     struct file_identity identity = {0};
-    enum scanned_kind kind;
+    enum scanned_kind kind, target;
     uint64_t mount = 0;
-    errint_t error;
+    errint_t error = stat_local(scan->fd, name, &scan->remotes.mounts, &identity, &mount);
 
-    if (scan->remotes.mounts.count)
-        error = stat_local(scan, name, &identity, &mount);
-    else
-        error = stat_through_links(scan->fd, name, &identity);
     if (error == -EREMOTE && mount)
         return add_remote_name(&scan->remotes, name, mount);
     if (error_is_lack(error))
         return error;
-    if (is_link && !is_usable_target(error, &identity))
-        buffer_add(&scan->unusable, name, strlen(name) + 1);
     kind = kind_of_target(scan, name, is_link, error, &identity);
+    target = has_failed(error) ? kind : target_of_link(error, &identity);
+    if ((is_link || has_failed(error)) &&
+        add_local_link(&scan->locals, name, target, has_failed(error)))
+        return -ENOMEM;
     return scan_add_entry(scan, name, kind, is_link);
 }
 
@@ -432,7 +499,7 @@ scan_entry(struct scan *scan, const struct dirent64 *entry)
     case DT_UNKNOWN:
         return scan_link(scan, name, is_symbolic_link(scan->fd, name));
     default:
-        report_left_out(scan, name, "neither a file nor a directory (a FIFO, socket or device)");
+        report_left_out(scan, name, SPECIAL_FILE);
         return 0;
     }
 }
@@ -479,7 +546,7 @@ scan_entries(struct scan *scan)
 }
 
 errint_t
-scan_directory(struct scan *scan, struct remote_names *before, struct file_identity *identity)
+scan_directory(struct scan *scan, struct file_identity *identity)
 {
     errint_t error;
 
@@ -495,9 +562,57 @@ scan_directory(struct scan *scan, struct remote_names *before, struct file_ident
     if (!error)
         error = scan_entries(scan);
     if (!error)
-        error = scan_remote_names(scan, before);
+        error = scan_remote_names(scan);
+    sort_local_links(&scan->locals);
     close(scan->fd);
     return error;
+}
+
+/* ---- local links of a listing ---- */
+
+enum { LINKS_PER_CHECK = 512 };
+
+static bool
+local_link_is_current(int directory, const struct local_link *link,
+                      const struct resolve_mounts *mounts)
+{
+    struct file_identity identity = {0};
+    uint64_t mount;
+    errint_t error = stat_local(directory, link->name, mounts, &identity, &mount);
+
+    if (has_failed(error))
+        return error != -EREMOTE;
+    return !link->has_failed && target_of_link(error, &identity) == link->target;
+}
+
+bool
+local_links_are_current(struct source_dir *dir, struct local_links *links,
+                        const struct resolve_mounts *mounts)
+{
+    bool current = true;
+    int directory;
+
+    if (!links->count)
+        return true;
+    directory = source_dir_open_self(dir);
+    if (directory < 0)
+        return false;
+    for (size_t i = 0; current && i < links->count; i++) {
+        bool is_turn = (i + links->count - links->next) % links->count < LINKS_PER_CHECK;
+
+        if (is_turn || links->all[i].is_index)
+            current = local_link_is_current(directory, &links->all[i], mounts);
+    }
+    close(directory);
+    links->next = (links->next + LINKS_PER_CHECK) % links->count;
+    return current;
+}
+
+void
+local_links_free(struct local_links *links)
+{
+    free(links->all);
+    buffer_free(&links->text);
 }
 
 void
@@ -505,6 +620,6 @@ scan_free(struct scan *scan)
 {
     free(scan->entries);
     buffer_free(&scan->names);
-    buffer_free(&scan->unusable);
+    local_links_free(&scan->locals);
     remote_names_free(&scan->remotes);
 }

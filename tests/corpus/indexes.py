@@ -107,6 +107,16 @@ refused_index("index_names_no_shard", {"metadata": {"total_size": 0}, "weight_ma
 
 
 @case
+def incomplete_set_beside_a_file(source, outside):
+    """As left by an interrupted download of the other form of a checkpoint."""
+    source.place("bad/model.safetensors", trees.file_bytes(FIRST))
+    source.place(f"bad/{TWO}", trees.file_bytes(SECOND))
+    return Expect(problems=[(f"bad/{TWO}", ("another checkpoint has the name model",))],
+                  tensors={"model": FIRST, TWO: SECOND}, merged={"model.safetensors": True},
+                  shards={"model.safetensors": "same"})
+
+
+@case
 def index_names_missing_shard(source, outside):
     pair(source, trees.index_bytes(weight_map(c="model-00003-of-00003.safetensors")))
     return Expect(problems=[(f"bad/{INDEX}", ("model-00003-of-00003.safetensors",))],

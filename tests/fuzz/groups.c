@@ -171,8 +171,8 @@ check_directory(const struct directory *directory)
     struct grouping grouping;
 
     EXPECT(set);
-    EXPECT(group_files((const char *const *)directory->files, directory->count, directory->indexes,
-                       directory->index_count, set, &grouping) == 0);
+    EXPECT(group_files((const char *const *)directory->files, directory->count, NULL,
+                       directory->indexes, directory->index_count, set, &grouping) == 0);
     check_files(directory, &grouping);
     for (size_t g = 0; g < grouping.group_count; g++) {
         const struct group *group = &grouping.groups[g];
@@ -183,6 +183,31 @@ check_directory(const struct directory *directory)
         EXPECT(group->shadowed == (group->second && strcmp(group[-1].suffix, group->suffix) == 0));
     }
     fuzz_expect_problems(problems, set, "dir");
+    grouping_free(&grouping);
+    problem_set_unref(set);
+    problems_free(problems);
+}
+
+/* Expects that files which may be nothing, chosen by their names, are in no group. */
+static void
+check_unknown(const struct directory *directory)
+{
+    struct problems *problems = problems_new(&(struct problem_watch){0});
+    struct problem_set *set = problem_set_new(problems, "dir");
+    bool is_unknown[MOST_FILES];
+    struct grouping grouping;
+
+    EXPECT(set);
+    for (size_t i = 0; i < directory->count; i++)
+        is_unknown[i] = strlen(directory->files[i]) % 3 == 0;
+    EXPECT(group_files((const char *const *)directory->files, directory->count, is_unknown,
+                       directory->indexes, directory->index_count, set, &grouping) == 0);
+    for (size_t i = 0; i < directory->count; i++)
+        EXPECT(!is_unknown[i] || count_uses(&grouping, directory->files[i]) == 0);
+    for (size_t i = 0; i < grouping.file_count; i++)
+        EXPECT(strlen(grouping.files[i]) % 3 != 0);
+    for (size_t g = 0; g < grouping.group_count; g++)
+        EXPECT(grouping.groups[g].index || grouping.groups[g].member_count > 0);
     grouping_free(&grouping);
     problem_set_unref(set);
     problems_free(problems);
@@ -210,6 +235,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (directory.count)
         qsort(directory.files, directory.count, sizeof(directory.files[0]), compare);
     check_directory(&directory);
+    check_unknown(&directory);
     for (size_t i = 0; i < directory.index_count; i++)
         st_index_free(directory.indexes[i].index);
     for (size_t i = 0; i < directory.count; i++)

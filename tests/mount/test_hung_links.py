@@ -10,11 +10,12 @@ import signal
 import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import oracle
 import pytest
 from conftest import BUILD, as_user, child, disk_image, eventually, mounted_at
-from corpus import trees
+from corpus import torchfiles, trees
 from test_hang import callers, set_rules
 
 __all__ = ["callers"]  # a fixture
@@ -457,6 +458,59 @@ def test_index_behind_a_link(mount, place, far):
     assert eventually(lambda: oracle.read_all(m / "merged/set.safetensors") == data, LIMIT)
     os.unlink(other.real.path("set.safetensors.index.json"))
     assert eventually(lambda: "a.safetensors" in os.listdir(m / "merged"), LIMIT)
+    assert m.unmount() == 0
+
+
+SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+# the file of another checkpoint, the shards of the checkpoint, those of them that are links
+PLACES = {
+    "PyTorch": ("pytorch_model.bin", [MODEL], [MODEL]),
+    "suffix": ("model.sft", [MODEL], [MODEL]),
+    "one shard": (MODEL, SHARDS, SHARDS[1:]),
+    "all shards": (MODEL, SHARDS, SHARDS),
+}
+
+
+def tensors_shown(mountpoint):
+    """The names of the tensors of merged/model.safetensors and of tensors/model, if they are listed."""
+    merged = tensors = None
+    if MODEL in os.listdir(os.path.join(mountpoint, "merged")):
+        entries, _, _ = oracle.read_header(os.path.join(mountpoint, "merged", MODEL))
+        merged = {entry.name for entry in entries}
+    if "model" in os.listdir(os.path.join(mountpoint, "tensors")):
+        tensors = set(os.listdir(os.path.join(mountpoint, "tensors/model")))
+    return merged, tensors
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("where", PLACES)
+def test_no_other_checkpoint_in_its_place(mount, place, far, where):
+    """Storage that links lead to hangs before the mount begins: a local checkpoint does not get the
+    name that theirs will have."""
+    other, shards, links = PLACES[where]
+    source, hung = trees.Source(place / "s"), far()
+    tensors = [trees.tensor(name, "U8", (5,)) for name in ("far1", "far2")]
+    hung.real.add("", "model", tensors, names=shards, index=False)
+    if other == "pytorch_model.bin":
+        torchfiles.save(Path(source.path(other)), torchfiles.weights(1, {"other": (5,)}))
+    else:
+        source.add("", "other", [trees.tensor("other", "U8", (5,))], names=[other])
+    for name in shards:
+        if name in links:
+            os.symlink(f"../far/{name}", source.path(name))
+        else:
+            shutil.copy(hung.real.path(name), source.path(name))
+    hung.hang()
+    m = mount(source.root, limit=110)
+    for _ in range(2):
+        merged, found = child(tensors_shown, m.path, seconds=LIMIT)
+        assert merged is None
+        assert found == ({"far1"} if where == "one shard" else None)
+        assert other == MODEL or other in child(os.listdir, m / "merged", seconds=LIMIT)
+        assert SILENT in problems(m)
+    hung.answer()
+    expected = {"far1", "far2"}
+    assert eventually(lambda: child(tensors_shown, m.path, seconds=LIMIT) == (expected, expected), LIMIT)
     assert m.unmount() == 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import oracle
 import pytest
 from conftest import BUILD, as_user, eventually
-from corpus import trees
+from corpus import torchfiles, trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 INDEX = "model.safetensors.index.json"
@@ -113,6 +113,68 @@ def test_error_at_the_first_listing(mount, source, place, call, error):
     assert eventually(lambda: views.errors() == [] and INDEX not in "".join(m.problems()))
 
 
+def break_link(source, kind):
+    """Replaces the index by a link that leads to no file. Returns what repairs it."""
+    index, blob = source.path("m", INDEX), source.path("blob")
+    targets = {"nothing": "../elsewhere", "loop": INDEX, "fifo": "../fifo"}
+    os.mkfifo(source.path("fifo"))
+    os.rename(index, blob)
+    os.symlink(targets[kind], index)
+
+    def repair():
+        if kind == "nothing":
+            os.rename(blob, source.path("elsewhere"))
+            return
+        os.symlink("../blob", index + ".new")
+        os.rename(index + ".new", index)
+
+    return repair
+
+
+@pytest.mark.parametrize("kind", ["nothing", "loop", "fifo"])
+@pytest.mark.parametrize("when", ["before the mount", "later"])
+def test_link_that_leads_to_no_file(mount, source, place, kind, when):
+    """The index is a link, as in a cache of Hugging Face, and its target was removed."""
+    if when == "later":
+        m = mount(source.root)
+        assert Views(m, source).errors() == []
+    repair = break_link(source, kind)
+    if when != "later":
+        m = mount(source.root)
+    views = Views(m, source)
+    assert eventually(lambda: views.errors() == ["merged", "tensors", "shards"])
+    with pytest.raises(OSError) as caught:
+        os.stat(m / "merged/m/model.safetensors")
+    assert caught.value.errno == errno.EIO
+    for name in source_names(source):  # the shards themselves, for a loader that needs no index
+        assert oracle.read_all(m / f"shards/m/{name}") == oracle.read_all(source.path("m", name))
+    assert os.listdir(m / "merged/m") == ["model.safetensors"]
+    assert INDEX in os.listdir(m / "shards/m")
+    for view in ("merged", "shards"):  # which could take the shards by their names
+        done = subprocess.run([BUILD / "fstfs-pack", f"{m.path}/{view}/m", place / "packed.safetensors"], capture_output=True)
+        assert done.returncode == 1, view
+    assert any(INDEX in line and "cannot be opened" in line for line in m.problems())
+    repair()
+    assert eventually(lambda: views.errors() == [] and INDEX not in "".join(m.problems()))
+
+
+def test_link_to_another_file_system_that_leads_to_no_file(mount, source, place):
+    """A thread of the daemon resolves such a link."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    (place / "other").mkdir()
+    far = mount(place / "other", "-o", "valid=0", binary=SLOWFS)
+    os.rename(source.path("m", INDEX), place / "index")
+    os.symlink(f"{far.path}/index", source.path("m", INDEX))
+    m = mount(source.root)
+    views = Views(m, source)
+    assert views.errors() == ["merged", "tensors", "shards"]
+    os.rename(place / "index", place / "other/index")
+    assert eventually(lambda: views.errors() == [] and INDEX not in "".join(m.problems()))
+    os.rename(place / "other/index", place / "index")
+    assert eventually(lambda: views.errors() == ["merged", "tensors", "shards"])
+
+
 @pytest.mark.parametrize("error", ERRORS)
 def test_error_at_a_later_listing(mount, source, place, error):
     rules, below = behind(mount, source, place)
@@ -127,6 +189,55 @@ def test_error_at_a_later_listing(mount, source, place, error):
     rules.write_text("")
     assert eventually(lambda: INDEX not in "".join(m.problems()))
     assert views.errors() == []
+
+
+def test_error_of_a_new_version(mount, source, place):
+    """The index now names the older shards. Until it can be read, no view shows either of them as the
+    checkpoint."""
+    rules, below = behind(mount, source, place)
+    m = mount(below.path)
+    views = Views(m, source)
+    assert views.errors() == []
+    rules.write_text(f"open m/{INDEX} error=EIO\n")
+    shutil.copy(place / "old/m" / INDEX, source.path("m", "new"))
+    os.rename(source.path("m", "new"), source.path("m", INDEX))
+    assert eventually(lambda: views.errors() == ["merged", "tensors", "shards"])
+    with pytest.raises(OSError) as caught:
+        os.stat(m / "merged/m/model.safetensors")
+    assert caught.value.errno == errno.EIO
+    rules.write_text("")
+    old = {t.name: t.data for t in trees.small_tensors("t.", seed=1)}
+    assert eventually(lambda: os.path.exists(m / "merged/m/model.safetensors"))
+    assert tensors_of(m / "merged/m/model.safetensors") == old
+
+
+@pytest.mark.parametrize("when", ["before the mount", "later"])
+def test_index_of_pytorch(mount, source, place, when):
+    """A checkpoint of PyTorch with an index, beside a file that is another by its name."""
+    directory, name = Path(source.path("torch")), "pytorch_model.bin.index.json"
+    torchfiles.save(directory / "pytorch_model.bin", torchfiles.weights(3))
+    for tensor in "ab":
+        torchfiles.save(directory / f"{tensor}.bin", torchfiles.weights(tensor, {tensor: (5,)}))
+    (directory / name).write_text('{"weight_map": {"a": "a.bin", "b": "b.bin"}}')
+    rules, below = behind(mount, source, place)
+    rule = f"open torch/{name} error=EIO\n"
+    if when != "later":
+        rules.write_text(rule)
+    m = mount(below.path)
+    merged = m / "merged/torch/model.safetensors"
+    if when == "later":
+        before = oracle.read_all(merged)
+        rules.write_text(rule)
+        source.add_side("torch/new.txt")
+        assert eventually(lambda: "new.txt" in os.listdir(m / "merged/torch"))
+        assert oracle.read_all(merged) == before
+    else:
+        with pytest.raises(OSError) as caught:
+            os.stat(merged)
+        assert caught.value.errno == errno.EIO
+    rules.write_text("")
+    assert eventually(lambda: os.path.exists(merged))
+    assert set(tensors_of(merged)) == {"a", "b"}
 
 
 def test_version_changes_while_it_is_read(mount, source, place):

@@ -5,6 +5,7 @@
 #include "base/text.h"
 
 #include <check.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -148,7 +149,7 @@ group_all(const char *const *files, size_t count, struct group_index *indexes, s
     struct problem_set *set = problem_set_new(problems, "dir");
     struct grouping grouping;
 
-    ck_assert_int_eq(group_files(files, count, indexes, index_count, set, &grouping), 0);
+    ck_assert_int_eq(group_files(files, count, NULL, indexes, index_count, set, &grouping), 0);
     *problem_count = problem_set_count(set);
     problem_set_unref(set);
     problems_free(problems);
@@ -284,6 +285,85 @@ START_TEST(files_missing_from_an_index)
 }
 END_TEST
 
+/* All files that are named after it are members, of one set or another. */
+START_TEST(an_index_that_cannot_be_read)
+{
+    static const char *const files[] = {
+        "m-00001-of-00002.safetensors",
+        "m-00001-of-00003.safetensors",
+        "m.safetensors",
+        "m.safetensors.index.json",
+        "n.safetensors",
+    };
+    struct group_index indexes[] = {{.file = "m.safetensors.index.json", .error = -EACCES}};
+    size_t problems;
+    struct grouping grouping = group_all(files, 5, indexes, 1, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 2);
+    ck_assert_str_eq(grouping.groups[0].index, indexes[0].file);
+    ck_assert_int_eq(grouping.groups[0].index_error, -EACCES);
+    ck_assert_uint_eq(grouping.groups[0].member_count, 3);
+    ck_assert_str_eq(grouping.groups[1].stem, "n");
+    ck_assert_int_eq(grouping.groups[1].index_error, 0);
+    grouping_free(&grouping);
+}
+END_TEST
+
+START_TEST(an_index_that_is_no_file)
+{
+    static const char *const files[] = {
+        "m-00001-of-00002.safetensors",
+        "m-00001-of-00003.safetensors",
+        "other.safetensors",
+    };
+    struct group_index indexes[] = {{.file = "m.safetensors.index.json", .error = -EIO},
+                                    {.file = "n.safetensors.index.json", .error = -EIO}};
+    size_t problems;
+    struct grouping grouping = group_all(files, 3, indexes, 2, &problems);
+
+    ck_assert_uint_eq(grouping.group_count, 2);
+    ck_assert_str_eq(grouping.groups[0].stem, "m");
+    ck_assert_ptr_null(grouping.groups[0].index);
+    ck_assert_int_eq(grouping.groups[0].index_error, -EIO);
+    ck_assert_uint_eq(grouping.groups[0].member_count, 2);
+    ck_assert_str_eq(grouping.groups[1].stem, "other");
+    ck_assert_int_eq(grouping.groups[1].index_error, 0);
+    grouping_free(&grouping);
+}
+END_TEST
+
+/* Files that may be anything or nothing are missing, and keep other groups from their names. */
+START_TEST(files_that_are_not_known)
+{
+    static const char *const files[] = {
+        "a-00001-of-00002.safetensors",
+        "a-00002-of-00002.safetensors",
+        "a.safetensors",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "side.json",
+        "x.safetensors",
+    };
+    static const bool is_unknown[] = {false, true, false, true, false, true, true};
+    struct problems *problems = problems_new(&(struct problem_watch){0});
+    struct problem_set *set = problem_set_new(problems, "dir");
+    struct grouping grouping;
+
+    ck_assert_int_eq(group_files(files, 7, is_unknown, NULL, 0, set, &grouping), 0);
+    ck_assert_uint_eq(grouping.group_count, 2);
+    ck_assert_int_eq(grouping.groups[0].kind, GROUP_NUMBERED);
+    ck_assert_uint_eq(grouping.groups[0].member_count, 1);
+    ck_assert_uint_eq(grouping.groups[0].missing_count, 1);
+    ck_assert_str_eq(grouping.groups[1].members[0], "a.safetensors");
+    ck_assert(grouping.groups[1].shadowed);
+    ck_assert_uint_eq(grouping.file_count, 1);
+    ck_assert_str_eq(grouping.files[0], "pytorch_model.bin");
+    grouping_free(&grouping);
+    problem_set_unref(set);
+    problems_free(problems);
+}
+END_TEST
+
 START_TEST(numbered_sets_with_missing_shards)
 {
     static const char *const files[] = {
@@ -337,9 +417,9 @@ START_TEST(precedence_of_groups_with_one_stem)
     ck_assert_uint_eq(grouping.group_count, 3);
     ck_assert_uint_eq(grouping.groups[0].missing_count, 0);
     ck_assert(!grouping.groups[0].shadowed);
-    ck_assert_uint_eq(grouping.groups[1].missing_count, 2);
+    ck_assert_int_eq(grouping.groups[1].kind, GROUP_SINGLE);
     ck_assert(grouping.groups[1].shadowed);
-    ck_assert_int_eq(grouping.groups[2].kind, GROUP_SINGLE);
+    ck_assert_uint_eq(grouping.groups[2].missing_count, 2);
     ck_assert(grouping.groups[2].shadowed);
     grouping_free(&grouping);
 }
@@ -383,7 +463,7 @@ START_TEST(reports_as_many_as_requested)
         struct problem_set *set = problem_set_new(problems, "dir");
         struct grouping grouping;
 
-        ck_assert_int_eq(group_files(files, 8, NULL, 0, set, &grouping), 0);
+        ck_assert_int_eq(group_files(files, 8, NULL, NULL, 0, set, &grouping), 0);
         ck_assert_uint_eq(reported, problem_set_count(set));
         ck_assert_uint_eq(reported, expected[i]);
         problem_set_unref(set);
@@ -405,6 +485,9 @@ suite(void)
     tcase_add_test(all, single_names);
     tcase_add_test(all, an_index_has_precedence);
     tcase_add_test(all, files_missing_from_an_index);
+    tcase_add_test(all, an_index_that_cannot_be_read);
+    tcase_add_test(all, an_index_that_is_no_file);
+    tcase_add_test(all, files_that_are_not_known);
     tcase_add_test(all, numbered_sets_with_missing_shards);
     tcase_add_test(all, two_files_with_one_shard_number);
     tcase_add_test(all, precedence_of_groups_with_one_stem);

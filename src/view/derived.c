@@ -222,6 +222,25 @@ report_no_room(struct checkpoint *checkpoint)
     return -ENOMEM;
 }
 
+/* `error`: of layout_file(). */
+static void
+report_too_large(struct checkpoint *checkpoint, enum made_kind kind, errint_t error)
+{
+    const char *file = checkpoint->shard_count ? checkpoint->shards[0]->name : NULL;
+    const char *what = kind == MADE_MERGED  ? "merged file"
+                       : kind == MADE_SHARD ? "converted shards"
+                                            : "re-cut shards";
+
+    if (error == -EFBIG)
+        problem_set_add(checkpoint->problems, file,
+                        "HeaderTooLarge: no %s: its header would be over %u bytes, and safetensors "
+                        "could not read it",
+                        what, ST_MAX_HEADER);
+    else
+        problem_set_add(checkpoint->problems, file,
+                        "no %s: it would be longer than a file can be (2^63 bytes)", what);
+}
+
 /* Returns the size of a kind of file, which is computed once. derived->lock is held. */
 static errint_t
 made_size(struct checkpoint *checkpoint, struct derived *derived,
@@ -235,15 +254,8 @@ made_size(struct checkpoint *checkpoint, struct derived *derived,
             error = report_no_room(checkpoint);
         if (error == -ENOMEM)
             return error;
-        if (error == -EFBIG) {
-            problem_set_add(checkpoint->problems,
-                            checkpoint->shard_count ? checkpoint->shards[0]->name : NULL,
-                            "HeaderTooLarge: no %s: its header would be over %u bytes, and "
-                            "safetensors could not read it",
-                            kind == MADE_MERGED  ? "merged file"
-                            : kind == MADE_SHARD ? "converted shards"
-                                                 : "re-cut shards",
-                            ST_MAX_HEADER);
+        if (error == -EFBIG || error == -EOVERFLOW) {
+            report_too_large(checkpoint, kind, error);
             error = -ENOENT;
         }
         derived->files[kind].error = error;

@@ -5,6 +5,8 @@
 #include "view/layout.h"
 
 #include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 /* Converts the runs of gguf_merge() to extents. */
@@ -115,13 +117,30 @@ build_list_charged(const struct checkpoint *checkpoint, const struct st_table *c
     return error;
 }
 
+/* Whether the parts are longer together than a file can be. */
+static bool
+is_too_long(const struct checkpoint *checkpoint)
+{
+    uint64_t left = INT64_MAX;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        if (checkpoint->shards[i]->identity.size > left)
+            return true;
+        left -= checkpoint->shards[i]->identity.size;
+    }
+    return false;
+}
+
 errint_t
 gguf_layout_file(const struct checkpoint *checkpoint, uint64_t *size, struct extent_list **list)
 {
-    const struct st_table **tables = tables_of_shards(checkpoint);
     struct buffer header = BUFFER_COUNTING;
+    const struct st_table **tables;
     errint_t error = 0;
 
+    if (is_too_long(checkpoint))
+        return -EOVERFLOW;
+    tables = tables_of_shards(checkpoint);
     if (!tables)
         return -ENOMEM;
     *size = gguf_merge(tables, checkpoint->shard_count, &header, NULL, NULL);

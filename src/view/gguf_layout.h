@@ -13,7 +13,8 @@
 
 /* Lays out all tensors of a sound checkpoint. Returns the file's size and, unless `list` is NULL,
  * its extents. Their memory is charged to the budget, so the caller must not hold a transient
- * charge if `list` is not NULL. -ENOBUFS: the budget has no room for the list. -ENOMEM. */
+ * charge if `list` is not NULL. -EOVERFLOW: the file would be longer than a file can be. -ENOBUFS:
+ * the budget has no room for the list. -ENOMEM. */
 errint_t gguf_layout_file(const struct checkpoint *checkpoint, uint64_t *size,
                           struct extent_list **list);
 

@@ -5,6 +5,7 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,6 +181,9 @@ file_order(const struct checkpoint *checkpoint, const struct tensor_ref *refs, s
 
 /* ---- the file ---- */
 
+/* Leaves room for the header in a file, whose size is an off_t. */
+#define MOST_DATA (INT64_MAX - ST_MAX_HEADER - PAGE)
+
 static errint_t
 write_header(const struct checkpoint *checkpoint, const struct tensor_ref *order, size_t count,
              struct buffer *header, uint64_t *data_length)
@@ -191,10 +195,12 @@ write_header(const struct checkpoint *checkpoint, const struct tensor_ref *order
     for (size_t i = 0; i < count; i++) {
         const struct st_table *table = checkpoint->shards[order[i].shard]->table;
         const struct st_tensor *tensor = &table->tensors[order[i].tensor];
-        uint64_t end = begin + tensor_size(checkpoint, order[i]);
+        uint64_t size = tensor_size(checkpoint, order[i]), end = begin + size;
         size_t dtype_length;
         const char *dtype = st_dtype_text(table, tensor, &dtype_length);
 
+        if (size > MOST_DATA - begin)
+            return -EOVERFLOW;
         st_header_tensor(header, table->text + tensor->name, tensor->name_length, dtype,
                          dtype_length, table->dims + tensor->shape, tensor->rank, begin, end);
         begin = end;

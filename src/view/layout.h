@@ -35,6 +35,7 @@ void layout_settle_list(struct header_budget *budget, uint64_t bytes, struct ext
  * Lays out `count` tensors, given in shard order. Returns the file's size and, unless `list` is
  * NULL, its extents. Their memory is charged to the budget, so the caller must not hold a transient
  * charge if `list` is not NULL. -EFBIG: the header would be longer than safetensors can read.
+ * -EOVERFLOW: the file would be longer than a file can be.
  * -ENOBUFS: the budget has no room for the list. -ENOMEM.
  */
 errint_t layout_file(const struct checkpoint *checkpoint, const struct tensor_ref *refs,

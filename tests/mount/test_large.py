@@ -4,6 +4,7 @@
 import json
 import os
 import random
+import tempfile
 from pathlib import Path
 
 import oracle
@@ -186,3 +187,23 @@ def test_230000_tensors(mount, experts):
     with open(m / "tensors/m/model.index.json") as f:
         assert len(json.load(f)["weight_map"]) == 230_000
     assert m.problems() == []
+
+
+def test_more_than_a_file_can_have(mount):
+    """Sparse shards that have over 2^63 bytes together: no merged file, and a reason."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("needs tmpfs, which has such large files")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+        for i in (1, 2):
+            table = {f"t{i}{k}": {"dtype": "U8", "shape": [1 << 60], "data_offsets": [k << 60, k + 1 << 60]}
+                     for k in range(5)}
+            header = json.dumps(table).encode()
+            path = Path(root, f"model-0000{i}-of-00002.safetensors")
+            path.write_bytes(len(header).to_bytes(8, "little") + header)
+            os.truncate(path, 8 + len(header) + (5 << 60))
+        m = mount(root, "--shards=1")
+        assert os.stat(m / "tensors/model/t24").st_size == 1 << 60
+        assert [os.listdir(m / view) for view in ("merged", "shards")] == [[], []]
+        for what in ("merged file", "re-cut shards"):
+            assert any(f"no {what}: it would be longer than a file can be" in line for line in m.problems()), m.problems()
+        m.unmount()

@@ -124,6 +124,8 @@ struct shard {
     char *refusal; /* one line; NULL: it is not refused */
     errint_t error; /* of the refusal, or 0 */
     bool temporary; /* the refusal may not last: it is tried again at the next check */
+    bool may_have_acl; /* has an access control list, or that is not known; not set for the only
+                        * shard */
 };
 
 struct tensor_ref {
@@ -145,6 +147,10 @@ struct checkpoint {
     struct shard **shards; /* sorted by file name */
     const struct tensor_ref *tensors; /* by name; only those that are in one shard */
     struct ownership ownership; /* of all its shards combined */
+    /* Its shards differ in device, owner, group or mode, or one may have an access control list, so
+     * a user may be able to read only some of them. The device counts because a FUSE server can
+     * show any owner. Refused shards do not count. */
+    bool rights_differ;
     /* A name that is not found may exist later: -ETXTBSY, -EMFILE or -ENFILE if a shard is refused
      * because another process writes or downloads it or no descriptor is free, or the error of
      * reading the index. Else 0. */
@@ -167,8 +173,8 @@ struct checkpoint {
     _Atomic(void *) derived;
     struct catalog *catalog;
     struct file_identity index_identity; /* all zero: it has no index */
-    /* Private to the catalog. */
     const char *index_name; /* NULL: it has no index */
+    /* Private to the catalog. */
     struct family *family; /* of its shards; shared with the next version */
     struct tensor_ref *own_tensors; /* `tensors`, unless a table owns them */
     uint64_t charged; /* bytes, for own_tensors and index_metadata */

@@ -61,7 +61,9 @@ load_or_reuse_shard(void *arg, size_t i)
 /* What the files of a checkpoint have in common. */
 struct common_ownership {
     struct ownership ownership; /* of the first file, with the permission bits that all have */
+    uint64_t device; /* of the first file */
     bool has_file, owners_differ, groups_differ;
+    bool rights_differ; /* see struct checkpoint */
 };
 
 static void
@@ -69,12 +71,16 @@ add_ownership(struct common_ownership *common, const struct file_identity *file)
 {
     struct ownership own = ownership_of(file);
 
-    if (!common->has_file)
+    if (!common->has_file) {
         common->ownership = own;
+        common->device = file->device;
+    }
     common->has_file = true;
-    common->ownership.mode &= own.mode;
     common->owners_differ |= own.owner != common->ownership.owner;
     common->groups_differ |= own.group != common->ownership.group;
+    common->rights_differ |= common->owners_differ || common->groups_differ ||
+                             own.mode != common->ownership.mode || file->device != common->device;
+    common->ownership.mode &= own.mode;
 }
 
 /*
@@ -83,14 +89,20 @@ add_ownership(struct common_ownership *common, const struct file_identity *file)
  * is not the same for each file (owner, group, others) gets the bits that all these classes have.
  */
 static struct ownership
-combine_ownership(const struct checkpoint *checkpoint)
+combine_ownership(struct checkpoint *checkpoint)
 {
-    struct common_ownership common = {{geteuid(), getegid(), 0444}, false, false, false};
+    struct common_ownership common = {.ownership = {geteuid(), getegid(), 0444}};
     mode_t mode, shared;
 
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (!checkpoint->shards[i]->refusal)
-            add_ownership(&common, &checkpoint->shards[i]->identity);
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct shard *shard = checkpoint->shards[i];
+
+        if (shard->refusal)
+            continue;
+        add_ownership(&common, &shard->identity);
+        common.rights_differ |= shard->may_have_acl;
+    }
+    checkpoint->rights_differ = common.rights_differ;
     if (common.has_file && checkpoint->index_identity.inode)
         add_ownership(&common, &checkpoint->index_identity);
     mode = common.ownership.mode;

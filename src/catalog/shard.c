@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One shard: a version of a file, and the table of its header. */
+#include "base/file.h"
 #include "base/version.h"
 #include "catalog/private.h"
 
@@ -73,6 +74,7 @@ shard_load_once(struct source_dir *dir, const struct group *group, struct shard 
     fd = source_dir_open(dir, shard->name);
     if (fd < 0)
         return reason_set(reason, fd, "IoError", "open: %s", strerror(-fd));
+    shard->may_have_acl = group->member_count > 1 && file_may_have_acl(fd);
     error = shard_read_table(&dir->catalog->tables, fd, group->container, shard, reason);
     close(fd);
     return error;

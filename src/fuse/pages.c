@@ -125,14 +125,29 @@ add_leases(struct buffer *out)
     buffer_add_char(out, '}');
 }
 
+/* Not for users who may not read all of the source: the numbers depend on names in its files. */
 static void
-write_status(void *arg, struct buffer *out)
+add_catalog_status(struct buffer *out, struct catalog *catalog)
+{
+    struct catalog_counters counters;
+
+    catalog_counters(catalog, &counters);
+    add_status_number(out, "checkpoints_read", counters.checkpoints);
+    add_status_number(out, "tensors_known", counters.tensors);
+    add_status_number(out, "problems", catalog_count_problems(catalog));
+    buffer_addf(out,
+                ",\n  \"headers\": {\"budget\": %" PRIu64 ", \"in_use\": %" PRIu64
+                ", \"peak\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
+                counters.budget.limit, counters.budget.used, counters.budget.peak,
+                counters.budget.refusals);
+}
+
+static void
+write_status(void *arg, bool for_owner, struct buffer *out)
 {
     const struct mount_parts *parts = arg;
     const struct options *options = parts->options;
-    struct catalog_counters catalog;
 
-    catalog_counters(parts->catalog, &catalog);
     buffer_add_text(out, "{\n  \"version\": \"" FSTFS_VERSION "\"");
     add_status_number(out, "pid", (uint64_t)getpid());
     add_status_number(out, "uptime_seconds", (monotonic_ms() - parts->started_ms) / 1000);
@@ -143,14 +158,8 @@ write_status(void *arg, struct buffer *out)
         add_status_number(out, "shards", options->shards);
     if (options->shard_size)
         add_status_number(out, "shard_size", options->shard_size);
-    add_status_number(out, "checkpoints_read", catalog.checkpoints);
-    add_status_number(out, "tensors_known", catalog.tensors);
-    add_status_number(out, "problems", catalog_count_problems(parts->catalog));
-    buffer_addf(out,
-                ",\n  \"headers\": {\"budget\": %" PRIu64 ", \"in_use\": %" PRIu64
-                ", \"peak\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
-                catalog.budget.limit, catalog.budget.used, catalog.budget.peak,
-                catalog.budget.refusals);
+    if (for_owner)
+        add_catalog_status(out, parts->catalog);
     add_status_key(out, "io");
     io_status(parts->io, out);
     add_io_counters(out, parts->io);
@@ -230,22 +239,15 @@ add_io_metrics(struct io *io, struct buffer *out)
     add_fallbacks(out, counters.fallbacks);
 }
 
+/* See add_catalog_status(). */
 static void
-write_metrics(void *arg, struct buffer *out)
+add_catalog_metrics(struct buffer *out, const struct mount_parts *parts)
 {
-    const struct mount_parts *parts = arg;
     struct catalog_counters catalog;
     uint64_t nodes, sets;
 
     catalog_counters(parts->catalog, &catalog);
     view_counters(parts->view, &nodes, &sets);
-    buffer_add_text(out, "# HELP fstfs_build_info The running version.\n"
-                         "# TYPE fstfs_build_info gauge\n"
-                         "fstfs_build_info{version=\"" FSTFS_VERSION "\"} 1\n");
-    add_gauge(out, "start_time_seconds", "When it was mounted, in seconds since 1970.",
-              (uint64_t)parts->started);
-    add_io_metrics(parts->io, out);
-    loads_write_metrics(parts->loads, out);
     add_counter(out, "listings_total", "Directories of the source listed.", catalog.listings);
     add_counter(out, "headers_total", "Headers of shards read, of all containers.",
                 catalog.headers);
@@ -267,29 +269,47 @@ write_metrics(void *arg, struct buffer *out)
 }
 
 static void
-write_loads(void *arg, struct buffer *out)
+write_metrics(void *arg, bool for_owner, struct buffer *out)
 {
     const struct mount_parts *parts = arg;
 
+    buffer_add_text(out, "# HELP fstfs_build_info The running version.\n"
+                         "# TYPE fstfs_build_info gauge\n"
+                         "fstfs_build_info{version=\"" FSTFS_VERSION "\"} 1\n");
+    add_gauge(out, "start_time_seconds", "When it was mounted, in seconds since 1970.",
+              (uint64_t)parts->started);
+    add_io_metrics(parts->io, out);
+    loads_write_metrics(parts->loads, out);
+    if (for_owner)
+        add_catalog_metrics(out, parts);
+}
+
+static void
+write_loads(void *arg, bool for_owner, struct buffer *out)
+{
+    const struct mount_parts *parts = arg;
+
+    (void)for_owner; /* only the owner may open it */
     loads_write(parts->loads, out);
 }
 
 static void
-write_problems(void *arg, struct buffer *out)
+write_problems(void *arg, bool for_owner, struct buffer *out)
 {
     const struct mount_parts *parts = arg;
 
+    (void)for_owner; /* only the owner may open it */
     catalog_write_problems(parts->catalog, out);
 }
 
 /* Surveys the whole source first, so that the page is complete. */
 static void
-open_problems(void *arg, struct buffer *out)
+open_problems(void *arg, bool for_owner, struct buffer *out)
 {
     const struct mount_parts *parts = arg;
     bool complete = survey_refresh(parts->survey);
 
-    write_problems(arg, out);
+    write_problems(arg, for_owner, out);
     survey_write(parts->survey, complete, out);
 }
 

@@ -82,9 +82,10 @@ access_backing(struct view *view, const struct caller *caller, const struct back
     return view->options.check(caller, &query, 1);
 }
 
-errint_t
-access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-              int mask)
+/* `listing`: skips links to other file systems, which may hang; NULL: checks all files. */
+static errint_t
+access_files(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+             int mask, const struct listing *listing)
 {
     struct permission_query *queries;
     char *index = NULL;
@@ -100,12 +101,12 @@ access_shards(struct view *view, const struct caller *caller, const struct check
         free(queries);
         return -ENOMEM;
     }
-    if (index)
+    if (index && !(listing && listing_lane(listing, checkpoint->index_name)))
         queries[count++] = query_of_file(index, &checkpoint->index_identity, mask);
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct backing *backing = checkpoint->shards[i]->backing;
 
-        if (backing)
+        if (backing && !(listing && listing_lane(listing, checkpoint->shards[i]->name)))
             queries[count++] = query_of_file(backing->path, &backing->identity, mask);
     }
     if (count)
@@ -117,14 +118,54 @@ access_shards(struct view *view, const struct caller *caller, const struct check
     return error;
 }
 
+errint_t
+access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+              int mask)
+{
+    return access_files(view, caller, checkpoint, mask, NULL);
+}
+
+static bool
+is_of_several(const struct checkpoint *checkpoint)
+{
+    return checkpoint->shard_count + (checkpoint->index_name != NULL) > 1;
+}
+
+errint_t
+access_generated(struct view *view, const struct caller *caller,
+                 const struct checkpoint *checkpoint, bool is_recut)
+{
+    int mask = is_recut || is_of_several(checkpoint) ? R_OK : 0;
+    errint_t error = access_shards(view, caller, checkpoint, mask);
+
+    if (error == -EACCES && mask) {
+        error = access_shards(view, caller, checkpoint, 0);
+        if (!error)
+            return -EACCES;
+    }
+    return error == -EACCES ? -ENOENT : error;
+}
+
+errint_t
+access_listed(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+              bool is_recut, const struct listing *listing)
+{
+    if (!is_recut && !is_of_several(checkpoint))
+        return 0;
+    return access_files(view, caller, checkpoint, R_OK, listing);
+}
+
+bool
+access_is_owner(const struct view *view, const struct caller *caller)
+{
+    return !view->options.check || caller->uid == 0 || caller->uid == view->options.owner;
+}
+
 /* A page without permission bits for others is readable only by root and the mounting user. */
 static errint_t
 access_page(const struct view *view, const struct caller *caller, const struct view_page *page)
 {
-    if (!view->options.check || caller->uid == 0 || caller->uid == view->options.owner ||
-        page->mode & S_IROTH)
-        return 0;
-    return -EACCES;
+    return page->mode & S_IROTH || access_is_owner(view, caller) ? 0 : -EACCES;
 }
 
 errint_t
@@ -155,12 +196,28 @@ access_hide_error(struct view *view, const struct caller *caller, const struct n
     return refused ? refused : error;
 }
 
+/* A tensor file. Whether it exists depends on the names in the other shards, too. If the rights of
+ * these do not differ, a caller who may look them up and read its own shard may read them all. */
+static errint_t
+access_tensor(struct view *view, const struct caller *caller, const struct node *set,
+              uint32_t position)
+{
+    const struct checkpoint *checkpoint = set->checkpoint;
+    errint_t error = 0;
+
+    if (checkpoint->rights_differ)
+        return access_shards(view, caller, checkpoint, R_OK);
+    if (checkpoint->shard_count > 1)
+        error = access_shards(view, caller, checkpoint, 0);
+    return error ? error : access_file(view, caller, set, position, R_OK);
+}
+
 errint_t
 access_set(struct view *view, const struct caller *caller, const struct node *tensors,
            const struct node *set, uint32_t position)
 {
     errint_t error = position == NODE_ITSELF ? access_shards(view, caller, set->checkpoint, R_OK)
-                                             : access_file(view, caller, set, position, R_OK);
+                                             : access_tensor(view, caller, set, position);
 
     /* As in a lookup of the directory's name: if links among the shards lead to where the caller
      * may not look, the tensors do not exist for them. */

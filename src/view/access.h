@@ -24,12 +24,29 @@ errint_t access_backing(struct view *view, const struct caller *caller,
 /* The files of all shards, and the index; if none exists, search permission for their directory. */
 errint_t access_shards(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, int mask);
+/*
+ * A name that is generated from a checkpoint; call it before returning anything that depends on the
+ * content of its files. Whether a file made of several files exists, and its size, depend on the
+ * tensor names in all of them. So it requires read permission for all, as does a re-cut shard
+ * (`is_recut`), whose size shows those of tensors. -EACCES: without it, whether or not the name
+ * exists. -ENOENT: links among the files lead to where the caller may not look.
+ */
+errint_t access_generated(struct view *view, const struct caller *caller,
+                          const struct checkpoint *checkpoint, bool is_recut);
+/* The same for a name in a listing, except that links are not checked (the listing has checked
+ * them), nor is a file that a link to another file system leads to, which may hang. */
+errint_t access_listed(struct view *view, const struct caller *caller,
+                       const struct checkpoint *checkpoint, bool is_recut,
+                       const struct listing *listing);
+/* Whether the caller is the mounting user or root, or nobody else can access the mount. */
+bool access_is_owner(const struct view *view, const struct caller *caller);
 /* Hides an error that may depend on the content of the directory that contains the checkpoint of a
  * NODE_TENSORS: returns `error` only if the caller may search that directory. */
 errint_t access_hide_error(struct view *view, const struct caller *caller,
                            const struct node *tensors, errint_t error);
-/* The tensor file at `position` of the set of a NODE_TENSORS, or all shards (NODE_ITSELF), for
- * reading. -ENOENT: the caller may not look up all of the shards. */
+/* The tensor file at `position` of the set of a NODE_TENSORS, or all files (NODE_ITSELF), for
+ * reading. A tensor requires permission to look up all files, too, and if rights_differ, to read
+ * them. -ENOENT: the caller may not look up all of the shards. */
 errint_t access_set(struct view *view, const struct caller *caller, const struct node *tensors,
                     const struct node *set, uint32_t position);
 /* Sets *set to a reference to the set of a NODE_TENSORS, after access_set() of all shards. */

@@ -98,7 +98,10 @@ stat_page(const struct view *view, const struct view_page *page, uint64_t inode,
     struct buffer text = BUFFER_INIT;
     bool failed;
 
-    page->write(page->arg, &text);
+    /* The size would tell other users what is in the source. Beyond it, the kernel caches nothing,
+     * so that no reader gets what was written for another one. */
+    if (!view->options.check)
+        page->write(page->arg, true, &text);
     failed = buffer_failed(&text);
     stat_own(view, inode, S_IFREG | page->mode, st);
     st->st_size = (off_t)text.length;

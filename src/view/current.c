@@ -71,7 +71,13 @@ current_listing(struct view *view, struct node *node, struct dir_listing **out)
 {
     struct listing *listing = NULL;
     errint_t error = source_dir_listing(node->dir, &listing);
+    struct file_identity now;
 
+    if (error == -EACCES) { /* the daemon may not list it, or another one is at the path */
+        errint_t replaced = current_stat(node, &now);
+
+        return replaced ? replaced : error;
+    }
     error = check_source(node, error ? NULL : &listing->directory, error);
     if (!error)
         return view_of_listing(view, node, listing, out);

@@ -33,6 +33,12 @@ struct made {
     uint32_t part; /* number of a MADE_PART or MADE_SHARD, from 0 */
 };
 
+static inline bool
+made_is_recut(enum made_kind kind)
+{
+    return kind == MADE_PART || kind == MADE_PART_INDEX;
+}
+
 /* Makes a list of one extent: a whole file of the source, or a text. The buffer is emptied, even on
  * failure. -ENOMEM. */
 errint_t list_of_backing(struct backing *backing, struct extent_list **list);

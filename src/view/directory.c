@@ -6,7 +6,7 @@
  * names as of the open. Handles on one node with the same names share one copy, so that memory
  * grows with the number of open directories, not with the number of handles; it is charged to the
  * budget for headers. Permission to list the directory is checked before. Callers who may not
- * follow some of its links get fewer names.
+ * follow some of its links, or not read all files that shards are re-cut from, get fewer names.
  */
 #include "base/array.h"
 #include "base/parallel.h"
@@ -214,12 +214,14 @@ is_conditional(const struct dir_listing *listing, const struct dir_entry *entry)
 
 struct conditions {
     struct view *view;
+    const struct caller *caller;
     struct node *node;
     const struct dir_listing *listing;
     uint32_t *conditional; /* indices of conditional entries */
     size_t count; /* of these */
     uint32_t *files; /* by entry, the number of files of a conditional one; 0: none */
-    _Atomic(errint_t) error; /* error_is_lack(): a name would be missing; 0: none */
+    bool any_version; /* also if files change continuously; else -ESTALE */
+    _Atomic(errint_t) error; /* error_is_lack() or -ESTALE: a name would be missing; 0: none */
     bool *denied; /* by link of the listing: the caller may not follow it; NULL: none */
 };
 
@@ -301,36 +303,62 @@ find_denied_links(struct conditions *conditions, const struct caller *caller)
 
 /* ---- entries that depend on headers ---- */
 
+/* Returns how many files the entry has, or 1 if it is a directory. */
+static uint32_t
+count_files(const struct conditions *conditions, const struct dir_entry *entry,
+            struct checkpoint *checkpoint)
+{
+    const struct view_options *options = &conditions->view->options;
+    uint32_t parts;
+    uint64_t size;
+    bool is_made;
+
+    if (entry->kind == ENTRY_RECUT) {
+        derived_parts(checkpoint, options, &parts);
+        return parts;
+    }
+    if (entry->kind == ENTRY_TENSORS)
+        return !checkpoint->is_absent;
+    /* If the index cannot be read, calls for a made file fail; its name must not be missing:
+     * programs would take another file. */
+    is_made =
+        checkpoint->has_unread_index || derived_size(checkpoint, options, &entry->made, &size) == 0;
+    return is_made == (entry->kind == ENTRY_MADE);
+}
+
 /* For parallel_for(): counts the files of a conditional entry. */
 static void
 count_entry_files(void *arg, size_t at)
 {
     struct conditions *conditions = arg;
     uint32_t i = conditions->conditional[at];
-    const struct dir_entry *entry = &conditions->listing->entries[i];
-    const struct view_options *options = &conditions->view->options;
+    const struct dir_listing *listing = conditions->listing;
+    const struct dir_entry *entry = &listing->entries[i];
     struct checkpoint *checkpoint;
-    uint64_t size;
+    bool is_recut;
     errint_t error;
 
-    if (dir_entry_lane(conditions->listing, entry))
-        error = group_known_checkpoint(dir_entry_group(conditions->listing, entry), &checkpoint);
+    if (dir_entry_lane(listing, entry))
+        error = group_known_checkpoint(dir_entry_group(listing, entry), &checkpoint);
     else
-        error = current_checkpoint(conditions->node, conditions->listing, entry, &checkpoint);
+        error = current_checkpoint(conditions->node, listing, entry, &checkpoint);
     if (error_is_lack(error))
         atomic_store(&conditions->error, error);
     if (error)
         return;
-    if (error_is_lack(checkpoint->passing_error) && !dir_entry_lane(conditions->listing, entry))
+    if (error_is_lack(checkpoint->passing_error) && !dir_entry_lane(listing, entry))
         atomic_store(&conditions->error, checkpoint->passing_error);
-    if (entry->kind == ENTRY_RECUT)
-        derived_parts(checkpoint, options, &conditions->files[i]);
-    else if (entry->kind == ENTRY_TENSORS)
-        conditions->files[i] = !checkpoint->is_absent;
+    is_recut = entry->kind == ENTRY_RECUT || made_is_recut(entry->made.kind);
+    if (entry->kind != ENTRY_TENSORS)
+        error = access_listed(conditions->view, conditions->caller, checkpoint, is_recut,
+                              listing->listing);
+    if (error_is_lack(error) || (error == -ESTALE && !conditions->any_version))
+        atomic_store(&conditions->error, error);
+    if (error) /* what exists depends on files that the caller may not read */
+        conditions->files[i] = entry->kind == ENTRY_MADE;
     else
-        conditions->files[i] = (derived_size(checkpoint, options, &entry->made, &size) == 0) ==
-                               (entry->kind == ENTRY_MADE);
-    if (entry->if_another && !current_has_another(conditions->node, conditions->listing, entry))
+        conditions->files[i] = count_files(conditions, entry, checkpoint);
+    if (entry->if_another && !current_has_another(conditions->node, listing, entry))
         conditions->files[i] = 0;
     checkpoint_unref(checkpoint);
 }
@@ -389,10 +417,14 @@ list_entries(void *arg, struct names_writer *writer)
 
 static errint_t
 show_listing(struct view *view, const struct caller *caller, struct node *node,
-             struct dir_listing *listing, struct shown_names **names)
+             struct dir_listing *listing, bool any_version, struct shown_names **names)
 {
     uint32_t count = listing->count + listing->recut_count;
-    struct conditions conditions = {.view = view, .node = node, .listing = listing};
+    struct conditions conditions = {.view = view,
+                                    .caller = caller,
+                                    .node = node,
+                                    .listing = listing,
+                                    .any_version = any_version};
     uint64_t bytes = 0;
     errint_t error = -ENOMEM;
 
@@ -444,19 +476,19 @@ list_directory(struct view *view, const struct caller *caller, struct node *node
     errint_t error;
 
     for (int retries = LIST_RETRIES;; retries--) {
+        bool any_version = retries == 0;
+
         error = current_listing(view, node, &listing);
         if (error)
             return error;
-        error = access_listing(view, caller, node, listing, retries == 0);
-        if (error != -ESTALE || retries == 0)
-            break;
+        error = access_listing(view, caller, node, listing, any_version);
+        if (!error)
+            error = show_listing(view, caller, node, listing, any_version, names);
         dir_listing_unref(listing);
-        source_dir_expire_listing(node->dir);
+        if (error != -ESTALE || any_version)
+            return error;
+        source_dir_expire(node->dir);
     }
-    if (!error)
-        error = show_listing(view, caller, node, listing, names);
-    dir_listing_unref(listing);
-    return error;
 }
 
 /* ---- open directories ---- */

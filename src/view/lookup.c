@@ -134,28 +134,11 @@ access_search(struct lookup *lookup)
                             X_OK, NULL);
 }
 
-/* Permission to look up a name that is generated from a checkpoint. If links among its files lead
- * to where the caller may not look, the name does not exist for them: whether it does depends on
- * the content of these files. */
+/* Replaces -ENOENT if the file is missing only because a shard cannot be opened now. */
 static errint_t
-access_generated_name(struct lookup *lookup, const struct checkpoint *checkpoint)
+absent_or_passing(const struct checkpoint *checkpoint, errint_t error)
 {
-    errint_t error = access_shards(lookup->view, lookup->caller, checkpoint, 0);
-
-    return error == -EACCES ? -ENOENT : error;
-}
-
-/* Replaces -ENOENT if the file is missing only because a shard cannot be opened now, unless the
- * caller may not know that the shard exists. */
-static errint_t
-absent_or_passing(struct lookup *lookup, const struct checkpoint *checkpoint, errint_t error)
-{
-    errint_t refused;
-
-    if (error != -ENOENT || !checkpoint->passing_error)
-        return error;
-    refused = access_generated_name(lookup, checkpoint);
-    return refused ? refused : checkpoint->passing_error;
+    return error == -ENOENT && checkpoint->passing_error ? checkpoint->passing_error : error;
 }
 
 static errint_t
@@ -168,8 +151,13 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
 
     if (error)
         return error;
-    error = checkpoint->is_absent ? absent_or_passing(lookup, checkpoint, -ENOENT)
-                                  : access_generated_name(lookup, checkpoint);
+    /* Whether the directory exists does not depend on tensor names, so search permission is
+     * enough. */
+    error = access_shards(lookup->view, lookup->caller, checkpoint, 0);
+    if (error == -EACCES)
+        error = -ENOENT;
+    if (!error && checkpoint->is_absent)
+        error = absent_or_passing(checkpoint, -ENOENT);
     if (!error) {
         stat_tensors(checkpoint, lookup->inode, lookup->st);
         error = lookup_node(lookup, &wanted);
@@ -178,27 +166,43 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
     return error;
 }
 
+/* Looks the name up as a file made of a checkpoint, after access_generated(). Takes the reference
+ * to the checkpoint. */
 static errint_t
-lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
-                 const struct dir_entry *entry, struct made made)
+lookup_made_of(struct lookup *lookup, struct checkpoint *checkpoint, struct made made)
 {
     struct view *view = lookup->view;
-    struct node wanted = {.kind = NODE_MADE_FILE, .view = lookup->parent->view, .made = made};
-    errint_t error = current_checkpoint(lookup->parent, listing, entry, &wanted.checkpoint);
+    struct node wanted = {.kind = NODE_MADE_FILE,
+                          .view = lookup->parent->view,
+                          .made = made,
+                          .inode = lookup->inode,
+                          .checkpoint = checkpoint};
+    errint_t error = derived_size(checkpoint, &view->options, &made, &wanted.size);
 
-    if (error)
-        return error;
-    wanted.inode = lookup->inode;
-    error = absent_or_passing(lookup, wanted.checkpoint,
-                              derived_size(wanted.checkpoint, &view->options, &made, &wanted.size));
-    if (!error)
-        error = access_generated_name(lookup, wanted.checkpoint);
     if (error) {
-        checkpoint_unref(wanted.checkpoint);
+        error = absent_or_passing(checkpoint, error);
+        checkpoint_unref(checkpoint);
         return error;
     }
     stat_file(view, &wanted, lookup->st);
     return lookup_node(lookup, &wanted);
+}
+
+static errint_t
+lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
+                 const struct dir_entry *entry)
+{
+    struct checkpoint *checkpoint;
+    errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
+
+    if (error)
+        return error;
+    error =
+        access_generated(lookup->view, lookup->caller, checkpoint, made_is_recut(entry->made.kind));
+    if (!error)
+        return lookup_made_of(lookup, checkpoint, entry->made);
+    checkpoint_unref(checkpoint);
+    return error;
 }
 
 /* Looks up a file that is shown only if it cannot be converted. */
@@ -209,12 +213,35 @@ lookup_unconverted_file(struct lookup *lookup, const struct dir_listing *listing
     struct checkpoint *checkpoint;
     uint64_t size;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
+    bool is_converted;
 
     if (error)
         return error;
-    error = derived_size(checkpoint, &lookup->view->options, &entry->made, &size);
+    error =
+        access_generated(lookup->view, lookup->caller, checkpoint, made_is_recut(entry->made.kind));
+    is_converted = error == -EACCES ||
+                   derived_size(checkpoint, &lookup->view->options, &entry->made, &size) == 0;
     checkpoint_unref(checkpoint);
-    return error ? lookup_source_file(lookup, false) : -ENOENT;
+    if (error && error != -EACCES)
+        return error;
+    return is_converted ? -ENOENT : lookup_source_file(lookup, false);
+}
+
+/* Whether the name looked up is that of this file of a checkpoint that is re-cut into `parts`. */
+static bool
+is_recut_name(const struct lookup *lookup, const struct dir_listing *listing,
+              const struct dir_entry *entry, struct made made, uint32_t parts)
+{
+    const struct group *group = dir_entry_group(listing, entry);
+    char expected[512];
+
+    if (made.kind == MADE_PART)
+        index_part_name(group->stem, group->suffix, made.part, parts, expected);
+    else if (recut_has_index(entry, parts))
+        dir_listing_index_name(group, expected);
+    else
+        return false;
+    return strcmp(lookup->name, expected) == 0;
 }
 
 /* Looks the name up as this file of a re-cut checkpoint. -ENOENT: the file has another name. */
@@ -222,28 +249,20 @@ static errint_t
 lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
                   const struct dir_entry *entry, struct made made)
 {
-    const struct group *group = dir_entry_group(listing, entry);
     struct checkpoint *checkpoint;
-    char expected[512];
     uint32_t parts;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
 
     if (error)
         return error;
-    error = absent_or_passing(lookup, checkpoint,
-                              derived_parts(checkpoint, &lookup->view->options, &parts));
+    error = access_generated(lookup->view, lookup->caller, checkpoint, true);
+    if (!error)
+        error = absent_or_passing(checkpoint,
+                                  derived_parts(checkpoint, &lookup->view->options, &parts));
+    if (!error && is_recut_name(lookup, listing, entry, made, parts))
+        return lookup_made_of(lookup, checkpoint, made);
     checkpoint_unref(checkpoint);
-    if (error)
-        return error;
-    if (made.kind == MADE_PART)
-        index_part_name(group->stem, group->suffix, made.part, parts, expected);
-    else if (recut_has_index(entry, parts))
-        dir_listing_index_name(group, expected);
-    else
-        return -ENOENT;
-    if (strcmp(lookup->name, expected) != 0)
-        return -ENOENT;
-    return lookup_made_file(lookup, listing, entry, made);
+    return error ? error : -ENOENT;
 }
 
 static errint_t
@@ -251,16 +270,20 @@ lookup_recut_of_stem(struct lookup *lookup, const struct dir_listing *listing, c
                      struct made made)
 {
     uint32_t end = listing->count + listing->recut_count;
-    errint_t error = -ENOENT;
+    errint_t error, first = -ENOENT;
 
-    for (uint32_t i = dir_listing_find_recut(listing, stem); error && i < end; i++) {
+    for (uint32_t i = dir_listing_find_recut(listing, stem); i < end; i++) {
         const struct dir_entry *entry = &listing->entries[i];
 
         if (strcmp(dir_entry_group(listing, entry)->stem, stem) != 0)
             break;
         error = lookup_recut_file(lookup, listing, entry, made);
+        if (!error)
+            return 0;
+        if (first == -ENOENT)
+            first = error;
     }
-    return error;
+    return first;
 }
 
 /* The name of a re-cut file has the form of an index, of a numbered shard, or of a single file,
@@ -321,7 +344,7 @@ lookup_entry(struct lookup *lookup, const struct dir_listing *listing,
         return lookup_tensors_directory(lookup, listing, entry);
     case ENTRY_MADE:
         if (!entry->if_another || current_has_another(parent, listing, entry))
-            return lookup_made_file(lookup, listing, entry, entry->made);
+            return lookup_made_file(lookup, listing, entry);
         return -ENOENT;
     case ENTRY_RECUT:
         return lookup_recut(lookup, listing);
@@ -339,7 +362,7 @@ lookup_listed(struct lookup *lookup)
     if (error)
         return error;
     entry = dir_listing_find(listing, lookup->name);
-    /* Otherwise metrics, which all users may read, would reveal which names exist. */
+    /* Otherwise the time that it takes would reveal which names exist. */
     if (lookup_reads_headers(listing, entry))
         error = access_search(lookup);
     if (!error)
@@ -407,8 +430,7 @@ lookup_in_tensors_once(struct lookup *lookup)
 
     if (error)
         return access_hide_error(view, lookup->caller, lookup->parent, error);
-    error =
-        absent_or_passing(lookup, set->checkpoint, tensor_set_find(set, lookup->name, &position));
+    error = absent_or_passing(set->checkpoint, tensor_set_find(set, lookup->name, &position));
     refused = access_set(view, lookup->caller, lookup->parent, set, error ? NODE_ITSELF : position);
     if (refused)
         error = refused;

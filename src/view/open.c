@@ -96,20 +96,21 @@ list_of_source_file(struct view *view, struct node *node, struct extent_list **l
 }
 
 static errint_t
-list_of_page(const struct view_page *page, struct extent_list **list)
+list_of_page(const struct view_page *page, bool for_owner, struct extent_list **list)
 {
     struct buffer text = BUFFER_INIT;
 
-    page->open(page->arg, &text);
+    page->open(page->arg, for_owner, &text);
     return list_of_text(&text, list);
 }
 
 static errint_t
-list_of_node(struct view *view, struct node *node, uint32_t position, struct extent_list **list)
+list_of_node(struct view *view, const struct caller *caller, struct node *node, uint32_t position,
+             struct extent_list **list)
 {
     switch (node->kind) {
     case NODE_PAGE:
-        return list_of_page(node->page, list);
+        return list_of_page(node->page, access_is_owner(view, caller), list);
     case NODE_TENSOR_SET:
         return list_of_tensor(node, position, list);
     case NODE_SOURCE_FILE:
@@ -131,7 +132,7 @@ view_open(struct view *view, const struct caller *caller, node_id id, struct ext
 
     *live = node->kind == NODE_PAGE;
     if (!error)
-        error = list_of_node(view, node, position, list);
+        error = list_of_node(view, caller, node, position, list);
     /* After ESTALE the kernel repeats the lookup, which must find the current file. */
     if (error == -ESTALE && node->parent && source_dir_of_node(node->parent))
         source_dir_expire(source_dir_of_node(node->parent));

@@ -28,12 +28,13 @@ enum view_kind { VIEW_TENSORS, VIEW_MERGED, VIEW_SHARDS, VIEW_NPY, VIEW_KINDS };
 
 extern const char *const view_names[VIEW_KINDS]; /* "tensors", "merged", ... */
 
-/* A file of .fstfs, whose text is written for each stat and each open. */
+/* A file of .fstfs, whose text is written for each open, and for each stat of a private mount.
+ * `for_owner`: the reader is the mounting user or root, or nobody else can access the mount. */
 struct view_page {
     const char *name;
     mode_t mode;
-    void (*write)(void *arg, struct buffer *out); /* for stat; does not wait */
-    void (*open)(void *arg, struct buffer *out); /* for open; may wait a bounded time */
+    void (*write)(void *arg, bool for_owner, struct buffer *out); /* for stat; does not wait */
+    void (*open)(void *arg, bool for_owner, struct buffer *out); /* may wait a bounded time */
     void *arg;
 };
 
@@ -65,9 +66,11 @@ enum { VIEW_CACHE_MS = 500 };
 /*
  * If the options have a `check`, the functions with a `caller` return -EACCES unless the caller may
  * do the same in the source. Looking up a name requires search permission on the paths of all files
- * that it is made of; looking up a tensor, reading xattrs, and listing a directory of tensors
- * require read permission for the shards. -ESTALE: the files of the source have changed. Without a
- * `check`, `caller` may be NULL.
+ * that it is made of; if these are several, or it is a re-cut shard, read permission for all of
+ * them, whether or not it exists. Looking up a tensor requires search permission for all files
+ * of its checkpoint and read permission for its shard, or for all of them if rights_differ. Listing
+ * a directory of tensors requires read permission for all; reading xattrs, what opening the file
+ * requires. -ESTALE: the files of the source have changed. Without a `check`, `caller` may be NULL.
  */
 
 /* Returns whether view_lookup() in this directory checks the caller, so that the kernel must not

@@ -247,6 +247,179 @@ def test_files_of_several_shards(mount, source):
               for d, paths in made for path in paths])
 
 
+def what_bob_sees(m, guess):
+    """Names and attributes, whether or not they are listed, sizes of pages, and metrics."""
+    become("bob")
+    names = ["m.safetensors", "m.safetensors.index.json", "m", "m.index.json", f"m/{guess}",
+             f"m/{guess}.npy", "m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"]
+    seen = {}
+
+    def attempt(*key, call):
+        try:
+            seen[key] = call()
+        except OSError as error:
+            seen[key] = error.errno
+
+    def stat_of(path):
+        st = os.stat(path)
+        return st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_nlink
+
+    for view in ("merged", "shards", "tensors", "npy"):
+        attempt(view, call=lambda: sorted(os.listdir(m / view)))
+        for name in names:
+            path = m / f"{view}/{name}"
+            key = name.replace(guess, "GUESS")
+            attempt(view, key, call=lambda: stat_of(path))
+            attempt(view, key, "open", call=lambda: os.close(os.open(path, os.O_RDONLY)))
+            attempt(view, key, "xattrs", call=lambda: os.listxattr(path))
+    seen["problems"] = os.stat(m / ".fstfs/problems").st_size
+    seen["metrics"] = set(m.metrics())
+    seen["status"] = set(m.status())
+    return seen
+
+
+def own(source, name, who, mode):
+    user, group, _ = PEOPLE[who]
+    os.chown(source.path(name), user, group)
+    os.chmod(source.path(name), mode)
+
+
+def guess_by_index(source, guess):
+    """Bob's index names a file that only Alice may read."""
+    source.add("", "m", [trees.tensor("hidden", "U8", (5,)), trees.tensor("mine", "U8", (5,))],
+               names=["a.safetensors", "b.safetensors"], index=False)
+    source.place("m.safetensors.index.json", trees.index_bytes(
+        {guess: "a.safetensors", "mine": "b.safetensors"}, 10))
+    own(source, "a.safetensors", "alice", 0o600)
+    own(source, "b.safetensors", "bob", 0o644)
+    own(source, "m.safetensors.index.json", "bob", 0o644)
+
+
+def guess_by_shard(source, guess):
+    """Bob's shard has a tensor that Alice's shard also has."""
+    source.add("", "m", [trees.tensor(guess, "U8", (5,)), trees.tensor("hidden", "U8", (5,))],
+               shards=2, index=False)
+    own(source, "m-00001-of-00002.safetensors", "bob", 0o644)
+    own(source, "m-00002-of-00002.safetensors", "alice", 0o600)
+
+
+def guess_of_index(source, guess):
+    """Alice's index names the tensor of a shard that did not exist before Bob made it."""
+    source.add("", "m", [trees.tensor("first", "U8", (5,)), trees.tensor(guess, "U8", (5,))],
+               shards=2, index=False)
+    source.place("m.safetensors.index.json", trees.index_bytes(
+        {"first": "m-00001-of-00002.safetensors", "hidden": "m-00002-of-00002.safetensors"}, 10))
+    own(source, "m-00001-of-00002.safetensors", "alice", 0o644)
+    own(source, "m-00002-of-00002.safetensors", "bob", 0o644)
+    own(source, "m.safetensors.index.json", "alice", 0o600)
+
+
+def guess_by_equal_modes(source, guess):
+    """The other shard is a file of Alice's, too. They differ only in their access control lists."""
+    guess_by_shard(source, guess)
+    for name, bits in (("m-00001-of-00002.safetensors", R), ("m-00002-of-00002.safetensors", 0)):
+        own(source, name, "alice", 0o640)
+        give_list(source.path(name), [(USER, BOB, bits), (MASK, None, R)])
+
+
+def link_of_bob(source, name, target):
+    os.symlink(target, source.path(name))
+    os.lchown(source.path(name), BOB, RIGHT)
+
+
+def guess_by_link(source, guess):
+    """Bob's link makes a file of root that everyone may read a shard."""
+    guess_by_shard(source, guess)
+    source.add("public", "m", [trees.tensor(guess, "U8", (5,))])
+    os.unlink(source.path("m-00001-of-00002.safetensors"))
+    link_of_bob(source, "m-00001-of-00002.safetensors", "public/m.safetensors")
+
+
+def guess_by_link_to_an_index(source, guess):
+    guess_by_index(source, guess)
+    os.rename(source.path("m.safetensors.index.json"), source.path("other.json"))
+    os.chown(source.path("other.json"), 0, 0)
+    link_of_bob(source, "m.safetensors.index.json", "other.json")
+
+
+@pytest.mark.parametrize("options", [[], ["--shards=2"], ["--shard-size=4K"]],
+                         ids=["plain", "shards", "size"])
+@pytest.mark.parametrize("plant", [guess_by_index, guess_by_shard, guess_of_index, guess_by_link,
+                                   guess_by_link_to_an_index, guess_by_equal_modes])
+def test_guesses_of_tensor_names(mount, place, plant, options):
+    """Whoever adds a file to a checkpoint learns nothing about the names in files that they may not
+    read, whether or not root has listed them before. Root sees the difference."""
+    seen, shown = [], []
+    for guess in ("hidden", "absent"):
+        source = trees.Source(place / f"s-{guess}")
+        plant(source, guess)
+        m = mount(source.root, "-o", "allow_other", *options)
+        before = child(what_bob_sees, m, guess)
+        shown.append([os.listdir(m / view) for view in ("merged", "shards")])
+        for view in ("tensors", "npy"):
+            os.listdir(m / f"{view}/m")
+        seen.append((before, child(what_bob_sees, m, guess)))
+    assert seen[0] == seen[1] and shown[0] != shown[1]
+
+
+def test_held_directory_of_tensors(mount, place):
+    """A directory is closed through which a link leads to a shard with the same owner and mode."""
+    seen = []
+    for guess in ("hidden", "absent"):
+        source, closed = trees.Source(place / f"s-{guess}"), place / f"closed-{guess}"
+        guess_by_shard(source, guess)
+        for name in ("m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"):
+            own(source, name, "alice", 0o644)
+        closed.mkdir()
+        os.rename(source.path("m-00002-of-00002.safetensors"), closed / "m")
+        os.symlink(closed / "m", source.path("m-00002-of-00002.safetensors"))
+        m = mount(source.root, "-o", "allow_other")
+
+        def hold():
+            become("bob")
+            return os.open(m / "tensors/m", os.O_PATH)
+
+        def look(held):
+            return errors_of([lambda: os.stat(guess, dir_fd=held), lambda: os.stat("hidden", dir_fd=held)])
+
+        seen.append(around(hold, lambda: closed.chmod(0o700), look))
+    assert seen[0] == seen[1]
+
+
+def test_sizes_of_recut_shards(mount, source):
+    """They show the sizes of tensors. The file itself is not listed as a shard, either."""
+    source.add("", "m", [trees.tensor(n, "U8", (5000,)) for n in "ab"])
+    os.chmod(source.path("m.safetensors"), 0o600)
+    m = mount(source.root, "-o", "allow_other", "--shard-size=4K")
+    names = os.listdir(m / "shards")
+    assert "m-00001-of-00002.safetensors" in names
+
+    def attempt():
+        become("bob")
+        for name in names:
+            with pytest.raises(PermissionError):
+                os.stat(m / f"shards/{name}")
+        return os.listdir(m / "shards")
+
+    assert child(attempt) == []
+
+
+def test_files_of_several_owners(mount, source):
+    """The rights to the files decide who may read what is made of them, whoever owns them."""
+    for directory in ("d", "e"):
+        source.add(directory, "m", [trees.tensor(n, "U8", (5,)) for n in "ab"], shards=2)
+    for name, who, mode in (("d/m-00001-of-00002.safetensors", "alice", 0o640),
+                            ("d/m-00002-of-00002.safetensors", "bob", 0o644),
+                            ("e/m-00001-of-00002.safetensors", "alice", 0o600),
+                            ("e/m-00002-of-00002.safetensors", "alice", 0o600)):
+        own(source, name, who, mode)
+    m = mount(source.root, "-o", "allow_other")
+    assert m.problems() == []
+    for directory in "de":
+        whole = m / f"merged/{directory}/m.safetensors"
+        assert child(readable, "alice", [whole]) and not child(readable, "bob", [whole])
+
+
 @pytest.mark.parametrize("options", [[], ["--shards=3"]])
 def test_index_of_the_source(mount, source, options):
     """What is made of an index, its metadata included, is readable by users who can read it."""
@@ -520,7 +693,10 @@ def test_open_directory_exchanged(mount, source, view):
         become("carol")
         held = os.open(directory, os.O_RDONLY)
         exchange(source.path("d"), source.path("closed"))
-        os.listdir(held)
+        try:
+            os.listdir(held)  # the names as of the open
+        except OSError as error:  # the attributes have expired
+            assert error.errno == errno.ESTALE
         for name, want in right.items():
             try:
                 with open(os.open(name, os.O_RDONLY, dir_fd=held), "rb") as file:
@@ -788,6 +964,7 @@ def test_daemon_of_an_unprivileged_user(place, source, test_user, user_binary):
         os.chmod(path, mode)
         if entries:
             give_list(path, entries)
+    os.mkdir(source.path("closed"), 0o711)
     mountpoint = place / "mnt"
     mountpoint.mkdir()
     os.chown(mountpoint, who.pw_uid, who.pw_gid)
@@ -807,6 +984,9 @@ def test_daemon_of_an_unprivileged_user(place, source, test_user, user_binary):
             got[reader] = {paths[path] for path in child(readable, reader, list(paths))}
         got["root"] = {paths[path] for path in openable(paths)}
         got["own"] = {paths[path] for path in child(openable, list(paths), user=test_user)}
+        for path in ("closed", "closed/name"):
+            with pytest.raises(PermissionError):
+                child(os.listdir, f"{mountpoint}/merged/{path}", user=test_user)
         subprocess.run(["fusermount3", "-u", mountpoint], check=True)
         return got
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from conftest import BUILD, child, eventually
 from corpus import trees
-from test_permissions import ALICE, files_of, openable, readable
+from test_permissions import ALICE, BOB, files_of, guess_by_shard, openable, own, readable, what_bob_sees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 
@@ -109,3 +109,22 @@ def test_server_that_decides_at_open(mount, place):
     for who, may in (("alice", True), ("bob", False), ("alice", True)):
         assert child(readable, who, theirs) == set(theirs if may else ())
         assert child(readable, who, shown) == set(shown if may else ()), who
+
+
+def test_server_that_shows_any_owner(mount, place):
+    """Bob can read a shard that a server shows as Alice's, with the mode of her closed shard. He learns
+    nothing about the names in that one."""
+    seen, shown = [], []
+    for guess in ("hidden", "absent"):
+        source, backing = trees.Source(place / f"s-{guess}"), place / f"backing-{guess}"
+        guess_by_shard(source, guess)
+        own(source, "m-00001-of-00002.safetensors", "alice", 0o600)
+        backing.mkdir()
+        os.rename(source.path("m-00001-of-00002.safetensors"), backing / "m")
+        server = mount(backing, "-o", f"allow_other,only={BOB}", binary=SLOWFS)
+        os.symlink(server / "m", source.path("m-00001-of-00002.safetensors"))
+        assert child(readable, "bob", [server / "m"])
+        m = mount(source.root, "-o", "allow_other")
+        seen.append(child(what_bob_sees, m, guess))
+        shown.append(os.listdir(m / "merged"))
+    assert seen[0] == seen[1] and shown[0] != shown[1]

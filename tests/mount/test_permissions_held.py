@@ -93,20 +93,20 @@ def test_path_leads_to_something_hidden(mount, place, source, how, sub, model):
             os.rename(other.root, base)
         assert eventually(lambda: os.stat(m / "shards/base/private").st_mode & 0o777 == 0o500)
         errors_of([lambda path=path: os.stat(m / path) for path in names])  # as root
+        before.update(m.metrics())
 
     def look(held):
         assert {cached_owner(fd) for fd in held} == {ALICE}
         # The kernel caches attributes for 0.5 s.
         assert eventually(lambda: errors_of([lambda fd=fd: os.fstat(fd) for fd in held])
                           == [errno.ESTALE] * len(held))
-        before = m.metrics()
-        errors = {error for fd, name in held.items() for error in errors_of(calls_on(fd, name))
-                  if error != errno.ENODATA}  # a directory of the source has no such xattr
-        after = m.metrics()
-        assert [after[name] for name in READ_COUNTERS] == [before[name] for name in READ_COUNTERS]
-        return errors
+        return {error for fd, name in held.items() for error in errors_of(calls_on(fd, name))
+                if error != errno.ENODATA}  # a directory of the source has no such xattr
 
+    before = {}
     assert around(hold, change, look) == {errno.ESTALE}
+    after = m.metrics()
+    assert [after[name] for name in READ_COUNTERS] == [before[name] for name in READ_COUNTERS]
 
 
 def test_attributes_of_open_directories(mount, source):

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import ROOT, parse_metrics
+from conftest import ROOT, as_user, child, parse_metrics
 from corpus import trees
 
 METHOD = {"on", "why"}  # fields of an I/O method
@@ -57,6 +57,28 @@ def test_every_field_of_a_load_is_documented(mount, source):
     m = mount(source.root)
     m.read("merged/llama/model.safetensors")
     assert set(json.loads(m.read(".fstfs/loads"))) == documented("loads")[0]
+
+
+def test_shared_pages(mount, source, place, test_user):
+    """With allow_other, other users do not see what depends on the content of files, not even by the
+    kernel's page cache, through which sendfile(2) and mmap(2) read."""
+    if not as_user(test_user):
+        pytest.skip("needs root: another user looks")
+    m = mount(source.root, "-o", "allow_other")
+    hidden = {"fstfs_tensors", "fstfs_problems", "fstfs_nodes", "fstfs_header_memory_bytes"}
+    subprocess.run(["cp", m / ".fstfs/metrics", m / ".fstfs/status", place], check=True)
+    assert hidden <= set(parse_metrics((place / "metrics").read_bytes()))
+    assert "problems" in json.loads((place / "status").read_text())
+    for page in os.listdir(m / ".fstfs"):
+        with open(m / f".fstfs/{page}", "rb") as f, open(place / "sink", "wb") as sink:
+            assert os.fstat(f.fileno()).st_size == os.sendfile(sink.fileno(), f.fileno(), 0, 4096) == 0
+
+    def look():
+        return set(m.metrics()), set(m.status())
+
+    metrics, status = child(look, user=test_user)
+    assert "fstfs_reads_total" in metrics and "io" in status
+    assert not hidden & metrics and not {"problems", "headers", "tensors_known"} & status
 
 
 def test_unavailable_methods_have_a_reason(mount, source):

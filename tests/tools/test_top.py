@@ -81,7 +81,11 @@ def test_own_reads_are_not_counted(mount, source):
             seen.append(next(lines))
         assert sum(line["read_bytes"] for line in seen) == len(data) == SIZE
         assert sum(line["storage_read_bytes"] for line in seen) >= SIZE
-        assert {line["state"] for line in seen} <= {"idle", "reader", "storage"}
+        for line in seen:
+            if line["state"] == "stuck":  # an interval of a busy machine in which no read completed
+                assert line["read_bytes"] == 0 and line["reads_in_flight"] > 0
+            else:
+                assert line["state"] in ("idle", "reader", "storage")
         assert any(line["state"] == "idle" for line, _ in zip(lines, range(600)))
         assert seen[0]["pid"] == m.status()["pid"]
 

@@ -44,9 +44,10 @@ refuse(const char *path, errint_t error, unsigned times)
 }
 
 static void
-write_page(void *arg, struct buffer *out)
+write_page(void *arg, bool for_owner, struct buffer *out)
 {
     (void)arg;
+    (void)for_owner;
     buffer_add_text(out, "page\n");
 }
 
@@ -111,11 +112,11 @@ START_TEST(lookups_need_the_files)
     ck_assert_int_eq(look_up("merged/m", "config.json"), 0);
     assert_asked("m/config.json:");
     ck_assert_int_eq(look_up("merged/m", "model.safetensors"), 0);
-    assert_asked("m:x " SHARD(1) ": " SHARD(2) ":");
+    assert_asked("m:x " SHARD(1) ":r " SHARD(2) ":r");
     ck_assert_int_eq(look_up("tensors/m", "model"), 0);
     assert_asked("m:x " SHARD(1) ": " SHARD(2) ":");
     ck_assert_int_eq(look_up("tensors/m/model", "b"), 0);
-    assert_asked(SHARD(2) ":r");
+    assert_asked(SHARD(1) ": " SHARD(2) ": " SHARD(2) ":r");
     ck_assert_int_eq(look_up("shards/m", "model-00001-of-00002.safetensors"), 0);
     assert_asked(SHARD(1) ":");
 }
@@ -147,6 +148,8 @@ END_TEST
 /* Whether a generated name exists depends on the content of the shards. */
 START_TEST(refused_lookups)
 {
+    refuse(SHARD(2), -EACCES, 1); /* only to read it */
+    ck_assert_int_eq(look_up("merged/m", "model.safetensors"), -EACCES);
     refuse(SHARD(2), -EACCES, 9);
     ck_assert_int_eq(look_up("merged/m", "model.safetensors"), -ENOENT);
     ck_assert_int_eq(look_up("tensors/m", "model"), -ENOENT);
@@ -230,7 +233,9 @@ list_path(const char *path)
 START_TEST(listings_need_read_permission)
 {
     ck_assert_int_eq(list_path("merged/m"), 0);
-    assert_asked("m:r");
+    assert_asked("m:r " SHARD(1) ":r " SHARD(2) ":r"); /* for the merged file */
+    ck_assert_int_eq(list_path("shards/m"), 0);
+    assert_asked("m:r " SHARD(1) ":r " SHARD(2) ":r"); /* for the index */
     ck_assert_int_eq(list_path("tensors/m/model"), 0);
     assert_asked(SHARD(1) ":r " SHARD(2) ":r");
     ck_assert_int_eq(list_path(".fstfs"), 0);

@@ -7,9 +7,10 @@
 static const struct tensor_spec weights[] = {{"a", "F32", 4, 16}, {"b/c", "U8", 10, 10}};
 
 static void
-write_page(void *arg, struct buffer *out)
+write_page(void *arg, bool for_owner, struct buffer *out)
 {
     (void)arg;
+    (void)for_owner;
     buffer_add_text(out, "page\n");
 }
 

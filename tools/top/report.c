@@ -120,18 +120,21 @@ add_totals(struct buffer *out, const struct sample *now)
     const uint64_t *counters = now->counters;
     char bytes[UNITS_SIZE], other[UNITS_SIZE];
 
-    buffer_addf(
-        out, "Total     %s to readers, %s from storage; %" PRIu64 " checkpoints opened\nPrefetch  ",
-        units_bytes(bytes, (double)counters[READ_BYTES]),
-        units_bytes(other, (double)counters[STORAGE_BYTES]), now->checkpoints);
+    buffer_addf(out, "Total     %s to readers, %s from storage",
+                units_bytes(bytes, (double)counters[READ_BYTES]),
+                units_bytes(other, (double)counters[STORAGE_BYTES]));
+    if (now->has_catalog)
+        buffer_addf(out, "; %" PRIu64 " checkpoints opened", now->checkpoints);
+    buffer_add_text(out, "\nPrefetch  ");
     add_prefetched(out, now);
     buffer_addf(out, "\nMemory    %s of %s of buffers\n",
                 units_bytes(bytes, (double)counters[BUFFER_BYTES]),
                 units_bytes(other, (double)counters[BUFFER_BUDGET]));
-    buffer_addf(out,
-                "Errors    %" PRIu64 " reads, %" PRIu64 " of them of changed files; %" PRIu64
-                " lines in .fstfs/problems\n",
-                counters[READ_ERRORS], counters[STALE_READS], now->problems);
+    buffer_addf(out, "Errors    %" PRIu64 " reads, %" PRIu64 " of them of changed files",
+                counters[READ_ERRORS], counters[STALE_READS]);
+    if (now->has_catalog)
+        buffer_addf(out, "; %" PRIu64 " lines in .fstfs/problems", now->problems);
+    buffer_add_char(out, '\n');
     if (now->unavailable.length)
         buffer_addf(out, "Off       %s\n", now->unavailable.data);
 }
@@ -208,7 +211,8 @@ report_json(const struct report *report, struct buffer *out)
     for (size_t i = 0; i < COUNTERS; i++)
         buffer_addf(out, ", \"%s\": %" PRIu64, sample_counter_names[i],
                     i < GAUGES ? report->increase[i] : now->counters[i]);
-    buffer_addf(out, ", \"problems\": %" PRIu64, now->problems);
+    if (now->has_catalog)
+        buffer_addf(out, ", \"problems\": %" PRIu64, now->problems);
     buffer_addf(out, ", \"state\": \"%s\", \"meaning\": \"%s\", \"users\": [", report->state,
                 report->meaning);
     for (size_t i = 0; i < report->users->count; i++) {

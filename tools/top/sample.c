@@ -96,6 +96,7 @@ sample_take(const char *point, struct sample *sample, struct reason *reason)
         return reason_set(reason, -EBADMSG, "Status", ".fstfs/status is invalid (expected JSON)");
     sample->pid = (uint64_t)json_number(status, "pid");
     sample->uptime = (uint64_t)json_number(status, "uptime_seconds");
+    sample->has_catalog = cJSON_HasObjectItem(status, "problems");
     sample->problems = (uint64_t)json_number(status, "problems");
     sample->checkpoints = (uint64_t)json_number(status, "checkpoints_read");
     take_counters(cJSON_GetObjectItemCaseSensitive(status, "counters"), sample);

@@ -35,7 +35,9 @@ extern const char *const sample_counter_names[COUNTERS];
 
 struct sample {
     double at; /* monotonic_seconds() */
-    uint64_t pid, uptime, problems, checkpoints; /* uptime in seconds */
+    uint64_t pid, uptime; /* uptime in seconds */
+    bool has_catalog; /* the next two are known; only root and the mounting user see them */
+    uint64_t problems, checkpoints;
     uint64_t counters[COUNTERS];
     double read_seconds; /* total duration of all reads */
     struct buffer source; /* quoted */

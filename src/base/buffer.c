@@ -129,10 +129,10 @@ buffer_addf(struct buffer *buffer, const char *format, ...)
     va_end(again);
 }
 
-/* `shown`: see buffer_add_json_shown(). The characters for which quote_hides() is true are below
- * U+10000, so one \u escape is enough. */
+/* `shown`: escapes the characters for which quote_hides() is true; they are below U+10000, so one
+ * \u escape is enough. `exact`: a byte that is not UTF-8 becomes \udcXX, not U+FFFD. */
 static void
-add_json_string(struct buffer *buffer, const char *text, size_t length, bool shown)
+add_json_string(struct buffer *buffer, const char *text, size_t length, bool shown, bool exact)
 {
     size_t plain = 0; /* start of the run that needs no escape */
 
@@ -177,7 +177,7 @@ add_json_string(struct buffer *buffer, const char *text, size_t length, bool sho
             buffer_add_text(buffer, "\\r");
             break;
         default:
-            buffer_addf(buffer, "\\u%04x", used ? c : shown ? 0xfffdu : 0xdc00u + c);
+            buffer_addf(buffer, "\\u%04x", used ? c : exact ? 0xdc00u + c : 0xfffdu);
         }
     }
     buffer_add(buffer, text + plain, length - plain);
@@ -187,13 +187,19 @@ add_json_string(struct buffer *buffer, const char *text, size_t length, bool sho
 void
 buffer_add_json_string(struct buffer *buffer, const char *text, size_t length)
 {
-    add_json_string(buffer, text, length, false);
+    add_json_string(buffer, text, length, false, true);
+}
+
+void
+buffer_add_json_name(struct buffer *buffer, const char *text, size_t length)
+{
+    add_json_string(buffer, text, length, true, true);
 }
 
 void
 buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length)
 {
-    add_json_string(buffer, text, length, true);
+    add_json_string(buffer, text, length, true, false);
 }
 
 void

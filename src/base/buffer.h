@@ -49,8 +49,11 @@ void buffer_addf(struct buffer *buffer, const char *format, ...)
  * escaped. A byte that is not UTF-8, as in some file names, becomes \udcXX, which Python's
  * os.fsencode() turns back into the byte. */
 void buffer_add_json_string(struct buffer *buffer, const char *text, size_t length);
-/* The same for pages that people and any JSON parser read: escapes what buffer_add_quoted()
- * escapes, too, and a byte that is not UTF-8 becomes U+FFFD, since many parsers refuse \udcXX. */
+/* The same for names in output that people may also read: escapes what buffer_add_quoted() escapes,
+ * too. */
+void buffer_add_json_name(struct buffer *buffer, const char *text, size_t length);
+/* As buffer_add_json_name(), but a byte that is not UTF-8 becomes U+FFFD, since many parsers refuse
+ * \udcXX. */
 void buffer_add_json_shown(struct buffer *buffer, const char *text, size_t length);
 /* Adds the member `name` of a JSON object, and a comma. Its value is {"on":true} if `why_not` is
  * NULL or "", else {"on":false} with the reason. */

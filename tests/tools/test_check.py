@@ -760,10 +760,13 @@ def test_json(source, place):
 
 def test_lines_cannot_be_forged(place):
     trees.Source(place / "models").add("", "model", aligned())
-    name = "evil\n\x1b[31m.safetensors"
+    name = "evil\n\x1b[31m\x9b\u202e.safetensors"
     (place / "models" / name).write_bytes(b"no")
     out, err = run(place / "models", status=1)
     assert len(out) == 1 and "\\x0a\\x1b" in out[0] and "\x1b" not in err
+    text = "\n".join(run("--json", place / "models", status=1)[0])
+    assert not {"\x1b", "\x9b", "\u202e"} & set(text)
+    assert os.path.basename(json.loads(text)["findings"][0]["path"]) == name
 
 
 def sparse_model(place, size):

@@ -98,6 +98,15 @@ START_TEST(json_not_utf8)
 }
 END_TEST
 
+/* A control character of 2 bytes, a mark that changes the direction of text, and a byte that is not
+ * UTF-8. */
+START_TEST(json_names)
+{
+    buffer_add_json_name(&buffer, "a\xc2\x9b\xe2\x80\xae\x7f\xff", 8);
+    assert_holds("\"a\\u009b\\u202e\\u007f\\udcff\"");
+}
+END_TEST
+
 /* Names that would control a terminal or forge lines of a file. */
 struct quote {
     const char *text;
@@ -205,6 +214,7 @@ suite(void)
     tcase_add_test(c, grows);
     tcase_add_test(c, failure_is_sticky);
     tcase_add_test(c, json_strings);
+    tcase_add_test(c, json_names);
     tcase_add_test(c, json_not_utf8);
     tcase_add_loop_test(c, quoting, 0, sizeof(quotes) / sizeof(quotes[0]));
     tcase_add_test(c, buffer_add_quoted_truncates);

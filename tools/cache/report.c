@@ -68,7 +68,7 @@ report_add_json(struct buffer *out, const struct selection *selection)
         const struct selection_row *row = &selection->rows[i];
 
         buffer_add_text(out, i ? ",\n    {\"path\": " : "\n    {\"path\": ");
-        buffer_add_json_string(out, row->path, strlen(row->path));
+        buffer_add_json_name(out, row->path, strlen(row->path));
         buffer_add_text(out, ", ");
         json_add_members(out, row);
         buffer_add_char(out, '}');

@@ -117,9 +117,9 @@ findings_json(struct findings *findings, struct buffer *out)
         const struct finding *finding = &findings->all[i];
 
         buffer_add_text(out, i ? ",\n    {\"path\": " : "\n    {\"path\": ");
-        buffer_add_json_string(out, finding->path, strlen(finding->path));
+        buffer_add_json_name(out, finding->path, strlen(finding->path));
         buffer_add_text(out, ", \"text\": ");
-        buffer_add_json_string(out, finding->text, strlen(finding->text));
+        buffer_add_json_name(out, finding->text, strlen(finding->text));
         buffer_addf(out, ", \"checked\": %s}", finding->unchecked ? "false" : "true");
     }
     buffer_add_text(out, findings->count ? "\n  ]" : "]");

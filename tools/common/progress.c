@@ -16,11 +16,13 @@ enum { BAR = 24, BAR_LEAST = 8, COLUMNS = 80 };
 
 static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
 
-static volatile sig_atomic_t caught;
+static volatile sig_atomic_t caught, has_no_deadline;
 
 static void
 progress_record_signal(int number)
 {
+    if (!caught && !has_no_deadline)
+        alarm(PROGRESS_END_SECONDS);
     caught = number;
 }
 
@@ -29,7 +31,13 @@ progress_catch_signals(void)
 {
     const struct sigaction action = {.sa_handler = progress_record_signal};
     struct sigaction before;
+    sigset_t alarms;
 
+    /* It may be inherited as ignored or blocked. */
+    sigemptyset(&alarms);
+    sigaddset(&alarms, SIGALRM);
+    signal(SIGALRM, SIG_DFL);
+    sigprocmask(SIG_UNBLOCK, &alarms, NULL);
     for (size_t i = 0; i < COUNT_OF(signals); i++) {
         if (sigaction(signals[i], NULL, &before) < 0 || before.sa_handler != SIG_IGN)
             sigaction(signals[i], &action, NULL);
@@ -46,6 +54,13 @@ progress_release_signals(void)
         if (sigaction(signals[i], NULL, &before) < 0 || before.sa_handler != SIG_IGN)
             sigaction(signals[i], &action, NULL);
     }
+}
+
+void
+progress_cancel_deadline(void)
+{
+    has_no_deadline = 1;
+    alarm(0);
 }
 
 int

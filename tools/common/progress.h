@@ -19,9 +19,17 @@ struct progress {
     char what[120]; /* the current step */
 };
 
-/* Catches SIGINT, SIGTERM and SIGHUP; from then on they are only recorded. A signal that is ignored
- * stays ignored, such as SIGHUP under nohup(1). */
+/* Seconds in which a program must end after a signal. A system call that waits for storage may not
+ * be interrupted by a signal that has a handler. */
+enum { PROGRESS_END_SECONDS = 10 };
+
+/* Catches SIGINT, SIGTERM and SIGHUP: from then on they are recorded, and SIGALRM, whose default
+ * action is restored, kills the program PROGRESS_END_SECONDS after the first one. A signal that is
+ * ignored stays ignored, such as SIGHUP under nohup(1). */
 void progress_catch_signals(void);
+
+/* From now on signals are only recorded, because the program has work to complete or to undo. */
+void progress_cancel_deadline(void);
 
 /* Restores the default action of these signals, except those that are ignored. */
 void progress_release_signals(void);

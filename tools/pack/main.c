@@ -324,6 +324,9 @@ write_pack(struct pack *pack, struct reason *reason)
     uint64_t remaining = 0;
     errint_t error = cut_parts(pack, reason);
 
+    if (!error && progress_signal())
+        error = reason_set(reason, -EINTR, "Interrupted", "interrupted");
+    progress_cancel_deadline();
     if (!error)
         error = begin_destination(pack, reason);
     if (!error)

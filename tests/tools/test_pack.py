@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -342,6 +343,43 @@ def test_several_inputs(place):
     err = run(source.path("a"), source.path("a/model-00002-of-00002.safetensors"),
               place / "twice.safetensors", status=1)
     assert "tensor a.t3 is in" in err and not (place / "twice.safetensors").exists()
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_force_with_two_names_of_the_index(place, shards):
+    """A variant has its index under both names that diffusers knows; both name the same shards."""
+    source, out = trees.Source(place / "models"), trees.Source(place / "out")
+    new = source.add("", "model.fp16", plain(prefix="new."))
+    old = out.add("", "model.fp16", plain(prefix="old."), shards=3)
+    shutil.copy(out.path("model.fp16.safetensors.index.json"), out.path("model.safetensors.index.fp16.json"))
+    run("--force", f"--shards={shards}", "--stem=model.fp16", source.root, out.root)
+    names = [f"model.fp16-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    assert sorted(os.listdir(out.root)) == sorted([*names, "model.safetensors.index.fp16.json"])
+    assert {n: t for name in names for n, t in content(out.path(name))[0].items()} == expected(new.tensors)
+    assert old.tensors[0].name not in expected(new.tensors)
+
+
+def test_force_keeps_a_directory_with_the_name_of_the_index(place):
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    kept = place / "out/model.safetensors.index.json/kept"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"x")
+    err = run("--force", "--shards=2", source.root, place / "out", status=1)
+    assert "model.safetensors.index.json exists and is not a file" in err
+    assert os.listdir(place / "out") == [kept.parent.name] and kept.read_bytes() == b"x"
+
+
+def test_two_checkpoints_of_one_stem(place):
+    """The message names both in a way that selects them."""
+    source = trees.Source(place / "models")
+    sharded = source.add("m", "model", plain(prefix="a."), shards=2)
+    single = source.add("m", "model", plain(prefix="b."))
+    err = run(source.path("m"), place / "o.safetensors", status=1)
+    assert "2 checkpoints, among them model and model.safetensors; name one of them: DIRECTORY/model\n" in err
+    for name, made in (("model", sharded), ("model.safetensors", single)):
+        run(source.path("m", name), place / f"{name}.out.safetensors")
+        assert content(place / f"{name}.out.safetensors")[0] == expected(made.tensors)
 
 
 def test_one_shard_only(place):

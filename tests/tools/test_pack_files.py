@@ -109,21 +109,43 @@ def acl(*entries):
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
-@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "config.json"])
-def test_modes_of_inputs_with_acl(place, source, name):
-    """The group bits of a file with an ACL are its mask, and a user may be denied what others may."""
+def give_acl(path):
     nobody = 0xffffffff
-    path = source.path("m", name)
     try:
         os.setxattr(path, "system.posix_acl_access", acl(
             (1, 6, nobody), (2, 0, 60001), (4, 4, nobody), (16, 4, nobody), (32, 4, nobody)))
     except OSError as error:
-        pytest.skip(f"no ACLs in {place}: {error}")
-    run("--shards=2", source.path("m/model"), place / "out", umask=0o022)
+        pytest.skip(f"no ACLs for {path}: {error}")
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "config.json"])
+@pytest.mark.parametrize("view", [None, "shards", "merged"])
+def test_modes_of_inputs_with_acl(mount, place, source, name, view):
+    """The group bits of a file with an ACL are its mask, and a user may be denied what others may.
+    A mount does not show the ACL."""
+    give_acl(source.path("m", name))
+    given = mount(source.root) / f"{view}/m" if view else source.path("m/model")
+    run("--shards=2", given, place / "out", umask=0o022)
     made = {file for file in modes(place / "out")
             if file == name or "safetensors" in file and "safetensors" in name}
     assert len(made) == (3 if "safetensors" in name else 1)
-    assert {file for file, mode in modes(place / "out").items() if mode == 0o600} == made
+    assert {file for file, mode in modes(place / "out").items() if not mode & 0o077} == made
+
+
+@pytest.mark.parametrize("given", ["shards/m", "merged/m", "merged/m/model.safetensors", "tensors/m/model",
+                                   "npy/m/model/t1.npy", "shards/m/model-00001-of-00002.safetensors"])
+def test_modes_if_an_acl_cannot_be_found_out(mount, place, source, given):
+    """As in a container that has the mount, but not its source."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a directory is mounted elsewhere")
+    m = mount(source.root)
+    (place / "x").mkdir()
+    output = place / "out" if os.path.isdir(m / given) and "tensors" not in given else place / "x/o.safetensors"
+    script = f'umask 022; mount -t tmpfs none {source.root} && exec "$@"'
+    subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", PACK, *["--shards=2"] * (output.name == "out"),
+                    m / given, output], check=True)
+    made = modes(output if output.is_dir() else place / "x")
+    assert {mode & 0o077 for mode in made.values()} == {0}
 
 
 def test_side_file_that_is_being_written(place, source):

@@ -69,11 +69,19 @@ list_groups(const struct found *found, const struct container *container,
     return count;
 }
 
+/* What follows the directory in the path of a checkpoint: its stem, or a file if an earlier one has
+ * that stem. */
+static const char *
+path_name(const struct group *group)
+{
+    return group->second && group->member_count ? group->members[0] : group->stem;
+}
+
 static errint_t
 refuse_several_groups(const struct group *groups[2], uint32_t count, struct reason *reason)
 {
     char first[QUOTED_SIZE], second[QUOTED_SIZE];
-    const char *a = groups[0]->stem, *b = groups[1]->stem;
+    const char *a = path_name(groups[0]), *b = path_name(groups[1]);
 
     return reason_set(reason, -EINVAL, "Several",
                       "contains %u checkpoints, among them %.60s and %.60s; name one of "
@@ -163,7 +171,8 @@ check_no_unused_index(const struct found *found, struct reason *reason)
         if (group_index_container(entry->d_name) == found->group->container &&
             group_index_name(entry->d_name, stem) && strcmp(stem, found->group->stem) == 0)
             error = reason_set(reason, -EBADMSG, "Unsound",
-                               "its index %.250s is not valid; repair or remove it",
+                               "its index %.250s is not valid, or a link that leads to no file; "
+                               "repair or remove it",
                                quoted(shown, entry->d_name, strlen(entry->d_name)));
     if (directory)
         closedir(directory);

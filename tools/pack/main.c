@@ -212,12 +212,11 @@ restrict_mode(struct output_mode *mode, const struct file_identity *source)
     mode->group_mode &= source->group == mode->group ? source->mode : any;
 }
 
-/* The permissions of a file before restrict_mode(); `group`: that of its first source; `has_acl`:
- * one of its sources may have an ACL. */
+/* The permissions of a file before restrict_mode(); `group`: that of its first source. */
 static struct output_mode
-unrestricted_mode(gid_t group, bool has_acl)
+unrestricted_mode(gid_t group, bool may_have_acl)
 {
-    const mode_t most = has_acl ? 0600 : 0666;
+    const mode_t most = may_have_acl ? 0600 : 0666;
 
     return (struct output_mode){.mode = most, .group_mode = most, .group = group};
 }
@@ -227,7 +226,7 @@ mode_of_shards(const struct pack *pack)
 {
     const struct checkpoint *checkpoint = &pack->inputs.checkpoint;
     struct output_mode mode = unrestricted_mode(checkpoint->shards[0]->backing->identity.group,
-                                                pack->inputs.sources.has_acl);
+                                                pack->inputs.sources.may_have_acl);
 
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
         restrict_mode(&mode, &checkpoint->shards[i]->backing->identity);
@@ -247,7 +246,8 @@ add_side_files(struct pack *pack, struct reason *reason)
         return reason_no_memory(reason);
     for (size_t i = 0; !error && i < files->count; i++) {
         const struct side_file *file = &files->all[i];
-        struct output_mode mode = unrestricted_mode(file->backing->identity.group, file->has_acl);
+        struct output_mode mode =
+            unrestricted_mode(file->backing->identity.group, file->may_have_acl);
         bool needed;
 
         error = old_files_add_side(&destination->old, file->name, file->backing,

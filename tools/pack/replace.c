@@ -27,10 +27,19 @@ errint_t
 old_files_add(struct old_files *old, const char *name, bool is_side, struct reason *reason)
 {
     struct old_file file = {.is_side = is_side};
-    errint_t error = output_inspect(old->directory, name, &file.entry);
+    struct stat st;
+    errint_t error;
 
+    if (old_files_find(old, name)) /* two indexes name it */
+        return 0;
+    error = output_inspect(old->directory, name, &file.entry);
     if (error)
         return reason_errno(reason, error, "cannot inspect it");
+    if (file.entry.fd >= 0 && fstat(file.entry.fd, &st) == 0 && !S_ISREG(st.st_mode) &&
+        !S_ISLNK(st.st_mode)) {
+        output_entry_close(&file.entry);
+        return fail_old_name(reason, -EEXIST, name, "exists and is not a file");
+    }
     snprintf(file.name, sizeof(file.name), "%s", name);
     if (file.entry.fd < 0 || array_add(old->all, old->count, file))
         return 0;

@@ -2,8 +2,6 @@
 #include "side.h"
 
 #include "base/array.h"
-#include "base/file.h"
-#include "base/open.h"
 #include "base/text.h"
 #include "common/command.h"
 
@@ -44,6 +42,7 @@ side_files_have(const struct side_files *files, size_t count, const char *name)
     return false;
 }
 
+/* Adds a file that was added to the sources last. */
 static errint_t
 add_side_file(struct side_files *files, const struct found *found, const char *name,
               struct reason *reason)
@@ -51,7 +50,6 @@ add_side_file(struct side_files *files, const struct found *found, const char *n
     struct side_file file;
     struct file_identity source;
     errint_t error = source_dir_file(found->root, name, &source);
-    int fd;
     char shown[QUOTED_SIZE];
 
     if (error)
@@ -60,12 +58,8 @@ add_side_file(struct side_files *files, const struct found *found, const char *n
         return reason_set(reason, -EBADMSG, "UnfinishedDownload",
                           "%.150s: its download by aria2 is not finished; use --tensors-only",
                           quoted(shown, name, strlen(name)));
-    file = (struct side_file){strdup(name), source_dir_backing(found->root, name, &source), false};
-    fd = file.backing ? open_at(file.backing->directory, file.backing->path, O_PATH | O_CLOEXEC)
-                      : -1;
-    file.has_acl = fd < 0 || file_may_have_acl(fd);
-    if (fd >= 0)
-        close(fd);
+    file = (struct side_file){strdup(name), source_dir_backing(found->root, name, &source),
+                              files->sources.may_have_acl};
     if (file.name && file.backing && array_add(files->all, files->count, file))
         return 0;
     free(file.name);
@@ -163,6 +157,7 @@ side_add(struct side_files *files, const struct found *found, const char *path,
 
         if (name[0] == '.' || is_not_copied(name))
             continue;
+        files->sources.may_have_acl = false;
         if (sources_add_in(&files->sources, found->directory, name))
             error = reason_no_memory(reason);
         else if (side_files_have(files, before, name))

@@ -12,7 +12,7 @@
 struct side_file {
     char *name;
     struct backing *backing; /* a reference */
-    bool has_acl; /* or may have one (acl(5)) */
+    bool may_have_acl; /* see struct sources */
 };
 
 /* All zero is an empty list. */

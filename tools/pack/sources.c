@@ -17,10 +17,10 @@
 enum { MOUNT_DEPTH_MOST = 16 }; /* of mounts of fstfs that show each other's files */
 
 /* Returns whether the file is on a file system (overlayfs, FUSE) that may show files of another
- * one, with its own inode and device numbers. Sets *has_acl, unless that is NULL, if the file may
- * have an ACL. */
+ * one, with its own inode and device numbers. Sets *may_have_acl, unless that is NULL, if the file
+ * may have an ACL. */
 static bool
-probe_source_file(int directory, const char *name, bool *has_acl)
+probe_source_file(int directory, const char *name, bool *may_have_acl)
 {
     int fd = openat(directory, name, O_PATH | O_CLOEXEC);
     struct statfs fs;
@@ -30,8 +30,8 @@ probe_source_file(int directory, const char *name, bool *has_acl)
         return false;
     found = fstatfs(fd, &fs) == 0 &&
             (fs.f_type == OVERLAYFS_SUPER_MAGIC || fs.f_type == FUSE_SUPER_MAGIC);
-    if (has_acl)
-        *has_acl = *has_acl || file_may_have_acl(fd);
+    if (may_have_acl)
+        *may_have_acl = *may_have_acl || file_may_have_acl(fd);
     close(fd);
     return found;
 }
@@ -45,9 +45,11 @@ add_source_file(struct sources *sources, const char *real, const char *path, boo
     size_t number;
 
     *is_stacked = false;
-    if (file_identity_at(&entry.identity, AT_FDCWD, real))
+    if (file_identity_at(&entry.identity, AT_FDCWD, real)) {
+        sources->may_have_acl = true;
         return 0; /* not accessible by this path; a mount may still report its version */
-    entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->has_acl);
+    }
+    entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->may_have_acl);
     number = inode_map_add(&sources->inodes, &entry.identity);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
@@ -78,7 +80,18 @@ add_reported_version(struct sources *sources, uint64_t version, const char *path
 static errint_t add_input_path(struct sources *sources, const char *real, const char *path,
                                unsigned depth);
 
-/* Adds a file that a mount has reported. */
+/* Whether the file with this path is the one that a mount has reported. `version`: 0 if it has
+ * reported only the name. */
+static bool
+is_reported_file(const char *real, uint64_t version)
+{
+    struct file_identity identity;
+
+    return file_identity_at(&identity, AT_FDCWD, real) == 0 &&
+           (version == 0 || file_identity_hash(&identity, 0) == version);
+}
+
+/* Adds a file that a mount has reported. The mount does not show its ACL. */
 static errint_t
 add_reported_file(struct sources *sources, const char *directory, const char *name,
                   uint64_t version, const char *path, unsigned depth)
@@ -86,6 +99,8 @@ add_reported_file(struct sources *sources, const char *directory, const char *na
     char *real = path_join(directory, name);
     errint_t error = real ? add_input_path(sources, real, path, depth) : -ENOMEM;
 
+    if (!error && !is_reported_file(real, version))
+        sources->may_have_acl = true;
     free(real);
     return error || !version ? error : add_reported_version(sources, version, path);
 }
@@ -104,6 +119,8 @@ add_source_directory(struct sources *sources, const char *directory, const char 
             error = add_reported_file(sources, directory, entry->d_name, 0, path, depth);
     if (stream)
         closedir(stream);
+    else
+        sources->may_have_acl = true;
     return error;
 }
 
@@ -136,8 +153,10 @@ add_input_path(struct sources *sources, const char *real, const char *path, unsi
     if (error || !is_stacked || depth == MOUNT_DEPTH_MOST)
         return error;
     fd = mount_open(real);
-    if (fd < 0)
+    if (fd < 0) {
+        sources->may_have_acl = true;
         return 0; /* as above */
+    }
     if (mount_read_extent(fd, &extent) == 0) {
         error = add_reported_file(sources, "", extent.path, extent.version, path, depth + 1);
         free(extent.path);

@@ -33,7 +33,9 @@ struct sources {
     size_t count;
     struct reported_source *reported;
     size_t reported_count;
-    bool has_acl; /* one of the files has or may have an ACL (acl(5)) */
+    /* One of the files that were added has an ACL (acl(5)), or it cannot be found out. The caller
+     * may set it to false, to ask about the next ones. */
+    bool may_have_acl;
 };
 
 /* Adds an input file and, if it is on a mount of fstfs or on a mount that passes on its xattrs, the

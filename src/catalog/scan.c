@@ -145,21 +145,37 @@ is_known_kind(enum scanned_kind kind)
     return kind == SCANNED_FILE || kind == SCANNED_DIRECTORY;
 }
 
-/* The kind of a name of which stat(2) failed for now: as before, or of a file. The name is not left
- * out, because programs would use another file in place of it, and so would group_files(). */
-static enum scanned_kind
-kind_of_failed_name(struct scan *scan, const char *name, errint_t error)
+static const struct remote_name *
+find_remote_before(const struct scan *scan, const char *name)
 {
-    const struct remote_name *remote =
-        scan->remotes_before ? remote_names_find(scan->remotes_before, name) : NULL;
+    return scan->remotes_before ? remote_names_find(scan->remotes_before, name) : NULL;
+}
+
+/* The kind that the scan before found, or was to assume; SCANNED_NONE: it was left out. */
+static enum scanned_kind
+kind_before(const struct scan *scan, const char *name)
+{
+    const struct remote_name *remote = find_remote_before(scan, name);
     const struct local_link *local =
         scan->locals_before ? find_local_link(scan->locals_before, name) : NULL;
 
-    if (!group_index_name(name, NULL)) /* reported when it is read */
-        problem_set_add(scan->problems, name, "its type cannot be found out: %s", strerror(-error));
-    if (local && local->target)
+    if (local)
         return local->target;
-    return remote && is_known_kind(remote->kind) ? remote->kind : SCANNED_FILE;
+    return remote ? remote->kind : SCANNED_NONE;
+}
+
+/* The kind of a name of which stat(2) failed for now: as before, or of a file. The name must stay
+ * listed, because programs, and group_files(), would otherwise use another file in its place. */
+static enum scanned_kind
+kind_of_failed_name(struct scan *scan, const char *name, errint_t error)
+{
+    enum scanned_kind before = kind_before(scan, name);
+
+    if (!group_index_name(name, NULL)) /* reported when it is read */
+        problem_set_add(scan->problems, name,
+                        "cannot determine whether it is a file or a directory: %s",
+                        strerror(-error));
+    return is_known_kind(before) ? before : SCANNED_FILE;
 }
 
 /* The kind of what the name leads to. `error`: of stat(2), following links. Reports names that are
@@ -287,17 +303,20 @@ take_query(struct remote_name *remote, struct remote_name *old)
     old->query = NULL;
 }
 
-/* The kind of a remote name whose storage does not answer. */
-static enum scanned_kind
-kind_without_answer(const struct remote_name *remote, const struct remote_name *old)
+/* Sets the kind of a remote name whose storage does not answer: as before. */
+static void
+set_without_answer(const struct scan *scan, struct remote_name *remote)
 {
-    if (old)
-        return old->kind;
-    return group_index_name(remote->name, NULL) ? SCANNED_FILE : SCANNED_UNKNOWN;
+    const struct remote_name *before = find_remote_before(scan, remote->name);
+
+    remote->is_unusable = before && before->is_unusable;
+    remote->kind = kind_before(scan, remote->name);
+    if (!remote->kind && !before)
+        remote->kind = group_index_name(remote->name, NULL) ? SCANNED_FILE : SCANNED_UNKNOWN;
 }
 
 static errint_t
-add_remote_entry(struct scan *scan, struct remote_name *remote, const struct remote_name *old)
+add_remote_entry(struct scan *scan, struct remote_name *remote)
 {
     const struct name_query *query = remote->query;
 
@@ -310,7 +329,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote, const struct rem
         remote->has_failed = has_failed(query->error);
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
-        remote->kind = kind_without_answer(remote, old);
+        set_without_answer(scan, remote);
         problem_set_add(scan->problems, remote->name,
                         is_known_kind(remote->kind)
                             ? "the storage that the link leads to does not answer"
@@ -340,8 +359,7 @@ scan_remote_names(struct scan *scan)
     }
     wait_for_remote_names(remotes);
     for (size_t i = 0; !error && i < remotes->count; i++)
-        error = add_remote_entry(scan, &remotes->all[i],
-                                 before ? remote_names_find(before, remotes->all[i].name) : NULL);
+        error = add_remote_entry(scan, &remotes->all[i]);
     return error;
 }
 
@@ -366,7 +384,7 @@ remote_name_is_current(const struct remote_name *remote)
     if (remote->is_unusable)
         return !target_of_link(query->error, &query->identity) &&
                has_failed(query->error) == remote->has_failed;
-    if (remote->kind == SCANNED_DIRECTORY)
+    if (remote->kind != SCANNED_FILE) /* a directory; or one that holds the link, which is left out */
         return target_of_link(query->error, &query->identity) == SCANNED_DIRECTORY;
     return !query->error && file_identity_equal(&query->identity, &remote->index);
 }

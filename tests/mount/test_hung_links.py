@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -462,6 +463,56 @@ def test_index_behind_a_link(mount, place, far):
 
 
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+
+
+def error_of_open(path):
+    """0 if it can be opened."""
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except OSError as e:
+        return e.errno
+    return 0
+
+
+@pytest.mark.limit(120)
+def test_index_that_leads_to_no_file(mount, place, far):
+    """Its checkpoint fails, also once the storage of the index hangs and the directory changes."""
+    source, other = trees.Source(place / "s"), far()
+    source.add("", "model", trees.small_tensors(), shards=2)
+    os.remove(source.path("model.safetensors.index.json"))
+    os.symlink("../far/absent", source.path("model.safetensors.index.json"))
+    m = mount(source.root, limit=110)
+    merged = m / f"merged/{MODEL}"
+    assert eventually(lambda: child(error_of_open, merged, seconds=LIMIT) == errno.EIO, LIMIT)
+    other.hang()
+    source.add_side("new.json", b"{}\n")
+    assert eventually(lambda: "new.json" in child(os.listdir, m / "merged", seconds=LIMIT), LIMIT)
+    assert child(error_of_open, merged, seconds=LIMIT) == errno.EIO
+    other.answer()
+    os.unlink(source.path("model.safetensors.index.json"))
+    assert eventually(lambda: child(error_of_open, merged, seconds=LIMIT) == 0, LIMIT)
+    assert m.unmount() == 0
+
+
+@pytest.mark.limit(120)
+def test_link_that_now_leads_to_storage_that_hangs(mount, place, far):
+    """It stays listed as before."""
+    source, other = trees.Source(place / "s"), far()
+    shutil.copy(other.real.path(FAR), place / FAR)
+    os.symlink(f"../{FAR}", source.path(FAR))
+    m = mount(source.root, limit=110)
+    assert FAR in os.listdir(m / "shards")
+    other.hang()
+    os.symlink(f"../far/{FAR}", source.path("new"))
+    os.rename(source.path("new"), source.path(FAR))
+    time.sleep(1)  # at least 0.5 s: a listing that is not yet checked again would look the link up
+    assert eventually(lambda: SILENT in problems(m), LIMIT)
+    assert FAR in child(os.listdir, m / "shards", seconds=LIMIT)
+    other.answer()
+    assert eventually(lambda: check_links(m.path, "", {FAR: other.real.path(FAR)}), LIMIT)
+    assert m.unmount() == 0
+
+
 # the file of another checkpoint, the shards of the checkpoint, those of them that are links
 PLACES = {
     "PyTorch": ("pytorch_model.bin", [MODEL], [MODEL]),

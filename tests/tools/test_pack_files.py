@@ -148,6 +148,22 @@ def test_modes_if_an_acl_cannot_be_found_out(mount, place, source, given):
     assert {mode & 0o077 for mode in made.values()} == {0}
 
 
+def test_modes_of_two_links_to_a_file_with_acl(mount, place, source):
+    """The second one is also restricted. The source of the mount has the ACL."""
+    give_acl(source.path("m/config.json"))
+    m = mount(source.root)
+    (place / "in").mkdir()
+    for i in (1, 2):
+        name = f"model-0000{i}-of-00002.safetensors"
+        shutil.copyfile(source.path("m", name), place / "in" / name)
+    for name in ("config.json", "generation_config.json"):
+        os.symlink(m / "shards/m/config.json", place / "in" / name)
+    run("--shards=2", place / "in", place / "out", umask=0o022)
+    found = modes(place / "out")
+    assert {name: found[name] & 0o077 for name in os.listdir(place / "in")
+            if name.endswith(".json")} == {"config.json": 0, "generation_config.json": 0}
+
+
 def test_side_file_that_is_being_written(place, source):
     """A log, for instance, may be open for writing all the time."""
     with open(source.path("m/config.json"), "ab"):

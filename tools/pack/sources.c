@@ -26,8 +26,11 @@ probe_source_file(int directory, const char *name, bool *may_have_acl)
     struct statfs fs;
     bool found;
 
-    if (fd < 0)
+    if (fd < 0) {
+        if (may_have_acl)
+            *may_have_acl = true;
         return false;
+    }
     found = fstatfs(fd, &fs) == 0 &&
             (fs.f_type == OVERLAYFS_SUPER_MAGIC || fs.f_type == FUSE_SUPER_MAGIC);
     if (may_have_acl)
@@ -36,8 +39,8 @@ probe_source_file(int directory, const char *name, bool *may_have_acl)
     return found;
 }
 
-/* Adds the file `real`, which belongs to the input `path`. *is_stacked: it was not in the set, and
- * a mount may have made it of other files. */
+/* Adds the file `real`, which belongs to the input `path`. *is_stacked: a mount may have made it of
+ * other files. */
 static errint_t
 add_source_file(struct sources *sources, const char *real, const char *path, bool *is_stacked)
 {
@@ -50,10 +53,10 @@ add_source_file(struct sources *sources, const char *real, const char *path, boo
         return 0; /* not accessible by this path; a mount may still report its version */
     }
     entry.is_stacked = probe_source_file(AT_FDCWD, real, &sources->may_have_acl);
+    *is_stacked = entry.is_stacked;
     number = inode_map_add(&sources->inodes, &entry.identity);
     if (number <= sources->count)
         return number ? 0 : -ENOMEM;
-    *is_stacked = entry.is_stacked;
     entry.path = strdup(path);
     if (entry.path && array_add(sources->all, sources->count, entry))
         return 0;
@@ -150,9 +153,9 @@ add_input_path(struct sources *sources, const char *real, const char *path, unsi
     errint_t error = add_source_file(sources, real, path, &is_stacked);
     int fd;
 
-    if (error || !is_stacked || depth == MOUNT_DEPTH_MOST)
+    if (error || !is_stacked)
         return error;
-    fd = mount_open(real);
+    fd = depth == MOUNT_DEPTH_MOST ? -ELOOP : mount_open(real);
     if (fd < 0) {
         sources->may_have_acl = true;
         return 0; /* as above */

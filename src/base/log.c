@@ -105,9 +105,9 @@ log_serve(int socket, const char *name, pid_t pid)
 }
 
 /* Writes one line in one call, so that lines of different threads do not mix. It is lost if that
- * would block, because threads that serve requests must not wait. Only for a pipe or terminal of
- * another user is that not certain: another process could fill it after poll(2). There is nowhere
- * to report an error. */
+ * would block, because threads that serve requests must not wait. That is not certain for a pipe or
+ * terminal that could not be opened again, which another process could fill after poll(2), and for
+ * a regular file whose storage hangs. There is nowhere to report an error. */
 static void
 write_to_stderr(const char *line, size_t length)
 {

@@ -11,8 +11,9 @@
 
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVELS };
 
-/* From now on, a line is lost if standard error takes no more, instead of blocking. Call it before
- * other threads are started and a sandbox is entered. */
+/* From now on, a line is lost if standard error takes no more, instead of blocking; but a regular
+ * file whose storage hangs still blocks. Call it before other threads are started and a sandbox is
+ * entered. */
 void log_init(void);
 /* Drops all lines from now on. */
 void log_disable(void);

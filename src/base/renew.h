@@ -32,11 +32,11 @@ enum renewal {
  * was renamed is kept. Any thread.
  *
  * No link is followed: a real path has none, so any user with write access to a directory above may
- * have placed one later. Nor is a directory above accepted if it was replaced and its parent is
- * writable by users other than root and that of this process: they can rename a directory that they
- * cannot read, and its content would be at the path. The root of a mount is accepted by the user
- * who mounted it, see renewal_check_mounts(). The last directory may be replaced by anybody, since
- * its own mode protects it wherever it is.
+ * have placed one later. Nor is a directory above accepted if it was replaced and users other than
+ * root and that of this process can put a directory of somebody else into its parent: they can
+ * rename a directory that they cannot read, and its content would be at the path. Whether the root
+ * of a mount is accepted depends on who mounted it, see renewal_check_mounts(). The last directory
+ * may be replaced by anybody, since its own mode protects it wherever it is.
  */
 enum renewal renewal_renew(const struct renewal_path *renewal, int directory);
 

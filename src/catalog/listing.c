@@ -163,9 +163,8 @@ is_link(const struct listing_private *private, size_t count, const char *name)
     return bsearch(&name, private->links, count, sizeof(*private->links), text_compare_strings);
 }
 
-/* Adds the index if `name`, a link that leads to no file, is that of one. The error is the same for
- * all such links: those of users that lead to nothing must not differ from those that are not
- * followed. */
+/* Adds the index if `name`, a link that leads to no file, is that of one. All such links get the
+ * same error: a user's link that leads to nothing must not differ from one that is not followed. */
 static errint_t
 add_broken_index(struct listing_private *private, const char *name, const char **files,
                  size_t count)

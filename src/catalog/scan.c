@@ -384,7 +384,8 @@ remote_name_is_current(const struct remote_name *remote)
     if (remote->is_unusable)
         return !target_of_link(query->error, &query->identity) &&
                has_failed(query->error) == remote->has_failed;
-    if (remote->kind != SCANNED_FILE) /* a directory; or one that holds the link, which is left out */
+    if (remote->kind !=
+        SCANNED_FILE) /* a directory; or one that holds the link, which is left out */
         return target_of_link(query->error, &query->identity) == SCANNED_DIRECTORY;
     return !query->error && file_identity_equal(&query->identity, &remote->index);
 }

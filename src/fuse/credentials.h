@@ -57,8 +57,8 @@ bool credentials_is_io_worker(const char *stat);
  * thread then has those of the process. */
 bool credentials_assume(const struct credentials *credentials, const struct credentials *process);
 
-/* Whether the kernel's decision is not enough, since the groups are not all known: overflow IDs
- * (base/overflow_ids.h) may be any groups. credentials_permit() must permit the access, too. */
+/* Whether not all groups are known: overflow IDs (base/overflow_ids.h) may be any groups.
+ * credentials_permit() must then permit the access in addition to the kernel. */
 bool credentials_have_unknown_groups(const struct credentials *credentials);
 
 /*

@@ -14,7 +14,9 @@
  *   a directory     32; 1 once its user has 32 in that file system
  *   a user          three quarters of the file system's threads that other users do not use; of
  *                   all threads that other users do not use, three quarters, and one in each
- * further file system up to seven eighths a file system   as many as are free, of REQUESTS_RUNNING
+ *                   further file system up to seven eighths
+ *
+ *   a file system   as many as are free, of REQUESTS_RUNNING
  *
  * An interrupted request, queued or running, is answered with EINTR once no request for its name
  * has been answered for REQUESTS_GRACE_MS. Until then it continues, because a caller that handles

@@ -98,8 +98,8 @@ stat_page(const struct view *view, const struct view_page *page, uint64_t inode,
     struct buffer text = BUFFER_INIT;
     bool failed;
 
-    /* The size would tell other users what is in the source. Beyond it, the kernel caches nothing,
-     * so that no reader gets what was written for another one. */
+    /* If callers are checked, the size is 0: a real one would depend on what is in the source. The
+     * kernel caches nothing beyond that size, so no reader gets the text of another. */
     if (!view->options.check)
         page->write(page->arg, true, &text);
     failed = buffer_failed(&text);

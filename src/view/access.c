@@ -132,18 +132,27 @@ is_of_several(const struct checkpoint *checkpoint)
 }
 
 errint_t
+access_existence(struct view *view, const struct caller *caller,
+                 const struct checkpoint *checkpoint)
+{
+    errint_t error = access_shards(view, caller, checkpoint, 0);
+
+    return error == -EACCES ? -ENOENT : error;
+}
+
+errint_t
 access_generated(struct view *view, const struct caller *caller,
                  const struct checkpoint *checkpoint, bool is_recut)
 {
-    int mask = is_recut || is_of_several(checkpoint) ? R_OK : 0;
-    errint_t error = access_shards(view, caller, checkpoint, mask);
+    errint_t error;
 
-    if (error == -EACCES && mask) {
-        error = access_shards(view, caller, checkpoint, 0);
-        if (!error)
-            return -EACCES;
-    }
-    return error == -EACCES ? -ENOENT : error;
+    if (!is_recut && !is_of_several(checkpoint))
+        return access_existence(view, caller, checkpoint);
+    error = access_shards(view, caller, checkpoint, R_OK);
+    if (error != -EACCES)
+        return error;
+    error = access_existence(view, caller, checkpoint);
+    return error ? error : -EACCES;
 }
 
 errint_t

@@ -24,6 +24,10 @@ errint_t access_backing(struct view *view, const struct caller *caller,
 /* The files of all shards, and the index; if none exists, search permission for their directory. */
 errint_t access_shards(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, int mask);
+/* Permission to look up the same files; -ENOENT in place of -EACCES, because what is generated from
+ * them does not exist for a caller who may not. */
+errint_t access_existence(struct view *view, const struct caller *caller,
+                          const struct checkpoint *checkpoint);
 /*
  * A name that is generated from a checkpoint; call it before returning anything that depends on the
  * content of its files. Whether a file made of several files exists, and its size, depend on the

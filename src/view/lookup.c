@@ -153,9 +153,7 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
         return error;
     /* Whether the directory exists does not depend on tensor names, so search permission is
      * enough. */
-    error = access_shards(lookup->view, lookup->caller, checkpoint, 0);
-    if (error == -EACCES)
-        error = -ENOENT;
+    error = access_existence(lookup->view, lookup->caller, checkpoint);
     if (!error && checkpoint->is_absent)
         error = absent_or_passing(checkpoint, -ENOENT);
     if (!error) {

@@ -73,6 +73,18 @@ mountinfo_next(FILE *table, struct mountinfo *mount)
 }
 
 bool
+mountinfo_fuse_owner(const struct mountinfo *mount, struct fuse_owner *owner)
+{
+    const char *user = strstr(mount->options, "user_id=");
+
+    if (strncmp(mount->type, "fuse", 4) != 0 || !user)
+        return false;
+    owner->user = (uid_t)strtoul(user + strlen("user_id="), NULL, 10);
+    owner->allow_other = strstr(mount->options, "allow_other") != NULL;
+    return true;
+}
+
+bool
 path_is_inside(const char *path, const char *directory)
 {
     size_t length = strlen(directory);

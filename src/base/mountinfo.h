@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include <sys/types.h>
 
 /* One mount. Strings are malloc'ed. The escapes of the table are resolved in `mountpoint` and
  * `source`, not in `type` and `options`. */
@@ -21,6 +22,16 @@ FILE *mountinfo_open(void);
 /* Reads the next mount; free it with mountinfo_free(). False: there are no more. */
 bool mountinfo_next(FILE *table, struct mountinfo *mount);
 void mountinfo_free(struct mountinfo *mount);
+
+/* Who mounted a FUSE file system, and who may access it. */
+struct fuse_owner {
+    uid_t user; /* by the number of the user namespace in which it was mounted */
+    bool allow_other; /* else only this user */
+};
+
+/* Reads the options of a FUSE file system. False: it is another one, or virtiofs, which has no
+ * user and which all users may access. */
+bool mountinfo_fuse_owner(const struct mountinfo *mount, struct fuse_owner *owner);
 
 /* Whether `path` is `directory` or is inside it; both absolute and real. */
 bool path_is_inside(const char *path, const char *directory);

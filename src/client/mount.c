@@ -20,18 +20,17 @@
 bool
 mount_is_fstfs(const char *path)
 {
-    struct mount_owner owner;
+    struct fuse_owner owner;
 
     return mount_find_owner(path, &owner);
 }
 
 bool
-mount_find_owner(const char *path, struct mount_owner *owner)
+mount_find_owner(const char *path, struct fuse_owner *owner)
 {
     struct mountinfo mount;
     struct statfs fs;
     struct stat st;
-    const char *option;
     bool found = false;
     FILE *mounts;
 
@@ -41,14 +40,8 @@ mount_find_owner(const char *path, struct mount_owner *owner)
     if (!mounts)
         return false;
     while (!found && mountinfo_next(mounts, &mount)) {
-        option = strstr(mount.options, "user_id=");
-        found = option && strcmp(mount.type, "fuse.fstfs") == 0 &&
-                mount.major == major(st.st_dev) && mount.minor == minor(st.st_dev);
-        if (found)
-            *owner = (struct mount_owner){
-                .user = (uid_t)strtoul(option + strlen("user_id="), NULL, 10),
-                .is_shared = strstr(mount.options, "allow_other") != NULL,
-            };
+        found = strcmp(mount.type, "fuse.fstfs") == 0 && mount.major == major(st.st_dev) &&
+                mount.minor == minor(st.st_dev) && mountinfo_fuse_owner(&mount, owner);
         mountinfo_free(&mount);
     }
     fclose(mounts);

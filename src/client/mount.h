@@ -9,23 +9,17 @@
 
 #include "base/error.h"
 #include "base/extent.h"
+#include "base/mountinfo.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 /* Whether the path is on a mount of fstfs or on a bind mount of one. */
 bool mount_is_fstfs(const char *path);
 
-/* Who mounted it. */
-struct mount_owner {
-    uid_t user; /* by the number of the user namespace in which it was mounted */
-    bool is_shared; /* mounted with allow_other: not only this user can access it */
-};
-
 /* As mount_is_fstfs(); then also sets *owner. */
-bool mount_find_owner(const char *path, struct mount_owner *owner);
+bool mount_find_owner(const char *path, struct fuse_owner *owner);
 
 /*
  * Opens a file or directory with O_PATH, for which the daemon gets no open request. Returns a

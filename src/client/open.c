@@ -493,7 +493,7 @@ open_as(struct fstfs *fstfs, const char *path, enum kind kind, bool below,
 /* Why files on a mount of this user are not read from the source; false: they are. Whoever mounted
  * it decides which files it names as its source, and could name any that this process may read. */
 static bool
-reads_through_mount(const struct fstfs *fstfs, const struct mount_owner *owner, char why[512])
+reads_through_mount(const struct fstfs *fstfs, const struct fuse_owner *owner, char why[512])
 {
     unsigned user = owner->user;
 
@@ -502,7 +502,7 @@ reads_through_mount(const struct fstfs *fstfs, const struct mount_owner *owner, 
     else if (user != 0 && user != geteuid())
         snprintf(why, 512, "mounted by user %u, who is neither root nor the user of this process",
                  user);
-    else if (user != 0 && owner->is_shared && !user_namespace_is_initial())
+    else if (user != 0 && owner->allow_other && !user_namespace_is_initial())
         snprintf(why, 512,
                  "mounted with allow_other by user %u, who may be one of another user namespace",
                  user);
@@ -512,7 +512,7 @@ reads_through_mount(const struct fstfs *fstfs, const struct mount_owner *owner, 
 }
 
 static errint_t
-open_on_mount(struct fstfs *fstfs, const char *path, const struct mount_owner *owner,
+open_on_mount(struct fstfs *fstfs, const char *path, const struct fuse_owner *owner,
               struct fstfs_checkpoint **out)
 {
     char why[512];
@@ -551,7 +551,7 @@ open_on_mount(struct fstfs *fstfs, const char *path, const struct mount_owner *o
 int
 fstfs_open(struct fstfs *fstfs, const char *path, struct fstfs_checkpoint **out)
 {
-    struct mount_owner owner;
+    struct fuse_owner owner;
 
     if (mount_find_owner(path, &owner))
         return open_on_mount(fstfs, path, &owner, out);

@@ -141,7 +141,6 @@ errint_t
 mount_find_fuse(const char *path, struct fuse_mount *found)
 {
     struct mountinfo entry = {0};
-    const char *user;
     int id = -1;
     errint_t error = mount_id_of_path(path, &id);
 
@@ -152,9 +151,7 @@ mount_find_fuse(const char *path, struct fuse_mount *found)
         return error == -ENOENT ? 0 : error;
     /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): set if there is no error */
     if (strcmp(entry.type, "fuse") == 0 || strncmp(entry.type, "fuse.", 5) == 0) {
-        user = strstr(entry.options, "user_id=");
-        found->user = user ? (uid_t)strtoul(user + strlen("user_id="), NULL, 10) : 0;
-        found->allow_other = strstr(entry.options, ",allow_other") != NULL;
+        mountinfo_fuse_owner(&entry, &found->owner);
         found->mountpoint = entry.mountpoint;
         entry.mountpoint = NULL;
     }

@@ -8,9 +8,9 @@
 #define FSTFS_FUSE_MOUNT_TABLE_H
 
 #include "base/error.h"
+#include "base/mountinfo.h"
 
 #include <stdbool.h>
-#include <sys/types.h>
 
 /* A mount, wherever it is moved. Both numbers are reused after it. */
 struct mount_identity {
@@ -36,8 +36,7 @@ void mount_place_free(struct mount_place *place);
 /* A FUSE mount; its daemon may have died. */
 struct fuse_mount {
     char *mountpoint; /* freed by the caller; NULL: none was found */
-    uid_t user; /* the mounting user */
-    bool allow_other;
+    struct fuse_owner owner;
 };
 
 /* Finds the FUSE mount that contains `path` or is mounted on it. Fails with an error of open(2), or

@@ -23,7 +23,7 @@ struct mounted_device {
     dev_t device;
     bool is_proc, is_fuse, is_fstfs;
     bool is_private; /* only the user who mounted it may access it */
-    uid_t user; /* if it is FUSE: who mounted it, by a number of that user's namespace */
+    uid_t user; /* if it is FUSE: see struct fuse_owner */
 };
 
 static int table = -1; /* /proc/self/mountinfo; constant once opened */
@@ -49,21 +49,19 @@ compare_devices(const void *a, const void *b)
     return (x->device > y->device) - (x->device < y->device);
 }
 
-/* The options of a FUSE file system have "user_id=UID", and "allow_other" unless it is private.
- * Those of virtiofs, which is open to all users, have no ID. */
 static struct mounted_device
 device_of_mount(const struct mountinfo *mount)
 {
     struct mounted_device device = {.device = makedev(mount->major, mount->minor)};
-    const char *user = strstr(mount->options, "user_id=");
+    struct fuse_owner owner;
 
     device.is_proc = strcmp(mount->type, "proc") == 0;
-    if (strncmp(mount->type, "fuse", 4) != 0 || !user)
-        return device;
-    device.is_fuse = true;
     device.is_fstfs = strcmp(mount->type, "fuse.fstfs") == 0;
-    device.is_private = strstr(mount->options, "allow_other") == NULL;
-    device.user = (uid_t)strtoul(user + strlen("user_id="), NULL, 10);
+    device.is_fuse = mountinfo_fuse_owner(mount, &owner);
+    if (device.is_fuse) {
+        device.is_private = !owner.allow_other;
+        device.user = owner.user;
+    }
     return device;
 }
 

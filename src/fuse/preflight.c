@@ -136,9 +136,9 @@ report_fuse_mount_above(const struct path_argument *argument, const char *path, 
     bool is_reason;
 
     find_fuse_above(path, &mount);
-    is_reason =
-        mount.mountpoint &&
-        (error == -ENOTCONN || (error == -EACCES && mount.user != geteuid() && !mount.allow_other));
+    is_reason = mount.mountpoint &&
+                (error == -ENOTCONN ||
+                 (error == -EACCES && mount.owner.user != geteuid() && !mount.owner.allow_other));
     if (is_reason && error == -ENOTCONN)
         print_error(
             "%s %s: %s: a FUSE mount whose daemon has died is there; fusermount3 -u %s clears it",
@@ -146,7 +146,7 @@ report_fuse_mount_above(const struct path_argument *argument, const char *path, 
     else if (is_reason)
         print_error("%s %s: %s: user %s has mounted a FUSE file system on %s, which only that user "
                     "may enter; mount it with -o allow_other, or run fstfs as that user",
-                    argument->what, path, strerror(-error), user_name(mount.user, name),
+                    argument->what, path, strerror(-error), user_name(mount.owner.user, name),
                     mount.mountpoint);
     free(mount.mountpoint);
     return is_reason;
@@ -262,7 +262,7 @@ check_not_mounted(const char *mountpoint)
     else if (busy)
         print_error("mount point %s: busy, user %s has mounted a FUSE file system there already. "
                     "fusermount3 -u %s unmounts it, also if its daemon has died",
-                    mountpoint, user_name(mount.user, name), mountpoint);
+                    mountpoint, user_name(mount.owner.user, name), mountpoint);
     free(mount.mountpoint);
     return !error && !busy;
 }

@@ -110,7 +110,7 @@ report_broken_link(const struct scan *scan, const char *name, errint_t error)
 }
 
 /* Whether stat(2) of a link failed for now, so that it is not known what the link leads to. With
- * the other errors it leads to nothing. */
+ * the other errors it leads to nothing, or must not be followed. */
 static bool
 has_failed(errint_t error)
 {
@@ -384,8 +384,8 @@ remote_name_is_current(const struct remote_name *remote)
     if (remote->is_unusable)
         return !target_of_link(query->error, &query->identity) &&
                has_failed(query->error) == remote->has_failed;
-    if (remote->kind !=
-        SCANNED_FILE) /* a directory; or one that holds the link, which is left out */
+    /* A directory; or one that holds the link, which is left out. */
+    if (remote->kind != SCANNED_FILE)
         return target_of_link(query->error, &query->identity) == SCANNED_DIRECTORY;
     return !query->error && file_identity_equal(&query->identity, &remote->index);
 }

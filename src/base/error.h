@@ -27,6 +27,26 @@ error_is_lack(errint_t error)
     return error == -ENOMEM || error_is_no_descriptor(error);
 }
 
+/* Whether following a link failed without showing what it leads to: storage has failed, or
+ * (-EACCES) the caller may not know. With the other errors the link leads to nothing, or must not
+ * be followed. */
+static inline bool
+error_hides_target(errint_t error)
+{
+    switch (error) {
+    case 0:
+    case -ENOENT:
+    case -ENOTDIR:
+    case -ELOOP:
+    case -ENAMETOOLONG:
+    case -EXDEV: /* a link into the mount itself */
+    case -EPERM: /* a link that is not followed: what it leads to must not show */
+        return false;
+    default:
+        return true;
+    }
+}
+
 /*
  * Why something was refused. `rule` is the name of the broken rule, in the style of the safetensors
  * library ("InvalidOffset"); a static string. `text` is one line: the tensor, what was found, what

@@ -109,25 +109,6 @@ report_broken_link(const struct scan *scan, const char *name, errint_t error)
                         effect);
 }
 
-/* Whether stat(2) of a link failed for now, so that it is not known what the link leads to. With
- * the other errors it leads to nothing, or must not be followed. */
-static bool
-has_failed(errint_t error)
-{
-    switch (error) {
-    case 0:
-    case -ENOENT:
-    case -ENOTDIR:
-    case -ELOOP:
-    case -ENAMETOOLONG:
-    case -EXDEV: /* a link into the mount itself */
-    case -EPERM: /* a link that is not followed: what it leads to must not show */
-        return false;
-    default:
-        return true;
-    }
-}
-
 /* What a link leads to. `error`: of stat(2), following links. */
 static enum scanned_kind
 target_of_link(errint_t error, const struct file_identity *identity)
@@ -186,7 +167,7 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
 {
     if (error == -ENOENT && !is_link)
         return SCANNED_NONE; /* removed since the directory was read */
-    if (has_failed(error))
+    if (error_hides_target(error))
         return kind_of_failed_name(scan, name, error);
     if (error) {
         report_broken_link(scan, name, error);
@@ -326,7 +307,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote)
         remote->is_answered = true;
         remote->lane = name_query_lane(query);
         remote->is_unusable = !target_of_link(query->error, &query->identity);
-        remote->has_failed = has_failed(query->error);
+        remote->has_failed = error_hides_target(query->error);
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
         set_without_answer(scan, remote);
@@ -383,7 +364,7 @@ remote_name_is_current(const struct remote_name *remote)
         return false;
     if (remote->is_unusable)
         return !target_of_link(query->error, &query->identity) &&
-               has_failed(query->error) == remote->has_failed;
+               error_hides_target(query->error) == remote->has_failed;
     /* A directory; or one that holds the link, which is left out. */
     if (remote->kind != SCANNED_FILE)
         return target_of_link(query->error, &query->identity) == SCANNED_DIRECTORY;
@@ -486,9 +467,9 @@ scan_link(struct scan *scan, const char *name, bool is_link)
     if (error_is_lack(error))
         return error;
     kind = kind_of_target(scan, name, is_link, error, &identity);
-    target = has_failed(error) ? kind : target_of_link(error, &identity);
-    if ((is_link || has_failed(error)) &&
-        add_local_link(&scan->locals, name, target, has_failed(error)))
+    target = error_hides_target(error) ? kind : target_of_link(error, &identity);
+    if ((is_link || error_hides_target(error)) &&
+        add_local_link(&scan->locals, name, target, error_hides_target(error)))
         return -ENOMEM;
     return scan_add_entry(scan, name, kind, is_link);
 }
@@ -599,7 +580,7 @@ local_link_is_current(int directory, const struct local_link *link,
     uint64_t mount;
     errint_t error = stat_local(directory, link->name, mounts, &identity, &mount);
 
-    if (has_failed(error))
+    if (error_hides_target(error))
         return error != -EREMOTE;
     return !link->has_failed && target_of_link(error, &identity) == link->target;
 }

@@ -263,8 +263,9 @@ is_denied(const struct conditions *conditions, const struct dir_entry *entry)
 }
 
 /* Sets conditions->denied. In the source the caller sees only the name of such a link; an entry
- * here would reveal the type and content of its target. Links to other file systems, which may
- * hang, are not checked. */
+ * here would reveal the type and content of its target. If storage fails, the link stays: programs
+ * would otherwise use another file in its place. Links to other file systems, which may hang, are
+ * not checked. */
 static errint_t
 find_denied_links(struct conditions *conditions, const struct caller *caller)
 {
@@ -296,7 +297,7 @@ find_denied_links(struct conditions *conditions, const struct caller *caller)
                     : access_name(view, caller, directory, listing->links[i]);
         if (error_is_lack(error))
             return error;
-        conditions->denied[i] = error != 0;
+        conditions->denied[i] = error && (error == -EACCES || !error_hides_target(error));
     }
     return 0;
 }
@@ -354,7 +355,7 @@ count_entry_files(void *arg, size_t at)
                               listing->listing);
     if (error_is_lack(error) || (error == -ESTALE && !conditions->any_version))
         atomic_store(&conditions->error, error);
-    if (error) /* what exists depends on files that the caller may not read */
+    if (error) /* what exists depends on files that the caller may not or cannot read */
         conditions->files[i] = entry->kind == ENTRY_MADE;
     else
         conditions->files[i] = count_files(conditions, entry, checkpoint);

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import oracle
 import pytest
-from conftest import BUILD, eventually
+from conftest import BUILD, child, eventually
 from corpus import torchfiles, trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
 INDEX = "model.safetensors.index.json"
 ERRORS = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOENT)
 MODEL = "model.safetensors"
+ANOTHER = "nobody"  # a user
 
 
 @pytest.fixture
@@ -129,11 +130,18 @@ def test_one_of_many_links(mount, place):
 @pytest.mark.parametrize("error", ["EIO", "ESTALE", "EACCES"])
 @pytest.mark.parametrize("when", ["before the mount", "later"])
 @pytest.mark.parametrize("where", ["inside", "outside"])
-def test_error_instead_of_the_target(mount, place, error, when, where):
+@pytest.mark.parametrize("user", [None, ANOTHER], ids=["alone", "shared"])
+def test_error_instead_of_the_target(mount, place, error, when, where, user):
     """The storage of a link fails for a moment: its name is not left out, and no other file with its
-    stem is shown in its place. `outside`: the link leads to another file system."""
+    stem is shown in its place. `outside`: the link leads to another file system. shared: the caller
+    is another user."""
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
+    if user and os.geteuid() != 0:
+        pytest.skip("needs root: it has two users")
+    if user and error == "EACCES":
+        pytest.skip("the same error as for a caller who may not follow the link")
+    shared = ["-o", "allow_other"] if user else []
     source = trees.Source(place / "s")
     source.add("d", "model", trees.small_tensors("link."))
     source.add_side("d/config.json", b"{}")
@@ -143,7 +151,8 @@ def test_error_instead_of_the_target(mount, place, error, when, where):
     rules.write_text("")
     blobs = Path(source.path("blobs")) if where == "inside" else place / "blobs"
     shutil.copytree(source.path("blobs"), blobs, dirs_exist_ok=True)
-    below = mount(source.root if where == "inside" else blobs, "-o", f"faults={rules},valid=0,age=60", binary=SLOWFS)
+    below = mount(source.root if where == "inside" else blobs, "-o", f"faults={rules},valid=0,age=60",
+                  *shared, binary=SLOWFS)
     content = oracle.read_all(source.path("d", MODEL))
     for name in (MODEL, "config.json"):
         os.rename(source.path("d", name), blobs / name)
@@ -154,22 +163,26 @@ def test_error_instead_of_the_target(mount, place, error, when, where):
                    for name in (MODEL, "config.json", "directory"))
     if when == "before the mount":
         rules.write_text(rule)
-    m = mount(below.path if where == "inside" else source.root)
+    m = mount(below.path if where == "inside" else source.root, *shared)
+
+    def shown():
+        return child(shown_of, m, user=user)
+
     if when == "later":
-        right = shown_of(m)
+        right = shown()
         assert {"config.json", "directory", MODEL} <= right["shards"].keys()
         rules.write_text(rule)
         source.add_side("d/new", b"")
         assert eventually(lambda: "new" in os.listdir(m / "merged/d"))
-    for view, names in shown_of(m).items():
+    for view, names in shown().items():
         assert view == "tensors" or {"config.json", "directory"} <= names.keys(), view
         assert view != "shards" or MODEL in names
         assert names.get(MODEL) in (None, *ERRORS, content), view
         assert "other" not in str(names.get("model")), view
     rules.write_text("")
-    assert eventually(lambda: shown_of(m).get("merged", {}).get(MODEL) == oracle.read_all(blobs / MODEL)), shown_of(m)
+    assert eventually(lambda: shown().get("merged", {}).get(MODEL) == oracle.read_all(blobs / MODEL)), shown()
     if when == "later":
-        assert eventually(lambda: {**shown_of(m)["shards"], "new": None} == {**right["shards"], "new": None})
+        assert eventually(lambda: {**shown()["shards"], "new": None} == {**right["shards"], "new": None})
     assert eventually(lambda: not any("cannot determine" in line for line in m.problems()))
 
 

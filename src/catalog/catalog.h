@@ -147,9 +147,9 @@ struct checkpoint {
     struct shard **shards; /* sorted by file name */
     const struct tensor_ref *tensors; /* by name; only those that are in one shard */
     struct ownership ownership; /* of all its shards combined */
-    /* Its shards differ in device, owner, group or mode, or one may have an access control list, so
-     * a user may be able to read only some of them. The device counts because a FUSE server can
-     * show any owner. Refused shards do not count. */
+    /* Its shards differ in device, owner, group or mode, one has an overflow ID, or one may have an
+     * access control list, so a user may be able to read only some of them. The device counts
+     * because a FUSE server can show any owner. Refused shards do not count. */
     bool rights_differ;
     /* A name that is not found may exist later: -ETXTBSY, -EMFILE or -ENFILE if a shard is refused
      * because another process writes or downloads it or no descriptor is free, or the error of

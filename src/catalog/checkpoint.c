@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Assembles a checkpoint from its shards: reads their headers in parallel, merges their tensors by
  * name, and reports problems. */
+#include "base/overflow_ids.h"
 #include "base/parallel.h"
 #include "base/text.h"
 #include "catalog/group.h"
@@ -79,6 +80,7 @@ add_ownership(struct common_ownership *common, const struct file_identity *file)
     common->owners_differ |= own.owner != common->ownership.owner;
     common->groups_differ |= own.group != common->ownership.group;
     common->rights_differ |= common->owners_differ || common->groups_differ ||
+                             is_overflow_uid(own.owner) || is_overflow_gid(own.group) ||
                              own.mode != common->ownership.mode || file->device != common->device;
     common->ownership.mode &= own.mode;
 }

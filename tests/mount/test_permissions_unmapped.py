@@ -171,6 +171,32 @@ def test_unmapped_ids(place, user_binary, rights, groups):
     assert any(len(shown) == 3 for may, shown in got.values())
 
 
+@pytest.mark.parametrize("owner, group, mode", [(NOBODY, 0, 0o440), (0, NOBODY, 0o640)], ids=["owner", "group"])
+def test_shards_of_two_unmapped_ids(place, user_binary, owner, group, mode):
+    """A shard of the container's user (or group) 65534 beside one of an unmapped one: both show the
+    same number. Whether a tensor of the first shard exists depends on the names in the second one,
+    which the caller may not read."""
+    source = trees.Source(place / "s")
+    tensors = [trees.tensor(name, "U8", (5,)) for name in ("ours", "theirs")]
+    shards = [name for name, _ in source.add("", "m", tensors, shards=2).shards]
+    for name, (user, members) in zip(shards, [(FIRST + owner, FIRST + group), (
+            THEIRS if owner else FIRST, THEIRS if group else FIRST)]):
+        os.chown(source.path(name), user, members)
+        os.chmod(source.path(name), mode)
+    (place / "mnt").mkdir()
+    os.chown(place / "mnt", FIRST, FIRST)
+
+    def work():
+        subprocess.run([user_binary, "-o", "allow_other", source.root, place / "mnt"], check=True)
+        try:
+            return [len(child(readable_by, owner or 2000, group or 2000, False, paths)) for paths in (
+                [source.path(shards[0])], [source.path(shards[1])], [f"{place}/mnt/tensors/m/ours"])]
+        finally:
+            unmount(place / "mnt")
+
+    assert in_container(place, work) == [1, 0, 0]
+
+
 @pytest.mark.skipif(not SLOWFS.exists(), reason="tests/slowfs/slowfs is not built")
 @pytest.mark.parametrize("rights", ["all", "sys_admin"])
 def test_private_file_system_of_a_host_user(place, user_binary, user_program, rights):

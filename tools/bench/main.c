@@ -49,6 +49,14 @@ print_text(const struct buffer *text)
     return done;
 }
 
+/* After a signal: what remains, unmounting and the table, takes a limited time. */
+static void
+cancel_deadline(void)
+{
+    if (progress_signal())
+        progress_cancel_deadline();
+}
+
 static void
 run_model(const char *path, const struct bench_options *options, const struct device *device,
           struct outcome *outcome)
@@ -62,11 +70,13 @@ run_model(const char *path, const struct bench_options *options, const struct de
     if (error) {
         if (error != -EINTR)
             complain("%s: %s", quoted(name, path, strlen(path)), reason.text);
+        cancel_deadline();
         bench_close(bench);
         outcome->wrong = true;
         return;
     }
     bench_run(bench);
+    cancel_deadline();
     outcome->count++;
     outcome_add(bench, outcome);
     if (!options->json) {
@@ -199,6 +209,7 @@ run_models(const struct bench_options *options)
     }
     for (int i = 0; i < options->path_count && !progress_signal(); i++)
         run_model(options->paths[i], options, device, &outcome);
+    progress_cancel_deadline();
     write_reports(options, &machine, device, &outcome);
     for (unsigned i = 0; i < outcome.count; i++)
         bench_close(&outcome.benches[i]);

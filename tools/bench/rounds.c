@@ -314,8 +314,6 @@ static bool
 bench_goes_on(struct bench *bench)
 {
     bench->interrupted = bench->interrupted || progress_signal();
-    if (bench->interrupted)
-        progress_cancel_deadline(); /* unmounting and the table take a limited time */
     return !bench->interrupted;
 }
 

@@ -166,6 +166,8 @@ add_input_path(struct sources *sources, const char *real, const char *path, unsi
     } else if (mount_read_origin(fd, &origin) == 0) {
         error = add_origin_shards(sources, &origin, path, depth + 1);
         mount_origin_free(&origin);
+    } else if (mount_is_fstfs(real)) {
+        sources->may_have_acl = true; /* its source may just have been replaced */
     }
     close(fd);
     return error;

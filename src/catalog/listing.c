@@ -42,21 +42,21 @@ listing_lane(const struct listing *listing, const char *name)
 void
 listing_unref(struct listing *listing)
 {
-    struct listing_private *private = private_of(listing);
+    struct listing_private *internal = private_of(listing);
 
     if (!listing || atomic_fetch_sub(&listing->references, 1) > 1)
         return;
     for (uint32_t i = 0; i < listing->group_count; i++)
         group_state_unref(listing->groups[i].state);
-    grouping_free(&private->grouping);
+    grouping_free(&internal->grouping);
     problem_set_unref(listing->problems);
-    local_links_free(&private->locals);
-    remote_names_free(&private->remotes);
-    free(private->directories);
-    free(private->links);
-    free(private->indexes);
-    free(private->names);
-    free(private);
+    local_links_free(&internal->locals);
+    remote_names_free(&internal->remotes);
+    free(internal->directories);
+    free(internal->links);
+    free(internal->indexes);
+    free(internal->names);
+    free(internal);
 }
 
 /* ---- making a listing ---- */
@@ -158,15 +158,15 @@ release_index(struct catalog *catalog, struct group_index *listed)
 }
 
 static bool
-is_link(const struct listing_private *private, size_t count, const char *name)
+is_link(const struct listing_private *internal, size_t count, const char *name)
 {
-    return bsearch(&name, private->links, count, sizeof(*private->links), text_compare_strings);
+    return bsearch(&name, internal->links, count, sizeof(*internal->links), text_compare_strings);
 }
 
 /* Adds the index if `name`, a link that leads to no file, is that of one. All such links get the
  * same error: a user's link that leads to nothing must not differ from one that is not followed. */
 static errint_t
-add_broken_index(struct listing_private *private, const char *name, const char **files,
+add_broken_index(struct listing_private *internal, const char *name, const char **files,
                  size_t count)
 {
     const struct group_index listed = {.file = name, .error = -EIO, .is_checked_as_link = true};
@@ -174,21 +174,21 @@ add_broken_index(struct listing_private *private, const char *name, const char *
     if (!group_index_name(name, NULL) ||
         bsearch(&name, files, count, sizeof(*files), text_compare_strings)) /* it may be a file */
         return 0;
-    return array_add(private->indexes, private->index_count, listed) ? 0 : -ENOMEM;
+    return array_add(internal->indexes, internal->index_count, listed) ? 0 : -ENOMEM;
 }
 
 static errint_t
-add_broken_indexes(struct scan *scan, struct listing_private *private, const char **files,
+add_broken_indexes(struct scan *scan, struct listing_private *internal, const char **files,
                    size_t count)
 {
     errint_t error = 0;
 
-    for (size_t i = 0; !error && i < private->locals.count; i++)
-        if (!private->locals.all[i].target)
-            error = add_broken_index(private, private->locals.all[i].name, files, count);
+    for (size_t i = 0; !error && i < internal->locals.count; i++)
+        if (!internal->locals.all[i].target)
+            error = add_broken_index(internal, internal->locals.all[i].name, files, count);
     for (size_t i = 0; !error && i < scan->remotes.count; i++)
         if (scan->remotes.all[i].is_unusable)
-            error = add_broken_index(private, scan->remotes.all[i].name, files, count);
+            error = add_broken_index(internal, scan->remotes.all[i].name, files, count);
     return error;
 }
 
@@ -213,8 +213,8 @@ static errint_t
 group_listing(struct scan *scan, struct listing *listing, const struct listing *before,
               const char **files, size_t count)
 {
-    struct listing_private *private = private_of(listing);
-    errint_t error = add_broken_indexes(scan, private, files, count);
+    struct listing_private *internal = private_of(listing);
+    errint_t error = add_broken_indexes(scan, internal, files, count);
     bool *unknown = NULL;
 
     for (size_t i = 0; !error && i < count; i++) {
@@ -222,20 +222,20 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
 
         if (!group_index_name(files[i], NULL))
             continue;
-        if (array_add(private->indexes, private->index_count, listed))
-            error = read_listed_index(scan, before, is_link(private, scan->links, files[i]),
-                                      &private->indexes[private->index_count - 1]);
+        if (array_add(internal->indexes, internal->index_count, listed))
+            error = read_listed_index(scan, before, is_link(internal, scan->links, files[i]),
+                                      &internal->indexes[internal->index_count - 1]);
         else
             error = -ENOMEM;
     }
     if (!error)
         error = find_unknown(scan, files, count, &unknown);
     if (!error)
-        error = group_files(files, count, unknown, private->indexes, private->index_count,
-                            scan->problems, &private->grouping);
+        error = group_files(files, count, unknown, internal->indexes, internal->index_count,
+                            scan->problems, &internal->grouping);
     free(unknown);
-    for (size_t i = 0; i < private->index_count; i++)
-        release_index(scan->dir->catalog, &private->indexes[i]);
+    for (size_t i = 0; i < internal->index_count; i++)
+        release_index(scan->dir->catalog, &internal->indexes[i]);
     return error;
 }
 
@@ -313,52 +313,53 @@ set_group_lane(const struct remote_names *remotes, struct group *group)
 static errint_t
 fill_listing(struct scan *scan, struct listing *listing, const struct listing *before)
 {
-    struct listing_private *private = private_of(listing);
+    struct listing_private *internal = private_of(listing);
     size_t file_count = scan->count - scan->directories, files = 0, directories = 0, links = 0;
     const char **names = malloc((file_count + 1) * sizeof(*names));
     errint_t error;
 
-    private->directories = malloc((scan->directories + 1) * sizeof(*private->directories));
-    private->links = malloc((scan->links + 1) * sizeof(*private->links));
-    if (!names || !private->directories || !private->links) {
+    internal->directories = malloc((scan->directories + 1) * sizeof(*internal->directories));
+    internal->links = malloc((scan->links + 1) * sizeof(*internal->links));
+    if (!names || !internal->directories || !internal->links) {
         free(names);
         return -ENOMEM;
     }
-    private->names = scan->names.data;
+    internal->names = scan->names.data;
     scan->names = (struct buffer)BUFFER_INIT;
-    private->locals = scan->locals;
+    internal->locals = scan->locals;
     scan->locals = (struct local_links){.text = BUFFER_INIT};
     for (size_t i = 0; i < scan->count; i++) {
-        const char *name = private->names + scan->entries[i].name;
+        const char *name = internal->names + scan->entries[i].name;
 
         if (scan->entries[i].is_directory)
-        private->directories[directories++] = name;
-        else names[files++] = name;
+            internal->directories[directories++] = name;
+        else
+            names[files++] = name;
         if (scan->entries[i].is_link)
-        private->links[links++] = name;
+            internal->links[links++] = name;
     }
-    qsort(private->directories, directories, sizeof(*names), text_compare_strings);
-    qsort(private->links, links, sizeof(*names), text_compare_strings);
+    qsort(internal->directories, directories, sizeof(*names), text_compare_strings);
+    qsort(internal->links, links, sizeof(*names), text_compare_strings);
     qsort(names, files, sizeof(*names), text_compare_strings);
     error = group_listing(scan, listing, before, names, files);
     free(names);
     if (error)
         return error;
     remote_names_settle(&scan->remotes);
-    private->remotes = scan->remotes;
-    listing->has_lanes = private->remotes.count > 0;
+    internal->remotes = scan->remotes;
+    listing->has_lanes = internal->remotes.count > 0;
     scan->remotes = (struct remote_names){.catalog = NULL};
-    for (size_t i = 0; i < private->grouping.group_count; i++)
-        set_group_lane(&private->remotes, &private->grouping.groups[i]);
-    listing->directories = private->directories;
+    for (size_t i = 0; i < internal->grouping.group_count; i++)
+        set_group_lane(&internal->remotes, &internal->grouping.groups[i]);
+    listing->directories = internal->directories;
     listing->directory_count = (uint32_t)directories;
-    listing->links = private->links;
+    listing->links = internal->links;
     listing->link_count = (uint32_t)links;
-    listing->files = private->grouping.files;
-    listing->file_count = (uint32_t) private->grouping.file_count;
-    listing->groups = private->grouping.groups;
-    listing->group_count = (uint32_t) private->grouping.group_count;
-    return carry_states(private->grouping.groups, private->grouping.group_count, before);
+    listing->files = internal->grouping.files;
+    listing->file_count = (uint32_t)internal->grouping.file_count;
+    listing->groups = internal->grouping.groups;
+    listing->group_count = (uint32_t)internal->grouping.group_count;
+    return carry_states(internal->grouping.groups, internal->grouping.group_count, before);
 }
 
 static errint_t
@@ -370,13 +371,13 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
                         .remotes = {.text = BUFFER_INIT},
                         .locals_before = before ? &private_of(before)->locals : NULL,
                         .remotes_before = before ? &private_of(before)->remotes : NULL};
-    struct listing_private *private = calloc(1, sizeof(*private));
+    struct listing_private *internal = calloc(1, sizeof(*internal));
     struct listing *listing;
     errint_t error = -ENOMEM;
 
-    if (!private)
+    if (!internal)
         return -ENOMEM;
-    listing = &private->listing;
+    listing = &internal->listing;
     atomic_init(&listing->references, 1);
     listing->problems = scan.problems = problem_set_new(dir->catalog->problems, dir->path);
     if (listing->problems)
@@ -388,8 +389,8 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
         listing_unref(listing);
         return error;
     }
-    private->unsettled = scan.unsettled;
-    private->checked = monotonic_ms();
+    internal->unsettled = scan.unsettled;
+    internal->checked = monotonic_ms();
     atomic_fetch_add(&dir->catalog->listings, 1);
     *out = listing;
     return 0;
@@ -400,19 +401,19 @@ make_listing(struct source_dir *dir, const struct listing *before, struct listin
 static bool
 listing_is_current(struct source_dir *dir, const struct listing *listing)
 {
-    struct listing_private *private = private_of(listing);
+    struct listing_private *internal = private_of(listing);
     struct file_identity identity;
 
-    if (private->unsettled || source_dir_stat(dir, &identity) != 0 ||
+    if (internal->unsettled || source_dir_stat(dir, &identity) != 0 ||
         !file_identity_equal(&identity, &listing->directory) ||
-        !local_links_are_current(dir, &private->locals, &private->remotes.mounts))
+        !local_links_are_current(dir, &internal->locals, &internal->remotes.mounts))
         return false;
-    for (size_t i = 0; i < private->index_count; i++)
-        if (!private->indexes[i].is_checked_as_link &&
-            (source_dir_file(dir, private->indexes[i].file, &identity) != 0 ||
-             !file_identity_equal(&identity, &private->indexes[i].identity)))
+    for (size_t i = 0; i < internal->index_count; i++)
+        if (!internal->indexes[i].is_checked_as_link &&
+            (source_dir_file(dir, internal->indexes[i].file, &identity) != 0 ||
+             !file_identity_equal(&identity, &internal->indexes[i].identity)))
             return false;
-    return remote_names_are_current(dir, &private->remotes);
+    return remote_names_are_current(dir, &internal->remotes);
 }
 
 static bool

@@ -33,7 +33,7 @@ static atomic_int log_socket = -1; /* -1: standard error */
 
 /* How a line is written to standard error without waiting. */
 static enum {
-    STDERR_POLLED, /* if poll(2) says so; a regular file, or what could not be opened again */
+    STDERR_POLLED, /* once poll(2) reports room; for a regular file, or if it cannot be reopened */
     STDERR_NONBLOCKING,
     STDERR_SOCKET
 } stderr_kind; /* constant once set */

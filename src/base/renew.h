@@ -41,9 +41,9 @@ enum renewal {
 enum renewal renewal_renew(const struct renewal_path *renewal, int directory);
 
 /*
- * Sets a function that returns `owner` or, if an ordinary user has mounted the file system of `fd`,
- * that user, or (uid_t)-1 if that may be so. Without it, all mounts are accepted. Call it before
- * other threads are started.
+ * Sets a function that returns which user can decide what the file system of `fd` shows: the
+ * ordinary user who has mounted it, (uid_t)-1 if it may have been mounted by an unknown one, else
+ * `owner`. Without it, all mounts are accepted. Call it before other threads are started.
  */
 void renewal_check_mounts(uid_t (*user)(uid_t owner, int fd, dev_t device));
 

@@ -55,9 +55,9 @@ struct grouping {
  * Groups `count` different file names, sorted by strcmp(3). Strings are borrowed from `files`.
  * Missing and ambiguous files are added to `problems`. On -ENOMEM *grouping is empty.
  *
- * `is_unknown`: by file, whether it may turn out to be anything or nothing; NULL: none is. A group
- * has precedence as if such files existed, but they count as missing. A group with no other member
- * and no index is left out.
+ * `is_unknown`: by file, whether it is not known if it exists, and is a file; NULL: all are known.
+ * Unknown files count as missing members, but give their group the precedence that it would have if
+ * they existed. A group with no other member and no index is left out.
  */
 errint_t group_files(const char *const *files, size_t count, const bool *is_unknown,
                      const struct group_index *indexes, size_t index_count,

@@ -132,7 +132,8 @@ find_remote_before(const struct scan *scan, const char *name)
     return scan->remotes_before ? remote_names_find(scan->remotes_before, name) : NULL;
 }
 
-/* The kind that the scan before found, or was to assume; SCANNED_NONE: it was left out. */
+/* What the name led to in the scan before. SCANNED_NONE: to nothing, or there was no such name. A
+ * local link to a directory that holds the link counts as a directory, although it was left out. */
 static enum scanned_kind
 kind_before(const struct scan *scan, const char *name)
 {

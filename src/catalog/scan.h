@@ -18,8 +18,8 @@ enum scanned_kind {
     SCANNED_NONE,
     SCANNED_FILE,
     SCANNED_DIRECTORY,
-    /* Of a remote name that was never answered, unless it is that of an index. It is not shown, and
-     * no other checkpoint gets the name that its own will have. */
+    /* Not known, because storage never answered. The name is not shown, and no other checkpoint
+     * gets the name that its checkpoint will have. Names of indexes count as files instead. */
     SCANNED_UNKNOWN
 };
 

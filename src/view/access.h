@@ -32,8 +32,8 @@ errint_t access_existence(struct view *view, const struct caller *caller,
  * A name that is generated from a checkpoint; call it before returning anything that depends on the
  * content of its files. Whether a file made of several files exists, and its size, depend on the
  * tensor names in all of them. So it requires read permission for all, as does a re-cut shard
- * (`is_recut`), whose size shows those of tensors. -EACCES: without it, whether or not the name
- * exists. -ENOENT: links among the files lead to where the caller may not look.
+ * (`is_recut`), whose size shows those of tensors. Without it the result is -EACCES, also if no
+ * such name exists. -ENOENT: links among the files lead to where the caller may not look.
  */
 errint_t access_generated(struct view *view, const struct caller *caller,
                           const struct checkpoint *checkpoint, bool is_recut);

@@ -77,6 +77,17 @@ def test_modes(place, source, system):
     assert set(modes(place / "closed").values()) == {0o600, 0o400}
 
 
+@pytest.mark.parametrize("view", [None, "shards", "merged"])
+def test_modes_of_a_closed_index(mount, place, source, view):
+    """Its metadata is copied."""
+    os.chmod(source.path("m/model.safetensors.index.json"), 0o600)
+    given = mount(source.root) / f"{view}/m" if view else source.path("m/model")
+    run("--shards=2", given, place / "out", umask=0o022)
+    run(given, place / "one.safetensors", umask=0o022)
+    made = {**modes(place / "out"), **modes(place)}
+    assert {mode & 0o077 for name, mode in made.items() if "safetensors" in name} == {0}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("system", ["full", "named"])
 @pytest.mark.parametrize("mode, expected", [(0o640, 0o600), (0o644, 0o644), (0o604, 0o600),

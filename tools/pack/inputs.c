@@ -215,6 +215,7 @@ take_input_checkpoint(const struct pack_options *options, struct inputs *inputs,
     if (!error && options->input_count == 1 && options->patterns.count == 0 && !found->one_file) {
         inputs->checkpoint.index_metadata = checkpoint->index_metadata;
         inputs->checkpoint.index_metadata_length = checkpoint->index_metadata_length;
+        inputs->checkpoint.index_identity = checkpoint->index_identity;
     }
     if (!error && !found->one_file && !inputs->stem[0])
         snprintf(inputs->stem, sizeof(inputs->stem), "%s", checkpoint->stem);

@@ -230,6 +230,8 @@ mode_of_shards(const struct pack *pack)
 
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
         restrict_mode(&mode, &checkpoint->shards[i]->backing->identity);
+    if (checkpoint->index_identity.inode)
+        restrict_mode(&mode, &checkpoint->index_identity);
     return mode;
 }
 

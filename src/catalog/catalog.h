@@ -151,11 +151,14 @@ struct checkpoint {
      * access control list, so a user may be able to read only some of them. The device counts
      * because a FUSE server can show any owner. Refused shards do not count. */
     bool rights_differ;
-    /* A name that is not found may exist later: -ETXTBSY, -EMFILE or -ENFILE if a shard is refused
-     * because another process writes or downloads it or no descriptor is free, or the error of
-     * reading the index. Else 0. */
+    /* A name that is not found may exist later: the error of reading a shard or the index, such as
+     * -EIO; -ETXTBSY if another process writes or downloads it; -EMFILE or -ENFILE if no descriptor
+     * is free. Else 0. */
     errint_t passing_error;
     bool has_unread_index; /* so it is not known which tensors it should have */
+    /* Storage failed, so it is not known whether there is a merged file. Never set for a container
+     * whose files are then shown as they are. */
+    bool has_unread_shard;
     bool is_absent; /* converted container; none of its files could be read as a checkpoint */
     bool has_total_size; /* its index has a valid metadata.total_size */
     atomic_bool no_room_reported; /* see checkpoint_report_no_room() */

@@ -258,13 +258,19 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
 }
 
 static void
-mark_index_unread(struct checkpoint *checkpoint, errint_t error)
+set_passing_error(struct checkpoint *checkpoint, errint_t error)
 {
     bool is_documented = error == -ETXTBSY || error == -EACCES || error_is_no_descriptor(error);
 
+    checkpoint->passing_error = is_documented ? error : -EIO;
+}
+
+static void
+mark_index_unread(struct checkpoint *checkpoint, errint_t error)
+{
     mark_unsound(checkpoint, "its index cannot be read");
     checkpoint->has_unread_index = true;
-    checkpoint->passing_error = is_documented ? error : -EIO;
+    set_passing_error(checkpoint, error);
 }
 
 /* Reads the index. If it is invalid or cannot be read, this is reported, and *index is NULL. Fails
@@ -448,21 +454,45 @@ is_later(const struct timespec *a, const struct timespec *b)
     return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
 }
 
+/* Whether its files are shown as they are if a shard is refused. */
+static bool
+has_files_instead(const struct checkpoint *checkpoint)
+{
+    return checkpoint->container->is_converted || checkpoint->container->is_kept;
+}
+
 /* The effect of a refused shard or tensor, for messages. */
 static const char *
 consequence(const struct checkpoint *checkpoint)
 {
-    return checkpoint->container->is_converted || checkpoint->container->is_kept
-               ? "the files themselves are shown"
-               : "there is no merged file";
+    return has_files_instead(checkpoint) ? "the files themselves are shown"
+                                         : "there is no merged file";
+}
+
+/* Whether a shard was refused because its storage failed: not because of its content, its state, a
+ * limit of the daemon, or a link that must not be followed. */
+static bool
+is_unread(const struct shard *shard)
+{
+    switch (shard->error) {
+    case -EAGAIN: /* it changes faster than it can be read */
+    case -ENOBUFS: /* the budget for headers has no room */
+    case -ETXTBSY:
+        return false;
+    default:
+        return shard->temporary && error_hides_target(shard->error) && !error_is_lack(shard->error);
+    }
 }
 
 static void
 summarize_refused_shard(struct checkpoint *checkpoint, const struct shard *shard)
 {
+    bool is_missed = is_unread(shard) && !has_files_instead(checkpoint);
+
     mark_unsound(checkpoint, "a shard is refused");
-    if (shard->error == -ETXTBSY || error_is_no_descriptor(shard->error))
-        checkpoint->passing_error = shard->error;
+    checkpoint->has_unread_shard |= is_missed;
+    if (is_missed || shard->error == -ETXTBSY || error_is_no_descriptor(shard->error))
+        set_passing_error(checkpoint, shard->error);
     /* Files that are not checkpoints may have the same suffix; they are not reported. */
     if (shard->error != -ENOMSG || !checkpoint->is_absent)
         problem_set_add(checkpoint->problems, shard->name,

@@ -304,26 +304,27 @@ find_denied_links(struct conditions *conditions, const struct caller *caller)
 
 /* ---- entries that depend on headers ---- */
 
-/* Returns how many files the entry has, or 1 if it is a directory. */
+#define PARTS_UNKNOWN UINT32_MAX
+
+/* Returns how many files the entry has, or 1 if it is a directory. If the index or a shard cannot
+ * be read, calls for files that are made of the checkpoint fail; their names must not be missing:
+ * programs would take another file. */
 static uint32_t
 count_files(const struct conditions *conditions, const struct dir_entry *entry,
             struct checkpoint *checkpoint)
 {
     const struct view_options *options = &conditions->view->options;
+    bool is_unread = checkpoint->has_unread_index || checkpoint->has_unread_shard, is_made;
     uint32_t parts;
     uint64_t size;
-    bool is_made;
 
     if (entry->kind == ENTRY_RECUT) {
         derived_parts(checkpoint, options, &parts);
-        return parts;
+        return is_unread ? PARTS_UNKNOWN : parts;
     }
     if (entry->kind == ENTRY_TENSORS)
         return !checkpoint->is_absent;
-    /* If the index cannot be read, calls for a made file fail; its name must not be missing:
-     * programs would take another file. */
-    is_made =
-        checkpoint->has_unread_index || derived_size(checkpoint, options, &entry->made, &size) == 0;
+    is_made = is_unread || derived_size(checkpoint, options, &entry->made, &size) == 0;
     return is_made == (entry->kind == ENTRY_MADE);
 }
 
@@ -384,13 +385,19 @@ list_recut(struct names_writer *writer, const struct dir_listing *listing,
 {
     const struct group *group = dir_entry_group(listing, entry);
     bool may_hang = dir_entry_lane(listing, entry) != 0;
+    bool has_index = parts && recut_has_index(entry, parts);
     char name[512];
 
+    /* The name by which programs recognize the checkpoint. */
+    if (parts == PARTS_UNKNOWN) {
+        has_index = entry->is_indexed || group->member_count > 1;
+        parts = !has_index;
+    }
     for (uint32_t i = 0; i < parts; i++) {
         index_part_name(group->stem, group->suffix, i, parts, name);
         shown_names_add(writer, name, S_IFREG, may_hang);
     }
-    if (parts && recut_has_index(entry, parts)) {
+    if (has_index) {
         dir_listing_index_name(group, name);
         shown_names_add(writer, name, S_IFREG, may_hang);
     }

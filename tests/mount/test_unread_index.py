@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An index that cannot be read for a moment. Its directory also has an older set of shards of the
+"""An index or a shard that cannot be read for a moment. Beside the index is an older set of shards of the
 same name, which no file name distinguishes from a checkpoint. No view may show that set, under the
 name of the checkpoint, without an error."""
 
@@ -308,3 +308,41 @@ def test_control_file_of_aria2(mount, source, name, when):
         assert caught.value.errno == errno.ETXTBSY
     os.remove(control)
     assert eventually(lambda: views.errors() == [] and "aria2" not in "".join(m.problems()))
+
+
+def error_of(path):
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+@pytest.mark.skipif(not SLOWFS.exists(), reason="tests/slowfs/slowfs is not built")
+@pytest.mark.parametrize("when", ["before the mount", "later"])
+@pytest.mark.parametrize("operation", ["open", "read", "lookup"])
+@pytest.mark.parametrize("options", [[], ["--shards=3"]], ids=["shards", "re-cut"])
+def test_unread_shard(mount, place, options, operation, when):
+    """A shard whose storage fails: the merged file and the index stay listed and return the error, so
+    that no program takes the weights beside them. Tensors of other shards can be read."""
+    source = trees.Source(place / "s")
+    want = source.add("d", "model", trees.small_tensors("t."), shards=2)
+    torchfiles.save(Path(source.path("d/pytorch_model.bin")), torchfiles.weights(1, {"other": (5,)}))
+    rules = place / "faults"
+    fault = f"{operation} d/model-00001* error=EIO\n"
+    rules.write_text(fault if when == "before the mount" else "")
+    below = mount(source.root, "-o", f"faults={rules},valid=0", binary=SLOWFS)
+    m = mount(below.path, *options)
+    merged, index = m / "merged/d/model.safetensors", m / f"shards/d/{INDEX}"
+    if when == "later":
+        assert error_of(merged) is None
+        os.utime(source.path("d", want.shards[0][0]))
+        rules.write_text(fault)
+        assert eventually(lambda: error_of(merged) is not None)
+    assert "model.safetensors" in os.listdir(m / "merged/d") and error_of(merged) == errno.EIO
+    assert INDEX in os.listdir(m / "shards/d") and error_of(index) == (errno.EIO if options else None)
+    assert {tensor.name for tensor in want.shards[1][1]} <= set(os.listdir(m / "tensors/d/model"))
+    assert error_of(m / f"tensors/d/model/{want.shards[0][1][0].name}") == errno.EIO
+    rules.write_text("")
+    assert eventually(lambda: error_of(merged) is None)
+    assert tensors_of(merged) == {tensor.name: tensor.data for tensor in want.tensors}

@@ -319,8 +319,10 @@ count_files(const struct conditions *conditions, const struct dir_entry *entry,
     uint64_t size;
 
     if (entry->kind == ENTRY_RECUT) {
+        if (is_unread)
+            return PARTS_UNKNOWN;
         derived_parts(checkpoint, options, &parts);
-        return is_unread ? PARTS_UNKNOWN : parts;
+        return parts;
     }
     if (entry->kind == ENTRY_TENSORS)
         return !checkpoint->is_absent;
@@ -388,10 +390,9 @@ list_recut(struct names_writer *writer, const struct dir_listing *listing,
     bool has_index = parts && recut_has_index(entry, parts);
     char name[512];
 
-    /* The name by which programs recognize the checkpoint. */
-    if (parts == PARTS_UNKNOWN) {
-        has_index = entry->is_indexed || group->member_count > 1;
-        parts = !has_index;
+    if (parts == PARTS_UNKNOWN) { /* only the name by which programs find the checkpoint */
+        has_index = recut_has_index(entry, group->member_count);
+        parts = has_index ? 0 : 1;
     }
     for (uint32_t i = 0; i < parts; i++) {
         index_part_name(group->stem, group->suffix, i, parts, name);

@@ -49,14 +49,6 @@ print_text(const struct buffer *text)
     return done;
 }
 
-/* After a signal: what remains, unmounting and the table, takes a limited time. */
-static void
-cancel_deadline(void)
-{
-    if (progress_signal())
-        progress_cancel_deadline();
-}
-
 static void
 run_model(const char *path, const struct bench_options *options, const struct device *device,
           struct outcome *outcome)
@@ -67,16 +59,17 @@ run_model(const char *path, const struct bench_options *options, const struct de
     struct reason reason;
     errint_t error = bench_open(path, options, device, bench, &reason);
 
+    if (!error)
+        bench_run(bench);
+    if (progress_signal())
+        progress_cancel_deadline(); /* unmounting and the table take a limited time */
     if (error) {
         if (error != -EINTR)
             complain("%s: %s", quoted(name, path, strlen(path)), reason.text);
-        cancel_deadline();
         bench_close(bench);
         outcome->wrong = true;
         return;
     }
-    bench_run(bench);
-    cancel_deadline();
     outcome->count++;
     outcome_add(bench, outcome);
     if (!options->json) {

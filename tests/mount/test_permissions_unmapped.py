@@ -179,9 +179,9 @@ def test_shards_of_two_unmapped_ids(place, user_binary, owner, group, mode):
     source = trees.Source(place / "s")
     tensors = [trees.tensor(name, "U8", (5,)) for name in ("ours", "theirs")]
     shards = [name for name, _ in source.add("", "m", tensors, shards=2).shards]
-    for name, (user, members) in zip(shards, [(FIRST + owner, FIRST + group), (
-            THEIRS if owner else FIRST, THEIRS if group else FIRST)]):
-        os.chown(source.path(name), user, members)
+    os.chown(source.path(shards[0]), FIRST + owner, FIRST + group)
+    os.chown(source.path(shards[1]), THEIRS if owner else FIRST, THEIRS if group else FIRST)
+    for name in shards:
         os.chmod(source.path(name), mode)
     (place / "mnt").mkdir()
     os.chown(place / "mnt", FIRST, FIRST)

@@ -302,7 +302,7 @@ def test_log_is_not_read(mount, place, who, kind):
     else:
         lines = os.read(reader, 1 << 20)
         os.close(reader)
-    assert 0 < lines.count(b"refused") < 800  # it was full; its size depends on the machine
+    assert 100 < lines.count(b"refused") < 800  # it was full
 
 
 def test_process_ends(mount, versions, group, who):

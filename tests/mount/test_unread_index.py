@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An index or a shard that cannot be read for a moment. Beside the index is an older set of shards of the
-same name, which no file name distinguishes from a checkpoint. No view may show that set, under the
-name of the checkpoint, without an error."""
+"""An index or a shard that cannot be read for a moment. Beside the index is an older set of shards
+of the same name, which no file name distinguishes from a checkpoint. No view may show that set,
+under the name of the checkpoint, without an error."""
 
 import errno
 import json

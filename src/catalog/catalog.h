@@ -156,8 +156,8 @@ struct checkpoint {
      * is free. Else 0. */
     errint_t passing_error;
     bool has_unread_index; /* so it is not known which tensors it should have */
-    /* Storage failed, so it is not known whether there is a merged file. Never set for a container
-     * whose files are then shown as they are. */
+    /* A shard cannot be read now, so it is not known whether there is a merged file. Never set for
+     * a container whose files are then shown as they are. */
     bool has_unread_shard;
     bool is_absent; /* converted container; none of its files could be read as a checkpoint */
     bool has_total_size; /* its index has a valid metadata.total_size */

@@ -469,19 +469,12 @@ consequence(const struct checkpoint *checkpoint)
                                          : "there is no merged file";
 }
 
-/* Whether a shard was refused because its storage failed: not because of its content, its state, a
- * limit of the daemon, or a link that must not be followed. */
+/* Whether a shard is refused because it cannot be read now: not because of its content, because no
+ * descriptor is free, or because there is no file. */
 static bool
 is_unread(const struct shard *shard)
 {
-    switch (shard->error) {
-    case -EAGAIN: /* it changes faster than it can be read */
-    case -ENOBUFS: /* the budget for headers has no room */
-    case -ETXTBSY:
-        return false;
-    default:
-        return shard->temporary && error_hides_target(shard->error) && !error_is_lack(shard->error);
-    }
+    return shard->temporary && error_hides_target(shard->error) && !error_is_lack(shard->error);
 }
 
 static void
@@ -592,17 +585,19 @@ summarize_shards(struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        checkpoint->version = file_identity_hash(&shard->identity, checkpoint->version);
+        /* A version with a refused shard has a change time of its own. */
+        checkpoint->version =
+            file_identity_hash(&shard->identity, checkpoint->version + (shard->refusal != NULL));
+        if (!any || is_later(&shard->identity.modified, &checkpoint->modified))
+            checkpoint->modified = shard->identity.modified;
+        if (!any || is_later(&shard->identity.changed, &checkpoint->changed))
+            checkpoint->changed = shard->identity.changed;
+        any |= shard->identity.inode != 0;
         if (shard->refusal) {
             summarize_refused_shard(checkpoint, shard);
             continue;
         }
         report_refused_tensors(checkpoint, shard);
-        if (!any || is_later(&shard->identity.modified, &checkpoint->modified))
-            checkpoint->modified = shard->identity.modified;
-        if (!any || is_later(&shard->identity.changed, &checkpoint->changed))
-            checkpoint->changed = shard->identity.changed;
-        any = true;
         report_unknown_dtypes(checkpoint, shard);
     }
 }

@@ -87,6 +87,8 @@ static errint_t
 access_files(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
              int mask, const struct listing *listing)
 {
+    /* Nobody learns anything from an index that cannot be read; its lookup may fail, too. */
+    bool has_index = checkpoint->index_name && !(mask == 0 && checkpoint->has_unread_index);
     struct permission_query *queries;
     char *index = NULL;
     size_t count = 0;
@@ -95,9 +97,9 @@ access_files(struct view *view, const struct caller *caller, const struct checkp
     if (!view->options.check)
         return 0;
     queries = malloc((checkpoint->shard_count + 1) * sizeof(*queries));
-    if (queries && checkpoint->index_name)
+    if (queries && has_index)
         index = path_join(checkpoint->directory, checkpoint->index_name);
-    if (!queries || (checkpoint->index_name && !index)) {
+    if (!queries || (has_index && !index)) {
         free(queries);
         return -ENOMEM;
     }
@@ -140,28 +142,43 @@ access_existence(struct view *view, const struct caller *caller,
     return error == -EACCES ? -ENOENT : error;
 }
 
+/* Whether a check fails because storage does. -ESTALE: the file is another one now. */
+static bool
+is_storage_error(errint_t error)
+{
+    return error_hides_target(error) && error != -EACCES && error != -ESTALE &&
+           !error_is_lack(error);
+}
+
 errint_t
 access_generated(struct view *view, const struct caller *caller,
-                 const struct checkpoint *checkpoint, bool is_recut)
+                 const struct checkpoint *checkpoint, enum made_kind kind, bool *is_unread)
 {
-    errint_t error;
+    errint_t error = 0, refused;
 
-    if (!is_recut && !is_of_several(checkpoint))
-        return access_existence(view, caller, checkpoint);
-    error = access_shards(view, caller, checkpoint, R_OK);
-    if (error != -EACCES)
-        return error;
-    error = access_existence(view, caller, checkpoint);
-    return error ? error : -EACCES;
+    *is_unread = derived_is_unread(checkpoint, kind);
+    if (!*is_unread && (made_is_recut(kind) || is_of_several(checkpoint))) {
+        error = access_shards(view, caller, checkpoint, R_OK);
+        *is_unread = is_storage_error(error);
+        if (error != -EACCES && !*is_unread)
+            return error;
+    }
+    refused = access_existence(view, caller, checkpoint);
+    return refused || *is_unread ? refused : error;
 }
 
 errint_t
 access_listed(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-              bool is_recut, const struct listing *listing)
+              enum made_kind kind, const struct listing *listing, bool *is_unread)
 {
-    if (!is_recut && !is_of_several(checkpoint))
-        return 0;
-    return access_files(view, caller, checkpoint, R_OK, listing);
+    errint_t error = 0;
+
+    *is_unread = derived_is_unread(checkpoint, kind);
+    if (!*is_unread && (made_is_recut(kind) || is_of_several(checkpoint))) {
+        error = access_files(view, caller, checkpoint, R_OK, listing);
+        *is_unread = is_storage_error(error);
+    }
+    return *is_unread ? 0 : error;
 }
 
 bool

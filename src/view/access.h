@@ -31,17 +31,21 @@ errint_t access_existence(struct view *view, const struct caller *caller,
 /*
  * A name that is generated from a checkpoint; call it before returning anything that depends on the
  * content of its files. Whether a file made of several files exists, and its size, depend on the
- * tensor names in all of them. So it requires read permission for all, as does a re-cut shard
- * (`is_recut`), whose size shows those of tensors. Without it the result is -EACCES, also if no
- * such name exists. -ENOENT: links among the files lead to where the caller may not look.
+ * tensor names in all of them. So it requires read permission for all, as does a re-cut shard,
+ * whose size shows those of tensors. Without it the result is -EACCES, also if no such name exists.
+ * -ENOENT: links among the files lead to where the caller may not look.
+ *
+ * *is_unread: storage fails, for the daemon or for this check. Then the file cannot be opened, and
+ * nothing else of what the caller gets may depend on the content of the checkpoint's files.
  */
 errint_t access_generated(struct view *view, const struct caller *caller,
-                          const struct checkpoint *checkpoint, bool is_recut);
+                          const struct checkpoint *checkpoint, enum made_kind kind,
+                          bool *is_unread);
 /* The same for a name in a listing, except that links are not checked (the listing has checked
  * them), nor is a file that a link to another file system leads to, which may hang. */
 errint_t access_listed(struct view *view, const struct caller *caller,
-                       const struct checkpoint *checkpoint, bool is_recut,
-                       const struct listing *listing);
+                       const struct checkpoint *checkpoint, enum made_kind kind,
+                       const struct listing *listing, bool *is_unread);
 /* Whether the caller is the mounting user or root, or nobody else can access the mount. */
 bool access_is_owner(const struct view *view, const struct caller *caller);
 /* Hides an error that may depend on the content of the directory that contains the checkpoint of a

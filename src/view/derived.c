@@ -187,6 +187,19 @@ write_made_index(const struct checkpoint *checkpoint, struct derived *derived, e
     }
 }
 
+/* The index in tensors/ names the tensors that can be read. */
+static bool
+is_of_tensors(enum made_kind kind)
+{
+    return kind == MADE_TENSOR_INDEX || kind == MADE_TENSOR_INDEX_BY_FILE;
+}
+
+bool
+derived_is_unread(const struct checkpoint *checkpoint, enum made_kind kind)
+{
+    return checkpoint->has_unread_index || (checkpoint->has_unread_shard && !is_of_tensors(kind));
+}
+
 static errint_t made_size(struct checkpoint *checkpoint, struct derived *derived,
                           const struct view_options *options, enum made_kind kind, uint64_t *size);
 
@@ -194,12 +207,11 @@ static errint_t
 compute_made_size(struct checkpoint *checkpoint, struct derived *derived,
                   const struct view_options *options, enum made_kind kind, uint64_t *size)
 {
-    bool of_tensors = kind == MADE_TENSOR_INDEX || kind == MADE_TENSOR_INDEX_BY_FILE;
     struct buffer text = BUFFER_COUNTING;
     errint_t error = 0;
 
     if (checkpoint->is_absent || checkpoint->has_unread_index ||
-        (checkpoint->unsound && !of_tensors))
+        (checkpoint->unsound && !is_of_tensors(kind)))
         return -ENOENT;
     if (kind == MADE_MERGED || kind == MADE_PART || kind == MADE_SHARD)
         return lay_out(checkpoint, derived, options, kind, size);

@@ -44,6 +44,9 @@ made_is_recut(enum made_kind kind)
 errint_t list_of_backing(struct backing *backing, struct extent_list **list);
 errint_t list_of_text(struct buffer *text, struct extent_list **list);
 
+/* Whether it is not known if the file exists, because the index or a shard cannot be read now. */
+bool derived_is_unread(const struct checkpoint *checkpoint, enum made_kind kind);
+
 /* The file's size. -ENOENT: the checkpoint has no such file. */
 errint_t derived_size(struct checkpoint *checkpoint, const struct view_options *options,
                       const struct made *made, uint64_t *size);

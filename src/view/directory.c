@@ -304,17 +304,14 @@ find_denied_links(struct conditions *conditions, const struct caller *caller)
 
 /* ---- entries that depend on headers ---- */
 
-#define PARTS_UNKNOWN UINT32_MAX
-
-/* Returns how many files the entry has, or 1 if it is a directory. If the index or a shard cannot
- * be read, calls for files that are made of the checkpoint fail; their names must not be missing:
- * programs would take another file. */
+/* Returns how many files the entry has, or 1 if it is a directory. `is_unread`: see
+ * access_generated(). */
 static uint32_t
 count_files(const struct conditions *conditions, const struct dir_entry *entry,
-            struct checkpoint *checkpoint)
+            struct checkpoint *checkpoint, bool is_unread)
 {
     const struct view_options *options = &conditions->view->options;
-    bool is_unread = checkpoint->has_unread_index || checkpoint->has_unread_shard, is_made;
+    bool is_made;
     uint32_t parts;
     uint64_t size;
 
@@ -339,7 +336,8 @@ count_entry_files(void *arg, size_t at)
     const struct dir_listing *listing = conditions->listing;
     const struct dir_entry *entry = &listing->entries[i];
     struct checkpoint *checkpoint;
-    bool is_recut;
+    bool is_unread = false;
+    enum made_kind kind;
     errint_t error;
 
     if (dir_entry_lane(listing, entry))
@@ -352,16 +350,16 @@ count_entry_files(void *arg, size_t at)
         return;
     if (error_is_lack(checkpoint->passing_error) && !dir_entry_lane(listing, entry))
         atomic_store(&conditions->error, checkpoint->passing_error);
-    is_recut = entry->kind == ENTRY_RECUT || made_is_recut(entry->made.kind);
+    kind = entry->kind == ENTRY_RECUT ? MADE_PART : entry->made.kind;
     if (entry->kind != ENTRY_TENSORS)
-        error = access_listed(conditions->view, conditions->caller, checkpoint, is_recut,
-                              listing->listing);
+        error = access_listed(conditions->view, conditions->caller, checkpoint, kind,
+                              listing->listing, &is_unread);
     if (error_is_lack(error) || (error == -ESTALE && !conditions->any_version))
         atomic_store(&conditions->error, error);
     if (error) /* what exists depends on files that the caller may not or cannot read */
         conditions->files[i] = entry->kind == ENTRY_MADE;
     else
-        conditions->files[i] = count_files(conditions, entry, checkpoint);
+        conditions->files[i] = count_files(conditions, entry, checkpoint, is_unread);
     if (entry->if_another && !current_has_another(conditions->node, listing, entry))
         conditions->files[i] = 0;
     checkpoint_unref(checkpoint);
@@ -387,18 +385,14 @@ list_recut(struct names_writer *writer, const struct dir_listing *listing,
 {
     const struct group *group = dir_entry_group(listing, entry);
     bool may_hang = dir_entry_lane(listing, entry) != 0;
-    bool has_index = parts && recut_has_index(entry, parts);
+    struct recut_files files = recut_files_of(group, entry, parts);
     char name[512];
 
-    if (parts == PARTS_UNKNOWN) { /* only the name by which programs find the checkpoint */
-        has_index = recut_has_index(entry, group->member_count);
-        parts = has_index ? 0 : 1;
-    }
-    for (uint32_t i = 0; i < parts; i++) {
-        index_part_name(group->stem, group->suffix, i, parts, name);
+    for (uint32_t i = 0; i < files.parts; i++) {
+        index_part_name(group->stem, group->suffix, i, files.parts, name);
         shown_names_add(writer, name, S_IFREG, may_hang);
     }
-    if (has_index) {
+    if (files.has_index) {
         dir_listing_index_name(group, name);
         shown_names_add(writer, name, S_IFREG, may_hang);
     }

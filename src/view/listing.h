@@ -73,4 +73,24 @@ uint64_t dir_entry_lane(const struct dir_listing *listing, const struct dir_entr
  * one stem are adjacent. */
 uint32_t dir_listing_find_recut(const struct dir_listing *listing, const char *stem);
 
+/* The files that a checkpoint is re-cut into. */
+struct recut_files {
+    uint32_t parts;
+    bool has_index;
+};
+
+#define PARTS_UNKNOWN UINT32_MAX /* storage fails, see access_generated() */
+
+/* `parts`: of derived_parts(). While they are not known, there is only the file with which programs
+ * begin: the index, if there may be several parts. */
+static inline struct recut_files
+recut_files_of(const struct group *group, const struct dir_entry *entry, uint32_t parts)
+{
+    if (parts == PARTS_UNKNOWN && (entry->is_indexed || group->member_count > 1))
+        return (struct recut_files){0, true};
+    if (parts == PARTS_UNKNOWN)
+        return (struct recut_files){1, false};
+    return (struct recut_files){parts, parts > 1 || (parts == 1 && entry->is_indexed)};
+}
+
 #endif

@@ -141,6 +141,13 @@ absent_or_passing(const struct checkpoint *checkpoint, errint_t error)
     return error == -ENOENT && checkpoint->passing_error ? checkpoint->passing_error : error;
 }
 
+/* Why a file of a checkpoint is unread, see access_generated(). */
+static errint_t
+storage_error(const struct checkpoint *checkpoint)
+{
+    return checkpoint->passing_error ? checkpoint->passing_error : -EIO;
+}
+
 static errint_t
 lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listing,
                          const struct dir_entry *entry)
@@ -164,19 +171,40 @@ lookup_tensors_directory(struct lookup *lookup, const struct dir_listing *listin
     return error;
 }
 
-/* Looks the name up as a file made of a checkpoint, after access_generated(). Takes the reference
- * to the checkpoint. */
+/* The size of the shards whose size is known. Not 0: GNU tar does not open empty files. */
+static uint64_t
+estimate_size(const struct checkpoint *checkpoint)
+{
+    uint64_t size = 0;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        size += checkpoint->shards[i]->identity.size;
+        if (size > INT64_MAX)
+            size = INT64_MAX;
+    }
+    return size ? size : 1;
+}
+
+/* Looks the name up as a file made of a checkpoint, after access_generated(). If that is unread,
+ * stat(2) must not fail: programs would take it for a missing file, and load another one. Takes the
+ * reference to the checkpoint. */
 static errint_t
-lookup_made_of(struct lookup *lookup, struct checkpoint *checkpoint, struct made made)
+lookup_made_of(struct lookup *lookup, struct checkpoint *checkpoint, struct made made,
+               bool is_unread)
 {
     struct view *view = lookup->view;
     struct node wanted = {.kind = NODE_MADE_FILE,
                           .view = lookup->parent->view,
                           .made = made,
                           .inode = lookup->inode,
+                          .is_unread = is_unread,
                           .checkpoint = checkpoint};
-    errint_t error = derived_size(checkpoint, &view->options, &made, &wanted.size);
+    errint_t error = 0;
 
+    if (is_unread)
+        wanted.size = estimate_size(checkpoint);
+    else
+        error = derived_size(checkpoint, &view->options, &made, &wanted.size);
     if (error) {
         error = absent_or_passing(checkpoint, error);
         checkpoint_unref(checkpoint);
@@ -192,13 +220,14 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
 {
     struct checkpoint *checkpoint;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
+    bool is_unread;
 
     if (error)
         return error;
     error =
-        access_generated(lookup->view, lookup->caller, checkpoint, made_is_recut(entry->made.kind));
+        access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind, &is_unread);
     if (!error)
-        return lookup_made_of(lookup, checkpoint, entry->made);
+        return lookup_made_of(lookup, checkpoint, entry->made, is_unread);
     checkpoint_unref(checkpoint);
     return error;
 }
@@ -211,12 +240,14 @@ lookup_unconverted_file(struct lookup *lookup, const struct dir_listing *listing
     struct checkpoint *checkpoint;
     uint64_t size;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
-    bool is_converted;
+    bool is_converted, is_unread;
 
     if (error)
         return error;
     error =
-        access_generated(lookup->view, lookup->caller, checkpoint, made_is_recut(entry->made.kind));
+        access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind, &is_unread);
+    if (!error && is_unread)
+        error = storage_error(checkpoint);
     is_converted = error == -EACCES ||
                    derived_size(checkpoint, &lookup->view->options, &entry->made, &size) == 0;
     checkpoint_unref(checkpoint);
@@ -231,14 +262,15 @@ is_recut_name(const struct lookup *lookup, const struct dir_listing *listing,
               const struct dir_entry *entry, struct made made, uint32_t parts)
 {
     const struct group *group = dir_entry_group(listing, entry);
+    struct recut_files files = recut_files_of(group, entry, parts);
     char expected[512];
 
-    if (made.kind == MADE_PART)
-        index_part_name(group->stem, group->suffix, made.part, parts, expected);
-    else if (recut_has_index(entry, parts))
-        dir_listing_index_name(group, expected);
-    else
+    if (made.kind == MADE_PART ? made.part >= files.parts : !files.has_index)
         return false;
+    if (made.kind == MADE_PART)
+        index_part_name(group->stem, group->suffix, made.part, files.parts, expected);
+    else
+        dir_listing_index_name(group, expected);
     return strcmp(lookup->name, expected) == 0;
 }
 
@@ -248,19 +280,22 @@ lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
                   const struct dir_entry *entry, struct made made)
 {
     struct checkpoint *checkpoint;
-    uint32_t parts;
+    uint32_t parts = PARTS_UNKNOWN;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
+    bool is_unread;
 
     if (error)
         return error;
-    error = access_generated(lookup->view, lookup->caller, checkpoint, true);
-    if (!error)
+    error = access_generated(lookup->view, lookup->caller, checkpoint, made.kind, &is_unread);
+    if (!error && !is_unread)
         error = absent_or_passing(checkpoint,
                                   derived_parts(checkpoint, &lookup->view->options, &parts));
     if (!error && is_recut_name(lookup, listing, entry, made, parts))
-        return lookup_made_of(lookup, checkpoint, made);
+        return lookup_made_of(lookup, checkpoint, made, is_unread);
+    if (!error)
+        error = is_unread ? storage_error(checkpoint) : -ENOENT;
     checkpoint_unref(checkpoint);
-    return error ? error : -ENOENT;
+    return error;
 }
 
 static errint_t

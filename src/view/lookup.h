@@ -10,11 +10,4 @@
 errint_t lookup_in(struct view *view, const struct caller *caller, struct node *parent,
                    const char *name, node_id *id, struct stat *st);
 
-/* Whether a checkpoint that is re-cut into `parts` shards has an index. */
-static inline bool
-recut_has_index(const struct dir_entry *entry, uint32_t parts)
-{
-    return parts > 1 || entry->is_indexed;
-}
-
 #endif

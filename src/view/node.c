@@ -103,8 +103,8 @@ static bool
 is_same_version(const struct node *a, const struct node *b)
 {
     if (a->checkpoint)
-        return a->checkpoint->serial == b->checkpoint->serial && a->made.kind == b->made.kind &&
-               a->made.part == b->made.part;
+        return a->checkpoint->serial == b->checkpoint->serial && a->is_unread == b->is_unread &&
+               a->made.kind == b->made.kind && a->made.part == b->made.part;
     if (a->kind == NODE_DIRECTORY)
         return a->source_device == b->source_device && a->source_inode == b->source_inode;
     /* A stale version stays stale, even if the file becomes readable again. */

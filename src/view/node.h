@@ -55,6 +55,7 @@ struct node {
     struct checkpoint *checkpoint;
     struct made made; /* NODE_MADE_FILE */
     uint64_t size; /* NODE_MADE_FILE */
+    bool is_unread; /* NODE_MADE_FILE: `size` is an estimate, and the file cannot be opened */
     uint32_t count; /* NODE_TENSOR_SET: files */
     uint32_t *order; /* indices into checkpoint->tensors by file name; NULL: the same order */
 

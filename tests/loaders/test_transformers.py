@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import BUILD
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -86,6 +87,23 @@ def count(mount, models, folder, options):
     reported = metrics["fstfs_storage_read_bytes_total"]
     # a header is looked for in the first 64 KiB; 64 KiB more are a thousand requests
     assert reported <= read <= reported + 65536 * (metrics["fstfs_headers_total"] + 1)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_unread_shard(mount, models, place, view):
+    """While storage of a shard fails, no other weights in the directory are loaded instead."""
+    slowfs = BUILD / "tests/slowfs/slowfs"
+    if not slowfs.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    shutil.copytree(models / "decoder", place / "s/decoder")
+    torch.save({}, place / "s/decoder/pytorch_model.bin")
+    (place / "faults").write_text("open decoder/model-00001-of-* error=EIO\n")
+    below = mount(place / "s", "-o", f"faults={place}/faults,valid=0", binary=slowfs)
+    folder, options = VIEWS[view]
+    m = mount(below.path, *options)
+    # safetensors reports each error of open() as a missing file
+    with pytest.raises(Exception, match="Input/output error|No such file or directory: .*safetensors"):
+        load(decoder, m / f"{folder}/decoder")
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import oracle
 import pytest
-from conftest import BUILD, as_user, eventually
+from conftest import BUILD, as_user, child, eventually
 from corpus import torchfiles, trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -36,6 +36,14 @@ def source(place):
 
 def tensors_of(path):
     return {entry.name: entry.read() for entry in oracle.read_header(path)[0]}
+
+
+def error_of(path):
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def source_names(source):
@@ -143,9 +151,7 @@ def test_link_that_leads_to_no_file(mount, source, place, kind, when):
         m = mount(source.root)
     views = Views(m, source)
     assert eventually(lambda: views.errors() == ["merged", "tensors", "shards"])
-    with pytest.raises(OSError) as caught:
-        os.stat(m / "merged/m/model.safetensors")
-    assert caught.value.errno == errno.EIO
+    assert error_of(m / "merged/m/model.safetensors") == errno.EIO
     for name in source_names(source):  # the shards themselves, for a loader that needs no index
         assert oracle.read_all(m / f"shards/m/{name}") == oracle.read_all(source.path("m", name))
     assert os.listdir(m / "merged/m") == ["model.safetensors"]
@@ -202,12 +208,10 @@ def test_error_of_a_new_version(mount, source, place):
     shutil.copy(place / "old/m" / INDEX, source.path("m", "new"))
     os.rename(source.path("m", "new"), source.path("m", INDEX))
     assert eventually(lambda: views.errors() == ["merged", "tensors", "shards"])
-    with pytest.raises(OSError) as caught:
-        os.stat(m / "merged/m/model.safetensors")
-    assert caught.value.errno == errno.EIO
+    assert error_of(m / "merged/m/model.safetensors") == errno.EIO
     rules.write_text("")
     old = {t.name: t.data for t in trees.small_tensors("t.", seed=1)}
-    assert eventually(lambda: os.path.exists(m / "merged/m/model.safetensors"))
+    assert eventually(lambda: error_of(m / "merged/m/model.safetensors") is None)
     assert tensors_of(m / "merged/m/model.safetensors") == old
 
 
@@ -232,11 +236,10 @@ def test_index_of_pytorch(mount, source, place, when):
         assert eventually(lambda: "new.txt" in os.listdir(m / "merged/torch"))
         assert oracle.read_all(merged) == before
     else:
-        with pytest.raises(OSError) as caught:
-            os.stat(merged)
-        assert caught.value.errno == errno.EIO
+        assert error_of(merged) == errno.EIO and os.path.isfile(merged)
+        assert error_of(m / "merged/torch/pytorch_model.bin") == errno.EIO
     rules.write_text("")
-    assert eventually(lambda: os.path.exists(merged))
+    assert eventually(lambda: error_of(merged) is None)
     assert set(tensors_of(merged)) == {"a", "b"}
 
 
@@ -254,9 +257,7 @@ def test_index_is_open_for_writing(mount, source):
         m = mount(source.root)
         views = Views(m, source)
         assert views.errors() == ["merged", "tensors", "shards"]
-        with pytest.raises(OSError) as caught:
-            os.stat(m / "merged/m/model.safetensors")
-        assert caught.value.errno == errno.ETXTBSY
+        assert error_of(m / "merged/m/model.safetensors") == errno.ETXTBSY
     assert eventually(lambda: views.errors() == [])
 
 
@@ -302,47 +303,185 @@ def test_control_file_of_aria2(mount, source, name, when):
     if name == INDEX and when == "later":
         assert views.errors() == []
     else:
-        assert eventually(lambda: not views.check("merged"))
-        with pytest.raises(OSError) as caught:
-            os.stat(m / "merged/m/model.safetensors")
-        assert caught.value.errno == errno.ETXTBSY
+        assert eventually(lambda: error_of(m / "merged/m/model.safetensors") == errno.ETXTBSY)
+        assert "model.safetensors" in os.listdir(m / "merged/m")
+        assert os.path.isfile(m / "merged/m/model.safetensors")
     os.remove(control)
     assert eventually(lambda: views.errors() == [] and "aria2" not in "".join(m.problems()))
 
 
-def error_of(path):
-    try:
-        Path(path).read_bytes()
-    except OSError as error:
-        return error.errno
-    return None
+def look(m, *paths):
+    """Which paths are listed, and {path: (size, error of reading it)}."""
+    names = [f"{view}/d/{name}" for view in ("merged", "shards") for name in os.listdir(m / f"{view}/d")]
+    return names, {path: (os.stat(m / path).st_size, error_of(m / path)) for path in paths}
 
 
-@pytest.mark.skipif(not SLOWFS.exists(), reason="tests/slowfs/slowfs is not built")
+def wait_for(m, user, listed, expected):
+    """Waits until a user of the mount finds these files."""
+    found = []
+
+    def is_found():
+        try:
+            found.append(child(look, m, *expected, user=user))
+        except OSError as error:  # the version before has just ended
+            found.append(error)
+            return False
+        return listed <= set(found[-1][0]) and found[-1][1] == expected
+
+    assert eventually(is_found), found[-1]
+
+
+@pytest.fixture(params=["alone", "shared"])
+def user(request):
+    """Another user, if the mount is shared."""
+    if request.param == "alone":
+        return None
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it has two users")
+    return "nobody"
+
+
+def options_of(user):
+    return ["-o", "allow_other"] if user else []
+
+
+needs_slowfs = pytest.mark.skipif(not SLOWFS.exists(), reason="tests/slowfs/slowfs is not built")
+FAULTS = {"open": "EIO", "read": "EIO", "lookup": "EIO", "open ": "EACCES"}
+
+
+@needs_slowfs
 @pytest.mark.parametrize("when", ["before the mount", "later"])
-@pytest.mark.parametrize("operation", ["open", "read", "lookup"])
+@pytest.mark.parametrize("operation", FAULTS)
 @pytest.mark.parametrize("options", [[], ["--shards=3"]], ids=["shards", "re-cut"])
-def test_unread_shard(mount, place, options, operation, when):
-    """A shard whose storage fails: the merged file and the index stay listed and return the error, so
-    that no program takes the weights beside them. Tensors of other shards can be read."""
+@pytest.mark.parametrize("what", ["shard", "index"])
+def test_unread_file(mount, place, what, options, operation, when, user):
+    """A shard or the index cannot be read: the merged file and the index can still be found with
+    stat(2), by which programs choose the weights to load, and cannot be opened. Tensors of other
+    shards can be read."""
+    error = getattr(errno, FAULTS[operation])
     source = trees.Source(place / "s")
     want = source.add("d", "model", trees.small_tensors("t."), shards=2)
     torchfiles.save(Path(source.path("d/pytorch_model.bin")), torchfiles.weights(1, {"other": (5,)}))
+    merged, index = "merged/d/model.safetensors", f"shards/d/{INDEX}"
+    lost = want.shards[0][0] if what == "shard" else INDEX
+    sizes = {name: os.stat(source.path("d", name)).st_size for name in os.listdir(source.path("d"))}
+    size = sum(sizes[name] for name, _ in want.shards if operation != "lookup" or name != lost)
     rules = place / "faults"
-    fault = f"{operation} d/model-00001* error=EIO\n"
+    fault = f"{operation} d/{lost} error={FAULTS[operation]}\n"
     rules.write_text(fault if when == "before the mount" else "")
-    below = mount(source.root, "-o", f"faults={rules},valid=0", binary=SLOWFS)
-    m = mount(below.path, *options)
-    merged, index = m / "merged/d/model.safetensors", m / f"shards/d/{INDEX}"
+    below = mount(source.root, "-o", f"faults={rules},valid=0", *options_of(user), binary=SLOWFS)
+    m = mount(below.path, *options, *options_of(user))
     if when == "later":
-        assert error_of(merged) is None
-        os.utime(source.path("d", want.shards[0][0]))
+        assert error_of(m / merged) is None
+        os.utime(source.path("d", lost))
         rules.write_text(fault)
-        assert eventually(lambda: error_of(merged) is not None)
-    assert "model.safetensors" in os.listdir(m / "merged/d") and error_of(merged) == errno.EIO
-    assert INDEX in os.listdir(m / "shards/d") and error_of(index) == (errno.EIO if options else None)
-    assert {tensor.name for tensor in want.shards[1][1]} <= set(os.listdir(m / "tensors/d/model"))
-    assert error_of(m / f"tensors/d/model/{want.shards[0][1][0].name}") == errno.EIO
+    expected = {merged: (size, error)}
+    if options:
+        expected[index] = (size, error)
+    elif what == "shard":
+        expected[index] = (sizes[INDEX], None)
+    elif operation != "lookup":
+        expected[index] = (sizes[INDEX], error)
+    wait_for(m, user, {merged, index}, expected)
+    if options:
+        assert eventually(lambda: error_of(m / "shards/d/model-00001-of-00003.safetensors") == error)
+    if what == "shard":
+        assert error_of(m / f"tensors/d/model/{want.shards[0][1][0].name}") == error
+        for tensor in want.shards[1][1]:
+            assert eventually(lambda: error_of(m / f"tensors/d/model/{tensor.name}") is None)
     rules.write_text("")
-    assert eventually(lambda: error_of(merged) is None)
-    assert tensors_of(merged) == {tensor.name: tensor.data for tensor in want.tensors}
+    assert eventually(lambda: error_of(m / merged) is None)
+    assert tensors_of(m / merged) == {tensor.name: tensor.data for tensor in want.tensors}
+    assert os.stat(m / merged).st_size == len(oracle.read_all(m / merged))
+
+
+@needs_slowfs
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("operation", ["open", "lookup"])
+def test_unread_shard_without_an_index(mount, place, operation, shards, user):
+    """The size of what has none is not 0: tar does not open an empty file, and stores it."""
+    source = trees.Source(place / "s")
+    want = source.add("d", "model", trees.small_tensors("t."), shards=shards)
+    if shards > 1:
+        os.remove(source.path("d", INDEX))
+    rules = place / "faults"
+    rules.write_text(f"{operation} d/model* error=EIO\n")
+    below = mount(source.root, "-o", f"faults={rules},valid=0", *options_of(user), binary=SLOWFS)
+    m = mount(below.path, *options_of(user))
+    size = sum(os.stat(source.path("d", name)).st_size for name, _ in want.shards)
+    paths = ["merged/d/model.safetensors"] + [f"shards/d/{INDEX}"] * (shards > 1)
+    wait_for(m, user, set(paths), {path: (size if operation == "open" else 1, errno.EIO) for path in paths})
+    before = os.stat(m / paths[0])
+    archive = place / "archive.tar"
+    assert subprocess.run(["tar", "cf", archive, "-C", m / "merged", "d"], capture_output=True).returncode != 0
+    assert operation == "lookup" or before.st_mtime > 0
+    rules.write_text("")
+    assert eventually(lambda: error_of(m / paths[0]) is None)
+    assert tensors_of(m / paths[0]) == {tensor.name: tensor.data for tensor in want.tensors}
+    assert os.stat(m / paths[0]).st_ctime_ns != before.st_ctime_ns
+
+
+@needs_slowfs
+@pytest.mark.parametrize("options", [[], ["--shards=3"]], ids=["shards", "re-cut"])
+def test_storage_fails_only_for_the_check(mount, place, options):
+    """The daemon knows the headers of an unchanged checkpoint. The size of one that the caller cannot
+    open for a moment is not that of the file that he reads later."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it has two users")
+    source = trees.Source(place / "s")
+    want = source.add("d", "model", trees.small_tensors("t."), shards=2)
+    size = sum(os.stat(source.path("d", name)).st_size for name, _ in want.shards)
+    rules = place / "faults"
+    rules.write_text("")
+    below = mount(source.root, "-o", f"faults={rules},valid=0,allow_other", binary=SLOWFS)
+    m = mount(below.path, "-o", "allow_other", *options)
+    paths = ["merged/d/model.safetensors"] + [f"shards/d/{INDEX}"] * len(options)
+    right = [child(oracle.read_all, m / path, user="nobody") for path in paths]
+    assert len(right[0]) != size
+    for _ in range(3):
+        rules.write_text("open d/model-00001* error=EIO\n")
+        wait_for(m, "nobody", set(paths), {path: (size, errno.EIO) for path in paths})
+        rules.write_text("")
+        for path, content in zip(paths, right):
+            assert eventually(lambda: child(error_of, m / path, user="nobody") is None)
+            assert child(oracle.read_all, m / path, user="nobody") == content
+            assert os.stat(m / path).st_size == len(content)
+
+
+@needs_slowfs
+def test_size_shows_no_names(mount, place):
+    """The caller may not read the second shard. What he finds does not depend on its tensor names."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it has two users")
+    found = []
+    for prefix in ("t.", "t.with.a.much.longer.name."):
+        source = trees.Source(place / prefix)
+        want = source.add("d", "model", trees.small_tensors("a.") + trees.small_tensors(prefix), shards=2)
+        for i, (name, _) in enumerate(want.shards):
+            with open(source.path("d", name), "r+b") as f:  # of one size
+                length = int.from_bytes(f.read(8), "little")
+                header = f.read(length)
+                data = f.read()
+                f.seek(0)
+                f.write((8192).to_bytes(8, "little") + header.ljust(8192) + data)
+            os.chmod(source.path("d", name), 0o600 if i else 0o644)
+        os.remove(source.path("d", INDEX))
+        rules = place / f"{prefix}faults"
+        rules.write_text("open d/model-00001* error=EIO\n")
+        below = mount(source.root, "-o", f"faults={rules},valid=0,allow_other,default_permissions", binary=SLOWFS)
+        for options in ([], ["--shards=3"]):
+            m = mount(below.path, "-o", "allow_other", *options)
+            found.append(child(sizes_in_views, m, user="nobody"))
+            m.unmount()
+    assert found[:2] == found[2:]
+
+
+def sizes_in_views(m):
+    found = {}
+    for view in ("merged", "shards", "tensors", "npy"):
+        for name in ("model.safetensors", INDEX, "model.index.json", "model"):
+            try:
+                found[view, name] = os.stat(m / f"{view}/d/{name}").st_size
+            except OSError as e:
+                found[view, name] = e.errno
+    return found

@@ -316,6 +316,11 @@ errint_t group_load(struct source_dir *dir, const struct group *group, unsigned 
  * If the storage of its lane does not answer, the last version that was loaded decides; false if
  * there is none. */
 bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
+/* The same for a program that uses the only checkpoint of a directory. It must not use another one
+ * because weights are lost: true also if a file is named like weights, or, if none in the directory
+ * is, if it is damaged or cannot be read. */
+bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
+                             const struct group *group);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
  * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);

@@ -223,3 +223,19 @@ group_single_name(const char *file, char stem[256])
     return suffix.container &&
            make_stem(stem, suffix.container, file, (size_t)(suffix.text - file), NULL, 0);
 }
+
+bool
+group_is_name_of_weights(const char *file)
+{
+    static const char *const stems[] = {"pytorch_model",           "diffusion_pytorch_model",
+                                        "open_clip_pytorch_model", "pytorch_lora_weights",
+                                        "adapter_model",           "consolidated"};
+
+    for (size_t i = 0; i < COUNT_OF(stems); i++) {
+        size_t length = strlen(stems[i]);
+
+        if (strncmp(file, stems[i], length) == 0 && (file[length] == '.' || file[length] == '-'))
+            return true;
+    }
+    return false;
+}

@@ -62,4 +62,8 @@ bool group_misnumbered_name(const char *file, uint32_t *number, uint32_t *of);
 /* Whether `file` is STEM.safetensors, or has the suffix of another container. */
 bool group_single_name(const char *file, char stem[256]);
 
+/* Whether loaders look for PyTorch weights under this name: pytorch_model.bin, consolidated.00.pth.
+ */
+bool group_is_name_of_weights(const char *file);
+
 #endif

@@ -176,28 +176,76 @@ groups_load(struct source_dir *dir, const struct listing *listing, const bool *w
     free(queries);
 }
 
+/* The last known version if the storage of its lane does not answer. */
+static errint_t
+current_or_known_checkpoint(struct source_dir *dir, const struct group *group,
+                            struct checkpoint **checkpoint)
+{
+    struct query *query;
+
+    if (!group->lane)
+        return group_checkpoint(dir, group, checkpoint);
+    query = ask_group(dir, group);
+    if (query)
+        query_pool_wait(dir->catalog->queries, &query, 1);
+    query_unref(dir->catalog->queries, query);
+    return group_known_checkpoint(group, checkpoint);
+}
+
 bool
 group_is_checkpoint(struct source_dir *dir, const struct group *group)
 {
     struct checkpoint *checkpoint;
     bool is_checkpoint;
-    struct query *query;
-    errint_t error;
 
     if (!group->container->is_converted)
         return true;
-    if (group->lane) {
-        query = ask_group(dir, group);
-        if (query)
-            query_pool_wait(dir->catalog->queries, &query, 1);
-        query_unref(dir->catalog->queries, query);
-        error = group_known_checkpoint(group, &checkpoint);
-    } else {
-        error = group_checkpoint(dir, group, &checkpoint);
-    }
-    if (error)
+    if (current_or_known_checkpoint(dir, group, &checkpoint))
         return false;
     is_checkpoint = !checkpoint->is_absent;
     checkpoint_unref(checkpoint);
     return is_checkpoint;
+}
+
+/* Whether loaders look for weights under the name of a file. */
+static bool
+is_named_like_weights(const struct group *group)
+{
+    return !group->container->is_converted ||
+           (group->member_count && group_is_name_of_weights(group->members[0]));
+}
+
+static bool
+has_name_of_weights(const struct listing *listing)
+{
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        if (is_named_like_weights(&listing->groups[i]))
+            return true;
+    return false;
+}
+
+/* Whether one of its files may be a checkpoint that is damaged or cannot be read. */
+static bool
+is_lost(const struct checkpoint *checkpoint)
+{
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
+        if (checkpoint->shards[i]->refusal && checkpoint->shards[i]->error != -ENOMSG)
+            return true;
+    return false;
+}
+
+bool
+group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
+                        const struct group *group)
+{
+    struct checkpoint *checkpoint;
+    bool may_be;
+
+    if (is_named_like_weights(group))
+        return true;
+    if (current_or_known_checkpoint(dir, group, &checkpoint))
+        return !has_name_of_weights(listing);
+    may_be = !checkpoint->is_absent || (is_lost(checkpoint) && !has_name_of_weights(listing));
+    checkpoint_unref(checkpoint);
+    return may_be;
 }

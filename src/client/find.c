@@ -33,10 +33,11 @@ find_directory(const char *path, struct found *found)
 }
 
 static bool
-group_is_candidate(struct source_dir *dir, const struct group *group,
+group_is_candidate(struct source_dir *dir, const struct listing *listing, const struct group *group,
                    const struct container *container)
 {
-    return !group->shadowed && group->container == container && group_is_checkpoint(dir, group);
+    return !group->shadowed && group->container == container &&
+           group_may_be_checkpoint(dir, listing, group);
 }
 
 /* Lists the stems of a directory's checkpoints of a container, for a message. */
@@ -49,7 +50,7 @@ name_groups(struct source_dir *dir, const struct listing *listing,
 
     out[0] = '\0';
     for (uint32_t i = 0; i < listing->group_count && used < size; i++)
-        if (group_is_candidate(dir, &listing->groups[i], container))
+        if (group_is_candidate(dir, listing, &listing->groups[i], container))
             used += (size_t)snprintf(
                 out + used, size - used, "%s%s", used ? ", " : "",
                 quoted(stem, listing->groups[i].stem, strlen(listing->groups[i].stem)));
@@ -67,7 +68,7 @@ only_group(struct source_dir *dir, const struct listing *listing, const struct c
     for (uint32_t i = 0; i < listing->group_count; i++) {
         const struct group *group = &listing->groups[i];
 
-        if (!group_is_candidate(dir, group, container))
+        if (!group_is_candidate(dir, listing, group, container))
             continue;
         only = group;
         ++*count;

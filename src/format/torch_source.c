@@ -696,24 +696,29 @@ errint_t
 torch_source_open(int fd, uint64_t file_size, st_admit *admit, void *arg,
                   struct torch_imports *imports, struct torch_source *source, struct reason *reason)
 {
-    char magic[4] = "";
+    enum { MAGIC_BYTES = 4 };
+    static const char lfs_pointer[] = "version https://git-lfs.github.com/spec/";
+    char first[sizeof(lfs_pointer) - 1] = "";
     errint_t error;
 
     *source = (struct torch_source){
         .fd = fd, .file_size = file_size, .admit = admit, .admit_arg = arg, .imports = imports};
-    if (file_size < sizeof(magic))
+    if (file_size < MAGIC_BYTES)
         return reason_set(reason, -ENOMSG, "NotTorch", "the file has %" PRIu64 " bytes", file_size);
-    error = bytes_read_at(fd, magic, sizeof(magic), 0, reason);
+    error =
+        bytes_read_at(fd, first, file_size < sizeof(first) ? file_size : sizeof(first), 0, reason);
     if (error)
         return error;
-    source->is_zip = memcmp(magic, LOCAL_HEADER_MAGIC, sizeof(magic)) == 0;
+    if (memcmp(first, lfs_pointer, sizeof(first)) == 0)
+        return reason_set(reason, -EBADMSG, "NotTorch", "a Git LFS pointer; run git lfs pull");
+    source->is_zip = memcmp(first, LOCAL_HEADER_MAGIC, MAGIC_BYTES) == 0;
     error = source->is_zip       ? open_archive(source, reason)
-            : magic[0] == '\200' ? open_pickles(source, read_legacy, reason)
+            : first[0] == '\200' ? open_pickles(source, read_legacy, reason)
                                  : refuse_other_file(reason);
     if (error)
         torch_source_close(source);
     if (error == -ENOMSG && !source->is_zip && imports) {
-        errint_t listing = list_other_pickle(source, magic, reason);
+        errint_t listing = list_other_pickle(source, first, reason);
 
         error = listing ? listing : error;
     }

@@ -61,6 +61,10 @@ def test_files_that_are_not_checkpoints(source):
     (source / "two/pytorch_model-00001-of-00002.bin").unlink()
     (source / "two/pytorch_model-00002-of-00002.bin").unlink()
     check(source / "two", A)  # the optimizer is the only one
+    (source / "two/pytorch_model.bin").touch()
+    with pytest.raises(Exception, match="pytorch_model.bin"):
+        fstfs.numpy.load_file(source / "two")
+    (source / "two/pytorch_model.bin").unlink()
     (source / "two/optimizer.pt").unlink()
     with pytest.raises(Exception, match="no checkpoint in this directory"):
         fstfs.numpy.load_file(source / "two")

@@ -84,14 +84,20 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin", "adapter_model.bin", "consolidated.00.pth",
                                   "diffusion_pytorch_model.fp16.bin"])
 def test_weights_that_are_no_weights(tmp_path, name, content):
-    """In a directory they are a finding if loaders look for their name."""
-    for passed in "vocab.bin", "training_args.bin", "pytorch_models.bin":
-        (tmp_path / passed).write_bytes(content)
+    """In a directory they are a finding if loaders look for their name, or if they are pointers of Git LFS."""
+    others = ["vocab.bin", "training_args.bin", "pytorch_models.bin"]
+    for other in others:
+        (tmp_path / other).write_bytes(content)
     (tmp_path / name).write_bytes(content)
     for path in tmp_path, tmp_path / name:
-        [line] = run(path, status=1)[0]
-        assert line.startswith(f"{tmp_path}/{name}: not a checkpoint: NotTorch: ")
-        assert line.endswith(": a Git LFS pointer; run git lfs pull") == (content == LFS)
+        lines = run(path, status=1)[0]
+        if content == LFS:
+            names = [name] if path != tmp_path else sorted([name, *others])
+            assert [line[:line.index(" pull")] for line in sorted(lines)] == [
+                f"{tmp_path}/{n}: refused: NotTorch: a Git LFS pointer; run git lfs" for n in names]
+        else:
+            [line] = lines
+            assert line.startswith(f"{tmp_path}/{name}: not a checkpoint: NotTorch: ")
 
 
 def test_refused(tmp_path):

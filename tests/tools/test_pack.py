@@ -202,6 +202,44 @@ def test_index_that_cannot_be_used(place, path, what):
     run("--shards=3", source.path(path), place / "out")
 
 
+LOST = {"unreadable": torchfiles.torch_file(torchfiles.weights(1)), "truncated": torchfiles.torch_file(torchfiles.weights(1))[:-30],
+        "empty": b"", "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_lost_weights_beside_another_checkpoint(place, what, test_user, user_program):
+    """The other one does not become the only checkpoint of the directory."""
+    directory = place / "models"
+    torchfiles.save(directory / "optimizer.pt", torchfiles.weights(2))
+    weights = directory / "pytorch_model.bin"
+    weights.write_bytes(LOST[what])
+    os.chmod(weights, 0 if what == "unreadable" else 0o644)
+    (place / "out").mkdir()
+    os.chmod(place / "out", 0o777)
+    for source, message in ((directory, "contains 2 checkpoints"), (directory / "model", "pytorch_model.bin")):
+        err = run("--shards=1", source, place / "out", status=1, user=test_user, program=user_program(PACK))
+        assert message in err
+    os.remove(directory / "optimizer.pt")
+    err = run("--shards=1", directory, place / "out", status=1, user=test_user, program=user_program(PACK))
+    assert "pytorch_model.bin" in err and os.listdir(place / "out") == []
+
+
+@pytest.mark.parametrize("what", [what for what in LOST if what != "empty"])
+def test_lost_file_beside_weights(place, what, test_user, user_program):
+    """A file without the name of weights counts only if none has such a name."""
+    directory = place / "models"
+    torchfiles.save(directory / "a.pt", torchfiles.weights(2))
+    lost = directory / "training_args.bin"
+    lost.write_bytes(LOST[what])
+    os.chmod(lost, 0 if what == "unreadable" else 0o644)
+    (place / "out").mkdir()
+    os.chmod(place / "out", 0o777)
+    run("--shards=1", directory, place / "out", status=1, user=test_user, program=user_program(PACK))
+    os.rename(directory / "a.pt", directory / "pytorch_model.bin")
+    run("--shards=1", directory, place / "out", user=test_user, program=user_program(PACK))
+    assert os.listdir(place / "out") == ["model.safetensors"]
+
+
 def test_force_with_a_dangling_index(place):
     source, out, old = two_sources(place)
     index = place / "out/model.safetensors.index.json"

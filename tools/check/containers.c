@@ -2,6 +2,7 @@
 #include "containers.h"
 
 #include "base/array.h"
+#include "catalog/group_names.h"
 #include "catalog/header_budget.h"
 #include "format/container.h"
 #include "format/gguf.h"
@@ -60,39 +61,13 @@ take_container(const struct checked_file *container, const struct st_table *tabl
     container->result->bytes = container->size;
 }
 
-/* Whether loaders look for weights under this name: pytorch_model.bin, consolidated.00.pth. */
-static bool
-is_name_of_weights(const char *path)
-{
-    static const char *const stems[] = {"pytorch_model", "diffusion_pytorch_model", "adapter_model",
-                                        "consolidated"};
-    const char *name = basename(path);
-
-    for (size_t i = 0; i < COUNT_OF(stems); i++) {
-        size_t length = strlen(stems[i]);
-
-        if (strncmp(name, stems[i], length) == 0 && (name[length] == '.' || name[length] == '-'))
-            return true;
-    }
-    return false;
-}
-
-static bool
-is_lfs_pointer(const struct checked_file *container)
-{
-    static const char begin[] = "version https://git-lfs.github.com/spec/";
-    char first[sizeof(begin) - 1];
-
-    return pread(container->fd, first, sizeof(first), 0) == (ssize_t)sizeof(first) &&
-           memcmp(first, begin, sizeof(first)) == 0;
-}
-
 /* Whether a file that is not a checkpoint is ignored instead of reported. */
 static bool
 is_passed_over(const struct checked_file *container, const struct reason *reason)
 {
     return container->use != CONTAINER_NAMED &&
-           (strcmp(reason->rule, "NotTorch") != 0 || !is_name_of_weights(container->path));
+           (strcmp(reason->rule, "NotTorch") != 0 ||
+            !group_is_name_of_weights(basename(container->path)));
 }
 
 /* Reports that reading the header failed with `error`. */
@@ -112,10 +87,7 @@ report_header(const struct checked_file *container, errint_t error, const struct
                  : error == -ENOMSG  ? "not a checkpoint: %s: %s"
                  : error == -ENOBUFS ? "cannot be checked: %s: %s"
                                      : "%s: %s",
-                 reason->rule,
-                 error == -ENOMSG && is_lfs_pointer(container)
-                     ? "a Git LFS pointer; run git lfs pull"
-                     : reason->text);
+                 reason->rule, reason->text);
     return 0;
 }
 

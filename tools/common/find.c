@@ -60,7 +60,8 @@ list_groups(const struct found *found, const struct container *container,
     for (uint32_t i = 0; i < found->listing->group_count; i++) {
         const struct group *group = &found->listing->groups[i];
 
-        if (group->container != container || !group_is_checkpoint(found->root, group))
+        if (group->container != container ||
+            !group_may_be_checkpoint(found->root, found->listing, group))
             continue;
         if (count < 2)
             groups[count] = group;

@@ -124,6 +124,8 @@ struct shard {
     char *refusal; /* one line; NULL: it is not refused */
     errint_t error; /* of the refusal, or 0 */
     bool temporary; /* the refusal may not last: it is tried again at the next check */
+    bool
+        is_unread; /* refused for a reason that does not depend on its content: storage, a writer */
     bool may_have_acl; /* has an access control list, or that is not known; not set for the only
                         * shard */
 };
@@ -149,7 +151,7 @@ struct checkpoint {
     struct ownership ownership; /* of all its shards combined */
     /* Its shards differ in device, owner, group or mode, one has an overflow ID, or one may have an
      * access control list, so a user may be able to read only some of them. The device counts
-     * because a FUSE server can show any owner. Refused shards do not count. */
+     * because a FUSE server can show any owner. Unread shards do not count. */
     bool rights_differ;
     /* A name that is not found may exist later: the error of reading a shard or the index, such as
      * -EIO; -ETXTBSY if another process writes or downloads it; -EMFILE or -ENFILE if no descriptor

@@ -86,9 +86,10 @@ add_ownership(struct common_ownership *common, const struct file_identity *file)
 }
 
 /*
- * The ownership of a file that is made of all shards and the index. If owners differ, the owner is
- * the mounting user, who could read all headers and may therefore read the file. A user whose class
- * is not the same for each file (owner, group, others) gets the bits that all these classes have.
+ * The ownership of a file that is made of all shards and the index, except for those that cannot be
+ * read now. If owners differ, the owner is the mounting user, who could read all headers. A user
+ * whose class is not the same for each file (owner, group, others) gets the bits that all these
+ * classes have.
  */
 static struct ownership
 combine_ownership(struct checkpoint *checkpoint)
@@ -99,7 +100,7 @@ combine_ownership(struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        if (shard->refusal)
+        if (shard->is_unread)
             continue;
         add_ownership(&common, &shard->identity);
         common.rights_differ |= shard->may_have_acl;
@@ -469,10 +470,10 @@ consequence(const struct checkpoint *checkpoint)
                                          : "there is no merged file";
 }
 
-/* Whether a shard is refused because it cannot be read now: not because of its content, because no
- * descriptor is free, or because there is no file. */
+/* Whether storage, a writer or the budget for headers prevents reading the shard now. False if it
+ * is invalid or missing, and if no descriptor is free. */
 static bool
-is_unread(const struct shard *shard)
+may_be_read_later(const struct shard *shard)
 {
     return shard->temporary && error_hides_target(shard->error) && !error_is_lack(shard->error);
 }
@@ -480,7 +481,7 @@ is_unread(const struct shard *shard)
 static void
 summarize_refused_shard(struct checkpoint *checkpoint, const struct shard *shard)
 {
-    bool is_missed = is_unread(shard) && !has_files_instead(checkpoint);
+    bool is_missed = may_be_read_later(shard) && !has_files_instead(checkpoint);
 
     mark_unsound(checkpoint, "a shard is refused");
     checkpoint->has_unread_shard |= is_missed;
@@ -585,9 +586,9 @@ summarize_shards(struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        /* A version with a refused shard has a change time of its own. */
+        /* A version with a shard that cannot be read now has a change time of its own. */
         checkpoint->version =
-            file_identity_hash(&shard->identity, checkpoint->version + (shard->refusal != NULL));
+            file_identity_hash(&shard->identity, checkpoint->version + shard->temporary);
         if (!any || is_later(&shard->identity.modified, &checkpoint->modified))
             checkpoint->modified = shard->identity.modified;
         if (!any || is_later(&shard->identity.changed, &checkpoint->changed))

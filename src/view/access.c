@@ -82,13 +82,14 @@ access_backing(struct view *view, const struct caller *caller, const struct back
     return view->options.check(caller, &query, 1);
 }
 
-/* `listing`: skips links to other file systems, which may hang; NULL: checks all files. */
+/* Nothing that is shown depends on the content of unread files, so they need not be readable, and
+ * looking up the index may fail. `listing`: skips links to other file systems, which may hang;
+ * NULL: checks all files. */
 static errint_t
 access_files(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
              int mask, const struct listing *listing)
 {
-    /* Nobody learns anything from an index that cannot be read; its lookup may fail, too. */
-    bool has_index = checkpoint->index_name && !(mask == 0 && checkpoint->has_unread_index);
+    bool has_index = checkpoint->index_name && !checkpoint->has_unread_index;
     struct permission_query *queries;
     char *index = NULL;
     size_t count = 0;
@@ -109,7 +110,8 @@ access_files(struct view *view, const struct caller *caller, const struct checkp
         const struct backing *backing = checkpoint->shards[i]->backing;
 
         if (backing && !(listing && listing_lane(listing, checkpoint->shards[i]->name)))
-            queries[count++] = query_of_file(backing->path, &backing->identity, mask);
+            queries[count++] = query_of_file(backing->path, &backing->identity,
+                                             checkpoint->shards[i]->is_unread ? 0 : mask);
     }
     if (count)
         error = view->options.check(caller, queries, count);
@@ -142,43 +144,51 @@ access_existence(struct view *view, const struct caller *caller,
     return error == -EACCES ? -ENOENT : error;
 }
 
-/* Whether a check fails because storage does. -ESTALE: the file is another one now. */
+/* Whether a check fails because storage does. -ESTALE can also mean that the file is another one
+ * now, but not if that was tried. */
 static bool
-is_storage_error(errint_t error)
+is_storage_error(errint_t error, bool is_retry)
 {
-    return error_hides_target(error) && error != -EACCES && error != -ESTALE &&
-           !error_is_lack(error);
+    return error_hides_target(error) && error != -EACCES && !error_is_lack(error) &&
+           (error != -ESTALE || is_retry);
 }
 
 errint_t
 access_generated(struct view *view, const struct caller *caller,
-                 const struct checkpoint *checkpoint, enum made_kind kind, bool *is_unread)
+                 const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
+                 bool *is_unread)
 {
     errint_t error = 0, refused;
 
     *is_unread = derived_is_unread(checkpoint, kind);
-    if (!*is_unread && (made_is_recut(kind) || is_of_several(checkpoint))) {
+    if (made_is_recut(kind) || is_of_several(checkpoint)) {
         error = access_shards(view, caller, checkpoint, R_OK);
-        *is_unread = is_storage_error(error);
-        if (error != -EACCES && !*is_unread)
-            return error;
+        if (!error)
+            return 0;
     }
+    if (is_storage_error(error, is_retry)) {
+        *is_unread = true;
+        error = 0;
+    }
+    if (error && error != -EACCES)
+        return error;
     refused = access_existence(view, caller, checkpoint);
-    return refused || *is_unread ? refused : error;
+    return refused ? refused : error;
 }
 
 errint_t
 access_listed(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-              enum made_kind kind, const struct listing *listing, bool *is_unread)
+              enum made_kind kind, const struct listing *listing, bool is_retry, bool *is_unread)
 {
     errint_t error = 0;
 
     *is_unread = derived_is_unread(checkpoint, kind);
-    if (!*is_unread && (made_is_recut(kind) || is_of_several(checkpoint))) {
+    if (made_is_recut(kind) || is_of_several(checkpoint))
         error = access_files(view, caller, checkpoint, R_OK, listing);
-        *is_unread = is_storage_error(error);
-    }
-    return *is_unread ? 0 : error;
+    if (!is_storage_error(error, is_retry))
+        return error;
+    *is_unread = true;
+    return 0;
 }
 
 bool

@@ -35,17 +35,18 @@ errint_t access_existence(struct view *view, const struct caller *caller,
  * whose size shows those of tensors. Without it the result is -EACCES, also if no such name exists.
  * -ENOENT: links among the files lead to where the caller may not look.
  *
- * *is_unread: storage fails, for the daemon or for this check. Then the file cannot be opened, and
- * nothing else of what the caller gets may depend on the content of the checkpoint's files.
+ * *is_unread: a file cannot be read now, by the daemon or for this check. Then the made file cannot
+ * be opened, and nothing that the caller gets may depend on the content of the checkpoint's files.
+ * `is_retry`: a first attempt returned -ESTALE.
  */
 errint_t access_generated(struct view *view, const struct caller *caller,
-                          const struct checkpoint *checkpoint, enum made_kind kind,
+                          const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
                           bool *is_unread);
 /* The same for a name in a listing, except that links are not checked (the listing has checked
  * them), nor is a file that a link to another file system leads to, which may hang. */
 errint_t access_listed(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, enum made_kind kind,
-                       const struct listing *listing, bool *is_unread);
+                       const struct listing *listing, bool is_retry, bool *is_unread);
 /* Whether the caller is the mounting user or root, or nobody else can access the mount. */
 bool access_is_owner(const struct view *view, const struct caller *caller);
 /* Hides an error that may depend on the content of the directory that contains the checkpoint of a

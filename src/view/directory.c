@@ -353,7 +353,7 @@ count_entry_files(void *arg, size_t at)
     kind = entry->kind == ENTRY_RECUT ? MADE_PART : entry->made.kind;
     if (entry->kind != ENTRY_TENSORS)
         error = access_listed(conditions->view, conditions->caller, checkpoint, kind,
-                              listing->listing, &is_unread);
+                              listing->listing, conditions->any_version, &is_unread);
     if (error_is_lack(error) || (error == -ESTALE && !conditions->any_version))
         atomic_store(&conditions->error, error);
     if (error) /* what exists depends on files that the caller may not or cannot read */
@@ -642,7 +642,7 @@ view_readdir_lookup(struct view *view, struct view_directory *directory, uint64_
 
         return shown->may_hang ? -EAGAIN
                                : lookup_in(view, NULL, directory->node,
-                                           directory->names->text + shown->name, id, st);
+                                           directory->names->text + shown->name, false, id, st);
     }
     error = stat_tensor(set, (uint32_t)index, st);
     if (error)

@@ -81,8 +81,8 @@ struct recut_files {
 
 #define PARTS_UNKNOWN UINT32_MAX /* storage fails, see access_generated() */
 
-/* `parts`: of derived_parts(). While they are not known, there is only the file with which programs
- * begin: the index, if there may be several parts. */
+/* `parts`: of derived_parts(). While they are not known, only the file that loaders open first is
+ * shown: the index, if there may be several parts. */
 static inline struct recut_files
 recut_files_of(const struct group *group, const struct dir_entry *entry, uint32_t parts)
 {

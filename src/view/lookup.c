@@ -20,6 +20,7 @@ struct lookup {
     const char *name;
     uint64_t inode; /* of the name */
     bool is_checked; /* other users can access the mount, and the name is in the source */
+    bool is_retry; /* after -ESTALE */
     node_id *id; /* results */
     struct stat *st;
 };
@@ -224,8 +225,8 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
 
     if (error)
         return error;
-    error =
-        access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind, &is_unread);
+    error = access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind,
+                             lookup->is_retry, &is_unread);
     if (!error)
         return lookup_made_of(lookup, checkpoint, entry->made, is_unread);
     checkpoint_unref(checkpoint);
@@ -244,16 +245,16 @@ lookup_unconverted_file(struct lookup *lookup, const struct dir_listing *listing
 
     if (error)
         return error;
-    error =
-        access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind, &is_unread);
+    error = access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind,
+                             lookup->is_retry, &is_unread);
     if (!error && is_unread)
         error = storage_error(checkpoint);
-    is_converted = error == -EACCES ||
-                   derived_size(checkpoint, &lookup->view->options, &entry->made, &size) == 0;
+    is_converted =
+        !error && derived_size(checkpoint, &lookup->view->options, &entry->made, &size) == 0;
     checkpoint_unref(checkpoint);
-    if (error && error != -EACCES)
-        return error;
-    return is_converted ? -ENOENT : lookup_source_file(lookup, false);
+    if (error == -EACCES || is_converted)
+        return -ENOENT;
+    return error ? error : lookup_source_file(lookup, false);
 }
 
 /* Whether the name looked up is that of this file of a checkpoint that is re-cut into `parts`. */
@@ -286,7 +287,8 @@ lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
 
     if (error)
         return error;
-    error = access_generated(lookup->view, lookup->caller, checkpoint, made.kind, &is_unread);
+    error = access_generated(lookup->view, lookup->caller, checkpoint, made.kind, lookup->is_retry,
+                             &is_unread);
     if (!error && !is_unread)
         error = absent_or_passing(checkpoint,
                                   derived_parts(checkpoint, &lookup->view->options, &parts));
@@ -459,12 +461,16 @@ lookup_in_tensors_once(struct lookup *lookup)
     struct view *view = lookup->view;
     struct node *set;
     uint32_t position;
-    errint_t refused, error = current_tensors(view, lookup->parent, &set);
+    errint_t refused, of_all, error = current_tensors(view, lookup->parent, &set);
 
     if (error)
         return access_hide_error(view, lookup->caller, lookup->parent, error);
     error = absent_or_passing(set->checkpoint, tensor_set_find(set, lookup->name, &position));
     refused = access_set(view, lookup->caller, lookup->parent, set, error ? NODE_ITSELF : position);
+    if (refused && !error) { /* as for a name that does not exist */
+        of_all = access_set(view, lookup->caller, lookup->parent, set, NODE_ITSELF);
+        refused = of_all ? of_all : refused;
+    }
     if (refused)
         error = refused;
     if (!error)
@@ -491,6 +497,7 @@ lookup_in_tensors(struct lookup *lookup)
 
 errint_t
 lookup_in(struct view *view, const struct caller *caller, struct node *parent, const char *name,
+          bool is_retry,
           /* NOLINTNEXTLINE(readability-non-const-parameter): written through lookup.id */
           node_id *id, struct stat *st)
 {
@@ -500,6 +507,7 @@ lookup_in(struct view *view, const struct caller *caller, struct node *parent, c
                             .name = name,
                             .inode = node_child_inode(parent->inode, name, strlen(name)),
                             .is_checked = view->options.check && parent->kind == NODE_DIRECTORY,
+                            .is_retry = is_retry,
                             .id = id,
                             .st = st};
 
@@ -531,7 +539,7 @@ view_lookup(struct view *view, const struct caller *caller, node_id parent_id, c
     if (error)
         return error;
     do
-        error = lookup_in(view, caller, parent, name, id, st);
+        error = lookup_in(view, caller, parent, name, tries > 0, id, st);
     while (retry_after_change(parent, error, &tries));
     return error;
 }

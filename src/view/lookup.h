@@ -5,9 +5,9 @@
 
 #include "view/node.h"
 
-/* As view_lookup(), but only one attempt: -ESTALE is not retried. *id and *st may be written on
- * errors, too. */
+/* As view_lookup(), but only one attempt. `is_retry`: the one before returned -ESTALE. *id and *st
+ * may be written on errors, too. */
 errint_t lookup_in(struct view *view, const struct caller *caller, struct node *parent,
-                   const char *name, node_id *id, struct stat *st);
+                   const char *name, bool is_retry, node_id *id, struct stat *st);
 
 #endif

@@ -116,7 +116,8 @@ list_of_node(struct view *view, const struct caller *caller, struct node *node, 
     case NODE_SOURCE_FILE:
         return list_of_source_file(view, node, list);
     case NODE_MADE_FILE:
-        if (node->is_unread) /* the check fails no longer: the next lookup finds another node */
+        /* If only the check of the caller had failed, the next lookup finds another node. */
+        if (node->is_unread)
             return node->checkpoint->passing_error ? node->checkpoint->passing_error : -ESTALE;
         return list_cache_get(view->lists, node->checkpoint, &view->options, &node->made, list);
     default:

@@ -253,6 +253,34 @@ def fill_header_budget(m, source, room):
     return fds
 
 
+def errors(m, paths):
+    return [attempt(os.stat, m / path) for path in paths]
+
+
+@pytest.mark.skipif(SANITIZED, reason="needs the largest headers, which take too long")
+def test_budget_shows_no_size_of_a_closed_header(mount, source):
+    """Whether a header has room depends on its size."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it has two users")
+    paths = []
+    for name, size in ("small", 1000), ("large", 20_000_000):
+        source.directory(name)
+        raw_shard(source.path(f"{name}/model-00001-of-00002.safetensors"), zeros(1000, b"b"))
+        closed = source.path(f"{name}/model-00002-of-00002.safetensors")
+        raw_shard(closed, zeros(size))
+        os.chmod(closed, 0o600)
+        paths += [f"{name}/model.safetensors", f"{name}/model/a", f"{name}/model/b"]
+    paths = [f"merged/{path}" if path.endswith("model.safetensors") else f"tensors/{path}" for path in paths]
+    m = mount(source.root, "-o", "allow_other", f"--memory={MEMORY}")
+    fds = fill_header_budget(m, source, 16 << 20)
+    try:
+        assert errors(m, paths) == [0, 0, 0, 0, errno.EIO, 0]
+        assert child(errors, m, paths, user="nobody") == [errno.EACCES] * 6
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
 @pytest.mark.skipif(SANITIZED, reason="needs the largest headers, which take too long")
 def test_list_of_tensors_over_the_budget(mount, source):
     """The headers of a checkpoint fit, and the list of its tensors does not: it is refused, and

@@ -387,6 +387,8 @@ def test_unread_file(mount, place, what, options, operation, when, user):
         assert eventually(lambda: error_of(m / "shards/d/model-00001-of-00003.safetensors") == error)
     if what == "shard":
         assert error_of(m / f"tensors/d/model/{want.shards[0][1][0].name}") == error
+        assert {tensor.name for tensor in want.shards[1][1]} == set(
+            child(os.listdir, m / "tensors/d/model", user=user))
         for tensor in want.shards[1][1]:
             assert eventually(lambda: error_of(m / f"tensors/d/model/{tensor.name}") is None)
     rules.write_text("")
@@ -422,8 +424,9 @@ def test_unread_shard_without_an_index(mount, place, operation, shards, user):
 
 
 @needs_slowfs
+@pytest.mark.parametrize("error", ["EIO", "ESTALE"])
 @pytest.mark.parametrize("options", [[], ["--shards=3"]], ids=["shards", "re-cut"])
-def test_storage_fails_only_for_the_check(mount, place, options):
+def test_storage_fails_only_for_the_check(mount, place, options, error):
     """The daemon knows the headers of an unchanged checkpoint. The size of one that the caller cannot
     open for a moment is not that of the file that he reads later."""
     if os.geteuid() != 0:
@@ -439,8 +442,8 @@ def test_storage_fails_only_for_the_check(mount, place, options):
     right = [child(oracle.read_all, m / path, user="nobody") for path in paths]
     assert len(right[0]) != size
     for _ in range(3):
-        rules.write_text("open d/model-00001* error=EIO\n")
-        wait_for(m, "nobody", set(paths), {path: (size, errno.EIO) for path in paths})
+        rules.write_text(f"open d/model-00001* error={error}\n")
+        wait_for(m, "nobody", set(paths), {path: (size, getattr(errno, error)) for path in paths})
         rules.write_text("")
         for path, content in zip(paths, right):
             assert eventually(lambda: child(error_of, m / path, user="nobody") is None)
@@ -448,40 +451,68 @@ def test_storage_fails_only_for_the_check(mount, place, options):
             assert os.stat(m / path).st_size == len(content)
 
 
+def write_closed_shard(path, kind):
+    """Of one size. The kinds are tensors with some names or with others, and a file that is invalid."""
+    tensors = trees.small_tensors("t." if kind == "names" else "t.with.other.names.")
+    data = bytearray(trees.file_bytes(tensors, pad=8192))
+    if kind == "invalid":
+        data[8] = ord("x")
+    Path(path).write_bytes(data)
+
+
 @needs_slowfs
-def test_size_shows_no_names(mount, place):
-    """The caller may not read the second shard. What he finds does not depend on its tensor names."""
+@pytest.mark.parametrize("options", [[], ["--shards=3"]], ids=["shards", "re-cut"])
+@pytest.mark.parametrize("failing", [None, "model-00001-of-00002.safetensors", INDEX])
+def test_what_a_closed_shard_shows(mount, place, failing, options):
+    """The caller may not read the second shard. What he finds does not depend on what is in it, also
+    while the storage of the first one, or of the index, fails."""
     if os.geteuid() != 0:
         pytest.skip("needs root: it has two users")
-    found = []
-    for prefix in ("t.", "t.with.a.much.longer.name."):
-        source = trees.Source(place / prefix)
-        want = source.add("d", "model", trees.small_tensors("a.") + trees.small_tensors(prefix), shards=2)
-        for i, (name, _) in enumerate(want.shards):
-            with open(source.path("d", name), "r+b") as f:  # of one size
-                length = int.from_bytes(f.read(8), "little")
-                header = f.read(length)
-                data = f.read()
-                f.seek(0)
-                f.write((8192).to_bytes(8, "little") + header.ljust(8192) + data)
-            os.chmod(source.path("d", name), 0o600 if i else 0o644)
+    source = trees.Source(place / "s")
+    source.add("d", "model", trees.small_tensors("a."), shards=2)
+    closed = source.path("d", "model-00002-of-00002.safetensors")
+    if failing == INDEX:
+        os.chmod(source.path("d", "model-00001-of-00002.safetensors"), 0o600)
+    else:
         os.remove(source.path("d", INDEX))
-        rules = place / f"{prefix}faults"
-        rules.write_text("open d/model-00001* error=EIO\n")
-        below = mount(source.root, "-o", f"faults={rules},valid=0,allow_other,default_permissions", binary=SLOWFS)
-        for options in ([], ["--shards=3"]):
-            m = mount(below.path, "-o", "allow_other", *options)
-            found.append(child(sizes_in_views, m, user="nobody"))
+    if failing:  # a link to another file system
+        far, rules = place / "far", place / "faults"
+        far.mkdir()
+        os.rename(source.path("d", failing), far / failing)
+        below = mount(far, "-o", f"faults={rules},valid=0,allow_other", binary=SLOWFS)
+        os.symlink(f"{below.path}/{failing}", source.path("d", failing))
+    found = {}
+    for kind in ("names", "others", "invalid"):
+        os.remove(closed)
+        write_closed_shard(closed, kind)
+        os.chmod(closed, 0o600)
+        os.utime(closed, (1, 1))
+        for when in ("at once", "later"):  # the daemon knows the headers
+            if failing:
+                rules.write_text("open model* error=EIO\n" if when == "at once" else "")
+            m = mount(source.root, "-o", "allow_other", *options)
+            if when == "later" and failing:
+                os.listdir(m / "merged/d")
+                rules.write_text("open model* error=EIO\n")
+            found[when, kind] = child(attributes, m, user="nobody")
             m.unmount()
-    assert found[:2] == found[2:]
+    for when in ("at once", "later"):
+        assert found[when, "names"] == found[when, "others"] == found[when, "invalid"]
 
 
-def sizes_in_views(m):
+def attributes(m):
+    """What stat(2) returns for names that may exist: of the re-cut files too, and of tensors."""
+    tensors = [name for prefix in ("a.", "t.", "t.with.other.names.")
+               for name in (t.name for t in trees.small_tensors(prefix))]
     found = {}
     for view in ("merged", "shards", "tensors", "npy"):
-        for name in ("model.safetensors", INDEX, "model.index.json", "model"):
+        names = ["model.safetensors", INDEX, "model.index.json", "model"]
+        names += [f"model-{i:05}-of-{n:05}.safetensors" for n in (2, 3) for i in (1, 2, 3)]
+        names += [f"model/{name}{'.npy' * (view == 'npy')}" for name in tensors]
+        for path in (f"{view}/d/{name}" for name in names):
             try:
-                found[view, name] = os.stat(m / f"{view}/d/{name}").st_size
+                st = os.stat(m / path)
+                found[path] = oct(st.st_mode), st.st_uid, st.st_size, st.st_mtime
             except OSError as e:
-                found[view, name] = e.errno
+                found[path] = errno.errorcode[e.errno]
     return found

@@ -323,6 +323,11 @@ bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
  * is, if it is damaged or cannot be read. */
 bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
                              const struct group *group);
+/* Whether the directory has a link that leads to no file, and that could be a shard of the chosen
+ * group, or of one that would have been chosen; copies its name to `found`. `stem`: the group was
+ * chosen by it; NULL: as the only one. `group` NULL: any link. */
+bool group_has_lost_rival(struct source_dir *dir, const struct listing *listing,
+                          const struct group *group, const char *stem, char found[256]);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
  * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);

@@ -176,10 +176,9 @@ groups_load(struct source_dir *dir, const struct listing *listing, const bool *w
     free(queries);
 }
 
-/* The last known version if the storage of its lane does not answer. */
-static errint_t
-current_or_known_checkpoint(struct source_dir *dir, const struct group *group,
-                            struct checkpoint **checkpoint)
+errint_t
+group_current_or_known(struct source_dir *dir, const struct group *group,
+                       struct checkpoint **checkpoint)
 {
     struct query *query;
 
@@ -200,52 +199,9 @@ group_is_checkpoint(struct source_dir *dir, const struct group *group)
 
     if (!group->container->is_converted)
         return true;
-    if (current_or_known_checkpoint(dir, group, &checkpoint))
+    if (group_current_or_known(dir, group, &checkpoint))
         return false;
     is_checkpoint = !checkpoint->is_absent;
     checkpoint_unref(checkpoint);
     return is_checkpoint;
-}
-
-/* Whether loaders look for weights under the name of a file. */
-static bool
-is_named_like_weights(const struct group *group)
-{
-    return !group->container->is_converted ||
-           (group->member_count && group_is_name_of_weights(group->members[0]));
-}
-
-static bool
-has_name_of_weights(const struct listing *listing)
-{
-    for (uint32_t i = 0; i < listing->group_count; i++)
-        if (is_named_like_weights(&listing->groups[i]))
-            return true;
-    return false;
-}
-
-/* Whether one of its files may be a checkpoint that is damaged or cannot be read. */
-static bool
-is_lost(const struct checkpoint *checkpoint)
-{
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        if (checkpoint->shards[i]->refusal && checkpoint->shards[i]->error != -ENOMSG)
-            return true;
-    return false;
-}
-
-bool
-group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
-                        const struct group *group)
-{
-    struct checkpoint *checkpoint;
-    bool may_be;
-
-    if (is_named_like_weights(group))
-        return true;
-    if (current_or_known_checkpoint(dir, group, &checkpoint))
-        return !has_name_of_weights(listing);
-    may_be = !checkpoint->is_absent || (is_lost(checkpoint) && !has_name_of_weights(listing));
-    checkpoint_unref(checkpoint);
-    return may_be;
 }

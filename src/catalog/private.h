@@ -158,4 +158,8 @@ struct checkpoint *group_state_take_idle(struct group_state *state);
 /* The problems of the current version; a reference. NULL: it was never loaded. Does not wait. */
 struct problem_set *group_state_problems(struct group_state *state);
 
+/* The current version, or the last known one if the storage of its lane does not answer. */
+errint_t group_current_or_known(struct source_dir *dir, const struct group *group,
+                                struct checkpoint **checkpoint);
+
 #endif

@@ -128,6 +128,7 @@ bad_index(struct found *found, const char *path, const char *index)
 static errint_t
 find_in_directory(const char *path, const char *index, struct found *found)
 {
+    char lost[256], shown[QUOTED_SIZE];
     const struct group *group;
     struct listing *listing;
     errint_t error = source_dir_listing(found->dir, &listing);
@@ -136,7 +137,10 @@ find_in_directory(const char *path, const char *index, struct found *found)
         return fail(error, "%s: %s", path, strerror(-error));
     error = index ? choose_group(listing, index, &group)
                   : find_only_group(found->dir, listing, path, &group);
-    if (!error)
+    if (!error && !index && group_has_lost_rival(found->dir, listing, group, NULL, lost))
+        error = fail(-ENOENT, "%s: %s: a link that leads to no file", path,
+                     quoted(shown, lost, strlen(lost)));
+    else if (!error)
         error = group_checkpoint(found->dir, group, &found->checkpoint);
     else if (index)
         error = bad_index(found, path, index);

@@ -65,6 +65,10 @@ def test_files_that_are_not_checkpoints(source):
     with pytest.raises(Exception, match="pytorch_model.bin"):
         fstfs.numpy.load_file(source / "two")
     (source / "two/pytorch_model.bin").unlink()
+    (source / "two/pytorch_model.bin").symlink_to("nowhere")
+    with pytest.raises(Exception, match="pytorch_model.bin: a link that leads to no file"):
+        fstfs.numpy.load_file(source / "two")
+    (source / "two/pytorch_model.bin").unlink()
     (source / "two/optimizer.pt").unlink()
     with pytest.raises(Exception, match="no checkpoint in this directory"):
         fstfs.numpy.load_file(source / "two")

@@ -224,6 +224,52 @@ def test_lost_weights_beside_another_checkpoint(place, what, test_user, user_pro
     assert "pytorch_model.bin" in err and os.listdir(place / "out") == []
 
 
+NPY = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }".ljust(117) + b"\n1234"
+NUMBERED = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+TORCH = torchfiles.torch_file(torchfiles.weights(1))
+# names in a directory, links that lead to no file, other paths that name the checkpoint
+DANGLING = {"single": ({"pytorch_model.bin": TORCH}, ["model.safetensors"], ["model"]),
+            "beside an adapter": ({"adapter_model.safetensors": trees.file_bytes(plain())}, ["model.safetensors"], []),
+            "PyTorch": ({"optimizer.pt": TORCH}, ["pytorch_model.bin"], []),
+            "set": ({"adapter_model.safetensors": trees.file_bytes(plain())}, NUMBERED, []),
+            "PyTorch set": ({"optimizer.pt": TORCH}, [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)], []),
+            "tensor files": ({"a.npy": NPY}, ["b.npy"], []),
+            "index without shards": ({"optimizer.pt": TORCH, "pytorch_model.bin.index.json":
+                                      b'{"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}'}, [], [])}
+
+
+@pytest.mark.parametrize("case", DANGLING)
+def test_weights_that_are_dangling_links(place, case):
+    """As in a Hugging Face cache that lacks blobs. No other weights are taken instead."""
+    files, links, more = DANGLING[case]
+    directory = place / "models"
+    directory.mkdir()
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    for name in links:
+        (directory / name).symlink_to(f"../blobs/{name}")
+    for source in (directory, *(directory / name for name in more)):
+        err = run(source, place / "out.safetensors", status=1)
+        reasons = [f"{link} is a link that leads to no file" for link in links] or ["contains 2 checkpoints"]
+        assert any(reason in err for reason in reasons)
+    assert not (place / "out.safetensors").exists()
+
+
+def test_dangling_link_of_another_checkpoint(place):
+    """It does not matter for a checkpoint that is chosen otherwise."""
+    directory = place / "models"
+    directory.mkdir()
+    for name in ("model.safetensors", "other.safetensors"):
+        (directory / name).write_bytes(trees.file_bytes(plain()))
+    (directory / "lost.safetensors").symlink_to("nowhere")
+    (directory / "pytorch_model.bin").symlink_to("nowhere")
+    run(directory / "other", place / "a.safetensors")
+    os.remove(directory / "lost.safetensors")
+    os.remove(directory / "other.safetensors")
+    run(directory, place / "b.safetensors")
+    assert filecmp.cmp(place / "a.safetensors", place / "b.safetensors", shallow=False)
+
+
 @pytest.mark.parametrize("what", [what for what in LOST if what != "empty"])
 def test_lost_file_beside_weights(place, what, test_user, user_program):
     """A file without the name of weights counts only if none has such a name."""

@@ -40,6 +40,9 @@ errint_t find_checkpoint(const char *path, const struct catalog_options *options
  * `reason` names the invalid shard and the rule, or what is wrong with the checkpoint. */
 errint_t find_read_headers(struct found *found, struct reason *reason);
 
+/* Fails if the directory has a link that leads to no file. -EBADMSG. */
+errint_t find_check_links(const struct found *found, struct reason *reason);
+
 void find_close(struct found *found);
 
 bool find_group_has_member(const struct group *group, const char *name);

@@ -287,10 +287,12 @@ take_tensor_files(const struct pack_options *options, struct inputs *inputs,
                   const struct found *found, struct reason *reason)
 {
     const struct listing *listing = found->listing;
+    errint_t error = find_check_links(found, reason);
 
+    if (error)
+        return error;
     for (uint32_t i = 0; i < listing->file_count; i++) {
         char *path = path_join(found->directory, listing->files[i]);
-        errint_t error;
 
         if (!path)
             return reason_no_memory(reason);

@@ -7,7 +7,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -56,7 +55,7 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
     return may_be;
 }
 
-/* Whether a file of this name could be a shard of the group, or have been taken in its place. */
+/* Whether a file of this name would be a shard of the group, or would have been chosen instead. */
 static bool
 is_rival(const struct listing *listing, const struct group *group, const char *stem,
          const char *name)

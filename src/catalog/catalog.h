@@ -124,8 +124,7 @@ struct shard {
     char *refusal; /* one line; NULL: it is not refused */
     errint_t error; /* of the refusal, or 0 */
     bool temporary; /* the refusal may not last: it is tried again at the next check */
-    bool
-        is_unread; /* refused for a reason that does not depend on its content: storage, a writer */
+    bool is_unread; /* the refusal does not depend on its content: storage failed, or a writer */
     bool may_have_acl; /* has an access control list, or that is not known; not set for the only
                         * shard */
 };
@@ -323,9 +322,9 @@ bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
  * is, if it is damaged or cannot be read. */
 bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
                              const struct group *group);
-/* Whether the directory has a link that leads to no file, and that could be a shard of the chosen
- * group, or of one that would have been chosen; copies its name to `found`. `stem`: the group was
- * chosen by it; NULL: as the only one. `group` NULL: any link. */
+/* Whether the directory has a link that leads to no file, although a file of that name would be a
+ * shard of the chosen `group`, or would have been chosen instead; copies its name to `found`.
+ * `stem`: the group was chosen by it; NULL: as the only one. `group` NULL: any link. */
 bool group_has_lost_rival(struct source_dir *dir, const struct listing *listing,
                           const struct group *group, const char *stem, char found[256]);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a

@@ -206,22 +206,27 @@ LOST = {"unreadable": torchfiles.torch_file(torchfiles.weights(1)), "truncated":
         "empty": b"", "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"}
 
 
+def lost_beside(place, name, other, what):
+    """A directory in which file `name` is lost and `other` is a checkpoint; and one for the output."""
+    directory, out = place / "models", place / "out"
+    torchfiles.save(directory / other, torchfiles.weights(2))
+    (directory / name).write_bytes(LOST[what])
+    os.chmod(directory / name, 0 if what == "unreadable" else 0o644)
+    out.mkdir()
+    os.chmod(out, 0o777)
+    return directory, out
+
+
 @pytest.mark.parametrize("what", LOST)
 def test_lost_weights_beside_another_checkpoint(place, what, test_user, user_program):
     """The other one does not become the only checkpoint of the directory."""
-    directory = place / "models"
-    torchfiles.save(directory / "optimizer.pt", torchfiles.weights(2))
-    weights = directory / "pytorch_model.bin"
-    weights.write_bytes(LOST[what])
-    os.chmod(weights, 0 if what == "unreadable" else 0o644)
-    (place / "out").mkdir()
-    os.chmod(place / "out", 0o777)
+    directory, out = lost_beside(place, "pytorch_model.bin", "optimizer.pt", what)
     for source, message in ((directory, "contains 2 checkpoints"), (directory / "model", "pytorch_model.bin")):
-        err = run("--shards=1", source, place / "out", status=1, user=test_user, program=user_program(PACK))
+        err = run("--shards=1", source, out, status=1, user=test_user, program=user_program(PACK))
         assert message in err
     os.remove(directory / "optimizer.pt")
-    err = run("--shards=1", directory, place / "out", status=1, user=test_user, program=user_program(PACK))
-    assert "pytorch_model.bin" in err and os.listdir(place / "out") == []
+    err = run("--shards=1", directory, out, status=1, user=test_user, program=user_program(PACK))
+    assert "pytorch_model.bin" in err and os.listdir(out) == []
 
 
 NPY = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }".ljust(117) + b"\n1234"
@@ -273,17 +278,11 @@ def test_dangling_link_of_another_checkpoint(place):
 @pytest.mark.parametrize("what", [what for what in LOST if what != "empty"])
 def test_lost_file_beside_weights(place, what, test_user, user_program):
     """A file without the name of weights counts only if none has such a name."""
-    directory = place / "models"
-    torchfiles.save(directory / "a.pt", torchfiles.weights(2))
-    lost = directory / "training_args.bin"
-    lost.write_bytes(LOST[what])
-    os.chmod(lost, 0 if what == "unreadable" else 0o644)
-    (place / "out").mkdir()
-    os.chmod(place / "out", 0o777)
-    run("--shards=1", directory, place / "out", status=1, user=test_user, program=user_program(PACK))
+    directory, out = lost_beside(place, "training_args.bin", "a.pt", what)
+    run("--shards=1", directory, out, status=1, user=test_user, program=user_program(PACK))
     os.rename(directory / "a.pt", directory / "pytorch_model.bin")
-    run("--shards=1", directory, place / "out", user=test_user, program=user_program(PACK))
-    assert os.listdir(place / "out") == ["model.safetensors"]
+    run("--shards=1", directory, out, user=test_user, program=user_program(PACK))
+    assert os.listdir(out) == ["model.safetensors"]
 
 
 def test_force_with_a_dangling_index(place):

@@ -180,9 +180,8 @@ check_no_unused_index(const struct found *found, struct reason *reason)
     return error;
 }
 
-/* `group`: see group_has_lost_rival(). */
-static errint_t
-check_links(const struct found *found, const struct group *group, struct reason *reason)
+errint_t
+find_check_links(const struct found *found, const struct group *group, struct reason *reason)
 {
     const char *stem = group && !found->is_directory ? group->stem : NULL;
     char name[256], shown[QUOTED_SIZE];
@@ -192,12 +191,6 @@ check_links(const struct found *found, const struct group *group, struct reason 
     return reason_set(reason, -EBADMSG, "Link",
                       "%.250s is a link that leads to no file; repair or remove it",
                       quoted(shown, name, strlen(name)));
-}
-
-errint_t
-find_check_links(const struct found *found, struct reason *reason)
-{
-    return check_links(found, NULL, reason);
 }
 
 errint_t
@@ -226,7 +219,7 @@ find_read_headers(struct found *found, struct reason *reason)
     }
     error = found->one_file ? 0 : check_no_unused_index(found, reason);
     if (!error && !found->one_file && !group_index_name(found->name, NULL))
-        error = check_links(found, found->group, reason);
+        error = find_check_links(found, found->group, reason);
     if (error)
         return error;
     if (checkpoint->unsound && !found->one_file)

@@ -51,6 +51,7 @@ def read_header(path):
     with open(path, "rb") as f:
         n, = struct.unpack("<Q", f.read(8))
         text = f.read(n)
+        size = os.fstat(f.fileno()).st_size  # not that of a version that begins meanwhile
     assert len(text) == n, path
     pairs = json.loads(text.decode(), object_pairs_hook=no_duplicates)
     metadata = pairs.pop("__metadata__", None)
@@ -62,7 +63,7 @@ def read_header(path):
     for e in entries:
         assert e.offset == at, f"{path}: {e.name!r} at {e.offset}, expected {at}"
         at += e.size
-    assert at == os.stat(path).st_size, f"{path}: data ends at {at}"
+    assert at == size, f"{path}: data ends at {at}, the file at {size}"
     return entries, metadata, 8 + n
 
 

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checkpoint of a directory, for a program that is given only the directory: it must not use
- * other weights because those that are meant are lost. */
+/* The checkpoint of a directory, for a program that is given only the directory. If the intended
+ * weights are lost, it must fail instead of using others. */
 #include "catalog/group.h"
 #include "catalog/private.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* Whether loaders look for weights under the name of a shard or an index. */
 static bool
@@ -55,47 +51,34 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
     return may_be;
 }
 
-/* Whether a file of this name would be a shard of the group, or would have been chosen instead. */
+/* Whether a file of this name would be a shard or the index of the group, or would be chosen
+ * instead. */
 static bool
-is_rival(const struct listing *listing, const struct group *group, const char *stem,
-         const char *name)
+is_rival(const struct listing *listing, const struct choice *choice, const char *name)
 {
-    struct suffix suffix = group_file_suffix(name);
-    uint32_t number, of;
-    char own[256];
+    const struct group *group = choice->group;
+    struct suffix suffix;
+    char stem[256];
+    int order;
 
-    if (!suffix.container || container_compare(suffix.container, group->container) > 0)
+    if (!group_split_index_name(name, stem, &suffix) && !group_split_file_name(name, stem, &suffix))
         return false;
-    if (!stem)
-        return !suffix.container->is_converted || group_is_name_of_weights(name) ||
-               !has_name_of_weights(listing);
-    return (group_numbered_name(name, own, &number, &of) || group_single_name(name, own)) &&
-           strcmp(own, stem) == 0;
+    order = container_compare(suffix.container, group->container);
+    if (order > 0)
+        return false;
+    if (choice->stem)
+        return strcmp(stem, choice->stem) == 0;
+    if (order == 0 && choice->preferred && strcmp(group->stem, choice->preferred) == 0)
+        return strcmp(stem, choice->preferred) == 0;
+    return !suffix.container->is_converted || group_is_name_of_weights(name) ||
+           !has_name_of_weights(listing);
 }
 
-bool
-group_has_lost_rival(struct source_dir *dir, const struct listing *listing,
-                     const struct group *group, const char *stem, char found[256])
+const char *
+group_lost_rival(const struct listing *listing, const struct choice *choice)
 {
-    int fd = source_dir_open_self(dir);
-    DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
-    const struct dirent *entry;
-    bool is_dangling = false;
-    struct stat st;
-
-    while (entries && !is_dangling && (entry = readdir(entries))) {
-        if (entry->d_type != DT_LNK && entry->d_type != DT_UNKNOWN)
-            continue;
-        is_dangling = (!group || is_rival(listing, group, stem, entry->d_name)) &&
-                      fstatat(dirfd(entries), entry->d_name, &st, 0) < 0 &&
-                      fstatat(dirfd(entries), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-                      S_ISLNK(st.st_mode);
-        if (is_dangling)
-            strcpy(found, entry->d_name);
-    }
-    if (entries)
-        closedir(entries);
-    else if (fd >= 0)
-        close(fd);
-    return is_dangling;
+    for (uint32_t i = 0; i < listing->broken_link_count; i++)
+        if (!choice->group || is_rival(listing, choice, listing->broken_links[i]))
+            return listing->broken_links[i];
+    return NULL;
 }

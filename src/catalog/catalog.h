@@ -107,6 +107,8 @@ struct listing {
     const char *const *files; /* neither shards nor indexes */
     const char *const *links; /* symbolic links among all names, sorted by strcmp(3) */
     uint32_t link_count;
+    const char *const *broken_links; /* names that were left out: links that lead to no file */
+    uint32_t broken_link_count;
     const struct group *groups; /* sorted by group_compare_names(), then precedence */
     struct problem_set *problems; /* the view may add to it */
     struct file_identity directory; /* when the listing was read */
@@ -317,16 +319,22 @@ errint_t group_load(struct source_dir *dir, const struct group *group, unsigned 
  * If the storage of its lane does not answer, the last version that was loaded decides; false if
  * there is none. */
 bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
-/* The same for a program that uses the only checkpoint of a directory. It must not use another one
- * because weights are lost: true also if a file is named like weights, or, if none in the directory
- * is, if it is damaged or cannot be read. */
+/* Whether the group counts when a program looks for the only checkpoint of a directory: it is a
+ * checkpoint, or it is named like weights. If no group of the directory has such a name, a damaged
+ * or unreadable file counts, too. */
 bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
                              const struct group *group);
-/* Whether the directory has a link that leads to no file, although a file of that name would be a
- * shard of the chosen `group`, or would have been chosen instead; copies its name to `found`.
- * `stem`: the group was chosen by it; NULL: as the only one. `group` NULL: any link. */
-bool group_has_lost_rival(struct source_dir *dir, const struct listing *listing,
-                          const struct group *group, const char *stem, char found[256]);
+/* How a group of a listing was chosen. Containers are tried in the order of container_all. */
+struct choice {
+    const struct group *group; /* NULL: none; the files of the directory are used without one */
+    const char *stem; /* of all candidates; NULL: the group is the only one of its container */
+    const char *preferred; /* the stem that wins among several of a container; NULL: none */
+};
+
+/* The name of a link that leads to no file although, if it did, the file would be a shard or the
+ * index of the group, or would be chosen instead; `group` NULL: of any such link. NULL: there is
+ * none. */
+const char *group_lost_rival(const struct listing *listing, const struct choice *choice);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
  * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);

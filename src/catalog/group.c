@@ -95,14 +95,11 @@ add_group(struct grouper *grouper, enum group_kind kind, const struct container 
 static bool
 is_named_after(const char *file, const char *stem, struct suffix suffix)
 {
-    struct suffix own = group_file_suffix(file);
-    uint32_t number, of;
+    struct suffix own;
     char own_stem[256];
 
-    return own.container == suffix.container && own.length == suffix.length &&
-           strncmp(own.text, suffix.text, suffix.length) == 0 &&
-           (group_numbered_name(file, own_stem, &number, &of) ||
-            group_single_name(file, own_stem)) &&
+    return group_split_file_name(file, own_stem, &own) && own.container == suffix.container &&
+           own.length == suffix.length && strncmp(own.text, suffix.text, suffix.length) == 0 &&
            strcmp(own_stem, stem) == 0;
 }
 

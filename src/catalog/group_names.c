@@ -225,6 +225,15 @@ group_single_name(const char *file, char stem[256])
 }
 
 bool
+group_split_file_name(const char *file, char stem[256], struct suffix *suffix)
+{
+    uint32_t number, of;
+
+    *suffix = group_file_suffix(file);
+    return group_numbered_name(file, stem, &number, &of) || group_single_name(file, stem);
+}
+
+bool
 group_is_name_of_weights(const char *file)
 {
     static const char *const stems[] = {"pytorch_model",           "diffusion_pytorch_model",

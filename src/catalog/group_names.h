@@ -62,6 +62,9 @@ bool group_misnumbered_name(const char *file, uint32_t *number, uint32_t *of);
 /* Whether `file` is STEM.safetensors, or has the suffix of another container. */
 bool group_single_name(const char *file, char stem[256]);
 
+/* Whether `file` has a numbered name, or else a single one; sets its stem and suffix. */
+bool group_split_file_name(const char *file, char stem[256], struct suffix *suffix);
+
 /* Whether loaders look for PyTorch weights under this name: pytorch_model.bin, consolidated.00.pth.
  */
 bool group_is_name_of_weights(const char *file);

@@ -20,7 +20,8 @@ struct listing_private {
     struct local_links locals; /* `next` is guarded by the directory's lock */
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
-    const char **directories, **links;
+    const char **directories, **links, **broken_links;
+    size_t broken_link_count;
     struct group_index *indexes; /* `index` is NULL once the files are grouped */
     size_t index_count;
 };
@@ -54,6 +55,7 @@ listing_unref(struct listing *listing)
     remote_names_free(&internal->remotes);
     free(internal->directories);
     free(internal->links);
+    free(internal->broken_links);
     free(internal->indexes);
     free(internal->names);
     free(internal);
@@ -163,33 +165,41 @@ is_link(const struct listing_private *internal, size_t count, const char *name)
     return bsearch(&name, internal->links, count, sizeof(*internal->links), text_compare_strings);
 }
 
-/* Adds the index if `name`, a link that leads to no file, is that of one. All such links get the
- * same error: a user's link that leads to nothing must not differ from one that is not followed. */
 static errint_t
-add_broken_index(struct listing_private *internal, const char *name, const char **files,
-                 size_t count)
+list_broken_links(const struct scan *scan, struct listing_private *internal)
 {
-    const struct group_index listed = {.file = name, .error = -EIO, .is_checked_as_link = true};
+    const struct local_links *locals = &internal->locals;
+    const struct remote_names *remotes = &scan->remotes;
+    const char **names = malloc((locals->count + remotes->count + 1) * sizeof(*names));
+    size_t count = 0;
 
-    if (!group_index_name(name, NULL) ||
-        bsearch(&name, files, count, sizeof(*files), text_compare_strings)) /* it may be a file */
-        return 0;
-    return array_add(internal->indexes, internal->index_count, listed) ? 0 : -ENOMEM;
+    if (!names)
+        return -ENOMEM;
+    for (size_t i = 0; i < locals->count; i++)
+        if (!locals->all[i].target)
+            names[count++] = locals->all[i].name;
+    for (size_t i = 0; i < remotes->count; i++)
+        if (remotes->all[i].is_unusable && remotes->all[i].kind == SCANNED_NONE)
+            names[count++] = remotes->all[i].name;
+    internal->broken_links = names;
+    internal->broken_link_count = count;
+    return 0;
 }
 
+/* Adds those of the broken links that have the name of an index. All of them get the same error: a
+ * user's link that leads to nothing must not differ from one that is not followed. */
 static errint_t
-add_broken_indexes(struct scan *scan, struct listing_private *internal, const char **files,
-                   size_t count)
+add_broken_indexes(struct listing_private *internal)
 {
-    errint_t error = 0;
+    for (size_t i = 0; i < internal->broken_link_count; i++) {
+        const struct group_index listed = {
+            .file = internal->broken_links[i], .error = -EIO, .is_checked_as_link = true};
 
-    for (size_t i = 0; !error && i < internal->locals.count; i++)
-        if (!internal->locals.all[i].target)
-            error = add_broken_index(internal, internal->locals.all[i].name, files, count);
-    for (size_t i = 0; !error && i < scan->remotes.count; i++)
-        if (scan->remotes.all[i].is_unusable)
-            error = add_broken_index(internal, scan->remotes.all[i].name, files, count);
-    return error;
+        if (group_index_name(listed.file, NULL) &&
+            !array_add(internal->indexes, internal->index_count, listed))
+            return -ENOMEM;
+    }
+    return 0;
 }
 
 /* Sets *unknown to what group_files() needs of remote names; malloc'ed. */
@@ -214,9 +224,11 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
               const char **files, size_t count)
 {
     struct listing_private *internal = private_of(listing);
-    errint_t error = add_broken_indexes(scan, internal, files, count);
+    errint_t error = list_broken_links(scan, internal);
     bool *unknown = NULL;
 
+    if (!error)
+        error = add_broken_indexes(internal);
     for (size_t i = 0; !error && i < count; i++) {
         const struct group_index listed = {.file = files[i]};
 
@@ -355,6 +367,8 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
     listing->directory_count = (uint32_t)directories;
     listing->links = internal->links;
     listing->link_count = (uint32_t)links;
+    listing->broken_links = internal->broken_links;
+    listing->broken_link_count = (uint32_t)internal->broken_link_count;
     listing->files = internal->grouping.files;
     listing->file_count = (uint32_t)internal->grouping.file_count;
     listing->groups = internal->grouping.groups;

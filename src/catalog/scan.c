@@ -87,7 +87,7 @@ report_left_out(const struct scan *scan, const char *name, const char *text)
 static void
 report_broken_link(const struct scan *scan, const char *name, errint_t error)
 {
-    /* See add_broken_index() in listing.c. */
+    /* See add_broken_indexes() in listing.c. */
     const char *effect = group_index_name(name, NULL)
                              ? "; the checkpoint of files that are named after it cannot be opened"
                              : "";

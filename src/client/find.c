@@ -56,7 +56,9 @@ name_groups(struct source_dir *dir, const struct listing *listing,
                 quoted(stem, listing->groups[i].stem, strlen(listing->groups[i].stem)));
 }
 
-/* The checkpoint of a container with the stem "model", else its only one. NULL: there is none
+#define PREFERRED_STEM "model"
+
+/* The checkpoint of a container with the preferred stem, else its only one. NULL: there is none
  * (*count is 0), or there are several (*count is their number). */
 static const struct group *
 only_group(struct source_dir *dir, const struct listing *listing, const struct container *container,
@@ -72,7 +74,7 @@ only_group(struct source_dir *dir, const struct listing *listing, const struct c
             continue;
         only = group;
         ++*count;
-        if (strcmp(only->stem, "model") == 0)
+        if (strcmp(only->stem, PREFERRED_STEM) == 0)
             return only;
     }
     return *count == 1 ? only : NULL;
@@ -99,6 +101,19 @@ find_only_group(struct source_dir *dir, const struct listing *listing, const cha
         return fail(-ENOENT, "%s: no checkpoint in this directory", path);
     name_groups(dir, listing, container, names, sizeof(names));
     return fail(-ENOTUNIQ, "%s: several checkpoints (%s); open one of their files", path, names);
+}
+
+/* Fails if the weights that would be used instead of the only group are lost. */
+static errint_t
+check_no_lost_rival(const struct listing *listing, const char *path, const struct group *group)
+{
+    const struct choice choice = {.group = group, .preferred = PREFERRED_STEM};
+    const char *lost = group_lost_rival(listing, &choice);
+    char shown[QUOTED_SIZE];
+
+    return lost ? fail(-ENOENT, "%s: %s: a link that leads to no file", path,
+                       quoted(shown, lost, strlen(lost)))
+                : 0;
 }
 
 /* The group of the index file `index`. -EBADMSG without a message: no group uses the index. */
@@ -128,7 +143,6 @@ bad_index(struct found *found, const char *path, const char *index)
 static errint_t
 find_in_directory(const char *path, const char *index, struct found *found)
 {
-    char lost[256], shown[QUOTED_SIZE];
     const struct group *group;
     struct listing *listing;
     errint_t error = source_dir_listing(found->dir, &listing);
@@ -137,13 +151,12 @@ find_in_directory(const char *path, const char *index, struct found *found)
         return fail(error, "%s: %s", path, strerror(-error));
     error = index ? choose_group(listing, index, &group)
                   : find_only_group(found->dir, listing, path, &group);
-    if (!error && !index && group_has_lost_rival(found->dir, listing, group, NULL, lost))
-        error = fail(-ENOENT, "%s: %s: a link that leads to no file", path,
-                     quoted(shown, lost, strlen(lost)));
-    else if (!error)
-        error = group_checkpoint(found->dir, group, &found->checkpoint);
-    else if (index)
+    if (error && index)
         error = bad_index(found, path, index);
+    if (!error && !index)
+        error = check_no_lost_rival(listing, path, group);
+    if (!error)
+        error = group_checkpoint(found->dir, group, &found->checkpoint);
     listing_unref(listing);
     return error == -ENOMEM ? fail_no_memory() : error;
 }

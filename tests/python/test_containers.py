@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python module opens PyTorch files, in plain directories and as a mount shows them."""
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import BUILD
+from corpus import trees
 
 from .module import fstfs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "corpus"))
 import torchfiles  # noqa: E402
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
 
 A, B = torchfiles.weights(1), torchfiles.weights(2, {f"b.{name}": shape for name, shape in torchfiles.TINY.items()})
 
@@ -72,3 +77,44 @@ def test_files_that_are_not_checkpoints(source):
     (source / "two/optimizer.pt").unlink()
     with pytest.raises(Exception, match="no checkpoint in this directory"):
         fstfs.numpy.load_file(source / "two")
+
+
+def two_files(place, link, *more):
+    """A directory with weights that are a link, and other files, all in one directory."""
+    directory = place / "s"
+    for name in more:
+        (torchfiles.save(directory / name, A) if name.endswith(".bin") else
+         (directory / name).write_bytes(trees.file_bytes(trees.small_tensors("t."))))
+    (directory / link).symlink_to("blob")
+    return directory
+
+
+@pytest.mark.parametrize("link, file", [
+    ("model.safetensors.index.json", "pytorch_model.bin"), ("consolidated.safetensors", "pytorch_model.bin"),
+    ("pytorch_model.bin.index.json", "optimizer.bin")])
+def test_lost_link_that_is_preferred(place, link, file):
+    (place / "s").mkdir()
+    directory = two_files(place, link, file)
+    with pytest.raises(Exception, match=f"{link}: a link that leads to no file"):
+        fstfs.numpy.load_file(directory)
+    (directory / link).unlink()
+    check(directory, A)
+
+
+def test_lost_link_beside_the_preferred_file(place):
+    (place / "s").mkdir()
+    directory = two_files(place, "consolidated.safetensors", "model.safetensors")
+    assert "t.t0.weight" in fstfs.numpy.load_file(directory)
+
+
+def test_storage_fails_at_the_target_of_a_link(place, mount):
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    (place / "s").mkdir()
+    directory = two_files(place, "model.safetensors", "pytorch_model.bin")
+    (directory / "blob").write_bytes(trees.file_bytes(trees.small_tensors("t.")))
+    (place / "faults").write_text("lookup blob error=EIO\n")
+    m = mount(directory, "-o", f"valid=0,faults={place}/faults", binary=SLOWFS)
+    with pytest.raises(OSError, match="model.safetensors.*Input/output error") as caught:
+        fstfs.numpy.load_file(m.path)
+    assert caught.value.errno == errno.EIO

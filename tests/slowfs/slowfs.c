@@ -16,6 +16,8 @@
  *   -o faults=FILE  faults to inject, see faults.h
  *   -o only=UID     only this user and root may open files; everyone may look them up, as on a
  *                   server that decides at open (everyone)
+ *   -o at=N         a name that begins with @ is shown with N of them (1), as on file systems whose
+ *                   names may be longer than 255 bytes
  *
  * Without delay it is a plain FUSE passthrough file system, a baseline without optimizations: the
  * kernel's readahead requests 128 KiB, and each request is a buffered pread(2). Each request is
@@ -52,6 +54,7 @@ struct slowfs_options {
     unsigned valid, age; /* seconds */
     char *faults; /* file */
     unsigned only; /* user; 0: every user */
+    unsigned at; /* 0: as 1 */
 };
 
 static struct slowfs_options options = {.threads = 256, .valid = 1};
@@ -65,6 +68,7 @@ static const struct fuse_opt option_table[] = {
     {"age=%u", offsetof(struct slowfs_options, age), 0},
     {"faults=%s", offsetof(struct slowfs_options, faults), 0},
     {"only=%u", offsetof(struct slowfs_options, only), 0},
+    {"at=%u", offsetof(struct slowfs_options, at), 0},
     FUSE_OPT_END,
 };
 
@@ -212,11 +216,34 @@ stat_aged(const char *path, struct stat *st)
     return 0;
 }
 
+/* The name of a file of the source as it is shown; malloc'ed. */
+static char *
+lengthen(const char *name)
+{
+    const unsigned more = options.at && *name == '@' ? options.at - 1 : 0;
+    char *shown = malloc(more + strlen(name) + 1);
+
+    if (shown) {
+        memset(shown, '@', more);
+        strcpy(shown + more, name);
+    }
+    return shown;
+}
+
+/* Reverses lengthen(). */
+static const char *
+shorten(const char *shown)
+{
+    while (options.at && shown[0] == '@' && shown[1] == '@')
+        shown++;
+    return shown;
+}
+
 static void
 on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct fuse_entry_param e = {.attr_timeout = options.valid, .entry_timeout = options.valid};
-    const char *path = path_below(parent, name);
+    const char *path = path_below(parent, shorten(name));
     struct fault fault;
 
     if (!path) {
@@ -413,9 +440,12 @@ on_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fus
         seekdir(directory, offset);
     while ((entry = readdir(directory))) {
         struct stat st = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12};
-        size_t needed =
-            fuse_add_direntry(req, buffer + used, size - used, entry->d_name, &st, entry->d_off);
+        char *name = lengthen(entry->d_name);
+        size_t needed = SIZE_MAX;
 
+        if (name)
+            needed = fuse_add_direntry(req, buffer + used, size - used, name, &st, entry->d_off);
+        free(name);
         if (needed > size - used)
             break;
         used += needed;

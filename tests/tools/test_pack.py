@@ -17,8 +17,11 @@ import oracle
 import pytest
 import safetensors
 import safetensors.numpy
+from conftest import BUILD
 from corpus import torchfiles, trees
 from packing import PACK, content, expected, hidden, is_model, plain, run, snapshot
+
+SLOWFS = BUILD / "tests/slowfs/slowfs"
 
 # ---- the same bytes as the views ----
 
@@ -239,6 +242,9 @@ DANGLING = {"single": ({"pytorch_model.bin": TORCH}, ["model.safetensors"], ["mo
             "set": ({"adapter_model.safetensors": trees.file_bytes(plain())}, NUMBERED, []),
             "PyTorch set": ({"optimizer.pt": TORCH}, [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)], []),
             "tensor files": ({"a.npy": NPY}, ["b.npy"], []),
+            "index": ({"pytorch_model.bin": TORCH}, ["model.safetensors.index.json"], ["model"]),
+            "index of PyTorch": ({"optimizer.pt": TORCH}, ["pytorch_model.bin.index.json"], []),
+            "FIFO": ({"pytorch_model.bin": TORCH}, ["../fifo.safetensors"], []),
             "index without shards": ({"optimizer.pt": TORCH, "pytorch_model.bin.index.json":
                                       b'{"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}'}, [], [])}
 
@@ -251,13 +257,42 @@ def test_weights_that_are_dangling_links(place, case):
     directory.mkdir()
     for name, content in files.items():
         (directory / name).write_bytes(content)
+    os.mkfifo(place / "fifo.safetensors")
     for name in links:
-        (directory / name).symlink_to(f"../blobs/{name}")
+        (directory / os.path.basename(name)).symlink_to(name if "fifo" in name else f"../blobs/{name}")
     for source in (directory, *(directory / name for name in more)):
         err = run(source, place / "out.safetensors", status=1)
-        reasons = [f"{link} is a link that leads to no file" for link in links] or ["contains 2 checkpoints"]
+        reasons = [f"{os.path.basename(link)} is a link that leads to no file" for link in links] or ["contains 2 checkpoints"]
         assert any(reason in err for reason in reasons)
     assert not (place / "out.safetensors").exists()
+
+
+def test_dangling_link_with_a_long_name(place, mount):
+    """FUSE file systems may have names of up to 1024 bytes; those of checkpoints have at most 255."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    directory = place / "models"
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(trees.file_bytes(plain()))
+    (directory / "@.safetensors").symlink_to("nowhere")
+    m = mount(directory, "-o", "at=988", binary=SLOWFS)
+    assert max(map(len, os.listdir(m.path))) == 1000
+    run(m.path, place / "out.safetensors")
+
+
+def test_storage_fails_at_the_target_of_a_link(place, mount):
+    """It is not known that the link leads to no file, so it need not be repaired."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    directory = place / "models"
+    directory.mkdir()
+    (directory / "blob").write_bytes(trees.file_bytes(plain()))
+    (directory / "model.safetensors").symlink_to("blob")
+    torchfiles.save(directory / "pytorch_model.bin", torchfiles.weights(1))
+    (place / "faults").write_text("lookup blob error=EIO\n")
+    m = mount(directory, "-o", f"valid=0,faults={place}/faults", binary=SLOWFS)
+    err = run(m.path, place / "out.safetensors", status=1)
+    assert "model.safetensors" in err and "Input/output error" in err and "no file" not in err
 
 
 def test_dangling_link_of_another_checkpoint(place):

@@ -181,16 +181,19 @@ check_no_unused_index(const struct found *found, struct reason *reason)
 }
 
 errint_t
-find_check_links(const struct found *found, const struct group *group, struct reason *reason)
+find_check_links(const struct found *found, struct reason *reason)
 {
-    const char *stem = group && !found->is_directory ? group->stem : NULL;
-    char name[256], shown[QUOTED_SIZE];
+    const struct choice choice = {.group = found->group,
+                                  .stem = found->group && !found->is_directory ? found->group->stem
+                                                                               : NULL};
+    const char *lost = group_lost_rival(found->listing, &choice);
+    char shown[QUOTED_SIZE];
 
-    if (!group_has_lost_rival(found->root, found->listing, group, stem, name))
+    if (!lost)
         return 0;
     return reason_set(reason, -EBADMSG, "Link",
                       "%.250s is a link that leads to no file; repair or remove it",
-                      quoted(shown, name, strlen(name)));
+                      quoted(shown, lost, strlen(lost)));
 }
 
 errint_t
@@ -217,12 +220,14 @@ find_read_headers(struct found *found, struct reason *reason)
                               " of its tensors cannot be shown; run fstfs-check for details",
                               name, shard->table->refused_count);
     }
-    error = found->one_file ? 0 : check_no_unused_index(found, reason);
-    if (!error && !found->one_file && !group_index_name(found->name, NULL))
-        error = find_check_links(found, found->group, reason);
+    if (found->one_file)
+        return 0;
+    error = check_no_unused_index(found, reason);
+    if (!error && !group_index_name(found->name, NULL)) /* the index decides which files are used */
+        error = find_check_links(found, reason);
     if (error)
         return error;
-    if (checkpoint->unsound && !found->one_file)
+    if (checkpoint->unsound)
         return reason_set(reason, -EBADMSG, "Unsound", "%s; run fstfs-check for details",
                           checkpoint->unsound);
     return 0;

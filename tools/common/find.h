@@ -40,10 +40,9 @@ errint_t find_checkpoint(const char *path, const struct catalog_options *options
  * `reason` names the invalid shard and the rule, or what is wrong with the checkpoint. */
 errint_t find_read_headers(struct found *found, struct reason *reason);
 
-/* Fails if the directory has a link that leads to no file, and that matters for the choice of
- * `group` (see group_has_lost_rival()). NULL: if it has any. -EBADMSG. */
-errint_t find_check_links(const struct found *found, const struct group *group,
-                          struct reason *reason);
+/* Fails if the directory has a link that leads to no file, and that matters for the choice of the
+ * group (see group_lost_rival()). -EBADMSG. */
+errint_t find_check_links(const struct found *found, struct reason *reason);
 
 void find_close(struct found *found);
 

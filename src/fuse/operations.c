@@ -474,12 +474,16 @@ run_getxattr(struct request *request)
 static void
 op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size)
 {
-    struct request *request = request_new(operations_of(req)->requests, req, id, name);
+    const struct operations *operations = operations_of(req);
+    struct request *request = request_new(operations->requests, req, id, name);
 
     if (!request)
         return;
     request->size = size;
-    request_serve(request, run_getxattr, REQUEST_NODE);
+    if (view_has_xattr(operations->view, id, name))
+        request_serve(request, run_getxattr, REQUEST_NODE);
+    else /* as for security.selinux, which ls -l reads of each file */
+        request_serve_at_once(request, run_getxattr);
 }
 
 static void

@@ -211,18 +211,36 @@ add_tensors_directory_xattr(struct view *view, const struct caller *caller, stru
     return 0;
 }
 
+/* XATTRS: the file has none with this name. */
+static enum xattr
+find_xattr(const struct node *node, uint32_t position, const char *name)
+{
+    enum xattr xattr = 0;
+
+    while (xattr < XATTRS &&
+           (strcmp(name, xattr_names[xattr]) != 0 || !has_xattr(node, position, xattr)))
+        xattr++;
+    return xattr;
+}
+
+bool
+view_has_xattr(struct view *view, node_id id, const char *name)
+{
+    uint32_t position;
+    const struct node *node = node_of(view, id, &position);
+
+    return find_xattr(node, position, name) != XATTRS;
+}
+
 errint_t
 view_getxattr(struct view *view, const struct caller *caller, node_id id, const char *name,
               struct buffer *value)
 {
     uint32_t position;
     struct node *node = node_of(view, id, &position);
-    enum xattr xattr = 0;
+    const enum xattr xattr = find_xattr(node, position, name);
     errint_t error;
 
-    while (xattr < XATTRS &&
-           (strcmp(name, xattr_names[xattr]) != 0 || !has_xattr(node, position, xattr)))
-        xattr++;
     if (xattr == XATTRS)
         return -ENODATA;
     if (node->kind == NODE_TENSORS)

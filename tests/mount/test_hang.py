@@ -228,6 +228,36 @@ def test_others_are_served(mount, place, callers, what, rule):
     assert m.unmount() == 0
 
 
+def getxattr_error(fd, name):
+    try:
+        os.getxattr(f"/proc/self/fd/{fd}", name)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+@pytest.mark.limit(120)
+def test_xattr_that_no_file_has(mount, place, callers):
+    """ls -l reads security.selinux of each file. It waits for no other call for the same name."""
+    h = Hanging(mount, place)
+    m = h.serve(limit=200)
+    h.directories(1)
+    assert eventually(lambda: os.path.isdir(h.view("h/d0/model", "tensors")))
+    fd = os.open(h.view("h/d0/model", "tensors"), os.O_PATH)
+    h.set("* h/*/* hang")
+    group = callers()
+    for _ in range(12):
+        group.add(os.listdir, f"/proc/self/fd/{fd}")
+    assert eventually(lambda: h.waiting() >= 12, LIMIT), h.kernel()
+    assert child(getxattr_error, fd, "security.selinux", seconds=LIMIT) == errno.ENODATA
+    assert h.waiting() >= 12
+    h.set()
+    group.kill()
+    os.close(fd)
+    assert eventually(group.reap, LIMIT), f"{group.left()} are left"
+    assert m.unmount() == 0
+
+
 @pytest.mark.limit(300)
 def test_thousand_lookups_and_a_loader(mount, place, callers):
     """In three directories. The loader reads correct bytes, and the thousand processes can be

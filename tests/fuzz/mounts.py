@@ -309,6 +309,7 @@ class Model:
         self.names = {}  # {directory in the mount: possible names}
         self.tensors = {}  # {path in tensors/: [tensor]}
         self.cut = {}  # {path in shards/: its sizes while it is refused}
+        self.made = {}  # {path of a file that is made of several: its shards}
         for directory in ("one", "two", "link"):
             self.add_checkpoint(directory)
         for view in ("merged", "shards"):
@@ -340,9 +341,16 @@ class Model:
             if not self.recut or len(shards) == 1:  # a single file is shown unchanged
                 self.add(f"shards/{directory}/{shard.name}", lambda s=shard: self.whole(s))
                 self.cut[f"shards/{directory}/{shard.name}"] = shard.cut
-        self.add(f"merged/{directory}/model.safetensors", lambda: self.merged(shards))
-        if self.recut and len(shards) > 1:
-            self.add(f"shards/{directory}/model.safetensors", lambda: self.merged(shards))
+        for view in ("merged", "shards") if self.recut and len(shards) > 1 else ("merged",):
+            path = f"{view}/{directory}/model.safetensors"
+            self.add(path, lambda: self.merged(shards))
+            self.made[path] = shards
+
+    def estimates(self, path):
+        """The sizes that stat() may return while a shard is open for writing: the sum of its shards'."""
+        sizes = [{0, *shard.cut, *(len(content) for _, content in shard.states)}
+                 for shard in self.made.get(path, ())]
+        return {max(1, sum(some)) for some in itertools.product(*sizes)} if sizes else set()
 
     def states(self, shard, layout):
         return [content for known, content in shard.states if known == layout]
@@ -542,7 +550,7 @@ class Reader:
         path = self.some(rng)
         st = os.stat(os.path.join(self.root, path))
         sizes = {choice.size for choice in self.model.files[path]()}
-        sizes |= self.model.cut.get(path, set())
+        sizes |= self.model.cut.get(path, set()) | self.model.estimates(path)
         if st.st_size not in sizes or st.st_mode & 0o222 or not st.st_ino:
             raise Wrong(f"{path}: {st}, sizes can be {sizes}")
 

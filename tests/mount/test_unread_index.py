@@ -269,6 +269,8 @@ def test_user_who_may_not_read_the_index(mount, source, place, test_user, when):
     os.chmod(source.path("m", INDEX), 0o600)
     if not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it has two users")
     rules = place / "faults"
     rules.write_text(f"open m/{INDEX} error=EIO\n" if when != "later" else "")
     below = mount(source.root, "-o", f"faults={rules},valid=0,age=60,allow_other", binary=SLOWFS)

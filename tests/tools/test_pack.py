@@ -175,13 +175,14 @@ def test_force_keeps_a_file_that_an_index_names(place, text):
 def test_force_with_an_index_that_cannot_be_read(place, test_user, user_program, output):
     source, out, old = two_sources(place)
     (place / "out/variant.safetensors.index.json").write_bytes(index_text(old))
-    os.chmod(place / "out/variant.safetensors.index.json", 0o600)
     os.remove(place / "out/model.safetensors.index.json")
     os.chmod(place / "out", 0o777)
     before = snapshot(place / "out")
+    os.chmod(place / "out/variant.safetensors.index.json", 0)
     shards = ["--shards=3"] if output == "out" else []
     err = run(*shards, "--force", source.root, place / output, status=1, user=test_user,
               program=user_program(PACK))
+    os.chmod(place / "out/variant.safetensors.index.json", 0o600)
     assert "variant.safetensors.index.json" in err
     assert snapshot(place / "out") == before
 

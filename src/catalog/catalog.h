@@ -126,7 +126,7 @@ struct shard {
     char *refusal; /* one line; NULL: it is not refused */
     errint_t error; /* of the refusal, or 0 */
     bool temporary; /* the refusal may not last: it is tried again at the next check */
-    bool is_unread; /* the refusal does not depend on its content: storage failed, or a writer */
+    bool is_refused_unread; /* refused, and the refusal does not depend on its content */
     bool may_have_acl; /* has an access control list, or that is not known; not set for the only
                         * shard */
 };
@@ -159,8 +159,9 @@ struct checkpoint {
      * is free. Else 0. */
     errint_t passing_error;
     bool has_unread_index; /* so it is not known which tensors it should have */
-    /* A shard cannot be read now, so it is not known whether there is a merged file. Never set for
-     * a container whose files are then shown as they are. */
+    /* A shard cannot be read now, or the budget has no room for `tensors`, so it is not known
+     * whether there is a merged file. Never set for a container whose files are then shown as they
+     * are. */
     bool has_unread_shard;
     bool is_absent; /* converted container; none of its files could be read as a checkpoint */
     bool has_total_size; /* its index has a valid metadata.total_size */
@@ -185,6 +186,13 @@ struct checkpoint {
     struct tensor_ref *own_tensors; /* `tensors`, unless a table owns them */
     uint64_t charged; /* bytes, for own_tensors and index_metadata */
 };
+
+/* checkpoint->passing_error, or `otherwise` if it is 0. */
+static inline errint_t
+checkpoint_passing_error(const struct checkpoint *checkpoint, errint_t otherwise)
+{
+    return checkpoint->passing_error ? checkpoint->passing_error : otherwise;
+}
 
 static inline const struct st_tensor *
 checkpoint_tensor(const struct checkpoint *checkpoint, struct tensor_ref ref)

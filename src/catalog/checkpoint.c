@@ -100,7 +100,7 @@ combine_ownership(struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        if (shard->is_unread)
+        if (shard->is_refused_unread)
             continue;
         add_ownership(&common, &shard->identity);
         common.rights_differ |= shard->may_have_acl;
@@ -364,6 +364,13 @@ keep_index_metadata(struct checkpoint *checkpoint, const struct st_index *index)
 
 static const struct tensor_ref no_tensors;
 
+/* Whether its files are shown as they are if a shard is refused. */
+static bool
+has_files_instead(const struct checkpoint *checkpoint)
+{
+    return checkpoint->container->is_converted || checkpoint->container->is_kept;
+}
+
 /* The budget has no room for the list of tensors: the checkpoint is shown without any. */
 static errint_t
 gather_nothing(struct checkpoint *checkpoint, size_t count)
@@ -371,6 +378,10 @@ gather_nothing(struct checkpoint *checkpoint, size_t count)
     checkpoint_report_no_room(checkpoint, count, "its list of tensors");
     mark_unsound(checkpoint, "no memory for its headers");
     checkpoint->has_no_room = true;
+    if (!has_files_instead(checkpoint)) {
+        checkpoint->has_unread_shard = true;
+        set_passing_error(checkpoint, -ENOBUFS);
+    }
     checkpoint->tensors = &no_tensors;
     return 0;
 }
@@ -455,13 +466,6 @@ is_later(const struct timespec *a, const struct timespec *b)
     return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
 }
 
-/* Whether its files are shown as they are if a shard is refused. */
-static bool
-has_files_instead(const struct checkpoint *checkpoint)
-{
-    return checkpoint->container->is_converted || checkpoint->container->is_kept;
-}
-
 /* The effect of a refused shard or tensor, for messages. */
 static const char *
 consequence(const struct checkpoint *checkpoint)
@@ -470,12 +474,12 @@ consequence(const struct checkpoint *checkpoint)
                                          : "there is no merged file";
 }
 
-/* Whether storage, a writer or the budget for headers prevents reading the shard now. False if it
- * is invalid or missing, and if no descriptor is free. */
+/* Whether storage, a writer, or a lack of memory or descriptors prevents reading the shard now.
+ * False if the shard is invalid or missing. */
 static bool
 may_be_read_later(const struct shard *shard)
 {
-    return shard->temporary && error_hides_target(shard->error) && !error_is_lack(shard->error);
+    return shard->temporary && error_hides_target(shard->error);
 }
 
 static void
@@ -586,9 +590,10 @@ summarize_shards(struct checkpoint *checkpoint)
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct shard *shard = checkpoint->shards[i];
 
-        /* A version with a shard that cannot be read now has a change time of its own. */
+        /* The change time is a hash of the version. It differs while a shard cannot be read, unless
+         * that depends on the content of the shard, which it would reveal. */
         checkpoint->version =
-            file_identity_hash(&shard->identity, checkpoint->version + shard->temporary);
+            file_identity_hash(&shard->identity, checkpoint->version + shard->is_refused_unread);
         if (!any || is_later(&shard->identity.modified, &checkpoint->modified))
             checkpoint->modified = shard->identity.modified;
         if (!any || is_later(&shard->identity.changed, &checkpoint->changed))

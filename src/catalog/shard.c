@@ -102,7 +102,7 @@ shard_load(struct source_dir *dir, const struct group *group, const char *name,
     }
     shard->error = error;
     shard->temporary = error && error != -EBADMSG && error != -ENOMSG;
-    shard->is_unread = shard->temporary && error != -ENOBUFS; /* that depends on its header */
+    shard->is_refused_unread = shard->temporary && error != -ENOBUFS; /* depends on its header */
     if (!error) {
         /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): set if the error is 0 */
         shard->table = shard->kept->table;

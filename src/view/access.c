@@ -82,8 +82,8 @@ access_backing(struct view *view, const struct caller *caller, const struct back
     return view->options.check(caller, &query, 1);
 }
 
-/* Nothing that is shown depends on the content of unread files, so they need not be readable, and
- * looking up the index may fail. `listing`: skips links to other file systems, which may hang;
+/* Unread files need no read permission, because nothing that is shown depends on their content. An
+ * unread index is not checked at all. `listing`: skips links to other file systems, which may hang;
  * NULL: checks all files. */
 static errint_t
 access_files(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
@@ -111,7 +111,7 @@ access_files(struct view *view, const struct caller *caller, const struct checkp
 
         if (backing && !(listing && listing_lane(listing, checkpoint->shards[i]->name)))
             queries[count++] = query_of_file(backing->path, &backing->identity,
-                                             checkpoint->shards[i]->is_unread ? 0 : mask);
+                                             checkpoint->shards[i]->is_refused_unread ? 0 : mask);
     }
     if (count)
         error = view->options.check(caller, queries, count);
@@ -144,8 +144,8 @@ access_existence(struct view *view, const struct caller *caller,
     return error == -EACCES ? -ENOENT : error;
 }
 
-/* Whether a check fails because storage does. -ESTALE can also mean that the file is another one
- * now, but not if that was tried. */
+/* Whether a check fails because storage does. -ESTALE can also mean that the file was replaced;
+ * after a retry it is an error of the storage. */
 static bool
 is_storage_error(errint_t error, bool is_retry)
 {

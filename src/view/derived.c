@@ -187,7 +187,7 @@ write_made_index(const struct checkpoint *checkpoint, struct derived *derived, e
     }
 }
 
-/* The index in tensors/ names the tensors that can be read. */
+/* Indexes in tensors/. They name the tensors that can be read, so they exist without the others. */
 static bool
 is_of_tensors(enum made_kind kind)
 {
@@ -308,7 +308,10 @@ derived_parts(struct checkpoint *checkpoint, const struct view_options *options,
     errint_t error = derived_size(checkpoint, options, &first, &size);
 
     /* The parts are immutable once they are computed. */
-    *parts = error ? 0 : (uint32_t)cut_of(derived_of(checkpoint), MADE_PART)->count;
+    if (!error)
+        *parts = (uint32_t)cut_of(derived_of(checkpoint), MADE_PART)->count;
+    else
+        *parts = error == -ENOMEM ? PARTS_UNKNOWN : 0;
     return error;
 }
 

@@ -44,14 +44,18 @@ made_is_recut(enum made_kind kind)
 errint_t list_of_backing(struct backing *backing, struct extent_list **list);
 errint_t list_of_text(struct buffer *text, struct extent_list **list);
 
-/* Whether it is not known if the file exists, because the index or a shard cannot be read now. */
+/* Whether an index or a shard cannot be read now, so that it is unknown whether the file exists. */
 bool derived_is_unread(const struct checkpoint *checkpoint, enum made_kind kind);
 
-/* The file's size. -ENOENT: the checkpoint has no such file. */
+/* The file's size. -ENOENT: the checkpoint has no such file. -ENOMEM: no memory, or no room in the
+ * budget for headers. */
 errint_t derived_size(struct checkpoint *checkpoint, const struct view_options *options,
                       const struct made *made, uint64_t *size);
 
-/* The number of re-cut shards. -ENOENT: the checkpoint cannot be re-cut. */
+#define PARTS_UNKNOWN UINT32_MAX
+
+/* The number of re-cut shards. Sets *parts to 0 with -ENOENT, the checkpoint cannot be re-cut, and
+ * to PARTS_UNKNOWN with -ENOMEM, which is as of derived_size(). */
 errint_t derived_parts(struct checkpoint *checkpoint, const struct view_options *options,
                        uint32_t *parts);
 

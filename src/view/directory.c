@@ -311,19 +311,19 @@ count_files(const struct conditions *conditions, const struct dir_entry *entry,
             struct checkpoint *checkpoint, bool is_unread)
 {
     const struct view_options *options = &conditions->view->options;
+    uint32_t parts = PARTS_UNKNOWN;
     bool is_made;
-    uint32_t parts;
     uint64_t size;
 
     if (entry->kind == ENTRY_RECUT) {
-        if (is_unread)
-            return PARTS_UNKNOWN;
-        derived_parts(checkpoint, options, &parts);
+        if (!is_unread)
+            derived_parts(checkpoint, options, &parts);
         return parts;
     }
     if (entry->kind == ENTRY_TENSORS)
         return !checkpoint->is_absent;
-    is_made = is_unread || derived_size(checkpoint, options, &entry->made, &size) == 0;
+    /* -ENOMEM: it may be made later, as a file that is unread. */
+    is_made = is_unread || derived_size(checkpoint, options, &entry->made, &size) != -ENOENT;
     return is_made == (entry->kind == ENTRY_MADE);
 }
 

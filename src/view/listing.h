@@ -79,8 +79,6 @@ struct recut_files {
     bool has_index;
 };
 
-#define PARTS_UNKNOWN UINT32_MAX /* storage fails, see access_generated() */
-
 /* `parts`: of derived_parts(). While they are not known, only the file that loaders open first is
  * shown: the index, if there may be several parts. */
 static inline struct recut_files

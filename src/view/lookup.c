@@ -139,14 +139,7 @@ access_search(struct lookup *lookup)
 static errint_t
 absent_or_passing(const struct checkpoint *checkpoint, errint_t error)
 {
-    return error == -ENOENT && checkpoint->passing_error ? checkpoint->passing_error : error;
-}
-
-/* Why a file of a checkpoint is unread, see access_generated(). */
-static errint_t
-storage_error(const struct checkpoint *checkpoint)
-{
-    return checkpoint->passing_error ? checkpoint->passing_error : -EIO;
+    return error == -ENOENT ? checkpoint_passing_error(checkpoint, error) : error;
 }
 
 static errint_t
@@ -186,9 +179,9 @@ estimate_size(const struct checkpoint *checkpoint)
     return size ? size : 1;
 }
 
-/* Looks the name up as a file made of a checkpoint, after access_generated(). If that is unread,
- * stat(2) must not fail: programs would take it for a missing file, and load another one. Takes the
- * reference to the checkpoint. */
+/* Looks the name up as a file made of a checkpoint, after access_generated(). stat(2) of an unread
+ * file must succeed, also if there is no memory for it: programs take a failure for a missing file
+ * and load another one. Takes the reference to the checkpoint. */
 static errint_t
 lookup_made_of(struct lookup *lookup, struct checkpoint *checkpoint, struct made made,
                bool is_unread)
@@ -202,11 +195,13 @@ lookup_made_of(struct lookup *lookup, struct checkpoint *checkpoint, struct made
                           .checkpoint = checkpoint};
     errint_t error = 0;
 
-    if (is_unread)
-        wanted.size = estimate_size(checkpoint);
-    else
+    if (!is_unread) {
         error = derived_size(checkpoint, &view->options, &made, &wanted.size);
-    if (error) {
+        wanted.is_unread = error == -ENOMEM;
+    }
+    if (wanted.is_unread) {
+        wanted.size = estimate_size(checkpoint);
+    } else if (error) {
         error = absent_or_passing(checkpoint, error);
         checkpoint_unref(checkpoint);
         return error;
@@ -241,20 +236,25 @@ lookup_unconverted_file(struct lookup *lookup, const struct dir_listing *listing
     struct checkpoint *checkpoint;
     uint64_t size;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
-    bool is_converted, is_unread;
+    bool is_unread;
 
     if (error)
         return error;
     error = access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind,
                              lookup->is_retry, &is_unread);
-    if (!error && is_unread)
-        error = storage_error(checkpoint);
-    is_converted =
-        !error && derived_size(checkpoint, &lookup->view->options, &entry->made, &size) == 0;
+    if (error == -EACCES) {
+        error = -ENOENT;
+    } else if (!error && is_unread) {
+        error = checkpoint_passing_error(checkpoint, -EIO);
+    } else if (!error) {
+        error = derived_size(checkpoint, &lookup->view->options, &entry->made, &size);
+        if (error == -ENOENT)
+            error = lookup_source_file(lookup, false);
+        else if (!error)
+            error = -ENOENT;
+    }
     checkpoint_unref(checkpoint);
-    if (error == -EACCES || is_converted)
-        return -ENOENT;
-    return error ? error : lookup_source_file(lookup, false);
+    return error;
 }
 
 /* Whether the name looked up is that of this file of a checkpoint that is re-cut into `parts`. */
@@ -289,13 +289,15 @@ lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
         return error;
     error = access_generated(lookup->view, lookup->caller, checkpoint, made.kind, lookup->is_retry,
                              &is_unread);
-    if (!error && !is_unread)
-        error = absent_or_passing(checkpoint,
-                                  derived_parts(checkpoint, &lookup->view->options, &parts));
+    if (!error && !is_unread) {
+        error = derived_parts(checkpoint, &lookup->view->options, &parts);
+        is_unread = parts == PARTS_UNKNOWN; /* as in lookup_made_of() */
+        error = is_unread ? 0 : absent_or_passing(checkpoint, error);
+    }
     if (!error && is_recut_name(lookup, listing, entry, made, parts))
         return lookup_made_of(lookup, checkpoint, made, is_unread);
     if (!error)
-        error = is_unread ? storage_error(checkpoint) : -ENOENT;
+        error = is_unread ? checkpoint_passing_error(checkpoint, -EIO) : -ENOENT;
     checkpoint_unref(checkpoint);
     return error;
 }

@@ -104,6 +104,19 @@ list_of_page(const struct view_page *page, bool for_owner, struct extent_list **
     return list_of_text(&text, list);
 }
 
+/* -ESTALE: only the check of a caller had failed, or there was no memory. The kernel then repeats
+ * the lookup, which finds another node. */
+static errint_t
+error_of_unread(struct view *view, struct node *node)
+{
+    uint64_t size;
+
+    if (node->checkpoint->passing_error)
+        return node->checkpoint->passing_error;
+    return derived_size(node->checkpoint, &view->options, &node->made, &size) == -ENOMEM ? -ENOMEM
+                                                                                         : -ESTALE;
+}
+
 static errint_t
 list_of_node(struct view *view, const struct caller *caller, struct node *node, uint32_t position,
              struct extent_list **list)
@@ -116,9 +129,8 @@ list_of_node(struct view *view, const struct caller *caller, struct node *node, 
     case NODE_SOURCE_FILE:
         return list_of_source_file(view, node, list);
     case NODE_MADE_FILE:
-        /* If only the check of the caller had failed, the next lookup finds another node. */
         if (node->is_unread)
-            return node->checkpoint->passing_error ? node->checkpoint->passing_error : -ESTALE;
+            return error_of_unread(view, node);
         return list_cache_get(view->lists, node->checkpoint, &view->options, &node->made, list);
     default:
         return -EISDIR;

@@ -282,36 +282,50 @@ def test_budget_shows_no_size_of_a_closed_header(mount, source):
 
 
 @pytest.mark.skipif(SANITIZED, reason="needs the largest headers, which take too long")
-def test_list_of_tensors_over_the_budget(mount, source):
-    """The headers of a checkpoint fit, and the list of its tensors does not: it is refused, and
-    served once there is room."""
-    shards, each = 50, 4000
+@pytest.mark.parametrize("recut", [False, True])
+@pytest.mark.parametrize("what", ["its list of tensors", "a file made of its tensors"])
+def test_tensors_over_the_budget(mount, source, what, recut):
+    """The headers of a checkpoint fit, and what is made of them does not: its files stay listed, so
+    that programs do not load the adapter instead, and can be opened once there is room."""
+    shards, each, others = 50, 4000, "adapter_model.safetensors"
     source.directory("list")
     for shard in range(shards):
         entries = [b'"%d":["U8",[1],[%d,%d]]' % (shard * each + i, i, i + 1) for i in range(each)]
         raw_shard(source.path(f"list/model-{shard + 1:05}-of-{shards:05}.safetensors"),
                   b"{" + b",".join(entries) + b"}", each)
-    last = f"list/model/{shards * each - 1}"
-    m = mount(source.root, f"--memory={MEMORY}")
-    assert attempt(os.stat, m / f"tensors/{last}") == 0
+    raw_shard(source.path(f"list/{others}"), zeros(1000))
+    last = f"tensors/list/model/{shards * each - 1}"
+    options = [f"--memory={MEMORY}", *(["--shards=2"] if recut else [])]
+    view, made = ("shards", "model.safetensors.index.json") if recut else ("merged", "model.safetensors")
+    path = f"{view}/list/{made}"
+    m = mount(source.root, *options)
+    assert attempt(os.stat, m / last) == 0
     kept, most = m.metric("header_memory_bytes"), m.metric("header_memory_peak_bytes")
     assert m.unmount() == 0
-    m = mount(source.root, f"--memory={MEMORY}")
-    fds = fill_header_budget(m, source, kept + (most - kept) // 2)
+    m = mount(source.root, *options)
+    is_list = what == "its list of tensors"
+    fds = fill_header_budget(m, source, kept + (most - kept) // 2 if is_list else most + (64 << 10))
     try:
-        assert attempt(os.stat, m / f"tensors/{last}") == errno.ENOENT
+        assert attempt(os.stat, m / last) == (errno.EIO if is_list else 0)
+        assert others in os.listdir(m / f"{view}/list") and made in os.listdir(m / f"{view}/list")
+        assert os.path.isfile(m / path)
+        assert attempt(lambda name: open(name).close(), m / path) == (errno.EIO if is_list else errno.ENOMEM)
         line, = refused(m)
         assert line.startswith("list/model-00001-of-00050.safetensors: ")
-        assert "no room for its list of tensors (200000 tensors)" in line
+        assert f"no room for {what} (200000 tensors)" in line
         check(m, source, HEADERS + MEMORY + BESIDE)
     finally:
         for fd in fds:
             os.close(fd)
     shutil.rmtree(source.path("bomb"))
     assert eventually(lambda: attempt(os.stat, m / "tensors/bomb") == errno.ENOENT)
-    assert eventually(lambda: attempt(os.stat, m / f"tensors/{last}") == 0), \
+    assert eventually(lambda: attempt(os.stat, m / last) == 0), \
         (m.metric("header_memory_bytes"), m.problems())
-    assert eventually(lambda: refused(m) == [])
+    if not recut:
+        assert eventually(lambda: attempt(lambda name: open(name).close(), m / path) == 0)
+        assert len(oracle.read_header(m / path)[0]) == shards * each
+    if is_list:  # a new version of the checkpoint
+        assert eventually(lambda: refused(m) == [])
 
 
 def test_idle_headers_are_dropped(mount, source):

@@ -103,9 +103,19 @@ is_named_after(const char *file, const char *stem, struct suffix suffix)
            strcmp(own_stem, stem) == 0;
 }
 
+static bool
+has_file_named_after(const struct grouper *grouper, const char *stem, struct suffix suffix)
+{
+    for (size_t i = 0; i < grouper->count; i++)
+        if (grouper->use[i] == USE_NONE && is_named_after(grouper->files[i], stem, suffix))
+            return true;
+    return false;
+}
+
 /* The index could not be read. Any file named after it may be a shard, so all of them are members
  * of the group, and none is another checkpoint. If the index is a link that leads to no file, the
- * group has no index, and there is none without members. */
+ * group has no index, and there is none without members. If it is not valid, there is only one
+ * without members: it keeps other weights from getting its name. */
 static void
 group_by_unread_index(struct grouper *grouper, const struct group_index *named)
 {
@@ -114,7 +124,8 @@ group_by_unread_index(struct grouper *grouper, const struct group_index *named)
     struct suffix suffix;
     char stem[256];
 
-    if (!group_split_index_name(named->file, stem, &suffix))
+    if (!group_split_index_name(named->file, stem, &suffix) ||
+        (named->error == -EBADMSG && has_file_named_after(grouper, stem, suffix)))
         return;
     for (size_t i = 0; i < grouper->count; i++) {
         if (grouper->use[i] != USE_NONE || !is_named_after(grouper->files[i], stem, suffix))

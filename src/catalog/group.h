@@ -36,7 +36,9 @@ group_file(const struct group *group)
 struct group_index {
     const char *file; /* not among the files: a link that leads to no file */
     struct st_index *index; /* NULL: refused, or `error` */
-    errint_t error; /* why it could not be read: the files that it names are not known */
+    /* Why it could not be read: the files that it names are not known. -EBADMSG: it is not valid,
+     * and not used if there are files that are named after it. */
+    errint_t error;
     /* State of listing.c, which group_files() ignores: */
     struct file_identity identity;
     bool is_checked_as_link; /* by the state of the scan: a remote name, or not among the files */

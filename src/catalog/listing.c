@@ -107,8 +107,7 @@ use_index_without_reading(const struct listing *before, struct group_index *list
     return 0;
 }
 
-/* Reads one index file. An invalid index is reported, and listed->index is NULL. Fails only if out
- * of memory. */
+/* Reads one index file. An invalid index is reported. Fails only if out of memory. */
 static errint_t
 read_listed_index(struct scan *scan, const struct listing *before, bool through_link,
                   struct group_index *listed)
@@ -144,6 +143,7 @@ read_listed_index(struct scan *scan, const struct listing *before, bool through_
                               : "its checkpoint is listed as before, or cannot be opened");
     if (error && error != -EBADMSG)
         return use_index_without_reading(before, listed, error);
+    listed->error = error;
     listed->index = read;
     return 0;
 }

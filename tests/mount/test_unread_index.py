@@ -252,6 +252,24 @@ def test_version_changes_while_it_is_read(mount, source, place):
     assert INDEX not in m.log_text()
 
 
+@pytest.mark.parametrize("recut", [False, True])
+def test_invalid_index_without_shards(mount, place, recut):
+    """As after a download that stored an error page. Loaders get an error, and not other weights: on the bare
+    directory they would read the index, too."""
+    directory = place / "s/d"
+    torchfiles.save(directory / "pytorch_model.bin", torchfiles.weights(3))
+    (directory / INDEX).write_bytes(b"<html>")
+    m = mount(place / "s", *(["--shards=2"] if recut else []))
+    assert sorted(os.listdir(m / "merged/d")) == ["model.safetensors", "pytorch_model.bin"]
+    assert error_of(m / "merged/d/model.safetensors") == errno.EIO and os.path.isfile(m / "merged/d/model.safetensors")
+    shown, hidden = ("model.safetensors", INDEX) if recut else (INDEX, "model.safetensors")
+    assert shown in os.listdir(m / "shards/d") and hidden not in os.listdir(m / "shards/d")
+    assert error_of(m / f"shards/d/{shown}") == (errno.EIO if recut else None)
+    os.remove(directory / INDEX)
+    assert eventually(lambda: error_of(m / "merged/d/model.safetensors") is None)
+    assert set(tensors_of(m / "merged/d/model.safetensors")) == set(torchfiles.weights(3))
+
+
 def test_index_is_open_for_writing(mount, source):
     with open(source.path("m", INDEX), "r+b"):
         m = mount(source.root)

@@ -805,9 +805,28 @@ def test_invalid_index_is_replaced(place):
     out = place / "out"
     out.mkdir()
     (out / "model.safetensors.index.json").write_bytes(b"{")
-    assert "exists and is not one of the files" in run("--shards=2", source.root, out, status=1)
+    assert "already contains a checkpoint model" in run("--shards=2", source.root, out, status=1)
     run("--shards=2", "--force", source.root, out)
     assert is_model(out, expected(plain())) and hidden(out) == []
+
+
+@pytest.mark.parametrize("content", [b"", bytes(100), b"version https://git-lfs.github.com/spec/v1\n",
+                                     b'{"weight_map": {"a": "sub/a.safetensors"}}'])
+@pytest.mark.parametrize("index, other", [("model.safetensors.index.json", "pytorch_model.bin"),
+                                          ("model.safetensors.index.json", "consolidated.safetensors"),
+                                          ("pytorch_model.bin.index.json", "adapter_model.bin")])
+def test_invalid_index_without_shards(place, index, other, content):
+    """No other weights are packed instead of those that it names."""
+    directory = place / "models"
+    if other.endswith(".bin"):
+        torchfiles.save(directory / other, torchfiles.weights(1))
+    else:
+        directory.mkdir()
+        (directory / other).write_bytes(trees.file_bytes(plain()))
+    (directory / index).write_bytes(content)
+    for source in (directory, directory / "model"):
+        run("--shards=1", source, place / "out", status=1)
+    assert not (place / "out").exists()
 
 
 # ---- the command line ----

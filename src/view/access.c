@@ -129,10 +129,12 @@ access_shards(struct view *view, const struct caller *caller, const struct check
     return access_files(view, caller, checkpoint, mask, NULL);
 }
 
+/* Whether a file depends on what a caller may not see without read permission: see
+ * access_generated(). */
 static bool
-is_of_several(const struct checkpoint *checkpoint)
+depends_on_content(const struct checkpoint *checkpoint, enum made_kind kind)
 {
-    return checkpoint->shard_count + (checkpoint->index_name != NULL) > 1;
+    return made_is_recut(kind) || checkpoint->shard_count + (checkpoint->index_name != NULL) > 1;
 }
 
 errint_t
@@ -144,51 +146,43 @@ access_existence(struct view *view, const struct caller *caller,
     return error == -EACCES ? -ENOENT : error;
 }
 
-/* Whether a check fails because storage does. -ESTALE can also mean that the file was replaced;
- * after a retry it is an error of the storage. */
+/* Whether the caller may look up the name, but nothing that depends on content: without read
+ * permission, or if storage fails. -ESTALE can also mean that the file was replaced; after a retry
+ * it is an error of the storage. */
 static bool
-is_storage_error(errint_t error, bool is_retry)
+makes_unread(errint_t error, bool is_retry)
 {
-    return error_hides_target(error) && error != -EACCES && !error_is_lack(error) &&
-           (error != -ESTALE || is_retry);
+    return error_hides_target(error) && !error_is_lack(error) && (error != -ESTALE || is_retry);
+}
+
+errint_t
+access_listed(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+              enum made_kind kind, const struct listing *listing, bool is_retry, errint_t *unread)
+{
+    errint_t error = 0;
+
+    *unread = 0;
+    if (depends_on_content(checkpoint, kind))
+        error = access_files(view, caller, checkpoint, R_OK, listing);
+    if (makes_unread(error, is_retry)) {
+        *unread = error;
+        error = 0;
+    } else if (derived_is_unread(checkpoint, kind)) {
+        *unread = checkpoint_passing_error(checkpoint, -EIO);
+    }
+    return error;
 }
 
 errint_t
 access_generated(struct view *view, const struct caller *caller,
                  const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
-                 bool *is_unread)
+                 errint_t *unread)
 {
-    errint_t error = 0, refused;
+    errint_t error = access_listed(view, caller, checkpoint, kind, NULL, is_retry, unread);
 
-    *is_unread = derived_is_unread(checkpoint, kind);
-    if (made_is_recut(kind) || is_of_several(checkpoint)) {
-        error = access_shards(view, caller, checkpoint, R_OK);
-        if (!error)
-            return 0;
-    }
-    if (is_storage_error(error, is_retry)) {
-        *is_unread = true;
-        error = 0;
-    }
-    if (error && error != -EACCES)
+    if (error || (depends_on_content(checkpoint, kind) && !*unread))
         return error;
-    refused = access_existence(view, caller, checkpoint);
-    return refused ? refused : error;
-}
-
-errint_t
-access_listed(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-              enum made_kind kind, const struct listing *listing, bool is_retry, bool *is_unread)
-{
-    errint_t error = 0;
-
-    *is_unread = derived_is_unread(checkpoint, kind);
-    if (made_is_recut(kind) || is_of_several(checkpoint))
-        error = access_files(view, caller, checkpoint, R_OK, listing);
-    if (!is_storage_error(error, is_retry))
-        return error;
-    *is_unread = true;
-    return 0;
+    return access_existence(view, caller, checkpoint);
 }
 
 bool

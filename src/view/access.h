@@ -30,23 +30,23 @@ errint_t access_existence(struct view *view, const struct caller *caller,
                           const struct checkpoint *checkpoint);
 /*
  * A name that is generated from a checkpoint; call it before returning anything that depends on the
- * content of its files. Whether a file made of several files exists, and its size, depend on the
- * tensor names in all of them. So it requires read permission for all, as does a re-cut shard,
- * whose size shows those of tensors. Without it the result is -EACCES, also if no such name exists.
- * -ENOENT: links among the files lead to where the caller may not look.
+ * content of its files. -ENOENT: links among the files lead to where the caller may not look.
  *
- * *is_unread: a file cannot be read now, by the daemon or for this check. Then the made file cannot
- * be opened, and nothing that the caller gets may depend on the content of the checkpoint's files.
- * `is_retry`: a first attempt returned -ESTALE.
+ * Whether a file made of several files exists, and its size, depend on the tensor names in all of
+ * them; the size of a re-cut shard shows those of tensors. Sets *unread to an error if the caller
+ * lacks read permission for one of these files, or if one cannot be read now, by the daemon or for
+ * this check. Then the made file cannot be opened, and nothing that the caller gets may depend on
+ * the content of the checkpoint's files. Else *unread is 0. `is_retry`: a first attempt returned
+ * -ESTALE.
  */
 errint_t access_generated(struct view *view, const struct caller *caller,
                           const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
-                          bool *is_unread);
+                          errint_t *unread);
 /* The same for a name in a listing, except that links are not checked (the listing has checked
  * them), nor is a file that a link to another file system leads to, which may hang. */
 errint_t access_listed(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, enum made_kind kind,
-                       const struct listing *listing, bool is_retry, bool *is_unread);
+                       const struct listing *listing, bool is_retry, errint_t *unread);
 /* Whether the caller is the mounting user or root, or nobody else can access the mount. */
 bool access_is_owner(const struct view *view, const struct caller *caller);
 /* Hides an error that may depend on the content of the directory that contains the checkpoint of a

@@ -336,7 +336,7 @@ count_entry_files(void *arg, size_t at)
     const struct dir_listing *listing = conditions->listing;
     const struct dir_entry *entry = &listing->entries[i];
     struct checkpoint *checkpoint;
-    bool is_unread = false;
+    errint_t unread = 0;
     enum made_kind kind;
     errint_t error;
 
@@ -353,13 +353,13 @@ count_entry_files(void *arg, size_t at)
     kind = entry->kind == ENTRY_RECUT ? MADE_PART : entry->made.kind;
     if (entry->kind != ENTRY_TENSORS)
         error = access_listed(conditions->view, conditions->caller, checkpoint, kind,
-                              listing->listing, conditions->any_version, &is_unread);
+                              listing->listing, conditions->any_version, &unread);
     if (error_is_lack(error) || (error == -ESTALE && !conditions->any_version))
         atomic_store(&conditions->error, error);
     if (error) /* what exists depends on files that the caller may not or cannot read */
         conditions->files[i] = entry->kind == ENTRY_MADE;
     else
-        conditions->files[i] = count_files(conditions, entry, checkpoint, is_unread);
+        conditions->files[i] = count_files(conditions, entry, checkpoint, unread != 0);
     if (entry->if_another && !current_has_another(conditions->node, listing, entry))
         conditions->files[i] = 0;
     checkpoint_unref(checkpoint);

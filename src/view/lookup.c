@@ -216,14 +216,14 @@ lookup_made_file(struct lookup *lookup, const struct dir_listing *listing,
 {
     struct checkpoint *checkpoint;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
-    bool is_unread;
+    errint_t unread;
 
     if (error)
         return error;
     error = access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind,
-                             lookup->is_retry, &is_unread);
+                             lookup->is_retry, &unread);
     if (!error)
-        return lookup_made_of(lookup, checkpoint, entry->made, is_unread);
+        return lookup_made_of(lookup, checkpoint, entry->made, unread != 0);
     checkpoint_unref(checkpoint);
     return error;
 }
@@ -236,16 +236,14 @@ lookup_unconverted_file(struct lookup *lookup, const struct dir_listing *listing
     struct checkpoint *checkpoint;
     uint64_t size;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
-    bool is_unread;
+    errint_t unread;
 
     if (error)
         return error;
     error = access_generated(lookup->view, lookup->caller, checkpoint, entry->made.kind,
-                             lookup->is_retry, &is_unread);
-    if (error == -EACCES) {
-        error = -ENOENT;
-    } else if (!error && is_unread) {
-        error = checkpoint_passing_error(checkpoint, -EIO);
+                             lookup->is_retry, &unread);
+    if (!error && unread) {
+        error = unread;
     } else if (!error) {
         error = derived_size(checkpoint, &lookup->view->options, &entry->made, &size);
         if (error == -ENOENT)
@@ -283,21 +281,22 @@ lookup_recut_file(struct lookup *lookup, const struct dir_listing *listing,
     struct checkpoint *checkpoint;
     uint32_t parts = PARTS_UNKNOWN;
     errint_t error = current_checkpoint(lookup->parent, listing, entry, &checkpoint);
-    bool is_unread;
+    errint_t unread;
 
     if (error)
         return error;
     error = access_generated(lookup->view, lookup->caller, checkpoint, made.kind, lookup->is_retry,
-                             &is_unread);
-    if (!error && !is_unread) {
+                             &unread);
+    if (!error && !unread) {
         error = derived_parts(checkpoint, &lookup->view->options, &parts);
-        is_unread = parts == PARTS_UNKNOWN; /* as in lookup_made_of() */
-        error = is_unread ? 0 : absent_or_passing(checkpoint, error);
+        if (parts == PARTS_UNKNOWN) /* as in lookup_made_of() */
+            unread = error;
+        error = unread ? 0 : absent_or_passing(checkpoint, error);
     }
     if (!error && is_recut_name(lookup, listing, entry, made, parts))
-        return lookup_made_of(lookup, checkpoint, made, is_unread);
+        return lookup_made_of(lookup, checkpoint, made, unread != 0);
     if (!error)
-        error = is_unread ? checkpoint_passing_error(checkpoint, -EIO) : -ENOENT;
+        error = unread ? unread : -ENOENT;
     checkpoint_unref(checkpoint);
     return error;
 }

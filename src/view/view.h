@@ -66,12 +66,12 @@ enum { VIEW_CACHE_MS = 500 };
 /*
  * If the options have a `check`, the functions with a `caller` return -EACCES unless the caller may
  * do the same in the source. Looking up a name requires search permission on the paths of all files
- * that it is made of; if these are several, or it is a re-cut shard, read permission for all of
- * them, whether or not it exists. Looking up a tensor requires search permission for all files
- * of its checkpoint and read permission for its shard, or for all of them if rights_differ. Listing
- * a directory of tensors requires read permission for all that can be read now; reading xattrs,
- * what opening the file requires. -ESTALE: the files of the source have changed. Without a `check`,
- * `caller` may be NULL.
+ * that it is made of. If these are several, or it is a re-cut shard, nothing that depends on their
+ * content is shown without read permission for all of them. Looking up a tensor requires search
+ * permission for all files of its checkpoint and read permission for its shard, or for all of them
+ * if rights_differ. Listing a directory of tensors requires read permission for all that can be
+ * read now; reading xattrs, what opening the file requires. -ESTALE: the files of the source have
+ * changed. Without a `check`, `caller` may be NULL.
  */
 
 /* Returns whether view_lookup() in this directory checks the caller, so that the kernel must not

@@ -253,6 +253,13 @@ def fill_header_budget(m, source, room):
     return fds
 
 
+def attributes(m):
+    """Of what is made of each checkpoint, without the time of the last access."""
+    return [os.stat(m / path)[:7] + (os.stat(m / path).st_ctime_ns, os.stat(m / path).st_mtime_ns)
+            for name in ("small", "large")
+            for path in (f"merged/{name}/model.safetensors", f"tensors/{name}/model")]
+
+
 def errors(m, paths):
     return [attempt(os.stat, m / path) for path in paths]
 
@@ -275,10 +282,15 @@ def test_budget_shows_no_size_of_a_closed_header(mount, source):
     fds = fill_header_budget(m, source, 16 << 20)
     try:
         assert errors(m, paths) == [0, 0, 0, 0, errno.EIO, 0]
-        assert child(errors, m, paths, user="nobody") == [errno.EACCES] * 6
+        assert child(errors, m, paths, user="nobody") == [0, errno.EACCES, errno.EACCES] * 2
+        shown = child(attributes, m, user="nobody")
     finally:
         for fd in fds:
             os.close(fd)
+    shutil.rmtree(source.path("bomb"))
+    assert eventually(lambda: attempt(os.stat, m / "tensors/bomb") == errno.ENOENT)
+    assert eventually(lambda: errors(m, paths) == [0] * 6), errors(m, paths)
+    assert child(attributes, m, user="nobody") == shown
 
 
 @pytest.mark.skipif(SANITIZED, reason="needs the largest headers, which take too long")

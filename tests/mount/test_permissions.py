@@ -387,7 +387,7 @@ def test_held_directory_of_tensors(mount, place):
 
 
 def test_sizes_of_recut_shards(mount, source):
-    """They show the sizes of tensors. The file itself is not listed as a shard, either."""
+    """They show the sizes of tensors. Without read permission, the file has its size in the source."""
     source.add("", "m", [trees.tensor(n, "U8", (5000,)) for n in "ab"])
     os.chmod(source.path("m.safetensors"), 0o600)
     m = mount(source.root, "-o", "allow_other", "--shard-size=4K")
@@ -399,9 +399,31 @@ def test_sizes_of_recut_shards(mount, source):
         for name in names:
             with pytest.raises(PermissionError):
                 os.stat(m / f"shards/{name}")
-        return os.listdir(m / "shards")
+        with pytest.raises(PermissionError):
+            open(m / "shards/m.safetensors")
+        return os.listdir(m / "shards"), os.stat(m / "shards/m.safetensors").st_size
 
-    assert child(attempt) == []
+    assert child(attempt) == (["m.safetensors"], os.stat(source.path("m.safetensors")).st_size)
+
+
+@pytest.mark.parametrize("closed", ["model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("options", [[], ["--shards=3"], ["--shard-size=5K"]])
+def test_closed_file_beside_other_weights(mount, source, options, closed):
+    """A loader gets an error, as in the source, and does not take the file for missing."""
+    source.add("", "model", trees.small_tensors(), shards=2)
+    source.add("", "adapter_model", trees.small_tensors("a."))
+    os.chmod(source.path(closed), 0o600)
+    m = mount(source.root, "-o", "allow_other", *options)
+
+    def attempt():
+        become("bob")
+        for path in ["merged/model.safetensors", *(["shards/model.safetensors.index.json"] if options else [])]:
+            assert os.path.basename(path) in os.listdir(os.path.dirname(m / path)) and os.path.isfile(m / path)
+            with pytest.raises(PermissionError):
+                open(m / path)
+        assert "adapter_model.safetensors" in os.listdir(m / "merged")
+
+    child(attempt)
 
 
 def test_files_of_several_owners(mount, source):

@@ -9,6 +9,7 @@ FSTFS_TORCH_PYTHON  a Python with torch and transformers
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import mmap
@@ -23,6 +24,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -109,13 +111,44 @@ def no_leak_check():
 
 
 def eventually(check, seconds=5, pause=0.02):
-    """Calls check() until it returns a true value, and returns it; its last value after a timeout."""
+    """Calls check() until it returns a true value, and returns it; its last value after a timeout. ESTALE, which
+    a mount returns while a file changes, counts as a false value until then."""
     end = time.monotonic() + seconds * SLOW
     while True:
-        found = check()
+        try:
+            found = check()
+        except OSError as error:
+            if error.errno != errno.ESTALE or time.monotonic() > end:
+                raise
+            found = False
         if found or time.monotonic() > end:
             return found
         time.sleep(pause)
+
+
+class Stopwatch:
+    """Measures a block: `seconds` without the time for which the machine was too busy to run another
+    thread, which only sleeps."""
+
+    def __enter__(self):
+        self.stalled, self.ends = 0, threading.Event()
+        self.sleeper = threading.Thread(target=self.sleep)
+        self.begin = time.monotonic()
+        self.sleeper.start()
+        return self
+
+    def sleep(self):
+        before = time.monotonic()
+        while not self.ends.wait(0.01):
+            now = time.monotonic()
+            self.stalled += max(0, now - before - 0.02)
+            before = now
+
+    def __exit__(self, *_):
+        self.seconds = time.monotonic() - self.begin
+        self.ends.set()
+        self.sleeper.join()
+        self.seconds -= self.stalled
 
 
 def thread_states(pid):

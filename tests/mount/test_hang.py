@@ -17,7 +17,7 @@ from pathlib import Path
 import oracle
 import pytest
 import readers
-from conftest import (BUILD, as_user, become_user, child, disk_image, drop_from_page_cache, eventually,
+from conftest import (BUILD, Stopwatch, as_user, become_user, child, disk_image, drop_from_page_cache, eventually,
                       mounted_at)
 from corpus import trees
 from page_cache import drop
@@ -545,11 +545,14 @@ def test_end(mount, place, callers, who, fusectl, what, end, sandbox):
         if found:  # else slowfs had accepted a read before the rule, which filled the cache
             break
     assert found
-    m.signal(end)
-    assert eventually(group.reap, 10), f"{group.left()} wait on"
+    with Stopwatch() as watch:
+        m.signal(end)
+        assert eventually(group.reap, 10), f"{group.left()} wait on"
+        if end == signal.SIGTERM:
+            assert eventually(lambda: not mounted_at(m.path))
+    assert watch.seconds < 5, "as reliability.md promises"
     assert set(group.pids.values()) <= ENDS, group.pids
     if end == signal.SIGTERM:
-        assert eventually(lambda: not mounted_at(m.path))
         assert os.listdir(m.path) == []
     else:
         assert mounted_at(m.path)

@@ -433,13 +433,15 @@ def test_files_of_several_owners(mount, source):
     for name, who, mode in (("d/m-00001-of-00002.safetensors", "alice", 0o640),
                             ("d/m-00002-of-00002.safetensors", "bob", 0o644),
                             ("e/m-00001-of-00002.safetensors", "alice", 0o600),
-                            ("e/m-00002-of-00002.safetensors", "alice", 0o600)):
+                            ("e/m-00002-of-00002.safetensors", "alice", 0o600),
+                            ("e/m.safetensors.index.json", "alice", 0o600)):
         own(source, name, who, mode)
     m = mount(source.root, "-o", "allow_other")
     assert m.problems() == []
     for directory in "de":
         whole = m / f"merged/{directory}/m.safetensors"
         assert child(readable, "alice", [whole]) and not child(readable, "bob", [whole])
+        assert os.stat(whole).st_uid == (0 if directory == "d" else ALICE)
 
 
 @pytest.mark.parametrize("options", [[], ["--shards=3"]])

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -337,6 +338,29 @@ def test_exception_writer_by_mmap(unleased):
         assert [set(seen) for seen in reader.seen] in ([{OLD}, {NEW}], [{OLD}])
         reader.close()
     assert eventually(lambda: is_new(m / FILES["tensors"]))
+
+
+def test_exception_mapping_on_tmpfs(mount):
+    """Without leases: a write to a mapping whose pages had been read before."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: files of another owner")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        shard = shard_in(Path(directory) / "s")
+        os.chown(shard.path, 65534, 65534)
+        m = mount(Path(directory) / "s", "--prefetch=off", wrapper=("setpriv", "--bounding-set=-lease"))
+        with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
+            assert OLD in bytes(mapped)
+            changed = os.stat(shard.path).st_ctime_ns
+            reader = Reader(m / FILES["tensors"])
+            reader.read(1, 2)
+            mapped[:] = content(NEW, SIZE)
+            assert os.stat(shard.path).st_ctime_ns == changed
+            reader.read(14, 15)
+            assert [set(seen) for seen in reader.seen] == [{OLD}, {NEW}]
+            reader.close()
+        os.utime(shard.path)
+        assert eventually(lambda: is_new(m / FILES["tensors"]))
+        assert m.unmount() == 0
 
 
 def slow_source(mount, root, **options):

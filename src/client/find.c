@@ -143,7 +143,7 @@ bad_index(struct found *found, const char *path, const char *index)
 static errint_t
 find_in_directory(const char *path, const char *index, struct found *found)
 {
-    const struct group *group;
+    const struct group *group = NULL;
     struct listing *listing;
     errint_t error = source_dir_listing(found->dir, &listing);
 

@@ -66,6 +66,8 @@ is_rival(const struct listing *listing, const struct choice *choice, const char 
     order = container_compare(suffix.container, group->container);
     if (order > 0)
         return false;
+    if (order == 0 && strcmp(stem, group->stem) == 0)
+        return !group->index; /* else it decides which files are used */
     if (choice->stem)
         return strcmp(stem, choice->stem) == 0;
     if (order == 0 && choice->preferred && strcmp(group->stem, choice->preferred) == 0)
@@ -74,11 +76,11 @@ is_rival(const struct listing *listing, const struct choice *choice, const char 
            !has_name_of_weights(listing);
 }
 
-const char *
+const struct lost_name *
 group_lost_rival(const struct listing *listing, const struct choice *choice)
 {
-    for (uint32_t i = 0; i < listing->broken_link_count; i++)
-        if (!choice->group || is_rival(listing, choice, listing->broken_links[i]))
-            return listing->broken_links[i];
+    for (uint32_t i = 0; i < listing->lost_count; i++)
+        if (!choice->group || is_rival(listing, choice, listing->lost[i].name))
+            return &listing->lost[i];
     return NULL;
 }

@@ -99,6 +99,12 @@ struct group {
     struct query *query; /* private: loads it, and is told of its progress; or NULL */
 };
 
+/* A name that loaders may look for although there is no usable file. */
+struct lost_name {
+    const char *name;
+    bool is_link; /* that leads to no file; else an index that is not valid, or names no files */
+};
+
 /* The names in one directory, sorted by strcmp(3). Immutable. */
 struct listing {
     atomic_uint references;
@@ -107,8 +113,8 @@ struct listing {
     const char *const *files; /* neither shards nor indexes */
     const char *const *links; /* symbolic links among all names, sorted by strcmp(3) */
     uint32_t link_count;
-    const char *const *broken_links; /* names that were left out: links that lead to no file */
-    uint32_t broken_link_count;
+    const struct lost_name *lost;
+    uint32_t lost_count;
     const struct group *groups; /* sorted by group_compare_names(), then precedence */
     struct problem_set *problems; /* the view may add to it */
     struct file_identity directory; /* when the listing was read */
@@ -335,14 +341,14 @@ bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listi
 /* How a group of a listing was chosen. Containers are tried in the order of container_all. */
 struct choice {
     const struct group *group; /* NULL: none; the files of the directory are used without one */
-    const char *stem; /* of all candidates; NULL: the group is the only one of its container */
+    const char *stem; /* as the user named it; NULL: the user named only the directory */
     const char *preferred; /* the stem that wins among several of a container; NULL: none */
 };
 
-/* The name of a link that leads to no file although, if it did, the file would be a shard or the
- * index of the group, or would be chosen instead; `group` NULL: of any such link. NULL: there is
- * none. */
-const char *group_lost_rival(const struct listing *listing, const struct choice *choice);
+/* The first of listing->lost that would be a shard or the index of the group, or would be chosen
+ * instead, if it were a valid file. `group` NULL: the first of all. NULL: there is none. */
+const struct lost_name *group_lost_rival(const struct listing *listing,
+                                         const struct choice *choice);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
  * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);

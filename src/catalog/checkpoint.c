@@ -380,7 +380,8 @@ gather_nothing(struct checkpoint *checkpoint, size_t count)
     checkpoint->has_no_room = true;
     if (!has_files_instead(checkpoint)) {
         checkpoint->has_unread_shard = true;
-        set_passing_error(checkpoint, -ENOBUFS);
+        if (!checkpoint->passing_error)
+            set_passing_error(checkpoint, -ENOBUFS);
     }
     checkpoint->tensors = &no_tensors;
     return 0;

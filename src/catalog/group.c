@@ -103,19 +103,9 @@ is_named_after(const char *file, const char *stem, struct suffix suffix)
            strcmp(own_stem, stem) == 0;
 }
 
-static bool
-has_file_named_after(const struct grouper *grouper, const char *stem, struct suffix suffix)
-{
-    for (size_t i = 0; i < grouper->count; i++)
-        if (grouper->use[i] == USE_NONE && is_named_after(grouper->files[i], stem, suffix))
-            return true;
-    return false;
-}
-
 /* The index could not be read. Any file named after it may be a shard, so all of them are members
  * of the group, and none is another checkpoint. If the index is a link that leads to no file, the
- * group has no index, and there is none without members. If it is not valid, there is only one
- * without members: it keeps other weights from getting its name. */
+ * group has no index, and there is none without members. */
 static void
 group_by_unread_index(struct grouper *grouper, const struct group_index *named)
 {
@@ -124,8 +114,7 @@ group_by_unread_index(struct grouper *grouper, const struct group_index *named)
     struct suffix suffix;
     char stem[256];
 
-    if (!group_split_index_name(named->file, stem, &suffix) ||
-        (named->error == -EBADMSG && has_file_named_after(grouper, stem, suffix)))
+    if (!group_split_index_name(named->file, stem, &suffix))
         return;
     for (size_t i = 0; i < grouper->count; i++) {
         if (grouper->use[i] != USE_NONE || !is_named_after(grouper->files[i], stem, suffix))
@@ -432,29 +421,95 @@ set_group_use(struct grouper *grouper, const struct group *group, unsigned char 
         grouper->use[grouper_find_file(grouper, group->members[i])] = of_members;
 }
 
-/* Drops each group of a converted container whose stem also exists as safetensors. */
-static void
-drop_converted_duplicates(struct grouper *grouper)
+/* The first group with this stem or a greater one. */
+static size_t
+find_stem(const struct grouper *grouper, const char *stem)
 {
-    struct group *groups = grouper->groups;
+    size_t low = 0, high = grouper->group_count;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (strcmp(grouper->groups[middle].stem, stem) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* An invalid index is a file like others if there is no checkpoint that it could belong to. No
+ * other weights get the name of that checkpoint then, because loaders read the index first: marks
+ * the groups of converted containers that have the name. */
+static void
+show_invalid_index(struct grouper *grouper, const struct group_index *named, bool *is_dropped)
+{
+    size_t at = grouper_find_file(grouper, named->file), first, end;
+    struct suffix suffix;
+    char stem[256];
+
+    if (at == SIZE_MAX || !group_split_index_name(named->file, stem, &suffix))
+        return;
+    first = find_stem(grouper, stem);
+    for (end = first; end < grouper->group_count; end++) {
+        if (strcmp(grouper->groups[end].stem, stem) != 0)
+            break;
+        if (grouper->groups[end].container == suffix.container)
+            return;
+    }
+    grouper->use[at] = USE_NONE;
+    for (size_t i = first; i < end && suffix.container == &container_safetensors; i++)
+        is_dropped[i] = grouper->groups[i].container->is_converted;
+}
+
+/* Marks each group of a converted container whose stem also exists as safetensors. */
+static void
+find_converted_duplicates(const struct grouper *grouper, bool *is_dropped)
+{
+    const struct group *groups = grouper->groups;
     const char *safetensors_stem = NULL; /* the last one */
-    size_t kept = 0;
 
     for (size_t i = 0; i < grouper->group_count; i++) {
         if (groups[i].container == &container_safetensors)
             safetensors_stem = groups[i].stem;
-        if (groups[i].container->is_converted && safetensors_stem &&
-            strcmp(safetensors_stem, groups[i].stem) == 0)
-            set_group_use(grouper, &groups[i], USE_NONE, USE_NONE);
-        else
-            groups[kept++] = groups[i];
+        is_dropped[i] = groups[i].container->is_converted && safetensors_stem &&
+                        strcmp(safetensors_stem, groups[i].stem) == 0;
     }
+}
+
+static void
+drop_groups(struct grouper *grouper, const bool *is_dropped)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < grouper->group_count; i++)
+        if (is_dropped[i])
+            set_group_use(grouper, &grouper->groups[i], USE_NONE, USE_NONE);
+        else
+            grouper->groups[kept++] = grouper->groups[i];
     if (kept == grouper->group_count)
         return;
     grouper->group_count = kept;
     /* A file of a dropped group may also be in a group that is kept. */
     for (size_t i = 0; i < kept; i++)
-        set_group_use(grouper, &groups[i], USE_INDEX, USE_SHARD);
+        set_group_use(grouper, &grouper->groups[i], USE_INDEX, USE_SHARD);
+}
+
+/* Drops the groups of converted containers whose names are taken. */
+static errint_t
+drop_converted(struct grouper *grouper, const struct group_index *indexes, size_t count)
+{
+    bool *is_dropped = calloc(grouper->group_count + 1, sizeof(*is_dropped));
+
+    if (!is_dropped)
+        return -ENOMEM;
+    find_converted_duplicates(grouper, is_dropped);
+    for (size_t i = 0; i < count; i++)
+        if (indexes[i].error == -EBADMSG)
+            show_invalid_index(grouper, &indexes[i], is_dropped);
+    drop_groups(grouper, is_dropped);
+    free(is_dropped);
+    return 0;
 }
 
 static void
@@ -561,14 +616,15 @@ group_files(const char *const *files, size_t count, const bool *is_unknown,
         if (indexes[i].index)
             group_by_index(&grouper, &indexes[i]);
     for (size_t i = 0; i < index_count; i++)
-        if (indexes[i].error)
+        if (indexes[i].error && indexes[i].error != -EBADMSG)
             group_by_unread_index(&grouper, &indexes[i]);
     group_numbered(&grouper);
     group_singles(&grouper);
     if (grouper.failed || buffer_failed(&grouper.stems))
         goto out;
     resolve_groups(&grouper);
-    drop_converted_duplicates(&grouper);
+    if (drop_converted(&grouper, indexes, index_count))
+        goto out;
     mark_second_groups(&grouper);
     find_unfinished(&grouper);
     leave_out_unknown(&grouper);

@@ -37,7 +37,7 @@ struct group_index {
     const char *file; /* not among the files: a link that leads to no file */
     struct st_index *index; /* NULL: refused, or `error` */
     /* Why it could not be read: the files that it names are not known. -EBADMSG: it is not valid,
-     * and not used if there are files that are named after it. */
+     * or names no files. */
     errint_t error;
     /* State of listing.c, which group_files() ignores: */
     struct file_identity identity;

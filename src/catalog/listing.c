@@ -20,8 +20,9 @@ struct listing_private {
     struct local_links locals; /* `next` is guarded by the directory's lock */
     struct remote_names remotes; /* their queries are guarded by the directory's lock */
     struct grouping grouping;
-    const char **directories, **links, **broken_links;
-    size_t broken_link_count;
+    const char **directories, **links;
+    struct lost_name *lost;
+    size_t lost_count;
     struct group_index *indexes; /* `index` is NULL once the files are grouped */
     size_t index_count;
 };
@@ -55,7 +56,7 @@ listing_unref(struct listing *listing)
     remote_names_free(&internal->remotes);
     free(internal->directories);
     free(internal->links);
-    free(internal->broken_links);
+    free(internal->lost);
     free(internal->indexes);
     free(internal->names);
     free(internal);
@@ -143,7 +144,7 @@ read_listed_index(struct scan *scan, const struct listing *before, bool through_
                               : "its checkpoint is listed as before, or cannot be opened");
     if (error && error != -EBADMSG)
         return use_index_without_reading(before, listed, error);
-    listed->error = error;
+    listed->error = read && read->shard_count == 0 ? -EBADMSG : error;
     listed->index = read;
     return 0;
 }
@@ -166,24 +167,27 @@ is_link(const struct listing_private *internal, size_t count, const char *name)
 }
 
 static errint_t
-list_broken_links(const struct scan *scan, struct listing_private *internal)
+add_lost_name(struct listing_private *internal, const char *name, bool through_link)
+{
+    const struct lost_name lost = {name, through_link};
+
+    return array_add(internal->lost, internal->lost_count, lost) ? 0 : -ENOMEM;
+}
+
+static errint_t
+add_broken_links(const struct scan *scan, struct listing_private *internal)
 {
     const struct local_links *locals = &internal->locals;
     const struct remote_names *remotes = &scan->remotes;
-    const char **names = malloc((locals->count + remotes->count + 1) * sizeof(*names));
-    size_t count = 0;
+    errint_t error = 0;
 
-    if (!names)
-        return -ENOMEM;
-    for (size_t i = 0; i < locals->count; i++)
+    for (size_t i = 0; !error && i < locals->count; i++)
         if (!locals->all[i].target)
-            names[count++] = locals->all[i].name;
-    for (size_t i = 0; i < remotes->count; i++)
+            error = add_lost_name(internal, locals->all[i].name, true);
+    for (size_t i = 0; !error && i < remotes->count; i++)
         if (remotes->all[i].is_unusable && remotes->all[i].kind == SCANNED_NONE)
-            names[count++] = remotes->all[i].name;
-    internal->broken_links = names;
-    internal->broken_link_count = count;
-    return 0;
+            error = add_lost_name(internal, remotes->all[i].name, true);
+    return error;
 }
 
 /* Adds those of the broken links that have the name of an index. All of them get the same error: a
@@ -191,9 +195,9 @@ list_broken_links(const struct scan *scan, struct listing_private *internal)
 static errint_t
 add_broken_indexes(struct listing_private *internal)
 {
-    for (size_t i = 0; i < internal->broken_link_count; i++) {
+    for (size_t i = 0; i < internal->lost_count; i++) {
         const struct group_index listed = {
-            .file = internal->broken_links[i], .error = -EIO, .is_checked_as_link = true};
+            .file = internal->lost[i].name, .error = -EIO, .is_checked_as_link = true};
 
         if (group_index_name(listed.file, NULL) &&
             !array_add(internal->indexes, internal->index_count, listed))
@@ -224,7 +228,7 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
               const char **files, size_t count)
 {
     struct listing_private *internal = private_of(listing);
-    errint_t error = list_broken_links(scan, internal);
+    errint_t error = add_broken_links(scan, internal);
     bool *unknown = NULL;
 
     if (!error)
@@ -240,6 +244,9 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
         else
             error = -ENOMEM;
     }
+    for (size_t i = 0; !error && i < internal->index_count; i++)
+        if (internal->indexes[i].error == -EBADMSG)
+            error = add_lost_name(internal, internal->indexes[i].file, false);
     if (!error)
         error = find_unknown(scan, files, count, &unknown);
     if (!error)
@@ -367,8 +374,8 @@ fill_listing(struct scan *scan, struct listing *listing, const struct listing *b
     listing->directory_count = (uint32_t)directories;
     listing->links = internal->links;
     listing->link_count = (uint32_t)links;
-    listing->broken_links = internal->broken_links;
-    listing->broken_link_count = (uint32_t)internal->broken_link_count;
+    listing->lost = internal->lost;
+    listing->lost_count = (uint32_t)internal->lost_count;
     listing->files = internal->grouping.files;
     listing->file_count = (uint32_t)internal->grouping.file_count;
     listing->groups = internal->grouping.groups;

@@ -108,12 +108,14 @@ static errint_t
 check_no_lost_rival(const struct listing *listing, const char *path, const struct group *group)
 {
     const struct choice choice = {.group = group, .preferred = PREFERRED_STEM};
-    const char *lost = group_lost_rival(listing, &choice);
+    const struct lost_name *lost = group_lost_rival(listing, &choice);
     char shown[QUOTED_SIZE];
 
-    return lost ? fail(-ENOENT, "%s: %s: a link that leads to no file", path,
-                       quoted(shown, lost, strlen(lost)))
-                : 0;
+    if (!lost)
+        return 0;
+    quoted(shown, lost->name, strlen(lost->name));
+    return lost->is_link ? fail(-ENOENT, "%s: %s: a link that leads to no file", path, shown)
+                         : fail(-EBADMSG, "%s: %s: an index that is not valid", path, shown);
 }
 
 /* The group of the index file `index`. -EBADMSG without a message: no group uses the index. */

@@ -165,7 +165,7 @@ access_listed(struct view *view, const struct caller *caller, const struct check
     if (depends_on_content(checkpoint, kind))
         error = access_files(view, caller, checkpoint, R_OK, listing);
     if (makes_unread(error, is_retry)) {
-        *unread = error;
+        *unread = error == -EACCES ? error : -EIO;
         error = 0;
     } else if (derived_is_unread(checkpoint, kind)) {
         *unread = checkpoint_passing_error(checkpoint, -EIO);

@@ -252,22 +252,37 @@ def test_version_changes_while_it_is_read(mount, source, place):
     assert INDEX not in m.log_text()
 
 
-@pytest.mark.parametrize("recut", [False, True])
-def test_invalid_index_without_shards(mount, place, recut):
-    """As after a download that stored an error page. Loaders get an error, and not other weights: on the bare
-    directory they would read the index, too."""
+@pytest.mark.parametrize("content", [b"<html>", b'{"weight_map": {}}', b'{"weight_map": {"a": "sub/a.safetensors"}}'])
+@pytest.mark.parametrize("options", [[], ["--shards=2"]])
+def test_invalid_index_without_shards(mount, place, options, content):
+    """As after a download that stored an error page. Loaders find the same files as on the bare directory, where
+    they read the index, and not other weights under the name of its checkpoint."""
     directory = place / "s/d"
     torchfiles.save(directory / "pytorch_model.bin", torchfiles.weights(3))
-    (directory / INDEX).write_bytes(b"<html>")
-    m = mount(place / "s", *(["--shards=2"] if recut else []))
-    assert sorted(os.listdir(m / "merged/d")) == ["model.safetensors", "pytorch_model.bin"]
-    assert error_of(m / "merged/d/model.safetensors") == errno.EIO and os.path.isfile(m / "merged/d/model.safetensors")
-    shown, hidden = ("model.safetensors", INDEX) if recut else (INDEX, "model.safetensors")
-    assert shown in os.listdir(m / "shards/d") and hidden not in os.listdir(m / "shards/d")
-    assert error_of(m / f"shards/d/{shown}") == (errno.EIO if recut else None)
+    (directory / INDEX).write_bytes(content)
+    m = mount(place / "s", *options)
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / f"{view}/d")) == [INDEX, "pytorch_model.bin"]
+        for name in (INDEX, "pytorch_model.bin"):
+            assert m.read(f"{view}/d/{name}") == (directory / name).read_bytes()
+    assert any(INDEX in line for line in m.problems())
     os.remove(directory / INDEX)
     assert eventually(lambda: error_of(m / "merged/d/model.safetensors") is None)
     assert set(tensors_of(m / "merged/d/model.safetensors")) == set(torchfiles.weights(3))
+
+
+@pytest.mark.parametrize("name", ["model.fp16.safetensors.index.json", "model.safetensors.index.fp16.json",
+                                  "other.safetensors.index.json", "model.sft.index.json"])
+def test_invalid_index_beside_a_checkpoint(mount, source, name):
+    """The checkpoint is shown as without it."""
+    source.add("m", "model.fp16", trees.small_tensors("h."), shards=2)
+    with open(source.path("m", name), "w" if not os.path.exists(source.path("m", name)) else "a") as f:
+        f.write("{")
+    with open(source.path("m", "model.safetensors.fp16.index.json"), "w") as f:
+        f.write("{")
+    m = mount(source.root)
+    assert Views(m, source).errors() == []
+    assert set(tensors_of(m / "merged/m/model.fp16.safetensors")) == {t.name for t in trees.small_tensors("h.")}
 
 
 def test_index_is_open_for_writing(mount, source):

@@ -158,42 +158,21 @@ find_ignore_problem(void *arg, const char *directory, const char *name, const ch
     (void)arg, (void)directory, (void)name, (void)text;
 }
 
-/* Fails if the directory has an index for the stem of a group that has none: it is not valid, and
- * may name other files. */
-static errint_t
-check_no_unused_index(const struct found *found, struct reason *reason)
-{
-    DIR *directory = found->group->index ? NULL : opendir(found->directory);
-    char stem[256], shown[QUOTED_SIZE];
-    const struct dirent *entry;
-    errint_t error = 0;
-
-    while (directory && !error && (entry = readdir(directory)))
-        if (group_index_container(entry->d_name) == found->group->container &&
-            group_index_name(entry->d_name, stem) && strcmp(stem, found->group->stem) == 0)
-            error = reason_set(reason, -EBADMSG, "Unsound",
-                               "its index %.250s is not valid, or a link that leads to no file; "
-                               "repair or remove it",
-                               quoted(shown, entry->d_name, strlen(entry->d_name)));
-    if (directory)
-        closedir(directory);
-    return error;
-}
-
 errint_t
-find_check_links(const struct found *found, struct reason *reason)
+find_check_lost(const struct found *found, struct reason *reason)
 {
     const struct choice choice = {.group = found->group,
                                   .stem = found->group && !found->is_directory ? found->group->stem
                                                                                : NULL};
-    const char *lost = group_lost_rival(found->listing, &choice);
+    const struct lost_name *lost = group_lost_rival(found->listing, &choice);
     char shown[QUOTED_SIZE];
 
     if (!lost)
         return 0;
-    return reason_set(reason, -EBADMSG, "Link",
-                      "%.250s is a link that leads to no file; repair or remove it",
-                      quoted(shown, lost, strlen(lost)));
+    quoted(shown, lost->name, strlen(lost->name));
+    return reason_set(reason, -EBADMSG, "Lost", "%.250s is %s; repair or remove it", shown,
+                      lost->is_link ? "a link that leads to no file"
+                                    : "an index that is not valid");
 }
 
 errint_t
@@ -222,9 +201,8 @@ find_read_headers(struct found *found, struct reason *reason)
     }
     if (found->one_file)
         return 0;
-    error = check_no_unused_index(found, reason);
-    if (!error && !group_index_name(found->name, NULL)) /* the index decides which files are used */
-        error = find_check_links(found, reason);
+    if (!group_index_name(found->name, NULL)) /* the index decides which files are used */
+        error = find_check_lost(found, reason);
     if (error)
         return error;
     if (checkpoint->unsound)

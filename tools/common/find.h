@@ -40,9 +40,8 @@ errint_t find_checkpoint(const char *path, const struct catalog_options *options
  * `reason` names the invalid shard and the rule, or what is wrong with the checkpoint. */
 errint_t find_read_headers(struct found *found, struct reason *reason);
 
-/* Fails if the directory has a link that leads to no file, and that matters for the choice of the
- * group (see group_lost_rival()). -EBADMSG. */
-errint_t find_check_links(const struct found *found, struct reason *reason);
+/* Fails if weights that the user may mean are lost: see group_lost_rival(). -EBADMSG. */
+errint_t find_check_lost(const struct found *found, struct reason *reason);
 
 void find_close(struct found *found);
 

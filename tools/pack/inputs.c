@@ -287,7 +287,7 @@ take_tensor_files(const struct pack_options *options, struct inputs *inputs,
                   const struct found *found, struct reason *reason)
 {
     const struct listing *listing = found->listing;
-    errint_t error = find_check_links(found, reason);
+    errint_t error = find_check_lost(found, reason);
 
     if (error)
         return error;

@@ -423,7 +423,7 @@ set_group_use(struct grouper *grouper, const struct group *group, unsigned char 
 
 /* The first group with this stem or a greater one. */
 static size_t
-find_stem(const struct grouper *grouper, const char *stem)
+first_of_stem(const struct grouper *grouper, const char *stem)
 {
     size_t low = 0, high = grouper->group_count;
 
@@ -450,7 +450,7 @@ show_invalid_index(struct grouper *grouper, const struct group_index *named, boo
 
     if (at == SIZE_MAX || !group_split_index_name(named->file, stem, &suffix))
         return;
-    first = find_stem(grouper, stem);
+    first = first_of_stem(grouper, stem);
     for (end = first; end < grouper->group_count; end++) {
         if (strcmp(grouper->groups[end].stem, stem) != 0)
             break;

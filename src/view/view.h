@@ -152,7 +152,7 @@ void view_close(struct view *view, struct extent_list *list);
  */
 errint_t view_getxattr(struct view *view, const struct caller *caller, node_id id, const char *name,
                        struct buffer *value);
-/* Returns whether view_getxattr() finds the xattr. If not, it does not wait. */
+/* Returns whether the file has the xattr. Does not wait; nor does view_getxattr() if it has not. */
 bool view_has_xattr(struct view *view, node_id id, const char *name);
 /* Appends the names of the xattrs, each with a NUL. Does not wait. */
 errint_t view_listxattr(struct view *view, node_id id, struct buffer *names);

@@ -22,6 +22,7 @@ from corpus import torchfiles, trees
 from packing import PACK, content, expected, hidden, is_model, plain, run, snapshot
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
+needs_slowfs = pytest.mark.skipif(not SLOWFS.exists(), reason="tests/slowfs/slowfs is not built")
 
 # ---- the same bytes as the views ----
 
@@ -268,10 +269,9 @@ def test_weights_that_are_dangling_links(place, case):
     assert not (place / "out.safetensors").exists()
 
 
+@needs_slowfs
 def test_dangling_link_with_a_long_name(place, mount):
     """FUSE file systems may have names of up to 1024 bytes; those of checkpoints have at most 255."""
-    if not SLOWFS.exists():
-        pytest.skip("tests/slowfs/slowfs is not built")
     directory = place / "models"
     directory.mkdir()
     (directory / "model.safetensors").write_bytes(trees.file_bytes(plain()))
@@ -281,10 +281,9 @@ def test_dangling_link_with_a_long_name(place, mount):
     run(m.path, place / "out.safetensors")
 
 
+@needs_slowfs
 def test_storage_fails_at_the_target_of_a_link(place, mount):
     """It is not known that the link leads to no file, so it need not be repaired."""
-    if not SLOWFS.exists():
-        pytest.skip("tests/slowfs/slowfs is not built")
     directory = place / "models"
     directory.mkdir()
     (directory / "blob").write_bytes(trees.file_bytes(plain()))

@@ -6,7 +6,6 @@
 #include "base/text.h"
 #include "catalog/group.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>

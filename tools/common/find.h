@@ -40,7 +40,8 @@ errint_t find_checkpoint(const char *path, const struct catalog_options *options
  * `reason` names the invalid shard and the rule, or what is wrong with the checkpoint. */
 errint_t find_read_headers(struct found *found, struct reason *reason);
 
-/* Fails if weights that the user may mean are lost: see group_lost_rival(). -EBADMSG. */
+/* Fails if weights that the user may mean are lost: see group_lost_rival(). Without a group, any
+ * lost name counts. -EBADMSG. */
 errint_t find_check_lost(const struct found *found, struct reason *reason);
 
 void find_close(struct found *found);

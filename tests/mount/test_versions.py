@@ -18,6 +18,7 @@ import pytest
 import tables
 import versions
 from conftest import BUILD, SLOW, child, eventually, keep_in_memory
+from corpus import trees
 from versions import NEW, OLD, SIZE, VIEWS, Reader, Shard, content
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -412,6 +413,111 @@ def test_exception_write_longer_than_the_margin(disk_of_memory, mount):
     held.close()
     os.utime(shard.path)
     assert eventually(lambda: value(m / FILES["tensors"]) == NEW)
+
+
+def test_exception_server_of_whole_seconds(mount, place):
+    """A server whose clock is a minute slow: a file is read and rewritten within the second in which
+    it was written. Wrong bytes stay in the page cache until the file changes."""
+    shard, m, path = slow_source(mount, place / "s", valid=0, granularity=1)
+    for _ in range(50):
+        shard.fill(OLD)
+        written = os.stat(path).st_ctime
+        reader = Reader(m / FILES["tensors"])
+        reader.read(1, 2)
+        shard.fill(NEW)
+        reader.read(14, 15)
+        reader.close()
+        if os.stat(path).st_ctime == written:
+            break
+    else:
+        pytest.fail("never within one second")
+    assert [set(seen) for seen in reader.seen] == [{OLD}, {NEW}]
+    assert set(Path(m / FILES["tensors"]).read_bytes()) == {OLD, NEW}
+    os.utime(shard.path, (0, 0))
+    assert eventually(lambda: is_new(m / FILES["tensors"]))
+
+
+def test_exception_truncated_through_an_overlay(mount, place):
+    """The source is the upper directory of an overlay: this breaks no lease."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: an overlay is mounted")
+    shard = shard_in(place / "s")
+    for name in ("lower", "work", "overlay"):
+        (place / name).mkdir()
+    layers = f"lowerdir={place}/lower,upperdir={place}/s,workdir={place}/work"
+    mounted = subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", place / "overlay"])
+    if mounted.returncode != 0:
+        pytest.skip("an overlay cannot be mounted here")
+    try:
+        m = mount(place / "s", "--prefetch=off")
+        reader = Reader(m / FILES["tensors"])
+        reader.read(1, 2)
+        size = os.stat(shard.path).st_size
+        os.truncate(place / "overlay/m/model.safetensors", size - 2 * SIZE)
+        os.truncate(place / "overlay/m/model.safetensors", size)
+        reader.read(14, 15)
+        assert [set(seen) for seen in reader.seen] == [{OLD}, {0}]
+        assert eventually(lambda: set(Path(m / FILES["tensors"]).read_bytes()) == {0})
+        reader.close()
+    finally:
+        subprocess.run(["umount", place / "overlay"], check=True)
+
+
+def test_exception_times_of_a_mapping_on_tmpfs(disk_of_memory, mount):
+    """A write to a mapping whose pages had been read before. With leases the mount shows the new
+    version, but with the times of the old one."""
+    shard = shard_in(disk_of_memory / "s")
+    path = mount(disk_of_memory / "s", "--prefetch=off") / FILES["tensors"]
+    assert value(path) == OLD
+    before = os.stat(path)
+    with open(shard.path, "r+b") as f, mmap.mmap(f.fileno(), 0) as mapped:
+        assert OLD in bytes(mapped)
+        mapped[:] = content(NEW, SIZE)
+    assert eventually(lambda: value(path) == NEW)
+    after = os.stat(path)
+    assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
+
+
+def test_exception_pinned_memory(disk_of_memory, mount):
+    """A fixed buffer of io_uring, of a process that has unmapped and closed the file."""
+    shard = shard_in(disk_of_memory / "s")
+    with subprocess.Popen([BUILD / "tests/sandbox/pinned", shard.path], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+        if writer.stdout.readline() != b"ready\n":
+            assert writer.wait() == 2
+            pytest.skip(f"the kernel refuses fixed buffers: {writer.stderr.read().decode().strip()}")
+        path = mount(disk_of_memory / "s", "--prefetch=off") / FILES["tensors"]
+        reader = Reader(path)
+        reader.read(1, 2)
+        writer.communicate(content(NEW, SIZE))
+        assert writer.returncode == 0
+        reader.read(14, 15)
+        assert [set(seen) for seen in reader.seen] == [{OLD}, {NEW}]
+        reader.close()
+        assert set(Path(path).read_bytes()) == {OLD, NEW}
+    os.utime(shard.path)
+    assert eventually(lambda: is_new(path))
+
+
+def test_exception_mount_of_a_mount(mount, place):
+    """The merged file depends on the content of the shards, and the times of its directory do not."""
+    shard, m, _ = slow_source(mount, place / "s", valid=0)
+    second = shard.path.with_name("model-00002-of-00002.safetensors")
+    shard.path.rename(shard.path.with_name("model-00001-of-00002.safetensors"))
+    second.write_bytes(trees.file_bytes([trees.tensor("x", "U8", (SIZE,), fill=OLD)]))
+    assert eventually(lambda: os.listdir(m / "merged/m") == ["model.safetensors"])
+    above = Path(mount(m / "merged") / "shards/m")
+    assert os.listdir(above) == ["model.safetensors"]
+    before = os.stat(m / "merged/m")
+    second.write_bytes(b"x" * SIZE)
+    assert eventually(lambda: "model.safetensors" not in os.listdir(m / "merged/m"))
+    assert os.stat(m / "merged/m") == before
+    time.sleep(1)  # longer than the second fstfs goes without checking
+    assert os.listdir(above) == ["model.safetensors"]
+    with pytest.raises(OSError):
+        (above / "model.safetensors").read_bytes()
+    os.utime(second.parent)
+    assert eventually(lambda: os.listdir(above) == [])
 
 
 # ---- another file system in place of a mounted one ----

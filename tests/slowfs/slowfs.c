@@ -13,6 +13,7 @@
  *   -o valid=S      timeout of names and attributes in seconds, as of a network file system (1);
  *                   0: changes are visible at once
  *   -o age=S        seconds that are subtracted from time stamps (0)
+ *   -o granularity=S  time stamps are multiples of S seconds (as of the source)
  *   -o faults=FILE  faults to inject, see faults.h
  *   -o only=UID     only this user and root may open files; everyone may look them up, as on a
  *                   server that decides at open (everyone)
@@ -52,6 +53,7 @@ struct slowfs_options {
     unsigned bandwidth; /* million bytes per second; 0: unlimited */
     unsigned threads;
     unsigned valid, age; /* seconds */
+    unsigned granularity; /* seconds; 0: nanoseconds */
     char *faults; /* file */
     unsigned only; /* user; 0: every user */
     unsigned at; /* 0: as 1 */
@@ -66,6 +68,7 @@ static const struct fuse_opt option_table[] = {
     {"threads=%u", offsetof(struct slowfs_options, threads), 0},
     {"valid=%u", offsetof(struct slowfs_options, valid), 0},
     {"age=%u", offsetof(struct slowfs_options, age), 0},
+    {"granularity=%u", offsetof(struct slowfs_options, granularity), 0},
     {"faults=%s", offsetof(struct slowfs_options, faults), 0},
     {"only=%u", offsetof(struct slowfs_options, only), 0},
     {"at=%u", offsetof(struct slowfs_options, at), 0},
@@ -206,13 +209,23 @@ on_init(void *arg, struct fuse_conn_info *conn)
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
 }
 
+static void
+age_time(struct timespec *t)
+{
+    t->tv_sec -= options.age;
+    if (options.granularity > 0) {
+        t->tv_sec -= t->tv_sec % options.granularity;
+        t->tv_nsec = 0;
+    }
+}
+
 static int
 stat_aged(const char *path, struct stat *st)
 {
     if (fstatat(source, path, st, AT_SYMLINK_NOFOLLOW) < 0)
         return -1;
-    st->st_mtim.tv_sec -= options.age;
-    st->st_ctim.tv_sec -= options.age;
+    age_time(&st->st_mtim);
+    age_time(&st->st_ctim);
     return 0;
 }
 

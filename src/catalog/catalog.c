@@ -115,6 +115,12 @@ catalog_stop_queries(struct catalog *catalog)
     return !catalog || query_pool_stop(catalog->queries);
 }
 
+struct query_pool *
+catalog_query_pool(const struct catalog *catalog)
+{
+    return catalog->queries;
+}
+
 void
 catalog_free(struct catalog *catalog)
 {

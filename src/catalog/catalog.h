@@ -239,6 +239,8 @@ errint_t catalog_new(const struct catalog_options *options, struct catalog **cat
 /* Ends the threads that skip_hung needs. Returns false if some of them hang: the catalog must then
  * not be freed. */
 bool catalog_stop_queries(struct catalog *catalog);
+/* The pool for calls that may hang; NULL without skip_hung. */
+struct query_pool *catalog_query_pool(const struct catalog *catalog);
 /* All references must have been released, and catalog_stop_queries() must not have failed. */
 void catalog_free(struct catalog *catalog);
 

@@ -83,11 +83,10 @@ access_backing(struct view *view, const struct caller *caller, const struct back
 }
 
 /* Unread files need no read permission, because nothing that is shown depends on their content. An
- * unread index is not checked at all. `listing`: skips links to other file systems, which may hang;
- * NULL: checks all files. */
-static errint_t
-access_files(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-             int mask, const struct listing *listing)
+ * unread index is not checked at all. */
+errint_t
+access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+              int mask)
 {
     bool has_index = checkpoint->index_name && !checkpoint->has_unread_index;
     struct permission_query *queries;
@@ -104,12 +103,12 @@ access_files(struct view *view, const struct caller *caller, const struct checkp
         free(queries);
         return -ENOMEM;
     }
-    if (index && !(listing && listing_lane(listing, checkpoint->index_name)))
+    if (index)
         queries[count++] = query_of_file(index, &checkpoint->index_identity, mask);
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
         const struct backing *backing = checkpoint->shards[i]->backing;
 
-        if (backing && !(listing && listing_lane(listing, checkpoint->shards[i]->name)))
+        if (backing)
             queries[count++] = query_of_file(backing->path, &backing->identity,
                                              checkpoint->shards[i]->is_refused_unread ? 0 : mask);
     }
@@ -122,19 +121,19 @@ access_files(struct view *view, const struct caller *caller, const struct checkp
     return error;
 }
 
-errint_t
-access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-              int mask)
-{
-    return access_files(view, caller, checkpoint, mask, NULL);
-}
-
-/* Whether a file depends on what a caller may not see without read permission: see
- * access_generated(). */
-static bool
-depends_on_content(const struct checkpoint *checkpoint, enum made_kind kind)
+bool
+access_depends_on_content(const struct checkpoint *checkpoint, enum made_kind kind)
 {
     return made_is_recut(kind) || checkpoint->shard_count + (checkpoint->index_name != NULL) > 1;
+}
+
+errint_t
+access_content(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+               enum made_kind kind)
+{
+    return access_depends_on_content(checkpoint, kind)
+               ? access_shards(view, caller, checkpoint, R_OK)
+               : 0;
 }
 
 errint_t
@@ -156,21 +155,17 @@ makes_unread(errint_t error, bool is_retry)
 }
 
 errint_t
-access_listed(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-              enum made_kind kind, const struct listing *listing, bool is_retry, errint_t *unread)
+access_listed(const struct checkpoint *checkpoint, enum made_kind kind, errint_t permission,
+              bool is_retry, errint_t *unread)
 {
-    errint_t error = 0;
-
     *unread = 0;
-    if (depends_on_content(checkpoint, kind))
-        error = access_files(view, caller, checkpoint, R_OK, listing);
-    if (makes_unread(error, is_retry)) {
-        *unread = error == -EACCES ? error : -EIO;
-        error = 0;
-    } else if (derived_is_unread(checkpoint, kind)) {
-        *unread = checkpoint_passing_error(checkpoint, -EIO);
+    if (makes_unread(permission, is_retry)) {
+        *unread = permission == -EACCES ? permission : -EIO;
+        return 0;
     }
-    return error;
+    if (derived_is_unread(checkpoint, kind))
+        *unread = checkpoint_passing_error(checkpoint, -EIO);
+    return permission;
 }
 
 errint_t
@@ -178,9 +173,10 @@ access_generated(struct view *view, const struct caller *caller,
                  const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
                  errint_t *unread)
 {
-    errint_t error = access_listed(view, caller, checkpoint, kind, NULL, is_retry, unread);
+    errint_t error = access_content(view, caller, checkpoint, kind);
 
-    if (error || (depends_on_content(checkpoint, kind) && !*unread))
+    error = access_listed(checkpoint, kind, error, is_retry, unread);
+    if (error || (access_depends_on_content(checkpoint, kind) && !*unread))
         return error;
     return access_existence(view, caller, checkpoint);
 }

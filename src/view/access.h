@@ -42,11 +42,16 @@ errint_t access_existence(struct view *view, const struct caller *caller,
 errint_t access_generated(struct view *view, const struct caller *caller,
                           const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
                           errint_t *unread);
-/* The same for a name in a listing, except that links are not checked (the listing has checked
- * them), nor is a file that a link to another file system leads to, which may hang. */
-errint_t access_listed(struct view *view, const struct caller *caller,
-                       const struct checkpoint *checkpoint, enum made_kind kind,
-                       const struct listing *listing, bool is_retry, errint_t *unread);
+/* The same for a name in a listing, which has checked the links. `permission`: of
+ * access_content(). Does not wait. */
+errint_t access_listed(const struct checkpoint *checkpoint, enum made_kind kind,
+                       errint_t permission, bool is_retry, errint_t *unread);
+/* Whether the existence or the size of a file depends on what a caller may not see without read
+ * permission: see access_generated(). Does not wait. */
+bool access_depends_on_content(const struct checkpoint *checkpoint, enum made_kind kind);
+/* Read permission for the files of such a checkpoint; 0 if nothing depends on it. */
+errint_t access_content(struct view *view, const struct caller *caller,
+                        const struct checkpoint *checkpoint, enum made_kind kind);
 /* Whether the caller is the mounting user or root, or nobody else can access the mount. */
 bool access_is_owner(const struct view *view, const struct caller *caller);
 /* Hides an error that may depend on the content of the directory that contains the checkpoint of a

@@ -17,6 +17,7 @@
 #include "view/current.h"
 #include "view/index.h"
 #include "view/lookup.h"
+#include "view/remote_access.h"
 #include "view/tensor_set.h"
 
 #include <errno.h>
@@ -222,6 +223,7 @@ struct conditions {
     uint32_t *files; /* by entry, the number of files of a conditional one; 0: none */
     bool any_version; /* also if files change continuously; else -ESTALE */
     _Atomic(errint_t) error; /* error_is_lack() or -ESTALE: a name would be missing; 0: none */
+    struct remote_entries *remote; /* of conditional entries; NULL: no entry has a lane */
     bool *denied; /* by link of the listing: the caller may not follow it; NULL: none */
 };
 
@@ -327,6 +329,29 @@ count_files(const struct conditions *conditions, const struct dir_entry *entry,
     return is_made == (entry->kind == ENTRY_MADE);
 }
 
+/* The checkpoint of a conditional entry, a reference, and the result of access_content(). */
+static errint_t
+get_entry_checkpoint(const struct conditions *conditions, size_t at, struct checkpoint **checkpoint,
+                     errint_t *permission)
+{
+    const struct dir_entry *entry = &conditions->listing->entries[conditions->conditional[at]];
+    errint_t error;
+
+    if (dir_entry_lane(conditions->listing, entry))
+        return remote_entries_get(conditions->remote, at, checkpoint, permission);
+    error = current_checkpoint(conditions->node, conditions->listing, entry, checkpoint);
+    if (!error && error_is_lack((*checkpoint)->passing_error)) {
+        error = (*checkpoint)->passing_error;
+        checkpoint_unref(*checkpoint);
+    }
+    if (!error)
+        *permission = entry->kind == ENTRY_TENSORS
+                          ? 0
+                          : access_content(conditions->view, conditions->caller, *checkpoint,
+                                           dir_entry_made_kind(entry));
+    return error;
+}
+
 /* For parallel_for(): counts the files of a conditional entry. */
 static void
 count_entry_files(void *arg, size_t at)
@@ -336,24 +361,16 @@ count_entry_files(void *arg, size_t at)
     const struct dir_listing *listing = conditions->listing;
     const struct dir_entry *entry = &listing->entries[i];
     struct checkpoint *checkpoint;
-    errint_t unread = 0;
-    enum made_kind kind;
-    errint_t error;
+    errint_t unread = 0, permission, error;
 
-    if (dir_entry_lane(listing, entry))
-        error = group_known_checkpoint(dir_entry_group(listing, entry), &checkpoint);
-    else
-        error = current_checkpoint(conditions->node, listing, entry, &checkpoint);
+    error = get_entry_checkpoint(conditions, at, &checkpoint, &permission);
     if (error_is_lack(error))
         atomic_store(&conditions->error, error);
     if (error)
         return;
-    if (error_is_lack(checkpoint->passing_error) && !dir_entry_lane(listing, entry))
-        atomic_store(&conditions->error, checkpoint->passing_error);
-    kind = entry->kind == ENTRY_RECUT ? MADE_PART : entry->made.kind;
     if (entry->kind != ENTRY_TENSORS)
-        error = access_listed(conditions->view, conditions->caller, checkpoint, kind,
-                              listing->listing, conditions->any_version, &unread);
+        error = access_listed(checkpoint, dir_entry_made_kind(entry), permission,
+                              conditions->any_version, &unread);
     if (error_is_lack(error) || (error == -ESTALE && !conditions->any_version))
         atomic_store(&conditions->error, error);
     if (error) /* what exists depends on files that the caller may not or cannot read */
@@ -363,20 +380,6 @@ count_entry_files(void *arg, size_t at)
     if (entry->if_another && !current_has_another(conditions->node, listing, entry))
         conditions->files[i] = 0;
     checkpoint_unref(checkpoint);
-}
-
-/* Loads the checkpoints of conditional entries whose storage may hang. */
-static void
-load_remote_groups(const struct conditions *conditions)
-{
-    const struct dir_listing *listing = conditions->listing;
-    bool *wanted = calloc(listing->listing->group_count + 1, sizeof(*wanted));
-
-    for (size_t i = 0; wanted && i < conditions->count; i++)
-        wanted[listing->entries[conditions->conditional[i]].group] = true;
-    if (wanted)
-        groups_load(conditions->node->dir, listing->listing, wanted);
-    free(wanted);
 }
 
 static void
@@ -440,14 +443,20 @@ show_listing(struct view *view, const struct caller *caller, struct node *node,
             if (is_conditional(listing, &listing->entries[i]) &&
                 !is_denied(&conditions, &listing->entries[i]))
                 conditions.conditional[conditions.count++] = i;
-        if (listing->listing->has_lanes)
-            load_remote_groups(&conditions);
+        if (listing->listing->has_lanes) {
+            conditions.remote = remote_entries_load(view, caller, node, listing,
+                                                    conditions.conditional, conditions.count);
+            error = conditions.remote ? 0 : -ENOMEM;
+        }
+    }
+    if (!error) {
         parallel_for(conditions.count, 8, count_entry_files, &conditions);
         error = atomic_load(&conditions.error);
     }
     if (!error)
         error = shown_names_get(view, node, catalog_budget(view->catalog), list_entries,
                                 &conditions, listing->recut_count > 0, names, &bytes);
+    remote_entries_free(conditions.remote);
     free(conditions.conditional);
     free(conditions.files);
     free(conditions.denied);

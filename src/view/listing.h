@@ -66,6 +66,13 @@ dir_entry_group(const struct dir_listing *listing, const struct dir_entry *entry
     return &listing->listing->groups[entry->group];
 }
 
+/* What an entry that depends on headers is made as. */
+static inline enum made_kind
+dir_entry_made_kind(const struct dir_entry *entry)
+{
+    return entry->kind == ENTRY_RECUT ? MADE_PART : entry->made.kind;
+}
+
 /* Key of the other file systems that links among the entry's files lead to; 0: see struct group. */
 uint64_t dir_entry_lane(const struct dir_listing *listing, const struct dir_entry *entry);
 

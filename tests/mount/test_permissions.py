@@ -10,6 +10,7 @@ import os
 import pwd
 import struct
 import subprocess
+import tempfile
 
 import oracle
 import pytest
@@ -360,6 +361,42 @@ def test_guesses_of_tensor_names(mount, place, plant, options):
             os.listdir(m / f"{view}/m")
         seen.append((before, child(what_bob_sees, m, guess)))
     assert seen[0] == seen[1] and shown[0] != shown[1]
+
+
+@pytest.mark.parametrize("options", [[], ["--shards=2"], ["--shard-size=4K"]],
+                         ids=["plain", "shards", "size"])
+def test_listing_of_a_closed_shard_on_another_file_system(mount, place, options):
+    """A link leads to it. Its tensors decide whether the merged file exists, and the number of re-cut
+    shards: root sees that, and bob does not."""
+    contents = [[trees.tensor("a", "U8", (20000,))],
+                [trees.tensor(name, "U8", (5000,)) for name in "abcd"],
+                [trees.tensor("t3.weight", "U8", (20000,))]]
+    seen, shown = [], []
+    for i, content in enumerate(contents):
+        source = trees.Source(place / f"s{i}")
+        source.add("", "m", [trees.tensor("open", "U8", (4000,)), *trees.small_tensors()],
+                   shards=2, index=False)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+            os.chmod(directory, 0o755)
+            link = source.path("m-00001-of-00002.safetensors")
+            target = os.path.join(directory, "closed")
+            os.unlink(link)
+            os.symlink(target, link)
+            with open(target, "wb") as f:
+                f.write(trees.file_bytes(content))
+            os.chmod(target, 0o600)
+            m = mount(source.root, "-o", "allow_other", *options)
+
+            def attempt():
+                become("bob")
+                return [sorted(os.listdir(m / view)) for view in ("merged", "shards")]
+
+            shown.append([sorted(os.listdir(m / view)) for view in ("merged", "shards")])
+            seen.append(child(attempt))
+            assert m.unmount() == 0
+    assert seen[0] == seen[1] == seen[2]
+    assert "m.safetensors" in seen[0][0]
+    assert shown[0] != shown[2] and (shown[0] != shown[1]) == (options == ["--shard-size=4K"])
 
 
 def test_held_directory_of_tensors(mount, place):

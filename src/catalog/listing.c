@@ -185,7 +185,7 @@ add_broken_links(const struct scan *scan, struct listing_private *internal)
         if (!locals->all[i].target)
             error = add_lost_name(internal, locals->all[i].name, true);
     for (size_t i = 0; !error && i < remotes->count; i++)
-        if (remotes->all[i].is_unusable && remotes->all[i].kind == SCANNED_NONE)
+        if (remotes->all[i].is_unusable && !scanned_kind_is_known(remotes->all[i].kind))
             error = add_lost_name(internal, remotes->all[i].name, true);
     return error;
 }
@@ -206,20 +206,28 @@ add_broken_indexes(struct listing_private *internal)
     return 0;
 }
 
-/* Sets *unknown to what group_files() needs of remote names; malloc'ed. */
-static errint_t
-find_unknown(const struct scan *scan, const char *const *files, size_t count, bool **unknown)
+/* Whether a name counts as a file although it is not known to be one. */
+static bool
+is_unknown(const struct scan *scan, const struct local_links *locals, const char *name)
 {
-    if (scan->remotes.count == 0)
+    const struct local_link *local = local_links_find(locals, name);
+    const struct remote_name *remote = local ? NULL : remote_names_find(&scan->remotes, name);
+
+    return local ? !local->target : remote && remote->kind == SCANNED_UNKNOWN;
+}
+
+/* Sets *unknown to what group_files() needs of links; malloc'ed. */
+static errint_t
+find_unknown(const struct scan *scan, const struct local_links *locals, const char *const *files,
+             size_t count, bool **unknown)
+{
+    if (scan->remotes.count + locals->count == 0)
         return 0;
     *unknown = calloc(count + 1, sizeof(**unknown));
     if (!*unknown)
         return -ENOMEM;
-    for (size_t i = 0; i < count; i++) {
-        const struct remote_name *remote = remote_names_find(&scan->remotes, files[i]);
-
-        (*unknown)[i] = remote && remote->kind == SCANNED_UNKNOWN;
-    }
+    for (size_t i = 0; i < count; i++)
+        (*unknown)[i] = is_unknown(scan, locals, files[i]);
     return 0;
 }
 
@@ -248,7 +256,7 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
         if (internal->indexes[i].error == -EBADMSG)
             error = add_lost_name(internal, internal->indexes[i].file, false);
     if (!error)
-        error = find_unknown(scan, files, count, &unknown);
+        error = find_unknown(scan, &internal->locals, files, count, &unknown);
     if (!error)
         error = group_files(files, count, unknown, internal->indexes, internal->index_count,
                             scan->problems, &internal->grouping);

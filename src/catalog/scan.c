@@ -52,8 +52,8 @@ sort_local_links(struct local_links *links)
         qsort(links->all, links->count, sizeof(*links->all), text_compare_strings);
 }
 
-static const struct local_link *
-find_local_link(const struct local_links *links, const char *name)
+const struct local_link *
+local_links_find(const struct local_links *links, const char *name)
 {
     return links->count
                ? bsearch(&name, links->all, links->count, sizeof(*links->all), text_compare_strings)
@@ -120,12 +120,6 @@ target_of_link(errint_t error, const struct file_identity *identity)
     return S_ISDIR(identity->mode) ? SCANNED_DIRECTORY : SCANNED_NONE;
 }
 
-static bool
-is_known_kind(enum scanned_kind kind)
-{
-    return kind == SCANNED_FILE || kind == SCANNED_DIRECTORY;
-}
-
 static const struct remote_name *
 find_remote_before(const struct scan *scan, const char *name)
 {
@@ -139,7 +133,7 @@ kind_before(const struct scan *scan, const char *name)
 {
     const struct remote_name *remote = find_remote_before(scan, name);
     const struct local_link *local =
-        scan->locals_before ? find_local_link(scan->locals_before, name) : NULL;
+        scan->locals_before ? local_links_find(scan->locals_before, name) : NULL;
 
     if (local)
         return local->target;
@@ -157,7 +151,7 @@ kind_of_failed_name(struct scan *scan, const char *name, errint_t error)
         problem_set_add(scan->problems, name,
                         "cannot determine whether it is a file or a directory: %s",
                         strerror(-error));
-    return is_known_kind(before) ? before : SCANNED_FILE;
+    return scanned_kind_is_known(before) ? before : SCANNED_FILE;
 }
 
 /* The kind of what the name leads to. `error`: of stat(2), following links. Reports names that are
@@ -172,7 +166,7 @@ kind_of_target(struct scan *scan, const char *name, bool is_link, errint_t error
         return kind_of_failed_name(scan, name, error);
     if (error) {
         report_broken_link(scan, name, error);
-        return SCANNED_NONE;
+        return error == -EPERM && !group_index_name(name, NULL) ? SCANNED_UNKNOWN : SCANNED_NONE;
     }
     if (S_ISREG(identity->mode))
         return SCANNED_FILE;
@@ -313,7 +307,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote)
     } else {
         set_without_answer(scan, remote);
         problem_set_add(scan->problems, remote->name,
-                        is_known_kind(remote->kind)
+                        scanned_kind_is_known(remote->kind)
                             ? "the storage that the link leads to does not answer"
                             : "left out: the storage that the link leads to does not answer");
     }

@@ -18,10 +18,17 @@ enum scanned_kind {
     SCANNED_NONE,
     SCANNED_FILE,
     SCANNED_DIRECTORY,
-    /* Not known, because storage never answered. The name is not shown, and no other checkpoint
-     * gets the name that its checkpoint will have. Names of indexes count as files instead. */
+    /* Not known, because storage never answered, or the link is not followed. The name is not
+     * shown, and no other checkpoint gets the name that its checkpoint would have. Names of indexes
+     * count as files, or as broken links. */
     SCANNED_UNKNOWN
 };
+
+static inline bool
+scanned_kind_is_known(enum scanned_kind kind)
+{
+    return kind == SCANNED_FILE || kind == SCANNED_DIRECTORY;
+}
 
 struct remote_name {
     union { /* first, for text_compare_strings() */
@@ -96,6 +103,8 @@ void scan_free(struct scan *scan);
  * others in turn. Does not wait for other file systems. `mounts`: of the remote names. */
 bool local_links_are_current(struct source_dir *dir, struct local_links *links,
                              const struct resolve_mounts *mounts);
+/* NULL: the name is not one of them. */
+const struct local_link *local_links_find(const struct local_links *links, const char *name);
 void local_links_free(struct local_links *links);
 
 /* NULL: the name is not remote. */

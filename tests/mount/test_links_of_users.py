@@ -162,11 +162,11 @@ def check(rows):
     assert not report, "visible differences\n" + "\n".join(lines)
 
 
-def compare(m, kinds, layout, later=lambda: None):
-    """Fails if the directories differ. later: called after root has read all headers."""
+def compare(m, kinds, layout, later=lambda: None, like="nothing"):
+    """Fails if the directories differ from `like`. later: called after root has read all headers."""
     rows = []
     for who, when in (("bob", "first"), ("bob", "after root"), ("carol", "carol")):
-        expected = look(m, "nothing", layout, who)
+        expected = look(m, like, layout, who)
         rows += [(f"{kind} ({when})", expected, look(m, kind, layout, who)) for kind in kinds]
         if when == "first":
             listed_at(m.path)
@@ -192,12 +192,27 @@ def test_target_cannot_be_read(mount, place, source, layout):
     """Bob can find out the type of such a target, but not its content."""
     (place / "open").mkdir()
     kinds = [kind for kind, content in KINDS.items() if isinstance(content, bytes)]
-    for kind in ("nothing", *kinds):
+    for kind in kinds:
         make(place / "open" / kind, kind)
         make_directory(source / kind, layout, place / "open" / kind)
-        if kind in kinds:
-            (place / "open" / kind).chmod(0o600)
-    compare(mount(source, "-o", "allow_other"), kinds, layout)
+        (place / "open" / kind).chmod(0o600)
+    compare(mount(source, "-o", "allow_other"), kinds, layout, like="text")
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
+def test_no_other_file_takes_the_name(mount, source, request, is_remote):
+    """Of a link that is not followed: on the bare directory its target would be used, or an error."""
+    target = request.getfixturevalue("closed_mount" if is_remote else "closed") / "checkpoint"
+    make(target, "checkpoint")
+    make_directory(source / "d", "beside-torch", target)
+    m = mount(source, "-o", "allow_other")
+    for view in ("merged", "shards"):
+        assert os.listdir(m / f"{view}/d") == ["x.bin"]
+        assert oracle.read_all(m / f"{view}/d/x.bin") == TORCH
+    assert os.listdir(m / "tensors/d") == []
+    give(source / "d/x.safetensors", 0, 0)
+    assert eventually(lambda: "x.safetensors" in os.listdir(m / "merged/d"))
+    assert oracle.read_all(m / "merged/d/x.safetensors") == CHECKPOINT
 
 
 @pytest.mark.parametrize("since", ["mount", "read"])

@@ -117,7 +117,8 @@ int fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **de
  *   means GGUF, and all others mean safetensors;
  * - an index, such as STEM.safetensors.index.json: the tensors of the shards that it names;
  * - a directory: the tensors of its checkpoint. If there are several, opens the one with the stem
- *   "model". If none has that stem, fails, and the message names them: open one of their files;
+ *   "model". If none has that stem, fails, and the message names them: open one of their files.
+ *   GGUF files, and PyTorch files that are not named like weights, do not count beside weights;
  * - on a mount of fstfs, any of these in any view; also a checkpoint's directory in tensors/ or
  *   npy/, or a tensor file in such a directory: that tensor alone.
  *

@@ -9,11 +9,15 @@
 
 /* Whether loaders look for weights under the name of a shard or an index. */
 static bool
+is_name_of_weights(const struct container *container, const char *file)
+{
+    return !container->is_converted || (file && group_is_name_of_weights(file));
+}
+
+static bool
 is_named_like_weights(const struct group *group)
 {
-    const char *file = group->member_count ? group->members[0] : group->index;
-
-    return !group->container->is_converted || (file && group_is_name_of_weights(file));
+    return is_name_of_weights(group->container, group_file(group));
 }
 
 static bool
@@ -21,6 +25,21 @@ has_name_of_weights(const struct listing *listing)
 {
     for (uint32_t i = 0; i < listing->group_count; i++)
         if (is_named_like_weights(&listing->groups[i]))
+            return true;
+    return false;
+}
+
+/* Whether weights of the directory exclude files of this container: state of a training such as
+ * optimizer.pt, and GGUF, which are for other programs. Loaders do open PyTorch weights beside
+ * safetensors files with other stems. */
+static bool
+is_outranked(const struct listing *listing, const struct container *container, bool is_weights)
+{
+    if (is_weights && container->is_converted)
+        return false;
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        if (container_compare(listing->groups[i].container, container) < 0 &&
+            is_named_like_weights(&listing->groups[i]))
             return true;
     return false;
 }
@@ -42,6 +61,8 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
     struct checkpoint *checkpoint;
     bool may_be;
 
+    if (is_outranked(listing, group->container, is_named_like_weights(group)))
+        return false;
     if (is_named_like_weights(group))
         return true;
     if (group_current_or_known(dir, group, &checkpoint))
@@ -54,33 +75,28 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
 /* Whether a file of this name would be a shard or the index of the group, or would be chosen
  * instead. */
 static bool
-is_rival(const struct listing *listing, const struct choice *choice, const char *name)
+is_rival(const struct listing *listing, const struct group *group, bool any_stem, const char *name)
 {
-    const struct group *group = choice->group;
     struct suffix suffix;
     char stem[256];
+    bool is_weights;
     int order;
 
     if (!group_split_index_name(name, stem, &suffix) && !group_split_file_name(name, stem, &suffix))
         return false;
     order = container_compare(suffix.container, group->container);
-    if (order > 0)
-        return false;
-    if (order == 0 && strcmp(stem, group->stem) == 0)
-        return !group->index; /* else it decides which files are used */
-    if (choice->stem)
-        return strcmp(stem, choice->stem) == 0;
-    if (order == 0 && choice->preferred && strcmp(group->stem, choice->preferred) == 0)
-        return strcmp(stem, choice->preferred) == 0;
-    return !suffix.container->is_converted || group_is_name_of_weights(name) ||
-           !has_name_of_weights(listing);
+    if (strcmp(stem, group->stem) == 0) /* an index decides which files are used */
+        return order < 0 || (order == 0 && !group->index);
+    is_weights = is_name_of_weights(suffix.container, name);
+    return any_stem && !is_outranked(listing, suffix.container, is_weights) &&
+           (is_weights || !has_name_of_weights(listing));
 }
 
 const struct lost_name *
-group_lost_rival(const struct listing *listing, const struct choice *choice)
+group_lost_rival(const struct listing *listing, const struct group *group, bool any_stem)
 {
     for (uint32_t i = 0; i < listing->lost_count; i++)
-        if (!choice->group || is_rival(listing, choice, listing->lost[i].name))
+        if (!group || is_rival(listing, group, any_stem, listing->lost[i].name))
             return &listing->lost[i];
     return NULL;
 }

@@ -337,20 +337,15 @@ errint_t group_load(struct source_dir *dir, const struct group *group, unsigned 
 bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
 /* Whether the group counts when a program looks for the only checkpoint of a directory: it is a
  * checkpoint, or it is named like weights. If no group of the directory has such a name, a damaged
- * or unreadable file counts, too. */
+ * or unreadable file counts, too. Beside weights, PyTorch files that are not named like weights do
+ * not count, nor do GGUF files beside those of other containers. */
 bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
                              const struct group *group);
-/* How a group of a listing was chosen. Containers are tried in the order of container_all. */
-struct choice {
-    const struct group *group; /* NULL: none; the files of the directory are used without one */
-    const char *stem; /* as the user named it; NULL: the user named only the directory */
-    const char *preferred; /* the stem that wins among several of a container; NULL: none */
-};
-
-/* The first of listing->lost that would be a shard or the index of the group, or would be chosen
- * instead, if it were a valid file. `group` NULL: the first of all. NULL: there is none. */
-const struct lost_name *group_lost_rival(const struct listing *listing,
-                                         const struct choice *choice);
+/* The first of listing->lost that would be a shard or the index of the chosen group, or would be
+ * chosen instead, if it were a valid file. `any_stem`: the group was chosen because it is the only
+ * one; else by its stem. `group` NULL: the first of all. NULL: there is none. */
+const struct lost_name *group_lost_rival(const struct listing *listing, const struct group *group,
+                                         bool any_stem);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
  * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);

@@ -33,73 +33,55 @@ find_directory(const char *path, struct found *found)
 }
 
 static bool
-group_is_candidate(struct source_dir *dir, const struct listing *listing, const struct group *group,
-                   const struct container *container)
+group_is_candidate(struct source_dir *dir, const struct listing *listing, const struct group *group)
 {
-    return !group->shadowed && group->container == container &&
-           group_may_be_checkpoint(dir, listing, group);
+    return !group->shadowed && group_may_be_checkpoint(dir, listing, group);
 }
 
-/* Lists the stems of a directory's checkpoints of a container, for a message. */
+/* Lists the stems of a directory's checkpoints, for a message. */
 static void
-name_groups(struct source_dir *dir, const struct listing *listing,
-            const struct container *container, char *out, size_t size)
+name_groups(struct source_dir *dir, const struct listing *listing, char *out, size_t size)
 {
     char stem[QUOTED_SIZE];
     size_t used = 0;
 
     out[0] = '\0';
     for (uint32_t i = 0; i < listing->group_count && used < size; i++)
-        if (group_is_candidate(dir, listing, &listing->groups[i], container))
+        if (group_is_candidate(dir, listing, &listing->groups[i]))
             used += (size_t)snprintf(
                 out + used, size - used, "%s%s", used ? ", " : "",
                 quoted(stem, listing->groups[i].stem, strlen(listing->groups[i].stem)));
 }
 
-#define PREFERRED_STEM "model"
-
-/* The checkpoint of a container with the preferred stem, else its only one. NULL: there is none
- * (*count is 0), or there are several (*count is their number). */
-static const struct group *
-only_group(struct source_dir *dir, const struct listing *listing, const struct container *container,
-           unsigned *count)
+static bool
+has_preferred_stem(const struct group *group)
 {
-    const struct group *only = NULL;
-
-    *count = 0;
-    for (uint32_t i = 0; i < listing->group_count; i++) {
-        const struct group *group = &listing->groups[i];
-
-        if (!group_is_candidate(dir, listing, group, container))
-            continue;
-        only = group;
-        ++*count;
-        if (strcmp(only->stem, PREFERRED_STEM) == 0)
-            return only;
-    }
-    return *count == 1 ? only : NULL;
+    return strcmp(group->stem, "model") == 0;
 }
 
-/* Tries the containers in the order of container_all, and stops at the first that has a checkpoint,
- * because files beside a checkpoint, such as optimizer.pt, may be checkpoints of another one. */
+/* The checkpoint with the preferred stem, else the only one. */
 static errint_t
 find_only_group(struct source_dir *dir, const struct listing *listing, const char *path,
                 const struct group **group)
 {
     char names[300];
-    const struct container *container = NULL;
     unsigned count = 0;
 
     *group = NULL;
-    for (size_t i = 0; count == 0 && container_all[i]; i++) {
-        container = container_all[i];
-        *group = only_group(dir, listing, container, &count);
+    for (uint32_t i = 0; i < listing->group_count; i++) {
+        if (!group_is_candidate(dir, listing, &listing->groups[i]))
+            continue;
+        *group = &listing->groups[i];
+        if (has_preferred_stem(*group))
+            return 0;
+        count++;
     }
-    if (*group)
-        return 0;
     if (count == 0)
         return fail(-ENOENT, "%s: no checkpoint in this directory", path);
-    name_groups(dir, listing, container, names, sizeof(names));
+    if (count == 1)
+        return 0;
+    *group = NULL;
+    name_groups(dir, listing, names, sizeof(names));
     return fail(-ENOTUNIQ, "%s: several checkpoints (%s); open one of their files", path, names);
 }
 
@@ -107,8 +89,8 @@ find_only_group(struct source_dir *dir, const struct listing *listing, const cha
 static errint_t
 check_no_lost_rival(const struct listing *listing, const char *path, const struct group *group)
 {
-    const struct choice choice = {.group = group, .preferred = PREFERRED_STEM};
-    const struct lost_name *lost = group_lost_rival(listing, &choice);
+    const struct lost_name *lost =
+        group_lost_rival(listing, group, !group || !has_preferred_stem(group));
     char shown[QUOTED_SIZE];
 
     if (!lost)

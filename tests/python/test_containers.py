@@ -90,7 +90,7 @@ def two_files(place, link, *more):
 
 
 @pytest.mark.parametrize("link, file", [
-    ("model.safetensors.index.json", "pytorch_model.bin"), ("consolidated.safetensors", "pytorch_model.bin"),
+    ("model.safetensors.index.json", "pytorch_model.bin"), ("consolidated.safetensors", "optimizer.bin"),
     ("pytorch_model.bin.index.json", "optimizer.bin")])
 def test_lost_link_that_is_preferred(place, link, file):
     (place / "s").mkdir()
@@ -101,10 +101,17 @@ def test_lost_link_that_is_preferred(place, link, file):
     check(directory, A)
 
 
-def test_lost_link_beside_the_preferred_file(place):
+@pytest.mark.parametrize("preferred, name", [("model.safetensors", "t.t0.weight"), ("pytorch_model.bin", next(iter(A)))])
+@pytest.mark.parametrize("other", ["lost", "sound", "text"])
+def test_preferred_file_beside_another_one(place, mount, preferred, name, other):
+    """In the source and on a mount: as transformers, which opens no other name."""
     (place / "s").mkdir()
-    directory = two_files(place, "consolidated.safetensors", "model.safetensors")
-    assert "t.t0.weight" in fstfs.numpy.load_file(directory)
+    directory = two_files(place, "consolidated.safetensors", preferred)
+    if other != "lost":
+        (directory / "blob").write_bytes(b"text" if other == "text" else trees.file_bytes([trees.tensor("x", "U8", (8,))]))
+    m = mount(directory)
+    for path in (directory, m / "merged", m / "shards"):
+        assert name in fstfs.numpy.load_file(path)
 
 
 def test_storage_fails_at_the_target_of_a_link(place, mount):

@@ -18,7 +18,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 from conftest import BUILD
-from corpus import torchfiles, trees
+from corpus import gguffiles, torchfiles, trees
 from packing import PACK, content, expected, hidden, is_model, plain, run, snapshot
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
@@ -246,6 +246,8 @@ DANGLING = {"single": ({"pytorch_model.bin": TORCH}, ["model.safetensors"], ["mo
             "tensor files": ({"a.npy": NPY}, ["b.npy"], []),
             "index": ({"pytorch_model.bin": TORCH}, ["model.safetensors.index.json"], ["model"]),
             "index of PyTorch": ({"optimizer.pt": TORCH}, ["pytorch_model.bin.index.json"], []),
+            "GGUF": ({"optimizer.pt": TORCH}, ["model.gguf"], []),
+            "PyTorch beside safetensors": ({"ema.safetensors": trees.file_bytes(plain())}, ["pytorch_model.bin"], []),
             "FIFO": ({"pytorch_model.bin": TORCH}, ["../fifo.safetensors"], []),
             "index without shards": ({"optimizer.pt": TORCH, "pytorch_model.bin.index.json":
                                       b'{"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}'}, [], [])}
@@ -267,6 +269,49 @@ def test_weights_that_are_dangling_links(place, case):
         reasons = [f"{os.path.basename(link)} is a link that leads to no file" for link in links] or ["contains 2 checkpoints"]
         assert any(reason in err for reason in reasons)
     assert not (place / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("side", ["ema.safetensors", "optimizer.safetensors", "adapter_model.safetensors", "model.fp16.safetensors"])
+@pytest.mark.parametrize("main", ["sound", "truncated", "Git LFS pointer", "empty"])
+def test_pytorch_weights_beside_other_safetensors(place, side, main):
+    """Loaders open pytorch_model.bin, unless there is model.safetensors."""
+    directory = place / "models"
+    directory.mkdir()
+    (directory / "pytorch_model.bin").write_bytes(LOST.get(main, TORCH))
+    (directory / side).write_bytes(trees.file_bytes(plain()))
+    torchfiles.save(directory / "optimizer.pt", torchfiles.weights(2))
+    assert "contains 2 checkpoints" in run(directory, place / "out.safetensors", status=1)
+    assert not (place / "out.safetensors").exists()
+    os.rename(directory / side, directory / "model.safetensors")
+    run(directory, place / "out.safetensors")
+    assert content(place / "out.safetensors")[0] == expected(plain())
+
+
+@pytest.mark.parametrize("gguf", [b"GGUF", gguffiles.gguf([("a", (4,), 0, bytes(16))])], ids=["damaged", "sound"])
+def test_gguf_weights_beside_another_checkpoint(place, gguf):
+    """They are for other programs than safetensors or PyTorch weights, but come before optimizer.pt."""
+    directory = place / "models"
+    torchfiles.save(directory / "optimizer.pt", torchfiles.weights(1))
+    (directory / "model.gguf").write_bytes(gguf)
+    assert "contains 2 checkpoints" in run(directory, place / "out.safetensors", status=1)
+    for name, data in (("pytorch_model.bin", TORCH), ("model.safetensors", trees.file_bytes(plain()))):
+        os.remove(directory / "optimizer.pt") if (directory / "optimizer.pt").exists() else None
+        (directory / name).write_bytes(data)
+        run("--force", directory, place / "out.safetensors")
+    assert content(place / "out.safetensors")[0] == expected(plain())
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "pytorch_model-00001-of-00001.bin"])
+def test_pytorch_file_beside_its_safetensors_file(place, name):
+    """A directory stands for the safetensors file; the other one can be named."""
+    directory = place / "models"
+    torchfiles.save(directory / name, torchfiles.weights(1))
+    run(directory / name, place / "alone.safetensors")
+    (directory / "model.safetensors").write_bytes(trees.file_bytes(plain()))
+    run("--verify", directory / name, place / "beside.safetensors")
+    assert filecmp.cmp(place / "alone.safetensors", place / "beside.safetensors", shallow=False)
+    (directory / "pytorch_model.bin.index.json").write_bytes(trees.index_bytes({"a": name}, 1))
+    assert "safetensors files with the same name" in run(directory / "pytorch_model.bin.index.json", place / "x.safetensors", status=1)
 
 
 @needs_slowfs

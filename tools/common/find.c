@@ -49,18 +49,16 @@ find_group_has_member(const struct group *group, const char *name)
     return false;
 }
 
-/* Counts the checkpoints of a container, and returns the first two. */
+/* Counts the checkpoints, and returns the first two. */
 static uint32_t
-list_groups(const struct found *found, const struct container *container,
-            const struct group *groups[2])
+list_groups(const struct found *found, const struct group *groups[2])
 {
     uint32_t count = 0;
 
     for (uint32_t i = 0; i < found->listing->group_count; i++) {
         const struct group *group = &found->listing->groups[i];
 
-        if (group->container != container ||
-            !group_may_be_checkpoint(found->root, found->listing, group))
+        if (!group_may_be_checkpoint(found->root, found->listing, group))
             continue;
         if (count < 2)
             groups[count] = group;
@@ -94,11 +92,8 @@ static errint_t
 choose_only_group(struct found *found, struct reason *reason)
 {
     const struct group *groups[2];
-    uint32_t count = 0;
+    uint32_t count = list_groups(found, groups);
 
-    /* In order of preference: optimizer.pt is not a candidate beside a safetensors checkpoint. */
-    for (size_t i = 0; count == 0 && container_all[i]; i++)
-        count = list_groups(found, container_all[i], groups);
     if (count == 0)
         return reason_set(reason, -ENOENT, "None", "contains no checkpoint");
     if (count > 1)
@@ -107,9 +102,62 @@ choose_only_group(struct found *found, struct reason *reason)
     return 0;
 }
 
+/* A group for a file that the listing shows unchanged, because safetensors files have the name of
+ * its checkpoint. */
+struct single_file {
+    struct group group;
+    const char *member;
+    char name[NAME_MAX + 1], stem[256];
+};
+
+static errint_t
+choose_single_file(struct found *found, const struct suffix *suffix, const char *stem,
+                   struct reason *reason)
+{
+    struct single_file *single = malloc(sizeof(*single));
+
+    if (!single)
+        return reason_no_memory(reason);
+    strcpy(single->name, found->name);
+    strcpy(single->stem, stem);
+    single->member = single->name;
+    single->group = (struct group){.container = suffix->container,
+                                   .stem = single->stem,
+                                   .suffix = "",
+                                   .members = &single->member,
+                                   .member_count = 1,
+                                   .unfinished = 1,
+                                   .kind = GROUP_SINGLE,
+                                   .may_be_part = true};
+    found->single = single;
+    found->group = &single->group;
+    found->one_file = true;
+    return 0;
+}
+
+static bool
+has_safetensors(const struct listing *listing, const char *stem)
+{
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        if (listing->groups[i].container == &container_safetensors &&
+            strcmp(listing->groups[i].stem, stem) == 0)
+            return true;
+    return false;
+}
+
+static bool
+is_listed_file(const struct listing *listing, const char *name)
+{
+    return listing->file_count && bsearch(&name, listing->files, listing->file_count,
+                                          sizeof(*listing->files), text_compare_strings);
+}
+
 static errint_t
 choose_named_group(const char *path, struct found *found, struct reason *reason)
 {
+    struct suffix suffix;
+    char stem[256];
+
     for (uint32_t i = 0; i < found->listing->group_count; i++) {
         const struct group *group = &found->listing->groups[i];
 
@@ -123,6 +171,14 @@ choose_named_group(const char *path, struct found *found, struct reason *reason)
     }
     if (access(path, F_OK) != 0)
         return reason_set(reason, -ENOENT, "None", "no such file or checkpoint");
+    if (is_listed_file(found->listing, found->name) &&
+        group_split_file_name(found->name, stem, &suffix))
+        return choose_single_file(found, &suffix, stem, reason);
+    if (group_split_index_name(found->name, stem, &suffix) && suffix.container->is_converted &&
+        has_safetensors(found->listing, stem))
+        return reason_set(reason, -ENOENT, "None",
+                          "not used, because there are safetensors files with the same name; name "
+                          "the files of the index");
     return reason_set(reason, -ENOENT, "None", "not a checkpoint");
 }
 
@@ -160,10 +216,8 @@ find_ignore_problem(void *arg, const char *directory, const char *name, const ch
 errint_t
 find_check_lost(const struct found *found, struct reason *reason)
 {
-    const struct choice choice = {.group = found->group,
-                                  .stem = found->group && !found->is_directory ? found->group->stem
-                                                                               : NULL};
-    const struct lost_name *lost = group_lost_rival(found->listing, &choice);
+    const struct lost_name *lost =
+        group_lost_rival(found->listing, found->group, found->is_directory);
     char shown[QUOTED_SIZE];
 
     if (!lost)
@@ -179,7 +233,9 @@ find_read_headers(struct found *found, struct reason *reason)
 {
     const struct checkpoint *checkpoint;
     char name[QUOTED_SIZE];
-    errint_t error = group_checkpoint(found->root, found->group, &found->checkpoint);
+    errint_t error = found->single
+                         ? group_load(found->root, found->group, 1, &found->checkpoint)
+                         : group_checkpoint(found->root, found->group, &found->checkpoint);
 
     if (error)
         return reason_errno(reason, error, NULL);
@@ -217,6 +273,7 @@ find_close(struct found *found)
     listing_unref(found->listing);
     source_dir_unref(found->root);
     catalog_free(found->catalog);
+    free(found->single);
     free(found->directory);
     *found = (struct found){0};
 }

@@ -524,8 +524,9 @@ mark_second_groups(struct grouper *grouper)
         group->shadowed = group->second && strcmp(group->suffix, previous->suffix) == 0;
         if (group->shadowed && !group->container->is_converted && !group->container->is_kept)
             problem_set_add(grouper->problems, group_file(group),
-                            "shown in tensors/ and npy/ only, in a directory of its own: another "
-                            "checkpoint has the name %s",
+                            "not shown in merged/, nor in shards/ if that is re-cut, and its "
+                            "tensors are in a directory of its own: another checkpoint has the "
+                            "name %s",
                             quoted(stem, group->stem, strlen(group->stem)));
     }
 }

@@ -382,6 +382,15 @@ count_entry_files(void *arg, size_t at)
     checkpoint_unref(checkpoint);
 }
 
+/* Lists a re-cut file, unless an entry has its name, which a lookup finds first. */
+static void
+list_recut_name(struct names_writer *writer, const struct dir_listing *listing, const char *name,
+                bool may_hang)
+{
+    if (!dir_listing_find(listing, name))
+        shown_names_add(writer, name, S_IFREG, may_hang);
+}
+
 static void
 list_recut(struct names_writer *writer, const struct dir_listing *listing,
            const struct dir_entry *entry, uint32_t parts)
@@ -393,11 +402,11 @@ list_recut(struct names_writer *writer, const struct dir_listing *listing,
 
     for (uint32_t i = 0; i < files.parts; i++) {
         index_part_name(group->stem, group->suffix, i, files.parts, name);
-        shown_names_add(writer, name, S_IFREG, may_hang);
+        list_recut_name(writer, listing, name, may_hang);
     }
     if (files.has_index) {
         dir_listing_index_name(group, name);
-        shown_names_add(writer, name, S_IFREG, may_hang);
+        list_recut_name(writer, listing, name, may_hang);
     }
 }
 

@@ -420,6 +420,20 @@ def test_index_of_a_checkpoint_whose_name_is_taken(mount, place):
         check_indexed_files(m, "m", {"model.index.json": in_directory("model", tensors)})
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("options", [["--shards=1"], ["--shard-size=4K"], ["--shard-size=1M"]])
+def test_directory_with_the_name_of_a_recut_file(mount, place, name, options):
+    """The directory keeps its name, which is listed once."""
+    source = trees.Source(place / "s")
+    source.add(f"m/{name}", "inside", trees.small_tensors())
+    source.add("m", "model", trees.small_tensors(), names=["model-00001-of-00001.safetensors"], index=False)
+    m = mount(source.root, *options)
+    listed = os.listdir(m / "shards/m")
+    assert listed.count(name) == 1 and os.path.isdir(m / f"shards/m/{name}")
+    for other in listed:
+        os.stat(m / f"shards/m/{other}")
+
+
 def test_no_index_of_omitted_tensors(mount, place):
     """Both possible names of a checkpoint's directory are taken."""
     source = trees.Source(place / "s")

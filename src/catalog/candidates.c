@@ -29,13 +29,14 @@ has_name_of_weights(const struct listing *listing)
     return false;
 }
 
-/* Whether weights of the directory exclude files of this container: state of a training such as
- * optimizer.pt, and GGUF, which are for other programs. Loaders do open PyTorch weights beside
- * safetensors files with other stems. */
+/* Whether files of this container do not count because the directory has weights of a preferred
+ * container. This applies to training state such as optimizer.pt, and to GGUF files, which other
+ * programs use; not to PyTorch weights, which loaders open beside safetensors files with other
+ * stems. */
 static bool
 is_outranked(const struct listing *listing, const struct container *container, bool is_weights)
 {
-    if (is_weights && container->is_converted)
+    if (container == container_all[0] || (is_weights && container->is_converted))
         return false;
     for (uint32_t i = 0; i < listing->group_count; i++)
         if (container_compare(listing->groups[i].container, container) < 0 &&

@@ -323,8 +323,9 @@ errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
                           struct checkpoint **checkpoint);
 /* Loads or checks the checkpoints of groups that have a lane, and waits as long as answers arrive
  * (see query_pool_wait()). Adds a problem for each group whose storage does not answer. `wanted`:
- * whether to do so, for each group of the listing; NULL: all. */
-void groups_load(struct source_dir *dir, const struct listing *listing, const bool *wanted);
+ * whether to do so, for each group of the listing (NULL: all); set to false if there is no answer.
+ */
+void groups_load(struct source_dir *dir, const struct listing *listing, bool *wanted);
 /* The last version that was loaded; a new reference. -EAGAIN: none. Does not wait. */
 errint_t group_known_checkpoint(const struct group *group, struct checkpoint **checkpoint);
 /* As group_checkpoint(), but reads the headers each time, at most `threads` of them in parallel,
@@ -337,13 +338,15 @@ errint_t group_load(struct source_dir *dir, const struct group *group, unsigned 
 bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
 /* Whether the group counts when a program looks for the only checkpoint of a directory: it is a
  * checkpoint, or it is named like weights. If no group of the directory has such a name, a damaged
- * or unreadable file counts, too. Beside weights, PyTorch files that are not named like weights do
- * not count, nor do GGUF files beside those of other containers. */
+ * or unreadable file counts, too. PyTorch files that are not named like weights do not count if
+ * there are safetensors files; GGUF files do not count if there are safetensors files, or PyTorch
+ * files that are named like weights. */
 bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
                              const struct group *group);
 /* The first of listing->lost that would be a shard or the index of the chosen group, or would be
- * chosen instead, if it were a valid file. `any_stem`: the group was chosen because it is the only
- * one; else by its stem. `group` NULL: the first of all. NULL: there is none. */
+ * chosen instead, if it were a valid file. `any_stem`: the group was chosen as the only one of the
+ * directory, not by its stem. If `group` is NULL, returns the first lost name. Returns NULL if
+ * there is none. */
 const struct lost_name *group_lost_rival(const struct listing *listing, const struct group *group,
                                          bool any_stem);
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a

@@ -524,9 +524,8 @@ mark_second_groups(struct grouper *grouper)
         group->shadowed = group->second && strcmp(group->suffix, previous->suffix) == 0;
         if (group->shadowed && !group->container->is_converted && !group->container->is_kept)
             problem_set_add(grouper->problems, group_file(group),
-                            "not shown in merged/, nor in shards/ if that is re-cut, and its "
-                            "tensors are in a directory of its own: another checkpoint has the "
-                            "name %s",
+                            "another checkpoint has the name %s: not shown in merged/ or in "
+                            "re-cut shards/; its tensors have their own directory",
                             quoted(stem, group->stem, strlen(group->stem)));
     }
 }

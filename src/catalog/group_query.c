@@ -150,30 +150,54 @@ report_unanswered_group(const struct listing *listing, const struct group *group
                     "are listed as before, or left out");
 }
 
-void
-groups_load(struct source_dir *dir, const struct listing *listing, const bool *wanted)
+/* A query, and the group of the listing that it is for. */
+struct asked_group {
+    struct query *query;
+    uint32_t group;
+};
+
+/* Waits for the answers, and removes groups without an answer from `wanted`. */
+static void
+take_answers(struct source_dir *dir, const struct listing *listing, const struct asked_group *asked,
+             size_t count, struct query **queries, bool *wanted)
 {
     struct query_pool *pool = dir->catalog->queries;
+
+    for (size_t i = 0; i < count; i++)
+        queries[i] = asked[i].query;
+    if (count)
+        query_pool_wait(pool, queries, count);
+    for (size_t i = 0; i < count; i++) {
+        if (!query_is_answered(queries[i])) {
+            report_unanswered_group(listing, &listing->groups[asked[i].group]);
+            if (wanted)
+                wanted[asked[i].group] = false;
+        }
+        query_unref(pool, queries[i]);
+    }
+}
+
+void
+groups_load(struct source_dir *dir, const struct listing *listing, bool *wanted)
+{
+    struct asked_group *asked;
     struct query **queries;
-    size_t asked = 0;
+    size_t count = 0;
 
     if (!listing->has_lanes)
         return;
+    asked = malloc((listing->group_count + 1) * sizeof(*asked));
     queries = malloc((listing->group_count + 1) * sizeof(struct query *));
-    for (uint32_t i = 0; queries && i < listing->group_count; i++) {
+    for (uint32_t i = 0; asked && queries && i < listing->group_count; i++) {
         if (!listing->groups[i].lane || (wanted && !wanted[i]))
             continue;
-        queries[asked] = ask_group(dir, &listing->groups[i]);
-        asked += queries[asked] != NULL;
+        asked[count] = (struct asked_group){ask_group(dir, &listing->groups[i]), i};
+        count += asked[count].query != NULL;
     }
-    if (asked)
-        query_pool_wait(pool, queries, asked);
-    for (size_t i = 0; i < asked; i++) {
-        if (!query_is_answered(queries[i]))
-            report_unanswered_group(listing, &group_query_of(queries[i])->group);
-        query_unref(pool, queries[i]);
-    }
+    if (asked && queries)
+        take_answers(dir, listing, asked, count, queries, wanted);
     free(queries);
+    free(asked);
 }
 
 errint_t

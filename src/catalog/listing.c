@@ -206,7 +206,7 @@ add_broken_indexes(struct listing_private *internal)
     return 0;
 }
 
-/* Whether a name counts as a file although it is not known to be one. */
+/* Whether it is unknown what the name leads to. */
 static bool
 is_unknown(const struct scan *scan, const struct local_links *locals, const char *name)
 {
@@ -216,7 +216,7 @@ is_unknown(const struct scan *scan, const struct local_links *locals, const char
     return local ? !local->target : remote && remote->kind == SCANNED_UNKNOWN;
 }
 
-/* Sets *unknown to what group_files() needs of links; malloc'ed. */
+/* Sets *unknown to a malloc'ed array for group_files(), or leaves it NULL if there are no links. */
 static errint_t
 find_unknown(const struct scan *scan, const struct local_links *locals, const char *const *files,
              size_t count, bool **unknown)

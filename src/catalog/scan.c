@@ -303,6 +303,7 @@ add_remote_entry(struct scan *scan, struct remote_name *remote)
         remote->lane = name_query_lane(query);
         remote->is_unusable = !target_of_link(query->error, &query->identity);
         remote->has_failed = error_hides_target(query->error);
+        remote->is_refused = query->error == -EPERM;
         remote->kind = kind_of_target(scan, remote->name, true, query->error, &query->identity);
     } else {
         set_without_answer(scan, remote);
@@ -359,7 +360,8 @@ remote_name_is_current(const struct remote_name *remote)
         return false;
     if (remote->is_unusable)
         return !target_of_link(query->error, &query->identity) &&
-               error_hides_target(query->error) == remote->has_failed;
+               error_hides_target(query->error) == remote->has_failed &&
+               (query->error == -EPERM) == remote->is_refused;
     /* A directory; or one that holds the link, which is left out. */
     if (remote->kind != SCANNED_FILE)
         return target_of_link(query->error, &query->identity) == SCANNED_DIRECTORY;
@@ -438,11 +440,13 @@ stat_local(int directory, const char *name, const struct resolve_mounts *mounts,
 }
 
 static errint_t
-add_local_link(struct local_links *links, const char *name, enum scanned_kind target, bool failed)
+add_local_link(struct local_links *links, const char *name, enum scanned_kind target,
+               errint_t error)
 {
     const struct local_link link = {.at = links->text.length,
                                     .target = target,
-                                    .has_failed = failed,
+                                    .has_failed = error_hides_target(error),
+                                    .is_refused = error == -EPERM,
                                     .is_index = group_index_name(name, NULL)};
 
     buffer_add(&links->text, name, strlen(name) + 1);
@@ -464,7 +468,7 @@ scan_link(struct scan *scan, const char *name, bool is_link)
     kind = kind_of_target(scan, name, is_link, error, &identity);
     target = error_hides_target(error) ? kind : target_of_link(error, &identity);
     if ((is_link || error_hides_target(error)) &&
-        add_local_link(&scan->locals, name, target, error_hides_target(error)))
+        add_local_link(&scan->locals, name, target, error))
         return -ENOMEM;
     return scan_add_entry(scan, name, kind, is_link);
 }
@@ -577,7 +581,8 @@ local_link_is_current(int directory, const struct local_link *link,
 
     if (error_hides_target(error))
         return error != -EREMOTE;
-    return !link->has_failed && target_of_link(error, &identity) == link->target;
+    return !link->has_failed && target_of_link(error, &identity) == link->target &&
+           (error == -EPERM) == link->is_refused;
 }
 
 bool

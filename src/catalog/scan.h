@@ -18,9 +18,9 @@ enum scanned_kind {
     SCANNED_NONE,
     SCANNED_FILE,
     SCANNED_DIRECTORY,
-    /* Not known, because storage never answered, or the link is not followed. The name is not
-     * shown, and no other checkpoint gets the name that its checkpoint would have. Names of indexes
-     * count as files, or as broken links. */
+    /* Unknown: storage has never answered, or the link is not followed. The name is not shown, and
+     * no other checkpoint gets the name that its checkpoint would have. Not used for indexes:
+     * without an answer they count as files; if not followed, as broken links. */
     SCANNED_UNKNOWN
 };
 
@@ -39,6 +39,7 @@ struct remote_name {
     enum scanned_kind kind; /* as listed */
     bool is_answered; /* `kind` is from an answer */
     bool is_unusable; /* it led to no file or directory */
+    bool is_refused; /* as in struct local_link */
     bool has_failed; /* as in struct local_link */
     struct file_identity index; /* of an index, as listed; inode 0: it must be read again */
     struct name_query *query; /* NULL: none */
@@ -61,6 +62,7 @@ struct local_link {
     };
     enum scanned_kind target; /* what it led to; SCANNED_NONE: no file or directory */
     bool has_failed; /* `target` is what it led to before, or a guess */
+    bool is_refused; /* a link that is not followed */
     bool is_index; /* it has the name of one */
 };
 

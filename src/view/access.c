@@ -82,11 +82,25 @@ access_backing(struct view *view, const struct caller *caller, const struct back
     return view->options.check(caller, &query, 1);
 }
 
+static errint_t
+check_one_by_one(struct view *view, const struct caller *caller,
+                 const struct permission_query *queries, size_t count, void (*progress)(void *arg),
+                 void *arg)
+{
+    errint_t error = 0;
+
+    for (size_t i = 0; !error && i < count; i++) {
+        error = view->options.check(caller, &queries[i], 1);
+        progress(arg);
+    }
+    return error;
+}
+
 /* Unread files need no read permission, because nothing that is shown depends on their content. An
  * unread index is not checked at all. */
-errint_t
-access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
-              int mask)
+static errint_t
+access_files(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+             int mask, void (*progress)(void *arg), void *arg)
 {
     bool has_index = checkpoint->index_name && !checkpoint->has_unread_index;
     struct permission_query *queries;
@@ -112,13 +126,29 @@ access_shards(struct view *view, const struct caller *caller, const struct check
             queries[count++] = query_of_file(backing->path, &backing->identity,
                                              checkpoint->shards[i]->is_refused_unread ? 0 : mask);
     }
-    if (count)
+    if (!count)
+        error = access_directory(view, caller, checkpoint->directory, X_OK, NULL);
+    else if (!progress)
         error = view->options.check(caller, queries, count);
     else
-        error = access_directory(view, caller, checkpoint->directory, X_OK, NULL);
+        error = check_one_by_one(view, caller, queries, count, progress, arg);
     free(index);
     free(queries);
     return error;
+}
+
+errint_t
+access_shards(struct view *view, const struct caller *caller, const struct checkpoint *checkpoint,
+              int mask)
+{
+    return access_files(view, caller, checkpoint, mask, NULL, NULL);
+}
+
+errint_t
+access_shards_slowly(struct view *view, const struct caller *caller,
+                     const struct checkpoint *checkpoint, void (*progress)(void *arg), void *arg)
+{
+    return access_files(view, caller, checkpoint, R_OK, progress, arg);
 }
 
 bool

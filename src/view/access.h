@@ -42,16 +42,20 @@ errint_t access_existence(struct view *view, const struct caller *caller,
 errint_t access_generated(struct view *view, const struct caller *caller,
                           const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
                           errint_t *unread);
-/* The same for a name in a listing, which has checked the links. `permission`: of
- * access_content(). Does not wait. */
+/* As access_generated(), for a name in a listing whose links have been checked. `permission`: the
+ * result of access_content(). Does not wait. */
 errint_t access_listed(const struct checkpoint *checkpoint, enum made_kind kind,
                        errint_t permission, bool is_retry, errint_t *unread);
 /* Whether the existence or the size of a file depends on what a caller may not see without read
  * permission: see access_generated(). Does not wait. */
 bool access_depends_on_content(const struct checkpoint *checkpoint, enum made_kind kind);
-/* Read permission for the files of such a checkpoint; 0 if nothing depends on it. */
+/* Checks read permission for the checkpoint's files if access_depends_on_content(). */
 errint_t access_content(struct view *view, const struct caller *caller,
                         const struct checkpoint *checkpoint, enum made_kind kind);
+/* Checks read permission for the checkpoint's files one by one, and calls `progress` after each. */
+errint_t access_shards_slowly(struct view *view, const struct caller *caller,
+                              const struct checkpoint *checkpoint, void (*progress)(void *arg),
+                              void *arg);
 /* Whether the caller is the mounting user or root, or nobody else can access the mount. */
 bool access_is_owner(const struct view *view, const struct caller *caller);
 /* Hides an error that may depend on the content of the directory that contains the checkpoint of a

@@ -223,7 +223,7 @@ struct conditions {
     uint32_t *files; /* by entry, the number of files of a conditional one; 0: none */
     bool any_version; /* also if files change continuously; else -ESTALE */
     _Atomic(errint_t) error; /* error_is_lack() or -ESTALE: a name would be missing; 0: none */
-    struct remote_entries *remote; /* of conditional entries; NULL: no entry has a lane */
+    struct remote_entries *remote; /* of conditional entries; NULL: the listing has no lanes */
     bool *denied; /* by link of the listing: the caller may not follow it; NULL: none */
 };
 
@@ -329,7 +329,8 @@ count_files(const struct conditions *conditions, const struct dir_entry *entry,
     return is_made == (entry->kind == ENTRY_MADE);
 }
 
-/* The checkpoint of a conditional entry, a reference, and the result of access_content(). */
+/* Sets *checkpoint to a reference to the checkpoint of a conditional entry, and *permission to the
+ * result of access_content(). */
 static errint_t
 get_entry_checkpoint(const struct conditions *conditions, size_t at, struct checkpoint **checkpoint,
                      errint_t *permission)
@@ -382,7 +383,7 @@ count_entry_files(void *arg, size_t at)
     checkpoint_unref(checkpoint);
 }
 
-/* Lists a re-cut file, unless an entry has its name, which a lookup finds first. */
+/* Lists a re-cut file, unless another entry has the same name: a lookup finds that entry first. */
 static void
 list_recut_name(struct names_writer *writer, const struct dir_listing *listing, const char *name,
                 bool may_hang)

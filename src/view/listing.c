@@ -244,19 +244,6 @@ add_converted_shard(struct gather *gather, uint32_t g, uint32_t part)
         draft->entry.made = (struct made){MADE_SHARD, part};
 }
 
-/* Adds a file of the source that transformers opens instead of the shards that have the same stem.
- * If these are re-cut, the name may be theirs. */
-static void
-add_shadowed(struct gather *gather, uint32_t g)
-{
-    uint32_t first = g;
-
-    while (gather->listing->groups[first].shadowed)
-        first--;
-    if (!is_recut(gather, &gather->listing->groups[first]))
-        add_source_shards(gather, g);
-}
-
 static void
 add_shard_files(struct gather *gather, uint32_t g)
 {
@@ -276,10 +263,12 @@ add_shard_files(struct gather *gather, uint32_t g)
         return;
     }
     add_unconverted(gather, g, MADE_SHARD);
-    if (group->shadowed && !is_converted)
-        add_shadowed(gather, g);
-    if (group->shadowed)
+    if (group->shadowed) {
+        /* transformers prefers a single file to shards. Re-cut shards may have its name. */
+        if (!is_converted && !gather->options->shards && !gather->options->shard_size)
+            add_source_shards(gather, g);
         return;
+    }
     if (!is_converted)
         add_source_shards(gather, g);
     for (uint32_t i = 0; is_converted && i < group->member_count; i++)

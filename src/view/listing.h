@@ -66,7 +66,7 @@ dir_entry_group(const struct dir_listing *listing, const struct dir_entry *entry
     return &listing->listing->groups[entry->group];
 }
 
-/* What an entry that depends on headers is made as. */
+/* The kind of file that a conditional entry is made as. */
 static inline enum made_kind
 dir_entry_made_kind(const struct dir_entry *entry)
 {

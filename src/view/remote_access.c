@@ -24,12 +24,21 @@ access_query_of(struct query *query)
     return (struct access_query *)query;
 }
 
+static void
+report_progress(void *arg)
+{
+    struct access_query *query = arg;
+
+    query_pool_progress(catalog_query_pool(query->view->catalog), &query->query);
+}
+
 static uint64_t
 run_access_query(struct query *base)
 {
     struct access_query *query = access_query_of(base);
 
-    query->result = access_shards(query->view, &query->caller, query->checkpoint, R_OK);
+    query->result = access_shards_slowly(query->view, &query->caller, query->checkpoint,
+                                         report_progress, query);
     return 0;
 }
 
@@ -84,50 +93,62 @@ struct remote_entries {
     struct remote_entry entries[];
 };
 
-static void
+/* Returns, for each group of the listing, whether one of the entries has it, and its storage has
+ * answered; malloc'ed. NULL: out of memory. */
+static bool *
 load_groups(struct node *node, const struct dir_listing *listing, const uint32_t *which,
             size_t count)
 {
-    bool *wanted = calloc(listing->listing->group_count + 1, sizeof(*wanted));
+    bool *answered = calloc(listing->listing->group_count + 1, sizeof(*answered));
 
-    for (size_t i = 0; wanted && i < count; i++)
-        wanted[listing->entries[which[i]].group] = true;
-    if (wanted)
-        groups_load(node->dir, listing->listing, wanted);
-    free(wanted);
+    if (!answered)
+        return NULL;
+    for (size_t i = 0; i < count; i++)
+        answered[listing->entries[which[i]].group] = true;
+    groups_load(node->dir, listing->listing, answered);
+    return answered;
 }
 
+/* `answered`: of load_groups(). Otherwise nobody is asked, since the listing would wait again. */
 static void
 ask_entry(struct view *view, const struct caller *caller, struct node *node,
-          const struct dir_listing *listing, const struct dir_entry *entry,
+          const struct dir_listing *listing, const struct dir_entry *entry, const bool *answered,
           struct remote_entry *remote)
 {
     uint64_t lane = dir_entry_lane(listing, entry);
+    const struct group *group;
 
     if (!lane)
         return;
-    remote->error = group_known_checkpoint(dir_entry_group(listing, entry), &remote->checkpoint);
+    group = dir_entry_group(listing, entry);
+    remote->error = group_known_checkpoint(group, &remote->checkpoint);
     if (remote->error)
         return;
     remote->needs_access =
         view->options.check && entry->kind != ENTRY_TENSORS &&
         access_depends_on_content(remote->checkpoint, dir_entry_made_kind(entry));
-    if (remote->needs_access)
-        remote->access = ask_access(view, caller, node, lane, remote->checkpoint);
+    if (!remote->needs_access || !answered[entry->group])
+        return;
+    remote->access = ask_access(view, caller, node, lane, remote->checkpoint);
+    if (!remote->access)
+        remote->error = -ENOMEM;
 }
 
-static void
+static bool
 wait_for_answers(const struct remote_entries *remote)
 {
     struct query **asked = malloc((remote->count + 1) * sizeof(struct query *));
     size_t count = 0;
 
-    for (size_t i = 0; asked && i < remote->count; i++)
+    if (!asked)
+        return false;
+    for (size_t i = 0; i < remote->count; i++)
         if (remote->entries[i].access)
             asked[count++] = remote->entries[i].access;
     if (count)
         query_pool_wait(remote->pool, asked, count);
     free(asked);
+    return true;
 }
 
 struct remote_entries *
@@ -135,15 +156,21 @@ remote_entries_load(struct view *view, const struct caller *caller, struct node 
                     const struct dir_listing *listing, const uint32_t *which, size_t count)
 {
     struct remote_entries *remote = calloc(1, sizeof(*remote) + count * sizeof(*remote->entries));
+    bool *answered;
 
     if (!remote)
         return NULL;
     remote->pool = catalog_query_pool(view->catalog);
     remote->count = count;
-    load_groups(node, listing, which, count);
-    for (size_t i = 0; i < count; i++)
-        ask_entry(view, caller, node, listing, &listing->entries[which[i]], &remote->entries[i]);
-    wait_for_answers(remote);
+    answered = load_groups(node, listing, which, count);
+    for (size_t i = 0; answered && i < count; i++)
+        ask_entry(view, caller, node, listing, &listing->entries[which[i]], answered,
+                  &remote->entries[i]);
+    if (!answered || !wait_for_answers(remote)) {
+        remote_entries_free(remote);
+        remote = NULL;
+    }
+    free(answered);
     return remote;
 }
 

@@ -200,12 +200,37 @@ def test_target_cannot_be_read(mount, place, source, layout):
 
 
 @pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
-def test_no_other_file_takes_the_name(mount, source, request, is_remote):
-    """Of a link that is not followed: on the bare directory its target would be used, or an error."""
+def test_single_file_beside_a_set_of_such_links(mount, source, request, is_remote):
+    """Their checkpoint has the name of the file in merged/, but shards/ shows the file itself."""
     target = request.getfixturevalue("closed_mount" if is_remote else "closed") / "checkpoint"
     make(target, "checkpoint")
+    (source / "d").mkdir()
+    for name in SHARDS:
+        os.symlink(target, source / "d" / name)
+        give(source / "d" / name)
+    for name, content in own_files("a.safetensors", "model.safetensors").items():
+        (source / "d" / name).write_bytes(content)
+    for options in ((), ("--shards=2",), ("--shard-size=1M",)):
+        m = mount(source, "-o", "allow_other", *options)
+        for view in VIEWS:
+            assert any(name.startswith("a") for name in os.listdir(m / f"{view}/d")), view
+        assert ("model.safetensors" in os.listdir(m / "shards/d")) == (not options)
+        assert m.unmount() == 0
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
+def test_no_other_file_takes_the_name(mount, source, request, is_remote):
+    """No other file takes the name of a link that is not followed, even if it led to nothing before. In
+    the source, loaders would open the link's target or fail."""
+    closed = request.getfixturevalue("closed_mount" if is_remote else "closed")
+    target = closed / "checkpoint"
+    closed.chmod(0o755)
     make_directory(source / "d", "beside-torch", target)
     m = mount(source, "-o", "allow_other")
+    assert os.listdir(m / "merged/d") == ["x.safetensors"]
+    make(target, "checkpoint")
+    target.chmod(0o600)
+    assert eventually(lambda: os.listdir(m / "merged/d") == ["x.bin"])
     for view in ("merged", "shards"):
         assert os.listdir(m / f"{view}/d") == ["x.bin"]
         assert oracle.read_all(m / f"{view}/d/x.bin") == TORCH

@@ -366,8 +366,8 @@ def test_guesses_of_tensor_names(mount, place, plant, options):
 @pytest.mark.parametrize("options", [[], ["--shards=2"], ["--shard-size=4K"]],
                          ids=["plain", "shards", "size"])
 def test_listing_of_a_closed_shard_on_another_file_system(mount, place, options):
-    """A link leads to it. Its tensors decide whether the merged file exists, and the number of re-cut
-    shards: root sees that, and bob does not."""
+    """A shard is a link to it. Its tensors determine whether the merged file exists, and the number of
+    re-cut shards: root sees that, and bob does not."""
     contents = [[trees.tensor("a", "U8", (20000,))],
                 [trees.tensor(name, "U8", (5000,)) for name in "abcd"],
                 [trees.tensor("t3.weight", "U8", (20000,))]]
@@ -378,6 +378,7 @@ def test_listing_of_a_closed_shard_on_another_file_system(mount, place, options)
                    shards=2, index=False)
         with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
             os.chmod(directory, 0o755)
+            assert os.stat(directory).st_dev != os.stat(source.root).st_dev
             link = source.path("m-00001-of-00002.safetensors")
             target = os.path.join(directory, "closed")
             os.unlink(link)

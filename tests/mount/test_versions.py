@@ -438,7 +438,7 @@ def test_exception_server_of_whole_seconds(mount, place):
 
 
 def test_exception_truncated_through_an_overlay(mount, place):
-    """The source is the upper directory of an overlay: this breaks no lease."""
+    """Truncating a file through an overlay whose upper directory is the source breaks no lease."""
     if os.geteuid() != 0:
         pytest.skip("needs root: an overlay is mounted")
     shard = shard_in(place / "s")
@@ -479,7 +479,7 @@ def test_exception_times_of_a_mapping_on_tmpfs(disk_of_memory, mount):
 
 
 def test_exception_pinned_memory(disk_of_memory, mount):
-    """A fixed buffer of io_uring, of a process that has unmapped and closed the file."""
+    """A process writes through a fixed buffer of io_uring after it has unmapped and closed the file."""
     shard = shard_in(disk_of_memory / "s")
     with subprocess.Popen([BUILD / "tests/sandbox/pinned", shard.path], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
@@ -500,7 +500,7 @@ def test_exception_pinned_memory(disk_of_memory, mount):
 
 
 def test_exception_mount_of_a_mount(mount, place):
-    """The merged file depends on the content of the shards, and the times of its directory do not."""
+    """Whether the merged file exists depends on the shards' content; its directory's times do not."""
     shard, m, _ = slow_source(mount, place / "s", valid=0)
     second = shard.path.with_name("model-00002-of-00002.safetensors")
     shard.path.rename(shard.path.with_name("model-00001-of-00002.safetensors"))
@@ -512,7 +512,7 @@ def test_exception_mount_of_a_mount(mount, place):
     second.write_bytes(b"x" * SIZE)
     assert eventually(lambda: "model.safetensors" not in os.listdir(m / "merged/m"))
     assert os.stat(m / "merged/m") == before
-    time.sleep(1)  # longer than the second fstfs goes without checking
+    time.sleep(1)  # the second fstfs checks at most every 0.4 s
     assert os.listdir(above) == ["model.safetensors"]
     with pytest.raises(OSError):
         (above / "model.safetensors").read_bytes()

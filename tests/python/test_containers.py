@@ -104,7 +104,7 @@ def test_lost_link_that_is_preferred(place, link, file):
 @pytest.mark.parametrize("preferred, name", [("model.safetensors", "t.t0.weight"), ("pytorch_model.bin", next(iter(A)))])
 @pytest.mark.parametrize("other", ["lost", "sound", "text"])
 def test_preferred_file_beside_another_one(place, mount, preferred, name, other):
-    """In the source and on a mount: as transformers, which opens no other name."""
+    """It is opened in the source and on a mount, as in transformers, which tries no other name."""
     (place / "s").mkdir()
     directory = two_files(place, "consolidated.safetensors", preferred)
     if other != "lost":

@@ -19,9 +19,9 @@ static int
 read_into(struct io_uring *ring, void *data, size_t size)
 {
     struct io_uring_cqe *cqe;
-    size_t done;
+    size_t done = 0;
 
-    for (done = 0; done < size; done += (size_t)cqe->res) {
+    while (done < size) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
 
         io_uring_prep_read_fixed(sqe, STDIN_FILENO, (char *)data + done, (unsigned)(size - done), 0,
@@ -29,6 +29,7 @@ read_into(struct io_uring *ring, void *data, size_t size)
         if (io_uring_submit_and_wait(ring, 1) < 0 || io_uring_wait_cqe(ring, &cqe) < 0 ||
             cqe->res <= 0)
             return -1;
+        done += (size_t)cqe->res;
         io_uring_cqe_seen(ring, cqe);
     }
     return 0;

@@ -13,7 +13,7 @@
  *   -o valid=S      timeout of names and attributes in seconds, as of a network file system (1);
  *                   0: changes are visible at once
  *   -o age=S        seconds that are subtracted from time stamps (0)
- *   -o granularity=S  time stamps are multiples of S seconds (as of the source)
+ *   -o granularity=S  truncate time stamps to multiples of S seconds (not truncated)
  *   -o faults=FILE  faults to inject, see faults.h
  *   -o only=UID     only this user and root may open files; everyone may look them up, as on a
  *                   server that decides at open (everyone)

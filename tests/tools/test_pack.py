@@ -289,21 +289,23 @@ def test_pytorch_weights_beside_other_safetensors(place, side, main):
 
 @pytest.mark.parametrize("gguf", [b"GGUF", gguffiles.gguf([("a", (4,), 0, bytes(16))])], ids=["damaged", "sound"])
 def test_gguf_weights_beside_another_checkpoint(place, gguf):
-    """They are for other programs than safetensors or PyTorch weights, but come before optimizer.pt."""
+    """GGUF files are ignored beside safetensors or PyTorch weights, but not beside optimizer.pt."""
     directory = place / "models"
     torchfiles.save(directory / "optimizer.pt", torchfiles.weights(1))
     (directory / "model.gguf").write_bytes(gguf)
     assert "contains 2 checkpoints" in run(directory, place / "out.safetensors", status=1)
-    for name, data in (("pytorch_model.bin", TORCH), ("model.safetensors", trees.file_bytes(plain()))):
-        os.remove(directory / "optimizer.pt") if (directory / "optimizer.pt").exists() else None
-        (directory / name).write_bytes(data)
-        run("--force", directory, place / "out.safetensors")
+    os.remove(directory / "optimizer.pt")
+    (directory / "pytorch_model.bin").write_bytes(TORCH)
+    run(directory, place / "out.safetensors")
+    assert set(content(place / "out.safetensors")[0]) == set(torchfiles.weights(1))
+    (directory / "model.safetensors").write_bytes(trees.file_bytes(plain()))
+    run("--force", directory, place / "out.safetensors")
     assert content(place / "out.safetensors")[0] == expected(plain())
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "pytorch_model-00001-of-00001.bin"])
 def test_pytorch_file_beside_its_safetensors_file(place, name):
-    """A directory stands for the safetensors file; the other one can be named."""
+    """For a directory the safetensors file is used; the PyTorch file can still be packed by name."""
     directory = place / "models"
     torchfiles.save(directory / name, torchfiles.weights(1))
     run(directory / name, place / "alone.safetensors")
@@ -311,7 +313,7 @@ def test_pytorch_file_beside_its_safetensors_file(place, name):
     run("--verify", directory / name, place / "beside.safetensors")
     assert filecmp.cmp(place / "alone.safetensors", place / "beside.safetensors", shallow=False)
     (directory / "pytorch_model.bin.index.json").write_bytes(trees.index_bytes({"a": name}, 1))
-    assert "safetensors files with the same name" in run(directory / "pytorch_model.bin.index.json", place / "x.safetensors", status=1)
+    assert "safetensors files have the same stem" in run(directory / "pytorch_model.bin.index.json", place / "x.safetensors", status=1)
 
 
 @needs_slowfs

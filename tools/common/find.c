@@ -102,8 +102,8 @@ choose_only_group(struct found *found, struct reason *reason)
     return 0;
 }
 
-/* A group for a file that the listing shows unchanged, because safetensors files have the name of
- * its checkpoint. */
+/* The group of a file that belongs to no group of the listing, because safetensors files have the
+ * same stem. */
 struct single_file {
     struct group group;
     const char *member;
@@ -177,8 +177,8 @@ choose_named_group(const char *path, struct found *found, struct reason *reason)
     if (group_split_index_name(found->name, stem, &suffix) && suffix.container->is_converted &&
         has_safetensors(found->listing, stem))
         return reason_set(reason, -ENOENT, "None",
-                          "not used, because there are safetensors files with the same name; name "
-                          "the files of the index");
+                          "not used, because safetensors files have the same stem; name its "
+                          "shards instead");
     return reason_set(reason, -ENOENT, "None", "not a checkpoint");
 }
 

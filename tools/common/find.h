@@ -17,7 +17,7 @@ struct found {
     struct source_dir *root;
     struct listing *listing;
     const struct group *group;
-    struct single_file *single; /* owns `group` if that is not of the listing; else NULL */
+    struct single_file *single; /* owns `group` if the listing does not; else NULL */
     bool one_file; /* the path selects only the shard `name` of the group */
     struct checkpoint *checkpoint; /* NULL before find_read_headers() */
 };

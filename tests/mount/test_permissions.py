@@ -14,9 +14,10 @@ import tempfile
 
 import oracle
 import pytest
-from conftest import child, eventually
+from conftest import BUILD, child, eventually
 from corpus import trees
 
+SLOWFS = BUILD / "tests/slowfs/slowfs"
 ALICE, BOB, CAROL = 20001, 20002, 20003
 LEFT, RIGHT, NONE = 30001, 30002, 30003
 # {who: (user, group, supplementary groups)}
@@ -398,6 +399,26 @@ def test_listing_of_a_closed_shard_on_another_file_system(mount, place, options)
     assert seen[0] == seen[1] == seen[2]
     assert "m.safetensors" in seen[0][0]
     assert shown[0] != shown[2] and (shown[0] != shown[1]) == (options == ["--shard-size=4K"])
+
+
+def test_listing_of_many_shards_on_slow_storage(mount, place):
+    """It is complete, although the check of all of them takes several seconds."""
+    if not SLOWFS.exists():
+        pytest.skip("tests/slowfs/slowfs is not built")
+    real, source = trees.Source(place / "real"), trees.Source(place / "s")
+    real.add("", "m", trees.small_tensors(count=60), shards=60)
+    (place / "far").mkdir()
+    mount(real.root, "-o", "delay=20000,allow_other", binary=SLOWFS, mountpoint=place / "far")
+    for name in os.listdir(real.root):
+        os.symlink(place / "far" / name, source.path(name))
+    m = mount(source.root, "-o", "allow_other", "--shards=2")
+
+    def listed():
+        become("bob")
+        return sorted(os.listdir(m / "shards"))
+
+    names = ["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors", "m.safetensors.index.json"]
+    assert child(listed) == sorted(os.listdir(m / "shards")) == names
 
 
 def test_held_directory_of_tensors(mount, place):

@@ -29,19 +29,28 @@ has_name_of_weights(const struct listing *listing)
     return false;
 }
 
+/* Whether loaders prefer safetensors files with this stem to PyTorch files with any stem. */
+static bool
+is_preferred(const struct group *group)
+{
+    return strcmp(group->stem, "model") == 0 || strcmp(group->stem, "diffusion_pytorch_model") == 0;
+}
+
 /* Whether files of this container do not count because the directory has weights of a preferred
  * container. This applies to training state such as optimizer.pt, and to GGUF files, which other
- * programs use; not to PyTorch weights, which loaders open beside safetensors files with other
- * stems. */
+ * programs use; to PyTorch weights only if loaders prefer the safetensors files. */
 static bool
 is_outranked(const struct listing *listing, const struct container *container, bool is_weights)
 {
-    if (container == container_all[0] || (is_weights && container->is_converted))
+    if (container == container_all[0])
         return false;
-    for (uint32_t i = 0; i < listing->group_count; i++)
-        if (container_compare(listing->groups[i].container, container) < 0 &&
-            is_named_like_weights(&listing->groups[i]))
+    for (uint32_t i = 0; i < listing->group_count; i++) {
+        const struct group *group = &listing->groups[i];
+
+        if (container_compare(group->container, container) < 0 && is_named_like_weights(group) &&
+            (!is_weights || !container->is_converted || is_preferred(group)))
             return true;
+    }
     return false;
 }
 

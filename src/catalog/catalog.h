@@ -338,8 +338,9 @@ errint_t group_load(struct source_dir *dir, const struct group *group, unsigned 
 bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
 /* Whether the group counts when a program looks for the only checkpoint of a directory: it is a
  * checkpoint, or it is named like weights. If no group of the directory has such a name, a damaged
- * or unreadable file counts, too. PyTorch files that are not named like weights do not count if
- * there are safetensors files; GGUF files do not count if there are safetensors files, or PyTorch
+ * or unreadable file counts, too. Beside safetensors files, PyTorch files count only if they are
+ * named like weights, and loaders do not prefer one of the safetensors files (`model`,
+ * `diffusion_pytorch_model`). GGUF files do not count if there are safetensors files, or PyTorch
  * files that are named like weights. */
 bool group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
                              const struct group *group);

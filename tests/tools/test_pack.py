@@ -287,6 +287,17 @@ def test_pytorch_weights_beside_other_safetensors(place, side, main):
     assert content(place / "out.safetensors")[0] == expected(plain())
 
 
+def test_original_weights_beside_the_converted_ones(place):
+    """Such as consolidated.00.pth of Llama. Loaders prefer model.safetensors."""
+    directory = place / "models"
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(trees.file_bytes(plain()))
+    (directory / "consolidated.00.pth").write_bytes(TORCH)
+    (directory / "adapter_model.bin").symlink_to("nowhere")
+    run(directory, place / "out.safetensors")
+    assert content(place / "out.safetensors")[0] == expected(plain())
+
+
 @pytest.mark.parametrize("gguf", [b"GGUF", gguffiles.gguf([("a", (4,), 0, bytes(16))])], ids=["damaged", "sound"])
 def test_gguf_weights_beside_another_checkpoint(place, gguf):
     """GGUF files are ignored beside safetensors or PyTorch weights, but not beside optimizer.pt."""

@@ -328,6 +328,9 @@ errint_t group_checkpoint(struct source_dir *dir, const struct group *group,
 void groups_load(struct source_dir *dir, const struct listing *listing, bool *wanted);
 /* The last version that was loaded; a new reference. -EAGAIN: none. Does not wait. */
 errint_t group_known_checkpoint(const struct group *group, struct checkpoint **checkpoint);
+/* A group of one file, for group_load(). The strings and `*member` must outlive it. */
+struct group group_of_file(const struct container *container, const char *stem,
+                           const char *const *member);
 /* As group_checkpoint(), but reads the headers each time, at most `threads` of them in parallel,
  * and keeps no reference. The group need not be from a listing: its `state` is not used. */
 errint_t group_load(struct source_dir *dir, const struct group *group, unsigned threads,

@@ -717,6 +717,19 @@ checkpoint_load(struct source_dir *dir, const struct group *group, const struct 
     return 0;
 }
 
+struct group
+group_of_file(const struct container *container, const char *stem, const char *const *member)
+{
+    return (struct group){.container = container,
+                          .stem = stem,
+                          .suffix = "",
+                          .members = member,
+                          .member_count = 1,
+                          .unfinished = 1,
+                          .kind = GROUP_SINGLE,
+                          .may_be_part = true};
+}
+
 errint_t
 group_load(struct source_dir *dir, const struct group *group, unsigned threads,
            struct checkpoint **checkpoint)

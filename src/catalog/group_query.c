@@ -150,28 +150,19 @@ report_unanswered_group(const struct listing *listing, const struct group *group
                     "are listed as before, or left out");
 }
 
-/* A query, and the group of the listing that it is for. */
-struct asked_group {
-    struct query *query;
-    uint32_t group;
-};
-
-/* Waits for the answers, and removes groups without an answer from `wanted`. */
+/* Waits for the queries, of which `groups` are the groups of the listing, and removes groups
+ * without an answer from `wanted`. Drops the references. */
 static void
-take_answers(struct source_dir *dir, const struct listing *listing, const struct asked_group *asked,
-             size_t count, struct query **queries, bool *wanted)
+take_answers(struct query_pool *pool, const struct listing *listing, struct query *const *queries,
+             const uint32_t *groups, size_t count, bool *wanted)
 {
-    struct query_pool *pool = dir->catalog->queries;
-
-    for (size_t i = 0; i < count; i++)
-        queries[i] = asked[i].query;
     if (count)
         query_pool_wait(pool, queries, count);
     for (size_t i = 0; i < count; i++) {
         if (!query_is_answered(queries[i])) {
-            report_unanswered_group(listing, &listing->groups[asked[i].group]);
+            report_unanswered_group(listing, &listing->groups[groups[i]]);
             if (wanted)
-                wanted[asked[i].group] = false;
+                wanted[groups[i]] = false;
         }
         query_unref(pool, queries[i]);
     }
@@ -180,24 +171,24 @@ take_answers(struct source_dir *dir, const struct listing *listing, const struct
 void
 groups_load(struct source_dir *dir, const struct listing *listing, bool *wanted)
 {
-    struct asked_group *asked;
     struct query **queries;
+    uint32_t *groups;
     size_t count = 0;
 
     if (!listing->has_lanes)
         return;
-    asked = malloc((listing->group_count + 1) * sizeof(*asked));
     queries = malloc((listing->group_count + 1) * sizeof(struct query *));
-    for (uint32_t i = 0; asked && queries && i < listing->group_count; i++) {
+    groups = malloc((listing->group_count + 1) * sizeof(*groups));
+    for (uint32_t i = 0; queries && groups && i < listing->group_count; i++) {
         if (!listing->groups[i].lane || (wanted && !wanted[i]))
             continue;
-        asked[count] = (struct asked_group){ask_group(dir, &listing->groups[i]), i};
-        count += asked[count].query != NULL;
+        groups[count] = i;
+        queries[count] = ask_group(dir, &listing->groups[i]);
+        count += queries[count] != NULL;
     }
-    if (asked && queries)
-        take_answers(dir, listing, asked, count, queries, wanted);
+    take_answers(dir->catalog->queries, listing, queries, groups, count, wanted);
     free(queries);
-    free(asked);
+    free(groups);
 }
 
 errint_t

@@ -149,14 +149,7 @@ find_in_directory(const char *path, const char *index, struct found *found)
 static errint_t
 find_file(const char *name, struct found *found)
 {
-    const struct group group = {.container = group_file_container(name),
-                                .stem = name,
-                                .suffix = "",
-                                .members = &name,
-                                .member_count = 1,
-                                .unfinished = 1,
-                                .kind = GROUP_SINGLE,
-                                .may_be_part = true};
+    const struct group group = group_of_file(group_file_container(name), name, &name);
     errint_t error = group_load(found->dir, &group, 1, &found->checkpoint);
 
     return error ? fail(error, "%s: %s", name, strerror(-error)) : 0;

@@ -8,7 +8,6 @@
  */
 #include <fcntl.h>
 #include <liburing.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>

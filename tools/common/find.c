@@ -121,14 +121,7 @@ choose_single_file(struct found *found, const struct suffix *suffix, const char 
     strcpy(single->name, found->name);
     strcpy(single->stem, stem);
     single->member = single->name;
-    single->group = (struct group){.container = suffix->container,
-                                   .stem = single->stem,
-                                   .suffix = "",
-                                   .members = &single->member,
-                                   .member_count = 1,
-                                   .unfinished = 1,
-                                   .kind = GROUP_SINGLE,
-                                   .may_be_part = true};
+    single->group = group_of_file(suffix->container, single->stem, &single->member);
     found->single = single;
     found->group = &single->group;
     found->one_file = true;

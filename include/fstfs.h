@@ -118,8 +118,10 @@ int fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **de
  * - an index, such as STEM.safetensors.index.json: the tensors of the shards that it names;
  * - a directory: the tensors of its checkpoint. If there are several, opens the one with the stem
  *   "model". If none has that stem, fails, and the message names them: open one of their files.
- *   PyTorch files that are not named like weights, such as optimizer.pt, do not count if there are
- *   safetensors files, nor do GGUF files beside safetensors or PyTorch weights;
+ *   PyTorch files do not count beside a safetensors checkpoint with the stem "model" or
+ *   "diffusion_pytorch_model", or with the same stem. Beside other safetensors files, only PyTorch
+ *   files that are named like weights count, which optimizer.pt is not. GGUF files do not count
+ *   beside safetensors or PyTorch weights;
  * - on a mount of fstfs, any of these in any view; also a checkpoint's directory in tensors/ or
  *   npy/, or a tensor file in such a directory: that tensor alone.
  *

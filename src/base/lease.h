@@ -25,14 +25,16 @@ enum lease_end {
     LEASE_IDLE /* it was unused for some time */
 };
 
-/* Called when a confirmed lease ends, before a writer can open the file, with the lock of this
- * module held: it must not block. `fd` is open on the file. */
+/* Called when a confirmed lease ends because of a writer or because it was idle, but not when it
+ * ends to make room for another, with its backing, or in lease_stop(). It runs before a writer can
+ * open the file and with the lock of this module held, so it must not block. `fd` is open on the
+ * file. */
 typedef void (*lease_ended)(struct backing *backing, int fd, enum lease_end how);
 
 /* Starts the threads. Call it before other threads are started: they inherit the signal mask, which
  * blocks the signals of leases. The number of leases is limited to a share of RLIMIT_NOFILE, as it
- * is now. `keeps_idle`: leases do not end because they are idle, but only to make room for others.
- * lease_take() fails unless this was called. */
+ * is now. `keeps_idle`: an idle lease is kept until there is no room for another one or a writer
+ * breaks it. lease_take() fails unless this was called. */
 errint_t lease_start(bool keeps_idle, lease_ended ended);
 /* Releases all leases and stops the threads. */
 void lease_stop(void);

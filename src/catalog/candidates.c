@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checkpoint of a directory, for a program that is given only the directory. If the intended
- * weights are lost, it must fail instead of using others. */
+ * weights are lost, that program must fail instead of using others. */
 #include "catalog/group.h"
 #include "catalog/private.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* Whether loaders look for weights under the name of a shard or an index. */
+/* Whether a file of this container counts as weights by its name: always, except in a converted
+ * container, where loaders must look for weights under the name. */
 static bool
 is_name_of_weights(const struct container *container, const char *file)
 {
@@ -36,9 +37,10 @@ is_preferred(const struct group *group)
     return strcmp(group->stem, "model") == 0 || strcmp(group->stem, "diffusion_pytorch_model") == 0;
 }
 
-/* Whether files of this container do not count because the directory has weights of a preferred
- * container. This applies to training state such as optimizer.pt, and to GGUF files, which other
- * programs use; to PyTorch weights only if loaders prefer the safetensors files. */
+/* Whether files of this container are ignored because the directory has weights in a container of
+ * higher precedence. Files that are not weights, such as optimizer.pt, and GGUF files, which other
+ * programs use, are then always ignored; PyTorch weights only if is_preferred() is true for a group
+ * of that container. */
 static bool
 is_outranked(const struct listing *listing, const struct container *container, bool is_weights)
 {
@@ -56,7 +58,7 @@ is_outranked(const struct listing *listing, const struct container *container, b
 
 /* Whether one of its files may be a checkpoint that is damaged or cannot be read. */
 static bool
-is_lost(const struct checkpoint *checkpoint)
+may_be_damaged(const struct checkpoint *checkpoint)
 {
     for (uint32_t i = 0; i < checkpoint->shard_count; i++)
         if (checkpoint->shards[i]->refusal && checkpoint->shards[i]->error != -ENOMSG)
@@ -77,13 +79,14 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
         return true;
     if (group_current_or_known(dir, group, &checkpoint))
         return !has_name_of_weights(listing);
-    may_be = !checkpoint->is_absent || (is_lost(checkpoint) && !has_name_of_weights(listing));
+    may_be =
+        !checkpoint->is_absent || (may_be_damaged(checkpoint) && !has_name_of_weights(listing));
     checkpoint_unref(checkpoint);
     return may_be;
 }
 
-/* Whether a file of this name would be a shard or the index of the group, or would be chosen
- * instead. */
+/* Whether a file of this name, if it were valid, would be a shard or the index of the group, or
+ * would be chosen instead of the group. */
 static bool
 is_rival(const struct listing *listing, const struct group *group, bool any_stem, const char *name)
 {

@@ -105,7 +105,7 @@ is_named_after(const char *file, const char *stem, struct suffix suffix)
 
 /* The index could not be read. Any file named after it may be a shard, so all of them are members
  * of the group, and none is another checkpoint. If the index is a link that leads to no file, the
- * group has no index, and there is none without members. */
+ * group's `index` is NULL, and no group is added if there are no members. */
 static void
 group_by_unread_index(struct grouper *grouper, const struct group_index *named)
 {
@@ -215,9 +215,9 @@ report_missing_shards(struct problem_set *problems, const struct numbered *set, 
                         first, last, set->of, stem);
 }
 
-/* Makes a group of those of `count` files that no index names. The files have the same stem, suffix
- * and M and are sorted by number. Reports missing shards, unless the container is converted: then
- * only the content shows whether the files are a checkpoint. */
+/* Makes a group of those files of the set that belong to no index's group. The files have the same
+ * stem, suffix and M and are sorted by number. Reports missing shards, unless the container is
+ * converted: then only the content shows whether the files are a checkpoint. */
 static void
 group_numbered_set(struct grouper *grouper, const struct numbered *set, size_t count)
 {
@@ -438,9 +438,9 @@ first_of_stem(const struct grouper *grouper, const char *stem)
     return low;
 }
 
-/* An invalid index is a file like others if there is no checkpoint that it could belong to. No
- * other weights get the name of that checkpoint then, because loaders read the index first: marks
- * the groups of converted containers that have the name. */
+/* Shows an invalid index as an ordinary file if no group has its stem and container. If it is a
+ * safetensors index, also marks the groups of converted containers with this stem: loaders read the
+ * index first, so no other weights may take its name. */
 static void
 show_invalid_index(struct grouper *grouper, const struct group_index *named, bool *is_dropped)
 {

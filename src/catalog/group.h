@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The checkpoint rules: which files of a directory belong together. Pure functions of names and
- * parsed indexes.
+ * The checkpoint rules: which files of a directory belong together. The functions depend only on
+ * names and parsed indexes, and do not access the source.
  *
- * A checkpoint is (1) the shards that an index names, else (2) the files
- * STEM-NNNNN-of-MMMMM.safetensors with the same M, else (3) one STEM.safetensors, which comes
- * before (2) if one of those files is missing. The suffix may be any of those in
- * format/container.h, in any letter case. Files with different suffixes belong to different
- * checkpoints unless an index names them. If a stem, as shown, exists both as safetensors and in a
- * container that is converted to safetensors, the latter's files are side files.
+ * Files of one stem form checkpoints, in this order of precedence:
+ *   (1) the shards that an index names;
+ *   (2) a complete set STEM-NNNNN-of-MMMMM.safetensors with the same M;
+ *   (3) one STEM.safetensors;
+ *   (4) an incomplete set.
+ * The suffix may be any of those in format/container.h, in any letter case. Files with different
+ * suffixes belong to different checkpoints unless an index names them. If a stem, as shown, exists
+ * both as safetensors and in a container that is converted to safetensors, the latter's files
+ * belong to no checkpoint, and are returned in grouping.files.
  */
 #ifndef FSTFS_CATALOG_GROUP_H
 #define FSTFS_CATALOG_GROUP_H
@@ -34,14 +37,14 @@ group_file(const struct group *group)
 
 /* An index file of the directory. */
 struct group_index {
-    const char *file; /* not among the files: a link that leads to no file */
-    struct st_index *index; /* NULL: refused, or `error` */
-    /* Why it could not be read: the files that it names are not known. -EBADMSG: it is not valid,
-     * or names no files. */
+    const char *file; /* if not among the files: a link that leads to no file or is not followed */
+    struct st_index *index; /* NULL: not read, not valid, or removed since the directory was read */
+    /* 0: none. -EBADMSG: the index was read, but is not valid or names no files. Any other error:
+     * it could not be read, so the files that it names are not known. */
     errint_t error;
     /* State of listing.c, which group_files() ignores: */
     struct file_identity identity;
-    bool is_checked_as_link; /* by the state of the scan: a remote name, or not among the files */
+    bool is_checked_as_link; /* a remote name, or not among the files: not checked by stat(2) */
 };
 
 struct grouping {
@@ -54,12 +57,13 @@ struct grouping {
 };
 
 /*
- * Groups `count` different file names, sorted by strcmp(3). Strings are borrowed from `files`.
- * Missing and ambiguous files are added to `problems`. On -ENOMEM *grouping is empty.
+ * Groups `count` distinct file names, sorted by strcmp(3). File names are borrowed from `files` and
+ * `indexes`. Adds a problem for each missing or ambiguous file, except of converted containers,
+ * where only the content shows whether the files are a checkpoint. On -ENOMEM *grouping is empty.
  *
- * `is_unknown`: by file, whether it is not known if it exists, and is a file; NULL: all are known.
- * Unknown files count as missing members, but give their group the precedence that it would have if
- * they existed. A group with no other member and no index is left out.
+ * `is_unknown[i]`: it is not known whether files[i] exists and is a regular file. NULL: all are
+ * known. Unknown files count as missing members, but give their group the precedence that it would
+ * have if they existed. A group with no other member and no index is left out.
  */
 errint_t group_files(const char *const *files, size_t count, const bool *is_unknown,
                      const struct group_index *indexes, size_t index_count,

@@ -44,15 +44,16 @@ const struct container *group_file_container(const char *file);
 bool group_split_index_name(const char *file, char stem[256], struct suffix *suffix);
 
 /*
- * The name of an index for `stem`: in the first form, or in the second if the stem is a standard
- * one of the Hugging Face libraries with a variant (model.fp16 ->
- * model.safetensors.index.fp16.json).
+ * Writes to `file` the name of an index for `stem`: STEM.safetensors.index.json, or, if the stem is
+ * a standard one of the Hugging Face libraries with a variant, such as model.fp16,
+ * model.safetensors.index.fp16.json.
  */
 void group_name_index(const char *stem, const char *suffix, char file[300]);
 
 /*
  * Whether `file` is STEM-NNNNN-of-MMMMM.safetensors, or STEM-NNNNN-of-MMMMM.VARIANT.safetensors as
- * older diffusers write it (the stem is STEM.VARIANT): N from 1 to M, at least five digits each.
+ * older diffusers write it (the stem is STEM.VARIANT): N from 1 to M, five to nine digits
+ * each.
  */
 bool group_numbered_name(const char *file, char stem[256], uint32_t *number, uint32_t *of);
 
@@ -65,8 +66,8 @@ bool group_single_name(const char *file, char stem[256]);
 /* Whether `file` has a numbered name, or else a single one; sets its stem and suffix. */
 bool group_split_file_name(const char *file, char stem[256], struct suffix *suffix);
 
-/* Whether loaders look for PyTorch weights under this name: pytorch_model.bin, consolidated.00.pth.
- */
+/* Whether loaders look for PyTorch weights under this name, such as pytorch_model.bin or
+ * consolidated.00.pth. */
 bool group_is_name_of_weights(const char *file);
 
 #endif

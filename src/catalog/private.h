@@ -3,7 +3,7 @@
  * Shared by the files of src/catalog; no other folder includes it. Each file calls only those above
  * it in this list, except source_dir_unref() in catalog.c, which frees the directory's listing:
  *
- *   problems.c, group.c, header_budget.c, query_pool.c
+ *   problems.c, group_names.c, group.c, header_budget.c, query_pool.c
  *   source.c          stats and opens files by their path in the source
  *   index_file.c      reads index files
  *   table_cache.c     one parsed header for each version of a file
@@ -14,6 +14,7 @@
  *   name_query.c      looks up names that are links to other file systems
  *   scan.c            reads a directory
  *   listing.c         the names of a directory
+ *   candidates.c      the checkpoint of a directory, for programs that are given only the directory
  *   catalog.c         the table of directories
  */
 #ifndef FSTFS_CATALOG_PRIVATE_H

@@ -21,23 +21,26 @@ errint_t access_names(struct view *view, const struct caller *caller, const char
 /* The file of a backing. */
 errint_t access_backing(struct view *view, const struct caller *caller,
                         const struct backing *backing, int mask);
-/* The files of all shards, and the index; if none exists, search permission for their directory. */
+/* The files of all shards, and the index. Shards that could not be read need only lookup
+ * permission; an index that could not be read is not checked. If no file is left to check, the
+ * caller must have search permission for their directory. */
 errint_t access_shards(struct view *view, const struct caller *caller,
                        const struct checkpoint *checkpoint, int mask);
 /* Permission to look up the same files; -ENOENT in place of -EACCES, because what is generated from
- * them does not exist for a caller who may not. */
+ * them does not exist for a caller without that permission. */
 errint_t access_existence(struct view *view, const struct caller *caller,
                           const struct checkpoint *checkpoint);
 /*
  * A name that is generated from a checkpoint; call it before returning anything that depends on the
- * content of its files. -ENOENT: links among the files lead to where the caller may not look.
+ * content of its files. -ENOENT: links among the files lead to a place that the caller may not
+ * search.
  *
  * Whether a file made of several files exists, and its size, depend on the tensor names in all of
- * them; the size of a re-cut shard shows those of tensors. Sets *unread to an error if the caller
- * lacks read permission for one of these files, or if one cannot be read now, by the daemon or for
- * this check. Then the made file cannot be opened, and nothing that the caller gets may depend on
- * the content of the checkpoint's files. Else *unread is 0. `is_retry`: a first attempt returned
- * -ESTALE.
+ * them; the size of a re-cut shard reveals the sizes of tensors. Sets *unread to an error if the
+ * caller lacks read permission for one of these files, or if one cannot be read now, by the daemon
+ * or for this check. Then the made file cannot be opened, and nothing that the caller gets may
+ * depend on the content of the checkpoint's files. Else *unread is 0. `is_retry`: a first attempt
+ * returned -ESTALE.
  */
 errint_t access_generated(struct view *view, const struct caller *caller,
                           const struct checkpoint *checkpoint, enum made_kind kind, bool is_retry,
@@ -56,7 +59,7 @@ errint_t access_content(struct view *view, const struct caller *caller,
 errint_t access_shards_slowly(struct view *view, const struct caller *caller,
                               const struct checkpoint *checkpoint, void (*progress)(void *arg),
                               void *arg);
-/* Whether the caller is the mounting user or root, or nobody else can access the mount. */
+/* Whether the caller is the mounting user or root, or no other user can access the mount. */
 bool access_is_owner(const struct view *view, const struct caller *caller);
 /* Hides an error that may depend on the content of the directory that contains the checkpoint of a
  * NODE_TENSORS: returns `error` only if the caller may search that directory. */
@@ -64,7 +67,7 @@ errint_t access_hide_error(struct view *view, const struct caller *caller,
                            const struct node *tensors, errint_t error);
 /* The tensor file at `position` of the set of a NODE_TENSORS, or all files (NODE_ITSELF), for
  * reading. A tensor requires permission to look up all files, too, and if rights_differ, to read
- * them. -ENOENT: the caller may not look up all of the shards. */
+ * them. -ENOENT: the caller is not permitted to look up every shard. */
 errint_t access_set(struct view *view, const struct caller *caller, const struct node *tensors,
                     const struct node *set, uint32_t position);
 /* Sets *set to a reference to the set of a NODE_TENSORS, after access_set() of all shards. */

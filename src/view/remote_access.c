@@ -93,8 +93,8 @@ struct remote_entries {
     struct remote_entry entries[];
 };
 
-/* Returns, for each group of the listing, whether one of the entries has it, and its storage has
- * answered; malloc'ed. NULL: out of memory. */
+/* Returns, for each group of the listing, whether one of the entries belongs to it and its
+ * storage has answered; malloc'ed. NULL: out of memory. */
 static bool *
 load_groups(struct node *node, const struct dir_listing *listing, const uint32_t *which,
             size_t count)
@@ -109,7 +109,8 @@ load_groups(struct node *node, const struct dir_listing *listing, const uint32_t
     return answered;
 }
 
-/* `answered`: of load_groups(). Otherwise nobody is asked, since the listing would wait again. */
+/* `answered`: the result of load_groups(). No check is queued for an entry whose group has not been
+ * answered, because the listing would wait for its storage a second time. */
 static void
 ask_entry(struct view *view, const struct caller *caller, struct node *node,
           const struct dir_listing *listing, const struct dir_entry *entry, const bool *answered,

@@ -12,15 +12,17 @@
 
 struct remote_entries;
 
-/* Loads and checks those of the entries `which` that have a lane, and waits as long as answers
- * arrive (see query_pool_wait()). NULL: out of memory. Any thread. */
+/* `which`: `count` indexes into listing->entries. Loads and checks the entries with a lane (see
+ * dir_entry_lane()), and waits as long as answers arrive (see query_pool_wait()). NULL: out of
+ * memory. Any thread. */
 struct remote_entries *remote_entries_load(struct view *view, const struct caller *caller,
                                            struct node *node, const struct dir_listing *listing,
                                            const uint32_t *which, size_t count);
 void remote_entries_free(struct remote_entries *remote); /* NULL is allowed */
 
-/* Sets *checkpoint to a reference to that of the entry which[at], or returns an error as
- * group_known_checkpoint(). *permission: as access_content(), or -EIO if there was no answer. */
+/* Sets *checkpoint to a reference to the checkpoint of entry which[at], which must have a lane, and
+ * *permission to the result of the check: as access_content(), or -EIO if there was no answer.
+ * Errors: those of group_known_checkpoint(); -ENOMEM if the check could not be queued. */
 errint_t remote_entries_get(const struct remote_entries *remote, size_t at,
                             struct checkpoint **checkpoint, errint_t *permission);
 

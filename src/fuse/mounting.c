@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/sysmacros.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -79,10 +80,32 @@ build_fuse_args(const struct mount_parameters *parameters, struct fuse_args *arg
     return error;
 }
 
+/* Reads a request. If the connection ends while a request is read, read(2) fails with ECONNABORTED.
+ * libfuse expects ENODEV at the end, and prints any other error; a thread that it cancels while it
+ * prints would leave stderr locked, and exit(3) would wait for that. */
+static ssize_t
+read_request(int fd, void *to, size_t size, void *userdata)
+{
+    ssize_t got = read(fd, to, size);
+
+    (void)userdata;
+    if (got < 0 && errno == ECONNABORTED)
+        errno = ENODEV;
+    return got;
+}
+
+static ssize_t
+write_reply(int fd, struct iovec *parts, int count, void *userdata)
+{
+    (void)userdata;
+    return writev(fd, parts, count);
+}
+
 static errint_t
 make_and_mount(const struct mount_parameters *parameters, const struct fuse_lowlevel_ops *ops,
                void *userdata, struct fuse_session **fuse)
 {
+    const struct fuse_custom_io calls = {.read = read_request, .writev = write_reply};
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
     errint_t error = build_fuse_args(parameters, &args);
 
@@ -100,9 +123,13 @@ make_and_mount(const struct mount_parameters *parameters, const struct fuse_lowl
         goto fail_handlers;
     if (fuse_session_mount(*fuse, parameters->mountpoint) < 0)
         goto fail_signals;
+    if (fuse_session_custom_io(*fuse, &calls, fuse_session_fd(*fuse)) != 0)
+        goto fail_unmount;
     shutdown_interrupt_calls();
     return 0;
 
+fail_unmount:
+    fuse_session_unmount(*fuse);
 fail_signals:
     shutdown_release_signals();
 fail_handlers:

@@ -269,9 +269,7 @@ session_run(struct session *session, struct view *view, struct io *io, struct lo
     fuse_loop_cfg_destroy(config);
     if (result > 0)
         log_info("unmounting: %s", strsignal(result));
-    /* A read of /dev/fuse during the unmount fails with ECONNABORTED on some kernels (seen on
-     * 6.18); libfuse takes only ENODEV as the end. */
-    return result < 0 && result != -ECONNABORTED ? result : 0;
+    return result < 0 ? result : 0;
 }
 
 void

@@ -13,6 +13,8 @@
  *   NO_LINKS=1          hard links are not supported
  *   NO_CANCEL=1         pthread_cancel(3) fails with EAGAIN, as with RLIMIT_SIGPENDING at 0
  *   STOP_AFTER_MOUNT=1  SIGSTOP when mount(2) has returned
+ *   ABORTED_READ=1      the first read(2) that fails with ENODEV fails with ECONNABORTED, as from
+ *                       /dev/fuse if the connection ends while a request is read
  *   REFUSED_INIT=before libfuse refuses INIT before init(), because of the protocol version
  *   REFUSED_INIT=after  libfuse refuses INIT after init(), which does not request the maximum
  *                       read size of the mount options
@@ -165,6 +167,7 @@ readdir64(DIR *stream)
 
 static char refused_init[16];
 static int no_cancel, stops_after_mount;
+static _Atomic int aborts_read;
 
 /* Reads the variables at load time, because the daemon erases its environment. */
 static void __attribute__((constructor)) begin(void)
@@ -174,6 +177,7 @@ static void __attribute__((constructor)) begin(void)
     snprintf(refused_init, sizeof(refused_init), "%s", refused ? refused : "");
     no_cancel = getenv("NO_CANCEL") != NULL;
     stops_after_mount = getenv("STOP_AFTER_MOUNT") != NULL;
+    aborts_read = getenv("ABORTED_READ") != NULL;
 }
 
 int
@@ -213,6 +217,8 @@ read(int fd, void *to, size_t size)
     ssize_t got = next(fd, to, size);
     struct fuse_in_header header;
 
+    if (got < 0 && errno == ENODEV && atomic_exchange(&aborts_read, 0))
+        errno = ECONNABORTED;
     if (got < (ssize_t)(sizeof(header) + sizeof(major)) || !is_init_refused("before"))
         return got;
     memcpy(&header, to, sizeof(header));

@@ -173,8 +173,15 @@ class Expected:
         return [c for c in self.source.checkpoints
                 if c.directory == checkpoint.directory and c is not checkpoint]
 
+    def hides_others(self, checkpoint):
+        """Whether a generated index would make vLLM and SGLang skip other files of the directory."""
+        return checkpoint.stem == "model" and checkpoint.index is None and \
+            bool(self.beside(checkpoint))
+
     def is_recut(self, checkpoint):
         """Whether its shards are re-cut, also into one file."""
+        if self.hides_others(checkpoint):
+            return False
         if not checkpoint.one_file:
             return self.by_number or self.by_size
         return self.by_size and not checkpoint.stem.startswith(READ_BY_NAME) and \
@@ -182,7 +189,7 @@ class Expected:
 
     def keeps_index(self, checkpoint):
         """Whether it has an index even as a single file."""
-        return checkpoint.sharded and bool(self.beside(checkpoint))
+        return checkpoint.index is not None and bool(self.beside(checkpoint))
 
     def paths(self):
         """{relative path: "d" or "f"}, without truncated names (see cut()) and re-cut shards."""
@@ -210,7 +217,7 @@ class Expected:
             elif not self.is_recut(c):
                 for name, _ in c.shards:
                     found[os.path.join(base, os.fsencode(name))] = "f"
-                if c.sharded:
+                if c.index or (c.sharded and not self.hides_others(c)):
                     index = c.index or index_name(c.stem)
                     found[os.path.join(base, os.fsencode(index))] = "f"
         return found
@@ -330,14 +337,14 @@ def check_merged(view_root, checkpoint, keeps_index=False):
                           {t.name: name for t in checkpoint.tensors})
 
 
-def check_shards_as_source(view_root, source, checkpoint):
+def check_shards_as_source(view_root, source, checkpoint, generates_index=True):
     for name, _ in checkpoint.shards:
         relative = os.path.join(checkpoint.directory, name)
         assert read_all(os.path.join(view_root, relative)) == read_all(source.path(relative))
     if checkpoint.index:
         relative = os.path.join(checkpoint.directory, checkpoint.index)
         assert read_all(os.path.join(view_root, relative)) == read_all(source.path(relative))
-    elif checkpoint.sharded:
+    elif checkpoint.sharded and generates_index:
         check_shard_index(view_root, checkpoint, index_name(checkpoint.stem),
                           {t.name: n for n, tensors in checkpoint.shards for t in tensors})
 
@@ -483,4 +490,4 @@ def check_source(root, source, options=(), views=("tensors", "merged", "shards",
             elif expected.is_recut(c):
                 check_recut(view_root, c, expected.keeps_index(c))
             else:
-                check_shards_as_source(view_root, source, c)
+                check_shards_as_source(view_root, source, c, not expected.hides_others(c))

@@ -94,6 +94,7 @@ struct group {
     bool second; /* an earlier group of the listing has the same stem */
     bool shadowed; /* and the same suffix: the earlier group has precedence, even if
                       group_files() has left it out */
+    bool is_unchanged; /* merged/ and shards/ show its files as they are, see group.h */
     bool may_be_part; /* its file may be one of the parts of a split model */
     struct group_state *state; /* private: its current version */
     struct query *query; /* private: loads it, and is told of its progress; or NULL */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* How a file is used. */
 enum { USE_NONE, USE_SHARD, USE_INDEX };
@@ -462,18 +463,38 @@ show_invalid_index(struct grouper *grouper, const struct group_index *named, boo
         is_dropped[i] = grouper->groups[i].container->is_converted;
 }
 
+/* The safetensors groups of one stem. */
+struct safetensors_stem {
+    struct group *first; /* NULL: there is none */
+    bool has_single;
+};
+
+/* Whether the stem has only sets without an index. transformers prefers PyTorch weights to those,
+ * but a merged file or a generated index to PyTorch weights. */
+static bool
+is_unindexed(const struct safetensors_stem *stem)
+{
+    return stem->first->kind == GROUP_NUMBERED && !stem->first->index_error && !stem->has_single;
+}
+
 /* Marks each group of a converted container whose stem also exists as safetensors. */
 static void
-find_converted_duplicates(const struct grouper *grouper, bool *is_dropped)
+find_converted_duplicates(struct grouper *grouper, bool *is_dropped)
 {
-    const struct group *groups = grouper->groups;
-    const char *safetensors_stem = NULL; /* the last one */
+    struct safetensors_stem last = {0};
 
     for (size_t i = 0; i < grouper->group_count; i++) {
-        if (groups[i].container == &container_safetensors)
-            safetensors_stem = groups[i].stem;
-        is_dropped[i] = groups[i].container->is_converted && safetensors_stem &&
-                        strcmp(safetensors_stem, groups[i].stem) == 0;
+        struct group *group = &grouper->groups[i];
+
+        if (group->container == &container_safetensors) {
+            if (!last.first || strcmp(last.first->stem, group->stem) != 0)
+                last = (struct safetensors_stem){.first = group};
+            last.has_single |= group->kind == GROUP_SINGLE;
+        }
+        is_dropped[i] = group->container->is_converted && last.first &&
+                        strcmp(last.first->stem, group->stem) == 0;
+        if (is_dropped[i] && is_unindexed(&last) && group_is_name_of_weights(group_file(group)))
+            last.first->is_unchanged = true;
     }
 }
 
@@ -510,6 +531,60 @@ drop_converted(struct grouper *grouper, const struct group_index *indexes, size_
     drop_groups(grouper, is_dropped);
     free(is_dropped);
     return 0;
+}
+
+/* The position of the suffix of the group's files among those of its container. */
+static size_t
+suffix_rank(const struct group *group)
+{
+    const char *file = group_file(group);
+    struct suffix suffix;
+    size_t rank = 0;
+    char stem[256];
+
+    if (!group_split_index_name(file, stem, &suffix))
+        suffix = group_file_suffix(file);
+    while (group->container->suffixes[rank] &&
+           (strlen(group->container->suffixes[rank]) != suffix.length ||
+            strncasecmp(group->container->suffixes[rank], suffix.text, suffix.length) != 0))
+        rank++;
+    return rank;
+}
+
+static bool
+is_convertible(const struct group *group)
+{
+    return group->container->is_converted && !group_is_name_of_other_format(group_file(group));
+}
+
+/* Marks the groups of converted containers whose files are not converted. An index would hide the
+ * other files of the directory from some loaders, so files that need one are converted only if they
+ * are alone. */
+static void
+mark_unconverted_groups(struct grouper *grouper)
+{
+    size_t best = SIZE_MAX, count = 0;
+    bool is_indexed = false, has_safetensors = false;
+
+    for (size_t i = 0; i < grouper->group_count; i++) {
+        const struct group *group = &grouper->groups[i];
+
+        has_safetensors |= group->container == &container_safetensors;
+        if (is_convertible(group) && suffix_rank(group) < best)
+            best = suffix_rank(group);
+    }
+    for (size_t i = 0; i < grouper->group_count; i++) {
+        struct group *group = &grouper->groups[i];
+
+        if (!group->container->is_converted)
+            continue;
+        group->is_unchanged =
+            has_safetensors || !is_convertible(group) || suffix_rank(group) != best;
+        count += !group->is_unchanged;
+        is_indexed |= !group->is_unchanged && group->kind != GROUP_SINGLE;
+    }
+    for (size_t i = 0; is_indexed && count > 1 && i < grouper->group_count; i++)
+        grouper->groups[i].is_unchanged |= grouper->groups[i].container->is_converted;
 }
 
 static void
@@ -626,6 +701,7 @@ group_files(const char *const *files, size_t count, const bool *is_unknown,
     if (drop_converted(&grouper, indexes, index_count))
         goto out;
     mark_second_groups(&grouper);
+    mark_unconverted_groups(&grouper);
     find_unfinished(&grouper);
     leave_out_unknown(&grouper);
     gather_files(&grouper, grouping);

@@ -12,6 +12,11 @@
  * suffixes belong to different checkpoints unless an index names them. If a stem, as shown, exists
  * both as safetensors and in a container that is converted to safetensors, the latter's files
  * belong to no checkpoint, and are returned in grouping.files.
+ *
+ * A loader given a directory takes all files with one suffix (vLLM, SGLang), or those with certain
+ * names (transformers). Neither may find other weights in the mount than in the source. So files
+ * are converted only where there are no safetensors files, and then only those with the suffix that
+ * loaders prefer. All others are unchanged (group->is_unchanged).
  */
 #ifndef FSTFS_CATALOG_GROUP_H
 #define FSTFS_CATALOG_GROUP_H

@@ -233,6 +233,19 @@ group_split_file_name(const char *file, char stem[256], struct suffix *suffix)
     return group_numbered_name(file, stem, &number, &of) || group_single_name(file, stem);
 }
 
+/* Whether the name begins with one of the stems, followed by one of the characters `after`. */
+static bool
+begins_with_stem(const char *file, const char *const *stems, size_t count, const char *after)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t length = strlen(stems[i]);
+
+        if (strncmp(file, stems[i], length) == 0 && file[length] && strchr(after, file[length]))
+            return true;
+    }
+    return false;
+}
+
 bool
 group_is_name_of_weights(const char *file)
 {
@@ -240,11 +253,15 @@ group_is_name_of_weights(const char *file)
                                         "open_clip_pytorch_model", "pytorch_lora_weights",
                                         "adapter_model",           "consolidated"};
 
-    for (size_t i = 0; i < COUNT_OF(stems); i++) {
-        size_t length = strlen(stems[i]);
+    return begins_with_stem(file, stems, COUNT_OF(stems), ".-");
+}
 
-        if (strncmp(file, stems[i], length) == 0 && (file[length] == '.' || file[length] == '-'))
-            return true;
-    }
-    return false;
+bool
+group_is_name_of_other_format(const char *file)
+{
+    static const char *const stems[] = {"optimizer",     "scheduler",     "scaler",
+                                        "sampler",       "rng_state",     "random_states",
+                                        "dl_state_dict", "training_args", "consolidated"};
+
+    return begins_with_stem(file, stems, COUNT_OF(stems), "._-");
 }

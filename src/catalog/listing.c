@@ -275,9 +275,10 @@ compare_groups_by_name(const void *a, const void *b)
 static bool
 has_same_members(const struct group *a, const struct group *b)
 {
-    if (a->kind != b->kind || a->shadowed != b->shadowed || a->member_count != b->member_count ||
-        a->missing_count != b->missing_count || a->index_error != b->index_error ||
-        a->unfinished != b->unfinished || !a->index != !b->index)
+    if (a->kind != b->kind || a->shadowed != b->shadowed || a->is_unchanged != b->is_unchanged ||
+        a->member_count != b->member_count || a->missing_count != b->missing_count ||
+        a->index_error != b->index_error || a->unfinished != b->unfinished ||
+        !a->index != !b->index)
         return false;
     if (a->index && strcmp(a->index, b->index) != 0)
         return false;

@@ -130,7 +130,7 @@ current_has_another(const struct node *node, const struct dir_listing *listing,
     for (uint32_t i = 0; i < listing->listing->group_count; i++) {
         const struct group *group = &listing->listing->groups[i];
 
-        if (i != entry->group && !group->shadowed && !group->container->is_kept &&
+        if (i != entry->group && dir_listing_is_generated(group) &&
             group_is_checkpoint(node->dir, group))
             return true;
     }

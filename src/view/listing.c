@@ -27,7 +27,6 @@ struct gather {
     struct buffer names;
     bool failed;
     bool has_several; /* more than one checkpoint in merged/ and shards/ */
-    bool has_converted; /* one of them is converted */
     bool has_sharded; /* one of them consists of several shards or has an index */
 };
 
@@ -100,7 +99,7 @@ add_unconverted(struct gather *gather, uint32_t g, enum made_kind made)
         add_source_name(gather, ENTRY_UNCONVERTED, g, group->index);
     for (size_t i = first; i < gather->count; i++) {
         gather->drafts[i].entry.made.kind = made;
-        if (group->shadowed)
+        if (group->shadowed || group->is_unchanged)
             gather->drafts[i].entry.kind = ENTRY_SIDE_FILE;
     }
 }
@@ -135,18 +134,31 @@ dir_listing_index_name(const struct group *group, char name[300])
         group_name_index(group->stem, group->suffix, name);
 }
 
-/*
- * Loaders that load all *.safetensors files of a directory skip those that an index does not name.
- * So a sharded checkpoint next to other checkpoints keeps an index, even if it is shown as one
- * file, and the model gets one next to files that are converted, such as optimizer.pt. Other
- * checkpoints get none, since accelerate refuses two indexes.
- */
+static bool
+has_source_index(const struct group *group)
+{
+    return group->index || group->index_error;
+}
+
+/* Loaders that load all *.safetensors files of a directory skip those that an index does not name.
+ * So a checkpoint with an index keeps one next to other checkpoints, even if it is shown as one
+ * file. */
 static bool
 is_indexed(const struct gather *gather, const struct group *group)
 {
-    return gather->has_several && !group->container->is_kept &&
-           (group->kind != GROUP_SINGLE ||
-            (gather->has_converted && strcmp(group->stem, "model") == 0));
+    return gather->has_several && !group->container->is_kept && has_source_index(group);
+}
+
+/* Whether a generated index would hide other checkpoints from these loaders. */
+static bool
+would_hide_others(const struct gather *gather, const struct group *group)
+{
+    char name[300];
+
+    if (!gather->has_several || has_source_index(group))
+        return false;
+    dir_listing_index_name(group, name);
+    return strcmp(name, "model.safetensors.index.json") == 0;
 }
 
 static void
@@ -181,8 +193,12 @@ add_merged(struct gather *gather, uint32_t g)
         add_source_shards(gather, g);
         return;
     }
+    if (group->is_unchanged && !group->container->is_converted) {
+        add_source_shards(gather, g);
+        return;
+    }
     add_unconverted(gather, g, MADE_MERGED);
-    if (group->shadowed)
+    if (group->shadowed || group->is_unchanged)
         return;
     add_made(gather, MADE_MERGED, g, group->stem, group->suffix);
     if (is_indexed(gather, group))
@@ -217,7 +233,7 @@ is_recut(struct gather *gather, const struct group *group)
 {
     const struct view_options *options = gather->options;
 
-    if (!options->shards && !options->shard_size)
+    if ((!options->shards && !options->shard_size) || would_hide_others(gather, group))
         return false;
     /* A single file is re-cut only by size, and not if its index would be a second one. */
     if (is_one_file(group) &&
@@ -250,11 +266,11 @@ add_shard_files(struct gather *gather, uint32_t g)
     const struct group *group = &gather->listing->groups[g];
     bool is_converted = group->container->is_converted;
 
-    if (group->container->is_kept) {
+    if (group->container->is_kept || (group->is_unchanged && !is_converted)) {
         add_source_shards(gather, g);
         return;
     }
-    if (!group->shadowed && is_recut(gather, group)) {
+    if (!group->shadowed && !group->is_unchanged && is_recut(gather, group)) {
         struct draft *draft = add_draft(gather, ENTRY_RECUT, g);
 
         if (draft)
@@ -263,7 +279,7 @@ add_shard_files(struct gather *gather, uint32_t g)
         return;
     }
     add_unconverted(gather, g, MADE_SHARD);
-    if (group->shadowed) {
+    if (group->shadowed || group->is_unchanged) {
         /* transformers prefers a single file to shards. Re-cut shards may have its name. */
         if (!is_converted && !gather->options->shards && !gather->options->shard_size)
             add_source_shards(gather, g);
@@ -275,10 +291,8 @@ add_shard_files(struct gather *gather, uint32_t g)
         add_converted_shard(gather, g, i);
     if (group->index && !is_converted) {
         add_source_name(gather, ENTRY_INDEX, g, group->index);
-    } else if (group->kind != GROUP_SINGLE) {
+    } else if (group->kind != GROUP_SINGLE && !would_hide_others(gather, group)) {
         add_index(gather, MADE_SHARD_INDEX, g, false);
-    } else if (is_indexed(gather, group)) {
-        add_index(gather, MADE_SHARD_INDEX, g, true);
     }
 }
 
@@ -289,10 +303,9 @@ count_checkpoints(struct gather *gather)
     uint32_t count = 0;
 
     for (uint32_t g = 0; g < listing->group_count; g++) {
-        if (listing->groups[g].shadowed || listing->groups[g].container->is_kept)
+        if (!dir_listing_is_generated(&listing->groups[g]))
             continue;
         count++;
-        gather->has_converted |= listing->groups[g].container->is_converted;
         if (listing->groups[g].kind != GROUP_SINGLE)
             gather->has_sharded = true;
     }

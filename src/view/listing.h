@@ -49,6 +49,15 @@ struct dir_listing *dir_listing_new(struct listing *listing, enum view_kind view
 struct dir_listing *dir_listing_ref(struct dir_listing *listing);
 void dir_listing_unref(struct dir_listing *listing); /* NULL is allowed */
 
+/* Whether merged/ and shards/ show the checkpoint as safetensors files, and so that glob loaders
+ * find it. */
+static inline bool
+dir_listing_is_generated(const struct group *group)
+{
+    return !group->shadowed && !group->container->is_kept &&
+           !(group->is_unchanged && group->container->is_converted);
+}
+
 /* The name of a checkpoint's index in the views: the source's, or the usual one. */
 void dir_listing_index_name(const struct group *group, char name[300]);
 

@@ -76,9 +76,10 @@ survey_checkpoint(const struct survey *survey, struct source_dir *dir, const str
     if ((group->lane ? group_known_checkpoint(group, &checkpoint)
                      : group_checkpoint(dir, group, &checkpoint)) != 0)
         return;
-    if (has_view(survey, VIEW_MERGED) && !group->shadowed)
+    if (has_view(survey, VIEW_MERGED) && !group->shadowed && !group->is_unchanged)
         (void)derived_size(checkpoint, &survey->options, &merged, &size);
-    if (has_view(survey, VIEW_SHARDS) && (survey->options.shards || survey->options.shard_size))
+    if (has_view(survey, VIEW_SHARDS) && !group->is_unchanged &&
+        (survey->options.shards || survey->options.shard_size))
         (void)derived_parts(checkpoint, &survey->options, &parts);
     checkpoint_unref(checkpoint);
 }

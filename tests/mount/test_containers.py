@@ -37,7 +37,7 @@ NO_CHECKPOINTS = {
     "sentencepiece.bpe.bin": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02",
     "vocab.pth": b"",
     "old.pth": tar_file(),
-    "rows-00001-of-00003.bin": b"rows",
+    "rows-00001-of-00003.pth": b"rows",
 }
 
 
@@ -99,7 +99,7 @@ def test_one_file_in_all_views(mount, place, how):
 @pytest.mark.parametrize("source, stem", [
     ("pytorch_model.bin", "model"), ("pytorch_model.fp16.bin", "model.fp16"), ("pytorch_model_fsdp.bin", "pytorch_model_fsdp"),
     ("diffusion_pytorch_model.bin", "diffusion_pytorch_model"), ("adapter_model.bin", "adapter_model"), ("x.pt", "x"),
-    ("consolidated.00.pth", "consolidated.00"), ("last.CKPT", "last"), ("model.bin", "model"),
+    ("last.CKPT", "last"), ("model.bin", "model"),
 ])
 def test_names_that_loaders_look_for(mount, place, source, stem):
     tensors = weights(2)
@@ -148,11 +148,10 @@ def test_tensor_parallel_parts(mount, place):
         save(place / f"s/consolidated.{i:02}.pth", tensors)
     (place / "s/params.json").write_text("{}")
     m = mount(place / "s")
-    files = ["consolidated.00.safetensors", "consolidated.01.safetensors", "params.json"]
+    files = ["consolidated.00.pth", "consolidated.01.pth", "params.json"]
     assert lists(m)[:2] == [files, files]
+    check_unchanged(m, place / "s", files)
     for i, tensors in enumerate(parts):
-        for view in ("merged", "shards"):
-            assert contents(m / f"{view}/consolidated.{i:02}.safetensors") == tensors
         check_tensors(m, f"consolidated.{i:02}", tensors)
     assert m.problems() == []
 
@@ -203,33 +202,83 @@ def test_other_files_are_shown_unchanged(mount, place):
     assert m.problems() == []
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("container", ["safetensors", "bin"])
-def test_index_beside_other_checkpoints(mount, place, container, shards):
-    """Loaders of all *.safetensors files must not load the optimizer. Without another checkpoint merged/ has no index."""
-    tensors = [weights(i, {f"{i}.a": (4,)}) for i in range(shards)]
-    (place / "s").mkdir()
-    names = ["model"] if shards == 1 else [f"model-{i + 1:05}-of-00002" for i in range(shards)]
-    for name, made in zip(names, tensors):
-        if container == "bin":
-            save(place / f"s/pytorch_{name}.bin", made)
+A, B = weights(11), weights(12, {"other": (3,)})
+SET = ["model-00001-of-00002", "model-00002-of-00002"]
+UNCHANGED = {  # {directory: files}; all of them are shown as in the source
+    "beside other safetensors": ["gptq_model-4bit.safetensors", "pytorch_model.bin", "llama_ema.pt", "model.ckpt"],
+    "beside a set": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "mtp.safetensors", "consolidated.00.pth"],
+    "set or PyTorch": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "pytorch_model.bin"],
+    "set or shards of PyTorch": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", *(f"pytorch_{name}.bin" for name in SET)],
+    "training state": ["adapter_model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"],
+    "training state only": ["optimizer.bin", "optimizer_1.bin", "scheduler.bin", "random_states_0.pt"],
+    "other format": ["consolidated.00.pth", "consolidated.01.pth"],
+    "shards beside a part": [*(f"pytorch_{name}.bin" for name in SET), "mm_projector.bin"],
+    "shards beside one file": [*(f"pytorch_{name}.bin" for name in SET), "pytorch_model.bin"],
+}
+
+
+@pytest.mark.parametrize("options", [[], ["--shards=3"], ["--shard-size=1M"]], ids=" ".join)
+def test_directories_in_which_nothing_is_converted(mount, place, options):
+    """Loaders that are given the directory find the same weights as in the source: those with certain names, or all with
+    the suffix that they prefer, without files that model.safetensors.index.json does not name."""
+    for directory, names in UNCHANGED.items():
+        for name in names:
+            path = place / "s" / directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tensors = {f"{name}.{key}": value for key, value in A.items()}
+            write_safetensors(path, tensors) if name.endswith(".safetensors") else save(path, tensors)
+    m = mount(place / "s", *options)
+    for directory, names in UNCHANGED.items():
+        merged, shards, tensors, _ = lists(m, directory)
+        if directory == "beside a set":
+            assert merged == sorted(["model.safetensors", *names[2:]])
         else:
-            write_safetensors(place / f"s/{name}.safetensors", made)
-    for name, data in NO_CHECKPOINTS.items():
-        (place / "s" / name).write_bytes(data)
-    m = mount(place / "s")
-    safetensors = [[name for name in names if "safetensors" in name] for names in lists(m)[:2]]
-    index = "model.safetensors.index.json"
-    files = [f"{name}.safetensors" for name in names]
-    assert safetensors == [["model.safetensors"], files if shards == 1 else [*files, index]]
-    assert not os.path.exists(m / f"merged/{index}")
-    save(place / "s/optimizer.pt", {"state": ((4,), b"0123456789abcdef")})
-    assert eventually(lambda: os.path.exists(m / "merged/optimizer.safetensors"))
-    for view, shown in (("merged", ["model.safetensors"]), ("shards", files)):
-        assert {*shown, index, "optimizer.safetensors"} <= set(os.listdir(m / view))
-        assert json.loads(m.read(f"{view}/{index}"))["weight_map"] == \
-            {name: file for file, made in zip(shown if len(shown) == shards else shown * shards, tensors) for name in made}
+            check_unchanged(m, place / "s", [f"{directory}/{name}" for name in names])
+            assert merged == sorted(names), directory
+        assert shards == sorted(names), directory
+        for name in names:
+            assert oracle.read_all(m / f"shards/{directory}/{name}") == (place / "s" / directory / name).read_bytes()
+        assert tensors
+    check_tensors(m, "other format/consolidated.00", {f"consolidated.00.pth.{key}": value for key, value in A.items()})
     assert m.problems() == []
+
+
+@pytest.mark.parametrize("names, shown", [
+    (["pytorch_model.bin", "mm_projector.bin"], ["model.safetensors", "mm_projector.safetensors"]),
+    (["pytorch_model.bin", "optimizer.pt", "rng_state.pth", "training_args.bin"],
+     ["model.safetensors", "optimizer.pt", "rng_state.pth", "training_args.bin"]),
+    (["pytorch_model.bin", "ema.pt", "last.ckpt"], ["model.safetensors", "ema.pt", "last.ckpt"]),
+    (["a.pt", "b.pt", "c.pth"], ["a.safetensors", "b.safetensors", "c.pth"]),
+    (["adapter_model.bin", "optimizer.bin", "x.gguf"], ["adapter_model.safetensors", "optimizer.bin", "x.gguf"]),
+])
+def test_files_that_are_converted(mount, place, names, shown):
+    """Those with the suffix that loaders prefer, except training state. No index hides any of them."""
+    for name in names:
+        save(place / "s" / name, A)
+    m = mount(place / "s")
+    for view in ("merged", "shards"):
+        assert sorted(os.listdir(m / view)) == sorted(shown)
+        for name, made in zip(names, shown):
+            if name == made:
+                assert oracle.read_all(m / f"{view}/{name}") == (place / "s" / name).read_bytes()
+            else:
+                assert contents(m / f"{view}/{made}") == A
+
+
+def test_a_safetensors_file_is_added(mount, place):
+    """PyTorch files of the directory are shown unchanged from then on, and as safetensors when it is removed."""
+    save(place / "s/pytorch_model.bin", A)
+    m = mount(place / "s")
+    assert os.listdir(m / "merged") == ["model.safetensors"]
+    write_safetensors(place / "s/other.safetensors", B)
+    for view in ("merged", "shards"):
+        assert eventually(lambda: sorted(os.listdir(m / view)) == ["other.safetensors", "pytorch_model.bin"])
+    check_unchanged(m, place / "s", ["other.safetensors", "pytorch_model.bin"])
+    check_tensors(m, "model", A)
+    (place / "s/other.safetensors").unlink()
+    for view in ("merged", "shards"):
+        assert eventually(lambda: os.listdir(m / view) == ["model.safetensors"])
+        assert contents(m / f"{view}/model.safetensors") == A
 
 
 def test_safetensors_with_the_same_stem_is_preferred(mount, place):
@@ -256,8 +305,7 @@ def test_files_of_pytorch_with_one_stem(mount, place):
     save(place / "s/x.pt", second)
     m = mount(place / "s")
     for view in ("merged", "shards"):
-        assert sorted(os.listdir(m / view)) == ["model.bin", "model.safetensors", "model.safetensors.index.json", "x.pt",
-                                                   "x.safetensors"]
+        assert sorted(os.listdir(m / view)) == ["model.bin", "model.safetensors", "x.pt", "x.safetensors"]
         for stem in ("model", "x"):
             assert contents(m / f"{view}/{stem}.safetensors") == first
     check_unchanged(m, place / "s", ["model.bin", "x.pt"])
@@ -265,23 +313,23 @@ def test_files_of_pytorch_with_one_stem(mount, place):
     check_tensors(m, "model", first)
     check_tensors(m, "model.bin", second)
     check_tensors(m, "x.pt", second)
-    assert [line.split(":")[0] for line in m.problems()] == ["model.bin", "x.pt"]
+    assert [line.split(":")[0] for line in m.problems()] == ["model.bin"]
 
 
 def test_directories_with_names_of_checkpoints(mount, place):
     tensors = weights(8)
     save(place / "s/x.pt", tensors)
     (place / "s/x").mkdir()
-    save(place / "s/y.bin", tensors)
+    save(place / "s/y.pt", tensors)
     (place / "s/y.safetensors").mkdir()
     m = mount(place / "s")
     check_tensors(m, "x.pt", tensors, index="x")
     check_tensors(m, "y", tensors)
     for view in ("merged", "shards"):
-        assert sorted(os.listdir(m / view)) == ["x", "x.safetensors", "y.bin", "y.safetensors"]
+        assert sorted(os.listdir(m / view)) == ["x", "x.safetensors", "y.pt", "y.safetensors"]
         assert os.path.isdir(m / f"{view}/y.safetensors")
-    check_unchanged(m, place / "s", ["y.bin"])
-    assert {line.split(":")[0] for line in m.problems()} == {"x.pt", "y.bin"}
+    check_unchanged(m, place / "s", ["y.pt"])
+    assert {line.split(":")[0] for line in m.problems()} == {"x.pt", "y.pt"}
 
 
 def test_incomplete_shards(mount, place):

@@ -113,7 +113,7 @@ def test_sets_of_one_stem_do_not_hide_each_other(mount, place):
             place_file(place / "s", f"m-{i + 1:05}-of-00002{suffix}", [t])
     m = mount(place / "s")
     assert sorted(os.listdir(m / "merged")) == [
-        "m.safetensors", "m.safetensors.index.json", "m.sft", "m.sft.index.json"]
+        "m.safetensors", "m.sft"]
     for suffix, name in ((".safetensors", "m"), (".sft", "m-00001-of-00002.sft")):
         entries, _, start = oracle.read_header(m / f"merged/m{suffix}")
         assert start % 4096 == 0

@@ -217,12 +217,12 @@ def test_error_of_a_new_version(mount, source, place):
 
 @pytest.mark.parametrize("when", ["before the mount", "later"])
 def test_index_of_pytorch(mount, source, place, when):
-    """A checkpoint of PyTorch with an index, beside a file that is another by its name."""
+    """A checkpoint of PyTorch with an index."""
     directory, name = Path(source.path("torch")), "pytorch_model.bin.index.json"
-    torchfiles.save(directory / "pytorch_model.bin", torchfiles.weights(3))
-    for tensor in "ab":
-        torchfiles.save(directory / f"{tensor}.bin", torchfiles.weights(tensor, {tensor: (5,)}))
-    (directory / name).write_text('{"weight_map": {"a": "a.bin", "b": "b.bin"}}')
+    shards = {tensor: f"pytorch_model-0000{i}-of-00002.bin" for i, tensor in enumerate("ab", 1)}
+    for tensor, shard in shards.items():
+        torchfiles.save(directory / shard, torchfiles.weights(tensor, {tensor: (5,)}))
+    (directory / name).write_text(json.dumps({"weight_map": shards}))
     rules, below = behind(mount, source, place)
     rule = f"open torch/{name} error=EIO\n"
     if when != "later":
@@ -237,7 +237,7 @@ def test_index_of_pytorch(mount, source, place, when):
         assert oracle.read_all(merged) == before
     else:
         assert error_of(merged) == errno.EIO and os.path.isfile(merged)
-        assert error_of(m / "merged/torch/pytorch_model.bin") == errno.EIO
+        assert error_of(m / f"merged/torch/{shards['a']}") == errno.EIO
     rules.write_text("")
     assert eventually(lambda: error_of(merged) is None)
     assert set(tensors_of(merged)) == {"a", "b"}

@@ -342,6 +342,8 @@ START_TEST(recut_shards)
 {
     static const struct view_options by_number = {.root = VIEW_SHARDS, .shards = 3};
     static const struct view_options by_size = {.root = VIEW_SHARDS, .shard_size = 1 << 20};
+    static const char index[] = "{\"weight_map\": {\"a\": \"model-00001-of-00002.safetensors\", "
+                                "\"d\": \"model-00002-of-00002.safetensors\"}}";
 
     reopen(&by_number);
     assert_names("two", "model-00001-of-00003.safetensors model-00002-of-00003.safetensors "
@@ -357,6 +359,10 @@ START_TEST(recut_shards)
     assert_names("two", "model.safetensors");
     ck_assert_int_eq(find_error("two/model.safetensors.index.json"), ENOENT);
     add_small_shard("two/other.safetensors", "o");
+    usleep((CATALOG_CHECK_MS + 100) * 1000);
+    assert_names("two", "model-00001-of-00002.safetensors model-00002-of-00002.safetensors "
+                        "other.safetensors"); /* an index would hide the other file */
+    add_file("two/model.safetensors.index.json", index, strlen(index));
     usleep((CATALOG_CHECK_MS + 100) * 1000);
     assert_names("two", "model.safetensors model.safetensors.index.json other.safetensors");
     ck_assert_int_eq(find_error("two/model.safetensors.index.json"), 0);

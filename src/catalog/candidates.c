@@ -77,6 +77,8 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
         return false;
     if (is_named_like_weights(group))
         return true;
+    if (group_is_name_of_other_format(group_file(group)) && has_name_of_weights(listing))
+        return false;
     if (group_current_or_known(dir, group, &checkpoint))
         return !has_name_of_weights(listing);
     may_be =

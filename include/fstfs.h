@@ -121,7 +121,7 @@ int fstfs_device(struct fstfs *fstfs, const char *name, struct fstfs_device **de
  *   PyTorch files do not count beside a safetensors checkpoint with the stem "model" or
  *   "diffusion_pytorch_model", or with the same stem. Beside other safetensors files, only PyTorch
  *   files that are named like weights count. Training state, such as optimizer.pt, does not count
- *   beside weights, nor do GGUF files beside safetensors or PyTorch weights;
+ *   beside other checkpoints, nor do GGUF files beside safetensors or PyTorch weights;
  * - on a mount of fstfs, any of these in any view; also a checkpoint's directory in tensors/ or
  *   npy/, or a tensor file in such a directory: that tensor alone.
  *

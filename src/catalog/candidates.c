@@ -30,6 +30,21 @@ has_name_of_weights(const struct listing *listing)
     return false;
 }
 
+static bool
+is_training_state(const struct group *group)
+{
+    return !is_named_like_weights(group) && group_is_name_of_other_format(group_file(group));
+}
+
+static bool
+has_more_than_training_state(const struct listing *listing)
+{
+    for (uint32_t i = 0; i < listing->group_count; i++)
+        if (!is_training_state(&listing->groups[i]))
+            return true;
+    return false;
+}
+
 /* Whether loaders prefer safetensors files with this stem to PyTorch files with any stem. */
 static bool
 is_preferred(const struct group *group)
@@ -77,7 +92,7 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
         return false;
     if (is_named_like_weights(group))
         return true;
-    if (group_is_name_of_other_format(group_file(group)) && has_name_of_weights(listing))
+    if (is_training_state(group) && has_more_than_training_state(listing))
         return false;
     if (group_current_or_known(dir, group, &checkpoint))
         return !has_name_of_weights(listing);

@@ -94,7 +94,11 @@ struct group {
     bool second; /* an earlier group of the listing has the same stem */
     bool shadowed; /* and the same suffix: the earlier group has precedence, even if
                       group_files() has left it out */
-    bool is_unchanged; /* merged/ and shards/ show its files as they are, see group.h */
+    /* merged/ and shards/ show its files as they are: they are not converted, merged or re-cut. See
+     * group.h. */
+    bool is_unchanged;
+    bool has_invalid_index; /* numbered shards: an index of this name, which is not shown, is
+                               invalid */
     bool may_be_part; /* its file may be one of the parts of a split model */
     struct group_state *state; /* private: its current version */
     struct query *query; /* private: loads it, and is told of its progress; or NULL */

@@ -539,11 +539,6 @@ report_group(struct checkpoint *checkpoint, const struct group *group)
                         quoted(stem, group->stem, strlen(group->stem)), consequence(checkpoint));
     if (group->kind == GROUP_SINGLE && group_misnumbered_name(file, &number, &of))
         group_report_misnumbered(checkpoint->problems, file, number, of);
-    if (group->shadowed && !group->is_unchanged && !checkpoint->is_absent)
-        problem_set_add(checkpoint->problems, file,
-                        "its tensors are in a directory of its own, and the files themselves are "
-                        "shown: another checkpoint has the name %s",
-                        quoted(stem, group->stem, strlen(group->stem)));
 }
 
 /* Checks that the shards belong together, if all are there. */

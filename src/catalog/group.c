@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* How a file is used. */
 enum { USE_NONE, USE_SHARD, USE_INDEX };
@@ -455,8 +454,10 @@ show_invalid_index(struct grouper *grouper, const struct group_index *named, boo
     for (end = first; end < grouper->group_count; end++) {
         if (strcmp(grouper->groups[end].stem, stem) != 0)
             break;
-        if (grouper->groups[end].container == suffix.container)
+        if (grouper->groups[end].container == suffix.container) {
+            grouper->groups[end].has_invalid_index = true;
             return;
+        }
     }
     grouper->use[at] = USE_NONE;
     for (size_t i = first; i < end && suffix.container == &container_safetensors; i++)
@@ -466,18 +467,23 @@ show_invalid_index(struct grouper *grouper, const struct group_index *named, boo
 /* The safetensors groups of one stem. */
 struct safetensors_stem {
     struct group *first; /* NULL: there is none */
-    bool has_single;
+    uint32_t count; /* adjacent */
+    bool is_unindexed; /* those with the first one's suffix are numbered sets without an index */
 };
 
-/* Whether the stem has only sets without an index. transformers prefers PyTorch weights to those,
- * but a merged file or a generated index to PyTorch weights. */
-static bool
-is_unindexed(const struct safetensors_stem *stem)
+static void
+safetensors_stem_add(struct safetensors_stem *stem, struct group *group)
 {
-    return stem->first->kind == GROUP_NUMBERED && !stem->first->index_error && !stem->has_single;
+    if (!stem->first || strcmp(stem->first->stem, group->stem) != 0)
+        *stem = (struct safetensors_stem){.first = group, .is_unindexed = true};
+    stem->count++;
+    if (strcmp(stem->first->suffix, group->suffix) == 0)
+        stem->is_unindexed &= group->kind == GROUP_NUMBERED && !group->has_invalid_index;
 }
 
-/* Marks each group of a converted container whose stem also exists as safetensors. */
+/* Marks each group of a converted container whose stem also exists as safetensors. If that is only
+ * a set without an index, the set is shown unchanged: transformers loads PyTorch weights rather
+ * than the set, but a merged file or a generated index rather than PyTorch weights. */
 static void
 find_converted_duplicates(struct grouper *grouper, bool *is_dropped)
 {
@@ -486,15 +492,15 @@ find_converted_duplicates(struct grouper *grouper, bool *is_dropped)
     for (size_t i = 0; i < grouper->group_count; i++) {
         struct group *group = &grouper->groups[i];
 
-        if (group->container == &container_safetensors) {
-            if (!last.first || strcmp(last.first->stem, group->stem) != 0)
-                last = (struct safetensors_stem){.first = group};
-            last.has_single |= group->kind == GROUP_SINGLE;
-        }
-        is_dropped[i] = group->container->is_converted && last.first &&
-                        strcmp(last.first->stem, group->stem) == 0;
-        if (is_dropped[i] && is_unindexed(&last) && group_is_name_of_weights(group_file(group)))
-            last.first->is_unchanged = true;
+        if (group->container == &container_safetensors)
+            safetensors_stem_add(&last, group);
+        if (!group->container->is_converted || !last.first ||
+            strcmp(last.first->stem, group->stem) != 0)
+            continue;
+        is_dropped[i] = true;
+        for (uint32_t j = 0; last.is_unindexed && j < last.count; j++)
+            last.first[j].is_unchanged = true;
+        last.is_unindexed = false; /* all are marked */
     }
 }
 
@@ -524,31 +530,26 @@ drop_converted(struct grouper *grouper, const struct group_index *indexes, size_
 
     if (!is_dropped)
         return -ENOMEM;
-    find_converted_duplicates(grouper, is_dropped);
     for (size_t i = 0; i < count; i++)
         if (indexes[i].error == -EBADMSG)
             show_invalid_index(grouper, &indexes[i], is_dropped);
+    find_converted_duplicates(grouper, is_dropped);
     drop_groups(grouper, is_dropped);
     free(is_dropped);
     return 0;
 }
 
-/* The position of the suffix of the group's files among those of its container. */
-static size_t
-suffix_rank(const struct group *group)
+/* Whether the directory has a file that loaders take for safetensors weights or their index. */
+static bool
+has_safetensors(const struct grouper *grouper, const struct group_index *indexes, size_t count)
 {
-    const char *file = group_file(group);
-    struct suffix suffix;
-    size_t rank = 0;
-    char stem[256];
-
-    if (!group_split_index_name(file, stem, &suffix))
-        suffix = group_file_suffix(file);
-    while (group->container->suffixes[rank] &&
-           (strlen(group->container->suffixes[rank]) != suffix.length ||
-            strncasecmp(group->container->suffixes[rank], suffix.text, suffix.length) != 0))
-        rank++;
-    return rank;
+    for (size_t i = 0; i < grouper->group_count; i++)
+        if (grouper->groups[i].container == &container_safetensors)
+            return true;
+    for (size_t i = 0; i < count; i++)
+        if (group_index_container(indexes[i].file) == &container_safetensors)
+            return true;
+    return false;
 }
 
 static bool
@@ -557,34 +558,22 @@ is_convertible(const struct group *group)
     return group->container->is_converted && !group_is_name_of_other_format(group_file(group));
 }
 
-/* Marks the groups of converted containers whose files are not converted. An index would hide the
- * other files of the directory from some loaders, so files that need one are converted only if they
- * are alone. */
+/* Marks the groups of converted containers whose files are not converted: all if there are several,
+ * because loaders choose among files by their suffixes. */
 static void
-mark_unconverted_groups(struct grouper *grouper)
+mark_unconverted_groups(struct grouper *grouper, const struct group_index *indexes, size_t count)
 {
-    size_t best = SIZE_MAX, count = 0;
-    bool is_indexed = false, has_safetensors = false;
+    bool converts = !has_safetensors(grouper, indexes, count);
+    size_t convertible = 0;
 
-    for (size_t i = 0; i < grouper->group_count; i++) {
-        const struct group *group = &grouper->groups[i];
-
-        has_safetensors |= group->container == &container_safetensors;
-        if (is_convertible(group) && suffix_rank(group) < best)
-            best = suffix_rank(group);
-    }
+    for (size_t i = 0; i < grouper->group_count; i++)
+        convertible += is_convertible(&grouper->groups[i]);
     for (size_t i = 0; i < grouper->group_count; i++) {
         struct group *group = &grouper->groups[i];
 
-        if (!group->container->is_converted)
-            continue;
-        group->is_unchanged =
-            has_safetensors || !is_convertible(group) || suffix_rank(group) != best;
-        count += !group->is_unchanged;
-        is_indexed |= !group->is_unchanged && group->kind != GROUP_SINGLE;
+        if (group->container->is_converted)
+            group->is_unchanged = !converts || convertible > 1 || !is_convertible(group);
     }
-    for (size_t i = 0; is_indexed && count > 1 && i < grouper->group_count; i++)
-        grouper->groups[i].is_unchanged |= grouper->groups[i].container->is_converted;
 }
 
 static void
@@ -701,7 +690,7 @@ group_files(const char *const *files, size_t count, const bool *is_unknown,
     if (drop_converted(&grouper, indexes, index_count))
         goto out;
     mark_second_groups(&grouper);
-    mark_unconverted_groups(&grouper);
+    mark_unconverted_groups(&grouper, indexes, index_count);
     find_unfinished(&grouper);
     leave_out_unknown(&grouper);
     gather_files(&grouper, grouping);

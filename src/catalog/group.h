@@ -15,8 +15,8 @@
  *
  * A loader given a directory takes all files with one suffix (vLLM, SGLang), or those with certain
  * names (transformers). Neither may find other weights in the mount than in the source. So files
- * are converted only where there are no safetensors files, and then only those with the suffix that
- * loaders prefer. All others are unchanged (group->is_unchanged).
+ * are converted only if they are one checkpoint, and the directory has no file that is named like a
+ * safetensors file or its index. All others are unchanged (group->is_unchanged).
  */
 #ifndef FSTFS_CATALOG_GROUP_H
 #define FSTFS_CATALOG_GROUP_H

@@ -259,9 +259,10 @@ group_is_name_of_weights(const char *file)
 bool
 group_is_name_of_other_format(const char *file)
 {
-    static const char *const stems[] = {"optimizer",     "scheduler",     "scaler",
-                                        "sampler",       "rng_state",     "random_states",
-                                        "dl_state_dict", "training_args", "consolidated"};
+    static const char *const stems[] = {"optimizer",     "scheduler",    "scaler",
+                                        "sampler",       "rng_state",    "random_states",
+                                        "dl_state_dict", "training_args"};
 
-    return begins_with_stem(file, stems, COUNT_OF(stems), "._-");
+    return strncmp(file, "consolidated", strlen("consolidated")) == 0 ||
+           begins_with_stem(file, stems, COUNT_OF(stems), "._-");
 }

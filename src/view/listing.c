@@ -137,7 +137,7 @@ dir_listing_index_name(const struct group *group, char name[300])
 static bool
 has_source_index(const struct group *group)
 {
-    return group->index || group->index_error;
+    return group->index || group->index_error || group->has_invalid_index;
 }
 
 /* Loaders that load all *.safetensors files of a directory skip those that an index does not name.
@@ -158,7 +158,8 @@ would_hide_others(const struct gather *gather, const struct group *group)
     if (!gather->has_several || has_source_index(group))
         return false;
     dir_listing_index_name(group, name);
-    return strcmp(name, "model.safetensors.index.json") == 0;
+    return strcmp(name, "model.safetensors.index.json") == 0 ||
+           strcmp(name, "consolidated.safetensors.index.json") == 0;
 }
 
 static void
@@ -247,6 +248,15 @@ is_recut(struct gather *gather, const struct group *group)
     return true;
 }
 
+/* The group whose name a shadowed group has. */
+static const struct group *
+first_of_name(const struct gather *gather, uint32_t g)
+{
+    while (gather->listing->groups[g].shadowed)
+        g--;
+    return &gather->listing->groups[g];
+}
+
 static void
 add_converted_shard(struct gather *gather, uint32_t g, uint32_t part)
 {
@@ -281,7 +291,7 @@ add_shard_files(struct gather *gather, uint32_t g)
     add_unconverted(gather, g, MADE_SHARD);
     if (group->shadowed || group->is_unchanged) {
         /* transformers prefers a single file to shards. Re-cut shards may have its name. */
-        if (!is_converted && !gather->options->shards && !gather->options->shard_size)
+        if (!is_converted && !is_recut(gather, first_of_name(gather, g)))
             add_source_shards(gather, g);
         return;
     }
@@ -303,9 +313,13 @@ count_checkpoints(struct gather *gather)
     uint32_t count = 0;
 
     for (uint32_t g = 0; g < listing->group_count; g++) {
-        if (!dir_listing_is_generated(&listing->groups[g]))
+        const struct group *group = &listing->groups[g];
+
+        /* shards/ shows safetensors files also if another checkpoint has their name in merged/. */
+        count += dir_listing_is_generated(group) ||
+                 (group->shadowed && !group->container->is_converted && !group->container->is_kept);
+        if (!dir_listing_is_generated(group))
             continue;
-        count++;
         if (listing->groups[g].kind != GROUP_SINGLE)
             gather->has_sharded = true;
     }
@@ -392,11 +406,12 @@ resolve_conflicts(struct gather *gather)
     return renamed;
 }
 
-/* Whether the entry is a shard of the source. */
+/* Whether the entry is a file of the source. */
 static bool
-is_source_shard(const struct draft *draft)
+is_source_file(const struct draft *draft)
 {
-    return draft->entry.kind == ENTRY_SHARD || draft->entry.kind == ENTRY_UNCONVERTED;
+    return draft->entry.kind == ENTRY_SIDE_FILE || draft->entry.kind == ENTRY_SHARD ||
+           draft->entry.kind == ENTRY_UNCONVERTED;
 }
 
 /* Shows the source's files of a group, because the name of a file that is made of them is taken. */
@@ -421,7 +436,7 @@ gather_drop_duplicates(struct gather *gather)
         struct draft *draft = &gather->drafts[i];
 
         if (kept && have_same_name(draft, &gather->drafts[kept - 1])) {
-            if (is_source_shard(draft) && is_source_shard(&gather->drafts[kept - 1]))
+            if (is_source_file(draft) && is_source_file(&gather->drafts[kept - 1]))
                 continue; /* a file that two indexes name */
             problem_set_add(gather->listing->problems,
                             name_by_file(&gather->listing->groups[draft->entry.group]),

@@ -49,6 +49,12 @@ DIRECTORIES = {
     "set and PyTorch": {SET[0]: "a", SET[1]: "b", "pytorch_model.bin": "ab"},
     "two families": {"diffusion_pytorch_model.safetensors": "ab", "pytorch_model.bin": "ab"},
     "adapter": {"adapter_model.safetensors": "ab", "optimizer.pt": "o"},
+    "two of one stem": {"pytorch_model.pt": "ab", "model.bin": "ab", "other.bin": "c"},
+    "shards, one file": {"x-00001-of-00002.pt": "a", "x-00002-of-00002.pt": "b", "x.bin": "ab", "y.bin": "c"},
+    "letter case": {"x.BIN": "ab", "y.bin": "c"},
+    "other optimizers": {"pytorch_model.bin": "ab", "ema_optimizer.bin": "o"},
+    "consolidated": {"consolidated00.bin": "ab"},
+    "invalid index": {"vit.safetensors.index.json": "{", "vit.bin": "ab", "ema.bin": "c"},
     "adapter of PyTorch": {"adapter_model.bin": "ab", "optimizer.bin": "o"},
 }
 

@@ -188,14 +188,19 @@ def test_tensors_that_share_a_storage(mount, place):
 
 def test_other_files_are_shown_unchanged(mount, place):
     (place / "s").mkdir()
+    names = ["pytorch_model.bin", *NO_CHECKPOINTS]
     for name, data in NO_CHECKPOINTS.items():
         (place / "s" / name).write_bytes(data)
+        (place / "s/each" / name).mkdir(parents=True)
+        (place / "s/each" / name / name).write_bytes(data)
     save(place / "s/pytorch_model.bin", weights(4))
     m = mount(place / "s")
-    check_unchanged(m, place / "s", NO_CHECKPOINTS)
+    check_unchanged(m, place / "s", [*names, *(f"each/{name}/{name}" for name in NO_CHECKPOINTS)])
     for view in ("merged", "shards"):
-        assert sorted(os.listdir(m / view)) == sorted(["model.safetensors", *NO_CHECKPOINTS])
-    assert sorted(os.listdir(m / "tensors")) == ["model", "model.index.json"]
+        assert sorted(os.listdir(m / view)) == sorted(["each", *names])
+        for name in NO_CHECKPOINTS:
+            assert os.listdir(m / f"{view}/each/{name}") == [name]
+    assert sorted(os.listdir(m / "tensors")) == ["each", "model", "model.index.json"]
     for name in NO_CHECKPOINTS:
         assert not os.path.exists(m / f"tensors/{Path(name).stem}")
         assert not os.path.exists(m / f"merged/{Path(name).stem}.safetensors")
@@ -214,6 +219,14 @@ UNCHANGED = {  # {directory: files}; all of them are shown as in the source
     "other format": ["consolidated.00.pth", "consolidated.01.pth"],
     "shards beside a part": [*(f"pytorch_{name}.bin" for name in SET), "mm_projector.bin"],
     "shards beside one file": [*(f"pytorch_{name}.bin" for name in SET), "pytorch_model.bin"],
+    "two of PyTorch": ["pytorch_model.bin", "mm_projector.bin", "training_args.bin"],
+    "two suffixes": ["a.pth", "b.bin"],
+    "one stem, two suffixes": ["pytorch_model.pt", "model.bin"],
+    "two optimizers": ["model.pt", "actor_optimizer.pt"],
+    "set and one file": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "model.safetensors"],
+    "two sets or PyTorch": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "model-00001-of-00003.safetensors", "x.txt",
+                            "pytorch_model.bin"],
+    "invalid index": ["vit.safetensors.index.json", "ema.bin"],
 }
 
 
@@ -226,12 +239,17 @@ def test_directories_in_which_nothing_is_converted(mount, place, options):
             path = place / "s" / directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             tensors = {f"{name}.{key}": value for key, value in A.items()}
-            write_safetensors(path, tensors) if name.endswith(".safetensors") else save(path, tensors)
+            if name.endswith((".json", ".txt")):
+                path.write_text("{}")
+            elif name.endswith(".safetensors"):
+                write_safetensors(path, tensors)
+            else:
+                save(path, tensors)
     m = mount(place / "s", *options)
     for directory, names in UNCHANGED.items():
         merged, shards, tensors, _ = lists(m, directory)
-        if directory == "beside a set":
-            assert merged == sorted(["model.safetensors", *names[2:]])
+        if directory in ("beside a set", "set and one file"):
+            assert merged == sorted({"model.safetensors", *names[2:]})
         else:
             check_unchanged(m, place / "s", [f"{directory}/{name}" for name in names])
             assert merged == sorted(names), directory
@@ -240,19 +258,17 @@ def test_directories_in_which_nothing_is_converted(mount, place, options):
             assert oracle.read_all(m / f"shards/{directory}/{name}") == (place / "s" / directory / name).read_bytes()
         assert tensors
     check_tensors(m, "other format/consolidated.00", {f"consolidated.00.pth.{key}": value for key, value in A.items()})
-    assert m.problems() == []
+    assert {line.split("/")[0] for line in m.problems()} <= {"set and one file", "two sets or PyTorch", "invalid index"}
 
 
 @pytest.mark.parametrize("names, shown", [
-    (["pytorch_model.bin", "mm_projector.bin"], ["model.safetensors", "mm_projector.safetensors"]),
     (["pytorch_model.bin", "optimizer.pt", "rng_state.pth", "training_args.bin"],
      ["model.safetensors", "optimizer.pt", "rng_state.pth", "training_args.bin"]),
-    (["pytorch_model.bin", "ema.pt", "last.ckpt"], ["model.safetensors", "ema.pt", "last.ckpt"]),
-    (["a.pt", "b.pt", "c.pth"], ["a.safetensors", "b.safetensors", "c.pth"]),
+    (["last.ckpt", "consolidated00.bin"], ["last.safetensors", "consolidated00.bin"]),
     (["adapter_model.bin", "optimizer.bin", "x.gguf"], ["adapter_model.safetensors", "optimizer.bin", "x.gguf"]),
 ])
-def test_files_that_are_converted(mount, place, names, shown):
-    """Those with the suffix that loaders prefer, except training state. No index hides any of them."""
+def test_checkpoint_beside_other_files(mount, place, names, shown):
+    """It is converted if it is the only one, apart from training state and other formats."""
     for name in names:
         save(place / "s" / name, A)
     m = mount(place / "s")
@@ -298,38 +314,52 @@ def test_safetensors_with_the_same_stem_is_preferred(mount, place):
 
 
 def test_files_of_pytorch_with_one_stem(mount, place):
+    """None is converted; each has a directory of tensors."""
     first, second = weights(6), weights(7)
     save(place / "s/pytorch_model.bin", first)
     save(place / "s/model.bin", second)
     save(place / "s/x.bin", first)
     save(place / "s/x.pt", second)
     m = mount(place / "s")
-    for view in ("merged", "shards"):
-        assert sorted(os.listdir(m / view)) == ["model.bin", "model.safetensors", "x.pt", "x.safetensors"]
-        for stem in ("model", "x"):
-            assert contents(m / f"{view}/{stem}.safetensors") == first
-    check_unchanged(m, place / "s", ["model.bin", "x.pt"])
+    names = ["model.bin", "pytorch_model.bin", "x.bin", "x.pt"]
+    assert lists(m)[:2] == [names, names]
+    check_unchanged(m, place / "s", names)
     assert sorted(os.listdir(m / "npy")) == ["model", "model.bin", "x", "x.pt"]
     check_tensors(m, "model", first)
     check_tensors(m, "model.bin", second)
     check_tensors(m, "x.pt", second)
-    assert [line.split(":")[0] for line in m.problems()] == ["model.bin"]
+    assert m.problems() == []
 
 
 def test_directories_with_names_of_checkpoints(mount, place):
     tensors = weights(8)
-    save(place / "s/x.pt", tensors)
-    (place / "s/x").mkdir()
-    save(place / "s/y.pt", tensors)
-    (place / "s/y.safetensors").mkdir()
+    save(place / "s/1/x.pt", tensors)
+    (place / "s/1/x").mkdir()
+    save(place / "s/2/y.pt", tensors)
+    (place / "s/2/y.safetensors").mkdir()
     m = mount(place / "s")
-    check_tensors(m, "x.pt", tensors, index="x")
-    check_tensors(m, "y", tensors)
+    check_tensors(m, "1/x.pt", tensors, index="1/x")
+    check_tensors(m, "2/y", tensors)
     for view in ("merged", "shards"):
-        assert sorted(os.listdir(m / view)) == ["x", "x.safetensors", "y.pt", "y.safetensors"]
-        assert os.path.isdir(m / f"{view}/y.safetensors")
-    check_unchanged(m, place / "s", ["y.pt"])
-    assert {line.split(":")[0] for line in m.problems()} == {"x.pt", "y.pt"}
+        assert sorted(os.listdir(m / f"{view}/1")) == ["x", "x.safetensors"]
+        assert sorted(os.listdir(m / f"{view}/2")) == ["y.pt", "y.safetensors"]
+        assert os.path.isdir(m / f"{view}/2/y.safetensors")
+    check_unchanged(m, place / "s", ["2/y.pt"])
+    assert {line.split(":")[0] for line in m.problems()} == {"1/x.pt", "2/y.pt"}
+
+
+@pytest.mark.parametrize("beside", ["mtp.safetensors", "pytorch_model.bin"])
+def test_set_with_an_invalid_index(mount, place, beside):
+    """It has a generated index, as without other files. In the source loaders fail to read the index."""
+    index = "model.safetensors.index.json"
+    for i, name in enumerate(SET):
+        (place / "s").mkdir(exist_ok=True)
+        write_safetensors(place / f"s/{name}.safetensors", {f"{i}": A["scale"]})
+    write_safetensors(place / f"s/{beside}", B) if beside.endswith(".safetensors") else save(place / "s" / beside, B)
+    (place / "s" / index).write_text("{")
+    m = mount(place / "s")
+    assert lists(m)[1] == sorted([*(f"{name}.safetensors" for name in SET), beside, index])
+    assert json.loads(m.read(f"shards/{index}"))["weight_map"] == {f"{i}": f"{name}.safetensors" for i, name in enumerate(SET)}
 
 
 def test_incomplete_shards(mount, place):
@@ -431,14 +461,15 @@ def refusals(paths):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
 def test_permissions_of_the_source(mount, place):
     tensors = weights(14)
-    for name in ("open.bin", "closed.bin"):
-        save(place / "s" / name, tensors)
-    (place / "s/text.bin").write_bytes(b"text")
-    for name in ("closed.bin", "text.bin"):
-        (place / "s" / name).chmod(0o600)
+    for name in ("open", "closed"):
+        save(place / "s" / name / "x.bin", tensors)
+    (place / "s/text").mkdir()
+    (place / "s/text/x.bin").write_bytes(b"text")
+    for name in ("closed", "text"):
+        (place / "s" / name / "x.bin").chmod(0o600)
     m = mount(place / "s", "-o", "allow_other")
-    of_closed = [m / "merged/closed.safetensors", m / "shards/closed.safetensors", m / "tensors/closed/scale",
-                 m / "npy/closed/scale.npy", m / "merged/text.bin", m / "shards/text.bin", m / "tensors/closed.index.json"]
+    of_closed = [m / "merged/closed/x.safetensors", m / "shards/closed/x.safetensors", m / "tensors/closed/x/scale",
+                 m / "npy/closed/x/scale.npy", m / "merged/text/x.bin", m / "shards/text/x.bin", m / "tensors/closed/x.index.json"]
     of_open = [path.replace("closed", "open") for path in of_closed if "closed" in path]
     assert child(refusals, of_closed, user="nobody") == [errno.EACCES] * len(of_closed)
     assert child(refusals, of_open, user="nobody") == [None] * len(of_open)
@@ -448,15 +479,18 @@ def test_permissions_of_the_source(mount, place):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
 def test_file_that_the_daemon_cannot_read(mount, place, test_user, user_binary):
     """The file is shown unchanged."""
-    save(place / "s/closed.bin", weights(15))
-    save(place / "s/open.bin", weights(16))
-    (place / "s/closed.bin").chmod(0o600)
+    save(place / "s/closed/x.bin", weights(15))
+    save(place / "s/open/x.bin", weights(16))
+    (place / "s/closed/x.bin").chmod(0o600)
     m = mount(place / "s", user=test_user, binary=user_binary)
-    names, there = child(lambda: (lists(m), refusals([m / "merged/closed.bin", m / "merged/open.safetensors"])), user=test_user)
-    assert names == [["closed.bin", "open.safetensors"]] * 2 + [["open", "open.index.json"], ["open"]]
+    def look():
+        return [lists(m, name) for name in ("closed", "open")], refusals([m / "merged/closed/x.bin", m / "merged/open/x.safetensors"])
+
+    names, there = child(look, user=test_user)
+    assert names == [[["x.bin"], ["x.bin"], [], []], [["x.safetensors"], ["x.safetensors"], ["x", "x.index.json"], ["x"]]]
     assert there == [errno.EACCES, None]
     line, = child(m.problems, user=test_user)
-    assert line.startswith("closed.bin: refused: IoError: open: Permission denied")
+    assert line.startswith("closed/x.bin: refused: IoError: open: Permission denied")
 
 
 def test_bad_files_beside_a_good_one(mount, place):
@@ -464,13 +498,16 @@ def test_bad_files_beside_a_good_one(mount, place):
     tensors = weights(13)
     rules = {}
     for i, (name, rule, data) in enumerate(bad_torch.CASES):
-        (place / f"s/{name}.pt").write_bytes(data)
-        rules[f"{name}.pt"] = rule
+        (place / f"s/{name}").mkdir()
+        (place / f"s/{name}/x.pt").write_bytes(data)
+        rules[f"{name}/x.pt"] = rule
     save(place / "s/good.pt", tensors)
     m = mount(place / "s")
     assert contents(m / "merged/good.safetensors") == contents(m / "shards/good.safetensors") == tensors
     for view in ("merged", "shards"):
-        assert sorted(os.listdir(m / view)) == sorted(["good.safetensors", *rules])
+        assert "good.safetensors" in os.listdir(m / view)
+        for name in rules:
+            assert os.listdir(os.path.dirname(m / f"{view}/{name}")) == ["x.pt"]
     check_unchanged(m, place / "s", rules)
     problems = {}
     for line in m.problems():

@@ -91,15 +91,16 @@ def test_nothing_is_executed(mount, source):  # noqa: F811
     ran = Path(source.path("ran"))
     files = dict(bad_torch.READ) | bad_torch.evil(f"touch {ran}")
     for name, content in files.items():
-        Path(source.path(f"bomb/{name}.pt")).write_bytes(content)
+        os.mkdir(source.path(f"bomb/{name}"))
+        Path(source.path(f"bomb/{name}/x.pt")).write_bytes(content)
     m = mount(source.root, f"--memory={MEMORY}")
     look(m)
-    assert sorted(os.listdir(m / "merged/bomb")) == sorted(f"{name}.safetensors" for name in files)
     for name in files:
         for view in ("merged", "shards"):
-            entries, _, _ = oracle.read_header(m / f"{view}/bomb/{name}.safetensors")
+            assert os.listdir(m / f"{view}/bomb/{name}") == ["x.safetensors"]
+            entries, _, _ = oracle.read_header(m / f"{view}/bomb/{name}/x.safetensors")
             assert {entry.read() for entry in entries} - {b""} == {bad_torch.F4 * 2}, name
-        for folder, _, names in os.walk(m / f"tensors/bomb/{name}"):
+        for folder, _, names in os.walk(m / f"tensors/bomb/{name}/x"):
             for file in names:
                 assert oracle.read_all(os.path.join(folder, file)) in (bad_torch.F4 * 2, b"")
     check(m, source, MEMORY + BESIDE)

@@ -385,7 +385,7 @@ def test_dangling_link_of_another_checkpoint(place):
 @pytest.mark.parametrize("what", [what for what in LOST if what != "empty"])
 def test_lost_file_beside_weights(place, what, test_user, user_program):
     """A file without the name of weights counts only if none has such a name."""
-    directory, out = lost_beside(place, "training_args.bin", "a.pt", what)
+    directory, out = lost_beside(place, "b.bin", "a.pt", what)
     run("--shards=1", directory, out, status=1, user=test_user, program=user_program(PACK))
     os.rename(directory / "a.pt", directory / "pytorch_model.bin")
     run("--shards=1", directory, out, user=test_user, program=user_program(PACK))

@@ -248,13 +248,19 @@ is_recut(struct gather *gather, const struct group *group)
     return true;
 }
 
-/* The group whose name a shadowed group has. */
-static const struct group *
-first_of_name(const struct gather *gather, uint32_t g)
+/* Whether the checkpoint whose name a shadowed group has is re-cut. If that has been left out, it
+ * may be re-cut later. */
+static bool
+is_first_of_name_recut(struct gather *gather, uint32_t g)
 {
-    while (gather->listing->groups[g].shadowed)
-        g--;
-    return &gather->listing->groups[g];
+    const struct group *group = &gather->listing->groups[g], *first = group;
+
+    while (first > gather->listing->groups && first->shadowed &&
+           group_compare_names(first - 1, group) == 0)
+        first--;
+    if (first->shadowed)
+        return gather->options->shards || gather->options->shard_size;
+    return is_recut(gather, first);
 }
 
 static void
@@ -291,7 +297,7 @@ add_shard_files(struct gather *gather, uint32_t g)
     add_unconverted(gather, g, MADE_SHARD);
     if (group->shadowed || group->is_unchanged) {
         /* transformers prefers a single file to shards. Re-cut shards may have its name. */
-        if (!is_converted && !is_recut(gather, first_of_name(gather, g)))
+        if (!is_converted && !is_first_of_name_recut(gather, g))
             add_source_shards(gather, g);
         return;
     }

@@ -190,11 +190,8 @@ add_merged(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
 
-    if (group->container->is_kept && group->kind == GROUP_SINGLE) {
-        add_source_shards(gather, g);
-        return;
-    }
-    if (group->is_unchanged && !group->container->is_converted) {
+    if ((group->container->is_kept && group->kind == GROUP_SINGLE) ||
+        (group->is_unchanged && !group->container->is_converted)) {
         add_source_shards(gather, g);
         return;
     }
@@ -321,13 +318,12 @@ count_checkpoints(struct gather *gather)
     for (uint32_t g = 0; g < listing->group_count; g++) {
         const struct group *group = &listing->groups[g];
 
-        /* shards/ shows safetensors files also if another checkpoint has their name in merged/. */
-        count += dir_listing_is_generated(group) ||
-                 (group->shadowed && !group->container->is_converted && !group->container->is_kept);
-        if (!dir_listing_is_generated(group))
-            continue;
-        if (listing->groups[g].kind != GROUP_SINGLE)
-            gather->has_sharded = true;
+        if (dir_listing_is_generated(group)) {
+            count++;
+            gather->has_sharded |= group->kind != GROUP_SINGLE;
+        } else if (group->container == &container_safetensors) {
+            count++; /* shards/ shows it, although another checkpoint has its name in merged/ */
+        }
     }
     gather->has_several = count > 1;
 }

@@ -49,8 +49,8 @@ struct dir_listing *dir_listing_new(struct listing *listing, enum view_kind view
 struct dir_listing *dir_listing_ref(struct dir_listing *listing);
 void dir_listing_unref(struct dir_listing *listing); /* NULL is allowed */
 
-/* Whether merged/ and shards/ show the checkpoint as safetensors files, and so that glob loaders
- * find it. */
+/* Whether merged/ and shards/ show the checkpoint as safetensors files of its name, which loaders
+ * of all *.safetensors files read. */
 static inline bool
 dir_listing_is_generated(const struct group *group)
 {

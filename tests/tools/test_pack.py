@@ -228,7 +228,7 @@ def test_lost_weights_beside_another_checkpoint(place, what, test_user, user_pro
     directory, out = lost_beside(place, "pytorch_model.bin", "optimizer.pt", what)
     for source in (directory, directory / "model"):
         err = run("--shards=1", source, out, status=1, user=test_user, program=user_program(PACK))
-        assert "pytorch_model.bin" in err
+        assert ": pytorch_model.bin: " in err and os.listdir(out) == []
     os.remove(directory / "optimizer.pt")
     err = run("--shards=1", directory, out, status=1, user=test_user, program=user_program(PACK))
     assert "pytorch_model.bin" in err and os.listdir(out) == []

@@ -27,6 +27,7 @@ struct gather {
     struct buffer names;
     bool failed;
     bool has_several; /* more than one checkpoint in merged/ and shards/ */
+    bool recuts_name; /* the first checkpoint of the last group's name is re-cut */
     bool has_sharded; /* one of them consists of several shards or has an index */
 };
 
@@ -245,19 +246,17 @@ is_recut(struct gather *gather, const struct group *group)
     return true;
 }
 
-/* Whether the checkpoint whose name a shadowed group has is re-cut. If that has been left out, it
- * may be re-cut later. */
-static bool
-is_first_of_name_recut(struct gather *gather, uint32_t g)
+/* Sets gather->recuts_name. If the first checkpoint of a name has been left out, it may be re-cut
+ * later. */
+static void
+decide_recut(struct gather *gather, uint32_t g)
 {
-    const struct group *group = &gather->listing->groups[g], *first = group;
+    const struct group *group = &gather->listing->groups[g];
 
-    while (first > gather->listing->groups && first->shadowed &&
-           group_compare_names(first - 1, group) == 0)
-        first--;
-    if (first->shadowed)
-        return gather->options->shards || gather->options->shard_size;
-    return is_recut(gather, first);
+    if (!group->shadowed)
+        gather->recuts_name = !group->is_unchanged && is_recut(gather, group);
+    else if (g == 0 || group_compare_names(group - 1, group) != 0)
+        gather->recuts_name = gather->options->shards || gather->options->shard_size;
 }
 
 static void
@@ -283,7 +282,8 @@ add_shard_files(struct gather *gather, uint32_t g)
         add_source_shards(gather, g);
         return;
     }
-    if (!group->shadowed && !group->is_unchanged && is_recut(gather, group)) {
+    decide_recut(gather, g);
+    if (!group->shadowed && gather->recuts_name) {
         struct draft *draft = add_draft(gather, ENTRY_RECUT, g);
 
         if (draft)
@@ -294,7 +294,7 @@ add_shard_files(struct gather *gather, uint32_t g)
     add_unconverted(gather, g, MADE_SHARD);
     if (group->shadowed || group->is_unchanged) {
         /* transformers prefers a single file to shards. Re-cut shards may have its name. */
-        if (!is_converted && !is_first_of_name_recut(gather, g))
+        if (!is_converted && !gather->recuts_name)
             add_source_shards(gather, g);
         return;
     }

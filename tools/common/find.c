@@ -129,7 +129,7 @@ choose_single_file(struct found *found, const struct suffix *suffix, const char 
 }
 
 static bool
-has_safetensors(const struct listing *listing, const char *stem)
+is_safetensors_stem(const struct listing *listing, const char *stem)
 {
     for (uint32_t i = 0; i < listing->group_count; i++)
         if (listing->groups[i].container == &container_safetensors &&
@@ -168,7 +168,7 @@ choose_named_group(const char *path, struct found *found, struct reason *reason)
         group_split_file_name(found->name, stem, &suffix))
         return choose_single_file(found, &suffix, stem, reason);
     if (group_split_index_name(found->name, stem, &suffix) && suffix.container->is_converted &&
-        has_safetensors(found->listing, stem))
+        is_safetensors_stem(found->listing, stem))
         return reason_set(reason, -ENOENT, "None",
                           "not used, because safetensors files have the same stem; name its "
                           "shards instead");

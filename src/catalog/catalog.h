@@ -340,10 +340,6 @@ struct group group_of_file(const struct container *container, const char *stem,
  * and keeps no reference. The group need not be from a listing: its `state` is not used. */
 errint_t group_load(struct source_dir *dir, const struct group *group, unsigned threads,
                     struct checkpoint **checkpoint);
-/* Whether a group of a listing is a checkpoint. Reads headers only if its container is converted.
- * If the storage of its lane does not answer, the last version that was loaded decides; false if
- * there is none. */
-bool group_is_checkpoint(struct source_dir *dir, const struct group *group);
 /* Whether the group counts when a program looks for the only checkpoint of a directory: it is a
  * checkpoint, or it is named like weights. If no group of the directory has such a name, a damaged
  * or unreadable file counts, too. Beside safetensors files, PyTorch files count only if they are

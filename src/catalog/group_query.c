@@ -205,18 +205,3 @@ group_current_or_known(struct source_dir *dir, const struct group *group,
     query_unref(dir->catalog->queries, query);
     return group_known_checkpoint(group, checkpoint);
 }
-
-bool
-group_is_checkpoint(struct source_dir *dir, const struct group *group)
-{
-    struct checkpoint *checkpoint;
-    bool is_checkpoint;
-
-    if (!group->container->is_converted)
-        return true;
-    if (group_current_or_known(dir, group, &checkpoint))
-        return false;
-    is_checkpoint = !checkpoint->is_absent;
-    checkpoint_unref(checkpoint);
-    return is_checkpoint;
-}

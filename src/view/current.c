@@ -123,20 +123,6 @@ current_checkpoint_of_name(struct view *view, struct node *node, const char *nam
     return error;
 }
 
-bool
-current_has_another(const struct node *node, const struct dir_listing *listing,
-                    const struct dir_entry *entry)
-{
-    for (uint32_t i = 0; i < listing->listing->group_count; i++) {
-        const struct group *group = &listing->listing->groups[i];
-
-        if (i != entry->group && dir_listing_is_generated(group) &&
-            group_is_checkpoint(node->dir, group))
-            return true;
-    }
-    return false;
-}
-
 errint_t
 current_tensors(struct view *view, struct node *node, struct node **set)
 {

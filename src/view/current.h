@@ -22,9 +22,6 @@ errint_t current_checkpoint(const struct node *node, const struct dir_listing *l
 /* The checkpoint of the entry `name`, if it is of this kind; a reference. -ENOENT. */
 errint_t current_checkpoint_of_name(struct view *view, struct node *node, const char *name,
                                     enum dir_entry_kind kind, struct checkpoint **checkpoint);
-/* Whether merged/ and shards/ show another checkpoint than that of the entry. */
-bool current_has_another(const struct node *node, const struct dir_listing *listing,
-                         const struct dir_entry *entry);
 /* The set of a NODE_TENSORS; a reference. */
 errint_t current_tensors(struct view *view, struct node *node, struct node **set);
 

@@ -378,8 +378,6 @@ count_entry_files(void *arg, size_t at)
         conditions->files[i] = entry->kind == ENTRY_MADE;
     else
         conditions->files[i] = count_files(conditions, entry, checkpoint, unread != 0);
-    if (entry->if_another && !current_has_another(conditions->node, listing, entry))
-        conditions->files[i] = 0;
     checkpoint_unref(checkpoint);
 }
 

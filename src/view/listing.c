@@ -26,7 +26,7 @@ struct gather {
     size_t count;
     struct buffer names;
     bool failed;
-    bool has_several; /* more than one checkpoint in merged/ and shards/ */
+    bool has_several; /* the view shows more than one checkpoint as safetensors files */
     bool recuts_name; /* the first checkpoint of the last group's name is re-cut */
     bool has_sharded; /* one of them consists of several shards or has an index */
 };
@@ -173,17 +173,15 @@ add_source_shards(struct gather *gather, uint32_t g)
 }
 
 static void
-add_index(struct gather *gather, enum made_kind made, uint32_t g, bool if_another)
+add_index(struct gather *gather, enum made_kind made, uint32_t g)
 {
     struct draft *draft;
     char name[300];
 
     dir_listing_index_name(&gather->listing->groups[g], name);
     draft = add_new_name(gather, ENTRY_MADE, g, name, "");
-    if (!draft)
-        return;
-    draft->entry.made.kind = made;
-    draft->entry.if_another = if_another;
+    if (draft)
+        draft->entry.made.kind = made;
 }
 
 static void
@@ -201,7 +199,7 @@ add_merged(struct gather *gather, uint32_t g)
         return;
     add_made(gather, MADE_MERGED, g, group->stem, group->suffix);
     if (is_indexed(gather, group))
-        add_index(gather, MADE_MERGED_INDEX, g, true);
+        add_index(gather, MADE_MERGED_INDEX, g);
 }
 
 /* STEM.safetensors and nothing else, with or without an index. */
@@ -305,7 +303,7 @@ add_shard_files(struct gather *gather, uint32_t g)
     if (group->index && !is_converted) {
         add_source_name(gather, ENTRY_INDEX, g, group->index);
     } else if (group->kind != GROUP_SINGLE && !would_hide_others(gather, group)) {
-        add_index(gather, MADE_SHARD_INDEX, g, false);
+        add_index(gather, MADE_SHARD_INDEX, g);
     }
 }
 
@@ -318,12 +316,12 @@ count_checkpoints(struct gather *gather)
     for (uint32_t g = 0; g < listing->group_count; g++) {
         const struct group *group = &listing->groups[g];
 
-        if (dir_listing_is_generated(group)) {
-            count++;
-            gather->has_sharded |= group->kind != GROUP_SINGLE;
-        } else if (group->container == &container_safetensors) {
-            count++; /* shards/ shows it, although another checkpoint has its name in merged/ */
-        }
+        /* A file that is converted is the only checkpoint. shards/ shows shadowed ones, too. */
+        if (group->container != &container_safetensors ||
+            (group->shadowed && gather->view == VIEW_MERGED))
+            continue;
+        count++;
+        gather->has_sharded |= !group->shadowed && group->kind != GROUP_SINGLE;
     }
     gather->has_several = count > 1;
 }

@@ -27,8 +27,6 @@ struct dir_entry {
     enum dir_entry_kind kind;
     struct made made; /* ENTRY_MADE; ENTRY_UNCONVERTED: the file that is shown instead */
     uint32_t group; /* index into listing->groups; not of directories and side files */
-    bool
-        if_another; /* ENTRY_MADE: only if there is another checkpoint, see current_has_another() */
     bool is_indexed; /* ENTRY_RECUT: has an index even if it is cut into one file */
 };
 
@@ -48,15 +46,6 @@ struct dir_listing *dir_listing_new(struct listing *listing, enum view_kind view
                                     const struct view_options *options);
 struct dir_listing *dir_listing_ref(struct dir_listing *listing);
 void dir_listing_unref(struct dir_listing *listing); /* NULL is allowed */
-
-/* Whether merged/ and shards/ show the checkpoint as safetensors files of its name, which loaders
- * of all *.safetensors files read. */
-static inline bool
-dir_listing_is_generated(const struct group *group)
-{
-    return !group->shadowed && !group->container->is_kept &&
-           !(group->is_unchanged && group->container->is_converted);
-}
 
 /* The name of a checkpoint's index in the views: the source's, or the usual one. */
 void dir_listing_index_name(const struct group *group, char name[300]);

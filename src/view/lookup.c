@@ -379,9 +379,7 @@ lookup_entry(struct lookup *lookup, const struct dir_listing *listing,
     case ENTRY_TENSORS:
         return lookup_tensors_directory(lookup, listing, entry);
     case ENTRY_MADE:
-        if (!entry->if_another || current_has_another(parent, listing, entry))
-            return lookup_made_file(lookup, listing, entry);
-        return -ENOENT;
+        return lookup_made_file(lookup, listing, entry);
     case ENTRY_RECUT:
         return lookup_recut(lookup, listing);
     }

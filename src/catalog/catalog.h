@@ -97,8 +97,7 @@ struct group {
     /* merged/ and shards/ show its files as they are: they are not converted, merged or re-cut. See
      * group.h. */
     bool is_unchanged;
-    bool has_invalid_index; /* numbered shards: an index of this name, which is not shown, is
-                               invalid */
+    const char *invalid_index; /* an invalid index after which its files are named; or NULL */
     bool may_be_part; /* its file may be one of the parts of a split model */
     struct group_state *state; /* private: its current version */
     struct query *query; /* private: loads it, and is told of its progress; or NULL */

@@ -438,30 +438,40 @@ first_of_stem(const struct grouper *grouper, const char *stem)
     return low;
 }
 
-/* Shows an invalid index as an ordinary file if no group has its stem and container. If it is a
- * safetensors index, also marks the groups of converted containers with this stem: loaders read the
- * index first, so no other weights may take its name. */
+/* Finds the group whose files are named after an invalid index. If there is none, the index is an
+ * ordinary file. */
 static void
-show_invalid_index(struct grouper *grouper, const struct group_index *named, bool *is_dropped)
+assign_invalid_index(struct grouper *grouper, const struct group_index *named)
 {
-    size_t at = grouper_find_file(grouper, named->file), first, end;
+    size_t at = grouper_find_file(grouper, named->file);
     struct suffix suffix;
     char stem[256];
 
     if (at == SIZE_MAX || !group_split_index_name(named->file, stem, &suffix))
         return;
-    first = first_of_stem(grouper, stem);
-    for (end = first; end < grouper->group_count; end++) {
-        if (strcmp(grouper->groups[end].stem, stem) != 0)
+    for (size_t i = first_of_stem(grouper, stem); i < grouper->group_count; i++) {
+        struct group *group = &grouper->groups[i];
+
+        if (strcmp(group->stem, stem) != 0)
             break;
-        if (grouper->groups[end].container == suffix.container) {
-            grouper->groups[end].has_invalid_index = true;
-            return;
-        }
+        if (group->kind == GROUP_INDEX || !is_named_after(group_file(group), stem, suffix))
+            continue;
+        group->invalid_index = named->file;
+        return;
     }
     grouper->use[at] = USE_NONE;
-    for (size_t i = first; i < end && suffix.container == &container_safetensors; i++)
-        is_dropped[i] = grouper->groups[i].container->is_converted;
+}
+
+/* An invalid index is an ordinary file, too, if no index is generated in its place. */
+static void
+show_invalid_indexes(struct grouper *grouper)
+{
+    for (size_t i = 0; i < grouper->group_count; i++) {
+        const struct group *group = &grouper->groups[i];
+
+        if (group->invalid_index && (group->kind == GROUP_SINGLE || group->is_unchanged))
+            grouper->use[grouper_find_file(grouper, group->invalid_index)] = USE_NONE;
+    }
 }
 
 /* The safetensors groups of one stem. */
@@ -478,7 +488,7 @@ safetensors_stem_add(struct safetensors_stem *stem, struct group *group)
         *stem = (struct safetensors_stem){.first = group, .is_unindexed = true};
     stem->count++;
     if (strcmp(stem->first->suffix, group->suffix) == 0)
-        stem->is_unindexed &= group->kind == GROUP_NUMBERED && !group->has_invalid_index;
+        stem->is_unindexed &= group->kind == GROUP_NUMBERED && !group->invalid_index;
 }
 
 /* Marks each group of a converted container whose stem also exists as safetensors. If that is only
@@ -522,17 +532,13 @@ drop_groups(struct grouper *grouper, const bool *is_dropped)
         set_group_use(grouper, &grouper->groups[i], USE_INDEX, USE_SHARD);
 }
 
-/* Drops the groups of converted containers whose names are taken. */
 static errint_t
-drop_converted(struct grouper *grouper, const struct group_index *indexes, size_t count)
+drop_converted_duplicates(struct grouper *grouper)
 {
     bool *is_dropped = calloc(grouper->group_count + 1, sizeof(*is_dropped));
 
     if (!is_dropped)
         return -ENOMEM;
-    for (size_t i = 0; i < count; i++)
-        if (indexes[i].error == -EBADMSG)
-            show_invalid_index(grouper, &indexes[i], is_dropped);
     find_converted_duplicates(grouper, is_dropped);
     drop_groups(grouper, is_dropped);
     free(is_dropped);
@@ -561,9 +567,8 @@ is_convertible(const struct group *group)
 /* Marks the groups of converted containers whose files are not converted: all if there are several,
  * because loaders choose among files by their suffixes. */
 static void
-mark_unconverted_groups(struct grouper *grouper, const struct group_index *indexes, size_t count)
+mark_unconverted_groups(struct grouper *grouper, bool converts)
 {
-    bool converts = !has_safetensors(grouper, indexes, count);
     size_t convertible = 0;
 
     for (size_t i = 0; i < grouper->group_count; i++)
@@ -586,7 +591,7 @@ mark_second_groups(struct grouper *grouper)
 
         group->second = strcmp(group->stem, previous->stem) == 0;
         group->shadowed = group->second && strcmp(group->suffix, previous->suffix) == 0;
-        if (group->shadowed && !group->container->is_converted && !group->container->is_kept)
+        if (group->shadowed && group->container == &container_safetensors && !group->is_unchanged)
             problem_set_add(grouper->problems, group_file(group),
                             "another checkpoint has the name %s: not shown in merged/ or in "
                             "re-cut shards/; its tensors have their own directory",
@@ -655,8 +660,8 @@ gather_files(const struct grouper *grouper, struct grouping *grouping)
 
 errint_t
 group_files(const char *const *files, size_t count, const bool *is_unknown,
-            const struct group_index *indexes, size_t index_count, struct problem_set *problems,
-            struct grouping *grouping)
+            const struct group_index *indexes, size_t index_count, bool converts,
+            struct problem_set *problems, struct grouping *grouping)
 {
     struct grouper grouper = {.files = files,
                               .count = count,
@@ -687,10 +692,14 @@ group_files(const char *const *files, size_t count, const bool *is_unknown,
     if (grouper.failed || buffer_failed(&grouper.stems))
         goto out;
     resolve_groups(&grouper);
-    if (drop_converted(&grouper, indexes, index_count))
+    for (size_t i = 0; i < index_count; i++)
+        if (indexes[i].error == -EBADMSG)
+            assign_invalid_index(&grouper, &indexes[i]);
+    if (drop_converted_duplicates(&grouper))
         goto out;
     mark_second_groups(&grouper);
-    mark_unconverted_groups(&grouper, indexes, index_count);
+    mark_unconverted_groups(&grouper, converts && !has_safetensors(&grouper, indexes, index_count));
+    show_invalid_indexes(&grouper);
     find_unfinished(&grouper);
     leave_out_unknown(&grouper);
     gather_files(&grouper, grouping);

@@ -15,8 +15,10 @@
  *
  * A loader given a directory takes all files with one suffix (vLLM, SGLang), or those with certain
  * names (transformers). Neither may find other weights in the mount than in the source. So files
- * are converted only if they are one checkpoint, and the directory has no file that is named like a
- * safetensors file or its index. All others are unchanged (group->is_unchanged).
+ * are converted only if they are one checkpoint, and the directory has no other file, and no link,
+ * that is named like one, nor a safetensors index. Otherwise they are unchanged
+ * (group->is_unchanged). So is a set of safetensors shards without an index beside PyTorch files of
+ * its stem: transformers prefers those to the set, but not to a merged file.
  */
 #ifndef FSTFS_CATALOG_GROUP_H
 #define FSTFS_CATALOG_GROUP_H
@@ -69,9 +71,11 @@ struct grouping {
  * `is_unknown[i]`: it is not known whether files[i] exists and is a regular file. NULL: all are
  * known. Unknown files count as missing members, but give their group the precedence that it would
  * have if they existed. A group with no other member and no index is left out.
+ *
+ * `converts`: whether files may be converted, as far as names that are not in `files` decide.
  */
 errint_t group_files(const char *const *files, size_t count, const bool *is_unknown,
-                     const struct group_index *indexes, size_t index_count,
+                     const struct group_index *indexes, size_t index_count, bool converts,
                      struct problem_set *problems, struct grouping *grouping);
 
 /* Adds the problem of a file for which group_misnumbered_name() is true. group_files() does so,

@@ -231,6 +231,24 @@ find_unknown(const struct scan *scan, const struct local_links *locals, const ch
     return 0;
 }
 
+/* Whether a broken link has the name of weights. A loader may try to open it, so the mount must not
+ * offer other weights. */
+static bool
+has_lost_weights(const struct listing_private *internal)
+{
+    struct suffix suffix;
+    char stem[256];
+
+    for (size_t i = 0; i < internal->lost_count; i++) {
+        const char *name = internal->lost[i].name;
+
+        if (group_split_file_name(name, stem, &suffix) && !suffix.container->is_kept &&
+            !group_is_name_of_other_format(name))
+            return true;
+    }
+    return false;
+}
+
 static errint_t
 group_listing(struct scan *scan, struct listing *listing, const struct listing *before,
               const char **files, size_t count)
@@ -259,7 +277,7 @@ group_listing(struct scan *scan, struct listing *listing, const struct listing *
         error = find_unknown(scan, &internal->locals, files, count, &unknown);
     if (!error)
         error = group_files(files, count, unknown, internal->indexes, internal->index_count,
-                            scan->problems, &internal->grouping);
+                            !has_lost_weights(internal), scan->problems, &internal->grouping);
     free(unknown);
     for (size_t i = 0; i < internal->index_count; i++)
         release_index(scan->dir->catalog, &internal->indexes[i]);
@@ -275,7 +293,7 @@ compare_groups_by_name(const void *a, const void *b)
 static bool
 has_same_members(const struct group *a, const struct group *b)
 {
-    if (a->kind != b->kind || a->shadowed != b->shadowed || a->is_unchanged != b->is_unchanged ||
+    if (a->kind != b->kind || a->is_unchanged != b->is_unchanged ||
         a->member_count != b->member_count || a->missing_count != b->missing_count ||
         a->index_error != b->index_error || a->unfinished != b->unfinished ||
         !a->index != !b->index)

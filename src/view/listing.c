@@ -85,6 +85,19 @@ add_made(struct gather *gather, enum made_kind made, uint32_t group, const char 
         draft->entry.made.kind = made;
 }
 
+/* Adds the files of a group that is not changed. */
+static void
+add_source_files(struct gather *gather, uint32_t g)
+{
+    const struct group *group = &gather->listing->groups[g];
+    bool is_converted = group->container->is_converted;
+
+    for (uint32_t i = 0; i < group->member_count; i++)
+        add_source_name(gather, is_converted ? ENTRY_SIDE_FILE : ENTRY_SHARD, g, group->members[i]);
+    if (group->index)
+        add_source_name(gather, is_converted ? ENTRY_SIDE_FILE : ENTRY_INDEX, g, group->index);
+}
+
 /* Adds the files of a group that are shown if there is no `made` file. */
 static void
 add_unconverted(struct gather *gather, uint32_t g, enum made_kind made)
@@ -100,7 +113,7 @@ add_unconverted(struct gather *gather, uint32_t g, enum made_kind made)
         add_source_name(gather, ENTRY_UNCONVERTED, g, group->index);
     for (size_t i = first; i < gather->count; i++) {
         gather->drafts[i].entry.made.kind = made;
-        if (group->shadowed || group->is_unchanged)
+        if (group->shadowed)
             gather->drafts[i].entry.kind = ENTRY_SIDE_FILE;
     }
 }
@@ -138,7 +151,8 @@ dir_listing_index_name(const struct group *group, char name[300])
 static bool
 has_source_index(const struct group *group)
 {
-    return group->index || group->index_error || group->has_invalid_index;
+    return group->index || group->index_error ||
+           (group->invalid_index && group->kind == GROUP_NUMBERED);
 }
 
 /* Loaders that load all *.safetensors files of a directory skip those that an index does not name.
@@ -164,15 +178,6 @@ would_hide_others(const struct gather *gather, const struct group *group)
 }
 
 static void
-add_source_shards(struct gather *gather, uint32_t g)
-{
-    const struct group *group = &gather->listing->groups[g];
-
-    for (uint32_t i = 0; i < group->member_count; i++)
-        add_source_name(gather, ENTRY_SHARD, g, group->members[i]);
-}
-
-static void
 add_index(struct gather *gather, enum made_kind made, uint32_t g)
 {
     struct draft *draft;
@@ -189,13 +194,12 @@ add_merged(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
 
-    if ((group->container->is_kept && group->kind == GROUP_SINGLE) ||
-        (group->is_unchanged && !group->container->is_converted)) {
-        add_source_shards(gather, g);
+    if (group->is_unchanged || (group->container->is_kept && group->kind == GROUP_SINGLE)) {
+        add_source_files(gather, g);
         return;
     }
     add_unconverted(gather, g, MADE_MERGED);
-    if (group->shadowed || group->is_unchanged)
+    if (group->shadowed)
         return;
     add_made(gather, MADE_MERGED, g, group->stem, group->suffix);
     if (is_indexed(gather, group))
@@ -233,8 +237,8 @@ is_recut(struct gather *gather, const struct group *group)
     if ((!options->shards && !options->shard_size) || would_hide_others(gather, group))
         return false;
     /* A single file is re-cut only by size, and not if its index would be a second one. */
-    if (is_one_file(group) &&
-        (!options->shard_size || is_read_by_name(group) || (!group->index && gather->has_sharded)))
+    if (is_one_file(group) && (!options->shard_size || is_read_by_name(group) ||
+                               group->invalid_index || (!group->index && gather->has_sharded)))
         return false;
     if (strlen(group->stem) + strlen("-000001-of-000001.safetensors") > 255) {
         problem_set_add(gather->listing->problems, name_by_file(group),
@@ -244,15 +248,15 @@ is_recut(struct gather *gather, const struct group *group)
     return true;
 }
 
-/* Sets gather->recuts_name. If the first checkpoint of a name has been left out, it may be re-cut
- * later. */
+/* Sets gather->recuts_name. If the first checkpoint of the name has been left out, assumes that it
+ * is re-cut, because it may reappear. */
 static void
 decide_recut(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
 
     if (!group->shadowed)
-        gather->recuts_name = !group->is_unchanged && is_recut(gather, group);
+        gather->recuts_name = is_recut(gather, group);
     else if (g == 0 || group_compare_names(group - 1, group) != 0)
         gather->recuts_name = gather->options->shards || gather->options->shard_size;
 }
@@ -276,8 +280,8 @@ add_shard_files(struct gather *gather, uint32_t g)
     const struct group *group = &gather->listing->groups[g];
     bool is_converted = group->container->is_converted;
 
-    if (group->container->is_kept || (group->is_unchanged && !is_converted)) {
-        add_source_shards(gather, g);
+    if (group->is_unchanged || group->container->is_kept) {
+        add_source_files(gather, g);
         return;
     }
     decide_recut(gather, g);
@@ -290,21 +294,14 @@ add_shard_files(struct gather *gather, uint32_t g)
         return;
     }
     add_unconverted(gather, g, MADE_SHARD);
-    if (group->shadowed || group->is_unchanged) {
-        /* transformers prefers a single file to shards. Re-cut shards may have its name. */
-        if (!is_converted && !gather->recuts_name)
-            add_source_shards(gather, g);
-        return;
-    }
-    if (!is_converted)
-        add_source_shards(gather, g);
     for (uint32_t i = 0; is_converted && i < group->member_count; i++)
         add_converted_shard(gather, g, i);
-    if (group->index && !is_converted) {
-        add_source_name(gather, ENTRY_INDEX, g, group->index);
-    } else if (group->kind != GROUP_SINGLE && !would_hide_others(gather, group)) {
+    /* transformers prefers a single file to shards. Re-cut shards may have its name. */
+    if (!is_converted && !gather->recuts_name)
+        add_source_files(gather, g);
+    if (!group->shadowed && (!group->index || is_converted) && group->kind != GROUP_SINGLE &&
+        !would_hide_others(gather, group))
         add_index(gather, MADE_SHARD_INDEX, g);
-    }
 }
 
 static void

@@ -172,7 +172,7 @@ check_directory(const struct directory *directory)
 
     EXPECT(set);
     EXPECT(group_files((const char *const *)directory->files, directory->count, NULL,
-                       directory->indexes, directory->index_count, set, &grouping) == 0);
+                       directory->indexes, directory->index_count, true, set, &grouping) == 0);
     check_files(directory, &grouping);
     for (size_t g = 0; g < grouping.group_count; g++) {
         const struct group *group = &grouping.groups[g];
@@ -201,7 +201,7 @@ check_unknown(const struct directory *directory)
     for (size_t i = 0; i < directory->count; i++)
         is_unknown[i] = strlen(directory->files[i]) % 3 == 0;
     EXPECT(group_files((const char *const *)directory->files, directory->count, is_unknown,
-                       directory->indexes, directory->index_count, set, &grouping) == 0);
+                       directory->indexes, directory->index_count, true, set, &grouping) == 0);
     for (size_t i = 0; i < directory->count; i++)
         EXPECT(!is_unknown[i] || count_uses(&grouping, directory->files[i]) == 0);
     for (size_t i = 0; i < grouping.file_count; i++)

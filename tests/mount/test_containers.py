@@ -227,7 +227,15 @@ UNCHANGED = {  # {directory: files}; all of them are shown as in the source
     "two sets or PyTorch": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "model-00001-of-00003.safetensors", "x.txt",
                             "pytorch_model.bin"],
     "invalid index": ["vit.safetensors.index.json", "ema.bin"],
+    "its invalid index": ["model.safetensors", "model.safetensors.index.json", "mtp.safetensors"],
+    "invalid index of another suffix": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "model.sft.index.json",
+                                        "mtp.safetensors"],
+    "invalid index of PyTorch": ["pytorch_model.bin", "pytorch_model.bin.index.json", "ema.bin"],
+    "invalid index of PyTorch shards": [*(f"pytorch_{name}.bin" for name in SET), "pytorch_model.bin.index.json", "ema.bin"],
+    "two suffixes or PyTorch": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "model.sft.index.json", "x.sft",
+                                "pytorch_model.bin"],
 }
+TEXTS = {"two suffixes or PyTorch": trees.index_bytes({"x.sft.a": "x.sft"}).decode()}
 
 
 @pytest.mark.parametrize("options", [[], ["--shards=3"], ["--shard-size=1M"]], ids=" ".join)
@@ -240,15 +248,15 @@ def test_directories_in_which_nothing_is_converted(mount, place, options):
             path.parent.mkdir(parents=True, exist_ok=True)
             tensors = {f"{name}.{key}": value for key, value in A.items()}
             if name.endswith((".json", ".txt")):
-                path.write_text("{}")
-            elif name.endswith(".safetensors"):
+                path.write_text(TEXTS.get(directory, "{}"))
+            elif name.endswith((".safetensors", ".sft")):
                 write_safetensors(path, tensors)
             else:
                 save(path, tensors)
     m = mount(place / "s", *options)
     for directory, names in UNCHANGED.items():
         merged, shards, tensors, _ = lists(m, directory)
-        if directory in ("beside a set", "set and one file"):
+        if directory in ("beside a set", "set and one file", "invalid index of another suffix"):
             assert merged == sorted({"model.safetensors", *names[2:]})
         else:
             check_unchanged(m, place / "s", [f"{directory}/{name}" for name in names])
@@ -258,7 +266,26 @@ def test_directories_in_which_nothing_is_converted(mount, place, options):
             assert oracle.read_all(m / f"shards/{directory}/{name}") == (place / "s" / directory / name).read_bytes()
         assert tensors
     check_tensors(m, "other format/consolidated.00", {f"consolidated.00.pth.{key}": value for key, value in A.items()})
-    assert {line.split("/")[0] for line in m.problems()} <= {"set and one file", "two sets or PyTorch", "invalid index"}
+    shadowed = [line for line in m.problems() if "another checkpoint has the name" in line]
+    assert {line.split("/")[0] for line in shadowed} == {"set and one file"}
+
+
+@pytest.mark.parametrize("options", [[], ["--shard-size=1M"]], ids=" ".join)
+@pytest.mark.parametrize("link", ["model.safetensors", "other.safetensors", f"{SET[0]}.safetensors",
+                                  "model.safetensors.index.json", "other.bin"])
+def test_broken_link_beside_a_file_of_pytorch(mount, place, link, options):
+    """The link may be what loaders open in the source, so no converted file takes its place."""
+    save(place / "s/pytorch_model.bin", A)
+    (place / "s" / link).symlink_to("missing")
+    m = mount(place / "s", *options)
+    for view in ("merged", "shards"):
+        assert os.listdir(m / view) == ["pytorch_model.bin"]
+        assert oracle.read_all(m / f"{view}/pytorch_model.bin") == (place / "s/pytorch_model.bin").read_bytes()
+    (place / "s" / link).unlink()
+    (place / "s/optimizer.pt").symlink_to("missing")
+    for view in ("merged", "shards"):
+        assert eventually(lambda: os.listdir(m / view) == ["model.safetensors"])
+        assert contents(m / f"{view}/model.safetensors") == A
 
 
 @pytest.mark.parametrize("names, shown", [

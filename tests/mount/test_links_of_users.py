@@ -220,21 +220,22 @@ def test_single_file_beside_a_set_of_such_links(mount, source, request, is_remot
 
 @pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
 def test_no_other_file_takes_the_name(mount, source, request, is_remote):
-    """No other file takes the name of a link that is not followed, even if it led to nothing before. In
+    """No other file takes the name of a link that is not followed, whether or not it leads to a file. In
     the source, loaders would open the link's target or fail."""
     closed = request.getfixturevalue("closed_mount" if is_remote else "closed")
     target = closed / "checkpoint"
     closed.chmod(0o755)
     make_directory(source / "d", "beside-torch", target)
     m = mount(source, "-o", "allow_other")
-    assert os.listdir(m / "merged/d") == ["x.safetensors"]
-    make(target, "checkpoint")
-    target.chmod(0o600)
-    assert eventually(lambda: os.listdir(m / "merged/d") == ["x.bin"])
     for view in ("merged", "shards"):
         assert os.listdir(m / f"{view}/d") == ["x.bin"]
         assert oracle.read_all(m / f"{view}/d/x.bin") == TORCH
-    assert os.listdir(m / "tensors/d") == []
+    make(target, "checkpoint")
+    target.chmod(0o600)
+    assert eventually(lambda: os.listdir(m / "tensors/d") == [])
+    for view in ("merged", "shards"):
+        assert os.listdir(m / f"{view}/d") == ["x.bin"]
+        assert oracle.read_all(m / f"{view}/d/x.bin") == TORCH
     give(source / "d/x.safetensors", 0, 0)
     assert eventually(lambda: "x.safetensors" in os.listdir(m / "merged/d"))
     assert oracle.read_all(m / "merged/d/x.safetensors") == CHECKPOINT

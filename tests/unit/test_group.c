@@ -149,7 +149,8 @@ group_all(const char *const *files, size_t count, struct group_index *indexes, s
     struct problem_set *set = problem_set_new(problems, "dir");
     struct grouping grouping;
 
-    ck_assert_int_eq(group_files(files, count, NULL, indexes, index_count, set, &grouping), 0);
+    ck_assert_int_eq(group_files(files, count, NULL, indexes, index_count, true, set, &grouping),
+                     0);
     *problem_count = problem_set_count(set);
     problem_set_unref(set);
     problems_free(problems);
@@ -349,7 +350,7 @@ START_TEST(files_that_are_not_known)
     struct problem_set *set = problem_set_new(problems, "dir");
     struct grouping grouping;
 
-    ck_assert_int_eq(group_files(files, 7, is_unknown, NULL, 0, set, &grouping), 0);
+    ck_assert_int_eq(group_files(files, 7, is_unknown, NULL, 0, true, set, &grouping), 0);
     ck_assert_uint_eq(grouping.group_count, 2);
     ck_assert_int_eq(grouping.groups[0].kind, GROUP_NUMBERED);
     ck_assert_uint_eq(grouping.groups[0].member_count, 1);
@@ -463,7 +464,7 @@ START_TEST(reports_as_many_as_requested)
         struct problem_set *set = problem_set_new(problems, "dir");
         struct grouping grouping;
 
-        ck_assert_int_eq(group_files(files, 8, NULL, NULL, 0, set, &grouping), 0);
+        ck_assert_int_eq(group_files(files, 8, NULL, NULL, 0, true, set, &grouping), 0);
         ck_assert_uint_eq(reported, problem_set_count(set));
         ck_assert_uint_eq(reported, expected[i]);
         problem_set_unref(set);

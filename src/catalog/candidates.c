@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <string.h>
 
-/* Whether a file of this container counts as weights by its name: always, except in a converted
- * container, where loaders must look for weights under the name. */
+/* Whether the name is that of weights: any name of a safetensors or GGUF file; of PyTorch files
+ * only the names that loaders look for. */
 static bool
 is_name_of_weights(const struct container *container, const char *file)
 {
@@ -53,9 +53,9 @@ is_preferred(const struct group *group)
 }
 
 /* Whether files of this container are ignored because the directory has weights in a container of
- * higher precedence. Files that are not weights, such as optimizer.pt, and GGUF files, which other
- * programs use, are then always ignored; PyTorch weights only if is_preferred() is true for a group
- * of that container. */
+ * higher precedence. Beside such weights, GGUF files, which other programs use, and files that are
+ * not named like weights, such as optimizer.pt, are always ignored; PyTorch weights only if
+ * is_preferred() is true for a group of that container. */
 static bool
 is_outranked(const struct listing *listing, const struct container *container, bool is_weights)
 {
@@ -102,8 +102,7 @@ group_may_be_checkpoint(struct source_dir *dir, const struct listing *listing,
     return may_be;
 }
 
-/* Whether a file of this name, if it were valid, would be a shard or the index of the group, or
- * would be chosen instead of the group. */
+/* Whether a valid file of this name would belong to the group, or be chosen instead of it. */
 static bool
 is_rival(const struct listing *listing, const struct group *group, bool any_stem, const char *name)
 {

@@ -478,7 +478,7 @@ show_invalid_indexes(struct grouper *grouper)
 struct safetensors_stem {
     struct group *first; /* NULL: there is none */
     uint32_t count; /* adjacent */
-    bool is_unindexed; /* those with the first one's suffix are numbered sets without an index */
+    bool is_unindexed; /* all with the suffix of `first` are numbered sets without an index */
 };
 
 static void
@@ -492,8 +492,8 @@ safetensors_stem_add(struct safetensors_stem *stem, struct group *group)
 }
 
 /* Marks each group of a converted container whose stem also exists as safetensors. If that is only
- * a set without an index, the set is shown unchanged: transformers loads PyTorch weights rather
- * than the set, but a merged file or a generated index rather than PyTorch weights. */
+ * a set without an index, the set is shown unchanged: transformers prefers PyTorch weights to such
+ * a set, but not to a merged file or to a set with a generated index. */
 static void
 find_converted_duplicates(struct grouper *grouper, bool *is_dropped)
 {

@@ -66,9 +66,9 @@ bool group_single_name(const char *file, char stem[256]);
 /* Whether `file` has a numbered name, or else a single one; sets its stem and suffix. */
 bool group_split_file_name(const char *file, char stem[256], struct suffix *suffix);
 
-/* Whether programs look for a file of this name as it is: the state of an optimizer, a scheduler or
- * a random number generator, by the names of transformers and accelerate, and weights in the format
- * of Llama and Mistral. As safetensors files they would be taken for weights. */
+/* Whether a file of this name must keep it: training state (of an optimizer, a scheduler, a random
+ * number generator), as transformers and accelerate name it, or weights in the format of Llama and
+ * Mistral. Loaders would take the converted file for weights in their own format. */
 bool group_is_name_of_other_format(const char *file);
 
 /* Whether loaders look for PyTorch weights under this name, such as pytorch_model.bin or

@@ -38,7 +38,7 @@ errint_t access_existence(struct view *view, const struct caller *caller,
  * Whether a file made of several files exists, and its size, depend on the tensor names in all of
  * them; the size of a re-cut shard reveals the sizes of tensors. Sets *unread to an error if the
  * caller lacks read permission for one of these files, or if one cannot be read now, by the daemon
- * or for this check. Then the made file cannot be opened, and nothing that the caller gets may
+ * or for this check. Then the generated file cannot be opened, and nothing that the caller gets may
  * depend on the content of the checkpoint's files. Else *unread is 0. `is_retry`: a first attempt
  * returned -ESTALE.
  */

@@ -11,7 +11,7 @@ void stat_own(const struct view *view, uint64_t inode, mode_t mode, struct stat 
 void stat_directory(const struct file_identity *source, uint64_t inode, struct stat *st);
 /* A directory of tensors. */
 void stat_tensors(const struct checkpoint *checkpoint, uint64_t inode, struct stat *st);
-/* A file of the source, or a made file. Does not wait for storage. */
+/* A file of the source, or a generated file. Does not wait for storage. */
 void stat_file(struct view *view, const struct node *node, struct stat *st);
 /* A page. Writes its text to determine the size, which is 0 if callers are checked. */
 errint_t stat_page(const struct view *view, const struct view_page *page, uint64_t inode,

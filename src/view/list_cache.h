@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A cache of the extent lists of recently opened made files, so that a file that is opened
+ * A cache of the extent lists of recently opened generated files, so that a file that is opened
  * repeatedly is not laid out each time. Idle lists, which no open file uses, take at most
  * LIST_CACHE_IDLE bytes.
  *

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Open files: a tensor file, page, file of the source or made file as an extent list. */
+/* Open files: a tensor file, page, file of the source or generated file as an extent list. */
 #include "base/version.h"
 #include "view/access.h"
 #include "view/current.h"

@@ -20,7 +20,7 @@ struct remote_entries *remote_entries_load(struct view *view, const struct calle
                                            const uint32_t *which, size_t count);
 void remote_entries_free(struct remote_entries *remote); /* NULL is allowed */
 
-/* Sets *checkpoint to a reference to the checkpoint of entry which[at], which must have a lane, and
+/* Entry which[at] must have a lane. Sets *checkpoint to a reference to its checkpoint, and
  * *permission to the result of the check: as access_content(), or -EIO if there was no answer.
  * Errors: those of group_known_checkpoint(); -ENOMEM if the check could not be queued. */
 errint_t remote_entries_get(const struct remote_entries *remote, size_t at,

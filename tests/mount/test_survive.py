@@ -184,7 +184,7 @@ def test_request_is_read_at_the_end(mount, versions, place, who):
     assert m.log_text() == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
 def test_signal(mount, versions, group, who, number):
     m = mount(versions[0].root, **who)
     all_of_them = group(m, expected(m, versions[:1]))

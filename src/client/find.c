@@ -121,7 +121,9 @@ bad_index(struct found *found, const char *path, const char *index)
 
     if (error)
         return fail(error, "%s: %s: %s", path, reason.rule, reason.text);
-    return fail(-EBADMSG, "%s: none of the shards that it names exists", path);
+    return fail(-EBADMSG,
+                "%s: not used: none of its shards exists, or safetensors files have the same stem",
+                path);
 }
 
 static errint_t

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals to tools that wait for storage."""
 
+import os
 import signal
 import subprocess
 
@@ -9,21 +10,38 @@ from conftest import BUILD, eventually, waits_for_fuse
 from corpus import trees
 
 SLOWFS = BUILD / "tests/slowfs/slowfs"
+HANGING = ["a request", "the server"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_storage_that_hangs(mount, place, number):
-    """A tool ends although its calls wait for storage: at the latest by SIGALRM."""
-    if not SLOWFS.exists():
+@pytest.fixture(params=HANGING)
+def models(request, mount, place):
+    """Files of a mount, of which lookups hang, or whose daemon is stopped and does not even answer FUSE_INTERRUPT."""
+    if request.param == "a request" and not SLOWFS.exists():
         pytest.skip("tests/slowfs/slowfs is not built")
     source = trees.Source(place / "models")
     for i in range(5):  # a lookup waits for another one of the same name, and cannot be killed
         source.add(f"d{i}", "model", trees.small_tensors())
     rules = place / "faults"
-    rules.write_text("lookup d*/* hang\n")
-    m = mount(mount(source.root, "-o", f"faults={rules}", binary=SLOWFS).path)
-    models = [m / f"merged/d{i}/model.safetensors" for i in range(5)]
-    tools = [("fstfs-check", m / "merged/d0"), ("fstfs-check", models[1]), ("fstfs-cache", models[2]),
+    root = source.root
+    if request.param == "a request":
+        rules.write_text("lookup d*/* hang\n")
+        root = mount(root, "-o", f"faults={rules}", binary=SLOWFS).path
+    m = mount(root)
+    if request.param == "the server":
+        for i in range(5):
+            os.stat(m / f"merged/d{i}")
+        os.kill(m.pid, signal.SIGSTOP)
+    yield [m / f"merged/d{i}/model.safetensors" for i in range(5)]
+    if request.param == "the server":
+        os.kill(m.pid, signal.SIGCONT)
+    else:
+        rules.unlink()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_storage_that_hangs(models, place, number):
+    """A tool ends although its calls wait for storage: at the latest by SIGALRM."""
+    tools = [("fstfs-check", os.path.dirname(models[0])), ("fstfs-check", models[1]), ("fstfs-cache", models[2]),
              ("fstfs-pack", models[3], place / "out.safetensors"), ("fstfs-bench", models[4])]
     running = [subprocess.Popen([BUILD / tool, *args], stdout=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL) for tool, *args in tools]
@@ -37,6 +55,18 @@ def test_storage_that_hangs(mount, place, number):
     finally:
         for process in running:
             process.kill()
-        rules.unlink()
-        for process in running:
-            process.wait()
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_ignored_signals_stay_ignored(mount, place, ignored):
+    (place / "empty").mkdir()
+    m = mount(place / "empty")
+    action = signal.SIG_IGN if ignored else signal.SIG_DFL
+    process = subprocess.Popen([BUILD / "fstfs-top", "--json", "--interval=0.1", m.path], stdout=subprocess.PIPE,
+                               preexec_fn=lambda: signal.signal(signal.SIGHUP, action))
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    if ignored:
+        assert all(process.stdout.readline() for _ in range(5))
+        process.terminate()
+    assert process.wait(20) == 128 + (signal.SIGTERM if ignored else signal.SIGHUP)

@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "common/json.h"
 #include "common/mounts.h"
+#include "common/progress.h"
 #include "machine.h"
 
 #include <errno.h>
@@ -89,6 +90,7 @@ force_unmount(const char *point)
     if (child == 0) {
         int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
+        progress_release_signals();
         dup2(null, 2);
         execlp("fusermount3", "fusermount3", "-u", "-z", point, (char *)NULL);
         _exit(127);
@@ -144,6 +146,7 @@ exec_fstfs(const char *program, const char *source, const char *point, pid_t ben
     char option[32];
 
     snprintf(option, sizeof(option), "--pid=%d", (int)bench);
+    progress_release_signals();
     setsid(); /* ^C ends the mount after the readers */
     dup2(null, 0);
     dup2(null, 1);

@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -14,59 +15,107 @@
 
 enum { BAR = 24, BAR_LEAST = 8, COLUMNS = 80 };
 
-static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+enum { WAKE_SIGNAL = SIGURG }; /* interrupts a call of the main thread; is ignored by default */
 
-static volatile sig_atomic_t caught, has_no_deadline;
+static struct {
+    pthread_t main_thread;
+    sigset_t awaited;
+    atomic_int caught; /* the last signal, or 0 */
+    pthread_mutex_t lock;
+    bool has_no_deadline;
+} signals = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void
-progress_record_signal(int number)
+unblock_signal(int number)
 {
-    if (!caught && !has_no_deadline)
-        alarm(PROGRESS_END_SECONDS);
-    caught = number;
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, number);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+}
+
+static void
+ignore_wake_signal(int number)
+{
+    (void)number;
+}
+
+/* A thread that never waits for storage. While an interrupted call still waits for a FUSE server,
+ * its thread neither runs a signal handler nor takes SIGALRM. */
+static void *
+await_signals(void *arg)
+{
+    int number;
+
+    (void)arg;
+    unblock_signal(SIGALRM);
+    while (sigwait(&signals.awaited, &number) == 0) {
+        pthread_mutex_lock(&signals.lock);
+        if (!signals.caught && !signals.has_no_deadline)
+            alarm(PROGRESS_END_SECONDS);
+        signals.caught = number;
+        pthread_mutex_unlock(&signals.lock);
+        pthread_kill(signals.main_thread, WAKE_SIGNAL);
+    }
+    return NULL;
+}
+
+/* Those that end a program, except the ignored ones: if blocked, they would be caught. */
+static void
+find_ending_signals(sigset_t *set)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action;
+
+    sigemptyset(set);
+    for (size_t i = 0; i < COUNT_OF(numbers); i++)
+        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(set, numbers[i]);
 }
 
 void
 progress_catch_signals(void)
 {
-    const struct sigaction action = {.sa_handler = progress_record_signal};
-    struct sigaction before;
-    sigset_t alarms;
+    const struct sigaction wake = {.sa_handler = ignore_wake_signal};
+    pthread_t thread;
 
-    /* It may be inherited as ignored or blocked. */
-    sigemptyset(&alarms);
-    sigaddset(&alarms, SIGALRM);
+    /* They may be inherited as ignored or blocked. */
     signal(SIGALRM, SIG_DFL);
-    sigprocmask(SIG_UNBLOCK, &alarms, NULL);
-    for (size_t i = 0; i < COUNT_OF(signals); i++) {
-        if (sigaction(signals[i], NULL, &before) < 0 || before.sa_handler != SIG_IGN)
-            sigaction(signals[i], &action, NULL);
-    }
+    sigaction(WAKE_SIGNAL, &wake, NULL);
+    unblock_signal(WAKE_SIGNAL);
+    signals.main_thread = pthread_self();
+    find_ending_signals(&signals.awaited);
+    pthread_sigmask(SIG_BLOCK, &signals.awaited, NULL);
+    if (thread_start(&thread, await_signals, NULL))
+        pthread_sigmask(SIG_UNBLOCK, &signals.awaited, NULL);
+    else
+        pthread_detach(thread);
 }
 
 void
 progress_release_signals(void)
 {
-    const struct sigaction action = {.sa_handler = SIG_DFL};
-    struct sigaction before;
+    sigset_t set;
 
-    for (size_t i = 0; i < COUNT_OF(signals); i++) {
-        if (sigaction(signals[i], NULL, &before) < 0 || before.sa_handler != SIG_IGN)
-            sigaction(signals[i], &action, NULL);
-    }
+    signal(WAKE_SIGNAL, SIG_DFL);
+    find_ending_signals(&set);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
 void
 progress_cancel_deadline(void)
 {
-    has_no_deadline = 1;
+    pthread_mutex_lock(&signals.lock);
+    signals.has_no_deadline = true;
     alarm(0);
+    pthread_mutex_unlock(&signals.lock);
 }
 
 int
 progress_signal(void)
 {
-    return caught;
+    return signals.caught;
 }
 
 void
@@ -188,5 +237,5 @@ progress_tick(struct progress *progress)
         progress_draw(progress);
         atomic_flag_clear(&progress->is_drawing);
     }
-    return caught == 0;
+    return signals.caught == 0;
 }

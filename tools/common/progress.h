@@ -19,19 +19,21 @@ struct progress {
     char what[120]; /* the current step */
 };
 
-/* Seconds in which a program must end after a signal. A system call that waits for storage may not
- * be interrupted by a signal that has a handler. */
+/* Seconds in which a program must end after a signal. While a system call waits for storage, only a
+ * signal that kills may end it. */
 enum { PROGRESS_END_SECONDS = 10 };
 
-/* Catches SIGINT, SIGTERM and SIGHUP: from then on they are recorded, and SIGALRM, whose default
- * action is restored, kills the program PROGRESS_END_SECONDS after the first one. A signal that is
- * ignored stays ignored, such as SIGHUP under nohup(1). */
+/* Catches SIGINT, SIGTERM and SIGHUP: from then on they are recorded and interrupt the calling
+ * thread, and SIGALRM, whose default action is restored, kills the program PROGRESS_END_SECONDS
+ * after the first one. A signal that is ignored stays ignored, such as SIGHUP under nohup(1). If no
+ * thread can be started, all keep their actions. Call it once, before other threads are started. */
 void progress_catch_signals(void);
 
 /* From now on signals are only recorded, because the program has work to complete or to undo. */
 void progress_cancel_deadline(void);
 
-/* Restores the default action of these signals, except those that are ignored. */
+/* In a child process: these signals have their default action again, except those that are ignored.
+ */
 void progress_release_signals(void);
 
 /* Returns the last signal caught, or 0. */

@@ -529,13 +529,19 @@ json_take_u64(struct json_reader *reader, uint64_t *number)
     return true;
 }
 
-/* Decodes the escape at *at (its backslash) into `out`, and advances *at past it. */
+/* Decodes the escape at *at (its backslash) into `out`, and advances *at past it. An invalid escape
+ * stays as it is. */
 static unsigned
 unescape_one(const char **at, const char *end, char out[4])
 {
     static const char letters[] = "\"\\/bfnrt", bytes[] = "\"\\/\b\f\n\r\t";
     const char *s = *at;
 
+    if (!check_escape(&(struct json_scan){.at = s, .end = end, .has_bytes = true})) {
+        *at = s + 1;
+        out[0] = '\\';
+        return 1;
+    }
     if (s[1] != 'u') {
         *at = s + 2;
         out[0] = bytes[strchr(letters, s[1]) - letters];

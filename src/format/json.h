@@ -75,7 +75,7 @@ struct json_span json_take_string(struct json_reader *reader);
  * fraction or an exponent, or is above 2^64 - 1. */
 bool json_take_u64(struct json_reader *reader, uint64_t *number);
 
-/* Resolves the escapes of a raw string. Writes the result to `out`, unless that is NULL, in UTF-8
+/* Resolves the escapes of a raw string; invalid ones stay as they are. Writes the result to `out`, unless that is NULL, in UTF-8
  * except for the bytes that json_check_names() accepts, without a terminator. Returns its length,
  * at most raw.length bytes. It may contain NUL. */
 size_t json_unescape(struct json_span raw, char *out);

@@ -159,6 +159,24 @@ def test_force_keeps_shards_of_an_invalid_index(place, index, change):
     assert snapshot(place / "out") == before
 
 
+@pytest.mark.parametrize("stem", ["modèle", b"mod\xe8le".decode(errors="surrogateescape"), "quo\"te"], ids=ascii)
+@pytest.mark.parametrize("index, end", [("other.bin.index.json", 0), ("other.safetensors.index.json", -2)],
+                         ids=["another format", "cut"])
+def test_force_keeps_a_file_that_an_index_names_by_escapes(place, stem, index, end):
+    """json.dump() escapes each character that is not ASCII."""
+    source = trees.Source(place / "models")
+    source.add("", "model", plain())
+    (place / "out").mkdir()
+    name = f"{stem}-00001-of-00002.safetensors"
+    shutil.copy(source.path("model.safetensors"), place / "out" / name)
+    text = json.dumps({"weight_map": {"t0": name, "t1": "x"}})
+    (place / "out" / index).write_text(text[:end or None])
+    before = snapshot(place / "out")
+    err = run("--force", "--shards=2", f"--stem={stem}", source.root, place / "out", status=1)
+    assert index in err
+    assert snapshot(place / "out") == before
+
+
 @pytest.mark.parametrize("text", [b"", b"garbage"], ids=["valid", "invalid"])
 def test_force_keeps_a_file_that_an_index_names(place, text):
     source, out, old = two_sources(place)

@@ -331,6 +331,8 @@ START_TEST(unescaping)
         {TEXT("x\\\\"), TEXT("x\\")},
         {TEXT("\\uffff\\udbff\\udfff"), TEXT("\xEF\xBF\xBF\xF4\x8F\xBF\xBF")},
         {TEXT("\\udc80x\\udcff\\udcc3"), TEXT("\x80x\xFF\xC3")},
+        {TEXT("\\x\\u12\\ud83d\\"), TEXT("\\x\\u12\\ud83d\\")},
+        {TEXT("\\ud83d\\u0041\\u00"), TEXT("\\ud83dA\\u00")},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -2,10 +2,12 @@
 #include "replace.h"
 
 #include "base/array.h"
+#include "base/file.h"
 #include "catalog/catalog.h"
 #include "catalog/group.h"
 #include "common/command.h"
 #include "common/find.h"
+#include "format/json.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -135,28 +137,25 @@ check_not_shared(const struct old_files *old, const struct group *group, struct 
     return 0;
 }
 
-/* Sets *contains to whether the text, a file name, is in a file. */
+/* Reads a file, and resolves the escapes of JSON strings in it, wherever they are: no parser finds
+ * the strings of an invalid index. */
 static errint_t
-search_file(int fd, const char *text, bool *contains)
+read_unescaped(int directory, const char *name, struct buffer *text)
 {
-    size_t length = strlen(text), kept = 0;
-    char window[64 << 10];
-    ssize_t got;
-    off_t at = 0;
+    struct buffer raw = BUFFER_INIT;
+    char path[64 + NAME_MAX + 1];
+    errint_t error;
 
-    *contains = false;
-    while ((got = pread(fd, window + kept, sizeof(window) - kept, at)) > 0) {
-        size_t held = kept + (size_t)got;
-
-        if (memmem(window, held, text, length)) {
-            *contains = true;
-            return 0;
-        }
-        at += got;
-        kept = held < length ? held : length - 1;
-        memmove(window, window + held - kept, kept);
-    }
-    return got < 0 ? -errno : 0;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", directory, name);
+    error = file_read_text(path, &raw);
+    if (!error)
+        buffer_add(text, raw.data, raw.length);
+    if (!error && buffer_failed(text))
+        error = -ENOMEM;
+    if (!error)
+        text->length = json_unescape((struct json_span){raw.data, raw.length}, text->data);
+    buffer_free(&raw);
+    return error;
 }
 
 /* Whether the files that the index names are members of a group. */
@@ -173,27 +172,25 @@ index_is_known(const struct listing *listing, const char *file)
 static errint_t
 check_not_named(const struct old_files *old, const char *index, struct reason *reason)
 {
-    int fd = openat(old->directory, index, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    struct buffer text = BUFFER_INIT;
     char name[QUOTED_SIZE];
-    bool is_named = false;
-    errint_t error = 0;
+    struct stat st;
+    errint_t error;
 
-    if (fd < 0)
-        error = -errno;
-    for (size_t i = 0; !error && !is_named && i < old->count; i++) {
-        if (old->all[i].is_side)
-            continue;
-        error = search_file(fd, old->all[i].name, &is_named);
-        if (is_named)
-            fail_shared(reason, old->all[i].name, index);
-    }
-    if (fd >= 0)
-        close(fd);
+    if (fstatat(old->directory, index, &st, 0) == 0 && !S_ISREG(st.st_mode))
+        return 0;
+    error = read_unescaped(old->directory, index, &text);
     if (error)
-        return reason_set(reason, error, "Output",
-                          "cannot read %.250s, which may name old files: %s",
-                          quoted(name, index, strlen(index)), strerror(-error));
-    return is_named ? -EEXIST : 0;
+        reason_fill(reason, "Output", "cannot read %.250s, which may name old files: %s",
+                    quoted(name, index, strlen(index)), strerror(-error));
+    for (size_t i = 0; !error && i < old->count; i++) {
+        const char *file = old->all[i].name;
+
+        if (!old->all[i].is_side && memmem(text.data, text.length, file, strlen(file)))
+            error = fail_shared(reason, file, index);
+    }
+    buffer_free(&text);
+    return error;
 }
 
 /* check_not_named() for the indexes in the directory that no group has and that are not replaced:

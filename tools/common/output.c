@@ -378,20 +378,27 @@ output_write(const char *path, const struct buffer *text, bool replace, struct r
 
 /* ---- files of killed processes ---- */
 
-/* Returns whether the file belongs to this user and no process has it locked. */
+/* Returns whether no process has the file locked, as far as this user can find out. */
 static bool
 is_abandoned(int directory, const char *name)
 {
     int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    struct stat st;
     bool abandoned;
 
     if (fd < 0)
-        return false;
-    abandoned = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-                flock(fd, LOCK_EX | LOCK_NB) == 0;
+        return errno != ENOENT;
+    abandoned = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
     close(fd);
     return abandoned;
+}
+
+static bool
+is_own_file(int directory, const char *name)
+{
+    struct stat st;
+
+    return fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
+           st.st_uid == geteuid();
 }
 
 void
@@ -410,7 +417,8 @@ output_remove_stale(int directory, const char *name)
     while ((entry = readdir(stream))) {
         const char *found = entry->d_name;
 
-        if (is_hidden_name(found, name, UNFINISHED) && is_abandoned(directory, found))
+        if (is_hidden_name(found, name, UNFINISHED) && is_own_file(directory, found) &&
+            is_abandoned(directory, found))
             unlinkat(directory, found, 0);
         else if (is_hidden_name(found, name, ".swap") && is_abandoned(directory, found))
             complain("%s: left by a process that was killed while it replaced this file; not "

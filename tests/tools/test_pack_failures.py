@@ -119,7 +119,8 @@ def test_killed_at_every_step(place, replace, kind, system):
             assert hidden(folder) + inside == []
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
-        run("--force", *cut, source.path("new"), out)
+        err = run("--force", *cut, source.path("new"), out)
+        assert all(name in err for name in hidden(folder) + (hidden(out) if cut else []))
         assert all(name.endswith(".swap") for name in hidden(folder) +
                    (hidden(out) if cut else []))  # the next run removes unfinished output
         assert is_model(out, expected(new)) if cut else content(out)[0] == expected(new)
@@ -341,6 +342,44 @@ def test_files_of_other_programs_are_kept(place, pair_of_models, what, existing,
     statuses = at_every_step(begin, lambda: MEDDLERS[what](out), check)
     if what in ("directory", "index", "shard") or (existing is False and what != "file"):
         assert statuses.count(1) > 3
+
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("system", ["full", "nfs", "fuse"])
+@pytest.mark.parametrize("what", ["file", "new directory", "temporary directory", "directory"])
+def test_output_is_moved(place, pair_of_models, what, system):
+    """At every step: the run fails if no output is at its path, and the old files are kept."""
+    source, above, moved = pair_of_models, place / "above", place / "moved"
+    out = above / ("out.safetensors" if what == "file" else "out")
+
+    def begin(step):
+        for directory in (above, moved):
+            shutil.rmtree(directory, ignore_errors=True)
+        above.mkdir()
+        if what == "directory":
+            shutil.copytree(source.path("template"), out)
+        cut = [] if what == "file" else ["--shards=2"]
+        return Stopped(step, *cut, "--force", source.path("new"), out, **SYSTEMS[system])
+
+    def move():
+        path = {"directory": out, "temporary directory": above / next(iter(hidden(above)), "-")}.get(what, above)
+        if path.exists():
+            path.rename(moved)
+            path.mkdir()
+
+    def check(status, err, _):
+        if what == "directory":  # the path is not checked again while the old files are removed
+            assert is_model(moved, expected(old if status else new))
+        elif moved.exists():
+            assert status == 1 and "moved or replaced" in err
+            assert os.listdir(moved) == []
+        else:
+            assert status == 0 and is_model(out, expected(new))
+
+    old, new = plain(prefix="old"), plain(prefix="new", seed=1)
+    statuses = at_every_step(begin, move, check)
+    assert statuses.count(1) > 1
+    assert statuses.count(0) < len(statuses) / 4
 
 
 @pytest.mark.limit(240)

@@ -222,7 +222,8 @@ destination_open(const struct destination_request *request, struct destination *
     const char *name = destination->name;
     errint_t error;
 
-    *destination = (struct destination){.directory = -1, .is_directory = request->stem != NULL};
+    *destination = (struct destination){
+        .path = request->path, .directory = -1, .is_directory = request->stem != NULL};
     error = output_open_directory(request->path, &destination->parent, destination->name, reason);
     if (error)
         return error;
@@ -255,16 +256,33 @@ destination_add(struct destination *destination, const char *name, const struct 
 
 /* ---- committing ---- */
 
+/* Checks that the path still leads to the directories that are open. */
+static errint_t
+check_in_place(const struct destination *destination, struct reason *reason)
+{
+    const char *present = destination->temporary[0] ? destination->temporary : destination->name;
+    char name[NAME_MAX + 1];
+    int parent;
+    errint_t error = output_open_directory(destination->path, &parent, name, reason);
+
+    if (error)
+        return error;
+    if (!output_is_inode(parent, ".", destination->parent) ||
+        (destination->is_directory && !output_is_inode(parent, present, destination->directory)))
+        error = reason_set(reason, -ESTALE, "Output",
+                           "it or its directory was moved or replaced by another program; the "
+                           "existing files are kept");
+    close(parent);
+    return error;
+}
+
 static errint_t
 destination_check_unchanged(const struct destination *destination, struct reason *reason)
 {
-    errint_t error;
+    errint_t error = check_in_place(destination, reason);
 
-    if (destination->is_directory && !destination->temporary[0] &&
-        !output_is_inode(destination->parent, destination->name, destination->directory))
-        return reason_set(reason, -ESTALE, "Output",
-                          "was moved or replaced by another program; nothing was written into it");
-    error = old_files_check_unchanged(&destination->old, reason);
+    if (!error)
+        error = old_files_check_unchanged(&destination->old, reason);
     for (size_t i = 0; !error && i < destination->output_count; i++)
         error = old_files_check_name(&destination->old, destination->outputs[i].name, reason);
     return error;
@@ -317,9 +335,7 @@ name_files(struct destination *destination, struct reason *reason)
     if (!error && destination->is_directory && !destination->set_aside)
         error = output_sync_directory(destination->directory, reason);
     if (!error)
-        error = output_place(last, old ? &old->entry : NULL, NULL, reason);
-    if (!error && old)
-        output_entry_close(&old->entry);
+        error = output_place(last, old ? &old->entry : NULL, old ? old->aside : NULL, reason);
     return error;
 }
 
@@ -342,7 +358,7 @@ name_directory(struct destination *destination, struct reason *reason)
                                 "was created by another program; it is kept")
                    : reason_errno(reason, -errno, "cannot rename it");
     fremovexattr(destination->directory, temporary_mark);
-    destination->temporary[0] = '\0';
+    strcpy(destination->temporary, destination->name);
     return 0;
 }
 
@@ -356,16 +372,23 @@ destination_commit(struct destination *destination, struct reason *reason)
     error = name_files(destination, reason);
     if (!error && destination->temporary[0])
         error = name_directory(destination, reason);
+    if (!error)
+        error = output_sync_directory(destination->directory, reason);
+    if (!error)
+        error = output_sync_directory(destination->parent, reason);
+    if (!error)
+        error = check_in_place(destination, reason);
     if (error) {
         for (size_t i = 0; i < destination->output_count; i++)
             output_unplace(&destination->outputs[i]);
         old_files_restore(&destination->old);
         return error;
     }
-    error = output_sync_directory(destination->directory, reason);
-    if (!error)
-        error = old_files_remove(&destination->old, reason);
-    return error ? error : output_sync_directory(destination->parent, reason);
+    destination->temporary[0] = '\0';
+    if (!destination->old.count)
+        return 0;
+    error = old_files_remove(&destination->old, reason);
+    return error ? error : output_sync_directory(destination->directory, reason);
 }
 
 void
@@ -374,7 +397,8 @@ destination_close(struct destination *destination)
     for (size_t i = 0; i < destination->output_count; i++)
         output_drop(&destination->outputs[i]);
     old_files_free(&destination->old);
-    if (destination->temporary[0])
+    if (destination->temporary[0] &&
+        output_is_inode(destination->parent, destination->temporary, destination->directory))
         unlinkat(destination->parent, destination->temporary, AT_REMOVEDIR);
     if (destination->is_directory && destination->directory >= 0)
         close(destination->directory);

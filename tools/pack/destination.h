@@ -20,11 +20,13 @@ struct destination_request {
 };
 
 struct destination {
+    const char *path; /* of the output; as in the request */
     int parent; /* the directory of the output */
     char name[NAME_MAX + 1];
     int directory; /* the files' directory: `parent`, or the output */
     bool is_directory;
-    char temporary[NAME_MAX + 1]; /* name of a new directory before the commit, else "" */
+    char temporary[NAME_MAX +
+                   1]; /* present name of a new directory until it is committed, else "" */
     struct output *outputs; /* side files, then shards, then an index */
     size_t output_count, side_count;
     struct old_files old;
@@ -46,10 +48,12 @@ errint_t destination_add(struct destination *destination, const char *name,
                          const struct output_mode *mode, bool is_side, struct reason *reason);
 
 /*
- * Renames all files, which the caller has written and synced, to their final names, removes the
- * files that they replace, and waits until all of this is on storage. If a file cannot be renamed,
- * the old files are restored; prints the names of those for which that fails. On an error after
- * that, the new files remain, and replaced files may remain under hidden names (.swap).
+ * Renames all files, which the caller has written and synced, to their final names, waits until the
+ * names are on storage, checks that the path still leads to them, and removes the files that they
+ * replace. On an error before that, the old files are restored; prints the names of those for which
+ * that fails. On a later one, the new files remain, and replaced files may remain under hidden
+ * names
+ * (.swap).
  */
 errint_t destination_commit(struct destination *destination, struct reason *reason);
 

@@ -182,8 +182,12 @@ struct checkpoint {
     uint64_t total_size;
     char *index_metadata; /* of its index: a valid JSON object, owned; NULL: none */
     size_t index_metadata_length;
-    /* Why the checkpoint cannot be shown merged or re-cut; NULL: it can. A static string. */
+    /* Why tensors are missing or ambiguous, so that there is no merged or re-cut file; NULL: none
+     * is. A static string. */
     const char *unsound;
+    /* Only the index differs: it names tensors that are in no shard. Loaders ignore that, so there
+     * are such files. */
+    bool is_sound_but_for_index;
     struct problem_set *problems; /* the view may add to it */
     /* What the view derived from this version. Set once (compare and swap from NULL), freed by
      * derived_free of the catalog's options. */

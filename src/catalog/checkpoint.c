@@ -146,6 +146,7 @@ compare_named_tensors(const void *a, const void *b)
 static void
 mark_unsound(struct checkpoint *checkpoint, const char *why)
 {
+    checkpoint->is_sound_but_for_index = false;
     if (!checkpoint->unsound)
         checkpoint->unsound = why;
 }
@@ -214,6 +215,7 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
     struct problem_set *set = checkpoint->problems;
     const size_t named = problem_set_named_max(set);
     char name[QUOTED_SIZE], shard[QUOTED_SIZE], actual[QUOTED_SIZE];
+    bool was_sound = !checkpoint->unsound;
 
     for (uint32_t i = 0; i <= index->count; i++) {
         const struct st_index_entry *entry = i < index->count ? &index->entries[i] : NULL;
@@ -243,19 +245,19 @@ compare_with_index(struct checkpoint *checkpoint, const char *file, const struct
             t++;
         } else if (absent++ < named) {
             problem_set_add(set, file,
-                            "the index names tensor %s, which is in no valid shard: it is missing, "
-                            "and there is no merged file",
+                            "the index names tensor %s, which is in no valid shard: it is missing",
                             quoted(name, text, entry->name_length));
         }
     }
     if (absent)
         mark_unsound(checkpoint, "the index names tensors that are in no valid shard");
+    checkpoint->is_sound_but_for_index = absent && was_sound;
     if (absent > named || unlisted > named || elsewhere > named)
         problem_set_add(
             set, file,
             "index and shards differ: %zu tensors are missing in the shards, %zu are not "
-            "in the index, %zu are in another shard%s",
-            absent, unlisted, elsewhere, absent ? "; there is no merged file" : "");
+            "in the index, %zu are in another shard",
+            absent, unlisted, elsewhere);
 }
 
 static void

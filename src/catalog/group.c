@@ -357,6 +357,18 @@ has_hidden_stem(const struct group *group)
     return group_hidden_stem_length(group->container, file, strcspn(file, ".-")) > 0;
 }
 
+/* Whether the index has the name that transformers reads. */
+static bool
+has_usual_index(const struct group *group)
+{
+    char usual[300];
+
+    if (!group->index)
+        return false;
+    group_name_index(group->stem, group->suffix, usual);
+    return strcmp(group->index, usual) == 0;
+}
+
 /* Groups of one stem, by precedence: with an index, a complete numbered set, a single file, an
  * incomplete set. */
 static int
@@ -383,6 +395,8 @@ compare_groups(const void *a, const void *b)
         return x->missing_count < y->missing_count ? -1 : 1;
     if (has_hidden_stem(x) != has_hidden_stem(y))
         return has_hidden_stem(x) ? -1 : 1;
+    if (has_usual_index(x) != has_usual_index(y))
+        return has_usual_index(x) ? -1 : 1;
     if (x->index && y->index && (order = strcmp(x->index, y->index)))
         return order;
     if (x->member_count && y->member_count)
@@ -417,6 +431,8 @@ set_group_use(struct grouper *grouper, const struct group *group, unsigned char 
 {
     if (group->index)
         grouper->use[grouper_find_file(grouper, group->index)] = of_index;
+    if (group->invalid_index)
+        grouper->use[grouper_find_file(grouper, group->invalid_index)] = of_index;
     for (uint32_t i = 0; i < group->member_count; i++)
         grouper->use[grouper_find_file(grouper, group->members[i])] = of_members;
 }
@@ -478,7 +494,8 @@ show_invalid_indexes(struct grouper *grouper)
 struct safetensors_stem {
     struct group *first; /* NULL: there is none */
     uint32_t count; /* adjacent */
-    bool is_unindexed; /* all with the suffix of `first` are numbered sets without an index */
+    bool is_unindexed; /* all with the suffix of `first` are sets whose index transformers, at
+                          least, does not find */
 };
 
 static void
@@ -488,12 +505,15 @@ safetensors_stem_add(struct safetensors_stem *stem, struct group *group)
         *stem = (struct safetensors_stem){.first = group, .is_unindexed = true};
     stem->count++;
     if (strcmp(stem->first->suffix, group->suffix) == 0)
-        stem->is_unindexed &= group->kind == GROUP_NUMBERED && !group->invalid_index;
+        stem->is_unindexed &= group->kind == GROUP_NUMBERED
+                                  ? !group->invalid_index
+                                  : group->index && !has_usual_index(group);
 }
 
 /* Marks each group of a converted container whose stem also exists as safetensors. If that is only
- * a set without an index, the set is shown unchanged: transformers prefers PyTorch weights to such
- * a set, but not to a merged file or to a set with a generated index. */
+ * a set without an index, or with one of another name than transformers reads, the set is shown
+ * unchanged: transformers prefers PyTorch weights to it, but not to a merged file or a generated
+ * index. */
 static void
 find_converted_duplicates(struct grouper *grouper, bool *is_dropped)
 {
@@ -545,7 +565,21 @@ drop_converted_duplicates(struct grouper *grouper)
     return 0;
 }
 
-/* Whether the directory has a file that loaders take for safetensors weights or their index. */
+/* Whether a file of aria2 is for a safetensors file, which may not exist yet. */
+static bool
+is_of_safetensors_download(const char *file)
+{
+    size_t length = strlen(file) - strlen(ARIA2_CONTROL_SUFFIX);
+    char name[NAME_MAX + 1];
+
+    if (!text_has_suffix(file, ARIA2_CONTROL_SUFFIX))
+        return false;
+    snprintf(name, sizeof(name), "%.*s", (int)length, file);
+    return group_file_suffix(name).container == &container_safetensors;
+}
+
+/* Whether the directory has a file that loaders take for safetensors weights or their index, or
+ * such a file is being downloaded. */
 static bool
 has_safetensors(const struct grouper *grouper, const struct group_index *indexes, size_t count)
 {
@@ -554,6 +588,9 @@ has_safetensors(const struct grouper *grouper, const struct group_index *indexes
             return true;
     for (size_t i = 0; i < count; i++)
         if (group_index_container(indexes[i].file) == &container_safetensors)
+            return true;
+    for (size_t i = 0; i < grouper->count; i++)
+        if (is_of_safetensors_download(grouper->files[i]))
             return true;
     return false;
 }

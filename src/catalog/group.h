@@ -17,8 +17,9 @@
  * names (transformers). Neither may find other weights in the mount than in the source. So files
  * are converted only if they are one checkpoint, and the directory has no other file, and no link,
  * that is named like one, nor a safetensors index. Otherwise they are unchanged
- * (group->is_unchanged). So is a set of safetensors shards without an index beside PyTorch files of
- * its stem: transformers prefers those to the set, but not to a merged file.
+ * (group->is_unchanged). So is a set of safetensors shards without an index that transformers
+ * reads, beside PyTorch files of its stem: transformers prefers those to the set, but not to a
+ * merged file.
  */
 #ifndef FSTFS_CATALOG_GROUP_H
 #define FSTFS_CATALOG_GROUP_H

@@ -26,9 +26,10 @@ struct gather {
     size_t count;
     struct buffer names;
     bool failed;
-    bool has_several; /* the view shows more than one checkpoint as safetensors files */
-    bool recuts_name; /* the first checkpoint of the last group's name is re-cut */
+    bool has_several; /* checkpoints, by their names, except GGUF models */
+    bool has_several_safetensors; /* of which several are shown as safetensors files */
     bool has_sharded; /* one of them consists of several shards or has an index */
+    bool recuts_name; /* the first checkpoint of the last group's name is re-cut */
 };
 
 static struct draft *
@@ -161,10 +162,10 @@ has_source_index(const struct group *group)
 static bool
 is_indexed(const struct gather *gather, const struct group *group)
 {
-    return gather->has_several && !group->container->is_kept && has_source_index(group);
+    return gather->has_several_safetensors && !group->container->is_kept && has_source_index(group);
 }
 
-/* Whether a generated index would hide other checkpoints from these loaders. */
+/* Whether loaders would skip other checkpoints because of a generated index. */
 static bool
 would_hide_others(const struct gather *gather, const struct group *group)
 {
@@ -248,6 +249,18 @@ is_recut(struct gather *gather, const struct group *group)
     return true;
 }
 
+/* Whether the group's files have a second index, by another name of the same stem. */
+static bool
+has_second_index(const struct listing *listing, uint32_t g)
+{
+    const struct group *group = &listing->groups[g];
+
+    for (uint32_t i = g + 1; i < listing->group_count && listing->groups[i].shadowed; i++)
+        if (group_compare_names(group, &listing->groups[i]) == 0 && listing->groups[i].index)
+            return true;
+    return false;
+}
+
 /* Sets gather->recuts_name. If the first checkpoint of the name has been left out, assumes that it
  * is re-cut, because it may reappear. */
 static void
@@ -256,7 +269,7 @@ decide_recut(struct gather *gather, uint32_t g)
     const struct group *group = &gather->listing->groups[g];
 
     if (!group->shadowed)
-        gather->recuts_name = is_recut(gather, group);
+        gather->recuts_name = is_recut(gather, group) && !has_second_index(gather->listing, g);
     else if (g == 0 || group_compare_names(group - 1, group) != 0)
         gather->recuts_name = gather->options->shards || gather->options->shard_size;
 }
@@ -304,23 +317,47 @@ add_shard_files(struct gather *gather, uint32_t g)
         add_index(gather, MADE_SHARD_INDEX, g);
 }
 
+/* Whether a file is a PyTorch checkpoint by its name, or one of its shards or its index. */
+static bool
+is_name_of_pytorch_weights(const char *file)
+{
+    struct suffix suffix;
+    char stem[256];
+
+    return file &&
+           (group_split_file_name(file, stem, &suffix) ||
+            group_split_index_name(file, stem, &suffix)) &&
+           suffix.container->is_converted && !group_is_name_of_other_format(file);
+}
+
 static void
 count_checkpoints(struct gather *gather)
 {
     const struct listing *listing = gather->listing;
-    uint32_t count = 0;
+    uint32_t safetensors = 0, pytorch = 0, number, of;
+    char stem[256];
 
     for (uint32_t g = 0; g < listing->group_count; g++) {
         const struct group *group = &listing->groups[g];
 
-        /* A file that is converted is the only checkpoint. shards/ shows shadowed ones, too. */
-        if (group->container != &container_safetensors ||
-            (group->shadowed && gather->view == VIEW_MERGED))
+        if (group->container == &container_safetensors &&
+            !(group->shadowed && gather->view == VIEW_MERGED))
+            safetensors++;
+        else if (is_name_of_pytorch_weights(group_file(group)))
+            pytorch++;
+        else
             continue;
-        count++;
         gather->has_sharded |= !group->shadowed && group->kind != GROUP_SINGLE;
     }
-    gather->has_several = count > 1;
+    /* Those with the stem of safetensors files are not groups. */
+    for (uint32_t i = 0; i < listing->file_count; i++) {
+        if (!is_name_of_pytorch_weights(listing->files[i]))
+            continue;
+        pytorch++;
+        gather->has_sharded |= group_numbered_name(listing->files[i], stem, &number, &of);
+    }
+    gather->has_several = safetensors + pytorch > 1;
+    gather->has_several_safetensors = safetensors > 1;
 }
 
 static void

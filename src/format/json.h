@@ -75,9 +75,9 @@ struct json_span json_take_string(struct json_reader *reader);
  * fraction or an exponent, or is above 2^64 - 1. */
 bool json_take_u64(struct json_reader *reader, uint64_t *number);
 
-/* Resolves the escapes of a raw string; invalid ones stay as they are. Writes the result to `out`, unless that is NULL, in UTF-8
- * except for the bytes that json_check_names() accepts, without a terminator. Returns its length,
- * at most raw.length bytes. It may contain NUL. */
+/* Resolves the escapes of a raw string; invalid ones stay as they are. Writes the result to `out`,
+ * unless that is NULL, in UTF-8 except for the bytes that json_check_names() accepts, without a
+ * terminator. Returns its length, at most raw.length bytes. It may contain NUL. */
 size_t json_unescape(struct json_span raw, char *out);
 
 /* Whether the raw string, once its escapes are resolved, equals `text` (at most 32 bytes). */

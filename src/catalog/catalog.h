@@ -182,12 +182,8 @@ struct checkpoint {
     uint64_t total_size;
     char *index_metadata; /* of its index: a valid JSON object, owned; NULL: none */
     size_t index_metadata_length;
-    /* Why tensors are missing or ambiguous, so that there is no merged or re-cut file; NULL: none
-     * is. A static string. */
-    const char *unsound;
-    /* Only the index differs: it names tensors that are in no shard. Loaders ignore that, so there
-     * are such files. */
-    bool is_sound_but_for_index;
+    const char *unsound; /* why tensors are missing or ambiguous, a static string; NULL: none is */
+    bool is_sound_but_for_index; /* `unsound` only because the index names tensors of no shard */
     struct problem_set *problems; /* the view may add to it */
     /* What the view derived from this version. Set once (compare and swap from NULL), freed by
      * derived_free of the catalog's options. */
@@ -360,6 +356,13 @@ const struct lost_name *group_lost_rival(const struct listing *listing, const st
 /* Reports, once for the checkpoint, that the budget has no room for something made of it: `what`, a
  * noun phrase, with `tensors` tensors. */
 void checkpoint_report_no_room(struct checkpoint *checkpoint, uint64_t tensors, const char *what);
+/* Why the checkpoint cannot be loaded, or shown merged or re-cut; NULL: it can. Loaders ignore
+ * names of an index that are in no shard. */
+static inline const char *
+checkpoint_fault(const struct checkpoint *checkpoint)
+{
+    return checkpoint->is_sound_but_for_index ? NULL : checkpoint->unsound;
+}
 struct checkpoint *checkpoint_ref(struct checkpoint *checkpoint);
 void checkpoint_unref(struct checkpoint *checkpoint);
 

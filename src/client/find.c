@@ -177,7 +177,7 @@ check_sound(const char *path, const struct checkpoint *checkpoint)
     if (checkpoint->passing_error)
         return fail(checkpoint->passing_error, "%s: %s: %s", path, checkpoint->unsound,
                     strerror(-checkpoint->passing_error));
-    if (checkpoint->unsound)
+    if (checkpoint_fault(checkpoint))
         return fail(-EBADMSG, "%s: %s", path, checkpoint->unsound);
     return 0;
 }

@@ -211,7 +211,7 @@ compute_made_size(struct checkpoint *checkpoint, struct derived *derived,
     errint_t error = 0;
 
     if (checkpoint->is_absent || checkpoint->has_unread_index ||
-        (checkpoint->unsound && !checkpoint->is_sound_but_for_index && !is_of_tensors(kind)))
+        (checkpoint_fault(checkpoint) && !is_of_tensors(kind)))
         return -ENOENT;
     if (kind == MADE_MERGED || kind == MADE_PART || kind == MADE_SHARD)
         return lay_out(checkpoint, derived, options, kind, size);

@@ -151,6 +151,7 @@ add_shard_versions(const struct checkpoint *checkpoint, struct buffer *value)
 static void
 add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, struct buffer *value)
 {
+    const char *fault = checkpoint_fault(checkpoint);
     size_t end;
 
     buffer_add_char(value, '{');
@@ -159,9 +160,9 @@ add_source_xattr(const struct view *view, const struct checkpoint *checkpoint, s
     add_file_name("checkpoint", checkpoint->stem, strlen(checkpoint->stem), value);
     buffer_addf(value, ", \"version\": \"%016llx\"", (unsigned long long)checkpoint->version);
     buffer_addf(value, ", \"tensors\": %" PRIu32, checkpoint->tensor_count);
-    if (checkpoint->unsound) {
+    if (fault) {
         buffer_add_text(value, ", \"unsound\": ");
-        buffer_add_json_string(value, checkpoint->unsound, strlen(checkpoint->unsound));
+        buffer_add_json_string(value, fault, strlen(fault));
     }
     end = value->length;
     add_shard_list(checkpoint, value);

@@ -55,6 +55,12 @@ DIRECTORIES = {
     "other optimizers": {"pytorch_model.bin": "ab", "ema_optimizer.bin": "o"},
     "consolidated": {"consolidated00.bin": "ab"},
     "invalid index": {"vit.safetensors.index.json": "{", "vit.bin": "ab", "ema.bin": "c"},
+    "both formats": {"model.safetensors": "ab", "pytorch_model.bin": "ab"},
+    "one and shards of PyTorch": {"vit.safetensors": "ab", BIN_SET[0]: "a", BIN_SET[1]: "b",
+                                  "pytorch_model.bin.index.json": index({BIN_SET[0]: "a", BIN_SET[1]: "b"})},
+    "set and adapter of PyTorch": {SET[0]: "a", SET[1]: "b", "adapter_model.bin": "l"},
+    "index names too many": {SET[0]: "a", SET[1]: "b", "vit.safetensors": "ab",
+                             "model.safetensors.index.json": index({SET[0]: "a", SET[1]: "bc"})},
     "adapter of PyTorch": {"adapter_model.bin": "ab", "optimizer.bin": "o"},
 }
 

@@ -412,6 +412,63 @@ def test_an_old_shard_is_changed(place, pair_of_models, system):
     assert statuses.count(1) > 8 and 1 in completed
 
 
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("system", ["full", "nfs", "fuse"])
+def test_an_old_index_is_changed(place, pair_of_models, system):
+    """No new file has its name. If it is kept, so are the shards that it names."""
+    source, out = pair_of_models, place / "out"
+    index = out / "model.safetensors.index.json"
+
+    def begin(step):
+        fill(out, source, "old")
+        return Stopped(step, "--shards=1", "--force", source.path("new"), out, **SYSTEMS[system])
+
+    def append():
+        with open(index, "ab") if index.exists() else open(os.devnull, "wb") as f:
+            f.write(b" ")
+
+    def check(status, err, _):
+        if index.exists():
+            assert status == 1
+            assert is_model(out, expected(plain(prefix="old")), alone=False)
+
+    statuses = at_every_step(begin, append, check)
+    assert statuses.count(1) > 8
+
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("system", ["full", "nfs", "fuse"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"])
+@pytest.mark.parametrize("cut", [2, 3])
+def test_an_old_file_is_open_for_writing(place, pair_of_models, cut, name, system):
+    """What is written into it at any step, whatever its name then is, is kept; except between the last comparison and
+    the removal, which no call does at once."""
+    source, out = pair_of_models, place / "out"
+    source.add_side("new/config.json", b"new")
+    writer, lost = None, []
+
+    def begin(step):
+        nonlocal writer
+        fill(out, source, "old")
+        writer = open(out / name, "ab", buffering=0)
+        return Stopped(step, f"--shards={cut}", "--force", source.path("new"), out, **SYSTEMS[system])
+
+    def write():
+        writer.write(b"precious")
+        has_name = os.fstat(writer.fileno()).st_nlink > 0
+        writer.close()
+        return has_name
+
+    def check(status, err, has_name):
+        kept = any(path.read_bytes().endswith(b"precious") for path in out.iterdir())
+        if has_name and not kept:
+            lost.append(status)
+        assert status == (1 if kept else 0)
+
+    statuses = at_every_step(begin, write, check)
+    assert statuses.count(1) > 8 and len(lost) <= 1
+
+
 @pytest.mark.parametrize("what", ["output", "input"])
 def test_failing_readdir(place, what):
     """An error in the middle of a directory is not taken for its end."""

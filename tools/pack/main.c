@@ -328,9 +328,9 @@ write_pack(struct pack *pack, struct reason *reason)
 
     if (!error && progress_signal())
         error = reason_set(reason, -EINTR, "Interrupted", "interrupted");
-    progress_cancel_deadline();
     if (!error)
         error = begin_destination(pack, reason);
+    progress_cancel_deadline();
     if (!error)
         error = begin_copies(pack, &remaining, reason);
     if (!error)

@@ -137,25 +137,25 @@ check_not_shared(const struct old_files *old, const struct group *group, struct 
     return 0;
 }
 
-/* Reads a file, and resolves the escapes of JSON strings in it, wherever they are: no parser finds
- * the strings of an invalid index. */
+/* Reads a file, and appends its text with the escapes of JSON strings resolved, wherever they are:
+ * no parser finds the strings of an invalid index. */
 static errint_t
 read_unescaped(int directory, const char *name, struct buffer *text)
 {
-    struct buffer raw = BUFFER_INIT;
     char path[64 + NAME_MAX + 1];
     errint_t error;
+    size_t length;
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", directory, name);
-    error = file_read_text(path, &raw);
-    if (!error)
-        buffer_add(text, raw.data, raw.length);
-    if (!error && buffer_failed(text))
-        error = -ENOMEM;
-    if (!error)
-        text->length = json_unescape((struct json_span){raw.data, raw.length}, text->data);
-    buffer_free(&raw);
-    return error;
+    error = file_read_text(path, text);
+    if (error)
+        return error;
+    length = text->length;
+    buffer_reserve(text, length);
+    if (buffer_failed(text))
+        return -ENOMEM;
+    text->length += json_unescape((struct json_span){text->data, length}, text->data + length);
+    return 0;
 }
 
 /* Whether the files that the index names are members of a group. */
@@ -401,24 +401,41 @@ old_files_restore(const struct old_files *old)
     }
 }
 
+static errint_t
+old_file_remove(int directory, struct old_file *file, struct reason *reason)
+{
+    char aside[QUOTED_SIZE];
+    errint_t error = 0;
+
+    if (!file->aside[0])
+        error = old_file_set_aside(directory, file, reason);
+    else if (!output_is_unchanged(directory, file->aside, &file->entry))
+        error = reason_set(reason, -ESTALE, "Output",
+                           "%s, a replaced file, was changed by another program; it is kept",
+                           quoted(aside, file->aside, strlen(file->aside)));
+    if (!error && unlinkat(directory, file->aside, 0) < 0)
+        error = reason_errno(reason, -errno, "cannot remove a replaced file");
+    return error;
+}
+
 errint_t
 old_files_remove(struct old_files *old, struct reason *reason)
 {
+    bool keeps_shards = false;
     errint_t error = 0;
 
     for (size_t i = 0; i < old->count; i++) {
         struct old_file *file = &old->all[i];
-        errint_t result = 0;
+        errint_t result;
 
-        if (file->entry.fd < 0)
+        if (file->entry.fd < 0 || (keeps_shards && !file->is_side))
             continue;
-        if (!file->aside[0])
-            result = old_file_set_aside(old->directory, file, reason);
-        if (!result && unlinkat(old->directory, file->aside, 0) < 0)
-            result = reason_errno(reason, -errno, "cannot remove a replaced file");
-        if (result)
-            complain("all files were written, but a replaced file could not be removed");
+        result = old_file_remove(old->directory, file, reason);
+        if (!result)
+            continue;
+        complain("all files were written, but a replaced file could not be removed");
         error = error ? error : result;
+        keeps_shards |= group_index_container(file->name) != NULL; /* it names them */
     }
     return error;
 }

@@ -357,7 +357,7 @@ def test_guesses_of_tensor_names(mount, place, plant, options):
         plant(source, guess)
         m = mount(source.root, "-o", "allow_other", *options)
         before = child(what_bob_sees, m, guess)
-        shown.append([os.listdir(m / view) for view in ("merged", "shards")])
+        shown.append([*(os.listdir(m / view) for view in ("merged", "shards")), m.problems()])
         for view in ("tensors", "npy"):
             os.listdir(m / f"{view}/m")
         seen.append((before, child(what_bob_sees, m, guess)))

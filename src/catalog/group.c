@@ -370,12 +370,12 @@ has_usual_index(const struct group *group)
 }
 
 /* Groups of one stem, by precedence: with an index, a complete numbered set, a single file, an
- * incomplete set. */
+ * incomplete set, an index of which no shard exists. */
 static int
 precedence(const struct group *group)
 {
     if (group->kind == GROUP_INDEX)
-        return 0;
+        return group->member_count > 0 || group->index_error ? 0 : 4;
     if (group->kind == GROUP_SINGLE)
         return 2;
     return group->missing_count == 0 ? 1 : 3;
@@ -437,16 +437,15 @@ set_group_use(struct grouper *grouper, const struct group *group, unsigned char 
         grouper->use[grouper_find_file(grouper, group->members[i])] = of_members;
 }
 
-/* The first group with this stem or a greater one. */
-static size_t
-first_of_stem(const struct grouper *grouper, const char *stem)
+size_t
+group_first_of_stem(const struct group *groups, size_t count, const char *stem)
 {
-    size_t low = 0, high = grouper->group_count;
+    size_t low = 0, high = count;
 
     while (low < high) {
         size_t middle = low + (high - low) / 2;
 
-        if (strcmp(grouper->groups[middle].stem, stem) < 0)
+        if (strcmp(groups[middle].stem, stem) < 0)
             low = middle + 1;
         else
             high = middle;
@@ -465,7 +464,8 @@ assign_invalid_index(struct grouper *grouper, const struct group_index *named)
 
     if (at == SIZE_MAX || !group_split_index_name(named->file, stem, &suffix))
         return;
-    for (size_t i = first_of_stem(grouper, stem); i < grouper->group_count; i++) {
+    for (size_t i = group_first_of_stem(grouper->groups, grouper->group_count, stem);
+         i < grouper->group_count; i++) {
         struct group *group = &grouper->groups[i];
 
         if (strcmp(group->stem, stem) != 0)
@@ -630,8 +630,8 @@ mark_second_groups(struct grouper *grouper)
         group->shadowed = group->second && strcmp(group->suffix, previous->suffix) == 0;
         if (group->shadowed && group->container == &container_safetensors && !group->is_unchanged)
             problem_set_add(grouper->problems, group_file(group),
-                            "another checkpoint has the name %s: not shown in merged/ or in "
-                            "re-cut shards/; its tensors have their own directory",
+                            "another checkpoint has the name %s: not shown in merged/, and "
+                            "neither is re-cut; its tensors have their own directory",
                             quoted(stem, group->stem, strlen(group->stem)));
     }
 }

@@ -4,7 +4,7 @@
  * names and parsed indexes, and do not access the source.
  *
  * Files of one stem form checkpoints, in this order of precedence:
- *   (1) the shards that an index names;
+ *   (1) the shards that an index names, if one of them exists;
  *   (2) a complete set STEM-NNNNN-of-MMMMM.safetensors with the same M;
  *   (3) one STEM.safetensors;
  *   (4) an incomplete set.
@@ -34,6 +34,9 @@
 /* The order of groups: by stem, then by container, then by suffix, of which ".safetensors" is the
  * first. */
 int group_compare_names(const struct group *x, const struct group *y);
+
+/* The index in `groups`, sorted as above, of the first with this stem or a greater one. */
+size_t group_first_of_stem(const struct group *groups, size_t count, const char *stem);
 
 /* The file that messages about the group name: its index, or else its first member. NULL: it has
  * neither. */

@@ -18,6 +18,12 @@ struct draft {
     bool named_by_file; /* ENTRY_TENSORS: has the name of the checkpoint's first file */
 };
 
+/* Whether another checkpoint has a file with a name that would be generated for a group. */
+struct taken_names {
+    bool merged; /* its merged file */
+    bool recut; /* one that it may be re-cut into */
+};
+
 struct gather {
     const struct listing *listing;
     enum view_kind view;
@@ -29,7 +35,7 @@ struct gather {
     bool has_several; /* checkpoints, by their names, except GGUF models */
     bool has_several_safetensors; /* of which several are shown as safetensors files */
     bool has_sharded; /* one of them consists of several shards or has an index */
-    bool recuts_name; /* the first checkpoint of the last group's name is re-cut */
+    struct taken_names *taken; /* of each group */
 };
 
 static struct draft *
@@ -195,7 +201,8 @@ add_merged(struct gather *gather, uint32_t g)
 {
     const struct group *group = &gather->listing->groups[g];
 
-    if (group->is_unchanged || (group->container->is_kept && group->kind == GROUP_SINGLE)) {
+    if (group->is_unchanged || gather->taken[g].merged ||
+        (group->container->is_kept && group->kind == GROUP_SINGLE)) {
         add_source_files(gather, g);
         return;
     }
@@ -249,29 +256,11 @@ is_recut(struct gather *gather, const struct group *group)
     return true;
 }
 
-/* Whether the group's files have a second index, by another name of the same stem. */
+/* Whether another checkpoint has the same name. */
 static bool
-has_second_index(const struct listing *listing, uint32_t g)
+has_second(const struct listing *listing, uint32_t g)
 {
-    const struct group *group = &listing->groups[g];
-
-    for (uint32_t i = g + 1; i < listing->group_count && listing->groups[i].shadowed; i++)
-        if (group_compare_names(group, &listing->groups[i]) == 0 && listing->groups[i].index)
-            return true;
-    return false;
-}
-
-/* Sets gather->recuts_name. If the first checkpoint of the name has been left out, assumes that it
- * is re-cut, because it may reappear. */
-static void
-decide_recut(struct gather *gather, uint32_t g)
-{
-    const struct group *group = &gather->listing->groups[g];
-
-    if (!group->shadowed)
-        gather->recuts_name = is_recut(gather, group) && !has_second_index(gather->listing, g);
-    else if (g == 0 || group_compare_names(group - 1, group) != 0)
-        gather->recuts_name = gather->options->shards || gather->options->shard_size;
+    return g + 1 < listing->group_count && listing->groups[g + 1].shadowed;
 }
 
 static void
@@ -297,8 +286,8 @@ add_shard_files(struct gather *gather, uint32_t g)
         add_source_files(gather, g);
         return;
     }
-    decide_recut(gather, g);
-    if (!group->shadowed && gather->recuts_name) {
+    if (!group->shadowed && !has_second(gather->listing, g) && !gather->taken[g].recut &&
+        is_recut(gather, group)) {
         struct draft *draft = add_draft(gather, ENTRY_RECUT, g);
 
         if (draft)
@@ -309,15 +298,53 @@ add_shard_files(struct gather *gather, uint32_t g)
     add_unconverted(gather, g, MADE_SHARD);
     for (uint32_t i = 0; is_converted && i < group->member_count; i++)
         add_converted_shard(gather, g, i);
-    /* transformers prefers a single file to shards. Re-cut shards may have its name. */
-    if (!is_converted && !gather->recuts_name)
+    if (!is_converted)
         add_source_files(gather, g);
-    if (!group->shadowed && (!group->index || is_converted) && group->kind != GROUP_SINGLE &&
-        !would_hide_others(gather, group))
+    /* Beside a single file of the stem, diffusers would prefer the index. */
+    if (!group->shadowed && !has_second(gather->listing, g) && (!group->index || is_converted) &&
+        group->kind != GROUP_SINGLE && !would_hide_others(gather, group))
         add_index(gather, MADE_SHARD_INDEX, g);
 }
 
-/* Whether a file is a PyTorch checkpoint by its name, or one of its shards or its index. */
+/* Marks the groups of other names for which a file of group g takes a name. */
+static void
+mark_taken_names(struct gather *gather, uint32_t g, const char *file)
+{
+    const struct listing *listing = gather->listing;
+    struct suffix suffix;
+    uint32_t number, of;
+    char stem[256];
+
+    if (!group_split_file_name(file, stem, &suffix))
+        return;
+    for (size_t i = group_first_of_stem(listing->groups, listing->group_count, stem);
+         i < listing->group_count && strcmp(listing->groups[i].stem, stem) == 0; i++) {
+        const struct group *group = &listing->groups[i];
+
+        if (i == g || group_compare_names(group, &listing->groups[g]) == 0 ||
+            strlen(group->suffix) != suffix.length ||
+            strncmp(group->suffix, suffix.text, suffix.length) != 0)
+            continue;
+        gather->taken[i].recut = true;
+        gather->taken[i].merged |= !group_numbered_name(file, stem, &number, &of);
+    }
+}
+
+static void
+find_taken_names(struct gather *gather)
+{
+    const struct listing *listing = gather->listing;
+
+    gather->taken = calloc(listing->group_count + 1, sizeof(*gather->taken));
+    if (!gather->taken) {
+        gather->failed = true;
+        return;
+    }
+    for (uint32_t g = 0; g < listing->group_count; g++)
+        for (uint32_t i = 0; i < listing->groups[g].member_count; i++)
+            mark_taken_names(gather, g, listing->groups[g].members[i]);
+}
+
 static bool
 is_name_of_pytorch_weights(const char *file)
 {
@@ -375,6 +402,9 @@ gather_names(struct gather *gather)
     const struct listing *listing = gather->listing;
 
     count_checkpoints(gather);
+    find_taken_names(gather);
+    if (gather->failed)
+        return;
     for (uint32_t i = 0; i < listing->directory_count; i++)
         add_source_name(gather, ENTRY_DIRECTORY, 0, listing->directories[i]);
     if (views[gather->view].has_side_files)
@@ -564,6 +594,7 @@ dir_listing_new(struct listing *listing, enum view_kind view, const struct view_
             out = finish_listing(&gather, listing);
     }
     free(gather.drafts);
+    free(gather.taken);
     buffer_free(&gather.names);
     if (!out)
         listing_unref(listing);

@@ -240,13 +240,56 @@ UNCHANGED = {  # {directory: files}; all of them are shown as in the source
     "download of safetensors": ["pytorch_model.bin", "model.safetensors.aria2"],
     "index of diffusers or PyTorch": ["model-00001-of-00001.fp16.safetensors", "model.safetensors.fp16.index.json",
                                       "pytorch_model.fp16.bin"],
+    "set or one file of diffusers": [*(f"diffusion_pytorch_{name}.safetensors" for name in SET),
+                                     "diffusion_pytorch_model.safetensors"],
+    "one file and a lost set": ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"],
     "two suffixes or PyTorch": [f"{SET[0]}.safetensors", f"{SET[1]}.safetensors", "model.sft.index.json", "x.sft",
                                 "pytorch_model.bin"],
 }
+NAMES_OF_OTHERS = {  # {directory: {index: its files}}; generated files would have names of these files
+    "numbered": {"model.safetensors.index.json": ["a0.safetensors", "a1.safetensors"],
+                 "model.fp16.safetensors.index.json": ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+                 "": ["pytorch_model.fp16.bin"]},
+    "two indexes": {"vit.safetensors.index.json": ["a0.safetensors", "a1.safetensors"],
+                    "model.fp16.safetensors.index.json": ["vit-00001-of-00002.safetensors", "vit-00002-of-00002.safetensors"],
+                    "model.safetensors.index.fp16.json": ["vit-00001-of-00002.safetensors", "vit-00002-of-00002.safetensors"]},
+    "single": {"model.safetensors.index.json": ["a0.safetensors", "a1.safetensors"],
+               "model.fp16.safetensors.index.json": ["model.safetensors"], "": ["pytorch_model.fp16.bin"]},
+}
+
+
+@pytest.mark.parametrize("options", [[], ["--shards=1"], ["--shards=2"], ["--shard-size=20"]], ids=" ".join)
+@pytest.mark.parametrize("directory", NAMES_OF_OTHERS)
+def test_names_of_other_checkpoints(mount, place, directory, options):
+    """In each view an index names files with the bytes that its files have in the source."""
+    (place / "s").mkdir()
+    for index, names in NAMES_OF_OTHERS[directory].items():
+        tensors = {name: {f"{i}.{key}": value for key, value in A.items()} for i, name in enumerate(names)}
+        for name in names:
+            if name.endswith(".bin"):
+                save(place / "s" / name, tensors[name])
+            elif not (place / "s" / name).exists():
+                (place / "s" / name).write_bytes(trees.file_bytes(
+                    [trees.tensor(key, "F32", shape, seed=index) for key, (shape, _) in tensors[name].items()]))
+        if index:
+            (place / "s" / index).write_bytes(trees.index_bytes({key: name for name in names for key in tensors[name]}))
+
+    def find(path):
+        shards = set(json.loads((path).read_bytes())["weight_map"].values())
+        return {e.name: e.read() for shard in shards for e in oracle.read_header(path.parent / shard)[0]}
+
+    m = mount(place / "s", *options)
+    for view in ("merged", "shards"):
+        for index in filter(None, NAMES_OF_OTHERS[directory]):
+            if os.path.exists(m / f"{view}/{index}"):
+                assert find(Path(m / f"{view}/{index}")) == find(place / "s" / index), (view, index)
+
+
 NOT_CUT = ["beside a set", "set or PyTorch", "set and one file", "one of both",
            "one and an adapter of PyTorch", "one and shards of PyTorch", "one or shards of PyTorch",
-           "set and an adapter of PyTorch", "index of diffusers or PyTorch"]
-TEXTS = {"two suffixes or PyTorch": trees.index_bytes({"x.sft.a": "x.sft"}).decode(),
+           "set and an adapter of PyTorch", "one file and a lost set", "set or one file of diffusers", "index of diffusers or PyTorch"]
+TEXTS = {"one file and a lost set": trees.index_bytes({"b": f"{SET[0]}.safetensors"}).decode(),
+         "two suffixes or PyTorch": trees.index_bytes({"x.sft.a": "x.sft"}).decode(),
          "index of diffusers or PyTorch": trees.index_bytes({"b": "model-00001-of-00001.fp16.safetensors"}).decode()}
 
 
@@ -273,6 +316,12 @@ def test_directories_in_which_nothing_is_converted(mount, place, options):
         if directory in ("beside a set", "set and one file", "invalid index of another suffix",
                          "set and an adapter of PyTorch"):
             assert merged == sorted({"model.safetensors", *names[2:]})
+        elif directory == "set or one file of diffusers":
+            assert merged == names[2:]
+        elif directory == "one file and a lost set":
+            assert merged == ["model.safetensors", "pytorch_model.bin"]
+            assert {e.name for e in oracle.read_header(m / f"merged/{directory}/model.safetensors")[0]} == {
+                f"model.safetensors.{key}" for key in A}
         else:
             check_unchanged(m, place / "s", [f"{directory}/{name}" for name in names])
             assert merged == sorted(names), directory
@@ -282,7 +331,8 @@ def test_directories_in_which_nothing_is_converted(mount, place, options):
         assert tensors
     check_tensors(m, "other format/consolidated.00", {f"consolidated.00.pth.{key}": value for key, value in A.items()})
     shadowed = [line for line in m.problems() if "another checkpoint has the name" in line]
-    assert {line.split("/")[0] for line in shadowed} == {"set and one file"}
+    assert {line.split("/")[0] for line in shadowed} == {"set and one file", "set or one file of diffusers",
+                                                         "one file and a lost set"}
     assert all(name in UNCHANGED for name in NOT_CUT)
 
 

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,6 +24,7 @@ static struct {
     atomic_int caught; /* the last signal, or 0 */
     pthread_mutex_t lock;
     bool has_no_deadline;
+    sem_t is_ready; /* the thread waits for signals */
 } signals = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void
@@ -50,6 +52,7 @@ await_signals(void *arg)
 
     (void)arg;
     unblock_signal(SIGALRM);
+    sem_post(&signals.is_ready);
     while (sigwait(&signals.awaited, &number) == 0) {
         pthread_mutex_lock(&signals.lock);
         if (!signals.caught && !signals.has_no_deadline)
@@ -87,10 +90,16 @@ progress_catch_signals(void)
     signals.main_thread = pthread_self();
     find_ending_signals(&signals.awaited);
     pthread_sigmask(SIG_BLOCK, &signals.awaited, NULL);
-    if (thread_start(&thread, await_signals, NULL))
+    sem_init(&signals.is_ready, 0, 0);
+    if (thread_start(&thread, await_signals, NULL)) {
         pthread_sigmask(SIG_UNBLOCK, &signals.awaited, NULL);
-    else
-        pthread_detach(thread);
+        return;
+    }
+    pthread_detach(thread);
+    /* So that it holds no lock of the allocator, which a sanitizer does not release in the child,
+     * when the caller forks. From now on it allocates nothing. */
+    while (sem_wait(&signals.is_ready) < 0)
+        continue;
 }
 
 void

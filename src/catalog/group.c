@@ -565,17 +565,16 @@ drop_converted_duplicates(struct grouper *grouper)
     return 0;
 }
 
-/* Whether a file of aria2 is for a safetensors file, which may not exist yet. */
+/* Writes the name of the file that aria2 downloads, which may not exist yet. Returns false if
+ * `control` is not the name of a control file. */
 static bool
-is_of_safetensors_download(const char *file)
+name_of_download(const char *control, char name[NAME_MAX + 1])
 {
-    size_t length = strlen(file) - strlen(ARIA2_CONTROL_SUFFIX);
-    char name[NAME_MAX + 1];
-
-    if (!text_has_suffix(file, ARIA2_CONTROL_SUFFIX))
+    if (!text_has_suffix(control, ARIA2_CONTROL_SUFFIX))
         return false;
-    snprintf(name, sizeof(name), "%.*s", (int)length, file);
-    return group_file_suffix(name).container == &container_safetensors;
+    snprintf(name, NAME_MAX + 1, "%.*s", (int)(strlen(control) - strlen(ARIA2_CONTROL_SUFFIX)),
+             control);
+    return true;
 }
 
 /* Whether the directory has a file that loaders take for safetensors weights or their index, or
@@ -583,6 +582,8 @@ is_of_safetensors_download(const char *file)
 static bool
 has_safetensors(const struct grouper *grouper, const struct group_index *indexes, size_t count)
 {
+    char name[NAME_MAX + 1];
+
     for (size_t i = 0; i < grouper->group_count; i++)
         if (grouper->groups[i].container == &container_safetensors)
             return true;
@@ -590,7 +591,8 @@ has_safetensors(const struct grouper *grouper, const struct group_index *indexes
         if (group_index_container(indexes[i].file) == &container_safetensors)
             return true;
     for (size_t i = 0; i < grouper->count; i++)
-        if (is_of_safetensors_download(grouper->files[i]))
+        if (name_of_download(grouper->files[i], name) &&
+            group_file_suffix(name).container == &container_safetensors)
             return true;
     return false;
 }
@@ -643,11 +645,8 @@ find_unfinished(struct grouper *grouper)
     char name[NAME_MAX + 1], *member = name;
 
     for (size_t i = 0; i < grouper->count; i++) {
-        if (!text_has_suffix(grouper->files[i], ARIA2_CONTROL_SUFFIX))
+        if (!name_of_download(grouper->files[i], name))
             continue;
-        snprintf(name, sizeof(name), "%.*s",
-                 (int)(strlen(grouper->files[i]) - strlen(ARIA2_CONTROL_SUFFIX)),
-                 grouper->files[i]);
         for (size_t j = 0; j < grouper->group_count; j++) {
             struct group *group = &grouper->groups[j];
 

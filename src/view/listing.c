@@ -401,8 +401,10 @@ gather_names(struct gather *gather)
     };
     const struct listing *listing = gather->listing;
 
-    count_checkpoints(gather);
-    find_taken_names(gather);
+    if (views[gather->view].has_side_files) {
+        count_checkpoints(gather);
+        find_taken_names(gather);
+    }
     if (gather->failed)
         return;
     for (uint32_t i = 0; i < listing->directory_count; i++)

@@ -25,8 +25,7 @@ struct destination {
     char name[NAME_MAX + 1];
     int directory; /* the files' directory: `parent`, or the output */
     bool is_directory;
-    char temporary[NAME_MAX +
-                   1]; /* present name of a new directory until it is committed, else "" */
+    char temporary[NAME_MAX + 1]; /* of a new directory until it is committed; else "" */
     struct output *outputs; /* side files, then shards, then an index */
     size_t output_count, side_count;
     struct old_files old;
@@ -51,9 +50,7 @@ errint_t destination_add(struct destination *destination, const char *name,
  * Renames all files, which the caller has written and synced, to their final names, waits until the
  * names are on storage, checks that the path still leads to them, and removes the files that they
  * replace. On an error before that, the old files are restored; prints the names of those for which
- * that fails. On a later one, the new files remain, and replaced files may remain under hidden
- * names
- * (.swap).
+ * that fails. On a later one, the new files remain, and replaced files may remain as .swap files.
  */
 errint_t destination_commit(struct destination *destination, struct reason *reason);
 
